@@ -1,0 +1,46 @@
+# `make run` and `make test` do all their own set-up; run again, they start in seconds.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help run env lint types test test-all format clean
+
+help:  ## list these commands
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+run: $(STAMP)  ## set up, then train the built-in example federation
+	$(BIN)/fairfold train
+
+test: lint types  ## set up, then lint, type-check and test (minutes)
+	$(BIN)/python -m pytest
+
+test-all: lint types  ## the same with the slow tests
+	$(BIN)/python -m pytest -m ""
+
+lint: $(STAMP)  ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)  ## mypy, strict
+	$(BIN)/mypy
+
+format: $(STAMP)  ## rewrite files in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+env: $(STAMP)  ## only make the environment
+
+# Exact versions come from constraints.txt. `python -m venv` is run again only when there is no interpreter in it.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "fairfold needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing fairfold into $(VENV) (the first time takes a minute or two) ..."
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+clean:  ## remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,52 @@
+"""The errors fairfold raises: one small tree, one form.
+
+Every error says what was given, what was needed and what to do, in that order, so that a message can be acted on
+without reading the code that raised it.
+"""
+
+
+class FairfoldError(Exception):
+    """Base of all errors raised on purpose by fairfold.
+
+    Args:
+        given: What the caller handed in, with its value.
+        needed: What would have been accepted.
+        remedy: What to do about it.
+    """
+
+    def __init__(self, given: str, needed: str, remedy: str) -> None:
+        super().__init__(given, needed, remedy)
+        self.given = given
+        self.needed = needed
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.given}; needed: {self.needed}. {self.remedy}"
+
+
+class InvalidSubspace(FairfoldError, ValueError):
+    """A size, head, chunk, seed or mapping that defines no subspace."""
+
+
+class NotNested(FairfoldError, ValueError):
+    """Subspaces used together although neither lies inside the other."""
+
+
+class InvalidVector(FairfoldError, ValueError):
+    """A vector of the wrong length or shape, or one that holds NaN or infinity."""
+
+
+class InvalidDtype(FairfoldError, TypeError):
+    """A tensor (or another value) of a type the operation cannot use."""
+
+
+class InvalidCapacity(FairfoldError, ValueError):
+    """A capacity, a scheme or a memory budget that cannot be read or served."""
+
+
+class InvalidSettings(FairfoldError, ValueError):
+    """Settings of a run that are unknown, malformed or contradict each other."""
+
+
+class InvalidData(FairfoldError, ValueError):
+    """Interactions, ratings or images that cannot be read as they are."""
