@@ -1,0 +1,106 @@
+"""Who touched what: interactions grouped by user, in memory proportional to their number."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fairfold.errors import InvalidData
+
+
+@dataclass(frozen=True)
+class Interactions:
+    """Interactions of dense user and item ids, one user's items after another (compressed sparse rows).
+
+    Attributes:
+        num_users: Number of users, with or without interactions.
+        num_items: Size of the catalogue. Items are numbered by falling popularity where the source allows it.
+        offsets: int64 [num_users + 1]; the items of user u are ``items[offsets[u]:offsets[u + 1]]``.
+        items: int64 [interactions]; ascending within a user, without repeats.
+        ratings: float32 aligned with ``items``, or None for implicit feedback.
+    """
+
+    num_users: int
+    num_items: int
+    offsets: Tensor
+    items: Tensor
+    ratings: Tensor | None = None
+
+    @classmethod
+    def from_pairs(
+        cls, users: Tensor, items: Tensor, num_users: int, num_items: int, ratings: Tensor | None = None
+    ) -> "Interactions":
+        """Build from parallel lists of dense user and item ids, in any order; of repeated pairs the last one counts."""
+        if users.shape != items.shape or (ratings is not None and ratings.shape != items.shape):
+            lengths = [users.numel(), items.numel(), *([] if ratings is None else [ratings.numel()])]
+            raise InvalidData(f"columns of lengths {lengths}", "one length", "Give one user and item a row.")
+        for name, ids, limit in (("user", users, num_users), ("item", items, num_items)):
+            if ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) < limit):
+                raise InvalidData(
+                    f"{name} ids from {int(ids.min())} to {int(ids.max())}",
+                    f"ids from 0 to {limit - 1}",
+                    f"Make the ids dense, or raise num_{name}s.",
+                )
+        pairs = users.long() * num_items + items.long()
+        order = torch.argsort(pairs, stable=True)
+        pairs = pairs[order]
+        last = torch.ones_like(pairs, dtype=torch.bool)
+        last[:-1] = pairs[1:] != pairs[:-1]
+        order, pairs = order[last], pairs[last]
+        per_user = torch.bincount(torch.div(pairs, num_items, rounding_mode="floor"), minlength=num_users)
+        offsets = torch.zeros(num_users + 1, dtype=torch.int64)
+        torch.cumsum(per_user, 0, out=offsets[1:])
+        kept = None if ratings is None else ratings[order].to(torch.float32)
+        return cls(num_users, num_items, offsets, pairs % num_items, kept)
+
+    def __len__(self) -> int:
+        return int(self.items.numel())
+
+    def of(self, user: int) -> Tensor:
+        """The items of one user, ascending."""
+        return self.items[int(self.offsets[user]) : int(self.offsets[user + 1])]
+
+    def ratings_of(self, user: int) -> Tensor:
+        """The ratings of one user, aligned with :meth:`of`."""
+        if self.ratings is None:
+            raise InvalidData("implicit interactions", "ratings", "Prepare the data with ratings kept.")
+        return self.ratings[int(self.offsets[user]) : int(self.offsets[user + 1])]
+
+    @cached_property
+    def users(self) -> Tensor:
+        """The user of every interaction, aligned with ``items``."""
+        return torch.repeat_interleave(torch.arange(self.num_users), self.counts_by_user)
+
+    @property
+    def counts_by_user(self) -> Tensor:
+        """How many interactions each user has."""
+        return self.offsets[1:] - self.offsets[:-1]
+
+    @cached_property
+    def counts_by_item(self) -> Tensor:
+        """How many interactions each item has: its popularity."""
+        return torch.bincount(self.items, minlength=self.num_items)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A prepared data set: what is trained on, what is asked for, and the way back to the original ids."""
+
+    name: str
+    train: Interactions
+    test: Interactions
+    valid: Interactions | None = None
+    user_ids: list[str] | None = field(default=None, repr=False)
+    item_ids: list[str] | None = field(default=None, repr=False)
+    titles: list[str] | None = field(default=None, repr=False)
+
+    @property
+    def num_users(self) -> int:
+        """Number of users."""
+        return self.train.num_users
+
+    @property
+    def num_items(self) -> int:
+        """Size of the catalogue."""
+        return self.train.num_items
