@@ -1,0 +1,120 @@
+"""The synthetic world: interactions drawn from planted tastes, so that the best possible ranking is known."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fairfold.data.interactions import Dataset, Interactions
+from fairfold.errors import InvalidSettings
+
+# Random numbers drawn at a time, eight bytes each: what bounds the memory of a draw.
+BLOCK_ELEMENTS = 1 << 22
+
+
+@dataclass(frozen=True)
+class SyntheticWorld:
+    """Users with planted tastes, who choose from a catalogue whose popularity follows a power law.
+
+    The score of user u for item i is
+    ``-popularity_exponent * log(i + 1) + taste_strength * <taste_u, trait_i>``, with tastes and traits normal
+    and scaled so that the inner product has unit variance. Each user's items are drawn one after another
+    without replacement, an item with probability proportional to exp(score); 70 % of them, chosen by chance,
+    are for training and the rest for the test.
+
+    Every user has the same number of test items, and among a user's unseen items the chance to be one of them
+    rises with the score. Ranking by :meth:`best_scores` therefore has the highest expected NDCG of any
+    ranking: no model can be better except by luck. Ranking by item number is what popularity alone achieves.
+
+    Attributes:
+        users: Number of users.
+        items: Size of the catalogue; items are numbered by falling planted popularity.
+        factors: Dimensions of tastes and traits.
+        interactions_per_user: Items each user draws, training and test together.
+        popularity_exponent: 0 makes all items alike; about 1 is what catalogues show.
+        taste_strength: Standard deviation of the taste term; 0 leaves popularity alone.
+        seed: The same parameters and seed give the same world.
+    """
+
+    users: int = 200
+    items: int = 2_000
+    factors: int = 8
+    interactions_per_user: int = 60
+    popularity_exponent: float = 0.8
+    taste_strength: float = 2.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("users", "items", "factors"):
+            if getattr(self, name) < 1:
+                raise InvalidSettings(f"{name} = {getattr(self, name)}", "at least 1", f"Raise {name}.")
+        if not 2 <= self.interactions_per_user < self.items:
+            raise InvalidSettings(
+                f"interactions_per_user = {self.interactions_per_user} of {self.items} items",
+                f"from 2 to {self.items - 1}: one to train on, one to test, one to rank against",
+                "Change interactions_per_user or items.",
+            )
+        for name in ("popularity_exponent", "taste_strength"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise InvalidSettings(f"{name} = {value}", "a finite number, 0 or more", f"Change {name}.")
+        if not 0 <= self.seed < 2**63:
+            raise InvalidSettings(f"seed = {self.seed}", "from 0 to 2^63 - 1", "Choose another seed.")
+
+    @cached_property
+    def tastes(self) -> Tensor:
+        """float32 [users, factors]."""
+        return self._normal(self.users, stream=0)
+
+    @cached_property
+    def traits(self) -> Tensor:
+        """float32 [items, factors], scaled so that the inner product with a taste has unit variance."""
+        return self._normal(self.items, stream=1) / math.sqrt(self.factors)
+
+    @cached_property
+    def log_popularity(self) -> Tensor:
+        """float32 [items], falling."""
+        ranks = torch.arange(1, self.items + 1, dtype=torch.float64)
+        return (-self.popularity_exponent * ranks.log()).to(torch.float32)
+
+    def best_scores(self, users: Tensor) -> Tensor:
+        """The true scores of all items for some users, float32 [len(users), items]: the known best answer."""
+        return torch.addmm(self.log_popularity, self.tastes[users], self.traits.T, alpha=self.taste_strength)
+
+    def dataset(self) -> Dataset:
+        """Draw the world's interactions, in memory proportional to their number."""
+        test_count = min(self.interactions_per_user - 1, max(1, round(0.3 * self.interactions_per_user)))
+        generator = self._generator(stream=2)
+        step = max(1, BLOCK_ELEMENTS // self.items)
+        everyone = torch.arange(self.users)
+        blocks = [everyone[start : start + step] for start in range(0, self.users, step)]
+        chosen = torch.cat([self._draw(block, generator) for block in blocks])
+        # Gumbel noise puts the likely items first, so which of them are for the test is left to chance.
+        order = torch.rand(chosen.shape, generator=self._generator(stream=3), dtype=torch.float64).argsort(1)
+        shuffled = chosen.gather(1, order)
+        return Dataset(
+            name=f"synthetic-{self.users}x{self.items}",
+            train=self._interactions(shuffled[:, test_count:]),
+            test=self._interactions(shuffled[:, :test_count]),
+        )
+
+    def _draw(self, users: Tensor, generator: torch.Generator) -> Tensor:
+        """Items of some users, drawn without replacement: the largest scores after adding Gumbel noise."""
+        # 53 random bits, since with 24 the top of a large catalogue would be full of ties.
+        noise = torch.rand(len(users), self.items, generator=generator, dtype=torch.float64)
+        noise.log_().neg_().log_().neg_().add_(self.best_scores(users))
+        return noise.topk(self.interactions_per_user, dim=1).indices
+
+    def _interactions(self, items: Tensor) -> Interactions:
+        per_user = items.shape[1]
+        offsets = torch.arange(self.users + 1, dtype=torch.int64) * per_user
+        return Interactions(self.users, self.items, offsets, items.sort(1).values.flatten())
+
+    def _normal(self, rows: int, stream: int) -> Tensor:
+        return torch.randn(rows, self.factors, generator=self._generator(stream))
+
+    def _generator(self, stream: int) -> torch.Generator:
+        """One generator a purpose, so that tastes do not change when the catalogue grows."""
+        return torch.Generator().manual_seed((self.seed * 4 + stream) % 2**63)

@@ -1,0 +1,209 @@
+"""Ranking metrics over the whole catalogue, a batch of users at a time.
+
+For every user all items outside the training set are ranked by score, the lower item number first where
+scores are equal; the first k ranks are compared with the user's test items. With hit(r) = 1 when rank r (from
+1) holds a test item and T the number of the user's test items:
+
+- NDCG@k: Σ hit(r) / log2(r + 1) over r ≤ k, divided by the same sum for the best ranking, which has its
+  hits at r ≤ min(k, T).
+- Recall@k: hits within k ranks, divided by T.
+- HitRate@k: 1 when there is at least one hit within k ranks.
+- MRR@k: 1 / r of the first hit within k ranks, 0 when there is none.
+- Coverage@k: share of the catalogue that is among the first k of at least one user evaluated.
+
+All but coverage are means over the users that have test items; the others are left out and counted.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fairfold.data.interactions import Interactions
+from fairfold.errors import InvalidData, InvalidVector
+
+Scorer = Callable[[Tensor], Tensor]
+
+# Scores held at a time, four bytes each, when the caller does not say how many users make a batch.
+BATCH_ELEMENTS = 1 << 24
+
+
+@dataclass(frozen=True)
+class RankingResult:
+    """Means over the users with test items, and the values of each of them.
+
+    Attributes:
+        k: How many ranks count.
+        ndcg: Mean NDCG@k.
+        recall: Mean Recall@k.
+        hit_rate: Mean HitRate@k.
+        mrr: Mean MRR@k.
+        coverage: Share of the catalogue recommended to anyone.
+        left_out: How many users were not evaluated because they have no test items.
+        users: int64, the users evaluated, ascending; the tensors below are aligned with it.
+        ndcg_by_user: float64.
+        recall_by_user: float64.
+        hit_by_user: float64, 0 or 1.
+        mrr_by_user: float64, reciprocal rank of the first hit.
+    """
+
+    k: int
+    ndcg: float
+    recall: float
+    hit_rate: float
+    mrr: float
+    coverage: float
+    left_out: int
+    users: Tensor = field(repr=False)
+    ndcg_by_user: Tensor = field(repr=False)
+    recall_by_user: Tensor = field(repr=False)
+    hit_by_user: Tensor = field(repr=False)
+    mrr_by_user: Tensor = field(repr=False)
+
+
+def evaluate_ranking(
+    score: Scorer,
+    train: Interactions,
+    test: Interactions,
+    k: int = 20,
+    *,
+    users: Tensor | None = None,
+    users_per_batch: int | None = None,
+) -> RankingResult:
+    """Rank the catalogue for every user with test items and compare with these.
+
+    Args:
+        score: Takes user ids (int64, on the CPU) and returns their scores of all items, [users, items], on
+            any device. An item scored -inf is never recommended; NaN is an error. Scores are not written to.
+        train: Items that are never ranked, by user.
+        test: Items that should be ranked high, by user.
+        k: How many ranks count.
+        users: Evaluate only these; all users with test items if not given.
+        users_per_batch: How many users are scored at once; if not given, as many as fit into 64 MB.
+
+    Returns:
+        The metrics of this module, on average and by user.
+    """
+    _check(train, test, k)
+    asked = torch.arange(test.num_users) if users is None else torch.unique(users)
+    evaluated = asked[test.counts_by_user[asked] > 0]
+    if not len(evaluated):
+        raise InvalidData("no user with test items", "at least one", "Check how the data was split.")
+    step = users_per_batch or max(1, BATCH_ELEMENTS // test.num_items)
+    recommended = torch.zeros(test.num_items, dtype=torch.bool)
+    hits = torch.zeros(len(evaluated), k, dtype=torch.bool)
+    for start in range(0, len(evaluated), step):
+        batch = evaluated[start : start + step]
+        top = recommend(score, batch, train, k)
+        hits[start : start + step] = _is_in(test, batch, top)
+        recommended[top[top >= 0]] = True
+    return _result(hits, test, evaluated, float(recommended.double().mean()), len(asked) - len(evaluated))
+
+
+def recommend(score: Scorer, users: Tensor, train: Interactions, k: int) -> Tensor:
+    """The best k items outside the training set for some users.
+
+    Returns:
+        int64 [users, k] on the CPU, best first; -1 where a user has fewer than k items left to recommend.
+    """
+    given = score(users)
+    if given.shape != (len(users), train.num_items):
+        raise InvalidVector(
+            f"scores of shape {list(given.shape)}",
+            f"[{len(users)}, {train.num_items}], a row a user and a column an item",
+            "Return the scores of the whole catalogue for the users asked for.",
+        )
+    # A copy, since the scorer may hand out a table of its own.
+    scores = given.detach().to(torch.promote_types(given.dtype, torch.float32), copy=True)
+    rows, items = _items_of(train, users)
+    scores[rows.to(scores.device), items.to(scores.device)] = -torch.inf
+    count = min(k, train.num_items)
+    values, top = first_by_score(scores, count)
+    if bool(values.isnan().any()):
+        raise InvalidVector("scores with NaN", "numbers", "Check the model: training may have diverged.")
+    top = top.masked_fill(values == -torch.inf, -1).cpu()
+    return torch.nn.functional.pad(top, (0, k - count), value=-1)
+
+
+def first_by_score(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest values of each row and their columns, the lower column first among equals.
+
+    ``torch.topk`` alone leaves open which of several equal values it returns. Which ones belong is open only
+    where the last value taken occurs again among those left behind: only such rows are searched again.
+    """
+    columns = scores.shape[1]
+    values, top = scores.topk(min(count + 1, columns), dim=1)
+    if count < columns:
+        open_rows = (values[:, count - 1] == values[:, count]).nonzero().flatten()
+        values, top = values[:, :count], top[:, :count]
+        if len(open_rows):
+            threshold = values[open_rows, -1:]
+            number = torch.arange(columns, device=scores.device)
+            tied = torch.where(scores[open_rows] == threshold, number, columns)
+            lowest = tied.topk(count, dim=1, largest=False).values
+            above = (values[open_rows] > threshold).sum(1, keepdim=True)
+            rank = torch.arange(count, device=scores.device)
+            refilled = lowest.gather(1, (rank - above).clamp(min=0))
+            top[open_rows] = torch.where(rank < above, top[open_rows], refilled)
+    # Equal values in ascending order of column: sort by column, then stably by value.
+    top, order = top.sort(1)
+    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
+    return values, top.gather(1, order)
+
+
+def _items_of(interactions: Interactions, users: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions within ``users`` and items, of all interactions of these users."""
+    counts = interactions.counts_by_user[users]
+    rows = torch.repeat_interleave(torch.arange(len(users)), counts)
+    before = counts.cumsum(0) - counts
+    within = torch.arange(len(rows)) - before[rows]
+    return rows, interactions.items[interactions.offsets[users][rows] + within]
+
+
+def _is_in(interactions: Interactions, users: Tensor, items: Tensor) -> Tensor:
+    """Which of some users' items [users, k] they interacted with; -1 is no item."""
+    rows, owned = _items_of(interactions, users)
+    # Ascending, as users come in order and items ascend within a user.
+    pairs = rows * interactions.num_items + owned
+    asked = torch.arange(len(users))[:, None] * interactions.num_items + items
+    found = torch.searchsorted(pairs, asked).clamp(max=len(pairs) - 1)
+    return (pairs[found] == asked) & (items >= 0)
+
+
+def _result(hits: Tensor, test: Interactions, users: Tensor, coverage: float, left_out: int) -> RankingResult:
+    k = hits.shape[1]
+    gained = hits.double()
+    wanted = test.counts_by_user[users]
+    discount = 1 / torch.arange(2, k + 2, dtype=torch.float64).log2()
+    ndcg = (gained @ discount) / discount.cumsum(0)[wanted.clamp(max=k) - 1]
+    recall = gained.sum(1) / wanted
+    hit = hits.any(1).double()
+    first = hits.int().argmax(1)
+    mrr = hit / (first + 1)
+    return RankingResult(
+        k=k,
+        ndcg=float(ndcg.mean()),
+        recall=float(recall.mean()),
+        hit_rate=float(hit.mean()),
+        mrr=float(mrr.mean()),
+        coverage=coverage,
+        left_out=left_out,
+        users=users,
+        ndcg_by_user=ndcg,
+        recall_by_user=recall,
+        hit_by_user=hit,
+        mrr_by_user=mrr,
+    )
+
+
+def _check(train: Interactions, test: Interactions, k: int) -> None:
+    if k < 1:
+        raise InvalidData(f"k = {k}", "at least 1", "Ask for at least one rank.")
+    sizes = [(part.num_users, part.num_items) for part in (train, test)]
+    if sizes[0] != sizes[1]:
+        raise InvalidData(
+            f"train of {sizes[0][0]} users × {sizes[0][1]} items, test of {sizes[1][0]} × {sizes[1][1]}",
+            "the same users and catalogue in both",
+            "Prepare both parts together.",
+        )
