@@ -26,6 +26,7 @@ class Options:
         rating_column: Name of the rating column.
         separator: What stands between the fields of a line.
         scale: Lowest and highest rating that can be right.
+        images: Folder of the images, for a folder that holds only their writers.
     """
 
     top_users: int | None = None
@@ -41,6 +42,7 @@ class Options:
     rating_column: str | None = None
     separator: str | None = None
     scale: tuple[float, float] | None = None
+    images: str | None = None
 
     def __post_init__(self) -> None:
         checks = (

@@ -4,13 +4,17 @@ import hashlib
 import json
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fairfold.data import lines
 from fairfold.data.files import atomic_folder, cache_folder, checksum
+from fairfold.data.image_store import read_image_dataset, write_images
+from fairfold.data.images import ImageDataset, is_image_folder, read_images, source_files
 from fairfold.data.interactions import Dataset
+from fairfold.data.known import on_disk, resolve
 from fairfold.data.options import Options
 from fairfold.data.progress import Stages, silent
 from fairfold.data.sources import Source, find_source, read_titles
@@ -44,16 +48,27 @@ def load(source: str | Path, *, cache: str | Path | None = None, stages: Stages 
         stages: Where progress is shown.
         **options: The fields of :class:`fairfold.data.options.Options`, e.g. ``top_users=100, ratings=True``.
     """
+    return read_dataset(_prepared_folder(source, cache, stages, options))
+
+
+def load_images(
+    source: str | Path, *, cache: str | Path | None = None, stages: Stages = silent, **options: Any
+) -> ImageDataset:
+    """Load images, preparing them first when the cache does not hold them yet; arguments as for :func:`load`."""
+    return read_image_dataset(_prepared_folder(source, cache, stages, options))
+
+
+def _prepared_folder(source: str | Path, cache: str | Path | None, stages: Stages, options: dict[str, Any]) -> Path:
     folder = Path(source).expanduser()
-    if (folder / MANIFEST).exists():
-        if options:
-            raise InvalidData(
-                f"{folder} is prepared already, and {', '.join(options)} was asked for",
-                "no options with a prepared folder",
-                "Give the source itself, or leave the options out.",
-            )
-        return read_dataset(folder)
-    return read_dataset(prepare(source, cache=cache, stages=stages, **options).folder)
+    if not (folder / MANIFEST).exists():
+        return prepare(source, cache=cache, stages=stages, **options).folder
+    if options:
+        raise InvalidData(
+            f"{folder} is prepared already, and {', '.join(options)} was asked for",
+            "no options with a prepared folder",
+            "Give the source itself, or leave the options out.",
+        )
+    return folder
 
 
 def prepare(
@@ -76,26 +91,78 @@ def prepare(
         **options: The fields of :class:`fairfold.data.options.Options`.
     """
     chosen = Options(**options)
-    root = cache_folder(cache)
-    path = Path(source).expanduser()
+    path = resolve(source, cache, stages)
+    if is_image_folder(path):
+        images = resolve(chosen.images, cache, stages) if chosen.images else _known_images(path, cache)
+        return _into_cache(
+            path.resolve().name,
+            source_files(path, images),
+            chosen,
+            cache,
+            refresh,
+            lambda folder: _prepare_images(path, images, chosen, folder, stages),
+        )
     found = find_source(path, chosen.wanted)
     _check_split(found, chosen)
-    final = root / f"{found.name}-{_key(found, chosen)}"
+    return _into_cache(
+        found.name,
+        [file.path for file in found.files],
+        chosen,
+        cache,
+        refresh,
+        lambda folder: _prepare_interactions(found, chosen, folder, stages, block_size),
+    )
+
+
+def _into_cache(
+    name: str,
+    files: list[Path],
+    options: Options,
+    cache: str | Path | None,
+    refresh: bool,
+    fill: Callable[[Path], Manifest],
+) -> Prepared:
+    """Fill a folder of the cache, unless it holds the same already."""
+    final = cache_folder(cache) / f"{name}-{_key(files, options)}"
     note = "prepared now"
     if final.exists() and not refresh:
         try:
             manifest = read_manifest(final)
-            if _unchanged(manifest, found):
+            if _unchanged(manifest, files):
                 return Prepared(final, manifest, "was in the cache already")
             note = "prepared again: the source has changed"
         except InvalidData as error:
             note = f"prepared again: {error.given}"
     with atomic_folder(final) as folder:
-        manifest = _prepare(found, chosen, folder, stages, block_size)
+        manifest = fill(folder)
     return Prepared(final, manifest, note)
 
 
-def _prepare(source: Source, options: Options, folder: Path, stages: Stages, block_size: int) -> Manifest:
+def _known_images(folder: Path, cache: str | Path | None) -> Path | None:
+    """The MNIST images, should the folder hold only their writers and the images be here."""
+    return None if folder.name == "mnist" else on_disk("mnist", cache)
+
+
+def _prepare_images(path: Path, images: Path | None, options: Options, folder: Path, stages: Stages) -> Manifest:
+    with stages(f"reading {path.name}", 0):
+        dataset = read_images(path, images)
+    with stages("writing", 0):
+        write_images(folder, dataset)
+    return write_manifest(
+        folder,
+        {
+            "name": dataset.name,
+            "kind": "images",
+            "source": [_fingerprint(file) | {"sha256": checksum(file)} for file in source_files(path, images)],
+            "published_split": True,
+            "options": options.chosen(),
+            "counts": dataset.counts(),
+            "repairs": {},
+        },
+    )
+
+
+def _prepare_interactions(source: Source, options: Options, folder: Path, stages: Stages, block_size: int) -> Manifest:
     repairs = Counter[str]()
     sizes = [file.path.stat().st_size for file in source.files]
     published_ids = source.files[0].layout.kind == "lines"
@@ -144,9 +211,9 @@ def _check_split(source: Source, options: Options) -> None:
         )
 
 
-def _key(source: Source, options: Options) -> str:
+def _key(files: list[Path], options: Options) -> str:
     """Short name of what is prepared: which files, with which options."""
-    what = [[str(file.path.resolve()) for file in source.files], options.chosen()]
+    what = [[str(file.resolve()) for file in files], options.chosen()]
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -155,15 +222,15 @@ def _fingerprint(path: Path) -> dict[str, Any]:
     return {"path": str(path.resolve()), "bytes": status.st_size, "modified": status.st_mtime_ns}
 
 
-def _unchanged(manifest: Manifest, source: Source) -> bool:
+def _unchanged(manifest: Manifest, files: list[Path]) -> bool:
     """Whether the source is the one that was prepared: same size and time, or else the same content."""
     recorded = manifest["source"]
-    if len(recorded) != len(source.files):
+    if len(recorded) != len(files):
         return False
-    for then, file in zip(recorded, source.files, strict=True):
-        now = _fingerprint(file.path)
+    for then, file in zip(recorded, files, strict=True):
+        now = _fingerprint(file)
         if now == {name: then.get(name) for name in now}:
             continue
-        if now["bytes"] != then["bytes"] or checksum(file.path) != then["sha256"]:
+        if now["bytes"] != then["bytes"] or checksum(file) != then["sha256"]:
             return False
     return True

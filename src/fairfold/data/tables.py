@@ -9,6 +9,7 @@ import polars
 from numpy.typing import NDArray
 
 from fairfold.data.options import SPLIT, Options
+from fairfold.data.split import generator, train_mask
 from fairfold.data.spool import Spool
 from fairfold.errors import InvalidData
 
@@ -238,26 +239,10 @@ def _published_catalogue(table: Table) -> Table:
     return replace(table, items=items, item_ids=polars.Series("item", numpy.arange(size)))
 
 
-def _train_mask(users: Array, num_users: int, share: float, generator: numpy.random.Generator) -> Array:
-    """A random ``share`` of every user's rows, rounded, at least one."""
-    counts = numpy.bincount(users, minlength=num_users)
-    wanted = numpy.maximum(1, numpy.floor(share * counts + 0.5)).astype(numpy.int64)
-    order = numpy.lexsort((generator.random(len(users)), users))
-    starts = numpy.cumsum(counts) - counts
-    ranks = numpy.arange(len(users)) - numpy.repeat(starts, counts)
-    mask = numpy.empty(len(users), dtype=bool)
-    mask[order] = ranks < numpy.repeat(wanted, counts)
-    return mask
-
-
-def _generator(options: Options, stream: int) -> numpy.random.Generator:
-    return numpy.random.Generator(numpy.random.Philox(numpy.random.SeedSequence([options.seed, stream])))
-
-
 def _split(table: Table, options: Options, repairs: Counter[str]) -> Table:
     num_users = len(table.user_ids)
     share = SPLIT if options.split is None else options.split
-    mask = _train_mask(table.users, num_users, share, _generator(options, 0))
+    mask = train_mask(table.users, num_users, share, generator(options.seed, 0))
     repairs[SINGLE] += int((numpy.bincount(table.users, minlength=num_users) == 1).sum())
     return replace(table, splits=numpy.where(mask, TRAIN, TEST).astype(numpy.uint8))
 
@@ -266,7 +251,7 @@ def _with_valid(table: Table, options: Options) -> Table:
     if not options.valid:
         return table
     train = numpy.flatnonzero(table.splits == TRAIN)
-    mask = _train_mask(table.users[train], len(table.user_ids), 1 - options.valid, _generator(options, 1))
+    mask = train_mask(table.users[train], len(table.user_ids), 1 - options.valid, generator(options.seed, 1))
     splits = table.splits.copy()
     splits[train[~mask]] = VALID
     return replace(table, splits=splits)

@@ -1,0 +1,25 @@
+"""The random part of a split: which of a user's interactions are trained on."""
+
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+
+def generator(*seeds: int) -> numpy.random.Generator:
+    """A stream of random numbers of its own for every combination of seeds, the same on every machine."""
+    return numpy.random.Generator(numpy.random.Philox(numpy.random.SeedSequence(list(seeds))))
+
+
+def train_mask(
+    users: NDArray[Any], num_users: int, share: float, random: numpy.random.Generator
+) -> NDArray[numpy.bool_]:
+    """A random ``share`` of every user's rows, rounded, at least one; ``users`` ascends."""
+    counts = numpy.bincount(users, minlength=num_users)
+    wanted = numpy.maximum(1, numpy.floor(share * counts + 0.5)).astype(numpy.int64)
+    order = numpy.lexsort((random.random(len(users)), users))
+    starts = numpy.cumsum(counts) - counts
+    ranks = numpy.arange(len(users)) - numpy.repeat(starts, counts)
+    mask = numpy.empty(len(users), dtype=bool)
+    mask[order] = ranks < numpy.repeat(wanted, counts)
+    return mask
