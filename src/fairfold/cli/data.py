@@ -42,7 +42,7 @@ def prepare_command(
     cache: Cache = None,
 ) -> None:
     """Read a data set, choose, number and split it, and keep it in the cache."""
-    options = {
+    options: dict[str, Any] = {
         "top_users": top_users,
         "core": core,
         "ratings": ratings,

@@ -54,7 +54,7 @@ class ImageDataset:
         counts = {"train": len(self.train), "test": len(self.test), "classes": self.num_classes}
         for name, split in (("train", self.train), ("test", self.test)):
             if split.writers is not None:
-                counts[f"{name}_writers"] = int(split.writers.unique().numel())
+                counts[f"{name}_writers"] = len(numpy.unique(split.writers.numpy()))
         return counts
 
 
@@ -140,7 +140,8 @@ def _find(folder: Path, *patterns: str) -> Path | None:
 
 
 def _images_for(folder: Path, images: Path | None) -> Path:
-    for candidate in (folder, *((images,) if images else ()), folder.resolve().parent / "mnist"):
+    candidates: list[Path] = [folder, *([images] if images else []), folder.resolve().parent / "mnist"]
+    for candidate in candidates:
         if _find(candidate, "*train-images-idx3-*") is not None:
             return candidate
     raise InvalidData(

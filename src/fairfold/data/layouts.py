@@ -63,19 +63,21 @@ class Wanted:
     separator: str | None = None
     scale: tuple[float, float] | None = None
 
-    def __bool__(self) -> bool:
+    @property
+    def about_columns(self) -> bool:
+        """Whether anything is said that decides how the file is read, beyond the scale of its ratings."""
         return any(value is not None for value in (self.user, self.item, self.rating, self.separator))
 
 
 def detect(path: Path, wanted: Wanted | None = None) -> Layout:
     """Tell the layout of a file from its name and its first lines; what the caller wants goes before both."""
-    wanted = wanted or Wanted()
+    wanted = Wanted() if wanted is None else wanted
     layout = _detect(path, wanted)
     return layout if wanted.scale is None else replace(layout, scale=wanted.scale)
 
 
 def _detect(path: Path, wanted: Wanted) -> Layout:
-    name = path.name.lower()
+    name = path.name.lower().removesuffix(".gz")
     if not path.exists():
         raise lines.no_such_file(path)
     if name.endswith((".parquet", ".pq")):
@@ -84,7 +86,7 @@ def _detect(path: Path, wanted: Wanted) -> Layout:
     first = start.split("\n", 1)[0].rstrip("\r")
     if not start.strip():
         raise empty(path)
-    if not wanted:
+    if not wanted.about_columns:
         if name == "bx-book-ratings.csv" or first.startswith('"User-ID";"ISBN"'):
             return Layout(
                 "delimited",
@@ -99,13 +101,13 @@ def _detect(path: Path, wanted: Wanted) -> Layout:
                 scale=(0, 10),
                 unrated=0,
             )
-        if name.startswith("u.data") or name.endswith((".rating", ".rating.gz")):
+        if name == "u.data" or name.endswith(".rating"):
             return _positions(path, first, "\t", (1, 5))
-        if re.fullmatch(r"ratings\.dat(\.gz)?", name):
+        if name == "ratings.dat":
             return _positions(path, first, "::", (0.5, 5))
     if first.lstrip().startswith("{"):
         return _json(path, first, wanted)
-    if not wanted and _is_lines(name, start):
+    if not wanted.about_columns and _is_lines(name, start):
         return Layout("lines")
     return _delimited(path, first, wanted)
 
@@ -220,7 +222,7 @@ def _delimited(path: Path, first: str, wanted: Wanted) -> Layout:
         # The ratings of 2014 start with the user, those of 2018 with the product; users' ids all start with A.
         user, item = (0, 1) if names[0].startswith("A") and not names[1].startswith("A") else (1, 0)
         return Layout("delimited", user, item, 2, 4, separator, scale=(1, 5))
-    if not wanted and all(re.fullmatch(r"-?[\d.]+", name) for name in names):
+    if not wanted.about_columns and all(re.fullmatch(r"-?[\d.]+", name) for name in names):
         raise InvalidData(
             f"the first line of {path.name} is {first[:60]!r}",
             "a header that names the columns",

@@ -38,7 +38,8 @@ def truncated(path: Path, error: Exception) -> InvalidData:
 def head(path: Path, size: int = 1 << 16) -> bytes:
     """The first bytes of a text file, decompressed, without a byte order mark."""
     try:
-        with _open(path)[0] as file:
+        file, raw = _open(path)
+        with raw, file:
             return _without_mark(path, file.read(size))
     except FileNotFoundError as error:
         raise no_such_file(path) from error

@@ -144,7 +144,9 @@ def make(world: World, folder: str | Path, *, stages: Stages = silent, chunk: in
 def _activity(world: World) -> NDArray[numpy.int64]:
     """Interactions of every user: log-normal, from one to half the catalogue, with the exact sum asked for."""
     weights = numpy.exp(world.activity * generator(world.seed, 0).standard_normal(world.users))
-    counts = numpy.clip(numpy.floor(weights / weights.sum() * world.interactions), 1, world.most).astype(numpy.int64)
+    counts: NDArray[numpy.int64] = numpy.clip(
+        numpy.floor(weights / weights.sum() * world.interactions), 1, world.most
+    ).astype(numpy.int64)
     while missing := world.interactions - int(counts.sum()):
         # Spread what rounding and the limits took, one at a time over the users that can still take or give.
         able = numpy.flatnonzero(counts < world.most if missing > 0 else counts > 1)
@@ -196,7 +198,8 @@ def _first_new(known: NDArray[Any], drawn: NDArray[Any], missing: NDArray[Any], 
     users = drawn // num_items
     counts = numpy.bincount(users, minlength=len(missing))
     ranks = numpy.arange(len(drawn)) - numpy.repeat(numpy.cumsum(counts) - counts, counts)
-    return drawn[ranks < missing[users]]
+    chosen: NDArray[Any] = drawn[ranks < missing[users]]
+    return chosen
 
 
 def _ranked_items(world: World, users: NDArray[Any], random: numpy.random.Generator) -> NDArray[Any]:
@@ -215,4 +218,5 @@ def _power_law(uniform: NDArray[Any], sizes: NDArray[Any], exponent: float) -> N
     else:
         power = 1 - exponent
         values = (uniform * ((sizes + 1.0) ** power - 1) + 1) ** (1 / power)
-    return numpy.minimum(values.astype(numpy.int64) - 1, sizes - 1)
+    ranks: NDArray[numpy.int64] = numpy.minimum(values.astype(numpy.int64) - 1, sizes - 1)
+    return ranks

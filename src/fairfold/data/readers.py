@@ -52,7 +52,7 @@ def read(
             yield clean
     left_out = sum(own[reason] for reason in (MALFORMED, NOT_JSON, NO_ID, NOT_A_NUMBER, OUT_OF_SCALE))
     if left_out > TOLERATED * (rows + left_out):
-        reasons = "; ".join(f"{count:,} {reason}" for reason, count in own.items())
+        reasons = "; ".join(f"{count:,} {reason}" for reason, count in own.items() if count)
         raise InvalidData(
             f"{left_out:,} of {rows + left_out:,} rows of {path.name} cannot be used ({reasons})",
             _description(layout),
