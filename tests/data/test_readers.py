@@ -7,7 +7,7 @@ from pathlib import Path
 
 import polars
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairfold.data import lines, readers
@@ -112,6 +112,7 @@ def test_negative_numbers_are_numbers() -> None:
     assert readers.whole_numbers(polars.Series(["-5", "0", "10"])).to_list() == [-5, 0, 10]
 
 
+@settings(deadline=None, max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(0, 50), st.lists(st.integers(0, 99999), min_size=1)), min_size=1),
     st.integers(1, 40),
