@@ -20,7 +20,7 @@ from fairfold.data.progress import Stages, silent
 from fairfold.data.sources import Source, find_source, read_titles
 from fairfold.data.spool import spool
 from fairfold.data.store import MANIFEST, Manifest, read_dataset, read_manifest, write_manifest, write_table
-from fairfold.data.tables import build_table, source_counts
+from fairfold.data.tables import build_table
 from fairfold.errors import InvalidData
 
 
@@ -165,24 +165,14 @@ def _prepare_images(path: Path, images: Path | None, options: Options, folder: P
 def _prepare_interactions(source: Source, options: Options, folder: Path, stages: Stages, block_size: int) -> Manifest:
     repairs = Counter[str]()
     sizes = [file.path.stat().st_size for file in source.files]
-    published_ids = source.files[0].layout.kind == "lines"
     rows_folder = folder / "rows"
     rows_folder.mkdir()
     with stages(f"reading {source.name}", sum(sizes)) as advance:
-        rows = spool(source, rows_folder, repairs=repairs, block_size=block_size, advance=advance)
+        rows = spool(source, rows_folder, options, repairs=repairs, block_size=block_size, advance=advance)
     with stages("checksum of the source", sum(sizes)) as advance:
         files = [_fingerprint(file.path) | {"sha256": checksum(file.path, advance)} for file in source.files]
-    with stages("counting", 0):
-        counts_in_source = source_counts(rows, published_ids=published_ids)
     with stages("choosing, numbering, splitting", 0):
-        table = build_table(
-            rows,
-            options,
-            num_users=counts_in_source["users"],
-            published_split=source.published_split,
-            published_ids=published_ids,
-            repairs=repairs,
-        )
+        table = build_table(rows, options, published_split=source.published_split, repairs=repairs)
     with stages("writing", 0):
         shutil.rmtree(rows_folder)
         titles = None if source.titles is None else read_titles(source.titles)
@@ -195,7 +185,7 @@ def _prepare_interactions(source: Source, options: Options, folder: Path, stages
             "source": files,
             "published_split": source.published_split and not options.resplit,
             "options": options.chosen(),
-            "source_counts": counts_in_source,
+            "source_counts": rows.counts,
             "counts": counts,
             "repairs": {reason: count for reason, count in repairs.items() if count},
         },

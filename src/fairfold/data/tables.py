@@ -10,17 +10,14 @@ from numpy.typing import NDArray
 
 from fairfold.data.options import SPLIT, Options
 from fairfold.data.split import generator, train_mask
-from fairfold.data.spool import Spool
+from fairfold.data.spool import TEST, TRAIN, VALID, Spool
 from fairfold.errors import InvalidData
 
 DUPLICATES = "duplicate pairs, the last one kept"
 OVERLAP = "pairs in more than one split, kept in the earliest (train, valid, test)"
 SINGLE = "users with one interaction, in train only"
 TEST_ONLY = "users without train interactions (the publisher's split)"
-UNRATED = "interactions without a rating, left out"
-LOW = "interactions rated lower than asked, left out"
 
-TRAIN, VALID, TEST = 0, 1, 2
 Array = NDArray[Any]
 
 
@@ -45,73 +42,31 @@ class Table:
     item_ids: polars.Series
 
 
-def source_counts(spool: Spool, *, published_ids: bool) -> dict[str, int]:
-    """Users, items, interactions and, where there are ratings, how many are rated.
-
-    Where the items have a publisher's dense numbering, ``items`` counts all its ids and ``items_touched`` those that
-    occur.
-    """
-    rows = spool.scan()
-    wanted = {
-        "users": rows.select(polars.col("user").n_unique()),
-        "items": rows.select(polars.col("item").n_unique()),
-        "interactions": rows.select(polars.len()),
-    }
-    if spool.rated:
-        wanted["rated"] = rows.select(polars.col("rating").count())
-    counts = {name: int(query.collect(engine="streaming").item()) for name, query in wanted.items()}
-    if published_ids and rows.collect_schema()["item"] == polars.Int64:
-        ends = rows.select(polars.col("item").min().alias("first"), polars.col("item").max().alias("last"))
-        first, last = ends.collect(engine="streaming").row(0)
-        size = _published_size(counts["items"], first, last)
-        if size is not None:
-            counts |= {"items": size, "items_touched": counts["items"]}
-    return counts
-
-
-def _published_size(distinct: int, first: int, last: int) -> int | None:
-    """Size of the catalogue 0 … last where the ids are a dense numbering (most of them occur), else None."""
-    return last + 1 if first >= 0 and last < 2 * distinct else None
-
-
-def build_table(
-    spool: Spool,
-    options: Options,
-    *,
-    num_users: int,
-    published_split: bool,
-    published_ids: bool,
-    repairs: Counter[str],
-) -> Table:
+def build_table(spool: Spool, options: Options, *, published_split: bool, repairs: Counter[str]) -> Table:
     """Choose, clean, number and split the interactions of a source.
 
     Args:
         spool: The rows.
         options: What is asked for.
-        num_users: Number of users in the source.
         published_split: Whether the rows say to which split they belong.
-        published_ids: Whether item ids are the publisher's own dense numbering, so that items nobody touched belong to
-            the catalogue as well, as long as no user is left out.
         repairs: Where repairs are counted.
     """
-    rows = _wanted_ratings(spool, options, repairs)
-    if options.resplit or not published_split:
-        rows = rows.with_columns(split=polars.lit(TRAIN, polars.UInt8))
-    if options.top_users is None:
-        frame = rows.collect(engine="streaming")
-    else:
-        frame = _heaviest(rows, options.top_users)
-    if not frame.height:
+    if not spool.users.height:
         raise InvalidData(
             "no interactions are left", "at least one", "Ask for less: fewer conditions, a lower min_rating."
         )
+    if options.top_users is None:
+        frame = spool.scan().collect(engine="streaming")
+    else:
+        frame = _heaviest(spool, options.top_users)
     frame, user_ids = _dense(frame, "user")
     frame, item_ids = _dense(frame, "item")
     table = _without_duplicates(frame, user_ids, item_ids, options, repairs)
     if options.core:
         table = _core(table, options.core)
-    if published_ids and len(table.user_ids) == num_users:
-        table = _published_catalogue(table)
+    # Items nobody touched belong to a publisher's numbering, as long as nothing was left out.
+    if spool.catalogue is not None and not options.core and len(table.user_ids) == spool.counts["users"]:
+        table = _published_catalogue(table, spool.catalogue)
     if options.resplit or not published_split:
         table = _split(table, options, repairs)
     table = _with_valid(table, options)
@@ -120,43 +75,22 @@ def build_table(
     return _by_popularity(table)
 
 
-def _wanted_ratings(spool: Spool, options: Options, repairs: Counter[str]) -> polars.LazyFrame:
-    rows = spool.scan()
-    if not options.ratings and options.min_rating is None:
-        return rows.drop("rating") if spool.rated else rows
-    if not spool.rated:
-        raise InvalidData(
-            "interactions without ratings",
-            "a rating column",
-            "Name it with --rating-column, or leave ratings out.",
-        )
-    rated = polars.col("rating").is_not_null()
-    repairs[UNRATED] += int(rows.select((~rated).sum()).collect(engine="streaming").item())
-    rows = rows.filter(rated)
-    if options.min_rating is None:
-        return rows
-    high = polars.col("rating") >= options.min_rating
-    repairs[LOW] += int(rows.select((~high).sum()).collect(engine="streaming").item())
-    return rows.filter(high).drop("rating")
-
-
-def _heaviest(rows: polars.LazyFrame, wanted: int) -> polars.DataFrame:
+def _heaviest(spool: Spool, wanted: int) -> polars.DataFrame:
     """The rows of the users with most distinct items; ties go to the user who comes first.
 
     The number of rows of a user bounds that of distinct items, so only the users with most rows need be looked at: if
     the last one chosen has at least as many items as any user left unlooked at has rows, the choice is exact.
     """
-    counts = rows.group_by("user").agg(polars.len().alias("rows"), polars.col("row").min())
-    users = counts.collect(engine="streaming")
+    users = spool.users.rename({"id": "user"})
     first = "user" if users.schema["user"] == polars.Int64 else "row"
     users = users.sort("rows", first, descending=[True, False])
     looked_at = wanted
     while True:
         looked_at = min(2 * looked_at, users.height)
         candidates = users.head(looked_at)
-        frame = rows.join(candidates.lazy(), on="user", how="semi").collect(engine="streaming")
+        frame = spool.scan().join(candidates.lazy(), on="user", how="semi").collect(engine="streaming")
         items = frame.group_by("user").agg(polars.col("item").n_unique().alias("items")).join(candidates, on="user")
-        items = items.sort("items", "user" if first == "user" else "row", descending=[True, False]).head(wanted)
+        items = items.sort("items", first, descending=[True, False]).head(wanted)
         if looked_at == users.height or _is_certain(items, users["rows"][looked_at]):
             return frame.join(items, on="user", how="semi")
 
@@ -229,13 +163,9 @@ def _core(table: Table, core: int) -> Table:
     )
 
 
-def _published_catalogue(table: Table) -> Table:
-    """Widen the catalogue to 0 … largest id where the ids are a publisher's dense numbering."""
-    ids = table.item_ids
-    size = _published_size(len(ids), ids[0], ids[-1]) if ids.dtype == polars.Int64 else None
-    if size is None:
-        return table
-    items = ids.to_numpy()[table.items].astype(numpy.uint32)
+def _published_catalogue(table: Table, size: int) -> Table:
+    """Widen the catalogue to all ids of a publisher's dense numbering."""
+    items = table.item_ids.to_numpy()[table.items].astype(numpy.uint32)
     return replace(table, items=items, item_ids=polars.Series("item", numpy.arange(size)))
 
 
