@@ -160,6 +160,20 @@ def test_a_split_of_the_publisher_is_kept_unless_asked(tmp_path: Path) -> None:
     assert pairs_of(again, again.train, again.test) == pairs_of(data, data.train, data.test)
 
 
+@pytest.mark.parametrize("ending", ["csv", "tsv", "parquet"])
+def test_a_folder_of_tables_may_be_split_too(ending: str, tmp_path: Path) -> None:
+    for split, rows in (("train", [(0, 1), (0, 2), (1, 1)]), ("valid", [(1, 2)]), ("test", [(0, 3), (1, 3)])):
+        frame = polars.DataFrame(rows, schema=["user", "item"], orient="row")
+        path = tmp_path / f"{split}.{ending}"
+        if ending == "parquet":
+            frame.write_parquet(path)
+        else:
+            frame.write_csv(path, separator="," if ending == "csv" else "\t")
+    data = load(tmp_path)
+    assert data.valid is not None
+    assert [len(split) for split in (data.train, data.valid, data.test)] == [3, 1, 2]
+
+
 def test_seeds_decide_the_split(tmp_path: Path) -> None:
     path = csv_of(tmp_path / "own.csv", [(0, item) for item in range(100)])
     pairs = [

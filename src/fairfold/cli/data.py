@@ -173,7 +173,8 @@ def _stages(name: str, size: int) -> Iterator[Callable[[int], None]]:
     columns: list[Any] = [SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()]
     if size:
         columns += [BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeRemainingColumn()]
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(name, total=size or None)
         yield lambda done: progress.advance(task, done)
 
