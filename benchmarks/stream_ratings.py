@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--top-users", type=int, default=100)
     parser.add_argument("--folder", help="where the file goes while it is needed; default: the system's")
     parser.add_argument("--hardware", default="", help="name of the machine, to record the result")
+    parser.add_argument("--note", default="", help="anything to know about the run, e.g. that the machine was shared")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         path = Path(folder) / "own.csv"
@@ -77,6 +78,7 @@ def main() -> None:
                 "seconds": round(seconds, 1),
                 "rows_per_second": round(arguments.rows / seconds),
                 "peak_memory_mib": round(peak),
+                "note": arguments.note,
             }
         )
 

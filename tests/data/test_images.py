@@ -63,6 +63,12 @@ def test_writers_join_their_images(where: str, tmp_path: Path) -> None:
     assert data.counts() == {"train": 6, "test": 4, "classes": 3, "train_writers": 3, "test_writers": 2}
 
 
+def test_options_about_users_mean_nothing_for_images_and_it_is_said(tmp_path: Path) -> None:
+    first = prepare(mnist(tmp_path / "mnist"), top_users=100)
+    assert "top_users means nothing for images" in first.note
+    assert prepare(tmp_path / "mnist").folder == first.folder
+
+
 def test_images_are_mapped_and_may_be_written_to_without_harm(tmp_path: Path) -> None:
     folder = prepare(mnist(tmp_path / "mnist")).folder
     load_images(folder).train.images[:] = 0

@@ -36,8 +36,8 @@ def test_the_hundred_heaviest_users(name: str, real_data: Callable[[str], Path])
     source, counts = prepared.manifest["source_counts"], prepared.manifest["counts"]
     assert counts["users"] == min(100, source["users"])
     for count, value in COUNTS[name].items():
-        if count in source:
-            assert source[count] == value
+        assert source.get(count, value) == value
+    assert {"train", "test"} <= set(source) if "train" in COUNTS[name] else "train" not in source
     data = load(prepared.folder)
     assert data.user_ids == sorted(data.user_ids or [], key=int)
     assert (data.train.counts_by_item.diff() <= 0).all()

@@ -5,7 +5,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +94,20 @@ def prepare(
     path = resolve(source, cache, stages)
     if is_image_folder(path):
         images = resolve(chosen.images, cache, stages) if chosen.images else _known_images(path, cache)
-        return _into_cache(
+        without_users = Options(images=chosen.images)
+        prepared = _into_cache(
             path.resolve().name,
             source_files(path, images),
-            chosen,
+            without_users,
             cache,
             refresh,
-            lambda folder: _prepare_images(path, images, chosen, folder, stages),
+            lambda folder: _prepare_images(path, images, without_users, folder, stages),
+        )
+        meaningless = ", ".join(sorted(set(chosen.chosen()) - {"images"}))
+        return (
+            replace(prepared, note=f"{prepared.note} ({meaningless} means nothing for images)")
+            if meaningless
+            else prepared
         )
     found = find_source(path, chosen.wanted)
     _check_split(found, chosen)

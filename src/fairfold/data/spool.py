@@ -28,8 +28,9 @@ class Spool:
     Attributes:
         parts: Files with the columns user, item, split and, where ratings are kept, rating.
         users: The users of these rows: id, number of rows, first row.
-        counts: Users, items, interactions of the whole source and, where it has ratings, how many are rated. Where
-            items have a publisher's dense numbering, ``items`` counts all its ids, ``items_touched`` those that occur.
+        counts: Users, items, interactions of the whole source; where it has ratings, how many are rated; where it has
+            a split, how many are in each part. Where items have a publisher's dense numbering, ``items`` counts all
+            its ids, ``items_touched`` those that occur.
         catalogue: Size of that numbering, or None.
     """
 
@@ -80,6 +81,8 @@ def spool(
             parts.append((path, part.schema))
         if counts["interactions"] == before:
             raise empty(file.path)
+        if file.split is not None:
+            counts[file.split] += counts["interactions"] - before
     _give_one_type(parts)
     items = all_items.total()
     catalogue = _published_size(items["id"]) if source.files[0].layout.kind == "lines" else None
