@@ -74,7 +74,12 @@ def test_no_layer_imports_from_one_below_it() -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["from fairfold.subspace import Subspace", "import fairfold.nn", "from ..runs import settings", "from fairfold import cli"],
+    [
+        "from fairfold.subspace import Subspace",
+        "import fairfold.nn",
+        "from ..runs import settings",
+        "from fairfold import cli",
+    ],
 )
 def test_the_walker_sees_every_form_of_import(source: str) -> None:
     assert imported_layers(source, ["fairfold", "kernels"]) & {"subspace", "nn", "runs", "cli"}

@@ -4,7 +4,8 @@ The front door. Everything else is reached by module path, e.g. ``fairfold.nn.Fa
 """
 
 from fairfold.errors import FairfoldError
+from fairfold.subspace import Subspace
 
 __version__ = "0.1.0"
 
-__all__ = ["FairfoldError", "__version__"]
+__all__ = ["FairfoldError", "Subspace", "__version__"]

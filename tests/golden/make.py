@@ -59,7 +59,17 @@ CASES = [
 def main() -> None:
     cases = []
     for full_size, head, tail, chunk, seed, signed in CASES:
-        edges = [*range(40), head - 1, head, head + 1, full_size // 2, full_size - 2, full_size - 1, 2**32 - 1, 2**32]
+        edges = [
+            *range(40),
+            head - 1,
+            head,
+            head + 1,
+            full_size // 2,
+            full_size - 2,
+            full_size - 1,
+            2**32 - 1,
+            2**32,
+        ]
         spread = [(i * 2654435761) % full_size for i in range(1, 60)]
         coordinates = sorted({c for c in [*edges, *spread] if 0 <= c < full_size})
         pairs = [slot_and_sign(c, head, tail, chunk, expand(seed), signed) for c in coordinates]

@@ -36,7 +36,7 @@ class Interactions:
             lengths = [users.numel(), items.numel(), *([] if ratings is None else [ratings.numel()])]
             raise InvalidData(f"columns of lengths {lengths}", "one length", "Give one user and item a row.")
         for name, ids, limit in (("user", users, num_users), ("item", items, num_items)):
-            if ids.numel() and not (0 <= int(ids.min()) and int(ids.max()) < limit):
+            if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < limit):
                 raise InvalidData(
                     f"{name} ids from {int(ids.min())} to {int(ids.max())}",
                     f"ids from 0 to {limit - 1}",

@@ -1,0 +1,126 @@
+"""From what devices can hold to sizes on one nested chain.
+
+Sizes nest when each divides the next. The paper takes powers of two, which leaves up to half of a device's memory
+unused. Any ``base · 2^k`` nests as well, so the base can be fitted to the devices.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from fairfold.errors import InvalidCapacity
+from fairfold.subspace.capacity import Capacity
+from fairfold.subspace.nesting import require_nested
+from fairfold.subspace.subspace import Subspace
+
+RULES = ("fitted", "paper")
+
+
+def fit_sizes(limits: Sequence[int], full_size: int, *, unit: int = 1, rule: str = "fitted") -> list[int]:
+    """The size each device gets: the largest on the chain that is at most its limit.
+
+    Args:
+        limits: The most coordinates each device can hold.
+        full_size: n. A device that can hold all of them gets the full space.
+        unit: Every smaller size is a multiple of this (the chunk; twice the chunk for ranked subspaces).
+        rule: ``"fitted"``: ``base · 2^k`` with the base that uses most of the devices' memory, each counted alike.
+            ``"paper"``: the largest power of two that is not larger than the limit.
+
+    Returns:
+        One size a device, in the order of ``limits``.
+    """
+    if rule not in RULES:
+        raise InvalidCapacity(f"rule={rule!r}", f"one of {', '.join(RULES)}", "Check the spelling.")
+    smallest = min(limits, default=unit)
+    if smallest < unit:
+        raise InvalidCapacity(
+            f"a device that can hold {smallest} coordinates",
+            f"at least {unit}, the smallest part that is hashed as one",
+            "Leave this device out, or use a shorter chunk.",
+        )
+    partial = [min(limit, full_size) for limit in limits if limit < full_size]
+    if not partial:
+        return [full_size] * len(limits)
+    base = _fitted_base(partial, unit) if rule == "fitted" else _paper_base(unit)
+    return [full_size if limit >= full_size else _largest(base, limit) for limit in limits]
+
+
+def _largest(base: int, limit: int) -> int:
+    """The largest base · 2^k that is at most ``limit``."""
+    return base << ((limit // base).bit_length() - 1)
+
+
+def _paper_base(unit: int) -> int:
+    if unit & (unit - 1):
+        raise InvalidCapacity(
+            f"rule='paper' with parts of {unit}",
+            "a power of two",
+            "Use a chunk that is a power of two, or rule='fitted'.",
+        )
+    return unit  # a power of two, so unit · 2^k are the powers of two from there on
+
+
+def _fitted_base(limits: list[int], unit: int) -> int:
+    """The base in (smallest / 2, smallest] that fills the devices best.
+
+    A chain is fixed by where its sizes fall within an octave. Scale every limit l by a power of two into
+    (smallest / 2, smallest]. A device with l >= base uses base / l of its memory, one with l < base only half of
+    base / l. Raising the base until the next scaled limit only gains, so the best base is one of those limits; sorted,
+    with running sums of 1 / l, all of them are compared in one pass.
+    """
+    smallest = min(limits)
+    exact = torch.tensor(limits, dtype=torch.float64)
+    scaled = exact / 2 ** torch.floor(torch.log2(exact / smallest))  # in [smallest, 2 · smallest)
+    scaled = torch.where(scaled > smallest, scaled / 2, scaled).sort().values
+    cumulative = torch.cumsum(1 / scaled, 0)
+    before = torch.cat([torch.zeros(1, dtype=torch.float64), cumulative[:-1]])
+    used = scaled * ((cumulative[-1] - before) + before / 2)
+    best = int(scaled[int(used.argmax())])
+    return max(best // unit, 1) * unit
+
+
+def nested_subspaces(
+    full_size: int,
+    capacities: Iterable[str | float | Capacity],
+    *,
+    seed: int = 0,
+    mapping: str = "element",
+    chunk: int = 1,
+    sign: bool = True,
+    orthonormal: bool = False,
+    itemsize: int = 4,
+    rule: str = "fitted",
+) -> list[Subspace]:
+    """One subspace a capacity, all on one chain.
+
+    Args:
+        full_size: n.
+        capacities: What each device (or group of devices) can hold, as :meth:`Capacity.parse` reads it.
+        seed: Of the hash all of them share.
+        mapping: See :class:`Subspace`; ranked subspaces own and hash half of their size each.
+        chunk: Z.
+        sign: Random signs.
+        orthonormal: Columns of unit length.
+        itemsize: Bytes a coordinate, for budgets in bytes.
+        rule: See :func:`fit_sizes`.
+    """
+    limits = [Capacity.parse(capacity).limit(full_size, itemsize) for capacity in capacities]
+    unit = 2 * chunk if mapping == "ranked" else chunk
+    subspaces = [
+        Subspace(full_size, size, seed, mapping, chunk, sign=sign, orthonormal=orthonormal)
+        for size in fit_sizes(limits, full_size, unit=unit, rule=rule)
+    ]
+    require_nested(subspaces)
+    return subspaces
+
+
+def assign_groups(num_devices: int, groups: int) -> Tensor:
+    """The group of every device: ``groups`` near-equal runs in the order of the ids, as the paper's schemes say."""
+    if groups < 1 or num_devices < groups:
+        raise InvalidCapacity(
+            f"{groups} capacities for {num_devices} devices",
+            "at least one device a capacity",
+            "Name fewer capacities.",
+        )
+    return torch.arange(num_devices) * groups // num_devices

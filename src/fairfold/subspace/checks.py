@@ -1,0 +1,76 @@
+"""What is asked of the numbers and vectors that come in, in one place."""
+
+import operator
+
+import torch
+from torch import Tensor
+
+from fairfold.errors import InvalidDtype, InvalidSubspace, InvalidVector
+
+SUM_DTYPE = {
+    torch.float64: torch.float64,
+    torch.float32: torch.float32,
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+}
+"""The dtypes a vector may have, and the one in which its sums are kept."""
+
+_FINITE_BLOCK = 2**20
+
+
+def whole_number(name: str, value: object) -> int:
+    """``value`` as an int; anything that is not a whole number is refused (True and 3.0 among them)."""
+    if not isinstance(value, bool):
+        try:
+            return operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            pass
+    raise InvalidSubspace(f"{name}={value!r}", "a whole number", f"Give {name} as an int.")
+
+
+def check_vector(name: str, vector: Tensor, length: int) -> None:
+    """Refuse anything but a finite floating-point vector of the given length."""
+    if not isinstance(vector, Tensor):
+        raise InvalidDtype(
+            f"{name} of type {type(vector).__name__}", "a torch.Tensor", "Wrap it: torch.as_tensor(...)."
+        )
+    check_dtype(name, vector.dtype)
+    if vector.dim() != 1 or vector.numel() != length:
+        raise InvalidVector(
+            f"{name} of shape {tuple(vector.shape)}",
+            f"shape ({length},)",
+            "Flatten a table with .reshape(-1), and use the subspace made for its size.",
+        )
+    check_finite(name, vector)
+
+
+def check_dtype(name: str, dtype: torch.dtype) -> None:
+    """Refuse dtypes whose sums are not defined here."""
+    if dtype not in SUM_DTYPE:
+        accepted = ", ".join(str(known).removeprefix("torch.") for known in SUM_DTYPE)
+        raise InvalidDtype(f"{name} of dtype {dtype}", f"one of {accepted}", "Convert it, e.g. with .float().")
+
+
+def check_finite(name: str, vector: Tensor) -> None:
+    """Refuse NaN and infinity: one such value would spread to every device in a round."""
+    for start in range(0, vector.numel(), _FINITE_BLOCK):  # in blocks: no mask of size n
+        finite = torch.isfinite(vector[start : start + _FINITE_BLOCK])
+        if not bool(finite.all()):
+            where = start + int((~finite).nonzero()[0, 0])
+            raise InvalidVector(
+                f"{name} with {float(vector[where])} at position {where}",
+                "finite values only",
+                "Look for a diverged training step, or drop this update.",
+            )
+
+
+def check_range(start: object, stop: object, length: int) -> tuple[int, int]:
+    """Both ends of a range of coordinates, as ints within [0, length]."""
+    first, last = whole_number("start", start), whole_number("stop", stop)
+    if not 0 <= first <= last <= length:
+        raise InvalidVector(
+            f"range [{first}, {last})",
+            f"0 <= start <= stop <= {length}",
+            "Count from 0; stop is not included.",
+        )
+    return first, last
