@@ -4,8 +4,10 @@ The front door. Everything else is reached by module path, e.g. ``fairfold.nn.Fa
 """
 
 from fairfold.errors import FairfoldError
+from fairfold.federation.settings import Settings
+from fairfold.simulate import simulate
 from fairfold.subspace import Subspace
 
 __version__ = "0.1.0"
 
-__all__ = ["FairfoldError", "Subspace", "__version__"]
+__all__ = ["FairfoldError", "Settings", "Subspace", "__version__", "simulate"]
