@@ -88,6 +88,17 @@ def test_the_same_seed_trains_the_same_model(data: Dataset) -> None:
     assert not models[0].item.weight.equal(models[2].item.weight)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
+def test_training_on_the_gpu_gives_what_the_cpu_gives(data: Dataset) -> None:
+    figures = []
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        model = NeuMF(60, 150).to(device)
+        list(train_ranking(model, data.train, CentralSettings(epochs=3, batch_size=100)))
+        figures.append(evaluate_ranking(scorer(model), data.train, data.test).ndcg)
+    assert figures[1] == pytest.approx(figures[0], abs=0.02)
+
+
 def test_every_sample_is_counted_once_an_epoch(data: Dataset) -> None:
     steps: list[int] = []
     reports = list(train_ranking(MF(60, 150), data.train, CentralSettings(epochs=2, batch_size=1000), steps.append))

@@ -119,7 +119,6 @@ def choose_device(name: str) -> "torch.device":
 
 def load_data(source: str, *, ratings: bool, top_users: int | None, seed: int) -> "Dataset":
     """The data set by name or path, or the synthetic world."""
-    from fairfold.data import load
     from fairfold.data.synthetic import SyntheticWorld
 
     if source == "synthetic":
@@ -128,6 +127,8 @@ def load_data(source: str, *, ratings: bool, top_users: int | None, seed: int) -
                 "ratings or top users of the synthetic world", "its interactions", "Name another data set."
             )
         return SyntheticWorld(seed=seed).dataset()
+    from fairfold.data import load
+
     options: dict[str, object] = {}
     if ratings:
         options["ratings"] = True
