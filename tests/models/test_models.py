@@ -46,6 +46,14 @@ def test_scores_of_the_catalogue_equal_those_of_pairs(users: int, items: int, bl
     assert torch.allclose(found, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", range(4))
+def test_users_and_items_broadcast(kind: int) -> None:
+    model = large(makers(5, 9)[kind]).eval()
+    users, items = torch.tensor([[3], [0], [4]]), torch.tensor([[1, 2], [8, 0], [5, 5]])
+    expected = torch.stack([model(users[:, 0], items[:, column]) for column in range(2)], dim=1)
+    assert torch.allclose(model(users, items), expected, atol=1e-5)
+
+
 def test_a_model_without_score_block_cannot_rank() -> None:
     with pytest.raises(InvalidSettings, match="MLP"):
         scorer(MLP())

@@ -117,12 +117,10 @@ def train_ranking(
         negatives = sampler.epoch(epoch).to(device)
 
         def loss(rows: Tensor) -> Tensor:
-            owners, against = users[rows], negatives[rows]
-            above = model.lookup(owners, items[rows])
-            below = model.lookup(owners[:, None].expand_as(against), against)
-            # Of the second lookup only the item's vectors are new: every other one, as users come first.
-            used = (*above, *below[1::2])
-            positive, negative = model.combine(*above), model.combine(*below)
+            owners = model.embed_users(users[rows, None])
+            wanted, unwanted = model.embed_items(items[rows, None]), model.embed_items(negatives[rows])
+            positive, negative = model.combine(owners, wanted), model.combine(owners, unwanted)
+            used = (*owners, *wanted, *unwanted)
             return bpr_loss(positive, negative, used, settings.regulariser)
 
         return loss

@@ -16,7 +16,7 @@ def bpr_loss(positive: Tensor, negative: Tensor, embeddings: Iterable[Tensor] = 
     branches) but adds the norm of the user's embedding six times. Here each embedding given counts once.
 
     Args:
-        positive: Scores of items users have, [batch].
+        positive: Scores of items users have, [batch] or [batch, 1].
         negative: Scores of items they do not have, [batch] or [batch, negatives per positive].
         embeddings: The embedding vectors the batch looked up, each [..., factors].
         weight: Weight of the regulariser.

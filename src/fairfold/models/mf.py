@@ -21,19 +21,23 @@ class MF(nn.Module):
         for table in (self.user, self.item):
             nn.init.normal_(table.weight, std=spread)
 
-    def lookup(self, users: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
-        """The vectors a batch of pairs uses."""
-        return self.user(users), self.item(items)
+    def embed_users(self, users: Tensor) -> tuple[Tensor, ...]:
+        """What the model holds of some users."""
+        return (self.user(users),)
 
-    def combine(self, user: Tensor, item: Tensor) -> Tensor:
-        """Scores of a batch of pairs, from what :meth:`lookup` gave."""
-        return (user * item).sum(-1)
+    def embed_items(self, items: Tensor) -> tuple[Tensor, ...]:
+        """What the model holds of some items."""
+        return (self.item(items),)
+
+    def combine(self, users: tuple[Tensor, ...], items: tuple[Tensor, ...]) -> Tensor:
+        """Scores of embedded users with embedded items; their shapes may broadcast."""
+        return (users[0] * items[0]).sum(-1)
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
-        """Scores of pairs, [pairs]."""
-        return self.combine(*self.lookup(users, items))
+        """Scores of pairs, of the shape that ``users`` and ``items`` broadcast to."""
+        return self.combine(self.embed_users(users), self.embed_items(items))
 
     def score_block(self, users: Tensor, items: Tensor) -> Tensor:
         """Scores of every user with every item, [users, items]."""
-        user, item = self.lookup(users, items)
+        (user,), (item,) = self.embed_users(users), self.embed_items(items)
         return user @ item.T

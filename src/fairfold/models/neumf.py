@@ -52,25 +52,25 @@ class NeuMF(nn.Module):
         nn.init.kaiming_uniform_(self.output.weight, a=1, nonlinearity="sigmoid")
         nn.init.zeros_(self.output.bias)
 
-    def lookup(self, users: Tensor, items: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The vectors a batch of pairs uses: user and item for the product, user and item for the network."""
-        return (
-            self.user_product(users),
-            self.item_product(items),
-            self.user_network(users),
-            self.item_network(items),
-        )
+    def embed_users(self, users: Tensor) -> tuple[Tensor, ...]:
+        """What the model holds of some users: vectors for the product and for the network."""
+        return self.user_product(users), self.user_network(users)
 
-    def combine(self, user_product: Tensor, item_product: Tensor, user_network: Tensor, item_network: Tensor) -> Tensor:
-        """Scores of a batch of pairs, from what :meth:`lookup` gave."""
-        product = user_product * item_product
-        network = self.network(torch.cat([user_network, item_network], dim=-1))
+    def embed_items(self, items: Tensor) -> tuple[Tensor, ...]:
+        """What the model holds of some items: vectors for the product and for the network."""
+        return self.item_product(items), self.item_network(items)
+
+    def combine(self, users: tuple[Tensor, ...], items: tuple[Tensor, ...]) -> Tensor:
+        """Scores of embedded users with embedded items; their shapes may broadcast."""
+        product = users[0] * items[0]
+        pair: list[Tensor] = torch.broadcast_tensors(users[1], items[1])  # type: ignore[no-untyped-call]
+        network = self.network(torch.cat(pair, dim=-1))
         scores: Tensor = self.output(torch.cat([product, network], dim=-1))
         return scores.squeeze(-1)
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
-        """Scores of pairs, [pairs]."""
-        return self.combine(*self.lookup(users, items))
+        """Scores of pairs, of the shape that ``users`` and ``items`` broadcast to."""
+        return self.combine(self.embed_users(users), self.embed_items(items))
 
     @torch.no_grad()
     def score_block(self, users: Tensor, items: Tensor) -> Tensor:
@@ -80,7 +80,8 @@ class NeuMF(nn.Module):
         with the output's weights put on the user's side; the network's first layer is affine, so its user and item
         halves are computed once each and added.
         """
-        user_product, item_product, user_network, item_network = self.lookup(users, items)
+        user_product, user_network = self.embed_users(users)
+        item_product, item_network = self.embed_items(items)
         weight, bias = weight_and_bias(self.output, 2 * self.factors)
         scores = torch.addmm(bias, user_product * weight[0, : self.factors], item_product.T)
         width = user_network.shape[1]

@@ -42,21 +42,24 @@ class NeuMFMLP(nn.Module):
                 nn.init.zeros_(module.bias)
         nn.init.constant_(self.output.bias, start)
 
-    def lookup(self, users: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
-        """The vectors a batch of pairs uses."""
-        return self.user(users), self.item(items)
+    def embed_users(self, users: Tensor) -> tuple[Tensor, ...]:
+        """What the model holds of some users."""
+        return (self.user(users),)
 
-    def combine(self, user: Tensor, item: Tensor) -> Tensor:
-        """Ratings of a batch of pairs, from what :meth:`lookup` gave."""
-        ratings: Tensor = self.output(self.network(torch.cat([user, item], dim=-1)))
+    def embed_items(self, items: Tensor) -> tuple[Tensor, ...]:
+        """What the model holds of some items."""
+        return (self.item(items),)
+
+    def combine(self, users: tuple[Tensor, ...], items: tuple[Tensor, ...]) -> Tensor:
+        """Ratings of embedded items by embedded users; their shapes may broadcast."""
+        pair: list[Tensor] = torch.broadcast_tensors(users[0], items[0])  # type: ignore[no-untyped-call]
+        ratings: Tensor = self.output(self.network(torch.cat(pair, dim=-1)))
         return ratings.squeeze(-1)
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
-        """Ratings of pairs, [pairs]."""
-        return self.combine(*self.lookup(users, items))
+        """Ratings of pairs, of the shape that ``users`` and ``items`` broadcast to."""
+        return self.combine(self.embed_users(users), self.embed_items(items))
 
     def score_block(self, users: Tensor, items: Tensor) -> Tensor:
         """Ratings of every user for every item, [users, items]."""
-        user, item = self.lookup(users, items)
-        shape = len(users), len(items), -1
-        return self.combine(user[:, None].expand(shape), item.expand(shape))
+        return self(users[:, None], items)  # type: ignore[no-any-return]
