@@ -39,24 +39,20 @@ static inline double double_root(double value) { return sqrt(value); }
 
 #define REAL float
 #define BITS uint32_t
-#define SIGNED_BITS int32_t
 #define NAME(x) float_##x
 #include "move.inc"
 #include "plain.inc"
 #undef REAL
 #undef BITS
-#undef SIGNED_BITS
 #undef NAME
 
 #define REAL double
 #define BITS uint64_t
-#define SIGNED_BITS int64_t
 #define NAME(x) double_##x
 #include "move.inc"
 #include "plain.inc"
 #undef REAL
 #undef BITS
-#undef SIGNED_BITS
 #undef NAME
 
 /* Counts fold as sums do. They are added as unsigned words: no overflow is undefined. */

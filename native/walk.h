@@ -9,6 +9,7 @@
 #include "plan.h"
 
 #define BATCH 128
+#define NEAR_BYTES (1u << 19) /* a compact vector no larger than this stays in the second cache */
 #define LANES 8 /* `low` is written this many at a time, past its end */
 
 typedef struct {
