@@ -17,6 +17,7 @@ from fairfold.errors import InvalidSettings
 
 if TYPE_CHECKING:
     from fairfold.simulate.result import Result, RoundReport
+    from fairfold.simulate.run import Progress as RunProgress
 
 
 def train(
@@ -50,11 +51,11 @@ def train(
         ) as progress:
             task = progress.add_task("training", total=settings.rounds, quality="")
 
-            def watch(report: RoundReport) -> None:
+            def watch(report: RoundReport, _: RunProgress) -> None:
                 folder.note(report)
                 progress.update(task, completed=report.round_number)
                 if report.quality is not None:
-                    progress.update(task, quality=f"NDCG@{settings.top} {report.quality.server:.3f}")
+                    progress.update(task, quality=f"quality {report.quality.server:.3f}")
 
             result = simulate(settings, watch)
         seconds = time.monotonic() - started
@@ -80,25 +81,27 @@ def _parse_changes(changes: list[str]) -> dict[str, Any]:
 def closing_table(result: Result) -> Table:
     """Quality, memory and bytes by device size, beside what needs no training."""
     names = list(result.references)
-    table = Table(title=f"NDCG@{result.settings.top} by device size")
+    table = Table(title=f"{result.metric} by device size")
     table.add_column("devices")
-    for heading in ("users", "memory", "sent a round, each way", "NDCG", *names):
+    for heading in ("users", "memory", "received", "sent", result.metric, *names):
         table.add_column(heading, justify="right")
     for group in result.groups:
         table.add_row(
             group.capacity,
             str(group.users),
             human_bytes(group.bytes_held),
-            human_bytes(group.bytes_each_way),
-            f"[bold]{group.quality:.3f}[/bold]",
+            human_bytes(group.bytes_down),
+            human_bytes(group.bytes_up),
+            "left out" if group.quality is None else f"[bold]{group.quality:.3f}[/bold]",
             *(f"{group.references[name]:.3f}" for name in names),
         )
     table.add_section()
-    full_bytes = result.state.full.numel() * result.state.full.element_size()
+    full_bytes = sum(tensor.numel() * tensor.element_size() for tensor in result.state.full.values())
     table.add_row(
         "server's model",
         str(result.users),
         human_bytes(full_bytes),
+        "–",
         "–",
         f"[bold]{result.quality:.3f}[/bold]",
         *(f"{result.references[name]:.3f}" for name in names),

@@ -1,12 +1,13 @@
 """How the server takes in what came back: sums per size, one recovery, one of two rules."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from fairfold.federation.projection import Projection, Totals
 from fairfold.federation.settings import Settings
-from fairfold.subspace import Sums
+from fairfold.federation.task import Weights
 
 
 @dataclass(frozen=True)
@@ -14,37 +15,82 @@ class ServerState:
     """All that the server carries from round to round.
 
     Attributes:
-        full: θ.
+        full: θ, one flat vector a tensor of the model.
         round_number: Rounds done.
-        moments: First and second moments of the server's optimiser, where it has any.
+        moments: What the server's optimiser keeps, by the name of the moment and of the tensor.
     """
 
-    full: Tensor
+    full: Weights
     round_number: int = 0
-    moments: tuple[Tensor, ...] = ()
+    moments: dict[str, Weights] = field(default_factory=dict)
+
+
+class RoundTotals:
+    """What the devices of a round have sent so far: one weighted sum a tensor, and their weight."""
+
+    def __init__(self, full: Weights) -> None:
+        self._full = full
+        self._totals: dict[str, Totals] = {}
+        self.weight = 0.0
+
+    def add(self, projections: dict[str, Projection], compacts: Weights, weight: float) -> None:
+        """Add one device's vectors with its weight p_i (not yet normalised)."""
+        for name, projection in projections.items():
+            if name not in self._totals:
+                self._totals[name] = projection.totals(self._full[name])
+            self._totals[name].add(projection, compacts[name], weight)
+        self.weight += weight
+
+    def mean(self) -> Weights:
+        """Σ p_i S_i ψ_i with Σ p_i = 1, a tensor at a time."""
+        return {name: totals.mean() for name, totals in self._totals.items()}
 
 
 @torch.no_grad()
-def aggregate(state: ServerState, sums: Sums, settings: Settings) -> ServerState:
+def aggregate(state: ServerState, totals: RoundTotals, settings: Settings) -> ServerState:
     """The server's state after a round.
 
-    ``sums`` holds ψᵢ′ under the paper's rule and ψᵢ′ − ψᵢ under the delta rule; if nobody answered the model stays.
+    ``totals`` holds ψᵢ′ under the paper's rule and ψᵢ′ − ψᵢ under the delta rule; if nobody answered the model stays.
     """
+    return update(state, totals.mean() if totals.weight else None, settings)
+
+
+@torch.no_grad()
+def update(state: ServerState, mean: Weights | None, settings: Settings) -> ServerState:
+    """Apply a round's mean by the rule of the settings."""
     next_round = state.round_number + 1
-    if not sums.weight:
+    if mean is None:
         return replace(state, round_number=next_round)
-    mean = sums.recover()
     if settings.aggregation == "paper":
-        return replace(state, full=mean, round_number=next_round)
-    if settings.server_optimiser == "sgd":
-        return replace(state, full=state.full + settings.server_step * mean, round_number=next_round)
-    return _adam(state, mean, settings.server_step, next_round)
+        return replace(state, full=state.full | mean, round_number=next_round)
+    full, moments = dict(state.full), {name: dict(of) for name, of in state.moments.items()}
+    for name, change in mean.items():
+        before = {moment: of[name] for moment, of in moments.items() if name in of}
+        direction, after = _direction(change, before, settings, next_round)
+        full[name] = full[name].add(direction, alpha=settings.server_step)
+        for moment, tensor in after.items():
+            moments.setdefault(moment, {})[name] = tensor
+    return ServerState(full, next_round, moments)
 
 
-def _adam(state: ServerState, mean: Tensor, step: float, next_round: int) -> ServerState:
-    """Adam on the pseudo-gradient −mean, with its usual constants."""
-    first, second = state.moments or (torch.zeros_like(mean), torch.zeros_like(mean))
-    first = 0.9 * first + 0.1 * mean
-    second = 0.999 * second + 0.001 * mean.square()
-    direction = first / (1 - 0.9**next_round) / ((second / (1 - 0.999**next_round)).sqrt() + 1e-8)
-    return ServerState(state.full + step * direction, next_round, (first, second))
+def _direction(change: Tensor, moments: Weights, settings: Settings, next_round: int) -> tuple[Tensor, Weights]:
+    """Where the optimiser goes for a mean change (minus the pseudo-gradient), and its moments afterwards."""
+    kind = settings.server_optimiser
+    if kind == "sgd":
+        return change, {}
+    zero = torch.zeros_like(change)
+    first = moments.get("first", zero)
+    if kind == "momentum":
+        first = 0.9 * first + change
+        return first, {"first": first}
+    second, square = moments.get("second", zero), change.square()
+    if kind == "adagrad":
+        second = second + square
+        return change / (second.sqrt() + 1e-8), {"second": second}
+    first = torch.lerp(first, change, 0.1)
+    if kind == "yogi":
+        second = second + 0.001 * torch.sign(square - second) * square
+    else:
+        second = torch.lerp(second, square, 0.001)
+    corrected = (second / (1 - 0.999**next_round)).sqrt_().add_(1e-8)
+    return first / (1 - 0.9**next_round) / corrected, {"first": first, "second": second}

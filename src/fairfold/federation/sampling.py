@@ -1,4 +1,6 @@
-"""Who takes part in a round, and with which hash. Each draw depends on the seed and the round alone."""
+"""Who takes part in a round, and with which hash. Each draw depends on the seed, the purpose and the round alone."""
+
+from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -7,16 +9,49 @@ from fairfold.federation.settings import Settings
 from fairfold.kernels.hashing import expand_seed
 
 
-def generator(settings: Settings, purpose: int, round_number: int = 0) -> torch.Generator:
-    """A stream of random numbers of its own for every purpose and round, so that a resumed run draws the same."""
-    word = expand_seed(expand_seed(settings.seed) ^ (purpose << 48) ^ round_number)
+class Purpose(IntEnum):
+    """What random numbers are for; each has a stream of its own."""
+
+    COHORT = 1
+    MODEL = 2
+    TRAINING = 3
+    FAULTS = 4
+
+
+def generator(settings: Settings, purpose: Purpose, round_number: int = 0, client: int = 0) -> torch.Generator:
+    """A stream of random numbers of its own, so that any round can be repeated alone, and clients in any order."""
+    word = expand_seed(settings.seed)
+    for part in (int(purpose), round_number, client):
+        word = expand_seed(word ^ part)
     return torch.Generator().manual_seed(word >> 1)
 
 
 def sample_cohort(settings: Settings, num_clients: int, round_number: int) -> Tensor:
     """C, the clients of a round."""
-    order = torch.randperm(num_clients, generator=generator(settings, 1, round_number))
-    return order[: settings.clients_per_round]
+    wanted = num_clients if settings.clients_per_round is None else settings.clients_per_round
+    source = generator(settings, Purpose.COHORT, round_number)
+    if settings.replacement:
+        return torch.randint(num_clients, (wanted,), generator=source)
+    if wanted * 16 > num_clients:
+        return torch.randperm(num_clients, generator=source)[:wanted]
+    # Few of very many: draw until there are enough different ones, at a cost by what is drawn.
+    chosen = torch.empty(0, dtype=torch.long)
+    while len(chosen) < wanted:
+        more = torch.randint(num_clients, (wanted,), generator=source)
+        both = torch.cat([chosen, more])
+        _, first = _first_occurrences(both)
+        chosen = both[first][:wanted]
+    return chosen
+
+
+def _first_occurrences(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct values, and where each stands first, in the order of standing."""
+    order = torch.argsort(values, stable=True)
+    ordered = values[order]
+    new = torch.ones_like(ordered, dtype=torch.bool)
+    new[1:] = ordered[1:] != ordered[:-1]
+    first = order[new].sort().values
+    return values[first], first
 
 
 def hash_seed(settings: Settings, round_number: int) -> int:

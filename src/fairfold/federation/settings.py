@@ -25,62 +25,126 @@ class WorldSettings(Frozen):
     taste_strength: float = Field(2.0, ge=0)
 
 
+class FaultSettings(Frozen):
+    """Shares of a round's clients that fail, each in one way.
+
+    Attributes:
+        drop: Never answer.
+        late: Answer when the round is over.
+        nan: Send NaN.
+        infinite: Send infinity.
+        wrong_size: Send a vector of another length.
+        out_of_range: Send values far from what they were sent.
+    """
+
+    drop: float = Field(0.0, ge=0, le=1)
+    late: float = Field(0.0, ge=0, le=1)
+    nan: float = Field(0.0, ge=0, le=1)
+    infinite: float = Field(0.0, ge=0, le=1)
+    wrong_size: float = Field(0.0, ge=0, le=1)
+    out_of_range: float = Field(0.0, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _at_most_everybody(self) -> Self:
+        total = sum(self.model_dump().values())
+        if total > 1 + 1e-9:
+            raise ValueError(f"shares of faults that add up to {total:.3g}: at most 1")
+        return self
+
+
 class Settings(Frozen):
     """Everything that decides a run.
 
     Attributes:
-        data: What to train on: ``"synthetic"``.
+        data: What to train on: ``"synthetic"``, the name of a known data set, or a folder or file of one's own.
+        top_users: Keep only the users with most interactions; None keeps all.
         world: The synthetic world, where ``data`` is that.
         seed: Of everything random; the same settings and seed give the same numbers on the same hardware.
+        model: ``"mf"``, ``"neumf"`` (rankings) or ``"neumf-mlp"`` (ratings).
+        factors: d, numbers an item in each of its tables.
+        initial_spread: Standard deviation of the tables before training; None takes the model's own.
+        method: ``"fair"`` (FAIR-HET), ``"fair_hom"`` (everybody at the smallest size), ``"full_trn"`` (only devices
+            that hold the full model), ``"fedavg"`` (everybody holds it), ``"fedhm"`` (low rank), ``"heterofl"``
+            (leading columns), ``"inconsistent"`` (an independent hash a client).
         capacities: Capacity scheme; users, ordered by id, are split into as many near-equal groups.
         size_rule: How capacities become sizes: ``"fitted"``, or the paper's powers of two, ``"paper"``.
         mapping: ``"element"``, ``"chunk"`` or ``"ranked"``.
         chunk: Z, how many neighbouring coordinates share one hash.
         sign: Random signs.
         rehash: A new hash every round, as in the paper's Algorithm 1, or one for the whole run.
-        factors: d, numbers an item.
+        compress: ``"tables"``: item tables; ``"all"``: every tensor of the model.
+        user_vectors: ``"private"``: stay on the device; ``"uploaded"``: sent and averaged, as the authors' code does.
+        broadcast: The server sends θ to all and each device projects it as it streams by, instead of sending ψ.
         rounds: T.
-        clients_per_round: K, drawn without replacement.
-        solver: What a device computes: ``"gradient"`` (E epochs of gradient steps on a pairwise loss, with the user's
-            vector trained along) or ``"closed_form"`` (the user's vector solved exactly, one step on the whole
-            catalogue).
-        local_epochs: E, for gradient steps.
-        batch_size: For gradient steps.
-        local_step: Step size on the device.
+        clients_per_round: K; None takes everybody.
+        replacement: Draw clients with replacement, as the authors' code does.
+        weighting: Clients count by their number of samples (``"data"``, the paper) or alike (``"equal"``).
+        solver: What a device computes: ``"gradient"`` (E epochs of gradient steps) or ``"closed_form"`` (the user's
+            vector solved exactly, one step on the whole catalogue; ``"mf"`` with private vectors only).
+        local_epochs: E.
+        batch_size: Samples a step.
+        shuffle: New order of the samples every epoch.
+        negatives: Items the user did not touch, drawn for each one they did.
+        regulariser: Weight of the squared norm of the vectors a sample uses (BPR).
+        local_optimiser: ``"sgd"``, ``"adagrad"`` or ``"adam"``, fresh every round.
+        local_step: Its step size.
+        prox: μ of FedProx: ½μ‖S(ψ − ψ_sent)‖² is added to the loss.
         unobserved_weight: What an item the user did not touch counts, against 1 for one they did (closed form).
         ridge: Pull of the user's vector towards zero (closed form).
-        weighting: Clients count by their number of interactions (``"data"``, the paper) or alike (``"equal"``).
         aggregation: ``"paper"``: θ ← Σ pᵢ Sᵢψᵢ′. ``"delta"``: θ ← θ + what the optimiser makes of Σ pᵢ Sᵢ(ψᵢ′ − ψᵢ).
-        server_optimiser: For the delta rule: ``"sgd"`` or ``"adam"``.
+        server_optimiser: For the delta rule: ``"sgd"``, ``"momentum"``, ``"adam"``, ``"yogi"`` or ``"adagrad"``.
         server_step: Its step size, η.
+        faults: Shares of clients that fail.
+        largest_change: A reply in which a number differs by more than this from what was sent is refused.
+        backend: ``"loop"`` (the page that reads like the paper) or ``"batched"`` (the same numbers, fast).
         evaluate_every: Rounds between evaluations; the last round is always evaluated.
         top: k of NDCG@k.
+        patience: Stop when the quality has not risen for that many evaluations; None never stops early.
+        threshold: Stop when the quality reaches this.
     """
 
-    data: Literal["synthetic"] = "synthetic"
+    data: str = "synthetic"
+    top_users: int | None = Field(None, ge=1)
     world: WorldSettings = WorldSettings()
     seed: int = Field(0, ge=0, lt=2**62)
+    model: Literal["mf", "neumf", "neumf-mlp"] = "mf"
+    factors: int = Field(8, ge=1)
+    initial_spread: float | None = Field(0.1, gt=0)
+    method: Literal["fair", "fair_hom", "full_trn", "fedavg", "fedhm", "heterofl", "inconsistent"] = "fair"
     capacities: str = "1x-4x-16x"
     size_rule: Literal["fitted", "paper"] = "fitted"
     mapping: Literal["element", "chunk", "ranked"] = "ranked"
     chunk: int = Field(1, ge=1)
     sign: bool = True
     rehash: bool = False
-    factors: int = Field(8, ge=1)
+    compress: Literal["tables", "all"] = "tables"
+    user_vectors: Literal["private", "uploaded"] = "private"
+    broadcast: bool = False
     rounds: int = Field(60, ge=1)
-    clients_per_round: int = Field(60, ge=1)
+    clients_per_round: int | None = Field(60, ge=1)
+    replacement: bool = False
+    weighting: Literal["data", "equal"] = "equal"
     solver: Literal["gradient", "closed_form"] = "closed_form"
     local_epochs: int = Field(1, ge=1)
     batch_size: int = Field(512, ge=1)
+    shuffle: bool = True
+    negatives: int = Field(1, ge=1)
+    regulariser: float = Field(1e-6, ge=0)
+    local_optimiser: Literal["sgd", "adagrad", "adam"] = "sgd"
     local_step: float = Field(1.0, gt=0)
+    prox: float = Field(0.0, ge=0)
     unobserved_weight: float = Field(0.5, gt=0, le=1)
     ridge: float = Field(1.0, ge=0)
-    weighting: Literal["data", "equal"] = "equal"
     aggregation: Literal["paper", "delta"] = "delta"
-    server_optimiser: Literal["sgd", "adam"] = "adam"
+    server_optimiser: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = "adam"
     server_step: float = Field(0.03, gt=0)
+    faults: FaultSettings = FaultSettings()
+    largest_change: float = Field(1e4, gt=0)
+    backend: Literal["loop", "batched"] = "batched"
     evaluate_every: int = Field(10, ge=1)
     top: int = Field(20, ge=1)
+    patience: int | None = Field(None, ge=1)
+    threshold: float | None = None
 
     @field_validator("capacities")
     @classmethod
@@ -93,8 +157,13 @@ class Settings(Frozen):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.clients_per_round > self.world.users:
-            raise ValueError(f"clients_per_round={self.clients_per_round} of {self.world.users} users: ask for fewer")
+        if self.solver == "closed_form":
+            if self.model != "mf" or self.user_vectors != "private":
+                raise ValueError("solver='closed_form' needs model='mf' and user_vectors='private'")
+            if self.method not in ("fair", "fair_hom", "full_trn", "fedavg"):
+                raise ValueError(f"solver='closed_form' does not serve method={self.method!r}: use solver='gradient'")
+        if self.method == "fedhm" and self.aggregation == "delta":
+            raise ValueError("method='fedhm' averages models: use aggregation='paper'")
         return self
 
 
@@ -112,7 +181,8 @@ def _explain(problem: Mapping[str, Any]) -> str:
     name = ".".join(path) or "settings"
     if problem["type"] != "extra_forbidden":
         message = problem["msg"].removeprefix("Value error, ").rstrip(".")
-        return f"{name} = {problem['input']!r}: {message}" if path else message
-    model: type[Frozen] = WorldSettings if path[:-1] == ["world"] else Settings
+        return f"{name} = {problem['input']!r}: {message}" if path and path != ["faults"] else message
+    tables: dict[str, type[Frozen]] = {"world": WorldSettings, "faults": FaultSettings}
+    model: type[Frozen] = tables.get(path[0], Settings) if len(path) > 1 else Settings
     near = difflib.get_close_matches(path[-1], model.model_fields, n=1)
     return f"unknown key {name!r}" + (f" (did you mean {near[0]!r}?)" if near else "")

@@ -1,7 +1,7 @@
 """What a device computes between receiving ψ and sending ψ′: the paper's Algorithm 2.
 
-A *local solver* is a function of the compact vector, the subspace, the user's own items and the user's private vector.
-It returns the new compact vector and the new private vector, of which only the first leaves the device.
+A *local solver* takes what the device received and what it has (:class:`Device`) and returns what it learned. Only the
+compact vectors leave the device; the user's own vectors stay.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from fairfold.federation.projection import Hashed, Projection
 from fairfold.federation.settings import Settings
+from fairfold.federation.task import Task, Weights
 from fairfold.kernels import ops
 from fairfold.subspace import Subspace
 
@@ -21,19 +22,76 @@ BLOCK_ITEMS = 8_192
 
 @dataclass(frozen=True)
 class Device:
-    """What one device holds in a round: its subspace, its own data and its private vector."""
+    """One device in one round.
 
-    subspace: Subspace
-    num_items: int
-    items: Tensor
-    user: Tensor
+    Attributes:
+        client: Its number.
+        task: What it trains; its own samples are those of ``client``.
+        projections: What it holds of every tensor.
+        own: Its user's vectors, where they are private.
+        generator: Its random numbers.
+    """
+
+    client: int
+    task: Task
+    projections: dict[str, Projection]
+    own: Weights
     generator: torch.Generator
 
 
-LocalSolver = Callable[[Tensor, Device, Settings], tuple[Tensor, Tensor]]
+@dataclass(frozen=True)
+class Trained:
+    """What came of it: the compact vectors, which are sent, and the user's own, which are not."""
+
+    compacts: Weights
+    own: Weights
 
 
-def closed_form(compact: Tensor, device: Device, settings: Settings) -> tuple[Tensor, Tensor]:
+LocalSolver = Callable[[Weights, Device, Settings], Trained]
+
+
+def gradient(received: Weights, device: Device, settings: Settings) -> Trained:
+    """E epochs of gradient steps inside the subspaces, with a fresh optimiser: F(S·ψ) minimised over ψ."""
+    task, projections = device.task, device.projections
+    compacts = {name: vector.clone().requires_grad_() for name, vector in received.items()}
+    own = {name: vector.clone().requires_grad_() for name, vector in device.own.items()}
+    optimiser = local_optimiser([*compacts.values(), *own.values()], settings)
+    me = torch.tensor(device.client)
+    for batch in task.batches(device.client, device.generator):
+        users = [own[name] if name in own else projections[name].rows(compacts[name], me) for name in task.own]
+        rows = [projections[name].rows(compacts[name], batch.items) for name in task.tables]
+        dense = {name: projections[name].whole(compacts[name]) for name in task.dense}
+        loss = task.sample_losses(dense, users, rows, batch.targets).mean()
+        if settings.prox:
+            loss = loss + 0.5 * settings.prox * _distance(compacts, received, projections)
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+    return Trained(_detached(compacts), _detached(own))
+
+
+def local_optimiser(parameters: list[Tensor], settings: Settings) -> torch.optim.Optimizer:
+    """The device's optimiser, as torch has it."""
+    if settings.local_optimiser == "sgd":
+        return torch.optim.SGD(parameters, lr=settings.local_step)
+    if settings.local_optimiser == "adagrad":
+        return torch.optim.Adagrad(parameters, lr=settings.local_step)
+    return torch.optim.Adam(parameters, lr=settings.local_step)
+
+
+def _distance(compacts: Weights, received: Weights, projections: dict[str, Projection]) -> Tensor:
+    """‖S(ψ − ψ_received)‖²: norms live in the full space, where a slot counts as often as it has coordinates."""
+    total = torch.zeros(())
+    for name, compact in compacts.items():
+        total = total + (projections[name].whole(compact) - projections[name].whole(received[name])).square().sum()
+    return total
+
+
+def _detached(weights: Weights) -> Weights:
+    return {name: tensor.detach() for name, tensor in weights.items()}
+
+
+def closed_form(received: Weights, device: Device, settings: Settings) -> Trained:
     """Solve the user's vector exactly, then take one step on the squared error over the whole catalogue.
 
     With items V (never realised), own items weighing 1 and all others w: u solves
@@ -41,16 +99,20 @@ def closed_form(compact: Tensor, device: Device, settings: Settings) -> tuple[Te
     is the *projected* one, the mean and not the sum of a slot's coordinates: what a step outside the subspace would
     leave inside it (tests/laws: equal to plain gradient descent where columns have unit length).
     """
-    weight, own = settings.unobserved_weight, device.items
-    rows = device.subspace.recover_rows(compact, own, settings.factors)
-    user = solve_user(rows, gram(compact, device, settings), settings)
-    stream = device.subspace.stream(compact.dtype)
-    for first, block in item_blocks(compact, device, settings):
-        gradient = weight * torch.outer(block @ user, user)
-        mine = own[(own >= first) & (own < first + len(block))] - first
-        gradient[mine] += ((1 - weight) * (block[mine] @ user) - 1)[:, None] * user
-        stream.add(first * settings.factors, gradient.view(-1))
-    return compact - settings.local_step * stream.finish(), user
+    (name, compact), (own_name,) = next(iter(received.items())), device.task.own
+    projection = device.projections[name]
+    assert isinstance(projection, Hashed)
+    subspace, weight = projection.subspace, settings.unobserved_weight
+    mine = device.task.data.train.of(device.client)
+    rows = subspace.recover_rows(compact, mine, settings.factors)
+    user = solve_user(rows, gram(compact, subspace, settings.factors), settings)
+    stream = subspace.stream(compact.dtype)
+    for first, block in item_blocks(compact, subspace, settings.factors):
+        gradient_block = weight * torch.outer(block @ user, user)
+        here = mine[(mine >= first) & (mine < first + len(block))] - first
+        gradient_block[here] += ((1 - weight) * (block[here] @ user) - 1)[:, None] * user
+        stream.add(first * settings.factors, gradient_block.view(-1))
+    return Trained({name: compact - settings.local_step * stream.finish()}, {own_name: user})
 
 
 def solve_user(rows: Tensor, gram_matrix: Tensor, settings: Settings) -> Tensor:
@@ -62,40 +124,22 @@ def solve_user(rows: Tensor, gram_matrix: Tensor, settings: Settings) -> Tensor:
     return solution
 
 
-def gram(compact: Tensor, device: Device, settings: Settings) -> Tensor:
+def gram(compact: Tensor, subspace: Subspace, factors: int) -> Tensor:
     """VᵀV of all items, block by block."""
-    total = torch.zeros(settings.factors, settings.factors, dtype=compact.dtype)
-    for _, block in item_blocks(compact, device, settings):
+    total = torch.zeros(factors, factors, dtype=compact.dtype)
+    for _, block in item_blocks(compact, subspace, factors):
         total.addmm_(block.T, block)
     return total
 
 
-def item_blocks(compact: Tensor, device: Device, settings: Settings) -> Iterator[tuple[int, Tensor]]:
+def item_blocks(compact: Tensor, subspace: Subspace, factors: int) -> Iterator[tuple[int, Tensor]]:
     """The item table a block at a time, each with the number of its first item."""
-    factors = settings.factors
-    for first in range(0, device.num_items, BLOCK_ITEMS):
-        last = min(first + BLOCK_ITEMS, device.num_items)
+    num_items = subspace.full_size // factors
+    for first in range(0, num_items, BLOCK_ITEMS):
+        last = min(first + BLOCK_ITEMS, num_items)
         block = torch.empty((last - first) * factors, dtype=compact.dtype)
-        ops.recover_range(device.subspace.layout, compact, first * factors, block)
+        ops.recover_range(subspace.layout, compact, first * factors, block)
         yield first, block.view(-1, factors)
-
-
-def gradient(compact: Tensor, device: Device, settings: Settings) -> tuple[Tensor, Tensor]:
-    """E epochs of stochastic gradient descent inside the subspace on the pairwise (BPR) loss, as in the paper."""
-    compact, user = compact.clone(), device.user.clone()
-    for _ in range(settings.local_epochs):
-        order = torch.randperm(len(device.items), generator=device.generator)
-        for positives in torch.split(device.items[order], settings.batch_size):
-            negatives = torch.randint(device.num_items, positives.shape, generator=device.generator)
-            both = torch.cat([positives, negatives])
-            rows = device.subspace.recover_rows(compact, both, settings.factors)
-            better, worse = rows.chunk(2)
-            # d/dx of -log(sigmoid(x)), x being by how much the touched item leads.
-            slope = (-functional.sigmoid(-(better - worse) @ user) / len(positives))[:, None]
-            row_gradient = torch.cat([slope * user, -slope * user])
-            user = user - settings.local_step * (slope * (better - worse)).sum(0)
-            compact -= settings.local_step * device.subspace.accumulate_rows(row_gradient, both)
-    return compact, user
 
 
 SOLVERS: dict[str, LocalSolver] = {"closed_form": closed_form, "gradient": gradient}

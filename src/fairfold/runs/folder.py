@@ -47,7 +47,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._rows: list[dict[str, float]] = []
+        self._rows: list[dict[str, float | None]] = []
 
     @classmethod
     def create(cls, settings: Settings, path: Path | None = None) -> "RunFolder":
@@ -66,15 +66,15 @@ class RunFolder:
         except OSError as error:
             raise InvalidSettings(f"--out {path}: {error.strerror}", "a folder to write to", "Name another.") from None
         folder = cls(path)
-        write_atomically(path / "settings.toml", tomli_w.dumps(settings.model_dump()).encode())
+        write_atomically(path / "settings.toml", tomli_w.dumps(settings.model_dump(exclude_none=True)).encode())
         return folder
 
     def note(self, report: RoundReport) -> None:
         """Keep one round's quality."""
         if report.quality is None:
             return
-        row = {"round": report.round_number, "ndcg_server": report.quality.server}
-        row |= {f"ndcg_group_{number}": value for number, value in enumerate(report.quality.groups)}
+        row: dict[str, float | None] = {"round": report.round_number, "server": report.quality.server}
+        row |= {f"group_{number}": value for number, value in enumerate(report.quality.groups)}
         self._rows.append(row)
         text = io.StringIO()
         writer = csv.DictWriter(text, self._rows[0].keys(), lineterminator="\n")
@@ -85,6 +85,8 @@ class RunFolder:
     def finish(self, result: Result, seconds: float) -> None:
         """Write the closing table and the model."""
         summary = {
+            "metric": result.metric,
+            "rejections": dict(result.rejections),
             "rounds": result.state.round_number,
             "seconds": round(seconds, 3),
             "server": {"quality": result.quality, "references": dict(result.references)},
@@ -92,4 +94,4 @@ class RunFolder:
         }
         write_atomically(self.path / "result.json", (json.dumps(summary, indent=2) + "\n").encode())
         metadata = {"settings": result.settings.model_dump_json(), "round": str(result.state.round_number)}
-        write_atomically(self.path / "model.safetensors", save({"full": result.state.full.contiguous()}, metadata))
+        write_atomically(self.path / "model.safetensors", save(result.state.full, metadata))

@@ -1,53 +1,54 @@
 """What a run gives: quality by device size, beside references, and what each size cost."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fairfold.data import Dataset
+from fairfold.data import Interactions
 from fairfold.federation.aggregate import ServerState
+from fairfold.federation.projection import Assignment
 from fairfold.federation.settings import Settings
+from fairfold.federation.task import Task, Weights
 from fairfold.federation.train import solve_user
-from fairfold.metrics.ranking import Scorer, evaluate_ranking
-from fairfold.subspace import Subspace, parse_scheme
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """The data to be scored on, and rankings that need no training, so that no figure stands alone."""
-
-    data: Dataset
-    references: Mapping[str, Scorer]
+from fairfold.metrics import evaluate_ranking
+from fairfold.metrics.ranking import Scorer
+from fairfold.models import scorer
+from fairfold.simulate.federation import Federation
 
 
 @dataclass(frozen=True)
 class Quality:
-    """NDCG@k of the server's full model over all users, and of each size's own model over its own users."""
+    """NDCG@k (larger is better) or MSE (smaller): of the server's model for all users, of each size's for its own."""
 
     server: float
-    groups: tuple[float, ...]
+    groups: tuple[float | None, ...]
 
 
 @dataclass(frozen=True)
 class RoundReport:
-    """One round: its number, and its quality where it was evaluated."""
+    """One round: its number, its seconds, how many replies counted, and its quality where it was evaluated."""
 
     round_number: int
+    seconds: float
+    clients: int
+    bytes_down: int
+    bytes_up: int
     quality: Quality | None
 
 
 @dataclass(frozen=True)
 class GroupReport:
-    """Devices of one capacity: who they are, what they hold, what they send, how well their own model does."""
+    """Devices of one capacity: who they are, what they hold and send, how well their own model does."""
 
     capacity: str
     users: int
     size: int
     bytes_held: int
-    bytes_each_way: int
-    quality: float
+    bytes_down: int
+    bytes_up: int
+    quality: float | None
     references: Mapping[str, float]
 
 
@@ -56,81 +57,75 @@ class Result:
     """The end of a run."""
 
     settings: Settings
+    metric: str
     state: ServerState
+    private: Weights
     history: list[RoundReport]
     groups: list[GroupReport]
     quality: float
     references: Mapping[str, float]
     users: int
-
-    @classmethod
-    def of(
-        cls,
-        settings: Settings,
-        state: ServerState,
-        history: list[RoundReport],
-        subspaces: list[Subspace],
-        group: Tensor,
-        scoring: Scoring,
-    ) -> "Result":
-        """Gather the last evaluation and the cost of every size."""
-        last = history[-1].quality
-        assert last is not None  # the last round is always evaluated
-        itemsize = state.full.element_size()
-        groups = []
-        for number, (capacity, subspace) in enumerate(zip(parse_scheme(settings.capacities), subspaces, strict=True)):
-            members = (group == number).nonzero().flatten()
-            groups.append(
-                GroupReport(
-                    capacity=str(capacity),
-                    users=len(members),
-                    size=subspace.size,
-                    bytes_held=subspace.size * itemsize,
-                    bytes_each_way=subspace.size * itemsize,
-                    quality=last.groups[number],
-                    references=_references(scoring, members, settings),
-                )
-            )
-        everyone = torch.arange(len(group))
-        return cls(settings, state, history, groups, last.server, _references(scoring, everyone, settings), len(group))
+    rejections: Mapping[str, int] = field(default_factory=dict)
 
 
-def _references(scoring: Scoring, users: Tensor, settings: Settings) -> dict[str, float]:
-    return {name: _ndcg(score, scoring, settings, users) for name, score in scoring.references.items()}
+class Judge:
+    """Evaluates models of one federation against the test set, with reference rows that need no training."""
+
+    def __init__(self, federation: Federation, references: Mapping[str, Scorer]) -> None:
+        self.federation = federation
+        self._references = references
+        task, settings = federation.task, federation.settings
+        self.metric = "MSE" if task.ratings else f"NDCG@{settings.top}"
+
+    def quality(self, state: ServerState, private: Weights, assignments: list[Assignment]) -> Quality:
+        """The server's model for everybody, and each size's own model for the users who hold it."""
+        everybody = torch.arange(self.federation.task.num_clients)
+        by_group: list[float | None] = []
+        for number, held in enumerate(assignments):
+            members = (self.federation.group == number).nonzero().flatten()
+            if held.projections is None:
+                by_group.append(None)
+                continue
+            device = {name: p.recover(p.reduce(state.full[name])) for name, p in held.projections.items()}
+            by_group.append(self._value(device, private, members))
+        return Quality(self._value(state.full, private, everybody), tuple(by_group))
+
+    def references(self, users: Tensor) -> dict[str, float]:
+        """The reference rows over some users."""
+        if self.federation.task.ratings:
+            return {}
+        return {name: self._ndcg(score, users) for name, score in self._references.items()}
+
+    def _value(self, full: Weights, private: Weights, users: Tensor) -> float:
+        task, settings = self.federation.task, self.federation.settings
+        if settings.solver == "closed_form":
+            return self._ndcg(closed_form_scorer(full, task, settings), users)
+        model = task.model_of(full, private)
+        if task.ratings:
+            return _mean_squared_error(model, task.data.test, users)
+        return self._ndcg(scorer(model), users)
+
+    def _ndcg(self, score: Scorer, users: Tensor) -> float:
+        data, top = self.federation.task.data, self.federation.settings.top
+        return evaluate_ranking(score, data.train, data.test, top, users=users).ndcg
 
 
-def _ndcg(score: Scorer, scoring: Scoring, settings: Settings, users: Tensor) -> float:
-    return evaluate_ranking(score, scoring.data.train, scoring.data.test, settings.top, users=users).ndcg
-
-
-def evaluate(
-    full: Tensor,
-    private: Tensor,
-    subspaces: Iterable[Subspace],
-    group: Tensor,
-    scoring: Scoring,
-    settings: Settings,
-) -> Quality:
-    """Score the server's model for everybody, and each size's model for the users who hold it."""
-    by_group = []
-    for number, subspace in enumerate(subspaces):
-        members = (group == number).nonzero().flatten()
-        held = subspace.recover(subspace.reduce(full))
-        by_group.append(_ndcg(_scorer(held, private, scoring.data, settings), scoring, settings, members))
-    score = _scorer(full, private, scoring.data, settings)
-    return Quality(_ndcg(score, scoring, settings, torch.arange(len(group))), tuple(by_group))
-
-
-def _scorer(full: Tensor, private: Tensor, data: Dataset, settings: Settings) -> Scorer:
-    """Scores of all items from an item table and each user's own vector, which only the user's device knows."""
-    table = full.view(data.num_items, settings.factors)
-    if settings.solver == "gradient":
-        return lambda users: private[users] @ table.T
+def closed_form_scorer(full: Weights, task: Task, settings: Settings) -> Scorer:
+    """Scores of all items from an item table alone: everybody's vector follows from their own history."""
+    (name,) = task.tables
+    table = full[name].view(task.tables[name])
     gram_matrix = table.T @ table
 
     def score(users: Tensor) -> Tensor:
-        # Everybody, drawn or not, has a vector: it follows from their own history and the items.
-        vectors = [solve_user(table[data.train.of(user)], gram_matrix, settings) for user in users.tolist()]
+        vectors = [solve_user(table[task.data.train.of(user)], gram_matrix, settings) for user in users.tolist()]
         return torch.stack(vectors) @ table.T
 
     return score
+
+
+def _mean_squared_error(model: nn.Module, test: Interactions, users: Tensor) -> float:
+    chosen = torch.isin(test.users, users)
+    assert test.ratings is not None  # checked when the task was made
+    with torch.no_grad():
+        predicted: Tensor = model(test.users[chosen], test.items[chosen])
+    return float((predicted - test.ratings[chosen]).square().mean())

@@ -1,0 +1,134 @@
+"""Each method as a function from capacities to projections."""
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+from fairfold.errors import InvalidCapacity
+from fairfold.federation.projection import Assignment, Hashed, LeadingColumns, LowRank, Projection, WholeTable
+from fairfold.federation.settings import Settings
+from fairfold.federation.task import Shapes
+from fairfold.kernels.hashing import expand_seed
+from fairfold.subspace import Capacity, Subspace, nested_subspaces
+
+
+def whole(shape: tuple[int, ...]) -> Hashed:
+    """A tensor held as it is."""
+    size = prod(shape)
+    return Hashed(shape, Subspace(size, size))
+
+
+def fair(compressed: Shapes, capacities: Sequence[Capacity], settings: Settings, seed: int) -> list[Assignment]:
+    """FAIR-HET: nested subspaces, one a capacity. Every tensor has a hash of its own."""
+    by_tensor = {
+        name: nested_subspaces(
+            prod(shape),
+            capacities,
+            seed=expand_seed(seed ^ number << 56),
+            mapping=settings.mapping if len(shape) > 1 else "element",
+            chunk=settings.chunk if settings.mapping != "element" else 1,
+            sign=settings.sign,
+            rule=settings.size_rule,
+        )
+        for number, (name, shape) in enumerate(compressed.items())
+    }
+    return [
+        Assignment({name: Hashed(compressed[name], subspaces[group]) for name, subspaces in by_tensor.items()})
+        for group in range(len(capacities))
+    ]
+
+
+def fair_hom(compressed: Shapes, capacities: Sequence[Capacity], settings: Settings, seed: int) -> list[Assignment]:
+    """FAIR-HOM, *model loss*: everybody at the smallest capacity."""
+    full_size = sum(prod(shape) for shape in compressed.values())
+    smallest = min(capacities, key=lambda capacity: capacity.limit(full_size))
+    return fair(compressed, [smallest], settings, seed) * len(capacities)
+
+
+def fedavg(compressed: Shapes, capacities: Sequence[Capacity], settings: Settings, seed: int) -> list[Assignment]:  # noqa: ARG001
+    """FedAvg: everybody holds the full model, whatever it costs."""
+    return [Assignment({name: whole(shape) for name, shape in compressed.items()})] * len(capacities)
+
+
+def full_trn(compressed: Shapes, capacities: Sequence[Capacity], settings: Settings, seed: int) -> list[Assignment]:
+    """FULL-TRN, *data loss*: only devices that can hold the full model take part."""
+    everybody = fedavg(compressed, capacities, settings, seed)
+    kept = [_holds_all(compressed, capacity) for capacity in capacities]
+    if not any(kept):
+        raise _cannot("full_trn", capacities[0], "no device can hold the full model")
+    return [held if keep else Assignment(None) for held, keep in zip(everybody, kept, strict=True)]
+
+
+def fedhm(compressed: Shapes, capacities: Sequence[Capacity], settings: Settings, seed: int) -> list[Assignment]:  # noqa: ARG001
+    """FedHM: the best factors of low rank that fit.
+
+    A table of N × d costs r·(N + d) at rank r, so a device that cannot hold N + d numbers cannot be served: compression
+    stays below d. A device that can hold the table holds the table.
+    """
+    return [_tables("fedhm", LowRank, compressed, capacity) for capacity in capacities]
+
+
+def heterofl(compressed: Shapes, capacities: Sequence[Capacity], settings: Settings, seed: int) -> list[Assignment]:  # noqa: ARG001
+    """HeteroFL: the leading columns that fit; at least one, so compression is at most d."""
+    return [_tables("heterofl", LeadingColumns, compressed, capacity) for capacity in capacities]
+
+
+Method = Callable[[Shapes, Sequence[Capacity], Settings, int], list[Assignment]]
+METHODS: dict[str, Method] = {
+    "fair": fair,
+    "fair_hom": fair_hom,
+    "full_trn": full_trn,
+    "fedavg": fedavg,
+    "fedhm": fedhm,
+    "heterofl": heterofl,
+    "inconsistent": fair,  # the same subspaces, but the loop draws a seed a client
+}
+
+
+def assign(
+    settings: Settings, compressed: Shapes, dense: Shapes, capacities: Sequence[Capacity], seed: int
+) -> list[Assignment]:
+    """What the devices of each capacity hold of every tensor."""
+    assignments = METHODS[settings.method](compressed, capacities, settings, seed)
+    extra: dict[str, Projection] = {name: whole(shape) for name, shape in dense.items()}
+    return [
+        assignment if assignment.projections is None else Assignment(assignment.projections | extra)
+        for assignment in assignments
+    ]
+
+
+def _holds_all(compressed: Shapes, capacity: Capacity) -> bool:
+    full_size = sum(prod(shape) for shape in compressed.values())
+    return capacity.limit(full_size) >= full_size
+
+
+def _tables(
+    method: str, kind: type[LowRank] | type[LeadingColumns], compressed: Shapes, capacity: Capacity
+) -> Assignment:
+    """One projection a table, each within the capacity's share of it."""
+    projections: dict[str, Projection] = {}
+    for name, shape in compressed.items():
+        if len(shape) != 2:
+            raise InvalidCapacity(f"method={method!r} on {name} of shape {shape}", "tables", "Use compress='tables'.")
+        limit = capacity.limit(prod(shape))
+        if limit >= prod(shape):
+            everything = Subspace(prod(shape), prod(shape))
+            projections[name] = (
+                LeadingColumns(shape, shape[1]) if kind is LeadingColumns else WholeTable(shape, everything)
+            )
+            continue
+        projection = kind.within(shape, limit)
+        if projection is None:
+            needed = shape[0] + (shape[1] if kind is LowRank else 0)
+            raise _cannot(
+                method,
+                capacity,
+                f"{name} ({shape[0]} × {shape[1]}) needs at least {needed} numbers, it can hold {limit}",
+            )
+        projections[name] = projection
+    return Assignment(projections)
+
+
+def _cannot(method: str, capacity: Capacity, reason: str) -> InvalidCapacity:
+    return InvalidCapacity(
+        f"method={method!r} at {capacity}", f"a capacity it can serve (N/A: {reason})", "Use method='fair'."
+    )

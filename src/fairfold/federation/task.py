@@ -1,0 +1,169 @@
+"""What devices train: a model's tensors as the federation sees them, each client's samples, the loss of a sample.
+
+A model's tensors are of three kinds. *Tables* have a row an item; a device looks rows up. *Dense* tensors are used
+whole. A user's *own* vectors belong to one client; they stay on the device, or are rows of tables that are sent along.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from fairfold.data import Dataset
+from fairfold.data.negatives import NegativeSampler
+from fairfold.errors import InvalidSettings
+from fairfold.federation.settings import Settings
+from fairfold.models import MF, NeuMF, NeuMFMLP
+
+Weights = dict[str, Tensor]
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some samples of one client.
+
+    Attributes:
+        items: int64 [samples, width]: the item of each sample, and behind it the negatives drawn for it.
+        targets: float [samples] what is to be predicted, or None for rankings.
+    """
+
+    items: Tensor
+    targets: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+class _Combine(nn.Module):
+    """A model's part behind the lookups, in a form that can be called with other weights."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, users: tuple[Tensor, ...], items: tuple[Tensor, ...]) -> Tensor:
+        scores: Tensor = self.model.combine(users, items)  # type: ignore[operator]
+        return scores
+
+
+class Task:
+    """One model and one data set, as a federation of users.
+
+    Attributes:
+        tables: Name and shape of every item table.
+        dense: Name and shape of every other tensor that is averaged.
+        user_tables: Name and shape of the users' tables where these are sent and averaged; else empty.
+        own: Name and length of every vector a user has.
+        num_clients: One a user.
+    """
+
+    def __init__(self, data: Dataset, settings: Settings) -> None:
+        self.data = data
+        self.settings = settings
+        self.num_clients = data.num_users
+        self.ratings = settings.model == "neumf-mlp"
+        if self.ratings and data.train.ratings is None:
+            raise InvalidSettings(
+                f"model='neumf-mlp' on {data.name!r}, which has no ratings", "ratings", "Use 'mf' or 'neumf'."
+            )
+        with torch.device("meta"):  # the architecture alone: its tensors are never made on a device
+            self._combine = _Combine(_make(data, settings))
+        shapes = {name: tuple(tensor.shape) for name, tensor in self._combine.model.named_parameters()}
+        self.own = {name: shape[1] for name, shape in shapes.items() if _is_table(name, "user")}
+        self.tables = {name: shape for name, shape in shapes.items() if _is_table(name, "item")}
+        self.dense = {name: shape for name, shape in shapes.items() if name not in self.own and name not in self.tables}
+        sent = settings.user_vectors == "uploaded"
+        self.user_tables = {name: shapes[name] for name in self.own} if sent else {}
+        self._negatives = None if self.ratings else NegativeSampler(data.train, settings.negatives)
+
+    def initial(self, generator: torch.Generator) -> tuple[Weights, Weights]:
+        """Tensors before training: those of the server, flat, and those of the users, a row each."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+            model = _make(self.data, self.settings)
+        everything = {name: tensor.detach() for name, tensor in model.named_parameters()}
+        shared = {name: everything[name].reshape(-1) for name in self.shapes}
+        return shared, {} if self.user_tables else {name: everything[name] for name in self.own}
+
+    @property
+    def shapes(self) -> Shapes:
+        """Name and shape of everything the server holds."""
+        return self.tables | self.dense | self.user_tables
+
+    @property
+    def compressed(self) -> Shapes:
+        """What a device holds compressed: item tables, or everything."""
+        return self.shapes if self.settings.compress == "all" else self.tables
+
+    def samples(self, client: int) -> int:
+        """How much data a client has."""
+        return int(self.data.train.offsets[client + 1] - self.data.train.offsets[client])
+
+    def batches(self, client: int, generator: torch.Generator) -> list[Batch]:
+        """All batches of a client's round, epoch after epoch."""
+        settings, train = self.settings, self.data.train
+        items, found = train.of(client), []
+        for _ in range(settings.local_epochs):
+            order = torch.arange(len(items))
+            if settings.shuffle:
+                order = torch.randperm(len(items), generator=generator)
+            wide, targets = items[:, None], None
+            if self._negatives is None:
+                targets = train.ratings_of(client)[order]
+            else:
+                users = torch.full((len(items), settings.negatives), client)
+                wide = torch.cat([wide, self._negatives.draw(users, generator)], dim=1)
+            wide = wide[order]
+            for start in range(0, len(items), settings.batch_size):
+                part = slice(start, start + settings.batch_size)
+                found.append(Batch(wide[part], None if targets is None else targets[part]))
+        return found
+
+    def sample_losses(
+        self, dense: Weights, users: Sequence[Tensor], items: Sequence[Tensor], targets: Tensor | None
+    ) -> Tensor:
+        """The loss of every sample of a batch.
+
+        Args:
+            dense: Weights of the dense tensors.
+            users: The user's own vectors, each [length].
+            items: For every table the rows of the batch, [samples, width, row length].
+            targets: See :class:`Batch`.
+        """
+        spread = tuple(vector.expand(*items[0].shape[:2], -1) for vector in users)
+        weights = {f"model.{name}": weight.view(self.dense[name]) for name, weight in dense.items()}
+        arguments: Any = (spread, tuple(items))
+        scores: Tensor = functional_call(self._combine, weights, arguments)
+        if targets is not None:
+            return (scores[:, 0] - targets).square()
+        losses = -functional.logsigmoid(scores[:, :1] - scores[:, 1:]).mean(1)
+        if self.settings.regulariser:
+            norms = sum(rows.square().sum((1, 2)) for rows in items) + sum(vector.square().sum() for vector in users)
+            losses = losses + 0.5 * self.settings.regulariser * norms
+        return losses
+
+    def model_of(self, shared: Weights, own: Weights) -> nn.Module:
+        """The whole model, for evaluation: the server's tensors (or a device's, recovered) and every user's vectors."""
+        with torch.device("meta"):
+            model = _make(self.data, self.settings)
+        state = {name: tensor.view(self.shapes[name]) for name, tensor in shared.items()} | own
+        model.load_state_dict(state, assign=True)
+        return model
+
+
+def _is_table(name: str, side: str) -> bool:
+    return name.startswith(side) and name.endswith(".weight")
+
+
+def _make(data: Dataset, settings: Settings) -> nn.Module:
+    users, items, factors = data.num_users, data.num_items, settings.factors
+    if settings.model == "mf":
+        return MF(users, items, factors, spread=settings.initial_spread or 0.01)
+    if settings.model == "neumf":
+        return NeuMF(users, items, factors)
+    return NeuMFMLP(users, items, factors)

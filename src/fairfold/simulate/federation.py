@@ -1,0 +1,58 @@
+"""A federation ready to run: task, capacities and who has which, from settings and data."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fairfold.algorithms import assign
+from fairfold.errors import InvalidSettings
+from fairfold.federation.projection import Assignment
+from fairfold.federation.sampling import Purpose, generator, hash_seed
+from fairfold.federation.settings import Settings
+from fairfold.federation.task import Task, Weights
+from fairfold.subspace import Capacity, assign_groups, parse_scheme
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What does not change over a run.
+
+    Attributes:
+        settings: Of the run.
+        task: Model, data and loss.
+        capacities: One a group of clients.
+        group: The group of every client.
+    """
+
+    settings: Settings
+    task: Task
+    capacities: list[Capacity]
+    group: Tensor
+
+    @classmethod
+    def of(cls, settings: Settings, task: Task) -> "Federation":
+        """Split the clients by the capacity scheme; refuse what cannot work, before any work."""
+        capacities = parse_scheme(settings.capacities)
+        wanted = settings.clients_per_round
+        if wanted is not None and wanted > task.num_clients and not settings.replacement:
+            raise InvalidSettings(
+                f"clients_per_round = {wanted} of {task.num_clients} clients",
+                f"at most {task.num_clients}",
+                "Ask for fewer, or draw with replacement.",
+            )
+        federation = cls(settings, task, capacities, assign_groups(task.num_clients, len(capacities)))
+        federation.assignments(0)  # a capacity that the method cannot serve is told now
+        return federation
+
+    def assignments(self, round_number: int, client: int | None = None) -> list[Assignment]:
+        """What each group holds in a round; with ``client``, under that client's own, independent hash."""
+        seed = hash_seed(self.settings, round_number)
+        if client is not None:
+            seed ^= (client + 1) << 32
+        task = self.task
+        whole = {name: shape for name, shape in task.shapes.items() if name not in task.compressed}
+        return assign(self.settings, task.compressed, whole, self.capacities, seed)
+
+    def initial(self) -> tuple[Weights, Weights]:
+        """The server's tensors and the users' own vectors before training."""
+        return self.task.initial(generator(self.settings, Purpose.MODEL))

@@ -1,0 +1,159 @@
+"""A whole run: data, rounds, evaluations, early stopping."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from fairfold.data import Dataset, load
+from fairfold.data.synthetic import SyntheticWorld
+from fairfold.federation.aggregate import ServerState
+from fairfold.federation.replies import Rejections
+from fairfold.federation.sampling import sample_cohort
+from fairfold.federation.settings import Settings
+from fairfold.federation.task import Task, Weights
+from fairfold.metrics.ranking import Scorer
+from fairfold.simulate import batched, loop
+from fairfold.simulate.federation import Federation
+from fairfold.simulate.result import GroupReport, Judge, Result, RoundReport
+
+BYTES = 4
+
+
+@dataclass
+class Progress:
+    """Where a run stands: all that is needed to go on from here."""
+
+    state: ServerState
+    private: Weights
+    history: list[RoundReport]
+    rejections: Rejections
+
+
+Watch = Callable[[RoundReport, Progress], None]
+
+
+def simulate(
+    settings: Settings,
+    watch: Watch = lambda _report, _progress: None,
+    *,
+    data: Dataset | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """Run a federation from its settings.
+
+    Args:
+        settings: Of the run.
+        watch: Told of every round as it ends.
+        data: Used instead of loading ``settings.data``.
+        progress: Where to go on; from the start if not given.
+    """
+    data, references = _data(settings) if data is None else (data, _popularity(data))
+    federation = Federation.of(settings, Task(data, settings))
+    judge = Judge(federation, references)
+    if progress is None:
+        full, private = federation.initial()
+        progress = Progress(ServerState(full), private, [], Rejections())
+    run_round = batched.run_round if settings.backend == "batched" else loop.run_round
+    while not _finished(progress, settings):
+        started = time.monotonic()
+        progress.state = run_round(progress.state, progress.private, federation, progress.rejections)
+        report = _report(federation, judge, progress, time.monotonic() - started)
+        progress.history.append(report)
+        watch(report, progress)
+    return _result(federation, judge, progress)
+
+
+def _finished(progress: Progress, settings: Settings) -> bool:
+    """After the last round, when the quality has reached the threshold, or when it has long not improved."""
+    if progress.state.round_number >= settings.rounds:
+        return True
+    smaller_is_better = settings.model == "neumf-mlp"
+    found = [report.quality.server for report in progress.history if report.quality is not None]
+    values = [-value if smaller_is_better else value for value in found]
+    if not values:
+        return False
+    if settings.threshold is not None:
+        wanted = -settings.threshold if smaller_is_better else settings.threshold
+        if values[-1] >= wanted:
+            return True
+    return settings.patience is not None and len(values) - 1 - values.index(max(values)) >= settings.patience
+
+
+def _report(federation: Federation, judge: Judge, progress: Progress, seconds: float) -> RoundReport:
+    settings, number = federation.settings, progress.state.round_number
+    assignments = federation.assignments(number - 1)
+    cohort = sample_cohort(settings, federation.task.num_clients, number - 1)
+    sizes = torch.tensor([held.size() for held in assignments])
+    sent_up = sizes[federation.group[cohort]]
+    full_size = sum(tensor.numel() for tensor in progress.state.full.values())
+    sent_down = torch.where(sent_up > 0, full_size, 0) if settings.broadcast else sent_up
+    quality = None
+    if number == settings.rounds or number % settings.evaluate_every == 0:
+        quality = judge.quality(progress.state, progress.private, assignments)
+    clients = int((sent_up > 0).sum())
+    return RoundReport(number, seconds, clients, int(sent_down.sum()) * BYTES, int(sent_up.sum()) * BYTES, quality)
+
+
+def _result(federation: Federation, judge: Judge, progress: Progress) -> Result:
+    settings, assignments = federation.settings, federation.assignments(max(progress.state.round_number - 1, 0))
+    last = progress.history[-1] if progress.history else None
+    quality = last.quality if last else None
+    if quality is None:  # stopped between evaluations, or nothing was left to do
+        quality = judge.quality(progress.state, progress.private, assignments)
+        if last:
+            progress.history[-1] = replace(last, quality=quality)
+    full_size = sum(tensor.numel() for tensor in progress.state.full.values())
+    groups = []
+    for number, (capacity, held) in enumerate(zip(federation.capacities, assignments, strict=True)):
+        members = (federation.group == number).nonzero().flatten()
+        size = held.size()
+        groups.append(
+            GroupReport(
+                capacity=str(capacity),
+                users=len(members),
+                size=size,
+                bytes_held=size * BYTES,
+                bytes_down=(full_size if settings.broadcast and size else size) * BYTES,
+                bytes_up=size * BYTES,
+                quality=quality.groups[number],
+                references=judge.references(members),
+            )
+        )
+    everybody = torch.arange(federation.task.num_clients)
+    return Result(
+        settings,
+        judge.metric,
+        progress.state,
+        progress.private,
+        progress.history,
+        groups,
+        quality.server,
+        judge.references(everybody),
+        federation.task.num_clients,
+        dict(progress.rejections.counts),
+    )
+
+
+def _data(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
+    if settings.data != "synthetic":
+        options = {} if settings.top_users is None else {"top_users": settings.top_users}
+        if settings.model == "neumf-mlp":
+            options["ratings"] = True
+        data = load(settings.data, **options)  # type: ignore[arg-type]
+        return data, _popularity(data)
+    world = SyntheticWorld(
+        users=settings.world.users,
+        items=settings.world.items,
+        interactions_per_user=settings.world.interactions_per_user,
+        taste_strength=settings.world.taste_strength,
+        seed=settings.seed,
+    )
+    data = world.dataset()
+    return data, _popularity(data) | {"best possible": world.best_scores}
+
+
+def _popularity(data: Dataset) -> dict[str, Scorer]:
+    popularity = data.train.counts_by_item.float()
+    return {"popularity": lambda users: popularity.expand(len(users), -1)}
