@@ -77,7 +77,7 @@ def evaluate_ranking(
         score: Takes user ids (int64, on the CPU) and returns their scores of all items, [users, items], on
             any device. An item scored -inf is never recommended; NaN is an error. Scores are not written to.
         train: Items that are never ranked, by user.
-        test: Items that should be ranked high, by user.
+        test: Items that should be ranked high, by user. One that is in ``train`` as well counts as missed.
         k: How many ranks count.
         users: Evaluate only these; all users with test items if not given.
         users_per_batch: How many users are scored at once; if not given, as many as fit into 64 MB.
