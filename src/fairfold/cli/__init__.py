@@ -3,6 +3,7 @@
 import typer
 
 from fairfold.cli.central import central
+from fairfold.cli.data import data
 from fairfold.cli.doctor import doctor
 from fairfold.cli.train import train
 
@@ -16,6 +17,7 @@ app = typer.Typer(
 app.command()(train)
 app.command()(central)
 app.command()(doctor)
+app.add_typer(data, name="data")
 
 
 @app.callback()
