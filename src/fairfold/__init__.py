@@ -7,7 +7,6 @@ from fairfold.errors import FairfoldError
 from fairfold.federation.settings import Settings
 from fairfold.simulate import simulate
 from fairfold.subspace import Subspace
-
-__version__ = "0.1.0"
+from fairfold.version import __version__
 
 __all__ = ["FairfoldError", "Settings", "Subspace", "__version__", "simulate"]

@@ -36,6 +36,10 @@ class InvalidVector(FairfoldError, ValueError):
     """A vector of the wrong length or shape, or one that holds NaN or infinity."""
 
 
+class InvalidRow(FairfoldError, IndexError):
+    """A row of a table that the table does not have."""
+
+
 class InvalidDtype(FairfoldError, TypeError):
     """A tensor (or another value) of a type the operation cannot use."""
 

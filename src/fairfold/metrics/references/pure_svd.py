@@ -35,9 +35,7 @@ class PureSVD:
         if smaller <= EXACT_SIDE:
             of_users = train.num_users <= train.num_items
             # In double precision: small singular values are square roots of the Gram matrix's.
-            vectors: Tensor = (
-                torch.linalg.eigh(matrix.gram(of_users).double()).eigenvectors[:, -rank:].float()
-            )
+            vectors: Tensor = torch.linalg.eigh(matrix.gram(of_users).double()).eigenvectors[:, -rank:].float()
             if of_users:
                 # U Uᵀ X has the same rows as X V Vᵀ.
                 self._users: Tensor = vectors

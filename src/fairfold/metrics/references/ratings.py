@@ -17,9 +17,7 @@ class Means:
     has bias 0. With both, they are fitted in turn until they settle.
     """
 
-    def __init__(
-        self, train: Interactions, *, users: bool = False, items: bool = False, damping: float = 0.0
-    ) -> None:
+    def __init__(self, train: Interactions, *, users: bool = False, items: bool = False, damping: float = 0.0) -> None:
         if train.ratings is None or not len(train):
             raise InvalidData("no ratings to train on", "ratings", "Prepare the data with ratings kept.")
         kinds = {(False, False): "global mean", (True, False): "user mean", (False, True): "item mean"}
