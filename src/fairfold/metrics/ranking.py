@@ -176,7 +176,8 @@ def _result(hits: Tensor, test: Interactions, users: Tensor, coverage: float, le
     gained = hits.double()
     wanted = test.counts_by_user[users]
     discount = 1 / torch.arange(2, k + 2, dtype=torch.float64).log2()
-    ndcg = (gained @ discount) / discount.cumsum(0)[wanted.clamp(max=k) - 1]
+    # The two sums run in different orders: without the limit a perfect ranking could come out above 1.
+    ndcg = ((gained @ discount) / discount.cumsum(0)[wanted.clamp(max=k) - 1]).clamp(max=1)
     recall = gained.sum(1) / wanted
     hit = hits.any(1).double()
     first = hits.int().argmax(1)
