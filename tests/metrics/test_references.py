@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fairfold.data import load
 from fairfold.data.interactions import Interactions
 from fairfold.errors import InvalidData, InvalidSettings
 from fairfold.metrics import evaluate_ranking, evaluate_ratings
@@ -99,23 +100,13 @@ def test_biases_together_explain_an_additive_world() -> None:
     assert evaluate_ratings(Means(train, items=True), train).mse > 0.1
 
 
-@pytest.fixture(scope="module")
-def goodreads() -> tuple[Interactions, Interactions]:
+def test_goodreads_gives_the_known_figures(tmp_path: Path) -> None:
     folder = SHARED / "goodreads-100"
     if not folder.is_dir():
         pytest.skip(f"needs goodreads-100 in {SHARED}; name its parent folder in FAIRFOLD_DATA")
-    parts = []
-    for name in ("train", "test"):
-        lines = [list(map(int, line.split())) for line in (folder / f"{name}.txt").read_text().splitlines()]
-        users = torch.tensor([line[0] for line in lines for _ in line[1:]])
-        parts.append((users, torch.tensor([item for line in lines for item in line[1:]])))
-    items = 1 + max(int(part[1].max()) for part in parts)
-    train, test = (Interactions.from_pairs(*part, 99, items) for part in parts)
-    return train, test
-
-
-def test_goodreads_gives_the_known_figures(goodreads: tuple[Interactions, Interactions]) -> None:
-    train, test = goodreads
+    data = load(folder, cache=tmp_path)
+    train, test = data.train, data.test
+    assert (train.num_users, train.num_items, len(train), len(test)) == (99, 359_014, 482_745, 206_869)
     found = {}
     for scorer in (Popularity(train), UserNeighbours(train), PureSVD(train, 8), PureSVD(train), Ridge(train)):
         found[scorer.name] = evaluate_ranking(scorer, train, test).ndcg

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -129,7 +129,7 @@ def load_data(source: str, *, ratings: bool, top_users: int | None, seed: int) -
         return SyntheticWorld(seed=seed).dataset()
     from fairfold.data import load
 
-    options: dict[str, object] = {}
+    options: dict[str, Any] = {}
     if ratings:
         options["ratings"] = True
     if top_users is not None:

@@ -77,7 +77,7 @@ def evaluate_ranking(
         score: Takes user ids (int64, on the CPU) and returns their scores of all items, [users, items], on
             any device. An item scored -inf is never recommended; NaN is an error. Scores are not written to.
         train: Items that are never ranked, by user.
-        test: Items that should be ranked high, by user.
+        test: Items that should be ranked high, by user. One that is in ``train`` as well counts as missed.
         k: How many ranks count.
         users: Evaluate only these; all users with test items if not given.
         users_per_batch: How many users are scored at once; if not given, as many as fit into 64 MB.
@@ -176,7 +176,8 @@ def _result(hits: Tensor, test: Interactions, users: Tensor, coverage: float, le
     gained = hits.double()
     wanted = test.counts_by_user[users]
     discount = 1 / torch.arange(2, k + 2, dtype=torch.float64).log2()
-    ndcg = (gained @ discount) / discount.cumsum(0)[wanted.clamp(max=k) - 1]
+    # The two sums run in different orders: without the limit a perfect ranking could come out above 1.
+    ndcg = ((gained @ discount) / discount.cumsum(0)[wanted.clamp(max=k) - 1]).clamp(max=1)
     recall = gained.sum(1) / wanted
     hit = hits.any(1).double()
     first = hits.int().argmax(1)

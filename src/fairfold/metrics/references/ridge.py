@@ -16,6 +16,9 @@ class Ridge:
     With fewer items than users the same scores come from the other side, X (C + λI)⁻¹ C with C = Xᵀ X: both
     are X Xᵀ(X Xᵀ + λI)⁻¹ X, as Xᵀ (X Xᵀ + λI)⁻¹ = (Xᵀ X + λI)⁻¹ Xᵀ. The side solved is held as a dense
     matrix, so it is limited to ``largest_side``; the solution takes about 12·side² bytes at its peak.
+
+    Where λ is small against the eigenvalues of G, the scores come close to X itself, which ranks nothing that is new.
+    The default of 10 suits about a hundred heavy users; with thousands (MovieLens 1M) it falls behind popularity.
     """
 
     name = "ridge"
