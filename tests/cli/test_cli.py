@@ -35,7 +35,7 @@ def test_train_leaves_a_folder_that_can_be_read(tmp_path: Path) -> None:
     assert [group["capacity"] for group in result["groups"]] == ["1x", "4x", "16x"]
     assert [group["bytes_held"] for group in result["groups"]] == [6_400, 1_600, 400]
     with safe_open(out / "model.safetensors", "pt") as model:
-        assert model.get_tensor("full").shape == (200 * 8,)
+        assert model.get_tensor("item.weight").shape == (200 * 8,)
         assert model.metadata()["round"] == "4"
     again = runner.invoke(app, ["train", str(out / "settings.toml"), "--out", str(tmp_path / "again")])
     assert again.exit_code == 0
@@ -52,7 +52,7 @@ def test_train_leaves_a_folder_that_can_be_read(tmp_path: Path) -> None:
         (["--set", "rounds.first=1"], "rounds"),
         (["--capacities", "1x-0.3x"], "1x or more"),
         (["--rounds", "0"], "greater than or equal to 1"),
-        (["--set", "clients_per_round=601"], "ask for fewer"),
+        (["--set", "method=fedhm"], "solver"),
         (["--set", "server_step=nan"], "server_step"),
         (["no-such-file.toml"], "Check the path"),
     ],

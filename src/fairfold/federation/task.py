@@ -6,6 +6,7 @@ whole. A user's *own* vectors belong to one client; they stay on the device, or 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -18,6 +19,9 @@ from fairfold.data.negatives import NegativeSampler
 from fairfold.errors import InvalidSettings
 from fairfold.federation.settings import Settings
 from fairfold.models import MF, NeuMF, NeuMFMLP
+
+SMALLEST_COMPRESSED = 64
+"""Tensors of fewer numbers are held whole: compressing them saves nothing."""
 
 Weights = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
@@ -97,8 +101,10 @@ class Task:
 
     @property
     def compressed(self) -> Shapes:
-        """What a device holds compressed: item tables, or everything."""
-        return self.shapes if self.settings.compress == "all" else self.tables
+        """What a device holds compressed: item tables, or everything but biases and other small tensors."""
+        if self.settings.compress == "tables":
+            return self.tables
+        return {name: shape for name, shape in self.shapes.items() if prod(shape) >= SMALLEST_COMPRESSED}
 
     def samples(self, client: int) -> int:
         """How much data a client has."""

@@ -2,8 +2,8 @@
 
 Three facts make it so. *The active set is exact*: a local optimiser starts fresh each round, so a slot that no sample
 of the round touches does not move; only touched slots are gathered, trained and sent back. *Sizes are data, not
-shapes*: where a row's numbers stand is a table of positions, so devices of all sizes train in one program. *Sums are linear*:
-what a size's devices changed is added up in their compact space, and recovered once.
+shapes*: where a row's numbers stand is a table of positions, so devices of all sizes train in one program.
+*Sums are linear*: what a size's devices changed is added up in their compact space, and recovered once.
 """
 
 import torch

@@ -1,0 +1,76 @@
+"""Two backends, same numbers: random federations trained by the readable loop and by the batched program.
+
+In float64, because Adam and Adagrad divide a gradient by its own size. Where a gradient is zero in exact arithmetic
+(the output bias of a pairwise loss) what they see is rounding, and in float32 that noise moves weights by whole steps.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from fairfold.federation.replies import Rejections
+from fairfold.simulate import batched, loop
+from tests.federations import tiny_data, tiny_federation, tiny_settings
+
+
+@pytest.fixture(autouse=True)
+def double() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def both(seed: int, rounds: int = 2, ratings: bool = False, **changes: Any) -> None:
+    results = []
+    for backend in (loop, batched):
+        chosen = tiny_settings(seed=seed, **changes)
+        assert batched.batches_well(chosen)
+        federation, state, private = tiny_federation(tiny_data(seed, 9, 40, ratings), chosen)
+        rejections = Rejections()
+        for _ in range(rounds):
+            state = backend.run_round(state, private, federation, rejections)
+        results.append((state.full, private, rejections.counts))
+    for part in (0, 1):
+        expected, found = results[0][part], results[1][part]
+        assert expected.keys() == found.keys()  # type: ignore[union-attr]
+        for name, tensor in expected.items():  # type: ignore[union-attr]
+            torch.testing.assert_close(
+                found[name], tensor, rtol=1e-6, atol=1e-7, msg=lambda text, n=name: f"{n}: {text}"
+            )  # type: ignore[index,misc]
+    assert results[0][2] == results[1][2]
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("method", ["fair", "fair_hom", "full_trn", "fedavg"])
+@pytest.mark.parametrize("model", ["mf", "neumf"])
+def test_methods_and_optimisers(method: str, optimiser: str, model: str) -> None:
+    both(1, method=method, local_optimiser=optimiser, model=model, local_step=0.02, capacities="1x-2x-4x")
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("mapping", "chunk"), [("element", 1), ("chunk", 3), ("ranked", 1), ("ranked", 2)])
+def test_mappings_and_seeds(seed: int, mapping: str, chunk: int) -> None:
+    both(seed, mapping=mapping, chunk=chunk, local_epochs=2, negatives=2, local_optimiser="adam", local_step=0.02,
+         capacities="1x-4x", rehash=True)  # fmt: skip
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "momentum", "adam", "yogi", "adagrad"])
+def test_delta_rule_with_every_server_optimiser(optimiser: str) -> None:
+    both(2, rounds=3, aggregation="delta", server_optimiser=optimiser, server_step=0.1, capacities="1x-2x")
+
+
+def test_ratings() -> None:
+    both(3, ratings=True, model="neumf-mlp", local_optimiser="adam", local_step=0.02, capacities="2x-4x")
+
+
+@pytest.mark.parametrize("changes", [{"weighting": "equal"}, {"replacement": True}, {"shuffle": False}, {"sign": False},
+                                     {"size_rule": "paper"}, {"clients_per_round": None}])  # fmt: skip
+def test_other_choices(changes: dict[str, Any]) -> None:
+    both(4, capacities="1x-4x", **changes)
+
+
+def test_faults_leave_out_the_same_clients() -> None:
+    faults = {"drop": 0.1, "late": 0.1, "nan": 0.1, "infinite": 0.1, "wrong_size": 0.1, "out_of_range": 0.1}
+    both(5, rounds=6, faults=faults, capacities="1x-4x")

@@ -1,0 +1,120 @@
+"""Whole runs: they learn, repeat themselves, take every setting and survive clients that fail."""
+
+import pytest
+import torch
+
+from fairfold import Settings, simulate
+from fairfold.errors import InvalidCapacity, InvalidSettings
+from fairfold.federation.settings import read_settings
+
+SMALL = {
+    "world": {"users": 60, "items": 300, "interactions_per_user": 30},
+    "clients_per_round": 30,
+    "rounds": 25,
+    "evaluate_every": 25,
+}
+GRADIENT = {"solver": "gradient", "local_optimiser": "adam", "local_step": 0.01, "aggregation": "paper"}
+
+
+def small(**changes: object) -> Settings:
+    return read_settings(SMALL | changes)
+
+
+def learning(**changes: object) -> Settings:
+    world = {"users": 200, "items": 1_500, "interactions_per_user": 60}
+    return small(world=world, clients_per_round=40, rounds=40, evaluate_every=40, server_step=0.1, **changes)
+
+
+def test_every_size_of_device_beats_popularity() -> None:
+    result = simulate(learning())
+    for group in result.groups:
+        assert group.quality is not None
+        assert group.references["popularity"] < group.quality < group.references["best possible"]
+    assert result.references["popularity"] < result.quality < result.references["best possible"]
+
+
+def test_a_third_of_failing_clients_costs_little() -> None:
+    shares = {"drop": 0.05, "late": 0.05, "nan": 0.05, "infinite": 0.05, "wrong_size": 0.05, "out_of_range": 0.05}
+    clean, failing = simulate(learning()), simulate(learning(faults=shares))
+    assert failing.quality > 0.95 * clean.quality
+    assert set(failing.rejections) == {"no answer in time", "NaN or infinity", "wrong size", "values out of range"}
+    assert 0.2 < sum(failing.rejections.values()) / (40 * 40) < 0.4
+
+
+def test_a_federation_in_which_nobody_answers_keeps_its_model() -> None:
+    before, after = simulate(small(rounds=1)), simulate(small(rounds=1, faults={"drop": 1.0}))
+    assert after.quality != before.quality
+    assert after.rejections == {"no answer in time": 30}
+    assert torch.equal(
+        after.state.full["item.weight"], simulate(small(rounds=2, faults={"nan": 1.0})).state.full["item.weight"]
+    )
+
+
+def test_the_same_settings_give_the_same_numbers() -> None:
+    first, second = simulate(small(rounds=3)), simulate(small(rounds=3))
+    assert torch.equal(first.state.full["item.weight"], second.state.full["item.weight"])
+    other = simulate(small(rounds=3, seed=1))
+    assert not torch.equal(first.state.full["item.weight"], other.state.full["item.weight"])
+
+
+@pytest.mark.parametrize("method", ["fair", "fair_hom", "full_trn", "fedavg", "fedhm", "heterofl", "inconsistent"])
+def test_every_method_runs(method: str) -> None:
+    result = simulate(small(rounds=2, model="neumf", method=method, capacities="1x-4x", **GRADIENT))
+    assert all(torch.isfinite(tensor).all() for tensor in result.state.full.values())
+    assert 0 <= result.quality <= 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mapping": "element", "rehash": True},
+        {"mapping": "chunk", "chunk": 4, "sign": False, "size_rule": "paper"},
+        {"server_optimiser": "sgd", "server_step": 0.1},
+        {"capacities": "1x"},
+        {"capacities": "1x-...-64x"},
+        {"broadcast": True},
+        GRADIENT | {"user_vectors": "uploaded", "model": "neumf", "local_epochs": 2},
+        GRADIENT | {"compress": "all", "model": "neumf", "mapping": "element", "capacities": "1x-4x"},
+        GRADIENT | {"prox": 0.1},
+        GRADIENT | {"backend": "loop", "replacement": True, "weighting": "data"},
+    ],
+)
+def test_every_setting_runs(changes: dict[str, object]) -> None:
+    result = simulate(small(rounds=2, evaluate_every=2, **changes))
+    assert all(torch.isfinite(tensor).all() for tensor in result.state.full.values())
+    assert 0 <= result.quality <= 1
+
+
+def test_bytes_are_counted_either_way() -> None:
+    compact, broadcast = simulate(small(rounds=1)), simulate(small(rounds=1, broadcast=True))
+    assert [group.bytes_up for group in compact.groups] == [9_600, 2_400, 600]
+    assert [group.bytes_down for group in compact.groups] == [9_600, 2_400, 600]
+    assert [group.bytes_down for group in broadcast.groups] == [9_600, 9_600, 9_600]
+    assert broadcast.history[0].bytes_down == 30 * 9_600
+    assert torch.equal(compact.state.full["item.weight"], broadcast.state.full["item.weight"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "fedhm", "capacities": "1x-8x"}, "N/A"),
+        ({"method": "heterofl", "capacities": "1x-16x"}, "N/A"),
+        ({"method": "full_trn", "capacities": "2x-4x"}, "no device can hold"),
+    ],
+)
+def test_capacities_a_method_cannot_serve_are_refused_before_any_work(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidCapacity, match=message):
+        simulate(small(model="neumf", **GRADIENT, **changes))
+
+
+def test_more_clients_than_exist_are_refused() -> None:
+    with pytest.raises(InvalidSettings, match="61 of 60"):
+        simulate(small(clients_per_round=61))
+
+
+def test_early_stopping_by_trend_and_by_threshold() -> None:
+    reached = simulate(small(rounds=30, evaluate_every=1, threshold=0.05))
+    assert len(reached.history) < 30
+    assert reached.quality >= 0.05
+    still = simulate(small(rounds=30, evaluate_every=1, faults={"drop": 1.0}, patience=3))
+    assert len(still.history) == 4  # the first evaluation is the best, three more are no better
