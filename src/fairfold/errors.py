@@ -50,3 +50,15 @@ class InvalidSettings(FairfoldError, ValueError):
 
 class InvalidData(FairfoldError, ValueError):
     """Interactions, ratings or images that cannot be read as they are."""
+
+
+class InvalidIndex(FairfoldError, IndexError):
+    """Ids that name no row of the table they are looked up in."""
+
+
+class InvalidDevice(FairfoldError, RuntimeError):
+    """Tensors on different devices used together."""
+
+
+class InvalidState(FairfoldError, RuntimeError):
+    """A saved state that belongs to another subspace than the module it is loaded into."""
