@@ -34,7 +34,7 @@ def check_like_standard(layer: FairModule, *inputs: Any) -> None:
         if isinstance(ours, Tensor) and ours.requires_grad:
             torch.testing.assert_close(ours.grad, theirs.grad)
     if getattr(layer, "bias", None) is not None:
-        torch.testing.assert_close(layer.bias.grad, dense.bias.grad)  # type: ignore[union-attr]
+        torch.testing.assert_close(layer.bias.grad, dense.bias.grad)
 
 
 def _leaf(value: Any) -> Any:
@@ -54,7 +54,10 @@ def test_layer_equals_the_standard_one(kind: str, placement: dict[str, Any]) -> 
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 def test_gradcheck(kind: str, placement: dict[str, Any]) -> None:
     layer = layers(dtype=torch.float64, **placement)[kind]
-    given_input = _leaf(example_input(layer, torch.float64))
+    given_input = example_input(layer, torch.float64)
+    if kind == "conv":
+        given_input = given_input[:1, :, :3, :4]  # one forward a number of the input: keep them few
+    given_input = _leaf(given_input)
 
     def function(compact: Tensor, *rest: Tensor) -> Tensor:
         result: Tensor = torch.func.functional_call(layer, {"compact": compact}, (rest[0] if rest else given_input,))
@@ -112,7 +115,6 @@ def test_any_convolution(
         chunk=chunk,
     )
     check_like_standard(layer, torch.randn(2, groups * channels[0], 8, 7, dtype=torch.float64))
-    check_like_standard(layer, torch.randn(groups * channels[0], 6, 5, dtype=torch.float64)) if False else None
 
 
 def test_convolution_of_one_image() -> None:

@@ -2,6 +2,8 @@
 
 import typer
 
+from fairfold.cli.plan import plan
+
 app = typer.Typer(
     name="fairfold",
     help="Federated learning of embedding tables on devices of every size.",
@@ -13,3 +15,6 @@ app = typer.Typer(
 @app.callback()
 def main() -> None:
     """Federated learning of embedding tables on devices of every size."""
+
+
+app.command()(plan)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairfold.errors import InvalidDevice, InvalidDtype, InvalidState, InvalidVector
+from fairfold.errors import InvalidDevice, InvalidDtype, InvalidState, InvalidSubspace, InvalidVector
 from fairfold.kernels import ops
 from fairfold.nn.placement import Placement, place
 from fairfold.subspace import Subspace
@@ -119,6 +119,10 @@ class FairModule(CompactVector):
         placement: Placement,
     ) -> None:
         dtype = dtype if dtype is not None else torch.get_default_dtype()
+        if min(shape) < 1:
+            raise InvalidSubspace(
+                f"weights of shape {tuple(shape)}", "at least one weight", "Keep a layer without weights as it is."
+            )
         subspace = place(prod(shape), dtype.itemsize, **placement)
         super().__init__(subspace, 0, subspace.full_size)
         self.shape = tuple(shape)
@@ -143,8 +147,11 @@ class FairModule(CompactVector):
         """Whether the compact vector belongs to a :class:`SharedMemory`."""
         return self.__dict__["_shared"] is not None
 
-    def share(self, memory: SharedMemory, offset: int) -> None:
-        """Give up the layer's own vector and read ``memory`` from coordinate ``offset`` on."""
+    def share(self, memory: SharedMemory, offset: int, *, owner: bool = False) -> None:
+        """Give up the layer's own vector and read ``memory`` from coordinate ``offset`` on.
+
+        One of the layers must be its ``owner``: the memory becomes its submodule, and so part of the model's state.
+        """
         if not 0 <= offset <= memory.subspace.full_size - self.weights:
             raise InvalidVector(
                 f"{self.weights} weights from coordinate {offset} on",
@@ -155,6 +162,8 @@ class FairModule(CompactVector):
         self.subspace = memory.subspace
         self.offset = offset
         self.__dict__["_shared"] = memory
+        if owner:
+            self.shared_memory = memory
 
     @torch.no_grad()
     def full_weight(self) -> Tensor:

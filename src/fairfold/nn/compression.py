@@ -22,7 +22,6 @@ from fairfold.subspace.checks import SUM_DTYPE, check_vector
 MIN_SIZE = 1024
 """Weight tensors below this many numbers stay dense: folding them saves next to nothing and costs quality first."""
 
-MEMORY_NAME = "shared_memory"
 Layer = Any  # one of torch's layers with a weight; torch types attributes of modules too loosely to be of use
 Layers = Callable[[str, nn.Module], bool] | Collection[str] | None
 
@@ -56,7 +55,7 @@ def compress(
         chunk: How many neighbouring weights share one hash.
         sign: Random signs.
         shared: One memory for all compressed layers: weights of any layer share slots with those of any other. It is
-            the submodule ``shared_memory`` of the result.
+            the submodule ``shared_memory`` of the first of them.
         layers: Which layers to compress, whatever their size: names, or a function of name and module. Default: all
             that can be and have at least ``min_size`` weights.
         min_size: Smaller weight tensors stay dense, unless chosen by ``layers``.
@@ -88,7 +87,10 @@ def compress(
 
 
 def expand(model: nn.Module) -> nn.Module:
-    """A copy of ``model`` with standard layers in place of compact ones, their weights recovered."""
+    """A copy of ``model`` with standard layers in place of compact ones, their weights recovered.
+
+    The padding row of a table, which reads as zeros, is stored as zeros, also where another layer is tied to it.
+    """
     kept: dict[int, object] = {}
     for module in model.modules():
         if isinstance(module, FairModule):
@@ -103,10 +105,6 @@ def expand(model: nn.Module) -> nn.Module:
                 twins[id(module)] = dense_twin(module, weights.get(place_of))
                 weights[place_of] = twins[id(module)].weight  # type: ignore[assignment]
             copied = _replaced(copied, name, twins[id(module)])
-    for name, module in list(copied.named_modules()):
-        if isinstance(module, SharedMemory):
-            parent, _, last = name.rpartition(".")
-            delattr(copied.get_submodule(parent), last)
     return copied
 
 
@@ -212,8 +210,6 @@ def _share_one_memory(model: nn.Module, chosen: list[tuple[str, Layer]], options
     A table is looked up by row number, so each tensor begins at a multiple of its row size (and of the chunk); the few
     coordinates skipped for that belong to no one, and count for nothing in the means.
     """
-    if hasattr(model, MEMORY_NAME):
-        raise InvalidSettings(f"a model with an attribute {MEMORY_NAME!r}", "that name free", "Rename it.")
     offsets: dict[int, int] = {}
     end = used = 0
     first: Tensor = chosen[0][1].weight
@@ -230,7 +226,7 @@ def _share_one_memory(model: nn.Module, chosen: list[tuple[str, Layer]], options
             offsets[id(weight)] = -(-end // step) * step
             end = offsets[id(weight)] + weight.numel()
             used += weight.numel()
-    share = options.share * used / end  # of the coordinates in use
+    share = options.share * used / end if options.share < 1 else options.share  # of the coordinates in use
     subspace = _Options(share, options.mapping, options.chunk, options.sign).subspace(end, first, seed)
     sums = torch.zeros(subspace.size, dtype=SUM_DTYPE[first.dtype], device=first.device)
     counts = torch.zeros(subspace.size, dtype=torch.int32, device=first.device)
@@ -247,8 +243,8 @@ def _share_one_memory(model: nn.Module, chosen: list[tuple[str, Layer]], options
     twins: dict[int, FairModule] = {}
     for name, layer in chosen:
         if id(layer) not in twins:
-            twins[id(layer)] = compact_twin(layer, None, None)
-            twins[id(layer)].share(memory, offsets[id(layer.weight)])
+            twin = compact_twin(layer, None, None)
+            twin.share(memory, offsets[id(layer.weight)], owner=not twins)
+            twins[id(layer)] = twin
         _replaced(model, name, twins[id(layer)])
-    model.add_module(MEMORY_NAME, memory)
     return model

@@ -14,7 +14,7 @@ from fairfold.errors import InvalidSettings, InvalidVector
 from fairfold.kernels import ops
 from fairfold.kernels.hashing import Layout
 from fairfold.nn.base import FairModule
-from fairfold.nn.blocks import BLOCK_WEIGHTS, computing_dtype, recover_block
+from fairfold.nn.blocks import BLOCK_WEIGHTS, computing_dtype, recover_block, without_autocast
 from fairfold.nn.placement import Placement
 from fairfold.subspace.checks import SUM_DTYPE, whole_number
 
@@ -170,7 +170,7 @@ class _Convolve(torch.autograd.Function):
         ctx.save_for_backward(images, memory)
         ctx.layout, ctx.offset, ctx.geometry = layout, offset, geometry
         results = []
-        with torch.autocast(images.device.type, enabled=False):
+        with without_autocast(images):
             for part in geometry.parts():
                 filters = geometry.filters(layout, memory, offset, part, images.dtype)
                 results.append(

@@ -13,7 +13,7 @@ from fairfold.errors import InvalidVector
 from fairfold.kernels import ops
 from fairfold.kernels.hashing import Layout
 from fairfold.nn.base import FairModule
-from fairfold.nn.blocks import BLOCK_WEIGHTS, computing_dtype, recover_block
+from fairfold.nn.blocks import BLOCK_WEIGHTS, computing_dtype, recover_block, without_autocast
 from fairfold.nn.placement import Placement
 from fairfold.subspace.checks import SUM_DTYPE, whole_number
 
@@ -94,7 +94,7 @@ class _Linear(torch.autograd.Function):
         ctx.layout, ctx.offset, ctx.rows = layout, offset, rows
         columns = features.shape[1]
         product = torch.empty(len(features), rows, dtype=features.dtype, device=features.device)
-        with torch.autocast(features.device.type, enabled=False):
+        with without_autocast(features):
             for block in _row_blocks(rows, columns):
                 shape = (block.stop - block.start, columns)
                 weight = recover_block(layout, memory, offset + block.start * columns, shape, features.dtype)
