@@ -1,7 +1,4 @@
-"""``fairfold plan`` answers in a table, and its help does not wait for torch."""
-
-import subprocess
-import sys
+"""``fairfold plan`` answers in a table."""
 
 import pytest
 from typer.testing import CliRunner
@@ -42,7 +39,7 @@ def test_measured() -> None:
 def test_wrong_answers_are_explained(options: list[str], message: str) -> None:
     code, text = plan("--items", "100", "--dim", "4", *options)
     assert code == 2
-    assert message in text
+    assert message in " ".join(text.split())
 
 
 def test_bytes_as_people_say_them() -> None:
@@ -53,8 +50,3 @@ def test_bytes_as_people_say_them() -> None:
         "1,000 MB",
         "25.6 GB",
     ]
-
-
-def test_help_does_not_import_torch() -> None:
-    code = "import sys, fairfold.cli; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,13 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.nn.common import PLACEMENTS, example_input, layers, ordinary
 from torch import Tensor, nn
 
 from fairfold.errors import InvalidDtype, InvalidIndex, InvalidSettings, InvalidVector
 from fairfold.nn import FairConv2d, FairEmbedding, FairEmbeddingBag, FairLinear, FairModule, blocks
 from fairfold.nn import conv as conv_file
 from fairfold.nn import linear as linear_file
+from tests.nn.common import PLACEMENTS, example_input, layers, ordinary
 
 KINDS = sorted(layers(capacity=1))
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from tests.nn.common import example_input, layers
 from torch import nn
 
 from fairfold import compress
 from fairfold.errors import InvalidCapacity, InvalidState
 from fairfold.nn import FairEmbedding, FairModule
+from tests.nn.common import example_input, layers
 
 KINDS = sorted(layers(capacity=1))
 

@@ -1,20 +1,23 @@
-"""The ``fairfold`` command."""
+"""The ``fairfold`` command. Each subcommand has a module of its own; heavy imports wait until one is called."""
 
 import typer
 
+from fairfold.cli.doctor import doctor
 from fairfold.cli.plan import plan
+from fairfold.cli.train import train
 
 app = typer.Typer(
     name="fairfold",
     help="Federated learning of embedding tables on devices of every size.",
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_show_locals=False,
 )
+app.command()(train)
+app.command()(doctor)
+app.command()(plan)
 
 
 @app.callback()
 def main() -> None:
     """Federated learning of embedding tables on devices of every size."""
-
-
-app.command()(plan)

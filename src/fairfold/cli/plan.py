@@ -23,7 +23,7 @@ def plan(
     from rich.console import Console
     from rich.table import Table
 
-    from fairfold.errors import FairfoldError
+    from fairfold.cli.errors import told_plainly
     from fairfold.nn import footprint
     from fairfold.nn.placement import place
 
@@ -35,7 +35,7 @@ def plan(
     headings = ["budget", "size", "compression", "stored", "serving peak", "training peak", "a round, down + up"]
     for heading in [*headings, *(["measured peak"] if measure else [])]:
         table.add_column(heading, justify="right", overflow="fold")
-    try:
+    with told_plainly():
         for text in budget:
             subspace = place(items * dim, capacity=text, mapping=mapping or None, chunk=chunk)
             needs = footprint.footprint(subspace.size, dim, batch, rows)
@@ -46,9 +46,6 @@ def plan(
                 job = footprint.Job(items, dim, subspace.size, subspace.mapping, subspace.chunk, batch, rows)
                 cells.append(readable_bytes(footprint.measure(job)))
             table.add_row(*cells)
-    except FairfoldError as error:
-        typer.echo(f"fairfold plan: {error}", err=True)
-        raise typer.Exit(2) from None
     console = Console()
     # A narrow terminal wraps the cells; a file or a pipe gets whole lines.
     (console if console.is_terminal else Console(width=140)).print(table)

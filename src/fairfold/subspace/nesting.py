@@ -81,7 +81,7 @@ def unfold(small: "Subspace", big: "Subspace", compact: Tensor) -> Tensor:
     if big.is_full:
         return small.recover(compact)
     if small.orthonormal:
-        compact = compact * small._scale(compact)
+        compact = compact / small._column_lengths(compact)
     low, high, chunk = small.head, big.head, small.chunk
     repeats = big.layout.tail // small.layout.tail
     out = torch.empty(big.size, dtype=compact.dtype, device=compact.device)
@@ -89,7 +89,7 @@ def unfold(small: "Subspace", big: "Subspace", compact: Tensor) -> Tensor:
     ops.recover_range(small.layout, compact, low, out[low:high])
     out[high:].view(-1, repeats, chunk).copy_(compact[low:].view(-1, 1, chunk))
     if big.orthonormal:
-        out *= big._column_lengths.to(out.device, out.dtype)
+        out *= big._column_lengths(out)
     return out
 
 
@@ -136,5 +136,5 @@ def reduce_all(full: Tensor, subspaces: Sequence["Subspace"]) -> dict["Subspace"
         else:
             sums, counts = fold(above, subspace, sums, counts)
         above = subspace
-        compacts[subspace] = subspace._divided(sums.clone(), counts.clone()).to(full.dtype)
+        compacts[subspace] = subspace._divided(sums.clone(), counts).to(full.dtype)
     return compacts

@@ -52,7 +52,7 @@ class StreamReducer:
                 "every coordinate once",
                 f"Add the missing blocks, the first of which starts at {self._first_gap()}.",
             )
-        return self.subspace._divided(self._sums.clone(), self._counts.clone()).to(self._dtype)
+        return self.subspace._divided(self._sums.clone(), self._counts).to(self._dtype)
 
     def _first_gap(self) -> int:
         return self._stops[0] if self._starts and self._starts[0] == 0 else 0

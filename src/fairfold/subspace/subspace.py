@@ -157,13 +157,12 @@ class Subspace:
         return counts
 
     @cached_property
-    def _column_lengths(self) -> Tensor:
-        return self.counts().sqrt()
+    def _kept_counts(self) -> Tensor:
+        return self.counts()
 
-    def _scale(self, like: Tensor) -> Tensor:
-        """1 / length of each column of S, 0 for an empty one."""
-        lengths = self._column_lengths.to(like.device, like.dtype)
-        return torch.where(lengths > 0, 1 / lengths, 0)
+    def _column_lengths(self, like: Tensor) -> Tensor:
+        """The length of each column of S (1 for an empty one), in the dtype and on the device of ``like``."""
+        return self._kept_counts.to(like.device, like.dtype).clamp_(min=1).sqrt_()
 
     # -- server to device ---------------------------------------------------------------------------------------------
 
@@ -196,8 +195,8 @@ class Subspace:
 
     def _divided(self, sums: Tensor, counts: Tensor) -> Tensor:
         """Means from sums, in place; with orthonormal columns sums are divided by the column's length instead."""
-        divisor = counts.sqrt() if self.orthonormal else counts
-        return sums.div_(divisor.clamp_(min=1))
+        divisor = counts.to(sums.dtype).clamp_(min=1)
+        return sums.div_(divisor.sqrt_() if self.orthonormal else divisor)
 
     # -- device to server ---------------------------------------------------------------------------------------------
 
@@ -224,7 +223,7 @@ class Subspace:
 
     def _recover_into(self, compact: Tensor, first: int, out: Tensor) -> Tensor:
         if self.orthonormal:
-            compact = compact * self._scale(compact)
+            compact = compact / self._column_lengths(compact)
         if self.is_full:
             return out.copy_(compact[first : first + out.numel()])
         ops.recover_range(self.layout, compact, first, out)
@@ -236,7 +235,7 @@ class Subspace:
         check_vector("compact", compact, self.size)
         row_size = self._check_rows(rows, row_size)
         if self.orthonormal:
-            compact = compact * self._scale(compact)
+            compact = compact / self._column_lengths(compact)
         return ops.recover_rows(self.layout, compact, rows, row_size)
 
     # -- gradients ----------------------------------------------------------------------------------------------------
@@ -267,7 +266,7 @@ class Subspace:
         return self._as_gradient(sums).to(values.dtype)
 
     def _as_gradient(self, sums: Tensor) -> Tensor:
-        return sums * self._scale(sums) if self.orthonormal else sums
+        return sums / self._column_lengths(sums) if self.orthonormal else sums
 
     # -- relation to other subspaces ----------------------------------------------------------------------------------
 

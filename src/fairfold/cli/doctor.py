@@ -1,0 +1,45 @@
+"""``fairfold doctor``: what is installed, what is missing, and what it would give."""
+
+import importlib.metadata
+import importlib.util
+import platform
+
+from rich.console import Console
+from rich.table import Table
+
+EXTRAS = [
+    # module, what it gives, how to get it
+    ("matplotlib", "plots in reports", "pip install 'fairfold[report]'"),
+    ("triton", "GPU kernels (CUDA)", "comes with torch's CUDA build"),
+    ("flwr", "real federations over a network", "pip install 'flwr[simulation]==1.41.0'"),
+]
+
+
+def doctor() -> None:
+    """Say what is installed, what is missing and what it would give."""
+    import torch
+
+    from fairfold import __version__
+
+    table = Table(title="fairfold doctor")
+    for heading in ("part", "state", "what it means"):
+        table.add_column(heading)
+    table.add_row("fairfold", __version__, f"Python {platform.python_version()} on {platform.machine()}")
+    table.add_row("torch", torch.__version__, f"{torch.get_num_threads()} threads")
+    table.add_row("native kernels", *_native())
+    if torch.cuda.is_available():
+        table.add_row("GPU", torch.cuda.get_device_name(), "used with --device auto")
+    else:
+        table.add_row("GPU", "[yellow]none[/yellow]", "training runs on the CPU; a CUDA build of torch would use one")
+    for module, gives, remedy in EXTRAS:
+        if importlib.util.find_spec(module):
+            table.add_row(module, importlib.metadata.version(module), gives)
+        else:
+            table.add_row(module, "[yellow]missing[/yellow]", f"{gives}: {remedy}".replace("[", r"\["))
+    Console().print(table)
+
+
+def _native() -> tuple[str, str]:
+    if not importlib.util.find_spec("fairfold.kernels.native"):
+        return "[yellow]missing[/yellow]", "plain torch serves; native kernels would make lookups many times faster"
+    return "present", "compiled kernels serve on the CPU"

@@ -1,0 +1,1 @@
+"""One round in reading order: settings, sampling, send (reduce), train, aggregate (recover)."""

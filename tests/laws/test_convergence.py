@@ -1,0 +1,24 @@
+"""The convergence corollary: homogeneous FAIR approaches the optimum of its subspace like 1/T."""
+
+import pytest
+import torch
+
+from fairfold.simulate.convex import ConvexFederation, fitted_slope
+
+ROUNDS = [50, 100, 200, 400, 800, 1600]
+
+
+def mean_errors(full_size: int, size: int) -> list[float]:
+    runs = [ConvexFederation(full_size=full_size, size=size, seed=seed).errors(ROUNDS) for seed in range(6)]
+    return torch.tensor(runs).mean(0).tolist()
+
+
+def test_the_error_falls_like_one_over_t() -> None:
+    errors = mean_errors(full_size=40, size=10)
+    assert fitted_slope(ROUNDS, errors) == pytest.approx(-1, abs=0.2)
+    assert min(errors) > 0  # towards the optimum of the subspace, from above
+
+
+def test_the_slope_tells_rates_apart() -> None:
+    assert fitted_slope(ROUNDS, [1 / t for t in ROUNDS]) == pytest.approx(-1)
+    assert fitted_slope(ROUNDS, [t**-0.5 for t in ROUNDS]) == pytest.approx(-0.5)
