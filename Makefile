@@ -34,7 +34,7 @@ format: $(STAMP)  ## rewrite files in the project's format
 env: $(STAMP)  ## only make the environment
 
 # Exact versions come from constraints.txt. `python -m venv` is run again only when there is no interpreter in it.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "fairfold needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -36,6 +36,10 @@ class InvalidVector(FairfoldError, ValueError):
     """A vector of the wrong length or shape, or one that holds NaN or infinity."""
 
 
+class InvalidRow(FairfoldError, IndexError):
+    """A row of a table that the table does not have."""
+
+
 class InvalidDtype(FairfoldError, TypeError):
     """A tensor (or another value) of a type the operation cannot use."""
 
@@ -50,10 +54,6 @@ class InvalidSettings(FairfoldError, ValueError):
 
 class InvalidData(FairfoldError, ValueError):
     """Interactions, ratings or images that cannot be read as they are."""
-
-
-class InvalidIndex(FairfoldError, IndexError):
-    """Ids that name no row of the table they are looked up in."""
 
 
 class InvalidDevice(FairfoldError, RuntimeError):

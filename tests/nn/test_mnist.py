@@ -59,7 +59,7 @@ def accuracy_after_training(model: nn.Module, examples: int, epochs: int) -> flo
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, total_steps=steps)
     for _ in range(epochs):
-        for batch in torch.randperm(examples).split(128):
+        for batch in torch.split(torch.randperm(examples), 128):
             optimizer.zero_grad()
             loss = F.cross_entropy(model(ids[batch]), labels[batch])
             torch.autograd.backward(loss)
@@ -67,7 +67,7 @@ def accuracy_after_training(model: nn.Module, examples: int, epochs: int) -> flo
             schedule.step()
     test_ids, test_labels = words(read_idx("t10k-images-idx3")), read_idx("t10k-labels-idx1")
     with torch.no_grad():
-        answers = torch.cat([model(part).argmax(1) for part in test_ids.split(1000)])
+        answers = torch.cat([model(part).argmax(1) for part in torch.split(test_ids, 1000)])
     return float((answers == test_labels).float().mean())
 
 

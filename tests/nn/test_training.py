@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fairfold.errors import InvalidIndex, InvalidSettings
+from fairfold.errors import InvalidRow, InvalidSettings
 from fairfold.nn import FairEmbedding, FairEmbeddingBag, FairLinear, active, optim
 from fairfold.nn.fused import FusedAdagrad, FusedSGD
 from fairfold.nn.table import FairTable
@@ -195,15 +195,15 @@ def test_ids_outside_of_the_active_set_are_refused() -> None:
     view = layer.activate(torch.tensor([3, 5], dtype=torch.int32))
     assert view(torch.tensor([5, 3], dtype=torch.int32)).shape == (2, 4)
     for wrong in ([4], [29], [0], [3, 5, 6]):
-        with pytest.raises(InvalidIndex, match="active set"):
+        with pytest.raises(InvalidRow, match="active set"):
             view(torch.tensor(wrong))
     for out_of_range in ([30], [-1]):
-        with pytest.raises(InvalidIndex, match="0 to 29"):
+        with pytest.raises(InvalidRow, match="0 to 29"):
             view(torch.tensor(out_of_range))
-    with pytest.raises(InvalidIndex):
+    with pytest.raises(InvalidRow):
         layer.activate(torch.tensor([30]))
     empty = layer.activate(torch.tensor([], dtype=torch.int64))
-    with pytest.raises(InvalidIndex):
+    with pytest.raises(InvalidRow):
         empty(torch.tensor([1]))
     empty.commit()
 

@@ -1,15 +1,287 @@
 """The seam between mathematics and speed: what layers above call, and which body serves it.
 
-Every operation has its specification in :mod:`fairfold.kernels.reference`. Arguments are trusted here (lengths, dtypes
-and ranges were checked by the caller).
+Every operation has its specification in :mod:`fairfold.kernels.reference` and the two modules beside it. The compiled
+body serves float32 and float64 tensors on the CPU; everything else, and every tensor that autograd follows, goes to the
+specification itself. Both give the same slots and signs, and the same values up to the order of a sum.
+
+Lengths and dtypes are the caller's to check. Row ids on the CPU are checked here: an id that the table does not have
+raises :class:`~fairfold.errors.InvalidRow` before anything is written.
 """
 
-from fairfold.kernels.reference import (
-    accumulate_range,
-    accumulate_rows,
-    count_range,
-    recover_range,
-    recover_rows,
-)
+from collections.abc import Sequence
+from itertools import pairwise
 
-__all__ = ["accumulate_range", "accumulate_rows", "count_range", "recover_range", "recover_rows"]
+import torch
+from torch import Tensor
+
+from fairfold.errors import InvalidVector
+from fairfold.kernels import hashing, reference, reference_active, reference_chain
+from fairfold.kernels.hashing import Layout
+from fairfold.kernels.native import active_calls, calls
+
+__all__ = [
+    "accumulate_positions",
+    "accumulate_range",
+    "accumulate_rows",
+    "active_slots",
+    "adagrad_rows",
+    "adagrad_slots",
+    "adam_slots",
+    "aggregate",
+    "count_range",
+    "fold",
+    "positions",
+    "recover_positions",
+    "recover_range",
+    "recover_rows",
+    "sgd_rows",
+    "slots_and_signs",
+    "touched_rows",
+    "unfold",
+    "weighted_sum",
+]
+
+
+def slots_and_signs(layout: Layout, coordinates: Tensor) -> tuple[Tensor, Tensor]:
+    """Slots (int64) and signs (int8) of coordinates, each in [0, full_size)."""
+    found = calls.slots_and_signs(layout, coordinates)
+    return hashing.slots_and_signs(layout, coordinates) if found is None else found
+
+
+# -- ranges of the full vector ------------------------------------------------------------------------------------------
+
+
+def accumulate_range(layout: Layout, values: Tensor, start: int, sums: Tensor, counts: Tensor | None = None) -> None:
+    """Add the signed values of coordinates [start, start + len(values)) into their slots of ``sums``, in place.
+
+    ``counts``, where given, is raised by one for every coordinate that lands in a slot.
+    """
+    if not calls.accumulate_range(layout, values, start, sums, counts):
+        reference.accumulate_range(layout, values, start, sums, counts)
+
+
+def count_range(layout: Layout, start: int, stop: int, counts: Tensor) -> None:
+    """Raise ``counts`` by how many coordinates of [start, stop) live in each slot, in place."""
+    if not calls.count_range(layout, start, stop, counts):
+        reference.count_range(layout, start, stop, counts)
+
+
+def recover_range(layout: Layout, compact: Tensor, start: int, out: Tensor) -> None:
+    """Write the values of coordinates [start, start + len(out)) into ``out``."""
+    if not calls.recover_range(layout, compact, start, out):
+        reference.recover_range(layout, compact, start, out)
+
+
+# -- rows of a table ----------------------------------------------------------------------------------------------------
+
+
+def recover_rows(layout: Layout, compact: Tensor, rows: Tensor, row_size: int) -> Tensor:
+    """The values of chosen rows, shape (len(rows), row_size)."""
+    found = calls.recover_rows(layout, compact, rows, row_size)
+    if found is not None:
+        return found
+    _check_rows(layout, rows, row_size)
+    return reference.recover_rows(layout, compact, rows, row_size)
+
+
+def accumulate_rows(layout: Layout, values: Tensor, rows: Tensor, sums: Tensor) -> None:
+    """Add the signed ``values`` (len(rows), row_size) of chosen rows, which may repeat, into ``sums``, in place."""
+    if not calls.accumulate_rows(layout, values, rows, sums):
+        _check_rows(layout, rows, values.shape[1])
+        reference.accumulate_rows(layout, values, rows, sums)
+
+
+def touched_rows(layout: Layout, values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of a batch as touched slots only: slots in increasing order, each once, and their summed values.
+
+    The sums are those of :func:`accumulate_rows`; time and memory do not depend on the size of the compact vector.
+    """
+    found = calls.touched_rows(layout, values, rows)
+    if found is not None:
+        return found
+    _check_rows(layout, rows, values.shape[1])
+    return reference_active.touched_rows(layout, values, rows)
+
+
+@torch.no_grad()
+def sgd_rows(layout: Layout, compact: Tensor, values: Tensor, rows: Tensor, rate: float) -> None:
+    """A whole step of SGD in place: compact[slot] -= rate · (sum of the signed gradients ``values`` in that slot)."""
+    if not calls.accumulate_rows(layout, values, rows, compact, scale=-rate):
+        slots, gradient = touched_rows(layout, values, rows)
+        compact.index_add_(0, slots, gradient.to(compact.dtype), alpha=-rate)
+
+
+@torch.no_grad()
+def adagrad_rows(
+    layout: Layout,
+    compact: Tensor,
+    state: Tensor,
+    values: Tensor,
+    rows: Tensor,
+    rate: float,
+    epsilon: float = 1e-10,
+) -> None:
+    """A whole step of Adagrad in place, on the slots of the batch; ``state`` is shaped like ``compact``."""
+    if calls.adagrad_rows(layout, compact, state, values, rows, rate, epsilon):
+        return
+    slots, gradient = touched_rows(layout, values, rows)
+    gathered = state[slots]
+    reference_active.adagrad_slots(compact, slots, gradient.to(compact.dtype), gathered, rate, epsilon)
+    state[slots] = gathered
+
+
+def _check_rows(layout: Layout, rows: Tensor, row_size: int) -> None:
+    """Refuse ids that the table does not have: the hash would give each of them the values of some other row."""
+    if not rows.is_cpu or rows.numel() == 0:  # elsewhere reading the ids would stop the device
+        return
+    if int(rows.min()) < 0 or int(rows.max()) >= layout.full_size // row_size:
+        raise calls.bad_rows(layout, rows, row_size)
+
+
+# -- the active slots of a round ----------------------------------------------------------------------------------------
+
+
+def active_slots(layout: Layout, rows: Tensor, row_size: int) -> Tensor:
+    """The slots of all rows of a round, in increasing order, each once (int64)."""
+    found = calls.active_slots(layout, rows, row_size)
+    if found is not None:
+        return found
+    _check_rows(layout, rows, row_size)
+    return reference_active.active_slots(layout, rows, row_size)
+
+
+def positions(layout: Layout, rows: Tensor, row_size: int, active: Tensor) -> tuple[Tensor, Tensor]:
+    """Where each coordinate of the rows stands in ``active``, and its sign: int32 and int8, (len(rows), row_size)."""
+    found = active_calls.positions(layout, rows, row_size, active)
+    if found is not None:
+        return found
+    _check_rows(layout, rows, row_size)
+    return reference_active.positions(layout, rows, row_size, active)
+
+
+def recover_positions(source: Tensor, found: Tensor, signs: Tensor) -> Tensor:
+    """The values of rows from ``source = compact[active]``; ``found`` and ``signs`` as :func:`positions` gives them."""
+    out = active_calls.recover_positions(source, found, signs)
+    return reference_active.recover_positions(source, found, signs) if out is None else out
+
+
+def accumulate_positions(values: Tensor, found: Tensor, signs: Tensor, sums: Tensor) -> None:
+    """Add the signed values of rows into ``sums``, which has one entry an active slot, in place."""
+    if not active_calls.accumulate_positions(values, found, signs, sums):
+        reference_active.accumulate_positions(values, found, signs, sums)
+
+
+@torch.no_grad()
+def adagrad_slots(
+    compact: Tensor, slots: Tensor, gradient: Tensor, state: Tensor, rate: float, epsilon: float = 1e-10
+) -> None:
+    """One step of ``torch.optim.Adagrad`` on increasing slots of ``compact``, in place; one gradient and state a slot.
+
+    To step on a gathered vector, pass ``torch.arange(len(vector))`` as its slots.
+    """
+    if not active_calls.adagrad_slots(compact, slots, gradient, state, rate, epsilon):
+        reference_active.adagrad_slots(compact, slots, gradient, state, rate, epsilon)
+
+
+@torch.no_grad()
+def adam_slots(
+    compact: Tensor,
+    slots: Tensor,
+    gradient: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    step: int,
+    rate: float,
+    betas: tuple[float, float] = (0.9, 0.999),
+    epsilon: float = 1e-8,
+) -> None:
+    """Step number ``step`` (from 1) of ``torch.optim.Adam`` on increasing slots of ``compact``, in place.
+
+    Exact over a round if ``slots`` are all active slots of the round, at every step: an active slot keeps moving by its
+    moments in steps that do not touch it.
+    """
+    if not active_calls.adam_slots(compact, slots, gradient, mean, square, step, rate, betas, epsilon):
+        reference_active.adam_slots(compact, slots, gradient, mean, square, step, rate, betas, epsilon)
+
+
+# -- nested sizes -------------------------------------------------------------------------------------------------------
+
+
+def fold(big: Layout, small: Layout, sums: Tensor) -> Tensor:
+    """Sums (or counts, int32) at the size of ``small`` from those at the size of ``big``, which ``small`` nests in.
+
+    Counts of owned slots are 1 each, so for counts the owned slots that ``small`` hashes are counted, not summed.
+    """
+    low, high = small.head, big.head
+    out = torch.empty(small.size, dtype=sums.dtype, device=sums.device)
+    out[:low] = sums[:low]
+    if big.tail:
+        repeats = big.tail // small.tail
+        folded = active_calls.fold_groups(sums[high:], repeats, small.chunk)
+        if folded is None:
+            folded = reference_chain.fold_groups(sums[high:], repeats, small.chunk)
+        out[low:] = folded
+    else:
+        out[low:] = 0
+    if sums.is_floating_point():
+        accumulate_range(small, sums[low:high], low, out)
+    else:
+        count_range(small, low, high, out)
+    return out
+
+
+def unfold(small: Layout, big: Layout, compact: Tensor, out: Tensor | None = None) -> Tensor:
+    """The compact vector of ``big`` that stands for the same full vector; added to ``out`` where that is given."""
+    add = out is not None
+    low, high = small.head, big.head
+    target = torch.empty(big.size, dtype=compact.dtype, device=compact.device) if out is None else out
+    if add:
+        target[:low] += compact[:low]
+        between = torch.empty(high - low, dtype=compact.dtype, device=compact.device)
+        recover_range(small, compact, low, between)
+        target[low:high] += between
+    else:
+        target[:low] = compact[:low]
+        recover_range(small, compact, low, target[low:high])
+    if big.tail:
+        repeats = big.tail // small.tail
+        if not active_calls.unfold_groups(compact[low:], repeats, small.chunk, target[high:], add):
+            reference_chain.unfold_groups(compact[low:], repeats, small.chunk, target[high:], add)
+    return target
+
+
+def weighted_sum(total: Tensor, vectors: Sequence[Tensor], weights: Sequence[float]) -> None:
+    """Add the weighted vectors, all shaped like ``total``, to it in place, in their order."""
+    if not active_calls.weighted_sum(total, vectors, weights):
+        reference_chain.weighted_sum(total, vectors, weights)
+
+
+@torch.no_grad()
+def aggregate(
+    layouts: Sequence[Layout], vectors: Sequence[Tensor], weights: Sequence[float]
+) -> tuple[Layout, Tensor]:
+    """The weighted sum of compact vectors of one nested chain, at the largest of their sizes: Σ wᵢ · unfold(ψᵢ).
+
+    Added up size by size, then unfolded upwards size by size: O(Σ mᵢ), whatever the full size.
+
+    Returns:
+        The largest layout and the sum; recover it once to have it in the full space.
+    """
+    if not layouts or len(layouts) != len(vectors) or len(vectors) != len(weights):
+        raise InvalidVector(
+            f"{len(layouts)} layouts, {len(vectors)} vectors and {len(weights)} weights",
+            "at least one, and one of each a device",
+            "Keep the model as it is if nobody answered.",
+        )
+    by_layout: dict[Layout, list[int]] = {}
+    for index, layout in enumerate(layouts):
+        by_layout.setdefault(layout, []).append(index)
+    chain = sorted(by_layout, key=lambda layout: (layout.size, layout.head))
+    totals = {}
+    for layout, members in by_layout.items():
+        total = reference_chain.zeros_like_size(layout.size, vectors[members[0]])
+        weighted_sum(total, [vectors[i] for i in members], [weights[i] for i in members])
+        totals[layout] = total
+    for small, big in pairwise(chain):
+        unfold(small, big, totals.pop(small), totals[big])
+    return chain[-1], totals[chain[-1]]

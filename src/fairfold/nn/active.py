@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fairfold.errors import InvalidIndex
-from fairfold.nn.lookup import check_ids, slots_of_rows
+from fairfold.errors import InvalidRow
+from fairfold.kernels import ops
+from fairfold.nn.lookup import check_ids
 from fairfold.nn.table import FairTable
 from fairfold.subspace.checks import SUM_DTYPE
 
@@ -38,8 +39,9 @@ class ActiveRows(nn.Module):
         super().__init__()
         self.__dict__["table"] = table  # not a submodule: the table's own vector is not trained here
         row_ids = torch.unique(ids.long())
-        slots, signs = slots_of_rows(table.subspace.layout, row_ids, table.embedding_dim)
-        touched, positions = torch.unique(slots, return_inverse=True)
+        layout, dim = table.subspace.layout, table.embedding_dim
+        touched = ops.active_slots(layout, row_ids, dim)
+        positions, signs = ops.positions(layout, row_ids, dim, touched)
         self.register_buffer("row_ids", row_ids, persistent=False)
         self.register_buffer("slots", touched, persistent=False)
         self.register_buffer("positions", positions, persistent=False)
@@ -73,7 +75,7 @@ class ActiveRows(nn.Module):
         known = len(self.row_ids) and torch.equal(self.row_ids[local.clamp(max=len(self.row_ids) - 1)], ids)
         if not known:
             missing = ids[~torch.isin(ids, self.row_ids)]
-            raise InvalidIndex(
+            raise InvalidRow(
                 f"{len(missing)} ids outside of the active set, e.g. {int(missing[0])}",
                 f"only the {len(self.row_ids)} ids the active set was made of",
                 "Activate all ids of the round, the sampled negatives among them.",
@@ -112,12 +114,12 @@ class _ActiveLookup(torch.autograd.Function):
     def forward(ctx: Any, values: Tensor, positions: Tensor, signs: Tensor, local: Tensor) -> Tensor:
         ctx.save_for_backward(positions, signs, local)
         ctx.size = values.numel()
-        return values[positions[local]] * signs[local]
+        return ops.recover_positions(values.detach(), positions[local], signs[local])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         positions, signs, local = ctx.saved_tensors
         sums = torch.zeros(ctx.size, dtype=SUM_DTYPE[gradient.dtype], device=gradient.device)
-        sums.index_add_(0, positions[local].view(-1), (gradient * signs[local]).to(sums.dtype).view(-1))
+        ops.accumulate_positions(gradient.contiguous(), positions[local], signs[local], sums)
         return sums.to(gradient.dtype), None, None, None

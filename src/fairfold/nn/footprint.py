@@ -4,7 +4,7 @@ With m slots of b bytes, B rows a batch, R distinct rows a round and rows of d n
 k = min(m, R·d) slots at most):
 
 * serving: m·b for the vector, B·d·b for the answer, and T, what the lookup needs while it works;
-* training a round on its active set: m·b for the vector; 9 bytes for each of the R·d weights (its place among the
+* training a round on its active set: m·b for the vector; 5 bytes for each of the R·d weights (its place among the
   active slots, and its sign); 8 + 4·b for each of the k slots (number, value, gradient, two moments); 4·B·d·b for
   the rows of a batch with their gradient; and the larger of T and 40·R·d, what finding the active slots takes (a sort).
 
@@ -57,7 +57,7 @@ def footprint(size: int, dim: int, batch: int, rows: int, itemsize: int = 4) -> 
     stored = size * itemsize
     temporary = min(TEMPORARY_BYTES, 128 * batch * dim)
     touched = min(size, rows * dim)
-    training = 9 * rows * dim + (8 + 4 * itemsize) * touched + 4 * batch * dim * itemsize
+    training = 5 * rows * dim + (8 + 4 * itemsize) * touched + 4 * batch * dim * itemsize
     return Footprint(
         stored,
         stored + batch * dim * itemsize + temporary,

@@ -11,7 +11,6 @@ from torch import Tensor
 from fairfold.errors import InvalidSettings
 from fairfold.kernels import ops
 from fairfold.kernels.hashing import Layout
-from fairfold.nn.lookup import slots_of_rows
 from fairfold.nn.optim import _extend
 
 
@@ -30,7 +29,7 @@ class FusedSGD:
     @torch.no_grad()
     def apply(self, layout: Layout, compact: Tensor, rows: Tensor, gradient: Tensor) -> None:
         """Update ``compact`` in place."""
-        ops.accumulate_rows(layout, gradient * -self.lr, rows, compact)
+        ops.sgd_rows(layout, compact, gradient, rows, self.lr)
 
 
 class FusedAdagrad:
@@ -51,11 +50,8 @@ class FusedAdagrad:
     @torch.no_grad()
     def apply(self, layout: Layout, compact: Tensor, rows: Tensor, gradient: Tensor) -> None:
         """Update ``compact`` in place."""
-        slots, signs = slots_of_rows(layout, rows, gradient.shape[1])
-        touched, position = torch.unique(slots, return_inverse=True)
-        summed = torch.zeros(len(touched), dtype=compact.dtype, device=compact.device)
-        summed.index_add_(0, position.view(-1), (gradient * signs).view(-1))
-        at = _extend(self.state, touched, {"sum": 0.0}, compact)
-        squares = self.state["sum"][at].addcmul_(summed, summed)
+        slots, summed = ops.touched_rows(layout, gradient, rows)
+        at = _extend(self.state, slots, {"sum": 0.0}, compact)
+        squares = self.state["sum"][at]
+        ops.adagrad_slots(compact, slots, summed.to(compact.dtype), squares, self.lr, self.eps)
         self.state["sum"][at] = squares
-        compact[touched] = compact[touched].addcdiv_(summed, squares.sqrt_().add_(self.eps), value=-self.lr)

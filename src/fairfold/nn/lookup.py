@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fairfold.errors import InvalidDtype, InvalidIndex
+from fairfold.errors import InvalidDtype, InvalidRow
 from fairfold.kernels import ops
-from fairfold.kernels.hashing import Layout, slots_and_signs
-from fairfold.kernels.reference import BLOCK, row_coordinates
+from fairfold.kernels.hashing import Layout
 from fairfold.nn.base import check_same_device
 from fairfold.subspace.checks import SUM_DTYPE
 
@@ -36,7 +35,7 @@ def check_ids(ids: Tensor, count: int, memory: Tensor) -> None:
         return
     lowest, highest = (int(end) for end in torch.aminmax(ids))
     if lowest < 0 or highest >= count:
-        raise InvalidIndex(
+        raise InvalidRow(
             f"ids from {lowest} to {highest}", f"ids from 0 to {count - 1}", "Check how the ids are numbered."
         )
 
@@ -56,17 +55,6 @@ def lookup(
     """
     result: Tensor = _Lookup.apply(memory, layout, rows, row_size, sparse, update)  # type: ignore[no-untyped-call]
     return result
-
-
-def slots_of_rows(layout: Layout, rows: Tensor, row_size: int) -> tuple[Tensor, Tensor]:
-    """Slots (int64) and signs (int8) of chosen rows, shape (len(rows), row_size), hashed a block at a time."""
-    slots = torch.empty(len(rows), row_size, dtype=torch.int64, device=rows.device)
-    signs = torch.empty(len(rows), row_size, dtype=torch.int8, device=rows.device)
-    step = max(1, BLOCK // max(row_size, 1))
-    for start in range(0, len(rows), step):
-        part = slice(start, start + step)
-        slots[part], signs[part] = slots_and_signs(layout, row_coordinates(rows[part], row_size))
-    return slots, signs
 
 
 class _Lookup(torch.autograd.Function):
@@ -90,9 +78,10 @@ class _Lookup(torch.autograd.Function):
         if ctx.update is not None:
             ctx.update.apply(ctx.layout, ctx.memory, rows, gradient)
         elif ctx.sparse:
-            slots, signs = slots_of_rows(ctx.layout, rows, gradient.shape[1])
-            values = (gradient * signs).view(-1)
-            result = torch.sparse_coo_tensor(slots.view(1, -1), values, (ctx.layout.size,), check_invariants=False)
+            slots, values = ops.touched_rows(ctx.layout, gradient, rows)
+            result = torch.sparse_coo_tensor(
+                slots[None], values, (ctx.layout.size,), check_invariants=False, is_coalesced=True
+            )
         else:
             sums = torch.zeros(ctx.layout.size, dtype=SUM_DTYPE[gradient.dtype], device=gradient.device)
             ops.accumulate_rows(ctx.layout, gradient, rows, sums)

@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from fairfold.errors import InvalidIndex, InvalidSettings
+from fairfold.errors import InvalidRow, InvalidSettings
 from fairfold.nn.base import FairModule
 from fairfold.nn.lookup import Update, check_ids, lookup
 from fairfold.nn.placement import Placement
@@ -60,18 +61,13 @@ class FairTable(FairModule):
         active: ActiveRows | None = self.__dict__["_active"]
         if active is not None:
             return active.rows(ids)
-        memory = self.memory
-        check_ids(ids, self.num_embeddings, memory)
-        flat = self._rows_in_memory(ids)
-        found = lookup(
-            memory,
-            self.subspace.layout,
-            flat,
-            self.embedding_dim,
-            sparse=self.sparse,
-            update=self.__dict__["_update"],
-        )
-        return self.without_padding(ids, found)
+        check_ids(ids, self.num_embeddings, self.memory)
+        flat = ids.reshape(-1)
+        if flat.numel() > self.num_embeddings:
+            # Every row is asked for more than once on average: each is recovered once, in less memory than the answer.
+            every = self._lookup(torch.arange(self.num_embeddings, device=flat.device))
+            return self.without_padding(flat, functional.embedding(flat, every))
+        return self.without_padding(flat, self._lookup(flat))
 
     def without_padding(self, ids: Tensor, found: Tensor) -> Tensor:
         """``found`` with zeros where ``ids`` is the padding; so is its gradient."""
@@ -92,10 +88,11 @@ class FairTable(FairModule):
         check_ids(ids, self.num_embeddings, self.memory)
         return ActiveRows(self, ids)
 
-    def _rows_in_memory(self, ids: Tensor) -> Tensor:
-        """Row numbers within the memory; a shared one places every table at a multiple of its row size."""
-        flat = ids.reshape(-1)
-        return flat + self.offset // self.embedding_dim if self.offset else flat
+    def _lookup(self, rows: Tensor) -> Tensor:
+        # A shared memory places every table at a multiple of its row size.
+        rows = rows + self.offset // self.embedding_dim if self.offset else rows
+        update: Update | None = self.__dict__["_update"]
+        return lookup(self.memory, self.subspace.layout, rows, self.embedding_dim, sparse=self.sparse, update=update)
 
     def _refuse_shared(self, what: str) -> None:
         if self.is_shared:
@@ -118,5 +115,5 @@ def _row_of_padding(padding_idx: int | None, rows: int) -> int | None:
         return None
     row = whole_number("padding_idx", padding_idx)
     if not -rows <= row < rows:
-        raise InvalidIndex(f"padding_idx={row}", f"from {-rows} to {rows - 1}", "Name one of the table's rows.")
+        raise InvalidRow(f"padding_idx={row}", f"from {-rows} to {rows - 1}", "Name one of the table's rows.")
     return row % rows

@@ -1,0 +1,99 @@
+/* Which instruction set serves, and where threads come from. */
+#include <string.h>
+
+#include "plan.h"
+
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+#if !defined(_WIN32)
+#include <pthread.h>
+#endif
+
+extern const fairfold_body fairfold_body_portable;
+#ifdef FAIRFOLD_HAS_X86
+extern const fairfold_body fairfold_body_avx2;
+extern const fairfold_body fairfold_body_avx512;
+#endif
+
+static const fairfold_body *chosen = &fairfold_body_portable;
+static int forked = 0;
+
+static int supported(const fairfold_body *body) {
+#ifdef FAIRFOLD_HAS_X86
+    __builtin_cpu_init();
+    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
+    if (body == &fairfold_body_avx2) return avx2;
+    if (body == &fairfold_body_avx512)
+        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
+#endif
+    return body == &fairfold_body_portable;
+}
+
+static const fairfold_body *const bodies[] = {
+#ifdef FAIRFOLD_HAS_X86
+    &fairfold_body_avx512,
+    &fairfold_body_avx2,
+#endif
+    &fairfold_body_portable, /* last: serves everywhere */
+};
+#define BODIES ((int)(sizeof bodies / sizeof *bodies))
+
+/* The threads of OpenMP do not survive a fork, and GNU's library waits for them for ever. A child works alone. */
+static void after_fork(void) { forked = 1; }
+
+__attribute__((constructor)) static void choose(void) {
+    for (int i = BODIES - 1; i >= 0; i--)
+        if (supported(bodies[i])) chosen = bodies[i];
+#if !defined(_WIN32)
+    pthread_atfork(NULL, NULL, after_fork);
+#endif
+}
+
+int fairfold_abi(void) { return FAIRFOLD_ABI; }
+
+const char *fairfold_instructions(void) { return chosen->name; }
+
+int fairfold_use_instructions(const char *name) {
+    for (int i = 0; name && i < BODIES; i++)
+        if (!strcmp(name, bodies[i]->name) && supported(bodies[i])) {
+            chosen = bodies[i];
+            return FAIRFOLD_OK;
+        }
+    return FAIRFOLD_BAD_ARGUMENT;
+}
+
+const fairfold_body *fairfold_active_body(void) { return chosen; }
+
+int fairfold_threaded(void) {
+#if defined(_OPENMP)
+    return !forked;
+#else
+    return 0;
+#endif
+}
+
+/* Below this many coordinates a part costs less than waking a thread for it. */
+#define WORTH_A_THREAD 16384
+/* Scattering threads each hash everything, so many of them stop paying. */
+#define MAX_PARTS 64
+
+int fairfold_parts(int threads, int64_t work) {
+    if (threads <= 1 || !fairfold_threaded()) return 1;
+    int64_t parts = work / WORTH_A_THREAD;
+    if (parts > threads) parts = threads;
+    if (parts > MAX_PARTS) parts = MAX_PARTS;
+    return parts < 1 ? 1 : (int)parts;
+}
+
+void fairfold_parallel(int parts, fairfold_part function, const void *job) {
+#if defined(_OPENMP)
+    if (parts > 1 && !forked) {
+#pragma omp parallel for schedule(static, 1) num_threads(parts)
+        for (int part = 0; part < parts; part++) function(job, part, parts);
+        return;
+    }
+#endif
+    for (int part = 0; part < parts; part++) function(job, part, parts);
+}

@@ -1,0 +1,112 @@
+/* The C ABI of fairfold's CPU kernels: plain integers and pointers, no Python and no torch.
+ *
+ * Every function returns a fairfold_status. Nothing is read or written outside the buffers that are handed in, whatever
+ * the integers say: layouts, lengths and row ids are checked first, and on an error no output has been touched.
+ * `real` is the size of a value in bytes, 4 (float) or 8 (double); `row_bytes` that of a row id, 4 or 8.
+ * `threads` is a wish. Results do not depend on it, bit for bit.
+ */
+#ifndef FAIRFOLD_H
+#define FAIRFOLD_H
+
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define FAIRFOLD_API __declspec(dllexport)
+#else
+#define FAIRFOLD_API __attribute__((visibility("default")))
+#endif
+
+/* Raised whenever a signature below changes, so that Python never calls a library of another time. */
+#define FAIRFOLD_ABI 1
+
+typedef enum {
+    FAIRFOLD_OK = 0,
+    FAIRFOLD_BAD_LAYOUT = 1,   /* the six integers define no subspace */
+    FAIRFOLD_BAD_ROW = 2,      /* a row id below 0 or beyond the table */
+    FAIRFOLD_BAD_ARGUMENT = 3, /* a length, a range, a size in bytes or a missing buffer */
+    FAIRFOLD_NO_MEMORY = 4,
+    FAIRFOLD_UNSUPPORTED = 5, /* valid, but larger than these loops count: the reference body must serve */
+    FAIRFOLD_NOT_ACTIVE = 6,  /* a slot that is not in the list of active ones */
+} fairfold_status;
+
+/* Layout of fairfold.kernels.hashing, field by field. */
+typedef struct {
+    int64_t full_size;
+    int64_t head;
+    int64_t tail;
+    int64_t chunk;
+    uint64_t key;
+    int64_t is_signed;
+} fairfold_layout;
+
+/* Chosen rows of the full vector seen as a table. Ids may repeat. */
+typedef struct {
+    const void *ids;
+    int64_t row_bytes;
+    int64_t count;
+    int64_t row_size;
+} fairfold_rows;
+
+FAIRFOLD_API int fairfold_abi(void);
+/* The instruction set in use: "avx512", "avx2" or "portable". */
+FAIRFOLD_API const char *fairfold_instructions(void);
+/* Use another one, for tests; refused (BAD_ARGUMENT) where the processor or the build lacks it. */
+FAIRFOLD_API int fairfold_use_instructions(const char *name);
+/* 1 where loops can share threads: the build has OpenMP and this process is not a fork. */
+FAIRFOLD_API int fairfold_threaded(void);
+
+FAIRFOLD_API int fairfold_slots_and_signs(const fairfold_layout *layout, const int64_t *coordinates, int64_t count,
+                                          int64_t *slots, int8_t *signs);
+
+/* full[a] = sign(a) * compact[slot(a)], for rows and for a range. */
+FAIRFOLD_API int fairfold_recover_rows(const fairfold_layout *layout, int real, const void *compact, int64_t size,
+                                       const void *ids, int row_bytes, int64_t row_count, int64_t row_size, void *out,
+                                       int threads);
+FAIRFOLD_API int fairfold_recover_range(const fairfold_layout *layout, int real, const void *compact, int64_t size,
+                                        int64_t start, int64_t length, void *out, int threads);
+
+/* sums[slot(a)] += scale * sign(a) * values[a]; with scale = -learning rate this is the whole step of SGD. */
+FAIRFOLD_API int fairfold_accumulate_rows(const fairfold_layout *layout, int real, const void *values,
+                                          const fairfold_rows *rows, double scale, void *sums, int64_t size,
+                                          int threads);
+/* counts may be NULL. */
+FAIRFOLD_API int fairfold_accumulate_range(const fairfold_layout *layout, int real, const void *values, int64_t start,
+                                           int64_t length, void *sums, int32_t *counts, int64_t size, int threads);
+FAIRFOLD_API int fairfold_count_range(const fairfold_layout *layout, int64_t start, int64_t length, int32_t *counts,
+                                      int64_t size, int threads);
+
+/* The slots of the rows in increasing order, each once, and their summed values. `slots` and `sums` hold `capacity`
+ * entries; count * row_size are always enough. `sums` and `values` may be NULL together: slots alone. */
+FAIRFOLD_API int fairfold_touched_rows(const fairfold_layout *layout, int real, const void *values,
+                                       const fairfold_rows *rows, int64_t *slots, void *sums, int64_t capacity,
+                                       int64_t *touched);
+/* One step of Adagrad on the slots of the rows; `state` is shaped like `compact`. */
+FAIRFOLD_API int fairfold_adagrad_rows(const fairfold_layout *layout, int real, const void *values,
+                                       const fairfold_rows *rows, double rate, double epsilon, void *compact,
+                                       void *state, int64_t size);
+/* Where each coordinate of the rows stands in `active`, a sorted list of distinct slots. */
+FAIRFOLD_API int fairfold_positions(const fairfold_layout *layout, const fairfold_rows *rows, const int64_t *active,
+                                    int64_t active_count, int32_t *positions, int8_t *signs, int threads);
+FAIRFOLD_API int fairfold_recover_positions(int real, const void *source, int64_t size, const int32_t *positions,
+                                            const int8_t *signs, int64_t count, void *out, int threads);
+FAIRFOLD_API int fairfold_accumulate_positions(int real, const void *values, const int32_t *positions,
+                                               const int8_t *signs, int64_t count, void *sums, int64_t size);
+
+/* One step of Adagrad or Adam on chosen distinct slots of `compact`; gradient and state have one entry a slot. */
+FAIRFOLD_API int fairfold_adagrad_slots(int real, void *compact, int64_t size, const int64_t *slots, int64_t count,
+                                        const void *gradient, void *state, double rate, double epsilon);
+FAIRFOLD_API int fairfold_adam_slots(int real, void *compact, int64_t size, const int64_t *slots, int64_t count,
+                                     const void *gradient, void *mean, void *square, int64_t step, double rate,
+                                     double beta_1, double beta_2, double epsilon);
+
+/* target[g, k] = sum over r of source[g, r, k]. `kind`: 4 float, 8 double, -4 int32. */
+FAIRFOLD_API int fairfold_fold_groups(int kind, const void *source, int64_t source_size, int64_t repeats, int64_t chunk,
+                                      void *target, int64_t target_size, int threads);
+/* target[g, r, k] = source[g, k], added to what is there if `add`. */
+FAIRFOLD_API int fairfold_unfold_groups(int real, const void *source, int64_t source_size, int64_t repeats,
+                                        int64_t chunk, void *target, int64_t target_size, int add, int threads);
+/* total += sum over i of weights[i] * vectors[i], each of `size` values. */
+FAIRFOLD_API int fairfold_weighted_sum(int real, const void *const *vectors, const double *weights, int64_t count,
+                                       void *total, int64_t size, int threads);
+
+#endif

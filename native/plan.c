@@ -1,0 +1,96 @@
+/* Checks of what comes in, and the cutting of rows and ranges into pieces. */
+#include "plan.h"
+
+#include <stddef.h>
+
+#define LARGEST ((int64_t)1 << 62) /* sums of two such numbers fit */
+#define MAX_BLOCKS ((int64_t)1 << 31)
+
+static uint64_t divisor(uint64_t a, uint64_t b) {
+    while (b) {
+        uint64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+int fairfold_check_layout(const fairfold_layout *layout) {
+    if (!layout) return FAIRFOLD_BAD_ARGUMENT;
+    if (layout->full_size < 0 || layout->full_size > LARGEST || layout->head < 0 || layout->head > layout->full_size)
+        return FAIRFOLD_BAD_LAYOUT;
+    if (layout->chunk < 1 || layout->tail < 0 || layout->tail > LARGEST || layout->tail % layout->chunk)
+        return FAIRFOLD_BAD_LAYOUT;
+    if (layout->tail / layout->chunk > MAX_BLOCKS) return FAIRFOLD_BAD_LAYOUT;
+    if (layout->tail == 0 && layout->head != layout->full_size) return FAIRFOLD_BAD_LAYOUT;
+    if (layout->chunk > MAX_BLOCKS) return FAIRFOLD_UNSUPPORTED;
+    return FAIRFOLD_OK;
+}
+
+int fairfold_check_rows(const fairfold_layout *layout, const fairfold_rows *rows) {
+    if (!rows || (rows->row_bytes != 4 && rows->row_bytes != 8)) return FAIRFOLD_BAD_ARGUMENT;
+    if (rows->row_size < 1 || rows->count < 0 || (rows->count && !rows->ids)) return FAIRFOLD_BAD_ARGUMENT;
+    if (rows->count > LARGEST / 16 / rows->row_size) return FAIRFOLD_BAD_ARGUMENT;
+    const uint64_t limit = (uint64_t)(layout->full_size / rows->row_size);
+    uint64_t bad = 0; /* without an early exit, so that the loop runs on vectors */
+    if (rows->row_bytes == 8) {
+        const int64_t *ids = rows->ids;
+        for (int64_t i = 0; i < rows->count; i++) bad |= (uint64_t)ids[i] >= limit;
+    } else {
+        const int32_t *ids = rows->ids;
+        for (int64_t i = 0; i < rows->count; i++) bad |= (uint64_t)(int64_t)ids[i] >= limit;
+    }
+    return bad ? FAIRFOLD_BAD_ROW : FAIRFOLD_OK;
+}
+
+/* Everything of a plan that follows from layout and unit. `head_spots` and `base` are the caller's. */
+static int finish_plan(const fairfold_layout *layout, uint64_t unit, uint64_t spots, fairfold_plan *plan) {
+    if (spots > UINT32_MAX) return FAIRFOLD_UNSUPPORTED;
+    const uint64_t ratio = layout->tail ? (uint64_t)layout->chunk / unit : 1;
+    plan->key = layout->key;
+    plan->keys = fairfold_keys_of(layout->key, 0);
+    plan->blocks = (uint32_t)(layout->tail / layout->chunk);
+    plan->unit = (uint32_t)unit;
+    plan->ratio = (uint32_t)ratio;
+    plan->ratio_shift = -1;
+    for (int shift = 0; shift < 32; shift++)
+        if (ratio == (uint64_t)1 << shift) plan->ratio_shift = shift;
+    plan->sign_mask = layout->is_signed ? UINT32_MAX : 0;
+    plan->spots = spots;
+    plan->wide = (uint64_t)layout->full_size / unit > UINT32_MAX;
+    return FAIRFOLD_OK;
+}
+
+int fairfold_plan_rows(const fairfold_layout *layout, const fairfold_rows *rows, fairfold_job *job) {
+    int status = fairfold_check_layout(layout);
+    if (status == FAIRFOLD_OK) status = fairfold_check_rows(layout, rows);
+    if (status != FAIRFOLD_OK) return status;
+    uint64_t unit = (uint64_t)rows->row_size;
+    if (layout->tail) {
+        unit = divisor(unit, (uint64_t)layout->chunk);
+        unit = divisor(unit, (uint64_t)layout->head);
+    }
+    if (unit > FAIRFOLD_MAX_UNIT || (layout->tail && layout->chunk > FAIRFOLD_MAX_UNIT))
+        unit = divisor(unit, FAIRFOLD_MAX_UNIT);
+    *job = (fairfold_job){.ids = rows->ids, .row_bytes = (int)rows->row_bytes, .row_count = rows->count, .scale = 1};
+    job->row_units = (uint64_t)rows->row_size / unit;
+    const uint64_t head_spots = (uint64_t)layout->head / unit;
+    status = finish_plan(layout, unit, head_spots + (uint64_t)layout->tail / unit, &job->plan);
+    job->plan.head_spots = (uint32_t)head_spots;
+    return status;
+}
+
+/* The longest piece that suits every whole chunk. */
+uint32_t fairfold_run_unit(const fairfold_layout *layout) {
+    if (layout->chunk <= FAIRFOLD_MAX_UNIT) return (uint32_t)layout->chunk;
+    return (uint32_t)divisor((uint64_t)layout->chunk, FAIRFOLD_MAX_UNIT);
+}
+
+/* Hashed coordinates only: start >= head, and start and length are multiples of the unit. */
+int fairfold_plan_run(const fairfold_layout *layout, uint32_t unit, int64_t start, int64_t length, fairfold_job *job) {
+    *job = (fairfold_job){.row_count = 1, .scale = 1};
+    job->row_units = (uint64_t)length / unit;
+    job->first_unit = (uint64_t)start / unit;
+    job->plan.base = layout->head;
+    return finish_plan(layout, unit, (uint64_t)layout->tail / unit, &job->plan);
+}

@@ -1,0 +1,343 @@
+"""Tensors in, C calls out.
+
+Each function here serves the operation of its name in :mod:`fairfold.kernels.ops` and says by its result whether it
+did: False or None means that the reference body must. Ids and lengths are checked in C before anything is touched.
+"""
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairfold.errors import InvalidRow, InvalidVector
+from fairfold.kernels.hashing import Layout
+from fairfold.kernels.native.library import library
+
+REAL_BYTES = {torch.float32: 4, torch.float64: 8}
+ID_BYTES = {torch.int64: 8, torch.int32: 4}
+_PLAIN = (Tensor, torch.nn.Parameter)
+_OK, _BAD_LAYOUT, _BAD_ROW, _BAD_ARGUMENT, _NO_MEMORY, _UNSUPPORTED, _NOT_ACTIVE = range(7)
+
+threads = torch.get_num_threads
+_grad_enabled = torch.is_grad_enabled
+
+
+class _Layout(ctypes.Structure):
+    _fields_ = (
+        ("full_size", ctypes.c_int64),
+        ("head", ctypes.c_int64),
+        ("tail", ctypes.c_int64),
+        ("chunk", ctypes.c_int64),
+        ("key", ctypes.c_uint64),
+        ("is_signed", ctypes.c_int64),
+    )
+
+
+class _Rows(ctypes.Structure):
+    _fields_ = (
+        ("ids", ctypes.c_void_p),
+        ("row_bytes", ctypes.c_int64),
+        ("count", ctypes.c_int64),
+        ("row_size", ctypes.c_int64),
+    )
+
+
+_layouts: dict[int, tuple[int, Layout, _Layout]] = {}
+_MOST_LAYOUTS = 1024
+
+
+def address_of(layout: Layout) -> int:
+    """Where the C form of a layout is. Kept by identity: hashing the dataclass would cost as much as a small lookup."""
+    known = _layouts.get(id(layout))
+    if known is not None:
+        return known[0]
+    if len(_layouts) >= _MOST_LAYOUTS:
+        _layouts.clear()
+    structure = _Layout(layout.full_size, layout.head, layout.tail, layout.chunk, layout.key, layout.signed)
+    address = ctypes.addressof(structure)
+    _layouts[id(layout)] = (address, layout, structure)  # the layout is kept alive, so its id stays its own
+    return address
+
+
+def rows_of(rows: Tensor, row_size: int) -> _Rows:
+    return _Rows(rows.data_ptr(), ID_BYTES[rows.dtype], rows.numel(), row_size)
+
+
+def serving(*tensors: Tensor) -> Any:
+    """The library, if it can serve these tensors: plain ones, on the CPU, one dtype, outside of autograd."""
+    loaded = library()
+    if loaded is None:
+        return None
+    dtype = tensors[0].dtype
+    if dtype not in REAL_BYTES:
+        return None
+    for tensor in tensors:
+        if type(tensor) not in _PLAIN or not tensor.is_cpu or tensor.dtype is not dtype:
+            return None
+        if tensor.requires_grad and _grad_enabled():
+            return None
+    return loaded
+
+
+def integers(*tensors: Tensor) -> bool:
+    return all(type(tensor) in _PLAIN and tensor.is_cpu and tensor.dtype in ID_BYTES for tensor in tensors)
+
+
+def changed(*tensors: Tensor) -> None:
+    """Tell autograd that tensors were written to behind its back."""
+    for tensor in tensors:
+        if not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
+
+
+def settle(code: int, layout: Layout | None = None, rows: Tensor | None = None, row_size: int = 1) -> bool:
+    """Whether a call did its work; errors are raised, and what C does not serve is left to the reference."""
+    if code == _OK:
+        return True
+    if code == _UNSUPPORTED:
+        return False
+    if code == _BAD_ROW and layout is not None and rows is not None:
+        raise bad_rows(layout, rows, row_size)
+    if code == _NO_MEMORY:
+        raise MemoryError("no memory for the kernel's scratch space")
+    if code == _NOT_ACTIVE:
+        raise InvalidVector(
+            "a slot or position outside of the active ones",
+            "rows that took part in active_slots",
+            "Make the list of active slots from all rows of the round.",
+        )
+    raise InvalidVector(
+        f"tensors that do not fit {layout}",
+        "vectors of the layout's sizes, and slots in increasing order",
+        "Check their shapes.",
+    )
+
+
+def bad_rows(layout: Layout, rows: Tensor, row_size: int) -> InvalidRow:
+    """The error for row ids outside of the table."""
+    count = layout.full_size // row_size
+    wrong = int(rows[(rows < 0) | (rows >= count)][0])
+    return InvalidRow(f"row {wrong}", f"rows from 0 to {count - 1}", "Check the ids.")
+
+
+def batch(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Values and row ids without gaps, and the length of a row."""
+    if values.dim() != 2 or rows.dim() != 1 or len(values) != len(rows):
+        raise InvalidVector(
+            f"values of shape {tuple(values.shape)} for rows of shape {tuple(rows.shape)}",
+            "one line of values a row",
+            "Flatten a batch of ids, and its values with it.",
+        )
+    return values.contiguous(), rows.contiguous(), values.shape[1]
+
+
+def slots_and_signs(layout: Layout, coordinates: Tensor) -> tuple[Tensor, Tensor] | None:
+    """See :func:`fairfold.kernels.hashing.slots_and_signs`."""
+    loaded = library()
+    if loaded is None or not integers(coordinates):
+        return None
+    flat = coordinates.long().contiguous()
+    slots = torch.empty_like(flat)
+    signs = torch.empty_like(flat, dtype=torch.int8)
+    code = loaded.fairfold_slots_and_signs(
+        address_of(layout), flat.data_ptr(), flat.numel(), slots.data_ptr(), signs.data_ptr()
+    )
+    return (slots, signs) if settle(code, layout, flat.reshape(-1)) else None
+
+
+def recover_rows(layout: Layout, compact: Tensor, rows: Tensor, row_size: int) -> Tensor | None:
+    """See :func:`fairfold.kernels.reference.recover_rows`."""
+    loaded = serving(compact)
+    id_bytes = ID_BYTES.get(rows.dtype)
+    if loaded is None or id_bytes is None or not rows.is_cpu:
+        return None
+    if not compact.is_contiguous():
+        compact = compact.contiguous()
+    if not rows.is_contiguous():
+        rows = rows.contiguous()
+    count = rows.numel()
+    out = torch.empty((count, row_size), dtype=compact.dtype)
+    code = loaded.fairfold_recover_rows(
+        address_of(layout),
+        REAL_BYTES[compact.dtype],
+        compact.data_ptr(),
+        compact.numel(),
+        rows.data_ptr(),
+        id_bytes,
+        count,
+        row_size,
+        out.data_ptr(),
+        threads(),
+    )
+    if code == _OK or settle(code, layout, rows, row_size):
+        return out
+    return None
+
+
+def recover_range(layout: Layout, compact: Tensor, start: int, out: Tensor) -> bool:
+    """See :func:`fairfold.kernels.reference.recover_range`."""
+    loaded = serving(compact, out)
+    if loaded is None:
+        return False
+    compact = compact.contiguous()
+    target = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
+    code = loaded.fairfold_recover_range(
+        address_of(layout),
+        REAL_BYTES[compact.dtype],
+        compact.data_ptr(),
+        compact.numel(),
+        start,
+        target.numel(),
+        target.data_ptr(),
+        threads(),
+    )
+    if not settle(code, layout):
+        return False
+    if target is out:
+        changed(out)
+    else:
+        out.copy_(target)
+    return True
+
+
+def accumulate_rows(layout: Layout, values: Tensor, rows: Tensor, sums: Tensor, scale: float = 1.0) -> bool:
+    """See :func:`fairfold.kernels.reference.accumulate_rows`; ``scale`` multiplies what is added."""
+    loaded = serving(sums, values)
+    if loaded is None or not integers(rows) or not sums.is_contiguous():
+        return False
+    values, rows, row_size = batch(values, rows)
+    code = loaded.fairfold_accumulate_rows(
+        address_of(layout),
+        REAL_BYTES[sums.dtype],
+        values.data_ptr(),
+        ctypes.byref(rows_of(rows, row_size)),
+        scale,
+        sums.data_ptr(),
+        sums.numel(),
+        threads(),
+    )
+    done = settle(code, layout, rows, row_size)
+    if done:
+        changed(sums)
+    return done
+
+
+def accumulate_range(layout: Layout, values: Tensor, start: int, sums: Tensor, counts: Tensor | None = None) -> bool:
+    """See :func:`fairfold.kernels.reference.accumulate_range`."""
+    loaded = serving(sums, values)
+    if loaded is None or not sums.is_contiguous() or (counts is not None and not _counts(counts, sums.numel())):
+        return False
+    values = values.contiguous()
+    code = loaded.fairfold_accumulate_range(
+        address_of(layout),
+        REAL_BYTES[sums.dtype],
+        values.data_ptr(),
+        start,
+        values.numel(),
+        sums.data_ptr(),
+        None if counts is None else counts.data_ptr(),
+        sums.numel(),
+        threads(),
+    )
+    done = settle(code, layout)
+    if done:
+        changed(sums, *([] if counts is None else [counts]))
+    return done
+
+
+def count_range(layout: Layout, start: int, stop: int, counts: Tensor) -> bool:
+    """See :func:`fairfold.kernels.reference.count_range`."""
+    loaded = library()
+    if loaded is None or not _counts(counts, counts.numel()):
+        return False
+    code = loaded.fairfold_count_range(
+        address_of(layout), start, stop - start, counts.data_ptr(), counts.numel(), threads()
+    )
+    done = settle(code, layout)
+    if done:
+        changed(counts)
+    return done
+
+
+def _counts(counts: Tensor, size: int) -> bool:
+    plain = type(counts) is Tensor and counts.is_cpu and counts.dtype is torch.int32
+    return plain and counts.is_contiguous() and counts.numel() == size
+
+
+def touched_rows(layout: Layout, values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor] | None:
+    """See :func:`fairfold.kernels.reference.touched_rows`."""
+    loaded = serving(values)
+    if loaded is None or not integers(rows):
+        return None
+    values, rows, row_size = batch(values, rows)
+    slots = torch.empty(values.numel(), dtype=torch.int64)
+    sums = torch.empty(values.numel(), dtype=values.dtype)
+    touched = ctypes.c_int64()
+    code = loaded.fairfold_touched_rows(
+        address_of(layout),
+        REAL_BYTES[values.dtype],
+        values.data_ptr(),
+        ctypes.byref(rows_of(rows, row_size)),
+        slots.data_ptr(),
+        sums.data_ptr(),
+        slots.numel(),
+        ctypes.byref(touched),
+    )
+    if not settle(code, layout, rows, row_size):
+        return None
+    return _trimmed(slots, touched.value), _trimmed(sums, touched.value)
+
+
+def active_slots(layout: Layout, rows: Tensor, row_size: int) -> Tensor | None:
+    """See :func:`fairfold.kernels.reference.active_slots`."""
+    loaded = library()
+    if loaded is None or not integers(rows):
+        return None
+    rows = rows.contiguous()
+    slots = torch.empty(rows.numel() * row_size, dtype=torch.int64)
+    touched = ctypes.c_int64()
+    code = loaded.fairfold_touched_rows(
+        address_of(layout),
+        4,
+        None,
+        ctypes.byref(rows_of(rows, row_size)),
+        slots.data_ptr(),
+        None,
+        slots.numel(),
+        ctypes.byref(touched),
+    )
+    return _trimmed(slots, touched.value) if settle(code, layout, rows, row_size) else None
+
+
+def _trimmed(buffer: Tensor, length: int) -> Tensor:
+    """The used start of a buffer; copied where much of the buffer would be kept alive for nothing."""
+    used = buffer[:length]
+    return used if length * 2 > len(buffer) else used.clone()
+
+
+def adagrad_rows(
+    layout: Layout, compact: Tensor, state: Tensor, values: Tensor, rows: Tensor, rate: float, epsilon: float
+) -> bool:
+    """See :func:`fairfold.kernels.ops.adagrad_rows`."""
+    loaded = serving(compact, state, values)
+    if loaded is None or not integers(rows) or not (compact.is_contiguous() and state.is_contiguous()):
+        return False
+    values, rows, row_size = batch(values, rows)
+    if state.numel() != compact.numel():
+        return settle(_BAD_ARGUMENT, layout)
+    code = loaded.fairfold_adagrad_rows(
+        address_of(layout),
+        REAL_BYTES[compact.dtype],
+        values.data_ptr(),
+        ctypes.byref(rows_of(rows, row_size)),
+        rate,
+        epsilon,
+        compact.data_ptr(),
+        state.data_ptr(),
+        compact.numel(),
+    )
+    done = settle(code, layout, rows, row_size)
+    if done:
+        changed(compact, state)
+    return done

@@ -1,0 +1,132 @@
+"""Find the compiled library, load it, and declare its functions."""
+
+import ctypes
+import logging
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch  # loaded before our library, which then shares the OpenMP threads that torch has
+
+import fairfold.kernels.native as package
+
+ABI = 1
+"""What native/fairfold.h calls FAIRFOLD_ABI: a library of another number is not called."""
+
+_NAME = "fairfold_native.so"
+_SWITCH = "FAIRFOLD_NATIVE"
+_log = logging.getLogger("fairfold")
+
+_pointer, _int, _long, _double = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_double
+_SIGNATURES: dict[str, list[type]] = {
+    "slots_and_signs": [_pointer, _pointer, _long, _pointer, _pointer],
+    "recover_rows": [
+        *(_pointer, _int, _pointer, _long),
+        *(_pointer, _int, _long, _long, _pointer, _int),
+    ],
+    "recover_range": [_pointer, _int, _pointer, _long, _long, _long, _pointer, _int],
+    "accumulate_rows": [_pointer, _int, _pointer, _pointer, _double, _pointer, _long, _int],
+    "accumulate_range": [_pointer, _int, _pointer, _long, _long, _pointer, _pointer, _long, _int],
+    "count_range": [_pointer, _long, _long, _pointer, _long, _int],
+    "touched_rows": [_pointer, _int, _pointer, _pointer, _pointer, _pointer, _long, _pointer],
+    "adagrad_rows": [_pointer, _int, _pointer, _pointer, _double, _double, _pointer, _pointer, _long],
+    "positions": [_pointer, _pointer, _pointer, _long, _pointer, _pointer, _int],
+    "recover_positions": [_int, _pointer, _long, _pointer, _pointer, _long, _pointer, _int],
+    "accumulate_positions": [_int, _pointer, _pointer, _pointer, _long, _pointer, _long],
+    "adagrad_slots": [_int, _pointer, _long, _pointer, _long, _pointer, _pointer, _double, _double],
+    "adam_slots": [
+        *(_int, _pointer, _long, _pointer, _long, _pointer, _pointer, _pointer),
+        *(_long, _double, _double, _double, _double),
+    ],
+    "fold_groups": [_int, _pointer, _long, _long, _long, _pointer, _long, _int],
+    "unfold_groups": [_int, _pointer, _long, _long, _long, _pointer, _long, _int, _int],
+    "weighted_sum": [_int, _pointer, _pointer, _long, _pointer, _long, _int],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Whether the compiled kernels serve.
+
+    Attributes:
+        available: Whether they are loaded.
+        reason: Why not, or where they were found.
+        instructions: ``avx512``, ``avx2`` or ``portable``; empty if not available.
+        threaded: Whether they use more than one thread: built with OpenMP, and not in a forked process.
+    """
+
+    available: bool
+    reason: str
+    instructions: str = ""
+    threaded: bool = False
+
+
+@cache
+def _load() -> tuple[ctypes.CDLL | None, str]:
+    """The library, or None, and where it is or why there is none."""
+    if os.environ.get(_SWITCH) == "0":
+        return None, f"switched off by {_SWITCH}=0"
+    # An editable install keeps what was compiled apart from the sources; the package's path has both folders.
+    found = [path for folder in package.__path__ if (path := Path(folder) / _NAME).is_file()]
+    if not found:
+        return None, "not built: there was no working C compiler when fairfold was installed"
+    try:
+        library = ctypes.CDLL(str(found[0]))
+        version = library.fairfold_abi()
+    except (OSError, AttributeError) as error:
+        return None, f"{found[0]} cannot be loaded: {error}"
+    if version != ABI:
+        return None, f"{found[0]} was built from other sources (ABI {version}, needed {ABI}): install fairfold again"
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(library, f"fairfold_{name}")
+        function.argtypes = arguments
+        function.restype = _int
+    library.fairfold_instructions.argtypes = []
+    library.fairfold_instructions.restype = ctypes.c_char_p
+    library.fairfold_use_instructions.argtypes = [ctypes.c_char_p]
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_after_fork)
+    return library, str(found[0])
+
+
+def library() -> ctypes.CDLL | None:
+    """The loaded library, or None; the first time there is none for want of a build, that is logged."""
+    loaded, reason = _load()
+    if loaded is None and not reason.startswith("switched off"):
+        _log_once(reason)
+    return loaded
+
+
+@cache
+def _log_once(reason: str) -> None:
+    _log.warning("fairfold runs without its compiled kernels, several times slower on the CPU (%s).", reason)
+
+
+def status() -> Status:
+    """Whether the compiled kernels serve this process, and if not, why."""
+    loaded, reason = _load()
+    if loaded is None:
+        return Status(available=False, reason=reason)
+    return Status(
+        available=True,
+        reason=reason,
+        instructions=loaded.fairfold_instructions().decode(),
+        threaded=bool(loaded.fairfold_threaded()),
+    )
+
+
+def use_instructions(name: str) -> bool:
+    """Use another instruction set than the best one; False where the processor lacks it. For tests."""
+    loaded, _ = _load()
+    return loaded is not None and loaded.fairfold_use_instructions(name.encode()) == 0
+
+
+def _after_fork() -> None:
+    """Let a forked child work alone.
+
+    The threads of OpenMP do not survive a fork, and a child of a process that used them waits for them for ever, in
+    torch's own operations as in ours. Ours have seen to that in C; torch is told here.
+    """
+    if torch.get_num_threads() > 1:
+        torch.set_num_threads(1)

@@ -1,0 +1,154 @@
+"""The compiled body against the specification, on generated layouts, for every instruction set."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fairfold.kernels import hashing, ops, reference, reference_active
+from fairfold.kernels.hashing import Layout, expand_seed
+from fairfold.kernels.native import active_calls, calls
+from tests.kernels.harness import Table, assert_sums_close, gapped, layouts, ranges, tables
+
+pytestmark = pytest.mark.usefixtures("instructions")
+GOLDEN = Path(__file__).parents[1] / "golden" / "slots.json"
+
+# The fixture only selects machine code: examples need not start it afresh.
+generated = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def test_golden_slots_and_signs() -> None:
+    for case in json.loads(GOLDEN.read_text()):
+        layout = Layout(
+            case["full_size"], case["head"], case["tail"], case["chunk"], expand_seed(case["seed"]), case["signed"]
+        )
+        found = calls.slots_and_signs(layout, torch.tensor(case["coordinates"]))
+        assert found is not None
+        assert found[0].tolist() == case["slots"]
+        assert found[1].tolist() == case["signs"]
+
+
+@pytest.mark.parametrize("chunk", [1, 8, 48])
+def test_rows_beyond_32_bits_match_golden_rule(chunk: int) -> None:
+    """Tables of more than 2**32 pieces take another path: their rows must be those of the specification."""
+    layout = Layout(2**40, 4096, 4800, chunk, expand_seed(5), True)
+    compact = torch.randn(layout.size)
+    rows = torch.tensor([0, 1, 511, 512, 2**32 // 8, 2**37 // 8 - 1, 2**40 // 8 - 1, 2**39 // 8, 5])
+    found = calls.recover_rows(layout, compact, rows, 8)
+    assert found is not None
+    assert torch.equal(found, reference.recover_rows(layout, compact, rows, 8))
+
+
+@generated
+@given(table=tables())
+def test_recover_rows(table: Table) -> None:
+    compact = table.compact()
+    found = calls.recover_rows(table.layout, compact, table.rows, table.row_size)
+    assert found is not None
+    assert torch.equal(found, reference.recover_rows(table.layout, compact, table.rows, table.row_size))
+    again = calls.recover_rows(table.layout, gapped(compact), table.rows, table.row_size)
+    assert again is not None
+    assert torch.equal(again, found)
+
+
+@generated
+@given(table=tables())
+def test_accumulate_rows_and_touched_rows(table: Table) -> None:
+    layout, values = table.layout, table.values()
+    expected = torch.zeros(layout.size, dtype=table.dtype)
+    reference.accumulate_rows(layout, values, table.rows, expected)
+    sums = torch.zeros(layout.size, dtype=table.dtype)
+    assert calls.accumulate_rows(layout, gapped(values), table.rows, sums)
+    assert_sums_close(sums, expected, values.numel(), float(values.abs().max()) if values.numel() else 0)
+
+    touched = calls.touched_rows(layout, values, table.rows)
+    assert touched is not None
+    slots, summed = touched
+    assert torch.equal(slots, reference_active.touched_rows(layout, values, table.rows)[0])
+    dense = torch.zeros(layout.size, dtype=table.dtype)
+    dense[slots] = summed
+    assert torch.equal(dense, sums), "touched slots must carry the bits of the dense gradient"
+
+
+@generated
+@given(data=st.data(), layout=layouts())
+def test_ranges(data: st.DataObject, layout: Layout) -> None:
+    start, stop = data.draw(ranges(layout))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float64]))
+    compact, values = torch.randn(layout.size, dtype=dtype), torch.randn(stop - start, dtype=dtype)
+    out, expected = torch.full((stop - start,), 7.0, dtype=dtype), torch.empty(stop - start, dtype=dtype)
+    assert calls.recover_range(layout, compact, start, out)
+    reference.recover_range(layout, compact, start, expected)
+    assert torch.equal(out, expected)
+
+    sums, counts = torch.ones(layout.size, dtype=dtype), torch.ones(layout.size, dtype=torch.int32)
+    expected_sums, expected_counts = sums.clone(), counts.clone()
+    only_counts = counts.clone()
+    assert calls.accumulate_range(layout, values, start, sums, counts)
+    assert calls.count_range(layout, start, stop, only_counts)
+    reference.accumulate_range(layout, values, start, expected_sums, expected_counts)
+    assert torch.equal(counts, expected_counts)
+    assert torch.equal(only_counts, expected_counts)
+    assert_sums_close(sums, expected_sums, stop - start, 5.0)
+
+
+@generated
+@given(table=tables())
+def test_active_slots_and_positions(table: Table) -> None:
+    layout, rows = table.layout, table.rows
+    active = calls.active_slots(layout, rows, table.row_size)
+    assert active is not None
+    assert torch.equal(active, reference_active.active_slots(layout, rows, table.row_size))
+    found = active_calls.positions(layout, rows, table.row_size, active)
+    assert found is not None
+    expected = reference_active.positions(layout, rows, table.row_size, active)
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+
+    compact, values = table.compact(), table.values()
+    gathered = active_calls.recover_positions(compact[active], *found)
+    assert gathered is not None
+    assert torch.equal(gathered, reference.recover_rows(layout, compact, rows, table.row_size))
+    sums, dense = torch.zeros(len(active), dtype=table.dtype), torch.zeros(layout.size, dtype=table.dtype)
+    assert active_calls.accumulate_positions(values, *found, sums)
+    assert calls.accumulate_rows(layout, values, rows, dense)
+    assert torch.equal(sums, dense[active])
+
+
+@generated
+@given(layout=layouts(), seed=st.integers(0, 2**31))
+def test_slots_and_signs(layout: Layout, seed: int) -> None:
+    coordinates = torch.randint(0, layout.full_size, (50,), generator=torch.Generator().manual_seed(seed))
+    found = calls.slots_and_signs(layout, coordinates)
+    expected = hashing.slots_and_signs(layout, coordinates)
+    assert found is not None
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+
+
+def test_bits_do_not_depend_on_the_number_of_threads() -> None:
+    before = torch.get_num_threads()
+    layout = Layout(400_000 * 16, 30_016, 60_000, 8, expand_seed(1), True)
+    rows, values = torch.randint(0, 400_000, (20_000,)), torch.randn(20_000, 16)
+    compact, full = torch.randn(layout.size), torch.randn(layout.full_size)
+    results = []
+    try:
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            sums, rowsums = torch.zeros(layout.size), torch.zeros(layout.size)
+            counts = torch.zeros(layout.size, dtype=torch.int32)
+            recovered = torch.empty(layout.full_size)
+            ops.accumulate_range(layout, full, 0, sums, counts)
+            ops.accumulate_rows(layout, values, rows, rowsums)
+            ops.recover_range(layout, compact, 0, recovered)
+            looked_up = ops.recover_rows(layout, compact, rows, 16)
+            total = torch.zeros(layout.size)
+            ops.weighted_sum(total, [compact, sums, rowsums], [0.3, 0.5, 0.7])
+            results.append((sums, counts, rowsums, recovered, looked_up, total))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(mine, first) for mine, first in zip(other, results[0], strict=True))

@@ -1,0 +1,109 @@
+"""Steps that touch only some slots give the numbers of dense training with a fresh optimiser."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from fairfold.kernels import ops
+from fairfold.kernels.hashing import Layout, expand_seed
+from fairfold.kernels.native import library
+
+LAYOUT = Layout(300 * 12, 240, 480, 8, expand_seed(4), True)
+DTYPES = [torch.float32, torch.float64]
+TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-14}
+
+
+@pytest.fixture(params=["native", "reference"], autouse=True)
+def body(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test here runs on both bodies."""
+    if request.param == "reference":
+        monkeypatch.setattr(library, "_load", lambda: (None, "switched off for this test"))
+    elif library.library() is None:
+        pytest.skip(library.status().reason)
+
+
+def batches(dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        (
+            torch.randint(0, 60, (25,), generator=generator),
+            torch.randn(25, 12, dtype=dtype, generator=generator),
+        )
+        for _ in range(6)
+    ]
+
+
+def train_dense(make: Callable[[list[Tensor]], torch.optim.Optimizer], start: Tensor) -> Tensor:
+    compact = torch.nn.Parameter(start.clone())
+    optimiser = make([compact])
+    for rows, values in batches(start.dtype):
+        compact.grad = torch.zeros_like(compact)
+        ops.accumulate_rows(LAYOUT, values, rows, compact.grad)
+        optimiser.step()
+    return compact.detach()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sgd(dtype: torch.dtype) -> None:
+    start = torch.randn(LAYOUT.size, dtype=dtype)
+    compact = start.clone()
+    for rows, values in batches(dtype):
+        ops.sgd_rows(LAYOUT, compact, values, rows, 0.1)
+    expected = train_dense(lambda parameters: torch.optim.SGD(parameters, lr=0.1), start)
+    assert torch.allclose(compact, expected, rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_adagrad(dtype: torch.dtype) -> None:
+    start = torch.randn(LAYOUT.size, dtype=dtype)
+    expected = train_dense(lambda parameters: torch.optim.Adagrad(parameters, lr=0.1), start)
+    compact, state = start.clone(), torch.zeros_like(start)
+    for rows, values in batches(dtype):
+        ops.adagrad_rows(LAYOUT, compact, state, values, rows, 0.1)
+    assert torch.allclose(compact, expected, rtol=0, atol=TOLERANCE[dtype])
+
+    # The same with state for the touched slots only.
+    active = ops.active_slots(LAYOUT, torch.cat([rows for rows, _ in batches(dtype)]), 12)
+    compact, state = start.clone(), torch.zeros(len(active), dtype=dtype)
+    for rows, values in batches(dtype):
+        gradient = torch.zeros(len(active), dtype=dtype)
+        ops.accumulate_positions(values, *ops.positions(LAYOUT, rows, 12, active), gradient)
+        ops.adagrad_slots(compact, active, gradient, state, 0.1)
+    assert torch.allclose(compact, expected, rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_adam_on_the_active_slots_of_a_round(dtype: torch.dtype) -> None:
+    start = torch.randn(LAYOUT.size, dtype=dtype)
+    expected = train_dense(lambda parameters: torch.optim.Adam(parameters, lr=0.1), start)
+    active = ops.active_slots(LAYOUT, torch.cat([rows for rows, _ in batches(dtype)]), 12)
+    assert 0 < len(active) < LAYOUT.size
+    compact = start.clone()
+    mean, square = torch.zeros(len(active), dtype=dtype), torch.zeros(len(active), dtype=dtype)
+    for step, (rows, values) in enumerate(batches(dtype), start=1):
+        gradient = torch.zeros(len(active), dtype=dtype)
+        ops.accumulate_positions(values, *ops.positions(LAYOUT, rows, 12, active), gradient)
+        ops.adam_slots(compact, active, gradient, mean, square, step, 0.1)
+    assert torch.allclose(compact, expected, rtol=0, atol=10 * TOLERANCE[dtype])
+    untouched = torch.ones(LAYOUT.size, dtype=torch.bool)
+    untouched[active] = False
+    assert torch.equal(compact[untouched], start[untouched])
+
+
+def test_autograd_notices_a_step_in_place() -> None:
+    compact = torch.randn(LAYOUT.size)
+    before = compact._version
+    ops.sgd_rows(LAYOUT, compact, torch.randn(2, 12), torch.tensor([1, 2]), 0.1)
+    assert compact._version > before
+
+
+def test_a_lookup_that_autograd_follows_keeps_its_gradient() -> None:
+    compact = torch.randn(LAYOUT.size, requires_grad=True)
+    rows, weights = torch.tensor([3, 4, 3]), torch.randn(3, 12)
+    (ops.recover_rows(LAYOUT, compact, rows, 12) * weights).sum().backward()
+    expected = torch.zeros(LAYOUT.size)
+    ops.accumulate_rows(LAYOUT, weights, rows, expected)
+    assert compact.grad is not None
+    assert torch.allclose(compact.grad, expected)
