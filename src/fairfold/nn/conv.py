@@ -102,10 +102,13 @@ class FairConv2d(FairModule):
             padding = (0, 0)
         geometry = _Geometry(self.shape, self.stride, padding, self.dilation, self.groups)
         result: Tensor = _Convolve.apply(  # type: ignore[no-untyped-call]
-            batch, self.memory, self.subspace.layout, self.offset, geometry
+            batch,
+            self.memory,
+            None if self.bias is None else self.bias.to(batch.dtype),
+            self.subspace.layout,
+            self.offset,
+            geometry,
         )
-        if self.bias is not None:
-            result = result + self.bias.to(result.dtype)[:, None, None]
         return result if images.dim() == 4 else result[0]
 
     def extra_repr(self) -> str:
@@ -166,7 +169,15 @@ class _Convolve(torch.autograd.Function):
     """Convolution part by part; filters are recovered again in the backward."""
 
     @staticmethod
-    def forward(ctx: Any, images: Tensor, memory: Tensor, layout: Layout, offset: int, geometry: _Geometry) -> Tensor:
+    def forward(
+        ctx: Any,
+        images: Tensor,
+        memory: Tensor,
+        bias: Tensor | None,
+        layout: Layout,
+        offset: int,
+        geometry: _Geometry,
+    ) -> Tensor:
         ctx.save_for_backward(images, memory)
         ctx.layout, ctx.offset, ctx.geometry = layout, offset, geometry
         results = []
@@ -177,7 +188,7 @@ class _Convolve(torch.autograd.Function):
                     F.conv2d(
                         images[:, part.inputs],
                         filters,
-                        None,
+                        None if bias is None else bias[part.outputs],
                         geometry.stride,
                         geometry.padding,
                         geometry.dilation,
@@ -188,33 +199,39 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
         images, memory = ctx.saved_tensors
         geometry: _Geometry = ctx.geometry
-        wants_images, wants_memory = ctx.needs_input_grad[:2]
-        of_images = torch.zeros_like(images) if wants_images else None
+        wants_images, wants_memory, wants_bias = ctx.needs_input_grad[:3]
+        of_images: Tensor | None = None
+        of_bias: list[Tensor] = []
         sums = torch.zeros(memory.numel(), dtype=SUM_DTYPE[memory.dtype], device=memory.device)
         for part in geometry.parts():
             filters = geometry.filters(ctx.layout, memory, ctx.offset, part, images.dtype)
-            of_input, of_filters, _ = torch.ops.aten.convolution_backward(
+            of_input, of_filters, of_part = torch.ops.aten.convolution_backward(
                 gradient[:, part.outputs],
                 images[:, part.inputs],
                 filters,
-                None,
+                [len(filters)] if wants_bias else None,
                 geometry.stride,
                 geometry.padding,
                 geometry.dilation,
                 False,
                 [0, 0],
                 part.groups,
-                [wants_images, wants_memory, False],
+                [wants_images, wants_memory, wants_bias],
             )
-            if of_images is not None:
+            of_bias.append(of_part)
+            if wants_images and part.groups == geometry.groups and len(filters) == geometry.shape[0]:
+                of_images = of_input  # all in one part, the usual case
+            elif wants_images:
+                of_images = torch.zeros_like(images) if of_images is None else of_images
                 of_images[:, part.inputs] += of_input
             if wants_memory:
                 start = geometry.start(ctx.offset, part)
                 ops.accumulate_range(ctx.layout, of_filters.reshape(-1), start, sums)
-        return of_images, sums.to(memory.dtype) if wants_memory else None, None, None, None
+        of_memory = sums.to(memory.dtype) if wants_memory else None
+        return of_images, of_memory, torch.cat(of_bias) if wants_bias else None, None, None, None
 
 
 def _pair(name: str, value: Pair, least: int = 1) -> tuple[int, int]:

@@ -66,10 +66,14 @@ class FairLinear(FairModule):
                 "Check the layer before this one.",
             )
         product: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
-            features.reshape(-1, self.in_features), self.memory, self.subspace.layout, self.offset, self.out_features
+            features.reshape(-1, self.in_features),
+            self.memory,
+            None if self.bias is None else self.bias.to(features.dtype),
+            self.subspace.layout,
+            self.offset,
+            self.out_features,
         )
-        product = product.view(*features.shape[:-1], self.out_features)
-        return product if self.bias is None else product + self.bias.to(product.dtype)
+        return product.view(*features.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
         """Sizes, as torch's modules show them."""
@@ -89,7 +93,9 @@ class _Linear(torch.autograd.Function):
     """x·Wᵀ, block by block. The memory is saved, by reference, so that torch notices a change before the backward."""
 
     @staticmethod
-    def forward(ctx: Any, features: Tensor, memory: Tensor, layout: Layout, offset: int, rows: int) -> Tensor:
+    def forward(
+        ctx: Any, features: Tensor, memory: Tensor, bias: Tensor | None, layout: Layout, offset: int, rows: int
+    ) -> Tensor:
         ctx.save_for_backward(features, memory)
         ctx.layout, ctx.offset, ctx.rows = layout, offset, rows
         columns = features.shape[1]
@@ -98,15 +104,15 @@ class _Linear(torch.autograd.Function):
             for block in _row_blocks(rows, columns):
                 shape = (block.stop - block.start, columns)
                 weight = recover_block(layout, memory, offset + block.start * columns, shape, features.dtype)
-                product[:, block] = F.linear(features, weight)
+                product[:, block] = F.linear(features, weight, None if bias is None else bias[block])
         return product
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
         features, memory = ctx.saved_tensors
         columns = features.shape[1]
-        wants_features, wants_memory = ctx.needs_input_grad[:2]
+        wants_features, wants_memory, wants_bias = ctx.needs_input_grad[:3]
         of_features = torch.zeros_like(features) if wants_features else None
         sums = torch.zeros(memory.numel(), dtype=SUM_DTYPE[memory.dtype], device=memory.device)
         for block in _row_blocks(ctx.rows, columns):
@@ -118,4 +124,5 @@ class _Linear(torch.autograd.Function):
             if wants_memory:
                 of_weight = (part.T @ features).view(-1)
                 ops.accumulate_range(ctx.layout, of_weight, start, sums)
-        return of_features, sums.to(memory.dtype) if wants_memory else None, None, None, None
+        of_memory = sums.to(memory.dtype) if wants_memory else None
+        return of_features, of_memory, gradient.sum(0) if wants_bias else None, None, None, None
