@@ -17,9 +17,17 @@ The interpreter and torch themselves (about 200 MB) come on top on any device, w
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from fairfold.errors import FairfoldError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from fairfold.nn.table import FairTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +75,19 @@ def footprint(size: int, dim: int, batch: int, rows: int, itemsize: int = 4) -> 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one measured process does: make a table, look up, train one round on its active set, write back."""
+    """What one measured process does: make a table, look up, train one round.
+
+    Attributes:
+        items: Rows of the table.
+        dim: Its columns.
+        size: Slots.
+        mapping: Of the subspace.
+        chunk: Of the subspace.
+        batch: Rows a step.
+        rows: Rows a round.
+        way: ``"active"`` (Adam on the active set), ``"touched"`` (Adam on touched slots), ``"backward"`` (SGD inside
+            the backward), or ``"serve"`` for lookups only.
+    """
 
     items: int
     dim: int
@@ -76,12 +96,12 @@ class Job:
     chunk: int = 1
     batch: int = 512
     rows: int = 5000
-    train: bool = True
+    way: str = "active"
 
 
 def measure(job: Job) -> int:
     """Bytes by which the peak of a process with this job exceeds that of the same process with an empty model."""
-    empty = Job(job.batch, job.dim, max(job.chunk, 2) * 2, job.mapping, job.chunk, 1, 1, job.train)
+    empty = Job(job.batch, job.dim, max(job.chunk, 2) * 2, job.mapping, job.chunk, 1, 1, job.way)
     return _peak_of_process(job) - _peak_of_process(empty)
 
 
@@ -117,21 +137,32 @@ def run(job: Job) -> None:
     """Do the job in this process."""
     import torch
 
-    from fairfold.nn import FairEmbedding, active
+    from fairfold.nn import FairEmbedding, active, optim
+    from fairfold.nn.fused import FusedSGD
 
     torch.manual_seed(0)
-    table = FairEmbedding(job.items, job.dim, size=job.size, mapping=job.mapping, chunk=job.chunk)
+    touched = job.way == "touched"
+    table = FairEmbedding(job.items, job.dim, size=job.size, mapping=job.mapping, chunk=job.chunk, sparse=touched)
     ids = torch.randint(0, job.items, (job.rows,))
     with torch.no_grad():
         table(ids[: job.batch])
-    if not job.train:
-        return
-    with active(table, ids) as rows:
-        optimizer = torch.optim.Adam(rows.parameters(), lr=0.01)
-        for batch in torch.split(ids, job.batch):
-            optimizer.zero_grad()
-            table(batch).square().mean().backward()
+    batches = torch.split(ids, job.batch)
+    if job.way == "active":
+        with active(table, ids) as rows:
+            _train(table, batches, torch.optim.Adam(rows.parameters()))
+    elif touched:
+        _train(table, batches, optim.Adam(table.parameters()))
+    elif job.way == "backward":
+        table.update_in_backward(FusedSGD())
+        _train(table, batches, None)
+
+
+def _train(table: "FairTable", batches: "Sequence[Tensor]", optimizer: "Optimizer | None") -> None:
+    for batch in batches:
+        table.rows(batch).square().mean().backward()  # type: ignore[no-untyped-call]
+        if optimizer is not None:
             optimizer.step()
+            optimizer.zero_grad()
 
 
 if __name__ == "__main__":
