@@ -99,5 +99,6 @@ def test_its_file_is_a_quarter(shared: bool, tmp_path: Path) -> None:
         safetensors.torch.save_file(model.state_dict(), tmp_path / name)
         torch.save(model.state_dict(), tmp_path / f"{name}.pt")
         sizes[name] = (tmp_path / name).stat().st_size, (tmp_path / f"{name}.pt").stat().st_size
-    for full, compact in zip(sizes["full"], sizes["compact"], strict=True):
-        assert compact / full == pytest.approx(0.25, rel=0.05)
+    # Half a kilobyte an entry of torch's archive shows in a model as small as this one.
+    for full, compact, tolerance in zip(sizes["full"], sizes["compact"], (0.05, 0.07), strict=True):
+        assert compact / full == pytest.approx(0.25, rel=tolerance)

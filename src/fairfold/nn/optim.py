@@ -124,16 +124,22 @@ def _extend(state: State, slots: Tensor, fresh: dict[str, float], like: Tensor) 
             state[name] = torch.full((len(slots),), value, dtype=like.dtype, device=like.device)
         return torch.arange(len(slots), device=slots.device)
     at = torch.searchsorted(known, slots)
-    if len(known) and torch.equal(known[at.clamp(max=len(known) - 1)], slots):
+    absent = known[at.clamp(max=len(known) - 1)] != slots if len(known) else torch.ones_like(slots, dtype=torch.bool)
+    new = slots[absent]
+    if len(new) == 0:
         return at
-    merged = torch.unique(torch.cat([known, slots]))
-    carried = torch.searchsorted(merged, known)
+    # Two sorted lists become one without sorting: each entry moves up by the entries of the other list before it.
+    carried = torch.searchsorted(new, known)
+    carried += torch.arange(len(known), device=known.device)
+    merged = torch.empty(len(known) + len(new), dtype=known.dtype, device=known.device)
+    merged[carried] = known
+    merged[at[absent] + torch.arange(len(new), device=new.device)] = new
     for name, value in fresh.items():
         grown = torch.full((len(merged),), value, dtype=like.dtype, device=like.device)
         grown[carried] = state[name]
         state[name] = grown
     state["slots"] = merged
-    return torch.searchsorted(merged, slots)
+    return at + absent.cumsum(0) - absent.long()
 
 
 class SGD(_TouchedSlots):
