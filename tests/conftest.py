@@ -1,5 +1,10 @@
 """Settings shared by all tests."""
 
+import os
+
+# Before torch loads: tests use small tensors, where threads cost more than they give, above all on a busy machine.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from hypothesis import HealthCheck, settings
 
 # Examples differ widely in cost, and machines in speed: no deadline. A fixed stream of examples keeps CI repeatable.

@@ -8,7 +8,6 @@ from fairfold.federation.settings import Settings
 from fairfold.nn import compress, expand
 from fairfold.simulate import simulate
 from fairfold.subspace import Subspace
-
-__version__ = "0.1.0"
+from fairfold.version import __version__
 
 __all__ = ["FairfoldError", "Settings", "Subspace", "__version__", "compress", "expand", "simulate"]

@@ -109,6 +109,16 @@ def test_fewer_items_than_ranks_leave_ranks_empty() -> None:
     assert recommend(lambda users: scores, torch.tensor([0]), train, 6).tolist() == [[1, -1, -1, -1, -1, -1]]
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
+@pytest.mark.parametrize("levels", [3, 10_000])
+def test_scores_on_the_gpu_give_the_same_result(levels: int) -> None:
+    scores, train, test = random_case(4, 30, 500, levels)
+    on_cpu = evaluate_ranking(lambda users: scores[users], train, test)
+    on_gpu = evaluate_ranking(lambda users: scores[users].cuda(), train, test)
+    assert on_gpu.ndcg_by_user.equal(on_cpu.ndcg_by_user)
+    assert on_gpu.coverage == on_cpu.coverage
+
+
 def test_half_precision_scores_are_accepted() -> None:
     scores, train, test = random_case(3, 6, 30, 5)
     half = evaluate_ranking(lambda users: scores[users].to(torch.bfloat16), train, test)

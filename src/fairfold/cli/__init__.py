@@ -2,6 +2,8 @@
 
 import typer
 
+from fairfold.cli.central import central
+from fairfold.cli.data import data
 from fairfold.cli.doctor import doctor
 from fairfold.cli.plan import plan
 from fairfold.cli.train import train
@@ -14,8 +16,10 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 app.command()(train)
+app.command()(central)
 app.command()(doctor)
 app.command()(plan)
+app.add_typer(data, name="data")
 
 
 @app.callback()

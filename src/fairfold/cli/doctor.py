@@ -19,7 +19,7 @@ def doctor() -> None:
     """Say what is installed, what is missing and what it would give."""
     import torch
 
-    from fairfold import __version__
+    from fairfold.version import __version__
 
     table = Table(title="fairfold doctor")
     for heading in ("part", "state", "what it means"):

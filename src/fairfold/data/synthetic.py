@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fairfold.data.interactions import Dataset, Interactions
+from fairfold.data.seeds import generator
 from fairfold.errors import InvalidSettings
 
 # Random numbers drawn at a time, eight bytes each: what bounds the memory of a draw.
@@ -60,8 +61,8 @@ class SyntheticWorld:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise InvalidSettings(f"{name} = {value}", "a finite number, 0 or more", f"Change {name}.")
-        if not 0 <= self.seed < 2**63:
-            raise InvalidSettings(f"seed = {self.seed}", "from 0 to 2^63 - 1", "Choose another seed.")
+        if self.seed < 0:
+            raise InvalidSettings(f"seed = {self.seed}", "0 or more", "Choose another seed.")
 
     @cached_property
     def tastes(self) -> Tensor:
@@ -86,13 +87,13 @@ class SyntheticWorld:
     def dataset(self) -> Dataset:
         """Draw the world's interactions, in memory proportional to their number."""
         test_count = min(self.interactions_per_user - 1, max(1, round(0.3 * self.interactions_per_user)))
-        generator = self._generator(stream=2)
+        noise = generator(self.seed, 2)
         step = max(1, BLOCK_ELEMENTS // self.items)
         everyone = torch.arange(self.users)
         blocks = [everyone[start : start + step] for start in range(0, self.users, step)]
-        chosen = torch.cat([self._draw(block, generator) for block in blocks])
+        chosen = torch.cat([self._draw(block, noise) for block in blocks])
         # Gumbel noise puts the likely items first, so which of them are for the test is left to chance.
-        order = torch.rand(chosen.shape, generator=self._generator(stream=3), dtype=torch.float64).argsort(1)
+        order = torch.rand(chosen.shape, generator=generator(self.seed, 3), dtype=torch.float64).argsort(1)
         shuffled = chosen.gather(1, order)
         return Dataset(
             name=f"synthetic-{self.users}x{self.items}",
@@ -100,10 +101,10 @@ class SyntheticWorld:
             test=self._interactions(shuffled[:, :test_count]),
         )
 
-    def _draw(self, users: Tensor, generator: torch.Generator) -> Tensor:
+    def _draw(self, users: Tensor, source: torch.Generator) -> Tensor:
         """Items of some users, drawn without replacement: the largest scores after adding Gumbel noise."""
         # 53 random bits, since with 24 the top of a large catalogue would be full of ties.
-        noise = torch.rand(len(users), self.items, generator=generator, dtype=torch.float64)
+        noise = torch.rand(len(users), self.items, generator=source, dtype=torch.float64)
         noise.log_().neg_().log_().neg_().add_(self.best_scores(users))
         return noise.topk(self.interactions_per_user, dim=1).indices
 
@@ -113,8 +114,5 @@ class SyntheticWorld:
         return Interactions(self.users, self.items, offsets, items.sort(1).values.flatten())
 
     def _normal(self, rows: int, stream: int) -> Tensor:
-        return torch.randn(rows, self.factors, generator=self._generator(stream))
-
-    def _generator(self, stream: int) -> torch.Generator:
-        """One generator a purpose, so that tastes do not change when the catalogue grows."""
-        return torch.Generator().manual_seed((self.seed * 4 + stream) % 2**63)
+        # One stream a purpose, so that tastes do not change when the catalogue grows.
+        return torch.randn(rows, self.factors, generator=generator(self.seed, stream))

@@ -257,9 +257,7 @@ def weighted_sum(total: Tensor, vectors: Sequence[Tensor], weights: Sequence[flo
 
 
 @torch.no_grad()
-def aggregate(
-    layouts: Sequence[Layout], vectors: Sequence[Tensor], weights: Sequence[float]
-) -> tuple[Layout, Tensor]:
+def aggregate(layouts: Sequence[Layout], vectors: Sequence[Tensor], weights: Sequence[float]) -> tuple[Layout, Tensor]:
     """The weighted sum of compact vectors of one nested chain, at the largest of their sizes: Σ wᵢ · unfold(ψᵢ).
 
     Added up size by size, then unfolded upwards size by size: O(Σ mᵢ), whatever the full size.

@@ -116,7 +116,7 @@ def recommend(score: Scorer, users: Tensor, train: Interactions, k: int) -> Tens
         )
     # A copy, since the scorer may hand out a table of its own.
     scores = given.detach().to(torch.promote_types(given.dtype, torch.float32), copy=True)
-    rows, items = _items_of(train, users)
+    rows, items = items_of(train, users)
     scores[rows.to(scores.device), items.to(scores.device)] = -torch.inf
     count = min(k, train.num_items)
     values, top = first_by_score(scores, count)
@@ -152,7 +152,7 @@ def first_by_score(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values, top.gather(1, order)
 
 
-def _items_of(interactions: Interactions, users: Tensor) -> tuple[Tensor, Tensor]:
+def items_of(interactions: Interactions, users: Tensor) -> tuple[Tensor, Tensor]:
     """Positions within ``users`` and items, of all interactions of these users."""
     counts = interactions.counts_by_user[users]
     rows = torch.repeat_interleave(torch.arange(len(users)), counts)
@@ -163,7 +163,7 @@ def _items_of(interactions: Interactions, users: Tensor) -> tuple[Tensor, Tensor
 
 def _is_in(interactions: Interactions, users: Tensor, items: Tensor) -> Tensor:
     """Which of some users' items [users, k] they interacted with; -1 is no item."""
-    rows, owned = _items_of(interactions, users)
+    rows, owned = items_of(interactions, users)
     # Ascending, as users come in order and items ascend within a user.
     pairs = rows * interactions.num_items + owned
     asked = torch.arange(len(users))[:, None] * interactions.num_items + items

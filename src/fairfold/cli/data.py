@@ -1,0 +1,234 @@
+"""``fairfold data``: bring data in, see what is there, make some."""
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from fairfold.data.prepare import Prepared
+    from fairfold.data.progress import Stages
+
+data = typer.Typer(help="Bring data in, see what is there, make some.", no_args_is_help=True)
+
+Cache = Annotated[
+    Path | None,
+    typer.Option(help="Folder of prepared data.", envvar="FAIRFOLD_CACHE", show_default="~/.cache/fairfold"),
+]
+Seed = Annotated[int, typer.Option(help="Seed of the random part.")]
+
+
+@data.command("prepare")
+def prepare_command(
+    source: Annotated[str, typer.Argument(metavar="NAME|FILE|FOLDER", help="A name from `data list`, or a path.")],
+    top_users: Annotated[int | None, typer.Option(help="Keep the N users with most interactions.")] = None,
+    core: Annotated[int, typer.Option(help="Keep users and items with at least this many interactions.")] = 0,
+    ratings: Annotated[bool, typer.Option("--ratings", help="Keep ratings; leave out what is not rated.")] = False,
+    min_rating: Annotated[float | None, typer.Option(help="Keep what is rated so high or higher, as likes.")] = None,
+    split: Annotated[float | None, typer.Option(help="Share to train on.", show_default="0.7")] = None,
+    resplit: Annotated[bool, typer.Option("--resplit", help="Pool a published split and split anew.")] = False,
+    valid: Annotated[float, typer.Option(help="Share of train to put aside for validation.")] = 0.0,
+    seed: Seed = 0,
+    user_column: Annotated[str | None, typer.Option(help="Name of the user column.")] = None,
+    item_column: Annotated[str | None, typer.Option(help="Name of the item column.")] = None,
+    rating_column: Annotated[str | None, typer.Option(help="Name of the rating column.")] = None,
+    separator: Annotated[str | None, typer.Option(help="What stands between fields; `tab` for a tab.")] = None,
+    scale: Annotated[tuple[float, float] | None, typer.Option(help="Lowest and highest possible rating.")] = None,
+    images: Annotated[str | None, typer.Option(help="Folder of the images, for a folder of writers.")] = None,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Prepare again even if it is there.")] = False,
+    cache: Cache = None,
+) -> None:
+    """Read a data set, choose, number and split it, and keep it in the cache."""
+    options: dict[str, Any] = {
+        "top_users": top_users,
+        "core": core,
+        "ratings": ratings,
+        "min_rating": min_rating,
+        "split": split,
+        "resplit": resplit,
+        "valid": valid,
+        "seed": seed,
+        "user_column": user_column,
+        "item_column": item_column,
+        "rating_column": rating_column,
+        "separator": "\t" if separator in ("tab", "\\t") else separator,
+        "scale": scale,
+        "images": images,
+    }
+
+    def work(stages: "Stages") -> "Prepared":
+        from fairfold.data.prepare import prepare
+
+        return prepare(source, cache=cache, stages=stages, refresh=refresh, **options)
+
+    _show(_run(work))
+
+
+@data.command("list")
+def list_command(cache: Cache = None) -> None:
+    """Show the known data sets, where they come from, and what is on this machine."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from fairfold.data.files import cache_folder
+    from fairfold.data.known import KNOWN, data_folders, on_disk
+    from fairfold.data.store import MANIFEST, read_manifest
+    from fairfold.errors import FairfoldError
+
+    console = Console()
+    for one in KNOWN.values():
+        folder = on_disk(one.name, cache)
+        if folder is not None:
+            place = f"[green]on disk:[/] {_escape(str(folder))}"
+        else:
+            place = "not here; downloads when asked for" if one.downloads else f"not here; {one.how}"
+        console.print(f"[bold]{one.name}[/]  {place}", highlight=False, soft_wrap=True)
+        console.print(f"    {', '.join(one.files)}  ({one.terms})\n    {one.page}", highlight=False, soft_wrap=True)
+    where = " or ".join(str(folder) for folder in reversed(data_folders("NAME", cache)))
+    console.print(f"\nFiles put by hand are looked for in {_escape(where)}.\n", highlight=False, soft_wrap=True)
+    prepared = Table("folder", "kind", "counts", "options", title=f"Prepared in {cache_folder(cache)}")
+    for path in sorted(cache_folder(cache).glob(f"*/{MANIFEST}")):
+        try:
+            manifest = read_manifest(path.parent)
+        except FairfoldError as error:
+            prepared.add_row(path.parent.name, "unreadable", str(error), "")
+            continue
+        counts = ", ".join(f"{count:,} {_words(name)}" for name, count in manifest["counts"].items())
+        options = ", ".join(f"{name}={value}" for name, value in manifest["options"].items())
+        prepared.add_row(path.parent.name, manifest["kind"], counts, options or "–")
+    console.print(prepared)
+
+
+@data.command("make")
+def make_command(
+    folder: Annotated[Path, typer.Argument(help="Folder to write; train on it with --data FOLDER.")],
+    users: Annotated[int, typer.Option(help="Number of users.")] = 1000,
+    items: Annotated[int, typer.Option(help="Size of the catalogue.")] = 10_000,
+    interactions: Annotated[int, typer.Option(help="Number of interactions, up to 10^10.")] = 100_000,
+    tastes: Annotated[int, typer.Option(help="Number of planted tastes.")] = 16,
+    loyalty: Annotated[float, typer.Option(help="Share of draws from a user's own taste.")] = 0.8,
+    exponent: Annotated[float, typer.Option(help="How steeply popularity falls.")] = 0.9,
+    activity: Annotated[float, typer.Option(help="Spread of the users' activity.")] = 1.0,
+    split: Annotated[float, typer.Option(help="Share to train on.")] = 0.7,
+    seed: Seed = 0,
+) -> None:
+    """Write a synthetic world of any size, in bounded memory."""
+
+    def work(stages: "Stages") -> "Prepared":
+        from fairfold.data.make import World, make
+
+        world = World(users, items, interactions, tastes, loyalty, exponent, activity, split, seed)
+        return make(world, folder, stages=stages)
+
+    _show(_run(work))
+
+
+def _run(work: "Callable[[Stages], Prepared]") -> "Prepared":
+    """Do the work with progress on the terminal; what goes wrong is one message and status 2."""
+    from fairfold.errors import FairfoldError
+
+    # A polite kill must unwind, so that nothing half-made is left behind.
+    before = None
+    with contextlib.suppress(ValueError):  # only the main thread may set a handler
+        before = signal.signal(signal.SIGTERM, _stop)
+    try:
+        return work(_stages)
+    except FairfoldError as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        _fail("stopped; nothing was left behind")
+    except OSError as error:
+        _fail(f"{error.filename or 'a file'}: {error.strerror or error}")
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _stop(_number: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _fail(message: str) -> NoReturn:
+    from rich.console import Console
+
+    Console(stderr=True).print(f"[bold red]Error:[/] {_escape(message)}", highlight=False, soft_wrap=True)
+    raise typer.Exit(2)
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+@contextlib.contextmanager
+def _stages(name: str, size: int) -> Iterator[Callable[[int], None]]:
+    """One line of progress on the terminal, gone when the stage is done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns: list[Any] = [SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()]
+    if size:
+        columns += [BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeRemainingColumn()]
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(name, total=size or None)
+        yield lambda done: progress.advance(task, done)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _show(prepared: "Prepared") -> None:
+    """The table of counts a preparation ends with."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    manifest = prepared.manifest
+    given = dict(manifest.get("source_counts", {}))
+    kept = dict(manifest["counts"])
+    if "users" in kept:
+        kept["interactions"] = kept["train"] + kept["valid"] + kept["test"]
+        if not kept["valid"]:
+            del kept["valid"]
+    table = Table("", title=manifest["name"], title_justify="left")
+    sourced = "source_counts" in manifest
+    if sourced:
+        table.add_column("in the source", justify="right")
+    table.add_column("prepared", justify="right")
+    for name in sorted({**given, **kept}, key=_ORDER.index):
+        cells = [f"{counts[name]:,}" if name in counts else "" for counts in (given, kept)]
+        table.add_row(_words(name), *(cells if sourced else cells[1:]))
+    console.print(table)
+    if manifest["repairs"]:
+        repairs = Table("repaired or left out", title_justify="left")
+        repairs.add_column("count", justify="right")
+        for reason, count in manifest["repairs"].items():
+            repairs.add_row(reason, f"{count:,}")
+        console.print(repairs)
+    split = (
+        "the publisher's split" if manifest["published_split"] else "split by fairfold, seed and share in the manifest"
+    )
+    console.print(f"{split}; {prepared.note}: {_escape(str(prepared.folder))}", highlight=False, soft_wrap=True)
+
+
+# Rows of the table of counts, from top to bottom.
+_ORDER = (
+    "users",
+    "items",
+    "items_touched",
+    "items_in_train",
+    "interactions",
+    "rated",
+    "train",
+    "valid",
+    "test",
+    "classes",
+    "train_writers",
+    "test_writers",
+)

@@ -1,0 +1,169 @@
+"""Files that appear whole or not at all, and where prepared data lives."""
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from fairfold.errors import InvalidData
+
+if sys.platform != "win32":  # without it nothing tells whether a temporary folder is still in use, so none is removed
+    import fcntl
+
+PARTIAL = ".partial"
+LOCK = ".lock"
+_FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+def cache_folder(cache: str | Path | None = None) -> Path:
+    """The folder of prepared data: the one given, else FAIRFOLD_CACHE, else the user's cache folder."""
+    if cache is not None:
+        return Path(cache).expanduser()
+    if given := os.environ.get("FAIRFOLD_CACHE"):
+        return Path(given).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "fairfold"
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable; a rename is lost in a power cut until its folder is synced."""
+    if sys.platform == "win32":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_file(path: Path) -> None:
+    """Make the content of a file durable."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part of it."""
+    with contextlib.ExitStack() as undo:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL)
+        undo.callback(Path(temporary).unlink, missing_ok=True)
+        with full_disk_is_an_error(path.parent), os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def full_disk_is_an_error(folder: Path) -> Iterator[None]:
+    """Turn every form in which a full disk shows itself into one clear error."""
+    try:
+        yield
+    except InvalidData:
+        raise
+    except Exception as error:
+        code = getattr(error, "errno", None)
+        # polars passes the system's error number on inside the text of its own exception
+        if code is None and (found := _OS_ERROR.search(str(error))):
+            code = int(found.group(1))
+        if code not in _FULL_DISK:
+            raise
+        free = shutil.disk_usage(folder).free if folder.exists() else 0
+        raise InvalidData(
+            f"the disk (or quota) of {folder} is full: {free / 1e6:,.0f} MB free",
+            "room for the prepared data and for a temporary copy of the source's columns",
+            "Free some space, or put the cache elsewhere with --cache or FAIRFOLD_CACHE. Nothing was left behind.",
+        ) from error
+
+
+@contextlib.contextmanager
+def atomic_folder(final: Path) -> Iterator[Path]:
+    """A new folder to fill; it takes the name ``final`` only when the block ends well, else it is removed."""
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidData(
+            f"cannot create {final.parent} ({error.strerror})",
+            "a cache folder that can be written",
+            "Give another one with --cache or FAIRFOLD_CACHE.",
+        ) from error
+    remove_abandoned(final.parent)
+    try:
+        temporary = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.name}.", suffix=PARTIAL))
+    except PermissionError as error:
+        raise InvalidData(
+            f"{final.parent} may not be written",
+            "a cache folder that can be written",
+            "Give another one with --cache or FAIRFOLD_CACHE.",
+        ) from error
+    lock = (temporary / LOCK).open("w")
+    try:
+        if sys.platform != "win32":
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        with full_disk_is_an_error(final.parent):
+            yield temporary
+            for path in sorted(temporary.rglob("*")):
+                if path.is_file() and path.name != LOCK:
+                    sync_file(path)
+            sync_folder(temporary)
+            _take_name(temporary, final)
+    finally:
+        lock.close()
+        shutil.rmtree(temporary, ignore_errors=True)
+    (final / LOCK).unlink(missing_ok=True)
+    sync_folder(final.parent)
+
+
+def _take_name(temporary: Path, final: Path) -> None:
+    """Rename a folder over another; a folder that is in the way is moved aside first, then removed."""
+    if final.exists():
+        aside = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.name}.", suffix=PARTIAL))
+        final.rename(aside / final.name)
+        temporary.rename(final)
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        temporary.rename(final)
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove the temporary folders of processes that were killed: those whose lock nobody holds any more."""
+    if sys.platform == "win32":
+        return
+    for folder in parent.glob(f".*{PARTIAL}"):
+        if not folder.is_dir():
+            continue
+        try:
+            with (folder / LOCK).open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            # Either just being made, or left between the two renames of _take_name: young ones may be alive.
+            with contextlib.suppress(FileNotFoundError):
+                if _age(folder) < 3600:
+                    continue
+        except OSError:
+            continue
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _age(path: Path) -> float:
+    return time.time() - path.stat().st_mtime
+
+
+def checksum(path: Path, advance: Callable[[int], None] | None = None, algorithm: str = "sha256") -> str:
+    """The checksum of a file's content, as hexadecimal digits."""
+    digest = hashlib.new(algorithm)
+    with path.open("rb") as file:
+        while block := file.read(4 << 20):
+            digest.update(block)
+            if advance is not None:
+                advance(len(block))
+    return digest.hexdigest()

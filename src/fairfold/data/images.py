@@ -1,0 +1,225 @@
+"""Images: IDX files (MNIST, with writers from QMNIST) and LEAF's FEMNIST, as tensors with labels and writers."""
+
+import gzip
+import json
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fairfold.data.lines import is_gzip, no_such_file, truncated
+from fairfold.errors import InvalidData
+
+# Third byte of an IDX file: the type of its elements, stored with the high byte first.
+_IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+QMNIST_WRITER = 2  # column of the NIST writer in QMNIST's extended labels; column 0 is the digit
+FEMNIST_SIDE = 28
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images of one split.
+
+    Attributes:
+        images: uint8 [images, height, width], 0 is black.
+        labels: int64 [images].
+        writers: int64 [images], dense over both splits, or None where the writer is not known.
+    """
+
+    images: Tensor
+    labels: Tensor
+    writers: Tensor | None = None
+
+    def __len__(self) -> int:
+        return int(self.labels.numel())
+
+
+@dataclass(frozen=True)
+class ImageDataset:
+    """Images to train on and to test on, with the publisher's ids of the writers."""
+
+    name: str
+    train: Images
+    test: Images
+    num_classes: int
+    writer_ids: list[str] | None = field(default=None, repr=False)
+
+    def counts(self) -> dict[str, int]:
+        """Images, classes and, where they are known, writers."""
+        counts = {"train": len(self.train), "test": len(self.test), "classes": self.num_classes}
+        for name, split in (("train", self.train), ("test", self.test)):
+            if split.writers is not None:
+                counts[f"{name}_writers"] = len(numpy.unique(split.writers.numpy()))
+        return counts
+
+
+def read_idx(path: Path) -> NDArray[Any]:
+    """Read an IDX file, gzip or not: the array in its header's shape."""
+    try:
+        content = gzip.decompress(path.read_bytes()) if is_gzip(path) else path.read_bytes()
+    except FileNotFoundError as error:
+        raise no_such_file(path) from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise truncated(path, error) from error
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES:
+        raise InvalidData(
+            f"{path.name} starts with {content[:4].hex(' ') or 'nothing'}",
+            "an IDX file: two zero bytes, a type, a number of dimensions",
+            "Download it again.",
+        )
+    dtype, dimensions = numpy.dtype(_IDX_TYPES[content[2]]), content[3]
+    start = 4 + 4 * dimensions
+    shape = tuple(int(size) for size in numpy.frombuffer(content[4:start], ">u4"))
+    needed = start + int(numpy.prod(shape, dtype=numpy.int64)) * dtype.itemsize
+    if len(shape) != dimensions or len(content) != needed:
+        raise InvalidData(
+            f"{path.name} has {len(content):,} bytes",
+            f"{needed:,} for the shape {list(shape)} in its header",
+            "Download it again.",
+        )
+    return numpy.frombuffer(content, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
+
+
+def is_image_folder(path: Path) -> bool:
+    """Whether a folder holds images in one of the forms read here."""
+    return path.is_dir() and (any(path.glob("*-idx[123]-*")) or any(path.glob("train/*.json")))
+
+
+def source_files(folder: Path, images: Path | None = None) -> list[Path]:
+    """The files :func:`read_images` reads."""
+    if any(folder.glob("train/*.json")):
+        return sorted(folder.glob("train/*.json")) + sorted(folder.glob("test/*.json"))
+    own = sorted(folder.glob("*-idx[123]-*"))
+    beside = _images_for(folder, images)
+    return own if beside == folder else own + sorted(beside.glob("*-idx[123]-*"))
+
+
+def read_images(folder: Path, images: Path | None = None) -> ImageDataset:
+    """Read a folder of images.
+
+    Args:
+        folder: MNIST's IDX files; QMNIST's extended labels, for the writers; or LEAF's FEMNIST, train/ and test/.
+        images: The folder of the MNIST images, where ``folder`` has the writers alone; by default the folder ``mnist``
+            beside it.
+    """
+    if any(folder.glob("train/*.json")):
+        return _read_femnist(folder)
+    where = _images_for(folder, images)
+    parts = {split: _read_split(folder, where, split) for split in ("train", "test")}
+    writer_ids: list[str] | None = None
+    (train_images, train_labels, train_writers), (test_images, test_labels, test_writers) = parts.values()
+    if train_writers is not None and test_writers is not None:
+        known, numbers = numpy.unique(numpy.concatenate([train_writers, test_writers]), return_inverse=True)
+        writer_ids = [str(writer) for writer in known]
+        train_writers, test_writers = numbers[: len(train_writers)], numbers[len(train_writers) :]
+    classes = int(max(train_labels.max(), test_labels.max())) + 1
+    return ImageDataset(
+        folder.resolve().name,
+        _tensors(train_images, train_labels, train_writers),
+        _tensors(test_images, test_labels, test_writers),
+        classes,
+        writer_ids,
+    )
+
+
+def _tensors(images: NDArray[Any], labels: NDArray[Any], writers: NDArray[Any] | None) -> Images:
+    return Images(
+        torch.from_numpy(numpy.ascontiguousarray(images, dtype=numpy.uint8)),
+        torch.from_numpy(labels.astype(numpy.int64)),
+        None if writers is None else torch.from_numpy(writers.astype(numpy.int64)),
+    )
+
+
+def _find(folder: Path, *patterns: str) -> Path | None:
+    return next((path for pattern in patterns for path in sorted(folder.glob(pattern))), None)
+
+
+def _images_for(folder: Path, images: Path | None) -> Path:
+    candidates: list[Path] = [folder, *([images] if images else []), folder.resolve().parent / "mnist"]
+    for candidate in candidates:
+        if _find(candidate, "*train-images-idx3-*") is not None:
+            return candidate
+    raise InvalidData(
+        f"{folder} holds no images",
+        "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and their t10k- counterparts",
+        "Name the folder of the MNIST images with --images, or put it beside this one under the name mnist.",
+    )
+
+
+def _read_split(folder: Path, where: Path, split: str) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
+    prefix = "train" if split == "train" else "t10k"
+    found = _find(where, f"{prefix}-images-idx3-*", f"qmnist-{split}-images-idx3-*")
+    extended = _find(folder, f"qmnist-{split}-labels-idx2-*")
+    plain = _find(where, f"{prefix}-labels-idx1-*")
+    if found is None or (plain is None and extended is None):
+        missing = f"{prefix}-images-idx3-ubyte" if found is None else f"{prefix}-labels-idx1-ubyte"
+        raise InvalidData(f"{where} lacks {missing}", "images and labels of train and test", "Add the file.")
+    pixels = read_idx(found)
+    table = None if extended is None else read_idx(extended)
+    if table is not None and len(table) < len(pixels):
+        raise InvalidData(f"{extended} has {len(table):,} rows", f"at least {len(pixels):,}", "Download it again.")
+    if plain is not None:
+        labels = read_idx(plain)
+    else:
+        assert table is not None
+        labels = table[:, 0]
+    if plain is not None and len(labels) != len(pixels):
+        raise InvalidData(
+            f"{plain.name} has {len(labels):,} labels", f"{len(pixels):,}, one for every image", "Download it again."
+        )
+    labels = labels[: len(pixels)]
+    if table is None:
+        return pixels, labels, None
+    # QMNIST's test labels go on beyond MNIST's 10,000 images: the first ones are MNIST's, in its order.
+    table = table[: len(pixels)]
+    if not numpy.array_equal(table[:, 0], labels):
+        raise InvalidData(
+            f"{int((table[:, 0] != labels).sum()):,} {split} labels of QMNIST differ from the images' own",
+            "the same images in the same order",
+            "Use the unchanged MNIST files.",
+        )
+    return pixels, labels, table[:, QMNIST_WRITER]
+
+
+def _read_femnist(folder: Path) -> ImageDataset:
+    writers: dict[str, int] = {}
+    parts = {}
+    for split in ("train", "test"):
+        pieces: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = []
+        for path in sorted((folder / split).glob("*.json")):
+            pieces += _femnist_file(path, writers)
+        if not pieces:
+            raise InvalidData(f"no images in {folder / split}", "LEAF's *.json files", "Run LEAF's preprocess.sh.")
+        parts[split] = [numpy.concatenate(column) for column in zip(*pieces, strict=True)]
+    classes = int(max(part[1].max() for part in parts.values())) + 1
+    train, test = (_tensors(*part) for part in parts.values())
+    return ImageDataset(folder.resolve().name, train, test, classes, list(writers))
+
+
+def _femnist_file(path: Path, writers: dict[str, int]) -> list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
+    """Images, labels and writers of one of LEAF's files: ``{"users": [...], "user_data": {user: {"x", "y"}}}``."""
+    pieces = []
+    try:
+        content = json.loads(path.read_bytes())
+        for user in content["users"]:
+            data = content["user_data"][user]
+            if not data["y"]:
+                continue
+            pixels = numpy.asarray(data["x"], dtype=numpy.float32).reshape(len(data["y"]), FEMNIST_SIDE, FEMNIST_SIDE)
+            if not (pixels.min() >= 0 and pixels.max() <= 1):
+                raise ValueError("pixels outside 0 to 1")
+            number = writers.setdefault(user, len(writers))
+            labels = numpy.asarray(data["y"], dtype=numpy.int64)
+            pieces.append((numpy.rint(pixels * 255).astype(numpy.uint8), labels, numpy.full(len(labels), number)))
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidData(
+            f"{path.name} cannot be read ({type(error).__name__}: {error})",
+            "LEAF's form: users, and user_data with x (784 numbers from 0 to 1 an image) and y for each of them",
+            "Write it again with LEAF's preprocess.sh.",
+        ) from error
+    return pieces

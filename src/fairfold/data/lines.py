@@ -1,0 +1,151 @@
+"""Text files in blocks of whole lines: plain or gzip, any size, in the memory of one block."""
+
+import gzip
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from fairfold.errors import InvalidData
+
+BLOCK = 16 << 20
+Advance = Callable[[int], None]
+
+NOT_UTF8 = "lines that are not UTF-8, read as Latin-1"
+
+
+def is_gzip(path: Path) -> bool:
+    """Whether the file is gzip, by its first bytes and not by its name."""
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"
+
+
+def no_such_file(path: Path) -> InvalidData:
+    """The error for a path where there is nothing."""
+    return InvalidData(f"{path} does not exist", "a file that can be read", "Check the path.")
+
+
+def truncated(path: Path, error: Exception) -> InvalidData:
+    """The error for compressed data that ends early or is damaged."""
+    return InvalidData(
+        f"{path.name} is truncated or damaged ({error})",
+        "a whole gzip file",
+        "Download the file again; compare its size and checksum with the publisher's.",
+    )
+
+
+def head(path: Path, size: int = 1 << 16) -> bytes:
+    """The first bytes of a text file, decompressed, without a byte order mark."""
+    try:
+        file, raw = _open(path)
+        with raw, file:
+            return _without_mark(path, file.read(size))
+    except FileNotFoundError as error:
+        raise no_such_file(path) from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise truncated(path, error) from error
+
+
+def blocks(
+    path: Path,
+    *,
+    size: int = BLOCK,
+    quoted: bool = False,
+    encoding: str = "utf-8",
+    repairs: Counter[str] | None = None,
+    advance: Advance | None = None,
+) -> Iterator[bytes]:
+    """Yield the file as UTF-8 blocks that end at the end of a line.
+
+    Args:
+        path: A text file, plain or gzip.
+        size: Bytes to read at a time; a longer line makes a longer block.
+        quoted: Whether fields in double quotes may hold line breaks, so that no block is cut inside one.
+        encoding: ``utf-8``, or ``latin-1`` where the publisher says so. Lines of a UTF-8 file that are not UTF-8 are
+            read as Latin-1 and counted in ``repairs``.
+        repairs: Where repairs are counted.
+        advance: Called with the number of bytes taken from the disk, for a progress bar.
+    """
+    counted = Counter[str]() if repairs is None else repairs
+    rest = b""
+    first = True
+    for piece in _pieces(path, size, advance):
+        block = _without_mark(path, piece) if first else piece
+        first = False
+        if rest:
+            block = rest + block
+        cut = _end_of_lines(block, quoted)
+        rest = block[cut:]
+        if cut:
+            yield _as_utf8(block[:cut], encoding, counted)
+    if rest.strip():
+        yield _as_utf8(rest, encoding, counted)
+
+
+def _open(path: Path) -> tuple[BinaryIO, BinaryIO]:
+    """The file to read from, and the one whose position tells how far on the disk that is."""
+    raw = path.open("rb")
+    if is_gzip(path):
+        return cast(BinaryIO, gzip.GzipFile(fileobj=raw)), raw
+    return raw, raw
+
+
+def _pieces(path: Path, size: int, advance: Advance | None) -> Iterator[bytes]:
+    position = 0
+    try:
+        file, raw = _open(path)
+    except FileNotFoundError as error:
+        raise no_such_file(path) from error
+    with raw, file:
+        while True:
+            try:
+                piece = file.read(size)
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                raise truncated(path, error) from error
+            if not piece:
+                return
+            if advance is not None:
+                advance(raw.tell() - position)
+                position = raw.tell()
+            yield piece
+
+
+def _without_mark(path: Path, block: bytes) -> bytes:
+    if block.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise InvalidData(f"{path.name} is UTF-16", "UTF-8 or Latin-1 text", "Save it as UTF-8.")
+    return block.removeprefix(b"\xef\xbb\xbf")
+
+
+def _end_of_lines(block: bytes, quoted: bool) -> int:
+    """Where the last whole line of a block ends; 0 when the block holds none."""
+    cut = block.rfind(b"\n") + 1
+    if not quoted or not cut:
+        return cut
+    inside = block.count(b'"', 0, cut) % 2 == 1
+    while cut and inside:
+        earlier = block.rfind(b"\n", 0, cut - 1) + 1
+        inside ^= block.count(b'"', earlier, cut) % 2 == 1
+        cut = earlier
+    return cut
+
+
+def _as_utf8(block: bytes, encoding: str, repairs: Counter[str]) -> bytes:
+    if block.isascii():
+        return block
+    if encoding != "utf-8":
+        return block.decode(encoding).encode()
+    try:
+        block.decode()
+    except UnicodeDecodeError:
+        return b"\n".join(_line_as_utf8(line, repairs) for line in block.split(b"\n"))
+    return block
+
+
+def _line_as_utf8(line: bytes, repairs: Counter[str]) -> bytes:
+    try:
+        line.decode()
+    except UnicodeDecodeError:
+        repairs[NOT_UTF8] += 1
+        return line.decode("latin-1").encode()
+    return line

@@ -1,0 +1,233 @@
+"""The way from a name, folder or file to a prepared data set in the cache, and from there into memory."""
+
+import hashlib
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fairfold.data import lines
+from fairfold.data.files import atomic_folder, cache_folder, checksum
+from fairfold.data.image_store import read_image_dataset, write_images
+from fairfold.data.images import ImageDataset, is_image_folder, read_images, source_files
+from fairfold.data.interactions import Dataset
+from fairfold.data.known import on_disk, resolve
+from fairfold.data.options import Options
+from fairfold.data.progress import Stages, silent
+from fairfold.data.sources import Source, find_source, read_titles
+from fairfold.data.spool import spool
+from fairfold.data.store import MANIFEST, Manifest, read_dataset, read_manifest, write_manifest, write_table
+from fairfold.data.tables import build_table
+from fairfold.errors import InvalidData
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prepared data set on disk.
+
+    Attributes:
+        folder: Where it is.
+        manifest: Its source, options, counts and repairs.
+        note: Why it was prepared now, or that it was there already.
+    """
+
+    folder: Path
+    manifest: Manifest
+    note: str
+
+
+def load(source: str | Path, *, cache: str | Path | None = None, stages: Stages = silent, **options: Any) -> Dataset:
+    """Load a data set, preparing it first when the cache does not hold it yet.
+
+    Args:
+        source: A known name (``fairfold data list``), a folder in its publisher's form, a file, or a prepared folder.
+        cache: Folder of prepared data; None is FAIRFOLD_CACHE, else ``~/.cache/fairfold``.
+        stages: Where progress is shown.
+        **options: The fields of :class:`fairfold.data.options.Options`, e.g. ``top_users=100, ratings=True``.
+    """
+    return read_dataset(_prepared_folder(source, cache, stages, options))
+
+
+def load_images(
+    source: str | Path, *, cache: str | Path | None = None, stages: Stages = silent, **options: Any
+) -> ImageDataset:
+    """Load images, preparing them first when the cache does not hold them yet; arguments as for :func:`load`."""
+    return read_image_dataset(_prepared_folder(source, cache, stages, options))
+
+
+def _prepared_folder(source: str | Path, cache: str | Path | None, stages: Stages, options: dict[str, Any]) -> Path:
+    folder = Path(source).expanduser()
+    if not (folder / MANIFEST).exists():
+        return prepare(source, cache=cache, stages=stages, **options).folder
+    if options:
+        raise InvalidData(
+            f"{folder} is prepared already, and {', '.join(options)} was asked for",
+            "no options with a prepared folder",
+            "Give the source itself, or leave the options out.",
+        )
+    return folder
+
+
+def prepare(
+    source: str | Path,
+    *,
+    cache: str | Path | None = None,
+    stages: Stages = silent,
+    refresh: bool = False,
+    block_size: int = lines.BLOCK,
+    **options: Any,
+) -> Prepared:
+    """Write a data set to the cache in columnar form, unless it is there already.
+
+    Args:
+        source: A known name, a folder in its publisher's form, or a file.
+        cache: Folder of prepared data; None is FAIRFOLD_CACHE, else ``~/.cache/fairfold``.
+        stages: Where progress is shown.
+        refresh: Prepare again even when it is there.
+        block_size: Bytes of the source held in memory at a time.
+        **options: The fields of :class:`fairfold.data.options.Options`.
+    """
+    chosen = Options(**options)
+    path = resolve(source, cache, stages)
+    if is_image_folder(path):
+        images = resolve(chosen.images, cache, stages) if chosen.images else _known_images(path, cache)
+        without_users = Options(images=chosen.images)
+        prepared = _into_cache(
+            path.resolve().name,
+            source_files(path, images),
+            without_users,
+            cache,
+            refresh,
+            lambda folder: _prepare_images(path, images, without_users, folder, stages),
+        )
+        meaningless = ", ".join(sorted(set(chosen.chosen()) - {"images"}))
+        return (
+            replace(prepared, note=f"{prepared.note} ({meaningless} means nothing for images)")
+            if meaningless
+            else prepared
+        )
+    found = find_source(path, chosen.wanted)
+    _check_split(found, chosen)
+    return _into_cache(
+        found.name,
+        [file.path for file in found.files],
+        chosen,
+        cache,
+        refresh,
+        lambda folder: _prepare_interactions(found, chosen, folder, stages, block_size),
+    )
+
+
+def _into_cache(
+    name: str,
+    files: list[Path],
+    options: Options,
+    cache: str | Path | None,
+    refresh: bool,
+    fill: Callable[[Path], Manifest],
+) -> Prepared:
+    """Fill a folder of the cache, unless it holds the same already."""
+    final = cache_folder(cache) / f"{name}-{_key(files, options)}"
+    note = "prepared now"
+    if final.exists() and not refresh:
+        try:
+            manifest = read_manifest(final)
+            if _unchanged(manifest, files):
+                return Prepared(final, manifest, "was in the cache already")
+            note = "prepared again: the source has changed"
+        except InvalidData as error:
+            note = f"prepared again: {error.given}"
+    with atomic_folder(final) as folder:
+        manifest = fill(folder)
+    return Prepared(final, manifest, note)
+
+
+def _known_images(folder: Path, cache: str | Path | None) -> Path | None:
+    """The MNIST images, should the folder hold only their writers and the images be here."""
+    return None if folder.name == "mnist" else on_disk("mnist", cache)
+
+
+def _prepare_images(path: Path, images: Path | None, options: Options, folder: Path, stages: Stages) -> Manifest:
+    with stages(f"reading {path.name}", 0):
+        dataset = read_images(path, images)
+    with stages("writing", 0):
+        write_images(folder, dataset)
+    return write_manifest(
+        folder,
+        {
+            "name": dataset.name,
+            "kind": "images",
+            "source": [_fingerprint(file) | {"sha256": checksum(file)} for file in source_files(path, images)],
+            "published_split": True,
+            "options": options.chosen(),
+            "counts": dataset.counts(),
+            "repairs": {},
+        },
+    )
+
+
+def _prepare_interactions(source: Source, options: Options, folder: Path, stages: Stages, block_size: int) -> Manifest:
+    repairs = Counter[str]()
+    sizes = [file.path.stat().st_size for file in source.files]
+    rows_folder = folder / "rows"
+    rows_folder.mkdir()
+    with stages(f"reading {source.name}", sum(sizes)) as advance:
+        rows = spool(source, rows_folder, options, repairs=repairs, block_size=block_size, advance=advance)
+    with stages("checksum of the source", sum(sizes)) as advance:
+        files = [_fingerprint(file.path) | {"sha256": checksum(file.path, advance)} for file in source.files]
+    with stages("choosing, numbering, splitting", 0):
+        table = build_table(rows, options, published_split=source.published_split, repairs=repairs)
+    with stages("writing", 0):
+        shutil.rmtree(rows_folder)
+        titles = None if source.titles is None else read_titles(source.titles)
+        counts = write_table(folder, table, titles)
+    return write_manifest(
+        folder,
+        {
+            "name": source.name,
+            "kind": "interactions",
+            "source": files,
+            "published_split": source.published_split and not options.resplit,
+            "options": options.chosen(),
+            "source_counts": rows.counts,
+            "counts": counts,
+            "repairs": {reason: count for reason, count in repairs.items() if count},
+        },
+    )
+
+
+def _check_split(source: Source, options: Options) -> None:
+    if source.published_split and options.split is not None and not options.resplit:
+        raise InvalidData(
+            f"split = {options.split:g} for {source.name}, which comes with a split of its own",
+            "no split, or resplit as well",
+            "Add --resplit to pool what was published and split it anew.",
+        )
+
+
+def _key(files: list[Path], options: Options) -> str:
+    """Short name of what is prepared: which files, with which options."""
+    what = [[str(file.resolve()) for file in files], options.chosen()]
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    status = path.stat()
+    return {"path": str(path.resolve()), "bytes": status.st_size, "modified": status.st_mtime_ns}
+
+
+def _unchanged(manifest: Manifest, files: list[Path]) -> bool:
+    """Whether the source is the one that was prepared: same size and time, or else the same content."""
+    recorded = manifest["source"]
+    if len(recorded) != len(files):
+        return False
+    for then, file in zip(recorded, files, strict=True):
+        now = _fingerprint(file)
+        if now == {name: then.get(name) for name in now}:
+            continue
+        if now["bytes"] != then["bytes"] or checksum(file) != then["sha256"]:
+            return False
+    return True

@@ -1,0 +1,160 @@
+"""What a folder or file holds: which files, which split each belongs to, and where the titles are."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars
+
+from fairfold.data import lines
+from fairfold.data.layouts import Layout, Wanted, detect
+from fairfold.errors import InvalidData
+
+SPLITS = ("train", "valid", "test")
+
+# Folders are recognised by these names, the first that is there; each may also be gzip.
+SINGLE_FILES = (
+    "u.data",
+    "ratings.dat",
+    "ratings.csv",
+    "BX-Book-Ratings.csv",
+    "goodreads_interactions.csv",
+    "goodreads_interactions.json",
+    "goodreads_interactions_dedup.json",
+)
+TABLE_ENDINGS = (
+    ".csv",
+    ".tsv",
+    ".parquet",
+    ".pq",
+    ".json",
+    ".jsonl",
+    ".csv.gz",
+    ".tsv.gz",
+    ".json.gz",
+    ".jsonl.gz",
+)
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of interactions; ``split`` is None where the publisher gives no split."""
+
+    path: Path
+    layout: Layout
+    split: str | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files of one data set."""
+
+    name: str
+    files: tuple[SourceFile, ...]
+    titles: Path | None = None
+
+    @property
+    def published_split(self) -> bool:
+        """Whether the publisher says what is train and what is test."""
+        return self.files[0].split is not None
+
+
+def find_source(path: Path, wanted: Wanted | None = None) -> Source:
+    """Tell what a folder or a file holds.
+
+    Args:
+        path: A folder in its publisher's form, or one file.
+        wanted: What the caller says about the columns.
+    """
+    if not path.exists():
+        raise lines.no_such_file(path)
+    if path.is_file():
+        chosen: list[tuple[str | None, Path]] = [(None, path)]
+        folder, name = path.parent, path.name.split(".")[0]
+        if name in ("ratings", "u", "train"):  # say little by themselves; the folder says more
+            name = folder.name
+    else:
+        folder, name = path, path.resolve().name
+        chosen = _files_of(path)
+    files = tuple(SourceFile(file, detect(file, wanted), split) for split, file in chosen)
+    return Source(name, files, _titles_beside(files[0].path, folder))
+
+
+def _files_of(folder: Path) -> list[tuple[str | None, Path]]:
+    for pattern in ("{}.txt", "*.{}.rating", "{}.csv", "{}.tsv", "{}.parquet"):
+        found = {split: _one(folder, pattern.format(split)) for split in SPLITS}
+        if (train := found["train"]) is not None:
+            if found["test"] is None:
+                raise InvalidData(
+                    f"{folder} has {train.name} and no test file",
+                    "both, or one file without a split",
+                    f"Give the file itself ({train}) to have it split, or add the test file.",
+                )
+            return [(split, file) for split, file in found.items() if file is not None]
+    for name in SINGLE_FILES:
+        if (file := _one(folder, name)) is not None:
+            return [(None, file)]
+    tables = [path for path in sorted(folder.iterdir()) if path.name.lower().endswith(TABLE_ENDINGS)]
+    if len(tables) == 1:
+        return [(None, tables[0])]
+    names = ", ".join(sorted(path.name for path in folder.iterdir())[:12]) or "nothing"
+    raise InvalidData(
+        f"{folder} holds {names}",
+        "one of the forms in docs/data.md, or a single CSV, TSV, JSON lines or Parquet file",
+        "Name the file with the interactions.",
+    )
+
+
+def _one(folder: Path, pattern: str) -> Path | None:
+    for ending in ("", ".gz"):
+        if found := sorted(folder.glob(pattern + ending)):
+            return found[0]
+    return None
+
+
+# Files of titles: separator, and whether there is a header. Id and title come first in all of them.
+_TITLES = {
+    "u.item": ("|", False),
+    "movies.dat": ("::", False),
+    "movies.csv": (",", True),
+    "BX-Books.csv": (";", True),
+}
+_TITLES_OF = {
+    "u.data": "u.item",
+    "ratings.dat": "movies.dat",
+    "ratings.csv": "movies.csv",
+    "BX-Book-Ratings.csv": "BX-Books.csv",
+}
+
+
+def _titles_beside(file: Path, folder: Path) -> Path | None:
+    name = _TITLES_OF.get(file.name.removesuffix(".gz"))
+    return folder / name if name is not None and (folder / name).exists() else None
+
+
+def read_titles(path: Path) -> polars.DataFrame:
+    """Ids and titles, as text, of the items a publisher names; lines that cannot be read have no title."""
+    separator, header = _TITLES[path.name]
+    pairs = []
+    for number, line in enumerate(_text_lines(path)):
+        if header and number == 0:
+            continue
+        fields = _fields(line, separator)
+        if len(fields) >= 2:
+            pairs.append((fields[0], fields[1]))
+    return polars.DataFrame(pairs, schema={"id": polars.String, "title": polars.String}, orient="row").unique(
+        "id", keep="first", maintain_order=True
+    )
+
+
+def _text_lines(path: Path) -> Iterator[str]:
+    for block in lines.blocks(path):  # read as UTF-8, and as Latin-1 where it is not: movies.dat comes in both
+        yield from block.decode().splitlines()
+
+
+def _fields(line: str, separator: str) -> list[str]:
+    if separator == ",":
+        import csv
+
+        return next(csv.reader([line]), [])
+    return [field.strip('"') for field in line.split(separator)]

@@ -1,0 +1,139 @@
+"""Prepared data on disk: Parquet columns and a manifest, written whole, read back as a :class:`Dataset`."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy
+import polars
+import torch
+from torch import Tensor
+
+from fairfold.data.files import write_atomically
+from fairfold.data.interactions import Dataset, Interactions
+from fairfold.data.tables import Table
+from fairfold.errors import InvalidData
+from fairfold.version import __version__
+
+# Raised whenever what is on disk changes its meaning; data prepared in another format is prepared again.
+FORMAT = 1
+MANIFEST = "manifest.json"
+PART_ROWS = 1 << 24
+SPLIT_NAMES = ("train", "valid", "test")
+
+Manifest = dict[str, Any]
+
+
+def write_table(folder: Path, table: Table, titles: polars.DataFrame | None) -> dict[str, int]:
+    """Write a table's columns into a folder and return its counts."""
+    num_users = len(table.user_ids)
+    users = table.user_ids.cast(polars.String).alias("id").to_frame()
+    counts = {"users": num_users, "items": len(table.item_ids)}
+    for code, name in enumerate(SPLIT_NAMES):
+        rows = numpy.flatnonzero(table.splits == code)
+        frame = polars.DataFrame({"user": table.users[rows], "item": table.items[rows]})
+        if table.ratings is not None:
+            frame = frame.with_columns(rating=table.ratings[rows])
+        for part, start in enumerate(range(0, len(rows), PART_ROWS)):
+            write_part(folder, name, part, frame.slice(start, PART_ROWS))
+        per_user = numpy.bincount(table.users[rows], minlength=num_users)
+        users = users.with_columns(polars.Series(name, per_user, polars.UInt32))
+        counts[name] = len(rows)
+    counts["items_in_train"] = len(numpy.unique(table.items[table.splits == 0]))
+    users.write_parquet(folder / "users.parquet")
+    items = table.item_ids.cast(polars.String).alias("id").to_frame()
+    if titles is not None:
+        items = items.join(titles, on="id", how="left", maintain_order="left")
+    items.write_parquet(folder / "items.parquet")
+    return counts
+
+
+def write_part(folder: Path, split: str, part: int, frame: polars.DataFrame) -> None:
+    """Write one part of a split: rows sorted by user, then item, after those of the part before."""
+    frame.write_parquet(folder / f"{split}-{part:05d}.parquet", compression="zstd", compression_level=1)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
+    """Write the manifest, the last file of a prepared folder."""
+    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.suffix in (".parquet", ".npy")}
+    full = {
+        "format": FORMAT,
+        "fairfold": __version__,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        **manifest,
+        "files": sizes,
+    }
+    write_atomically(folder / MANIFEST, json.dumps(full, indent=2, ensure_ascii=False).encode())
+    return full
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a prepared folder; an error where it is damaged, incomplete or of another format."""
+    path = folder / MANIFEST
+    again = "Prepare the data again: fairfold data prepare, with --refresh."
+    try:
+        manifest = json.loads(path.read_bytes())
+        found = manifest["format"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidData(f"{path} cannot be read ({error})", "the manifest of prepared data", again) from error
+    if found != FORMAT:
+        raise InvalidData(
+            f"{folder} was prepared by fairfold {manifest.get('fairfold', '?')} in format {found}",
+            f"format {FORMAT}, that of fairfold {__version__}",
+            again,
+        )
+    for name, size in manifest["files"].items():
+        file = folder / name
+        if not file.exists() or file.stat().st_size != size:
+            raise InvalidData(f"{file} is missing or has changed", f"a file of {size:,} bytes", again)
+    return dict(manifest)
+
+
+def read_dataset(folder: Path) -> Dataset:
+    """A prepared folder as a data set in memory."""
+    manifest = read_manifest(folder)
+    if manifest["kind"] != "interactions":
+        raise InvalidData(
+            f"{folder} holds {manifest['kind']}", "interactions", "Read it with fairfold.data.load_images."
+        )
+    counts = manifest["counts"]
+    users = polars.read_parquet(folder / "users.parquet")
+    items_file = folder / "items.parquet"
+    items = polars.read_parquet(items_file) if items_file.exists() else polars.DataFrame()
+    splits = {name: _read_split(folder, name, users, counts) for name in SPLIT_NAMES}
+    return Dataset(
+        name=manifest["name"],
+        train=splits["train"],
+        test=splits["test"],
+        valid=splits["valid"] if len(splits["valid"]) else None,
+        user_ids=users["id"].to_list() if "id" in users.columns else None,
+        item_ids=items["id"].to_list() if "id" in items.columns else None,
+        titles=items["title"].fill_null("").to_list() if "title" in items.columns else None,
+    )
+
+
+def _read_split(folder: Path, name: str, users: polars.DataFrame, counts: dict[str, int]) -> Interactions:
+    offsets = torch.zeros(users.height + 1, dtype=torch.int64)
+    if users.height and name in users.columns:
+        torch.cumsum(torch.from_numpy(users[name].cast(polars.Int64).to_numpy(writable=True)), 0, out=offsets[1:])
+    total = int(offsets[-1])
+    # Filled part by part, so that no second copy of the whole column is ever held.
+    items = torch.empty(total, dtype=torch.int64)
+    ratings: Tensor | None = None
+    start = 0
+    for part in sorted(folder.glob(f"{name}-*.parquet")):
+        frame = polars.read_parquet(part, columns=None).drop("user")
+        stop = start + frame.height
+        items[start:stop] = torch.from_numpy(frame["item"].cast(polars.Int64).to_numpy(writable=True))
+        if "rating" in frame.columns:
+            ratings = torch.empty(total, dtype=torch.float32) if ratings is None else ratings
+            ratings[start:stop] = torch.from_numpy(frame["rating"].to_numpy(writable=True))
+        start = stop
+    if start != total:
+        raise InvalidData(
+            f"{folder} has {start:,} {name} interactions",
+            f"{total:,}",
+            "Prepare the data again with --refresh.",
+        )
+    return Interactions(counts["users"], counts["items"], offsets, items, ratings)

@@ -1,0 +1,199 @@
+"""From rows with the publisher's ids to dense ids, one split and items in order of popularity."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy
+import polars
+from numpy.typing import NDArray
+
+from fairfold.data.options import SPLIT, Options
+from fairfold.data.split import generator, train_mask
+from fairfold.data.spool import TEST, TRAIN, VALID, Spool
+from fairfold.errors import InvalidData
+
+DUPLICATES = "duplicate pairs, the last one kept"
+OVERLAP = "pairs in more than one split, kept in the earliest (train, valid, test)"
+SINGLE = "users with one interaction, in train only"
+TEST_ONLY = "users without train interactions (the publisher's split)"
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Interactions sorted by user, then item, each pair once.
+
+    Attributes:
+        users: uint32, dense ids.
+        items: uint32, dense ids.
+        ratings: float32, or None.
+        splits: uint8: 0 train, 1 valid, 2 test.
+        user_ids: The publisher's id of every dense user id.
+        item_ids: The publisher's id of every dense item id.
+    """
+
+    users: Array
+    items: Array
+    ratings: Array | None
+    splits: Array
+    user_ids: polars.Series
+    item_ids: polars.Series
+
+
+def build_table(spool: Spool, options: Options, *, published_split: bool, repairs: Counter[str]) -> Table:
+    """Choose, clean, number and split the interactions of a source.
+
+    Args:
+        spool: The rows.
+        options: What is asked for.
+        published_split: Whether the rows say to which split they belong.
+        repairs: Where repairs are counted.
+    """
+    if not spool.users.height:
+        raise InvalidData(
+            "no interactions are left", "at least one", "Ask for less: fewer conditions, a lower min_rating."
+        )
+    if options.top_users is None:
+        frame = spool.scan().collect(engine="streaming")
+    else:
+        frame = _heaviest(spool, options.top_users)
+    frame, user_ids = _dense(frame, "user")
+    frame, item_ids = _dense(frame, "item")
+    table = _without_duplicates(frame, user_ids, item_ids, options, repairs)
+    if options.core:
+        table = _core(table, options.core)
+    # Items nobody touched belong to a publisher's numbering, as long as nothing was left out.
+    if spool.catalogue is not None and not options.core and len(table.user_ids) == spool.counts["users"]:
+        table = _published_catalogue(table, spool.catalogue)
+    if options.resplit or not published_split:
+        table = _split(table, options, repairs)
+    table = _with_valid(table, options)
+    in_train = numpy.bincount(table.users[table.splits == TRAIN], minlength=len(table.user_ids))
+    repairs[TEST_ONLY] += int((in_train == 0).sum())
+    return _by_popularity(table)
+
+
+def _heaviest(spool: Spool, wanted: int) -> polars.DataFrame:
+    """The rows of the users with most distinct items; ties go to the user who comes first.
+
+    The number of rows of a user bounds that of distinct items, so only the users with most rows need be looked at: if
+    the last one chosen has at least as many items as any user left unlooked at has rows, the choice is exact.
+    """
+    users = spool.users.rename({"id": "user"})
+    first = "user" if users.schema["user"] == polars.Int64 else "row"
+    users = users.sort("rows", first, descending=[True, False])
+    looked_at = wanted
+    while True:
+        looked_at = min(2 * looked_at, users.height)
+        candidates = users.head(looked_at)
+        frame = spool.scan().join(candidates.lazy(), on="user", how="semi").collect(engine="streaming")
+        items = frame.group_by("user").agg(polars.col("item").n_unique().alias("items")).join(candidates, on="user")
+        items = items.sort("items", first, descending=[True, False]).head(wanted)
+        if looked_at == users.height or _is_certain(items, users["rows"][looked_at]):
+            return frame.join(items, on="user", how="semi")
+
+
+def _is_certain(chosen: polars.DataFrame, next_rows: int) -> bool:
+    """Whether no user with at most ``next_rows`` rows belongs among those chosen."""
+    fewest = chosen["items"][-1]
+    if fewest != next_rows:
+        return bool(fewest > next_rows)
+    # At a tie the earlier user wins; those not looked at come later than any chosen one with the same number of rows.
+    return bool((chosen.filter(polars.col("items") == fewest)["rows"] == fewest).all())
+
+
+def _dense(frame: polars.DataFrame, role: str) -> tuple[polars.DataFrame, polars.Series]:
+    """Replace ids by dense numbers: in numeric order where they are numbers, else in order of first appearance."""
+    ids = frame.group_by(role).agg(polars.col("row").min())
+    ids = ids.sort(role if ids.schema[role] == polars.Int64 else "row").select(role)
+    numbers = ids.with_columns(polars.int_range(polars.len(), dtype=polars.UInt32).alias("number"))
+    coded = frame.join(numbers, on=role, how="left").drop(role).rename({"number": role})
+    return coded, ids[role]
+
+
+def _without_duplicates(
+    frame: polars.DataFrame,
+    user_ids: polars.Series,
+    item_ids: polars.Series,
+    options: Options,
+    repairs: Counter[str],
+) -> Table:
+    frame = frame.sort("user", "item", "split", "row").drop("row")
+    users, items, splits = (frame[name].to_numpy() for name in ("user", "item", "split"))
+    same_pair = (users[1:] == users[:-1]) & (items[1:] == items[:-1])
+    same_split = splits[1:] == splits[:-1]
+    # Of equal rows the last stays; of a pair in two splits the earliest split stays, which sorts first.
+    keep = numpy.ones(len(users), dtype=bool)
+    keep[:-1] &= ~(same_pair & same_split)
+    repairs[DUPLICATES] += int((same_pair & same_split).sum())
+    first_of_pair = numpy.flatnonzero(numpy.concatenate(([True], ~same_pair)))
+    repeats = numpy.diff(numpy.append(first_of_pair, len(users)))
+    later = splits != numpy.repeat(splits[first_of_pair], repeats)
+    repairs[OVERLAP] += int((keep & later).sum())
+    keep &= ~later
+    ratings = frame["rating"].to_numpy()[keep] if options.ratings else None
+    return Table(users[keep], items[keep], ratings, splits[keep], user_ids, item_ids)
+
+
+def _choose(table: Table, keep: Array) -> Table:
+    ratings = None if table.ratings is None else table.ratings[keep]
+    return replace(table, users=table.users[keep], items=table.items[keep], splits=table.splits[keep], ratings=ratings)
+
+
+def _core(table: Table, core: int) -> Table:
+    while True:
+        users = numpy.bincount(table.users, minlength=len(table.user_ids))
+        items = numpy.bincount(table.items, minlength=len(table.item_ids))
+        keep = (users[table.users] >= core) & (items[table.items] >= core)
+        if keep.all():
+            break
+        table = _choose(table, keep)
+    if not len(table.users):
+        raise InvalidData(f"core = {core} leaves nothing", "a core that some users have", "Ask for a smaller core.")
+    users_left, users_now = numpy.unique(table.users, return_inverse=True)
+    items_left, items_now = numpy.unique(table.items, return_inverse=True)
+    return replace(
+        table,
+        users=users_now.astype(numpy.uint32),
+        items=items_now.astype(numpy.uint32),
+        user_ids=table.user_ids.gather(users_left),
+        item_ids=table.item_ids.gather(items_left),
+    )
+
+
+def _published_catalogue(table: Table, size: int) -> Table:
+    """Widen the catalogue to all ids of a publisher's dense numbering."""
+    items = table.item_ids.to_numpy()[table.items].astype(numpy.uint32)
+    return replace(table, items=items, item_ids=polars.Series("item", numpy.arange(size)))
+
+
+def _split(table: Table, options: Options, repairs: Counter[str]) -> Table:
+    num_users = len(table.user_ids)
+    share = SPLIT if options.split is None else options.split
+    mask = train_mask(table.users, num_users, share, generator(options.seed, 0))
+    repairs[SINGLE] += int((numpy.bincount(table.users, minlength=num_users) == 1).sum())
+    return replace(table, splits=numpy.where(mask, TRAIN, TEST).astype(numpy.uint8))
+
+
+def _with_valid(table: Table, options: Options) -> Table:
+    if not options.valid:
+        return table
+    train = numpy.flatnonzero(table.splits == TRAIN)
+    mask = train_mask(table.users[train], len(table.user_ids), 1 - options.valid, generator(options.seed, 1))
+    splits = table.splits.copy()
+    splits[train[~mask]] = VALID
+    return replace(table, splits=splits)
+
+
+def _by_popularity(table: Table) -> Table:
+    """Number the items by falling number of train interactions; ties keep their order."""
+    popularity = numpy.bincount(table.items[table.splits == TRAIN], minlength=len(table.item_ids))
+    order = numpy.argsort(-popularity, kind="stable")
+    numbers = numpy.empty(len(order), dtype=numpy.uint32)
+    numbers[order] = numpy.arange(len(order), dtype=numpy.uint32)
+    items = numbers[table.items]
+    rows = numpy.lexsort((items, table.users))
+    table = _choose(replace(table, items=items), rows)
+    return replace(table, item_ids=table.item_ids.gather(order))

@@ -1,0 +1,100 @@
+"""Metrics of predicted ratings (squared error) and of predicted classes (accuracy)."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fairfold.data.interactions import Interactions
+from fairfold.errors import InvalidData, InvalidVector
+
+Predictor = Callable[[Tensor, Tensor], Tensor]
+
+# Pairs predicted at a time when the caller does not say.
+BATCH_PAIRS = 1 << 18
+
+
+@dataclass(frozen=True)
+class RatingResult:
+    """Squared error over all test ratings, and by user.
+
+    Attributes:
+        mse: Mean over ratings (not over users) of the squared error.
+        rmse: Its square root.
+        ratings: How many ratings it is the mean of.
+        left_out: Users without test ratings.
+        users: int64, the users with test ratings, ascending.
+        mse_by_user: float64, aligned with ``users``.
+    """
+
+    mse: float
+    rmse: float
+    ratings: int
+    left_out: int
+    users: Tensor = field(repr=False)
+    mse_by_user: Tensor = field(repr=False)
+
+
+def evaluate_ratings(predict: Predictor, test: Interactions, *, batch: int = BATCH_PAIRS) -> RatingResult:
+    """Compare predicted with given ratings.
+
+    Args:
+        predict: Takes user ids and item ids of one length (int64, on the CPU) and returns as many ratings.
+        test: Interactions with ratings.
+        batch: How many pairs are predicted at once.
+
+    Returns:
+        Mean squared error and its root, over all ratings and by user.
+    """
+    if test.ratings is None:
+        raise InvalidData("implicit test interactions", "ratings", "Prepare the data with ratings kept.")
+    if not len(test):
+        raise InvalidData("no test ratings", "at least one", "Check how the data was split.")
+    errors = torch.empty(len(test), dtype=torch.float64)
+    for start in range(0, len(test), batch):
+        part = slice(start, start + batch)
+        predicted = predict(test.users[part], test.items[part])
+        errors[part] = squared_errors(predicted, test.ratings[part])
+    counts = test.counts_by_user
+    users = counts.nonzero().flatten()
+    sums = torch.zeros(test.num_users, dtype=torch.float64).index_add_(0, test.users, errors)
+    mse = float(errors.mean())
+    return RatingResult(
+        mse=mse,
+        rmse=math.sqrt(mse),
+        ratings=len(test),
+        left_out=test.num_users - len(users),
+        users=users,
+        mse_by_user=sums[users] / counts[users],
+    )
+
+
+def squared_errors(predicted: Tensor, given: Tensor) -> Tensor:
+    """Squared differences, float64 on the CPU."""
+    if predicted.shape != given.shape:
+        raise InvalidVector(
+            f"predictions of shape {list(predicted.shape)}",
+            f"{list(given.shape)}, one for each rating",
+            "Return one number a pair.",
+        )
+    errors = (predicted.detach().cpu().double() - given.cpu().double()).square()
+    if bool(errors.isnan().any()):
+        raise InvalidVector("predictions with NaN", "numbers", "Check the model: training may have diverged.")
+    return errors
+
+
+def accuracy(logits: Tensor, labels: Tensor) -> float:
+    """Share of rows whose largest logit is that of the label; of equal logits the lowest class counts."""
+    if logits.ndim != 2 or labels.shape != logits.shape[:1] or not len(labels):
+        raise InvalidVector(
+            f"logits of shape {list(logits.shape)}, labels of shape {list(labels.shape)}",
+            "[samples, classes] and [samples], at least one sample",
+            "Give one row of logits a label.",
+        )
+    if bool(logits.isnan().any()):
+        raise InvalidVector("logits with NaN", "numbers", "Check the model: training may have diverged.")
+    # argmax does not promise which of several equal logits it takes; the first row maximum does.
+    largest = logits == logits.max(1, keepdim=True).values
+    return float((largest.int().argmax(1) == labels.to(logits.device)).double().mean())

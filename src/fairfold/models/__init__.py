@@ -1,0 +1,21 @@
+"""Models of the paper's experiments, as plain modules of standard layers, and their losses."""
+
+from fairfold.models.lenet import LeNet
+from fairfold.models.losses import bpr_loss, cross_entropy, squared_error
+from fairfold.models.mf import MF
+from fairfold.models.mlp import MLP
+from fairfold.models.neumf import NeuMF
+from fairfold.models.neumf_mlp import NeuMFMLP
+from fairfold.models.scoring import scorer
+
+__all__ = [
+    "MF",
+    "MLP",
+    "LeNet",
+    "NeuMF",
+    "NeuMFMLP",
+    "bpr_loss",
+    "cross_entropy",
+    "scorer",
+    "squared_error",
+]

@@ -1,0 +1,43 @@
+"""Matrix factorisation: the score of a pair is the inner product of two vectors."""
+
+from torch import Tensor, nn
+
+
+class MF(nn.Module):
+    """A vector a user and a vector an item; the score is their inner product (Koren, Bell, Volinsky 2009).
+
+    Args:
+        num_users: Number of users.
+        num_items: Size of the catalogue.
+        factors: Length of the vectors.
+        spread: Standard deviation of the vectors' elements before training.
+    """
+
+    def __init__(self, num_users: int, num_items: int, factors: int = 8, spread: float = 0.01) -> None:
+        super().__init__()
+        self.num_users, self.num_items = num_users, num_items
+        self.user = nn.Embedding(num_users, factors)
+        self.item = nn.Embedding(num_items, factors)
+        for table in (self.user, self.item):
+            nn.init.normal_(table.weight, std=spread)
+
+    def embed_users(self, users: Tensor) -> tuple[Tensor, ...]:
+        """What the model holds of some users."""
+        return (self.user(users),)
+
+    def embed_items(self, items: Tensor) -> tuple[Tensor, ...]:
+        """What the model holds of some items."""
+        return (self.item(items),)
+
+    def combine(self, users: tuple[Tensor, ...], items: tuple[Tensor, ...]) -> Tensor:
+        """Scores of embedded users with embedded items; their shapes may broadcast."""
+        return (users[0] * items[0]).sum(-1)
+
+    def forward(self, users: Tensor, items: Tensor) -> Tensor:
+        """Scores of pairs, of the shape that ``users`` and ``items`` broadcast to."""
+        return self.combine(self.embed_users(users), self.embed_items(items))
+
+    def score_block(self, users: Tensor, items: Tensor) -> Tensor:
+        """Scores of every user with every item, [users, items]."""
+        (user,), (item,) = self.embed_users(users), self.embed_items(items)
+        return user @ item.T

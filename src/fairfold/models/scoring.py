@@ -1,0 +1,60 @@
+"""From a model to scores of the whole catalogue, in bounded memory."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fairfold.errors import InvalidSettings
+from fairfold.metrics.ranking import Scorer
+
+# Pairs of user and item scored at a time: a model holds a few dozen floats for each of them.
+BLOCK_PAIRS = 1 << 20
+
+
+class Ranker(Protocol):
+    """A model that scores every pair of some users and some items."""
+
+    num_items: int
+
+    def score_block(self, users: Tensor, items: Tensor) -> Tensor:
+        """Scores [users, items]."""
+
+
+def scorer(model: nn.Module) -> Scorer:
+    """A function from user ids to their scores of all items, for evaluation and recommendation.
+
+    The model is put into evaluation mode for the length of a call, and no gradients are kept. Scores are computed
+    for a block of items at a time and left on the model's device.
+
+    Args:
+        model: A module with ``num_items`` and ``score_block``, as all recommenders here have.
+    """
+    if not hasattr(model, "score_block"):
+        raise InvalidSettings(
+            f"{type(model).__name__}, which cannot rank a catalogue",
+            "a model with score_block(users, items)",
+            "Use MF or NeuMF, or give your model this method.",
+        )
+    ranker: Ranker = model  # type: ignore[assignment]
+
+    def score(users: Tensor) -> Tensor:
+        device = next(model.parameters()).device
+        was_training = model.training
+        model.eval()
+        try:
+            with torch.no_grad():
+                return _all_items(ranker, users.to(device))
+        finally:
+            model.train(was_training)
+
+    return score
+
+
+def _all_items(ranker: Ranker, users: Tensor) -> Tensor:
+    step = max(1, BLOCK_PAIRS // max(1, len(users)))
+    scores = torch.empty(len(users), ranker.num_items, device=users.device)
+    for start in range(0, ranker.num_items, step):
+        items = torch.arange(start, min(start + step, ranker.num_items), device=users.device)
+        scores[:, start : start + step] = ranker.score_block(users, items)
+    return scores

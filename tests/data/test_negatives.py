@@ -1,0 +1,75 @@
+"""Negatives are never positives, are uniform, and are the same for the same seed."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairfold.data.interactions import Interactions
+from fairfold.data.negatives import NegativeSampler
+from fairfold.data.seeds import generator
+from fairfold.errors import InvalidData, InvalidSettings
+
+
+def random_train(seed: int, users: int, items: int, density: float) -> Interactions:
+    chance = torch.rand(users, items, generator=torch.Generator().manual_seed(seed))
+    owned = chance < density
+    owned[torch.arange(users), chance.argmax(1)] = False  # one item is left to draw
+    pairs = owned.nonzero()
+    return Interactions.from_pairs(pairs[:, 0], pairs[:, 1], users, items)
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    users=st.integers(1, 10),
+    items=st.integers(1, 30),
+    density=st.floats(0, 1),
+    per_positive=st.integers(1, 4),
+)
+@settings(deadline=None, max_examples=100)
+def test_never_a_positive(seed: int, users: int, items: int, density: float, per_positive: int) -> None:
+    train = random_train(seed, users, items, density)
+    sampler = NegativeSampler(train, per_positive, seed)
+    negatives = sampler.epoch(0)
+    assert negatives.shape == (len(train), per_positive)
+    for user, drawn in zip(train.users.tolist(), negatives.tolist(), strict=True):
+        allowed = set(range(items)) - set(train.of(user).tolist())
+        assert set(drawn) <= allowed
+    everyone = sampler.draw(torch.arange(users), generator(seed))
+    for user, item in enumerate(everyone.tolist()):
+        assert item in set(range(items)) - set(train.of(user).tolist())
+
+
+@pytest.mark.parametrize("owned", [[], [0, 1, 2], [17, 18, 19], [0, 3, 4, 9, 19], list(range(18))])
+def test_every_other_item_has_the_same_chance(owned: list[int]) -> None:
+    items, draws = 20, 20_000
+    # A second user on either side, so that a slip into a neighbour's items would show.
+    users = torch.tensor([0] * 3 + [1] * len(owned) + [2] * 3)
+    train = Interactions.from_pairs(users, torch.tensor([5, 6, 7, *owned, 0, 1, 19]), 3, items)
+    drawn = NegativeSampler(train).draw(torch.ones(draws, dtype=torch.int64), generator(3))
+    counts = torch.bincount(drawn, minlength=items).double()
+    others = torch.tensor([item for item in range(items) if item not in owned])
+    expected = draws / len(others)
+    chi_square = float(((counts[others] - expected) ** 2 / expected).sum())
+    degrees = len(others) - 1
+    assert int(counts.sum()) == int(counts[others].sum()) == draws
+    assert chi_square < degrees + 5 * (2 * degrees) ** 0.5 + 10
+
+
+def test_epochs_differ_and_seeds_repeat() -> None:
+    train = random_train(1, 8, 200, 0.3)
+    first = NegativeSampler(train, 2, seed=7)
+    assert first.epoch(3).equal(NegativeSampler(train, 2, seed=7).epoch(3))
+    assert not first.epoch(3).equal(first.epoch(4))
+    assert not first.epoch(3).equal(NegativeSampler(train, 2, seed=8).epoch(3))
+    assert not NegativeSampler(train, 2, seed=0).epoch(1).equal(NegativeSampler(train, 2, seed=1).epoch(0))
+
+
+def test_a_user_with_everything_and_no_negatives_at_all_are_refused() -> None:
+    train = Interactions.from_pairs(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), 2, 2)
+    with pytest.raises(InvalidData, match="user 1"):
+        NegativeSampler(train)
+    with pytest.raises(InvalidSettings, match="per_positive"):
+        NegativeSampler(random_train(1, 2, 5, 0.5), 0)
+    with pytest.raises(InvalidSettings, match="seed"):
+        NegativeSampler(random_train(1, 2, 5, 0.5), seed=-1).epoch(0)

@@ -1,0 +1,40 @@
+"""Losses against their formulas, one sample at a time."""
+
+import math
+
+import pytest
+import torch
+
+from fairfold.models import bpr_loss, cross_entropy, squared_error
+
+
+def test_bpr_is_the_mean_over_pairs_of_the_log_sigmoid() -> None:
+    positive, negative = torch.tensor([1.0, -2.0]), torch.tensor([[0.5, 3.0], [-2.0, -4.0]])
+    expected = [
+        math.log(1 + math.exp(-(above - below)))
+        for above, row in zip(positive.tolist(), negative.tolist(), strict=True)
+        for below in row
+    ]
+    assert float(bpr_loss(positive, negative)) == pytest.approx(sum(expected) / 4, rel=1e-6)
+    single = bpr_loss(positive, negative[:, 0])
+    assert float(single) == pytest.approx((expected[0] + expected[2]) / 2, rel=1e-6)
+
+
+def test_the_regulariser_counts_every_embedding_once_per_sample() -> None:
+    scores = torch.zeros(2)
+    vectors = [torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])]
+    plain = float(bpr_loss(scores, scores, vectors, weight=0))
+    assert plain == pytest.approx(math.log(2))
+    penalised = float(bpr_loss(scores, scores, vectors, weight=0.1))
+    assert penalised - plain == pytest.approx(0.1 * 0.5 * (30 + 2) / 2, rel=1e-5)
+
+
+def test_extreme_scores_stay_finite() -> None:
+    loss = bpr_loss(torch.tensor([-1e4]), torch.tensor([1e4]))
+    assert float(loss) == pytest.approx(2e4)
+
+
+def test_squared_error_and_cross_entropy() -> None:
+    assert float(squared_error(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 5.0]))) == pytest.approx(2.5)
+    logits = torch.tensor([[0.0, math.log(3.0)]])
+    assert float(cross_entropy(logits, torch.tensor([1]))) == pytest.approx(-math.log(0.75), rel=1e-6)
