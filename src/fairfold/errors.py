@@ -54,3 +54,11 @@ class InvalidSettings(FairfoldError, ValueError):
 
 class InvalidData(FairfoldError, ValueError):
     """Interactions, ratings or images that cannot be read as they are."""
+
+
+class InvalidDevice(FairfoldError, RuntimeError):
+    """Tensors on different devices used together."""
+
+
+class InvalidState(FairfoldError, RuntimeError):
+    """A saved state that belongs to another subspace than the module it is loaded into."""

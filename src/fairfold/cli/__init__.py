@@ -5,6 +5,7 @@ import typer
 from fairfold.cli.central import central
 from fairfold.cli.data import data
 from fairfold.cli.doctor import doctor
+from fairfold.cli.plan import plan
 from fairfold.cli.train import train
 
 app = typer.Typer(
@@ -17,6 +18,7 @@ app = typer.Typer(
 app.command()(train)
 app.command()(central)
 app.command()(doctor)
+app.command()(plan)
 app.add_typer(data, name="data")
 
 

@@ -1,0 +1,60 @@
+"""``fairfold plan``: what a device with so much memory gets, before anything is trained."""
+
+from typing import Annotated
+
+import typer
+
+
+def plan(
+    items: Annotated[int, typer.Option(help="Rows of the table.", min=1)],
+    dim: Annotated[int, typer.Option(help="Numbers a row (factors).", min=1)],
+    budget: Annotated[
+        list[str],
+        typer.Option(help="What a device may store: 64MB, 16x or 1/16. Give it again for each kind of device."),
+    ],
+    mapping: Annotated[str, typer.Option(help="element, chunk or ranked; left out, by the chunk.")] = "",
+    chunk: Annotated[int, typer.Option(help="Neighbouring weights that share one hash.", min=1)] = 1,
+    batch: Annotated[int, typer.Option(help="Rows looked up at once.", min=1)] = 512,
+    interactions: Annotated[int, typer.Option(help="Interactions a device trains on in a round.", min=1)] = 1000,
+    negatives: Annotated[int, typer.Option(help="Sampled items an interaction.", min=0)] = 4,
+    measure: Annotated[bool, typer.Option(help="Train one device of each size in a process; show its peak.")] = False,
+) -> None:
+    """Show the size, memory and traffic of devices, one line a budget."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from fairfold.cli.errors import told_plainly
+    from fairfold.nn import footprint
+    from fairfold.nn.placement import place
+
+    rows = min(items, interactions * (1 + negatives))
+    table = Table(
+        title=f"{items:,} items of {dim} numbers: {readable_bytes(4 * items * dim)} in full; "
+        f"a round touches {rows:,} rows",
+    )
+    headings = ["budget", "size", "compression", "stored", "serving peak", "training peak", "a round, down + up"]
+    for heading in [*headings, *(["measured peak"] if measure else [])]:
+        table.add_column(heading, justify="right", overflow="fold")
+    with told_plainly():
+        for text in budget:
+            subspace = place(items * dim, capacity=text, mapping=mapping or None, chunk=chunk)
+            needs = footprint.footprint(subspace.size, dim, batch, rows)
+            cells = [text, f"{subspace.size:,}", f"{subspace.full_size / subspace.size:.4g}x"]
+            cells += [readable_bytes(part) for part in (needs.stored, needs.serving, needs.training)]
+            cells.append(f"{readable_bytes(needs.stored)} + {readable_bytes(needs.stored)}")
+            if measure:
+                job = footprint.Job(items, dim, subspace.size, subspace.mapping, subspace.chunk, batch, rows)
+                cells.append(readable_bytes(footprint.measure(job)))
+            table.add_row(*cells)
+    console = Console()
+    # A narrow terminal wraps the cells; a file or a pipe gets whole lines.
+    (console if console.is_terminal else Console(width=140)).print(table)
+    typer.echo("Peaks are above an idle process (the interpreter and torch). Formula: docs/modules.md.")
+
+
+def readable_bytes(count: int) -> str:
+    """Bytes as people say them: 40 MB, 1.6 GB."""
+    for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if count >= unit:
+            return f"{count / unit:.3g} {name}" if count < 999.5 * unit else f"{count / unit:,.0f} {name}"
+    return f"{count} B"

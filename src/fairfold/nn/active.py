@@ -1,0 +1,125 @@
+"""The active set: what one round of training touches of a table, gathered, trained anywhere, written back.
+
+A local optimiser starts fresh each round. With SGD, Adagrad or Adam (without weight decay) a slot that no sample of the
+round touches has zero gradient and zero moments, so it does not move. Training the touched slots alone therefore gives
+the same numbers as training the whole vector, in memory and time of the round's rows.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from fairfold.errors import InvalidRow
+from fairfold.kernels import ops
+from fairfold.nn.lookup import check_ids
+from fairfold.nn.table import FairTable
+from fairfold.subspace.checks import SUM_DTYPE
+
+
+class ActiveRows(nn.Module):
+    """The rows of a table that a round will touch; ``values`` is a parameter that any optimiser can train.
+
+    Lookups of other rows are refused. The table itself changes only at :meth:`commit`.
+
+    Args:
+        table: A table with a memory of its own.
+        ids: All ids the round will look up, in any order and shape, repeats allowed.
+    """
+
+    row_ids: Tensor
+    slots: Tensor
+    positions: Tensor
+    signs: Tensor
+
+    def __init__(self, table: FairTable, ids: Tensor) -> None:
+        super().__init__()
+        self.__dict__["table"] = table  # not a submodule: the table's own vector is not trained here
+        row_ids = torch.unique(ids.long())
+        layout, dim = table.subspace.layout, table.embedding_dim
+        touched = ops.active_slots(layout, row_ids, dim)
+        positions, signs = ops.positions(layout, row_ids, dim, touched)
+        self.register_buffer("row_ids", row_ids, persistent=False)
+        self.register_buffer("slots", touched, persistent=False)
+        self.register_buffer("positions", positions, persistent=False)
+        self.register_buffer("signs", signs, persistent=False)
+        self.values = nn.Parameter(table.memory.detach()[touched])
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """The rows of ``ids``, shape (*, embedding_dim)."""
+        return self.rows(ids).view(*ids.shape, self.positions.shape[1])
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """The rows of ``ids``, one line each."""
+        table: FairTable = self.__dict__["table"]
+        check_ids(ids, table.num_embeddings, self.values)
+        found: Tensor = _ActiveLookup.apply(  # type: ignore[no-untyped-call]
+            self.values, self.positions, self.signs, self._local(ids.reshape(-1).long())
+        )
+        return table.without_padding(ids, found)
+
+    @torch.no_grad()
+    def commit(self) -> None:
+        """Write the trained values back into the table's vector, in place."""
+        table: FairTable = self.__dict__["table"]
+        table.memory.index_copy_(0, self.slots, self.values.detach().to(table.memory.dtype))
+
+    def _local(self, ids: Tensor) -> Tensor:
+        """Where ``ids`` stand among the active rows."""
+        if len(self.row_ids) == 0 and ids.numel() == 0:
+            return ids
+        local = torch.searchsorted(self.row_ids, ids)
+        known = len(self.row_ids) and torch.equal(self.row_ids[local.clamp(max=len(self.row_ids) - 1)], ids)
+        if not known:
+            missing = ids[~torch.isin(ids, self.row_ids)]
+            raise InvalidRow(
+                f"{len(missing)} ids outside of the active set, e.g. {int(missing[0])}",
+                f"only the {len(self.row_ids)} ids the active set was made of",
+                "Activate all ids of the round, the sampled negatives among them.",
+            )
+        return local
+
+    def extra_repr(self) -> str:
+        """Sizes, as torch's modules show them."""
+        return f"{len(self.row_ids)} rows, {len(self.slots)} slots"
+
+
+@contextmanager
+def active(table: FairTable, ids: Tensor) -> Iterator[ActiveRows]:
+    """Within the block, ``table`` serves from its active rows; they are written back at its end, unless it raises.
+
+    Build the optimiser on the ``parameters()`` of what the block yields::
+
+        with active(model.items, ids) as rows:
+            optimizer = torch.optim.Adam([*rows.parameters(), *others])
+            ...
+    """
+    rows = table.activate(ids)
+    before = table.__dict__["_active"]
+    table.__dict__["_active"] = rows
+    try:
+        yield rows
+        rows.commit()
+    finally:
+        table.__dict__["_active"] = before
+
+
+class _ActiveLookup(torch.autograd.Function):
+    """Rows gathered from the active values; the backward adds into a gradient of their size."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, positions: Tensor, signs: Tensor, local: Tensor) -> Tensor:
+        ctx.save_for_backward(positions, signs, local)
+        ctx.size = values.numel()
+        return ops.recover_positions(values.detach(), positions[local], signs[local])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        positions, signs, local = ctx.saved_tensors
+        sums = torch.zeros(ctx.size, dtype=SUM_DTYPE[gradient.dtype], device=gradient.device)
+        ops.accumulate_positions(gradient.contiguous(), positions[local], signs[local], sums)
+        return sums.to(gradient.dtype), None, None, None

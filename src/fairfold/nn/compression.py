@@ -1,0 +1,250 @@
+"""compress and expand: a model of standard layers to its compact twin by reduction, and back by recovery."""
+
+from collections.abc import Callable, Collection, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from fractions import Fraction
+from math import lcm
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fairfold.errors import InvalidCapacity, InvalidSettings
+from fairfold.kernels import ops
+from fairfold.nn.bag import MODES
+from fairfold.nn.base import FairModule, SharedMemory
+from fairfold.nn.placement import DEFAULT_CHUNK, place
+from fairfold.nn.twins import compact_twin, dense_twin
+from fairfold.subspace import Capacity, Subspace
+from fairfold.subspace.checks import SUM_DTYPE, check_vector
+
+MIN_SIZE = 1024
+"""Weight tensors below this many numbers stay dense: folding them saves next to nothing and costs quality first."""
+
+Layer = Any  # one of torch's layers with a weight; torch types attributes of modules too loosely to be of use
+Layers = Callable[[str, nn.Module], bool] | Collection[str] | None
+
+
+def compress(
+    model: nn.Module,
+    capacity: str | float | Fraction | Capacity = "16x",
+    *,
+    seed: int = 0,
+    mapping: str | None = None,
+    chunk: int = DEFAULT_CHUNK,
+    sign: bool = True,
+    shared: bool = False,
+    layers: Layers = None,
+    min_size: int = MIN_SIZE,
+) -> nn.Module:
+    """A copy of ``model`` that keeps only compact vectors of its large weight tensors, reduced from the same weights.
+
+    ``nn.Embedding``, ``nn.EmbeddingBag``, ``nn.Linear`` and ``nn.Conv2d`` are replaced (these very classes: subclasses
+    may use their weights in ways of their own). Everything else is copied: biases, norms, layers with fewer than
+    ``min_size`` weights, tables that renormalise rows or scale gradients by frequency, bags that take maxima. Hooks of
+    replaced layers are not carried over. Tied weights stay tied.
+
+    Args:
+        model: Left as it is.
+        capacity: The share of each compressed tensor that is kept (``1/16``, ``"16x"``); or bytes for all parameters
+            of the result (``"40MB"``), from which the share follows once what stays dense is paid for.
+        seed: Of the hash. Tables with memories of their own are given seeds seed, seed + 1, … in order, lest layers of
+            one shape all collide alike.
+        mapping: See :class:`~fairfold.nn.placement.Placement`.
+        chunk: How many neighbouring weights share one hash.
+        sign: Random signs.
+        shared: One memory for all compressed layers: weights of any layer share slots with those of any other. It is
+            the submodule ``shared_memory`` of the first of them.
+        layers: Which layers to compress, whatever their size: names, or a function of name and module. Default: all
+            that can be and have at least ``min_size`` weights.
+        min_size: Smaller weight tensors stay dense, unless chosen by ``layers``.
+    """
+    chosen = _chosen_layers(model, layers, min_size)
+    weights: dict[int, Tensor] = {id(layer.weight): layer.weight for _, layer in chosen}
+    copied = _copied_without(model, [layer for _, layer in chosen])
+    if not chosen:
+        return copied
+    share = _share(model, list(weights.values()), Capacity.parse(capacity))
+    options = _Options(share, mapping, chunk, sign)
+    if shared and chosen[0][0] != "":
+        return _share_one_memory(copied, chosen, options, seed)
+    twins: dict[int, FairModule] = {}
+    of_weight: dict[int, FairModule] = {}
+    for name, layer in chosen:
+        weight: Tensor = layer.weight
+        if id(layer) not in twins:
+            tied = of_weight.get(id(weight))
+            if tied is None:
+                subspace = options.subspace(weight.numel(), weight, (seed + len(of_weight)) % 2**64)
+                twin = compact_twin(layer, subspace, subspace.reduce(weight.detach().reshape(-1)))
+                of_weight[id(weight)] = twin
+            else:
+                twin = compact_twin(layer, tied.subspace, tied.memory)
+            twins[id(layer)] = twin
+        copied = _replaced(copied, name, twins[id(layer)])
+    return copied
+
+
+def expand(model: nn.Module) -> nn.Module:
+    """A copy of ``model`` with standard layers in place of compact ones, their weights recovered.
+
+    The padding row of a table, which reads as zeros, is stored as zeros, also where another layer is tied to it.
+    """
+    kept: dict[int, object] = {}
+    for module in model.modules():
+        if isinstance(module, FairModule):
+            kept[id(module)] = module  # recovered below, so not worth copying
+    copied: nn.Module = deepcopy(model, kept)
+    weights: dict[tuple[int, int], nn.Parameter] = {}
+    twins: dict[int, nn.Module] = {}
+    for name, module in _named_once(copied):
+        if isinstance(module, FairModule):
+            if id(module) not in twins:
+                place_of = (id(module.memory), module.offset)
+                twins[id(module)] = dense_twin(module, weights.get(place_of))
+                weights[place_of] = twins[id(module)].weight  # type: ignore[assignment]
+            copied = _replaced(copied, name, twins[id(module)])
+    return copied
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """What is the same for every subspace of one call."""
+
+    share: Fraction
+    mapping: str | None
+    chunk: int
+    sign: bool
+
+    def subspace(self, full_size: int, like: Tensor, seed: int) -> Subspace:
+        return place(
+            full_size,
+            like.element_size(),
+            capacity=self.share,
+            seed=seed,
+            mapping=self.mapping,
+            chunk=self.chunk,
+            sign=self.sign,
+        )
+
+
+def _can_be_compressed(layer: Any) -> bool:
+    kind = type(layer)
+    if kind is nn.Embedding or kind is nn.EmbeddingBag:
+        if layer.max_norm is not None or layer.scale_grad_by_freq:
+            return False
+        return kind is nn.Embedding or layer.mode in MODES
+    return kind is nn.Linear or kind is nn.Conv2d
+
+
+def _named_once(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every place a module stands in, also the second and third place of one used twice."""
+    return iter(list(model.named_modules(remove_duplicate=False)))
+
+
+def _chosen_layers(model: nn.Module, layers: Layers, min_size: int) -> list[tuple[str, Layer]]:
+    named = list(_named_once(model))
+    able: list[tuple[str, Layer]] = [(name, layer) for name, layer in named if _can_be_compressed(layer)]
+    if layers is None:
+        return [(name, layer) for name, layer in able if layer.weight.numel() >= min_size]
+    if callable(layers):
+        return [(name, layer) for name, layer in able if layers(name, layer)]
+    wanted = {layers} if isinstance(layers, str) else set(layers)
+    unable = sorted(wanted - {name for name, _ in able})
+    if unable:
+        known = {name for name, _ in named}
+        raise InvalidSettings(
+            f"layers {', '.join(repr(name) for name in unable)}"
+            + ("" if known.issuperset(unable) else ", not all of them in the model"),
+            f"names among {', '.join(repr(name) for name, _ in able) or 'none: no layer can be compressed'}",
+            "See compress for the kinds that have a compact twin.",
+        )
+    return [(name, layer) for name, layer in able if name in wanted]
+
+
+def _copied_without(model: nn.Module, layers: list[Layer]) -> nn.Module:
+    """A deep copy in which the weights of ``layers`` are not copied, for they are about to be replaced."""
+    replaced = {id(layer) for layer in layers}
+    needed = {
+        id(parameter)
+        for module in model.modules()
+        if id(module) not in replaced
+        for parameter in module.parameters(recurse=False)
+    }
+    copied: nn.Module = deepcopy(
+        model, {id(layer.weight): layer.weight for layer in layers if id(layer.weight) not in needed}
+    )
+    return copied
+
+
+def _share(model: nn.Module, folded: list[Tensor], capacity: Capacity) -> Fraction:
+    """The share of each folded tensor: as asked for, or what is left of a budget once the dense rest is paid."""
+    if capacity.share is not None:
+        return capacity.share
+    assert capacity.budget is not None  # one of the two is set
+    total = sum(parameter.nbytes for parameter in model.parameters())
+    of_folded = sum(weight.nbytes for weight in folded)
+    dense = total - of_folded
+    if capacity.budget <= dense:
+        raise InvalidCapacity(
+            f"a budget of {capacity} for a model of which {dense} bytes stay dense",
+            f"more than {dense} bytes",
+            "Compress more layers (layers=, min_size=), or allow more.",
+        )
+    return min(Fraction(capacity.budget - dense, of_folded), Fraction(1))
+
+
+def _replaced(model: nn.Module, name: str, layer: nn.Module) -> nn.Module:
+    if name == "":
+        return layer
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, layer)
+    return model
+
+
+@torch.no_grad()
+def _share_one_memory(model: nn.Module, chosen: list[tuple[str, Layer]], options: _Options, seed: int) -> nn.Module:
+    """One subspace over all chosen weights, one after another.
+
+    A table is looked up by row number, so each tensor begins at a multiple of its row size (and of the chunk); the few
+    coordinates skipped for that belong to no one, and count for nothing in the means.
+    """
+    offsets: dict[int, int] = {}
+    end = used = 0
+    first: Tensor = chosen[0][1].weight
+    for name, layer in chosen:
+        weight: Tensor = layer.weight
+        if (weight.dtype, weight.device) != (first.dtype, first.device):
+            raise InvalidSettings(
+                f"layer {name!r} of {weight.dtype} on {weight.device}",
+                f"{first.dtype} on {first.device}, as the first layer, for one memory",
+                "Compress with shared=False.",
+            )
+        if id(weight) not in offsets:
+            step = lcm(weight.shape[1:].numel(), options.chunk)
+            offsets[id(weight)] = -(-end // step) * step
+            end = offsets[id(weight)] + weight.numel()
+            used += weight.numel()
+    share = options.share * used / end if options.share < 1 else options.share  # of the coordinates in use
+    subspace = _Options(share, options.mapping, options.chunk, options.sign).subspace(end, first, seed)
+    sums = torch.zeros(subspace.size, dtype=SUM_DTYPE[first.dtype], device=first.device)
+    counts = torch.zeros(subspace.size, dtype=torch.int32, device=first.device)
+    added: set[int] = set()
+    for name, layer in chosen:
+        weight = layer.weight
+        if id(weight) not in added:
+            flat = weight.detach().reshape(-1)
+            check_vector(f"{name}.weight", flat, flat.numel())
+            ops.accumulate_range(subspace.layout, flat, offsets[id(weight)], sums, counts)
+            added.add(id(weight))
+    compact = sums.div_(counts.clamp_(min=1)).to(first.dtype)
+    memory = SharedMemory(subspace, compact)
+    twins: dict[int, FairModule] = {}
+    for name, layer in chosen:
+        if id(layer) not in twins:
+            twin = compact_twin(layer, None, None)
+            twin.share(memory, offsets[id(layer.weight)], owner=not twins)
+            twins[id(layer)] = twin
+        _replaced(model, name, twins[id(layer)])
+    return model

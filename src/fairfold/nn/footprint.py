@@ -1,0 +1,170 @@
+"""What a device of a given size needs: a formula for its memory and traffic, and a process that measures the real peak.
+
+With m slots of b bytes, B rows a batch, R distinct rows a round and rows of d numbers (so that a round touches
+k = min(m, R·d) slots at most):
+
+* serving: m·b for the vector, B·d·b for the answer, and T, what the lookup needs while it works;
+* training a round on its active set: m·b for the vector; 5 bytes for each of the R·d weights (its place among the
+  active slots, and its sign); 8 + 4·b for each of the k slots (number, value, gradient, two moments); 4·B·d·b for
+  the rows of a batch with their gradient; and the larger of T and 40·R·d, what finding the active slots takes (a sort).
+
+T is the bound of :data:`fairfold.kernels.reference.TEMPORARY_BYTES`, or 128 bytes a number if the batch is shorter.
+The interpreter and torch themselves (about 200 MB) come on top on any device, whatever the model.
+
+``python -m fairfold.nn.footprint`` with a job in JSON on the command line trains one such device and prints its peak.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from fairfold.errors import FairfoldError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from fairfold.nn.table import FairTable
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes a device needs.
+
+    Attributes:
+        stored: Of the compact vector, which is also what crosses the network once in each direction of a round.
+        serving: At the peak of a lookup.
+        training: At the peak of a round.
+    """
+
+    stored: int
+    serving: int
+    training: int
+
+    @property
+    def round_bytes(self) -> int:
+        """Down and up together."""
+        return 2 * self.stored
+
+
+def footprint(size: int, dim: int, batch: int, rows: int, itemsize: int = 4) -> Footprint:
+    """The formula of this page.
+
+    Args:
+        size: m.
+        dim: d.
+        batch: B, rows looked up at once.
+        rows: R, distinct rows a round touches.
+        itemsize: b.
+    """
+    from fairfold.kernels.reference import TEMPORARY_BYTES
+
+    stored = size * itemsize
+    temporary = min(TEMPORARY_BYTES, 128 * batch * dim)
+    touched = min(size, rows * dim)
+    training = 5 * rows * dim + (8 + 4 * itemsize) * touched + 4 * batch * dim * itemsize
+    return Footprint(
+        stored,
+        stored + batch * dim * itemsize + temporary,
+        stored + training + max(temporary, 40 * rows * dim),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one measured process does: make a table, look up, train one round.
+
+    Attributes:
+        items: Rows of the table.
+        dim: Its columns.
+        size: Slots.
+        mapping: Of the subspace.
+        chunk: Of the subspace.
+        batch: Rows a step.
+        rows: Rows a round.
+        way: ``"active"`` (Adam on the active set), ``"touched"`` (Adam on touched slots), ``"backward"`` (SGD inside
+            the backward), or ``"serve"`` for lookups only.
+    """
+
+    items: int
+    dim: int
+    size: int
+    mapping: str = "element"
+    chunk: int = 1
+    batch: int = 512
+    rows: int = 5000
+    way: str = "active"
+
+
+def measure(job: Job) -> int:
+    """Bytes by which the peak of a process with this job exceeds that of the same process with an empty model."""
+    empty = Job(job.batch, job.dim, max(job.chunk, 2) * 2, job.mapping, job.chunk, 1, 1, job.way)
+    return _peak_of_process(job) - _peak_of_process(empty)
+
+
+def _peak_of_process(job: Job) -> int:
+    command = [sys.executable, "-m", "fairfold.nn.footprint", json.dumps(asdict(job))]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
+        last = process.stderr.strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
+        raise FairfoldError(f"a device that failed: {last[0]}", "a run to its end", "Try a smaller one.")
+    return int(json.loads(process.stdout)["peak"])
+
+
+def peak_bytes() -> int:
+    """The most memory this process has held so far.
+
+    Read from the kernel's own mark where there is one: getrusage also counts what the parent process held before it
+    started this one.
+    """
+    try:
+        with open("/proc/self/status", encoding="ascii") as status:
+            for line in status:
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def run(job: Job) -> None:
+    """Do the job in this process."""
+    import torch
+
+    from fairfold.nn import FairEmbedding, active, optim
+    from fairfold.nn.fused import FusedSGD
+
+    torch.manual_seed(0)
+    touched = job.way == "touched"
+    table = FairEmbedding(job.items, job.dim, size=job.size, mapping=job.mapping, chunk=job.chunk, sparse=touched)
+    ids = torch.randint(0, job.items, (job.rows,))
+    with torch.no_grad():
+        table(ids[: job.batch])
+    batches = torch.split(ids, job.batch)
+    if job.way == "active":
+        with active(table, ids) as rows:
+            _train(table, batches, torch.optim.Adam(rows.parameters()))
+    elif touched:
+        _train(table, batches, optim.Adam(table.parameters()))
+    elif job.way == "backward":
+        table.update_in_backward(FusedSGD())
+        _train(table, batches, None)
+
+
+def _train(table: "FairTable", batches: "Sequence[Tensor]", optimizer: "Optimizer | None") -> None:
+    for batch in batches:
+        table.rows(batch).square().mean().backward()  # type: ignore[no-untyped-call]
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+if __name__ == "__main__":
+    run(Job(**json.loads(sys.argv[1])))
+    sys.stdout.write(json.dumps({"peak": peak_bytes()}))

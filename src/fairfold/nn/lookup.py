@@ -1,0 +1,89 @@
+"""Rows of a table that exists only as a compact vector, and their gradient: dense, sparse, or applied on the spot."""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fairfold.errors import InvalidDtype, InvalidRow
+from fairfold.kernels import ops
+from fairfold.kernels.hashing import Layout
+from fairfold.nn.base import check_same_device
+from fairfold.subspace.checks import SUM_DTYPE
+
+
+class Update(Protocol):
+    """What may be done with a gradient the moment it is known, in place of handing it on."""
+
+    def apply(self, layout: Layout, compact: Tensor, rows: Tensor, gradient: Tensor) -> None:
+        """Update ``compact`` in place, given the gradient (len(rows), row_size) of looked-up rows."""
+
+
+def check_ids(ids: Tensor, count: int, memory: Tensor) -> None:
+    """Refuse ids that name no row: a hash would answer them all the same, with another row's numbers."""
+    if not isinstance(ids, Tensor):
+        raise InvalidDtype(f"ids of type {type(ids).__name__}", "a torch.Tensor", "Wrap them: torch.tensor([...]).")
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise InvalidDtype(f"ids of dtype {ids.dtype}", "int64 or int32", "Convert them, e.g. with .long().")
+    check_same_device("ids", ids, memory)
+    if ids.numel() == 0 or ids.is_meta:
+        return
+    if ids.is_cuda:
+        # As torch's own kernels do: asking for the result here would stop the whole stream.
+        torch._assert_async(((ids >= 0) & (ids < count)).all(), f"ids outside of 0 to {count - 1}")
+        return
+    lowest, highest = (int(end) for end in torch.aminmax(ids))
+    if lowest < 0 or highest >= count:
+        raise InvalidRow(
+            f"ids from {lowest} to {highest}", f"ids from 0 to {count - 1}", "Check how the ids are numbered."
+        )
+
+
+def lookup(
+    memory: Tensor, layout: Layout, rows: Tensor, row_size: int, *, sparse: bool = False, update: Update | None = None
+) -> Tensor:
+    """The values of ``rows`` (a vector of row numbers, checked), shape (len(rows), row_size), differentiable.
+
+    Args:
+        memory: The compact vector.
+        layout: Where the table lives in it.
+        rows: Which rows, repeats allowed.
+        row_size: Columns of the table.
+        sparse: Hand back a sparse gradient of the touched slots, not one of the size of ``memory``.
+        update: Apply this in the backward; ``memory`` then gets no gradient at all.
+    """
+    result: Tensor = _Lookup.apply(memory, layout, rows, row_size, sparse, update)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Lookup(torch.autograd.Function):
+    """S applied to chosen rows; its backward is Sᵀ. Nothing of the table is kept in between but the row numbers."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, memory: Tensor, layout: Layout, rows: Tensor, row_size: int, sparse: bool, update: Update | None
+    ) -> Tensor:
+        ctx.save_for_backward(rows)
+        ctx.layout, ctx.sparse, ctx.update = layout, sparse, update
+        ctx.memory = memory.detach() if update is not None else memory.new_empty(0)
+        return ops.recover_rows(layout, memory.detach(), rows, row_size)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None, None]:
+        (rows,) = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        result: Tensor | None = None
+        if ctx.update is not None:
+            ctx.update.apply(ctx.layout, ctx.memory, rows, gradient)
+        elif ctx.sparse:
+            slots, values = ops.touched_rows(ctx.layout, gradient, rows)
+            result = torch.sparse_coo_tensor(
+                slots[None], values, (ctx.layout.size,), check_invariants=False, is_coalesced=True
+            )
+        else:
+            sums = torch.zeros(ctx.layout.size, dtype=SUM_DTYPE[gradient.dtype], device=gradient.device)
+            ops.accumulate_rows(ctx.layout, gradient, rows, sums)
+            result = sums.to(gradient.dtype)
+        return result, None, None, None, None, None

@@ -1,0 +1,119 @@
+"""What embedding and bag have in common: a table of rows, looked up by id, trained whole or on its active rows."""
+
+from typing import TYPE_CHECKING, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fairfold.errors import InvalidRow, InvalidSettings
+from fairfold.nn.base import FairModule
+from fairfold.nn.lookup import Update, check_ids, lookup
+from fairfold.nn.placement import Placement
+from fairfold.subspace.checks import whole_number
+
+if TYPE_CHECKING:
+    from fairfold.nn.active import ActiveRows
+
+
+class FairTable(FairModule):
+    """A table of ``num_embeddings`` rows of ``embedding_dim`` numbers, of which only the compact vector is stored.
+
+    Args:
+        num_embeddings: Rows.
+        embedding_dim: Columns.
+        padding_idx: A row that reads as zeros and is not trained. (Its slots are shared with other rows, so unlike in
+            torch's table the zeros are not stored.)
+        sparse: Gradients of the touched slots only; for ``fairfold.nn.optim`` and torch's sparse optimisers.
+        device: Where the vector lives.
+        dtype: Of the vector.
+        placement: See :class:`~fairfold.nn.placement.Placement`.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        sparse: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **placement: Unpack[Placement],
+    ) -> None:
+        rows = whole_number("num_embeddings", num_embeddings)
+        columns = whole_number("embedding_dim", embedding_dim)
+        super().__init__((rows, columns), device, dtype, placement)
+        self.num_embeddings = rows
+        self.embedding_dim = columns
+        self.padding_idx = _row_of_padding(padding_idx, rows)
+        self.sparse = sparse
+        self.__dict__["_active"] = None  # not submodules: neither is part of the table's state
+        self.__dict__["_update"] = None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Standard normal, as torch's table: every row is made of slots, so slots are drawn like entries."""
+        if self.compact is not None:
+            nn.init.normal_(self.compact)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """The rows of ``ids``, one line each: shape (ids.numel(), embedding_dim)."""
+        active: ActiveRows | None = self.__dict__["_active"]
+        if active is not None:
+            return active.rows(ids)
+        check_ids(ids, self.num_embeddings, self.memory)
+        flat = ids.reshape(-1)
+        if flat.numel() > self.num_embeddings:
+            # Every row is asked for more than once on average: each is recovered once, in less memory than the answer.
+            every = self._lookup(torch.arange(self.num_embeddings, device=flat.device))
+            return self.without_padding(flat, functional.embedding(flat, every))
+        return self.without_padding(flat, self._lookup(flat))
+
+    def without_padding(self, ids: Tensor, found: Tensor) -> Tensor:
+        """``found`` with zeros where ``ids`` is the padding; so is its gradient."""
+        if self.padding_idx is None:
+            return found
+        return found.masked_fill((ids.reshape(-1) == self.padding_idx)[:, None], 0)
+
+    def update_in_backward(self, update: Update | None) -> None:
+        """Let the backward apply ``update`` at once instead of making a gradient; None goes back to gradients."""
+        self._refuse_shared("update_in_backward")
+        self.__dict__["_update"] = update
+
+    def activate(self, ids: Tensor) -> "ActiveRows":
+        """The part of the table that a round touches, as a small module of its own; see :class:`ActiveRows`."""
+        from fairfold.nn.active import ActiveRows  # built on this class
+
+        self._refuse_shared("activate")
+        check_ids(ids, self.num_embeddings, self.memory)
+        return ActiveRows(self, ids)
+
+    def _lookup(self, rows: Tensor) -> Tensor:
+        # A shared memory places every table at a multiple of its row size.
+        rows = rows + self.offset // self.embedding_dim if self.offset else rows
+        update: Update | None = self.__dict__["_update"]
+        return lookup(self.memory, self.subspace.layout, rows, self.embedding_dim, sparse=self.sparse, update=update)
+
+    def _refuse_shared(self, what: str) -> None:
+        if self.is_shared:
+            raise InvalidSettings(
+                f"{what} on a table in a shared memory",
+                "a table with a memory of its own, since other layers read the same slots",
+                "Compress with shared=False, or train with ordinary gradients.",
+            )
+
+    def extra_repr(self) -> str:
+        """Sizes, as torch's modules show them."""
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        sparse = ", sparse=True" if self.sparse else ""
+        return f"{self.num_embeddings}, {self.embedding_dim}{padding}{sparse}, {self._placement_repr()}"
+
+
+def _row_of_padding(padding_idx: int | None, rows: int) -> int | None:
+    """Negative numbers count from the end, as in torch."""
+    if padding_idx is None:
+        return None
+    row = whole_number("padding_idx", padding_idx)
+    if not -rows <= row < rows:
+        raise InvalidRow(f"padding_idx={row}", f"from {-rows} to {rows - 1}", "Name one of the table's rows.")
+    return row % rows

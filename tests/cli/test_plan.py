@@ -1,0 +1,52 @@
+"""``fairfold plan`` answers in a table."""
+
+import pytest
+from typer.testing import CliRunner
+
+from fairfold.cli import app
+from fairfold.cli.plan import readable_bytes
+
+
+def plan(*options: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["plan", *options])
+    return result.exit_code, result.output
+
+
+def test_one_line_a_budget() -> None:
+    code, text = plan("--items", "10000000", "--dim", "64", "--budget", "40MB", "--budget", "16x", "--chunk", "8")
+    assert code == 0
+    assert "10,000,000" in text
+    assert "64x" in text
+    assert "40 MB + 40 MB" in text
+    assert "40,000,000" in text
+    assert "2.56 GB" in text
+
+
+def test_measured() -> None:
+    code, text = plan("--items", "5000", "--dim", "8", "--budget", "4x", "--interactions", "20", "--measure")
+    assert code == 0
+    assert "measured" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--budget", "much"], "capacity 'much'"),
+        (["--budget", "8B", "--chunk", "8"], "can hold 2"),
+        (["--budget", "4x", "--mapping", "odd"], "mapping"),
+    ],
+)
+def test_wrong_answers_are_explained(options: list[str], message: str) -> None:
+    code, text = plan("--items", "100", "--dim", "4", *options)
+    assert code == 2
+    assert message in " ".join(text.split())
+
+
+def test_bytes_as_people_say_them() -> None:
+    assert [readable_bytes(count) for count in (7, 1500, 40_000_000, 999_900_000, 25_600_000_000)] == [
+        "7 B",
+        "1.5 kB",
+        "40 MB",
+        "1,000 MB",
+        "25.6 GB",
+    ]

@@ -1,0 +1,253 @@
+"""Training the touched slots alone gives the numbers of dense training: SGD, Adagrad, Adam, three ways."""
+
+import copy
+import io
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fairfold.errors import InvalidRow, InvalidSettings
+from fairfold.nn import FairEmbedding, FairEmbeddingBag, FairLinear, active, optim
+from fairfold.nn.fused import FusedAdagrad, FusedSGD
+from fairfold.nn.table import FairTable
+
+Maker = Callable[[Iterable[Any]], torch.optim.Optimizer]
+PAIRS: dict[str, tuple[Maker, Maker]] = {
+    "sgd": (lambda p: optim.SGD(p, lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
+    "momentum": (lambda p: optim.SGD(p, lr=0.1, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
+    "adagrad": (lambda p: optim.Adagrad(p, lr=0.1), lambda p: torch.optim.Adagrad(p, lr=0.1)),
+    "adagrad-decay": (
+        lambda p: optim.Adagrad(p, lr=0.1, lr_decay=0.1, initial_accumulator_value=0.2),
+        lambda p: torch.optim.Adagrad(p, lr=0.1, lr_decay=0.1, initial_accumulator_value=0.2),
+    ),
+    "adam": (lambda p: optim.Adam(p, lr=0.1), lambda p: torch.optim.Adam(p, lr=0.1)),
+}
+
+
+def table(sparse: bool = False, rows: int = 30, columns: int = 4, **options: Any) -> FairEmbedding:
+    torch.manual_seed(0)
+    return FairEmbedding(rows, columns, sparse=sparse, dtype=torch.float64, **({"capacity": 1 / 5} | options))
+
+
+def loss_of(found: Tensor, step: int) -> Tensor:
+    """Any loss will do that is not the same at every step."""
+    target = torch.linspace(-1, 1, found.numel(), dtype=found.dtype).view_as(found) * (step + 1)
+    return (found - target).square().mean() + found.prod(-1).sum()
+
+
+def train(layer: Callable[[Tensor], Tensor], optimizer: torch.optim.Optimizer, batches: list[Tensor]) -> None:
+    for step, ids in enumerate(batches):
+        optimizer.zero_grad()
+        torch.autograd.backward(loss_of(layer(ids), step))
+        optimizer.step()
+
+
+def vector(layer: FairTable) -> Tensor:
+    return layer.memory.detach()
+
+
+BATCHES = [torch.tensor([1, 2, 2, 7]), torch.tensor([[3, 7], [7, 29]]), torch.tensor([1, 1, 1]), torch.tensor([0])]
+
+shapes = {
+    "rows": st.integers(2, 30),
+    "columns": st.integers(1, 6),
+    "share": st.floats(0.05, 1),
+    "chunk": st.integers(1, 3),
+    "seed": st.integers(0, 2**32),
+    "kind": st.sampled_from(sorted(PAIRS)),
+    "data": st.data(),
+}
+
+
+def drawn(rows: int, columns: int, share: float, chunk: int, seed: int, data: st.DataObject) -> tuple[Any, Any]:
+    size = max(int(rows * columns * share) // chunk, 1) * chunk
+    size = min(size, rows * columns)
+    options = {"rows": rows, "columns": columns, "capacity": None, "size": size, "seed": seed}
+    options["chunk"] = chunk if size % chunk == 0 else 1
+    ids = st.lists(st.integers(0, rows - 1), max_size=8)
+    batches = [torch.tensor(batch, dtype=torch.int64) for batch in data.draw(st.lists(ids, min_size=1, max_size=5))]
+    return options, batches
+
+
+@settings(max_examples=60, deadline=None)
+@given(**shapes)
+def test_optimisers_of_touched_slots_equal_dense_ones(
+    rows: int, columns: int, share: float, chunk: int, seed: int, kind: str, data: st.DataObject
+) -> None:
+    options, batches = drawn(rows, columns, share, chunk, seed, data)
+    ours, theirs = table(sparse=True, **options), table(**options)
+    train(ours, PAIRS[kind][0](ours.parameters()), batches)
+    train(theirs, PAIRS[kind][1](theirs.parameters()), batches)
+    torch.testing.assert_close(vector(ours), vector(theirs), rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(**shapes)
+def test_training_the_active_set_equals_dense_training(
+    rows: int, columns: int, share: float, chunk: int, seed: int, kind: str, data: st.DataObject
+) -> None:
+    options, batches = drawn(rows, columns, share, chunk, seed, data)
+    ours, theirs = table(**options), table(**options)
+    with active(ours, torch.cat(batches)) as view:
+        train(ours, PAIRS[kind][1](view.parameters()), batches)
+    train(theirs, PAIRS[kind][1](theirs.parameters()), batches)
+    torch.testing.assert_close(vector(ours), vector(theirs), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", sorted(PAIRS))
+def test_dense_gradients_are_served_as_well(kind: str) -> None:
+    ours, theirs = FairLinear(4, 5, capacity=0.5), FairLinear(4, 5, capacity=0.5)
+    theirs.load_state_dict(ours.state_dict())
+    batches = [torch.randn(3, 4) for _ in range(3)]
+    train(ours, PAIRS[kind][0](ours.parameters()), batches)
+    train(theirs, PAIRS[kind][1](theirs.parameters()), batches)
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adagrad"])
+def test_updates_in_the_backward_equal_dense_training(kind: str) -> None:
+    ours, theirs = table(), table()
+    update = FusedSGD(0.1) if kind == "sgd" else FusedAdagrad(0.1)
+    ours.update_in_backward(update)
+    for step, ids in enumerate(BATCHES):
+        torch.autograd.backward(loss_of(ours(ids), step))
+    assert ours.memory.grad is None
+    train(theirs, PAIRS[kind][1](theirs.parameters()), BATCHES)
+    torch.testing.assert_close(vector(ours), vector(theirs))
+    ours.update_in_backward(None)
+    ours(BATCHES[0]).sum().backward()
+    assert ours.memory.grad is not None
+
+
+def test_sgd_in_the_backward_is_exact_for_several_lookups() -> None:
+    ours, theirs = table(), table()
+    ours.update_in_backward(FusedSGD(0.1))
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    for layer in (ours, theirs):
+        (layer(BATCHES[0]).square().sum() + layer(BATCHES[0]).prod()).backward()
+    optimizer.step()
+    torch.testing.assert_close(vector(ours), vector(theirs))
+
+
+def test_untouched_slots_are_neither_moved_nor_remembered() -> None:
+    layer = table(sparse=True, rows=1000, capacity=1 / 2)
+    before = vector(layer).clone()
+    optimizer = optim.Adam(layer.parameters())
+    train(layer, optimizer, [torch.tensor([5, 6]), torch.tensor([6])])
+    state = optimizer.state[layer.memory]
+    assert len(state["slots"]) <= 8
+    assert state["exp_avg"].shape == state["slots"].shape
+    moved = (vector(layer) != before).nonzero().flatten()
+    assert set(moved.tolist()) <= set(state["slots"].tolist())
+
+
+@pytest.mark.parametrize("kind", sorted(PAIRS))
+def test_optimiser_state_round_trips(kind: str) -> None:
+    layer = table(sparse=True)
+    optimizer = PAIRS[kind][0](layer.parameters())
+    train(layer, optimizer, BATCHES[:2])
+    other = copy.deepcopy(layer)
+    resumed = PAIRS[kind][0](other.parameters())
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    train(layer, optimizer, BATCHES[2:])
+    train(other, resumed, BATCHES[2:])
+    assert torch.equal(vector(layer), vector(other))
+
+
+def test_the_active_set_is_written_back_at_the_end_only() -> None:
+    layer = table()
+    before = vector(layer).clone()
+    with active(layer, torch.tensor([3, 3, 4])) as view:
+        torch.testing.assert_close(layer(torch.tensor([3])), layer.full_weight()[3:4])
+        assert layer(torch.tensor([], dtype=torch.int64)).shape == (0, 4)
+        train(layer, torch.optim.Adam(view.parameters(), lr=0.1), [torch.tensor([3, 4])])
+        assert torch.equal(vector(layer), before)
+    assert not torch.equal(vector(layer), before)
+
+
+def failing(layer: FairTable) -> None:
+    with active(layer, torch.tensor([3])) as view:
+        with torch.no_grad():
+            view.values.fill_(float("nan"))
+        raise RuntimeError("diverged")
+
+
+def test_a_round_that_fails_leaves_the_table_as_it_was() -> None:
+    layer = table()
+    before = vector(layer).clone()
+    with pytest.raises(RuntimeError, match="diverged"):
+        failing(layer)
+    assert torch.equal(vector(layer), before)
+    assert layer(torch.tensor([9])).shape == (1, 4)
+
+
+def test_ids_outside_of_the_active_set_are_refused() -> None:
+    layer = table()
+    view = layer.activate(torch.tensor([3, 5], dtype=torch.int32))
+    assert view(torch.tensor([5, 3], dtype=torch.int32)).shape == (2, 4)
+    for wrong in ([4], [29], [0], [3, 5, 6]):
+        with pytest.raises(InvalidRow, match="active set"):
+            view(torch.tensor(wrong))
+    for out_of_range in ([30], [-1]):
+        with pytest.raises(InvalidRow, match="0 to 29"):
+            view(torch.tensor(out_of_range))
+    with pytest.raises(InvalidRow):
+        layer.activate(torch.tensor([30]))
+    empty = layer.activate(torch.tensor([], dtype=torch.int64))
+    with pytest.raises(InvalidRow):
+        empty(torch.tensor([1]))
+    empty.commit()
+
+
+def test_bags_and_padding_train_on_their_active_rows() -> None:
+    torch.manual_seed(1)
+    ours = FairEmbeddingBag(30, 4, padding_idx=1, capacity=0.2, dtype=torch.float64)
+    theirs = copy.deepcopy(ours)
+    batches = [torch.tensor([[1, 2], [7, 7]]), torch.tensor([[1, 1], [2, 3]])]
+    with active(ours, torch.cat(batches)) as view:
+        train(ours, torch.optim.Adam(view.parameters()), batches)
+    train(theirs, torch.optim.Adam(theirs.parameters()), batches)
+    torch.testing.assert_close(vector(ours), vector(theirs))
+
+
+def test_one_kind_of_gradient_for_a_parameter() -> None:
+    for first in (True, False):
+        layer = table(sparse=first)
+        optimizer = optim.Adam(layer.parameters())
+        train(layer, optimizer, BATCHES[:1])
+        layer.sparse = not first
+        with pytest.raises(InvalidSettings, match="one kind"):
+            train(layer, optimizer, BATCHES[:1])
+    with pytest.raises(InvalidSettings, match="lr"):
+        optim.SGD(table().parameters(), lr=-1)
+    for update in (FusedSGD, FusedAdagrad):
+        with pytest.raises(InvalidSettings, match="lr"):
+            update(-1)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # raised within torch's optimiser
+def test_torch_optimisers_take_the_sparse_gradient() -> None:
+    ours, theirs = table(sparse=True), table()
+    train(ours, torch.optim.Adagrad(ours.parameters(), lr=0.1), BATCHES)
+    train(theirs, torch.optim.Adagrad(theirs.parameters(), lr=0.1), BATCHES)
+    torch.testing.assert_close(vector(ours), vector(theirs))
+
+
+def test_a_closure_gives_the_loss() -> None:
+    layer = table(sparse=True)
+
+    def closure() -> float:
+        loss = layer(BATCHES[0]).sum()
+        loss.backward()
+        return float(loss.detach())
+
+    assert optim.SGD(layer.parameters()).step(closure) is not None
