@@ -170,9 +170,9 @@ def step(layout: Layout, compact: Tensor, gradient: Tensor, ids: Tensor, state: 
         calls.adagrad_rows(layout, compact, state, gradient, ids, 1e-6)
 
 
-def bench_steps(batch: int = 65_536, row_size: int = 64) -> Iterable[Row]:
+def bench_steps(batch: int = 65_536, row_size: int = 64, rows: int = 2**22) -> Iterable[Row]:
+    """Whole steps on compact vectors of a 256th of the table's size up to all of it."""
     gradient = torch.randn(batch, row_size, device=DEVICE)
-    rows = 2**22
     sets = id_sets(rows, batch, row_size)
     common = {"dtype": "float32", "row_size": row_size, "batch": batch}
     table = torch.nn.Embedding(rows, row_size, sparse=True, device=DEVICE)
@@ -188,18 +188,18 @@ def bench_steps(batch: int = 65_536, row_size: int = 64) -> Iterable[Row]:
         yield {**common, "benchmark": f"sparse {name} step, called", "size": table.weight.numel(), "seconds": base}
         del optimiser, sparse
         smallest = 0.0
-        for exponent in (20, 22, 24, 26, 28):
-            size = 2**exponent
+        for compression in (256, 64, 16, 4, 1):
+            size = rows * row_size // compression
             layout = Layout(rows * row_size, 0, size, 8, expand_seed(1), True)
             compact = torch.randn(size, device=DEVICE)
             state = torch.rand(size, device=DEVICE) if name == "adagrad" else None
             spent = seconds(partial(step, layout, compact, gradient, ids, state) for ids in sets)
             smallest = smallest or spent
-            fields = {**common, "chunk": 8, "size": size}
+            fields = {**common, "chunk": 8, "compression": compression, "size": size}
             yield {
                 **fields,
                 "benchmark": f"{name} step",
-                "baseline": "m=2^20",
+                "baseline": "smallest size",
                 "seconds": spent,
                 "ratio": spent / smallest,
             }
