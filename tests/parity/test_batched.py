@@ -32,14 +32,12 @@ def both(seed: int, rounds: int = 2, ratings: bool = False, **changes: Any) -> N
         for _ in range(rounds):
             state = backend.run_round(state, private, federation, rejections)
         results.append((state.full, private, rejections.counts))
-    for part in (0, 1):
-        expected, found = results[0][part], results[1][part]
-        assert expected.keys() == found.keys()  # type: ignore[union-attr]
-        for name, tensor in expected.items():  # type: ignore[union-attr]
-            torch.testing.assert_close(
-                found[name], tensor, rtol=1e-6, atol=1e-7, msg=lambda text, n=name: f"{n}: {text}"
-            )  # type: ignore[index,misc]
-    assert results[0][2] == results[1][2]
+    (full, own, left_out), (full_batched, own_batched, left_out_batched) = results
+    for expected, found in ((full, full_batched), (own, own_batched)):
+        assert expected.keys() == found.keys()
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-7)
+    assert left_out == left_out_batched
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adagrad", "adam"])

@@ -84,7 +84,7 @@ class Lookup(torch.autograd.Function):
         return ops.recover_positions(values, positions, signs)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[no-untyped-def, override] # noqa: D102
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[no-untyped-def] # noqa: D102
         positions, signs = ctx.saved_tensors
         sums = torch.zeros(ctx.size, dtype=gradient.dtype, device=gradient.device)
         ops.accumulate_positions(gradient.contiguous(), positions, signs, sums)
