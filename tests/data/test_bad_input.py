@@ -43,6 +43,8 @@ GOOD = "user_id,item_id,rating\n" + "".join(f"{row % 7},{row},{row % 5 + 1}\n" f
         ("own.parquet", "user,item\n1,2\n", "is not Parquet"),
         ("own.csv", "user_id,item_id\n1;2\n3;4\n", "cannot be used"),
         ("own.csv", "", "is empty"),
+        ("ml-1m.zip", b"PK\x03\x04....", "is a zip archive"),
+        ("own.csv", b"\x00\x01\x02", "is not text"),
         ("own.csv", "user_id,item_id\n", "is empty"),
         ("train.txt", "\n\n", "is empty"),
         ("own.csv", "user,item\n1,2\n".encode("utf-16"), "is UTF-16"),

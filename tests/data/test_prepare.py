@@ -197,6 +197,8 @@ def test_titles_come_along(tmp_path: Path) -> None:
     data = load(tmp_path, split=1.0)
     assert data.item_ids == ["10", "20", "30"]
     assert data.titles == ["Amélie (2001)", 'Up: a, "b" (2009)', ""]
+    (tmp_path / "movies.dat").write_text("10::Another title::Comedy\n")
+    assert load(tmp_path, split=1.0).titles == ["Another title", "", ""]
     (tmp_path / "csv").mkdir()
     (tmp_path / "csv" / "ratings.csv").write_text("userId,movieId,rating,timestamp\n1,10,5,1\n")
     (tmp_path / "csv" / "movies.csv").write_text('movieId,title,genres\n10,"American President, The (1995)",Comedy\n')

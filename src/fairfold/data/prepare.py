@@ -104,16 +104,13 @@ def prepare(
             lambda folder: _prepare_images(path, images, without_users, folder, stages),
         )
         meaningless = ", ".join(sorted(set(chosen.chosen()) - {"images"}))
-        return (
-            replace(prepared, note=f"{prepared.note} ({meaningless} means nothing for images)")
-            if meaningless
-            else prepared
-        )
+        note = f"{prepared.note} ({meaningless} means nothing for images)" if meaningless else prepared.note
+        return replace(prepared, note=note)
     found = find_source(path, chosen.wanted)
     _check_split(found, chosen)
     return _into_cache(
         found.name,
-        [file.path for file in found.files],
+        found.paths,
         chosen,
         cache,
         refresh,
@@ -171,13 +168,13 @@ def _prepare_images(path: Path, images: Path | None, options: Options, folder: P
 
 def _prepare_interactions(source: Source, options: Options, folder: Path, stages: Stages, block_size: int) -> Manifest:
     repairs = Counter[str]()
-    sizes = [file.path.stat().st_size for file in source.files]
+    size = sum(file.path.stat().st_size for file in source.files)
     rows_folder = folder / "rows"
     rows_folder.mkdir()
-    with stages(f"reading {source.name}", sum(sizes)) as advance:
+    with stages(f"reading {source.name}", size) as advance:
         rows = spool(source, rows_folder, options, repairs=repairs, block_size=block_size, advance=advance)
-    with stages("checksum of the source", sum(sizes)) as advance:
-        files = [_fingerprint(file.path) | {"sha256": checksum(file.path, advance)} for file in source.files]
+    with stages("checksum of the source", size) as advance:
+        files = [_fingerprint(path) | {"sha256": checksum(path, advance)} for path in source.paths]
     with stages("choosing, numbering, splitting", 0):
         table = build_table(rows, options, published_split=source.published_split, repairs=repairs)
     with stages("writing", 0):
