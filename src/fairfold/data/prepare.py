@@ -15,7 +15,7 @@ from fairfold.data.image_store import read_image_dataset, write_images
 from fairfold.data.images import ImageDataset, is_image_folder, read_images, source_files
 from fairfold.data.interactions import Dataset
 from fairfold.data.known import on_disk, resolve
-from fairfold.data.options import Options
+from fairfold.data.options import SPLIT, Options
 from fairfold.data.progress import Stages, silent
 from fairfold.data.sources import Source, find_source, read_titles
 from fairfold.data.spool import spool
@@ -158,7 +158,7 @@ def _prepare_images(path: Path, images: Path | None, options: Options, folder: P
             "name": dataset.name,
             "kind": "images",
             "source": [_fingerprint(file) | {"sha256": checksum(file)} for file in source_files(path, images)],
-            "published_split": True,
+            "split": PUBLISHED,
             "options": options.chosen(),
             "counts": dataset.counts(),
             "repairs": {},
@@ -187,13 +187,26 @@ def _prepare_interactions(source: Source, options: Options, folder: Path, stages
             "name": source.name,
             "kind": "interactions",
             "source": files,
-            "published_split": source.published_split and not options.resplit,
+            "split": _split_words(source, options),
             "options": options.chosen(),
             "source_counts": rows.counts,
             "counts": counts,
             "repairs": {reason: count for reason, count in repairs.items() if count},
         },
     )
+
+
+PUBLISHED = "the publisher's"
+
+
+def _split_words(source: Source, options: Options) -> str:
+    """How the split came about, for the manifest and the output."""
+    words = PUBLISHED
+    if options.resplit or not source.published_split:
+        words = f"{SPLIT if options.split is None else options.split:g} of every user's interactions to train on"
+    if options.valid:
+        words += f", {options.valid:g} of train put aside for validation"
+    return words if words == PUBLISHED else f"{words}, seed {options.seed}"
 
 
 def _check_split(source: Source, options: Options) -> None:

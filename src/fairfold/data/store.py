@@ -17,7 +17,7 @@ from fairfold.data.tables import Table
 from fairfold.errors import InvalidData
 
 # Raised whenever what is on disk changes its meaning; data prepared in another format is prepared again.
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 PART_ROWS = 1 << 24
 SPLIT_NAMES = ("train", "valid", "test")
