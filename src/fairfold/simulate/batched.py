@@ -22,8 +22,8 @@ from fairfold.simulate.active import ActiveTable, Lookup, distinct_rows, gather
 from fairfold.simulate.federation import Federation
 from fairfold.simulate.steps import LocalSteps
 
-CLIENTS_AT_ONCE = 2
-"""On a CPU: few enough that what they train stays in cache. A GPU takes the whole cohort."""
+CLIENTS_AT_ONCE = 16
+"""Enough to hide the cost of a call, few enough that memory stays by what is trained and not by the cohort."""
 
 
 def batches_well(settings: Settings) -> bool:
