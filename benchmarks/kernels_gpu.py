@@ -176,7 +176,8 @@ def bench_steps(batch: int = 65_536, row_size: int = 64, rows: int = 2**22) -> I
     sets = id_sets(rows, batch, row_size)
     common = {"dtype": "float32", "row_size": row_size, "batch": batch}
     table = torch.nn.Embedding(rows, row_size, sparse=True, device=DEVICE)
-    for name, kind in {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}.items():
+    kinds: dict[str, Any] = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}
+    for name, kind in kinds.items():
         optimiser = kind(table.parameters(), lr=1e-6)
 
         def sparse(optimiser: torch.optim.Optimizer = optimiser) -> None:
@@ -257,7 +258,7 @@ def show_targets(rows: list[Row]) -> None:
         chosen = [row for row in rows if row["benchmark"] == name and test(row)]
         if not chosen:
             return "not run"
-        by_c = {}
+        by_c: dict[Any, float] = {}
         for row in chosen:
             key = row.get("compression") or row.get("size")
             by_c[key] = max(row["ratio"], by_c.get(key, 0.0))
