@@ -37,9 +37,7 @@ def test_popularity_falls_with_the_item_number() -> None:
 
 
 def test_one_draw_follows_the_softmax_of_the_scores() -> None:
-    world = SyntheticWorld(
-        users=40_000, items=5, interactions_per_user=2, taste_strength=0.0, popularity_exponent=1.0
-    )
+    world = SyntheticWorld(users=40_000, items=5, interactions_per_user=2, taste_strength=0.0, popularity_exponent=1.0)
     drawn = world.dataset()
     counts = (drawn.train.counts_by_item + drawn.test.counts_by_item).double() / 40_000
     chance = world.log_popularity.double().softmax(0)
@@ -52,13 +50,9 @@ def test_the_planted_scores_beat_popularity() -> None:
     world = SyntheticWorld(users=100, items=1000)
     data = world.dataset()
     best = evaluate_ranking(world.best_scores, data.train, data.test)
-    popular = evaluate_ranking(
-        lambda users: world.log_popularity.expand(len(users), -1), data.train, data.test
-    )
+    popular = evaluate_ranking(lambda users: world.log_popularity.expand(len(users), -1), data.train, data.test)
     assert best.ndcg > popular.ndcg + 0.1
-    noisy = evaluate_ranking(
-        lambda users: world.best_scores(users) + torch.randn(1000), data.train, data.test
-    )
+    noisy = evaluate_ranking(lambda users: world.best_scores(users) + torch.randn(1000), data.train, data.test)
     assert best.ndcg > noisy.ndcg
 
 

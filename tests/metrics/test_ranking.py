@@ -25,12 +25,8 @@ def random_case(seed: int, users: int, items: int, levels: int) -> tuple[Tensor,
     return scores, parts[0], parts[1]
 
 
-def slow(
-    scores: list[float], train: set[int], test: set[int], k: int
-) -> tuple[float, float, float, float, set[int]]:
-    ranked = sorted(
-        (item for item in range(len(scores)) if item not in train), key=lambda i: (-scores[i], i)
-    )[:k]
+def slow(scores: list[float], train: set[int], test: set[int], k: int) -> tuple[float, float, float, float, set[int]]:
+    ranked = sorted((item for item in range(len(scores)) if item not in train), key=lambda i: (-scores[i], i))[:k]
     gain = sum(1 / math.log2(rank + 2) for rank, item in enumerate(ranked) if item in test)
     ideal = sum(1 / math.log2(rank + 2) for rank in range(min(k, len(test))))
     found = [rank for rank, item in enumerate(ranked) if item in test]
@@ -52,9 +48,7 @@ def slow(
     users_per_batch=st.integers(1, 13),
 )
 @settings(deadline=None, max_examples=150)
-def test_fast_equals_slow(
-    seed: int, users: int, items: int, levels: int, k: int, users_per_batch: int
-) -> None:
+def test_fast_equals_slow(seed: int, users: int, items: int, levels: int, k: int, users_per_batch: int) -> None:
     scores, train, test = random_case(seed, users, items, levels)
     if not len(test):
         return
@@ -65,9 +59,7 @@ def test_fast_equals_slow(
     expected = []
     for user in range(users):
         if len(test.of(user)):
-            *values, ranked = slow(
-                scores[user].tolist(), set(train.of(user).tolist()), set(test.of(user).tolist()), k
-            )
+            *values, ranked = slow(scores[user].tolist(), set(train.of(user).tolist()), set(test.of(user).tolist()), k)
             expected.append([user, *values])
             seen |= ranked
     table = torch.tensor(expected, dtype=torch.float64)
@@ -83,9 +75,7 @@ def test_fast_equals_slow(
 
 @given(seed=st.integers(0, 2**32), columns=st.integers(1, 60), levels=st.integers(1, 20), data=st.data())
 @settings(deadline=None, max_examples=150)
-def test_equal_scores_are_taken_in_order_of_number(
-    seed: int, columns: int, levels: int, data: st.DataObject
-) -> None:
+def test_equal_scores_are_taken_in_order_of_number(seed: int, columns: int, levels: int, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, columns))
     scores = torch.randint(levels, (5, columns), generator=torch.Generator().manual_seed(seed)).float()
     values, top = first_by_score(scores, count)

@@ -48,7 +48,7 @@ def slots_and_signs(layout: Layout, coordinates: Tensor) -> tuple[Tensor, Tensor
     return hashing.slots_and_signs(layout, coordinates) if found is None else found
 
 
-# -- ranges of the full vector ------------------------------------------------------------------------------------------
+# -- ranges of the full vector ---------------------------------------------------------------------------------------
 
 
 def accumulate_range(layout: Layout, values: Tensor, start: int, sums: Tensor, counts: Tensor | None = None) -> None:
@@ -72,7 +72,7 @@ def recover_range(layout: Layout, compact: Tensor, start: int, out: Tensor) -> N
         reference.recover_range(layout, compact, start, out)
 
 
-# -- rows of a table ----------------------------------------------------------------------------------------------------
+# -- rows of a table -------------------------------------------------------------------------------------------------
 
 
 def recover_rows(layout: Layout, compact: Tensor, rows: Tensor, row_size: int) -> Tensor:
@@ -138,7 +138,7 @@ def _check_rows(layout: Layout, rows: Tensor, row_size: int) -> None:
         raise calls.bad_rows(layout, rows, row_size)
 
 
-# -- the active slots of a round ----------------------------------------------------------------------------------------
+# -- the active slots of a round -------------------------------------------------------------------------------------
 
 
 def active_slots(layout: Layout, rows: Tensor, row_size: int) -> Tensor:
@@ -204,7 +204,7 @@ def adam_slots(
         reference_active.adam_slots(compact, slots, gradient, mean, square, step, rate, betas, epsilon)
 
 
-# -- nested sizes -------------------------------------------------------------------------------------------------------
+# -- nested sizes ----------------------------------------------------------------------------------------------------
 
 
 def fold(big: Layout, small: Layout, sums: Tensor) -> Tensor:
@@ -257,9 +257,7 @@ def weighted_sum(total: Tensor, vectors: Sequence[Tensor], weights: Sequence[flo
 
 
 @torch.no_grad()
-def aggregate(
-    layouts: Sequence[Layout], vectors: Sequence[Tensor], weights: Sequence[float]
-) -> tuple[Layout, Tensor]:
+def aggregate(layouts: Sequence[Layout], vectors: Sequence[Tensor], weights: Sequence[float]) -> tuple[Layout, Tensor]:
     """The weighted sum of compact vectors of one nested chain, at the largest of their sizes: Σ wᵢ · unfold(ψᵢ).
 
     Added up size by size, then unfolded upwards size by size: O(Σ mᵢ), whatever the full size.

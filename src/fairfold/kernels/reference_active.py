@@ -51,9 +51,7 @@ def accumulate_positions(values: Tensor, found: Tensor, signs: Tensor, sums: Ten
     sums.index_add_(0, found.reshape(-1), (values.to(sums.dtype) * signs).reshape(-1))
 
 
-def adagrad_slots(
-    compact: Tensor, slots: Tensor, gradient: Tensor, state: Tensor, rate: float, epsilon: float
-) -> None:
+def adagrad_slots(compact: Tensor, slots: Tensor, gradient: Tensor, state: Tensor, rate: float, epsilon: float) -> None:
     """One step of ``torch.optim.Adagrad`` on distinct slots of ``compact``, in place; one gradient and state a slot."""
     state.addcmul_(gradient, gradient)
     compact[slots] -= rate * gradient / (state.sqrt() + epsilon)

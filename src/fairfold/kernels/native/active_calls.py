@@ -96,9 +96,7 @@ def _stepping(compact: Tensor, slots: Tensor, *vectors: Tensor) -> bool:
     return all(vector.shape == slots.shape and vector.is_contiguous() for vector in (slots, *vectors))
 
 
-def adagrad_slots(
-    compact: Tensor, slots: Tensor, gradient: Tensor, state: Tensor, rate: float, epsilon: float
-) -> bool:
+def adagrad_slots(compact: Tensor, slots: Tensor, gradient: Tensor, state: Tensor, rate: float, epsilon: float) -> bool:
     """See :func:`fairfold.kernels.reference_active.adagrad_slots`."""
     loaded = serving(compact, gradient, state)
     if loaded is None or not _stepping(compact, slots, gradient, state):

@@ -61,6 +61,7 @@ def address_of(layout: Layout) -> int:
 
 
 def rows_of(rows: Tensor, row_size: int) -> _Rows:
+    """The C form of a batch of row ids; it points into ``rows`` and does not keep it alive."""
     return _Rows(rows.data_ptr(), ID_BYTES[rows.dtype], rows.numel(), row_size)
 
 
@@ -81,6 +82,7 @@ def serving(*tensors: Tensor) -> Any:
 
 
 def integers(*tensors: Tensor) -> bool:
+    """Whether these are plain int64 or int32 tensors on the CPU."""
     return all(type(tensor) in _PLAIN and tensor.is_cpu and tensor.dtype in ID_BYTES for tensor in tensors)
 
 
