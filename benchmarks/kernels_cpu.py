@@ -1,14 +1,17 @@
 """CPU kernels against nn.Embedding and a plain copy.
 
-Both sides of every ratio are measured in one run, call by call in turn, on fresh ids, and the medians are compared: what
-else the machine does falls on both. Writes ``results/kernels_cpu.csv`` beside this file and prints which of the targets
-hold.
+Both sides of every ratio are measured in one run, call by call in turn, on fresh ids, and the medians are compared:
+what else the machine does falls on both. Memory that is freed is kept for the next call, on both sides: otherwise a
+result of some megabytes costs page faults in one call and none in the next, as the allocator pleases. Writes
+``results/kernels_cpu.csv`` beside this file and prints which of the targets hold.
 
     python benchmarks/kernels_cpu.py [--only lookup,step,range,aggregate,threads] [--seconds 0.4] [--out FILE]
 """
 
 import argparse
+import contextlib
 import csv
+import ctypes
 import datetime
 import statistics
 import time
@@ -60,6 +63,14 @@ def measure(calls: list[Call], seconds: float, least: int = 7) -> list[float]:
             call()
             own.append(time.perf_counter() - begin)
     return [statistics.median(own) * 1e6 for own in times]
+
+
+def keep_freed_memory() -> None:
+    """Ask glibc not to give memory back to the system between calls; elsewhere this does nothing."""
+    with contextlib.suppress(AttributeError, OSError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
+        libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
 
 
 def layout_of(n: int, chunk: int, compression: int) -> Layout:
@@ -121,35 +132,41 @@ class FusedLookup(torch.autograd.Function):
     """A lookup whose backward is the whole step, as a module would run it."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, step: Callable[[Tensor], None], out: Tensor) -> Tensor:
-        ctx.step = step
-        return out + 0 if out.requires_grad else out
+    def forward(ctx: Any, _anchor: Tensor, step: "FusedStep", rows: Tensor) -> Tensor:
+        """Look the rows up; the anchor is what makes autograd call us back."""
+        ctx.step, ctx.rows = step, rows
+        return ops.recover_rows(step.layout, step.compact, rows, step.d)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
-        ctx.step(gradients[0])
+        """Take the step instead of handing a gradient on."""
+        ctx.step.update(gradients[0], ctx.rows)
         return None, None, None
 
 
-def fused_step(
-    layout: Layout, compact: Tensor, d: int, draw: Callable[[], Tensor], gradient: Tensor, kind: str
-) -> Call:
-    anchor = torch.zeros((), requires_grad=True)
-    state = torch.zeros_like(compact) if kind == "Adagrad" else compact
+@dataclass
+class FusedStep:
+    """A compact table that is trained in place."""
 
-    def step() -> None:
-        rows = draw()
+    layout: Layout
+    compact: Tensor
+    d: int
+    kind: str
 
-        def update(values: Tensor) -> None:
-            if kind == "SGD":
-                ops.sgd_rows(layout, compact, values, rows, 0.01)
-            else:
-                ops.adagrad_rows(layout, compact, state, values, rows, 0.01)
+    def __post_init__(self) -> None:
+        self.state = torch.zeros_like(self.compact) if self.kind == "Adagrad" else self.compact
+        self.anchor = torch.zeros((), requires_grad=True)
 
-        out = FusedLookup.apply(anchor, update, ops.recover_rows(layout, compact, rows, d))  # type: ignore[no-untyped-call]
-        out.backward(gradient)
+    def update(self, values: Tensor, rows: Tensor) -> None:
+        """One step of the optimiser, given the gradient of the rows."""
+        if self.kind == "SGD":
+            ops.sgd_rows(self.layout, self.compact, values, rows, 0.01)
+        else:
+            ops.adagrad_rows(self.layout, self.compact, self.state, values, rows, 0.01)
 
-    return step
+
+def fused_step(step: FusedStep, draw: Callable[[], Tensor], gradient: Tensor) -> Call:
+    return lambda: FusedLookup.apply(step.anchor, step, draw()).backward(gradient)  # type: ignore[no-untyped-call]
 
 
 def torch_step(table: nn.Embedding, draw: Callable[[], Tensor], gradient: Tensor, kind: str) -> Call:
@@ -172,7 +189,7 @@ def bench_step(seconds: float) -> Iterator[Row]:
             gradient = torch.randn(batch, d)
             for chunk, compression in ((1, 16), (8, 4), (8, 16), (8, 64), (16, 16)):
                 layout = layout_of(ITEMS * d, chunk, compression)
-                call = fused_step(layout, torch.randn(layout.size), d, fresh_ids(batch), gradient, kind)
+                call = fused_step(FusedStep(layout, torch.randn(layout.size), d, kind), fresh_ids(batch), gradient)
                 others: list[Call] = [torch_step(sparse, fresh_ids(batch), gradient, kind)]
                 with_dense = kind == "SGD" and (chunk, compression) == (8, 16)
                 if with_dense:
@@ -319,6 +336,7 @@ def main() -> None:
     status = native.status()
     if not status.available:
         raise SystemExit(f"The compiled kernels do not serve: {status.reason}")
+    keep_freed_memory()
     rows = []
     with torch.no_grad():
         for name in arguments.only.split(","):

@@ -10,6 +10,8 @@
 
 #define BATCH 128
 #define NEAR_BYTES (1u << 19) /* a compact vector no larger than this stays in the second cache */
+
+#define STREAM_BYTES (1u << 25) /* results larger than this leave the caches before anyone reads them */
 #define LANES 8 /* `low` is written this many at a time, past its end */
 
 typedef struct {

@@ -102,7 +102,7 @@ def test_autograd_notices_a_step_in_place() -> None:
 def test_a_lookup_that_autograd_follows_keeps_its_gradient() -> None:
     compact = torch.randn(LAYOUT.size, requires_grad=True)
     rows, weights = torch.tensor([3, 4, 3]), torch.randn(3, 12)
-    (ops.recover_rows(LAYOUT, compact, rows, 12) * weights).sum().backward()
+    (ops.recover_rows(LAYOUT, compact, rows, 12) * weights).sum().backward()  # type: ignore[no-untyped-call]
     expected = torch.zeros(LAYOUT.size)
     ops.accumulate_rows(LAYOUT, weights, rows, expected)
     assert compact.grad is not None
