@@ -169,6 +169,17 @@ def fused_step(step: FusedStep, draw: Callable[[], Tensor], gradient: Tensor) ->
     return lambda: FusedLookup.apply(step.anchor, step, draw()).backward(gradient)  # type: ignore[no-untyped-call]
 
 
+def bare_step(step: FusedStep, draw: Callable[[], Tensor], gradient: Tensor) -> Call:
+    """The two operations alone."""
+
+    def run() -> None:
+        rows = draw()
+        ops.recover_rows(step.layout, step.compact, rows, step.d)
+        step.update(gradient, rows)
+
+    return run
+
+
 def torch_step(table: nn.Embedding, draw: Callable[[], Tensor], gradient: Tensor, kind: str) -> Call:
     optimiser = getattr(torch.optim, kind)(table.parameters(), lr=0.01)
 
@@ -189,28 +200,35 @@ def bench_step(seconds: float) -> Iterator[Row]:
             gradient = torch.randn(batch, d)
             for chunk, compression in ((1, 16), (8, 4), (8, 16), (8, 64), (16, 16)):
                 layout = layout_of(ITEMS * d, chunk, compression)
-                call = fused_step(FusedStep(layout, torch.randn(layout.size), d, kind), fresh_ids(batch), gradient)
+                step = FusedStep(layout, torch.randn(layout.size), d, kind)
+                call, bare = fused_step(step, fresh_ids(batch), gradient), bare_step(step, fresh_ids(batch), gradient)
                 others: list[Call] = [torch_step(sparse, fresh_ids(batch), gradient, kind)]
-                with_dense = kind == "SGD" and (chunk, compression) == (8, 16)
-                if with_dense:
-                    others.append(torch_step(dense, fresh_ids(batch), gradient, kind))
-                ours, *rest = measure([call, *others], seconds * (4 if with_dense else 1))
-                for name, other in zip(("sparse", "dense"), rest, strict=False):
-                    row = Row(
-                        f"step {kind}",
-                        f"nn.Embedding {name}",
-                        ITEMS,
-                        d,
-                        chunk,
-                        compression,
-                        batch,
-                        1,
-                        ours,
-                        other,
-                        ours / other,
-                    )
-                    limit = 0.5 if name == "sparse" and kind == "SGD" and chunk >= 8 else None
-                    yield against_target(row, limit, "<= 0.5")
+                ours, alone, other = measure([call, bare, *others], seconds)
+                shape = (ITEMS, d, chunk, compression, batch, 1)
+                limit = 0.5 if kind == "SGD" and chunk >= 8 else None
+                row = Row(f"step {kind}", "nn.Embedding sparse", *shape, ours, other, ours / other)
+                yield against_target(row, limit, "<= 0.5")
+                yield Row(f"step {kind}, no autograd", "nn.Embedding sparse", *shape, alone, other, alone / other)
+    # Last and alone: a dense step passes over the whole table and would empty the caches of the others.
+    gradient, layout = torch.randn(512, d), layout_of(ITEMS * d, 8, 16)
+    call = fused_step(FusedStep(layout, torch.randn(layout.size), d, "SGD"), fresh_ids(512), gradient)
+    ours, other = measure([call, torch_step(dense, fresh_ids(512), gradient, "SGD")], seconds * 4)
+    yield Row("step SGD", "nn.Embedding dense", ITEMS * d, d, 8, 16, 512, 1, ours, other, ours / other)
+    yield from bench_step_by_size(seconds, gradient)
+
+
+def bench_step_by_size(seconds: float, gradient: Tensor) -> Iterator[Row]:
+    """The same step on ever larger compact vectors, each against the smallest."""
+    d = gradient.shape[1]
+    layouts = [layout_of(ITEMS * d, 8, compression) for compression in (128, 32, 8, 2)]
+    steps = [FusedStep(layout, torch.randn(layout.size), d, "SGD") for layout in layouts]
+    times = measure([bare_step(step, fresh_ids(len(gradient)), gradient) for step in steps], seconds * 2)
+    for layout, taken in zip(layouts, times, strict=True):
+        compression = layout.full_size // layout.size
+        shape = (layout.full_size, d, 8, compression, len(gradient), 1)
+        yield Row(
+            "step SGD, no autograd", f"the same at m={layouts[0].size}", *shape, taken, times[0], taken / times[0]
+        )
 
 
 def bench_range(seconds: float) -> Iterator[Row]:

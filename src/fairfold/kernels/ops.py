@@ -103,15 +103,15 @@ def touched_rows(layout: Layout, values: Tensor, rows: Tensor) -> tuple[Tensor, 
     return reference_active.touched_rows(layout, values, rows)
 
 
-@torch.no_grad()
 def sgd_rows(layout: Layout, compact: Tensor, values: Tensor, rows: Tensor, rate: float) -> None:
     """A whole step of SGD in place: compact[slot] -= rate · (sum of the signed gradients ``values`` in that slot)."""
-    if not calls.accumulate_rows(layout, values, rows, compact, scale=-rate):
+    if calls.accumulate_rows(layout, values, rows, compact, -rate, followed=False):
+        return
+    with torch.no_grad():
         slots, gradient = touched_rows(layout, values, rows)
         compact.index_add_(0, slots, gradient.to(compact.dtype), alpha=-rate)
 
 
-@torch.no_grad()
 def adagrad_rows(
     layout: Layout,
     compact: Tensor,
@@ -124,10 +124,11 @@ def adagrad_rows(
     """A whole step of Adagrad in place, on the slots of the batch; ``state`` is shaped like ``compact``."""
     if calls.adagrad_rows(layout, compact, state, values, rows, rate, epsilon):
         return
-    slots, gradient = touched_rows(layout, values, rows)
-    gathered = state[slots]
-    reference_active.adagrad_slots(compact, slots, gradient.to(compact.dtype), gathered, rate, epsilon)
-    state[slots] = gathered
+    with torch.no_grad():
+        slots, gradient = touched_rows(layout, values, rows)
+        gathered = state[slots]
+        reference_active.adagrad_slots(compact, slots, gradient.to(compact.dtype), gathered, rate, epsilon)
+        state[slots] = gathered
 
 
 def _check_rows(layout: Layout, rows: Tensor, row_size: int) -> None:

@@ -65,8 +65,11 @@ def rows_of(rows: Tensor, row_size: int) -> _Rows:
     return _Rows(rows.data_ptr(), ID_BYTES[rows.dtype], rows.numel(), row_size)
 
 
-def serving(*tensors: Tensor) -> Any:
-    """The library, if it can serve these tensors: plain ones, on the CPU, one dtype, outside of autograd."""
+def serving(*tensors: Tensor, followed: bool = True) -> Any:
+    """The library, if it can serve these tensors: plain ones, on the CPU, one dtype, outside of autograd.
+
+    ``followed=False`` is for optimiser steps, which autograd does not follow whatever the tensors say.
+    """
     loaded = library()
     if loaded is None:
         return None
@@ -76,7 +79,7 @@ def serving(*tensors: Tensor) -> Any:
     for tensor in tensors:
         if type(tensor) not in _PLAIN or not tensor.is_cpu or tensor.dtype is not dtype:
             return None
-        if tensor.requires_grad and _grad_enabled():
+        if followed and tensor.requires_grad and _grad_enabled():
             return None
     return loaded
 
@@ -203,9 +206,11 @@ def recover_range(layout: Layout, compact: Tensor, start: int, out: Tensor) -> b
     return True
 
 
-def accumulate_rows(layout: Layout, values: Tensor, rows: Tensor, sums: Tensor, scale: float = 1.0) -> bool:
+def accumulate_rows(
+    layout: Layout, values: Tensor, rows: Tensor, sums: Tensor, scale: float = 1.0, *, followed: bool = True
+) -> bool:
     """See :func:`fairfold.kernels.reference.accumulate_rows`; ``scale`` multiplies what is added."""
-    loaded = serving(sums, values)
+    loaded = serving(sums, values, followed=followed)
     if loaded is None or not integers(rows) or not sums.is_contiguous():
         return False
     values, rows, row_size = batch(values, rows)
@@ -322,7 +327,7 @@ def adagrad_rows(
     layout: Layout, compact: Tensor, state: Tensor, values: Tensor, rows: Tensor, rate: float, epsilon: float
 ) -> bool:
     """See :func:`fairfold.kernels.ops.adagrad_rows`."""
-    loaded = serving(compact, state, values)
+    loaded = serving(compact, state, values, followed=False)
     if loaded is None or not integers(rows) or not (compact.is_contiguous() and state.is_contiguous()):
         return False
     values, rows, row_size = batch(values, rows)
