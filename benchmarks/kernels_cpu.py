@@ -238,18 +238,10 @@ def bench_range(seconds: float) -> Iterator[Row]:
         for chunk in (1, 8, 16):
             for compression in (2, 16, 64):
                 layout = layout_of(n, chunk, compression)
-                compact, counts = torch.randn(layout.size), torch.zeros(layout.size, dtype=torch.int32)
-                sums = torch.empty(layout.size)
-
-                def reduce() -> None:
-                    sums.zero_()  # noqa: B023
-                    counts.zero_()  # noqa: B023
-                    ops.accumulate_range(layout, full, 0, sums, counts)  # noqa: B023
-                    sums.div_(counts.clamp_(min=1))  # noqa: B023
-
+                compact = torch.randn(layout.size)
                 reduced, recovered, copied = measure(
                     [
-                        reduce,
+                        lambda: ops.reduce(layout, full),  # noqa: B023
                         lambda: ops.recover_range(layout, compact, 0, out),  # noqa: B023
                         lambda: out.copy_(full),  # noqa: B023
                     ],

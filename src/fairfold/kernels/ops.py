@@ -34,6 +34,7 @@ __all__ = [
     "recover_positions",
     "recover_range",
     "recover_rows",
+    "reduce",
     "sgd_rows",
     "slots_and_signs",
     "touched_rows",
@@ -58,6 +59,15 @@ def accumulate_range(layout: Layout, values: Tensor, start: int, sums: Tensor, c
     """
     if not calls.accumulate_range(layout, values, start, sums, counts):
         reference.accumulate_range(layout, values, start, sums, counts)
+
+
+def reduce(layout: Layout, full: Tensor) -> Tensor:
+    """The signed mean of each slot over the whole full vector, 0 if it is empty.
+
+    The numbers of :func:`accumulate_range` divided by its counts, without counts of the compact size in memory.
+    """
+    compact = calls.reduce(layout, full)
+    return reference.reduce(layout, full) if compact is None else compact
 
 
 def count_range(layout: Layout, start: int, stop: int, counts: Tensor) -> None:

@@ -140,6 +140,11 @@ static void fuzz_ranges(void) {
     fairfold_recover_range(&layout, real, compact, size, start, told, values, threads);
     fairfold_accumulate_range(&layout, real, values, start, told, compact, chance(2) ? counts : NULL, size, threads);
     fairfold_count_range(&layout, start, told, counts, size, threads);
+    free(values);
+    /* The whole vector is as long as the layout says, where that is a length one can have. */
+    int64_t whole = layout.full_size < 0 || layout.full_size > 20 * MOST ? 0 : layout.full_size;
+    values = buffer(whole, real);
+    fairfold_reduce(whole ? &layout : NULL, real, values, compact, size, threads);
     free(compact), free(values), free(counts);
 }
 

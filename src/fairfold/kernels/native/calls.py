@@ -253,6 +253,21 @@ def accumulate_range(layout: Layout, values: Tensor, start: int, sums: Tensor, c
     return done
 
 
+def reduce(layout: Layout, full: Tensor) -> Tensor | None:
+    """See :func:`fairfold.kernels.reference.reduce`."""
+    loaded = serving(full)
+    if loaded is None:
+        return None
+    if full.shape != (layout.full_size,):
+        settle(_BAD_ARGUMENT, layout)
+    full = full.contiguous()
+    compact = torch.empty(layout.size, dtype=full.dtype)
+    code = loaded.fairfold_reduce(
+        address_of(layout), REAL_BYTES[full.dtype], full.data_ptr(), compact.data_ptr(), compact.numel(), threads()
+    )
+    return compact if settle(code, layout) else None
+
+
 def count_range(layout: Layout, start: int, stop: int, counts: Tensor) -> bool:
     """See :func:`fairfold.kernels.reference.count_range`."""
     loaded = library()
