@@ -34,6 +34,7 @@ __all__ = [
     "recover_positions",
     "recover_range",
     "recover_rows",
+    "reduce",
     "sgd_rows",
     "slots_and_signs",
     "touched_rows",
@@ -48,7 +49,7 @@ def slots_and_signs(layout: Layout, coordinates: Tensor) -> tuple[Tensor, Tensor
     return hashing.slots_and_signs(layout, coordinates) if found is None else found
 
 
-# -- ranges of the full vector ------------------------------------------------------------------------------------------
+# -- ranges of the full vector ---------------------------------------------------------------------------------------
 
 
 def accumulate_range(layout: Layout, values: Tensor, start: int, sums: Tensor, counts: Tensor | None = None) -> None:
@@ -58,6 +59,15 @@ def accumulate_range(layout: Layout, values: Tensor, start: int, sums: Tensor, c
     """
     if not calls.accumulate_range(layout, values, start, sums, counts):
         reference.accumulate_range(layout, values, start, sums, counts)
+
+
+def reduce(layout: Layout, full: Tensor) -> Tensor:
+    """The signed mean of each slot over the whole full vector, 0 if it is empty.
+
+    The numbers of :func:`accumulate_range` divided by its counts, without counts of the compact size in memory.
+    """
+    compact = calls.reduce(layout, full)
+    return reference.reduce(layout, full) if compact is None else compact
 
 
 def count_range(layout: Layout, start: int, stop: int, counts: Tensor) -> None:
@@ -72,7 +82,7 @@ def recover_range(layout: Layout, compact: Tensor, start: int, out: Tensor) -> N
         reference.recover_range(layout, compact, start, out)
 
 
-# -- rows of a table ----------------------------------------------------------------------------------------------------
+# -- rows of a table -------------------------------------------------------------------------------------------------
 
 
 def recover_rows(layout: Layout, compact: Tensor, rows: Tensor, row_size: int) -> Tensor:
@@ -103,15 +113,15 @@ def touched_rows(layout: Layout, values: Tensor, rows: Tensor) -> tuple[Tensor, 
     return reference_active.touched_rows(layout, values, rows)
 
 
-@torch.no_grad()
 def sgd_rows(layout: Layout, compact: Tensor, values: Tensor, rows: Tensor, rate: float) -> None:
     """A whole step of SGD in place: compact[slot] -= rate · (sum of the signed gradients ``values`` in that slot)."""
-    if not calls.accumulate_rows(layout, values, rows, compact, scale=-rate):
+    if calls.accumulate_rows(layout, values, rows, compact, -rate, followed=False):
+        return
+    with torch.no_grad():
         slots, gradient = touched_rows(layout, values, rows)
         compact.index_add_(0, slots, gradient.to(compact.dtype), alpha=-rate)
 
 
-@torch.no_grad()
 def adagrad_rows(
     layout: Layout,
     compact: Tensor,
@@ -124,10 +134,11 @@ def adagrad_rows(
     """A whole step of Adagrad in place, on the slots of the batch; ``state`` is shaped like ``compact``."""
     if calls.adagrad_rows(layout, compact, state, values, rows, rate, epsilon):
         return
-    slots, gradient = touched_rows(layout, values, rows)
-    gathered = state[slots]
-    reference_active.adagrad_slots(compact, slots, gradient.to(compact.dtype), gathered, rate, epsilon)
-    state[slots] = gathered
+    with torch.no_grad():
+        slots, gradient = touched_rows(layout, values, rows)
+        gathered = state[slots]
+        reference_active.adagrad_slots(compact, slots, gradient.to(compact.dtype), gathered, rate, epsilon)
+        state[slots] = gathered
 
 
 def _check_rows(layout: Layout, rows: Tensor, row_size: int) -> None:
@@ -138,7 +149,7 @@ def _check_rows(layout: Layout, rows: Tensor, row_size: int) -> None:
         raise calls.bad_rows(layout, rows, row_size)
 
 
-# -- the active slots of a round ----------------------------------------------------------------------------------------
+# -- the active slots of a round -------------------------------------------------------------------------------------
 
 
 def active_slots(layout: Layout, rows: Tensor, row_size: int) -> Tensor:
@@ -204,7 +215,7 @@ def adam_slots(
         reference_active.adam_slots(compact, slots, gradient, mean, square, step, rate, betas, epsilon)
 
 
-# -- nested sizes -------------------------------------------------------------------------------------------------------
+# -- nested sizes ----------------------------------------------------------------------------------------------------
 
 
 def fold(big: Layout, small: Layout, sums: Tensor) -> Tensor:
