@@ -2,7 +2,8 @@
 
 Every operation has its specification in :mod:`fairfold.kernels.reference` and the two modules beside it. The compiled
 body serves float32 and float64 tensors on the CPU, and Triton those on a CUDA device; everything else, and every tensor
-that autograd follows, goes to the specification itself. Both give the same slots and signs, and the same values up to the order of a sum.
+that autograd follows, goes to the specification itself. All give the same slots and signs, and the same values up to
+the order of a sum.
 
 Lengths and dtypes are the caller's to check. Row ids on the CPU are checked here: an id that the table does not have
 raises :class:`~fairfold.errors.InvalidRow` before anything is written.
