@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.kernels.harness import Table, assert_sums_close, gapped, layouts, ranges, tables
 
 from fairfold.kernels import hashing, ops, reference, reference_active
 from fairfold.kernels.hashing import Layout, expand_seed
 from fairfold.kernels.native import active_calls, calls
+from tests.kernels.harness import Table, assert_sums_close, gapped, layouts, ranges, tables
 
 pytestmark = pytest.mark.usefixtures("instructions")
 GOLDEN = Path(__file__).parents[1] / "golden" / "slots.json"

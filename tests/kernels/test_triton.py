@@ -17,12 +17,11 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before the imports below
 
-from tests.kernels import gpu_checks
-
 from fairfold.kernels import gpu, hashing, reference
 from fairfold.kernels.gpu import calls
 from fairfold.kernels.gpu.placement import placement
 from fairfold.kernels.hashing import Layout, expand_seed
+from tests.kernels import gpu_checks
 
 CHUNKS = [1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 100]
 
