@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 if find_spec("triton") is None:
@@ -17,6 +17,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before the imports below
 
+from fairfold.errors import InvalidSubspace
 from fairfold.kernels import gpu, hashing, reference
 from fairfold.kernels.gpu import calls
 from fairfold.kernels.gpu.placement import placement
@@ -49,6 +50,7 @@ def test_golden_vectors() -> None:
 @given(layouts(2**50), st.lists(st.integers(0, 2**50 - 1), min_size=1, max_size=40), st.data())
 @settings(max_examples=60)
 def test_slots_and_signs_of_any_coordinate(layout: Layout, coordinates: list[int], data: st.DataObject) -> None:
+    assume(layout.chunk & (layout.chunk - 1) == 0 or layout.tail == 0)
     widest = placement(layout).width
     width = data.draw(st.sampled_from([width for width in (1, 2, 4, 8, 16, 32) if widest % width == 0]))
     numbers = torch.tensor(coordinates, device=DEVICE)
@@ -56,6 +58,11 @@ def test_slots_and_signs_of_any_coordinate(layout: Layout, coordinates: list[int
     expected = hashing.slots_and_signs(layout, numbers)
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
+
+
+def test_odd_chunks_of_huge_tables_are_refused() -> None:
+    with pytest.raises(InvalidSubspace, match="power of two"):
+        placement(Layout(2**40, 0, 4_800, 48, expand_seed(1), True))
 
 
 @given(st.data(), st.integers(1, 40), st.integers(1, 30), st.integers(1, 20))

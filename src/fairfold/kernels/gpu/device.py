@@ -35,10 +35,10 @@ def mix(word, inner_key):
 
 @triton.jit
 def hash_blocks(block, key_low, key_high, wide: tl.constexpr):
-    """See :func:`fairfold.kernels.hashing.hash_blocks`; the keys are already mixed unless ``wide``."""
+    """See :func:`fairfold.kernels.hashing.hash_blocks`; the keys are already mixed unless ``wide`` is 2."""
     outer_key = key_low.to(tl.uint32)
     inner_key = key_high.to(tl.uint32)
-    if wide:
+    if wide == 2:
         high = (block >> 32).to(tl.uint32)
         zero = high ^ high
         outer_key = mix(high ^ outer_key, zero)
@@ -60,13 +60,22 @@ def locate(
     has_head: tl.constexpr,
 ):
     """Where pieces (int64) live, counted in pieces, and a word whose bit j says that value j is negated."""
-    block = piece // parts
-    part = piece - block * parts
-    hashed = hash_blocks(block, key_low, key_high, wide)
-    place = head + tl.umulhi(hashed, blocks.to(tl.uint32)).to(tl.int64) * parts + part
+    if wide == 0:
+        # All in 32 bits: less work, and with 64-bit numbers ptxas (CUDA 13.0) got the place wrong, by 2**32, wherever
+        # a chunk has a number of parts that is no power of two.
+        number_of_piece = piece.to(tl.uint32)
+        block = number_of_piece // parts
+        part = number_of_piece - block * parts
+        hashed = hash_blocks(block, key_low, key_high, wide)
+        place = (head.to(tl.uint32) + tl.umulhi(hashed, blocks.to(tl.uint32)) * parts + part).to(tl.int64)
+    else:
+        block = piece // parts
+        part = (piece - block * parts).to(tl.uint32)
+        hashed = hash_blocks(block, key_low, key_high, wide)
+        place = head + tl.umulhi(hashed, blocks.to(tl.uint32)).to(tl.int64) * parts + part.to(tl.int64)
     flips = hashed ^ hashed
     if signed:
-        offset = (part * width).to(tl.uint32)
+        offset = part * width
         flips = mix(hashed + GOLDEN * (1 + (offset >> 5)), flips) >> (offset & 31)
     if has_head:
         owned = piece < head

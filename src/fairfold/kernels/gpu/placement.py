@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd
 
+from fairfold.errors import InvalidSubspace
 from fairfold.kernels.hashing import MULTIPLIER_1, MULTIPLIER_2, WORD, Layout
 
+_SHORT = 2**31
 SIGN_BITS = 32
 """Signs are bits of 32-bit words, so no piece is wider than one word."""
 
@@ -25,9 +27,10 @@ class Placement:
         parts: Pieces of a chunk.
         head: How many pieces own their slots.
         blocks: Into how many chunks the rest is hashed.
-        key_low: The outer key of the mixer, or the low word of the key if ``wide``; as a signed 32-bit number.
-        key_high: The inner key of the mixer, or the high word of the key if ``wide``; likewise.
-        wide: Whether there may be more than 2**32 chunks, whose keys depend on the high word of their number.
+        key_low: The outer key of the mixer, or the low word of the key if ``wide`` is 2; as a signed 32-bit number.
+        key_high: The inner key of the mixer, or the high word of the key if ``wide`` is 2; likewise.
+        wide: 0 if numbers of pieces and places fit 31 bits; 1 if they need more; 2 if there may be more than 2**32
+            chunks, whose keys depend on the high word of their number.
         signed: Whether hashed coordinates carry a random sign.
     """
 
@@ -37,7 +40,7 @@ class Placement:
     blocks: int
     key_low: int
     key_high: int
-    wide: bool
+    wide: int
     signed: bool
 
 
@@ -50,12 +53,19 @@ def placement(layout: Layout, row_size: int = 0, width: int = 0) -> Placement:
     if widest % width:
         raise ValueError(f"pieces of {width} coordinates where the widest have {widest}")
     low, high = layout.key & WORD, layout.key >> 32
-    wide = layout.full_size > chunk << 32
-    if not wide:  # the keys are the same for all chunks: mix them once, here
+    wide = 2 if layout.full_size > chunk << 32 else int(max(layout.full_size, layout.size) // width >= _SHORT)
+    parts = chunk // width
+    if wide and parts & (parts - 1):
+        raise InvalidSubspace(
+            f"chunks of {layout.chunk} coordinates in a table of {layout.full_size} on a GPU",
+            "chunks of a power of two in tables of more than 2**31 pieces",
+            "Use chunk 8, 16 or 32.",
+        )
+    if wide < 2:  # the keys are the same for all chunks: mix them once, here
         low, high = _mix(low), _mix(high)
     return Placement(
         width=width,
-        parts=chunk // width,
+        parts=parts,
         head=layout.head // width,
         blocks=layout.blocks,
         key_low=_as_signed(low),
