@@ -32,6 +32,7 @@ def tiny_settings(**changes: Any) -> Settings:
         "aggregation": "paper",
         "weighting": "data",
         "batch_size": 3,
+        "chunk": 1,
     }
     return read_settings(base | changes)
 

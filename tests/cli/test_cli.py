@@ -15,7 +15,7 @@ from fairfold.runs import files
 
 runner = CliRunner()
 SMALL = ["--rounds", "4", "--set", "world.users=40", "--set", "world.items=200", "--set", "clients_per_round=20",
-         "--set", "world.interactions_per_user=20", "--set", "evaluate_every=2"]  # fmt: skip
+         "--set", "world.interactions_per_user=20", "--set", "evaluate_every=2", "--set", "chunk=1"]  # fmt: skip
 
 
 def test_train_leaves_a_folder_that_can_be_read(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ SMALL = {
     "clients_per_round": 30,
     "rounds": 25,
     "evaluate_every": 25,
+    "chunk": 1,
 }
 GRADIENT = {"solver": "gradient", "local_optimiser": "adam", "local_step": 0.01, "aggregation": "paper"}
 

@@ -69,7 +69,7 @@ class Settings(Frozen):
         capacities: Capacity scheme; users, ordered by id, are split into as many near-equal groups.
         size_rule: How capacities become sizes: ``"fitted"``, or the paper's powers of two, ``"paper"``.
         mapping: ``"element"``, ``"chunk"`` or ``"ranked"``.
-        chunk: Z, how many neighbouring coordinates share one hash.
+        chunk: Z, how many neighbouring coordinates share one hash (docs/decisions/chunk.md); the element mapping has 1.
         sign: Random signs.
         rehash: A new hash every round, as in the paper's Algorithm 1, or one for the whole run.
         compress: ``"tables"``: item tables; ``"all"``: every tensor of the model.
@@ -114,7 +114,7 @@ class Settings(Frozen):
     capacities: str = "1x-4x-16x"
     size_rule: Literal["fitted", "paper"] = "fitted"
     mapping: Literal["element", "chunk", "ranked"] = "ranked"
-    chunk: int = Field(1, ge=1)
+    chunk: int = Field(8, ge=1)
     sign: bool = True
     rehash: bool = False
     compress: Literal["tables", "all"] = "tables"

@@ -7,7 +7,8 @@ from fairfold.errors import InvalidCapacity
 from fairfold.subspace import Capacity, Subspace, fit_sizes
 
 DEFAULT_CHUNK = 1
-"""Coordinates hashed together unless said otherwise; 1 is the paper's mapping, 8 and more are faster."""
+"""Coordinates hashed together unless said otherwise. Plain hashing loses quality with longer chunks, ranked tables do
+not up to 8 (docs/decisions/chunk.md): say ``mapping="ranked", chunk=8`` where items come in order of popularity."""
 
 
 class Placement(TypedDict, total=False):
