@@ -81,7 +81,7 @@ def test_a_folder_with_content_is_not_written_over(tmp_path: Path) -> None:
 def test_doctor_names_every_part() -> None:
     done = runner.invoke(app, ["doctor"])
     assert done.exit_code == 0
-    for part in ("fairfold", "torch", "native kernels", "GPU", "matplotlib", "triton", "flwr"):
+    for part in ("fairfold", "torch", "native kernels", "GPU", "matplotlib", "triton"):
         assert part in done.output
 
 

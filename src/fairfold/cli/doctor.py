@@ -11,7 +11,7 @@ EXTRAS = [
     # module, what it gives, how to get it
     ("matplotlib", "plots in reports", "pip install 'fairfold[report]'"),
     ("triton", "GPU kernels (CUDA)", "comes with torch's CUDA build"),
-    ("flwr", "real federations over a network", "pip install 'flwr[simulation]==1.41.0'"),
+    ("tensorboard", "curves of a run while it trains", "pip install 'fairfold[tensorboard]'"),
 ]
 
 
@@ -28,7 +28,7 @@ def doctor() -> None:
     table.add_row("torch", torch.__version__, f"{torch.get_num_threads()} threads")
     table.add_row("native kernels", *_native())
     if torch.cuda.is_available():
-        table.add_row("GPU", torch.cuda.get_device_name(), "used with --device auto")
+        table.add_row("GPU", torch.cuda.get_device_name(), "serves tensors on it; kernels need triton")
     else:
         table.add_row("GPU", "[yellow]none[/yellow]", "training runs on the CPU; a CUDA build of torch would use one")
     for module, gives, remedy in EXTRAS:
@@ -40,6 +40,11 @@ def doctor() -> None:
 
 
 def _native() -> tuple[str, str]:
-    if not importlib.util.find_spec("fairfold.kernels.native"):
-        return "[yellow]missing[/yellow]", "plain torch serves; native kernels would make lookups many times faster"
-    return "present", "compiled kernels serve on the CPU"
+    from fairfold.kernels.native import status
+
+    found = status()
+    if found.available:
+        threads = "threaded" if found.threaded else "one thread"
+        return f"present ({found.instructions})", f"compiled kernels serve on the CPU, {threads}"
+    reason = f"plain torch serves, several times slower: {found.reason}. With a C compiler, install fairfold again"
+    return "[yellow]missing[/yellow]", reason.replace("[", r"\[")
