@@ -68,7 +68,8 @@ def save(folder: Path, progress: Progress, settings: Settings, data: dict[str, A
     """Write a checkpoint, then remove all but the last two. Returns its size in bytes."""
     number = progress.state.round_number
     stem = f"round-{number:08d}"
-    described = files.write_tensors(folder / f"{stem}.safetensors", _tensors(progress), {"round": str(number)})
+    tensors = _tensors(progress)
+    described = files.write_tensors(folder / f"{stem}.safetensors", tensors, {"round": str(number)})
     content = {
         "format": FORMAT,
         "round": number,
@@ -84,7 +85,7 @@ def save(folder: Path, progress: Progress, settings: Settings, data: dict[str, A
             "capacities": settings.capacities,
         },
         "data": data,
-        "tensors": described,
+        "tensors": described | {"names": list(tensors)},  # in this order: readers of the file sort them
         "rejections": dict(progress.rejections.counts),
         "seconds": seconds,
         "history": [asdict(report) for report in progress.history],
@@ -119,8 +120,9 @@ def require(folder: Path) -> Checkpoint:
 
 
 def remove_strays(folder: Path) -> None:
-    """Remove what a killed run left half-done: temporary files, and tensors whose manifest was not written."""
+    """Remove what a killed run left half-done: temporary and old files, and tensors whose manifest was not written."""
     files.remove_leftovers(folder)
+    _remove_old(folder)
     for path in folder.glob("round-*.safetensors"):
         if not path.with_suffix(".json").exists():
             files.disk.remove(path)
@@ -164,7 +166,7 @@ def data_facts(data: Dataset) -> dict[str, Any]:
     checksum = hashlib.sha256()
     for part in (data.train, data.test):
         for tensor in _columns(part):
-            checksum.update(memoryview(tensor.contiguous().numpy()).cast("B"))
+            checksum.update(files.bytes_of(tensor))
     return {
         "name": data.name,
         "users": data.num_users,
@@ -245,7 +247,7 @@ def _read(path: Path) -> Checkpoint:
     try:
         with safe_open(beside, "pt") as opened:
             # Copies: memory of one's own is aligned as in a run that was never interrupted, and outlives the file.
-            tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
+            tensors = {name: opened.get_tensor(name).clone() for name in described["names"]}
     except (SafetensorError, OSError) as error:
         raise _Damaged(f"{beside.name}: {error}") from None
     progress = _progress(tensors, manifest)

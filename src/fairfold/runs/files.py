@@ -138,7 +138,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         checksum.update(header)
         yield header
         for tensor in tensors.values():
-            content = _bytes_of(tensor)
+            content = bytes_of(tensor)
             for start in range(0, content.nbytes, PIECE):
                 checksum.update(content[start : start + PIECE])
                 yield content[start : start + PIECE]
@@ -159,11 +159,12 @@ def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes
     return len(text).to_bytes(8, "little") + text
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def bytes_of(tensor: Tensor) -> memoryview:
+    """A tensor's bytes, where they lie."""
     if not tensor.numel():
         return memoryview(b"")
     flat = tensor.detach().cpu().contiguous().view(-1)
-    return memoryview(flat.view(torch.uint8).numpy()).cast("B")
+    return flat.view(torch.uint8).numpy().data.cast("B")
 
 
 def checksum_of(path: Path) -> str:

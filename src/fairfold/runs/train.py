@@ -1,5 +1,6 @@
 """A run that leaves a folder behind and can be gone on with: what ``fairfold train`` does, without the terminal."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -73,13 +74,15 @@ def run(
         checkpoint.refuse_other_shapes(found, shapes, out)
     folder = RunFolder.create(settings, out, again=resume)
     told = list(callbacks(folder) if callable(callbacks) else callbacks)
-    with folder.locked(), folder.logging():
+    progress = None if found is None else found.progress
+    with contextlib.ExitStack() as open_things:
+        open_things.enter_context(folder.locked())
+        folder.begin(settings, [] if progress is None else progress.history)
         checkpoint.remove_strays(folder.checkpoints)
-        progress = None if found is None else found.progress
+        open_things.enter_context(folder.logging())
         before = 0.0 if found is None else found.seconds
         first = 1 if progress is None else progress.state.round_number + 1
         log.info("fairfold %s, torch %s: starting with round %d", __version__, torch.__version__, first)
-        folder.begin(settings, [] if progress is None else progress.history)
         recorder = _Recorder(folder, settings, facts, before, checkpoint_every, told)
         try:
             for callback in told:
