@@ -250,7 +250,7 @@ def test_early_stopping_says_why_and_resumes_to_the_same_end(tmp_path: Path) -> 
 
 def test_checkpoints_keep_to_their_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(checkpoint.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("fairfold.runs.checkpoint.time.monotonic", lambda: now[0])
     pace = checkpoint.Pace(None)
     assert pace.due(1)
     pace.wrote(2.0)

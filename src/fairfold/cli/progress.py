@@ -10,8 +10,8 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from fairfold.cli.units import human_bytes, human_seconds
 from fairfold.runs.callbacks import Callback
+from fairfold.runs.units import human_bytes, human_seconds
 
 if TYPE_CHECKING:
     from fairfold.federation.settings import Settings

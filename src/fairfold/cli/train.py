@@ -10,9 +10,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fairfold.cli.console import wide_console
 from fairfold.cli.errors import told_plainly
-from fairfold.cli.units import human_bytes, human_seconds, wide_console
 from fairfold.errors import InvalidSettings
+from fairfold.runs.units import human_bytes, human_seconds
 
 if TYPE_CHECKING:
     from fairfold.federation.settings import Settings

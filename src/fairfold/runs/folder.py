@@ -46,7 +46,9 @@ class RunFolder:
             again: Take a folder that holds a run.
         """
         path = _free_name(settings) if path is None else path
-        if path.exists() and not (again and cls(path).holds_a_run()) and (not path.is_dir() or _content(path)):
+        there = cls(path)
+        usable = there.was_refused() or (again and there.holds_a_run())
+        if path.exists() and not usable and (not path.is_dir() or _content(path)):
             raise InvalidSettings(
                 f"--out {path}", "a new or empty folder", "Name another, remove it, or go on with --resume."
             )
@@ -60,6 +62,8 @@ class RunFolder:
     def begin(self, settings: Settings, history: list[RoundReport]) -> None:
         """Write the settings as run, the head of the metrics, and the rounds before those that are to come."""
         remove_leftovers(self.path)
+        if self.was_refused():
+            (self.path / RESULT).unlink()
         write_atomically(self.path / SETTINGS, to_toml(settings).encode())
         self._write_metrics(settings, history)
 
@@ -71,6 +75,13 @@ class RunFolder:
     def holds_a_run(self) -> bool:
         """Whether a run was begun here."""
         return (self.path / SETTINGS).is_file()
+
+    def was_refused(self) -> bool:
+        """Whether all there is here is a note that a run could not be."""
+        try:
+            return "refused" in json.loads((self.path / RESULT).read_bytes())
+        except (OSError, ValueError):
+            return False
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -114,6 +125,11 @@ class RunFolder:
         self._columns = [*ROUND_COLUMNS, *(str(capacity) for capacity in parse_scheme(settings.capacities))]
         rows = [self._columns, *(_row(report, len(self._columns)) for report in history)]
         write_atomically(self.path / METRICS, _lines(rows))
+
+    def refuse(self, settings: Settings, reason: str) -> None:
+        """Write down that the method cannot serve these settings, for the report to say so."""
+        write_atomically(self.path / SETTINGS, to_toml(settings).encode())
+        write_atomically(self.path / RESULT, (json.dumps({"refused": reason}, indent=2) + "\n").encode())
 
     def note(self, report: RoundReport) -> None:
         """Append one round to the metrics; a line that a kill cuts short is written anew when the run goes on."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from fairfold.errors import InvalidCheckpoint
+from fairfold.errors import InvalidCapacity, InvalidCheckpoint
 from fairfold.federation.settings import Settings
 from fairfold.federation.task import Task
 from fairfold.runs import checkpoint
@@ -66,7 +66,7 @@ def run(
     found = _checkpoint(settings, out, say) if resume and out is not None else None
     data, references = load_data(settings)
     task = Task(data, settings)
-    federation = Federation.of(settings, task)  # refuses what cannot work, before there is a folder
+    federation = _federation(settings, task, out)
     facts = checkpoint.data_facts(data)
     if found is not None and out is not None:
         checkpoint.refuse_other_data(found, facts, out)
@@ -96,6 +96,16 @@ def run(
             for callback in told:
                 callback.close()
     return Finished(result, folder, stopped, recorder.seconds)
+
+
+def _federation(settings: Settings, task: Task, out: Path | None) -> Federation:
+    """Refuses what cannot work, before any work; what a method cannot serve is noted in a folder that was asked for."""
+    try:
+        return Federation.of(settings, task)
+    except InvalidCapacity as error:
+        if out is not None and not RunFolder(out).holds_a_run():
+            RunFolder.create(settings, out).refuse(settings, str(error))
+        raise
 
 
 def _checkpoint(settings: Settings, out: Path, say: Say) -> checkpoint.Checkpoint | None:
