@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -104,7 +105,8 @@ def _federation(settings: Settings, task: Task, out: Path | None) -> Federation:
         return Federation.of(settings, task)
     except InvalidCapacity as error:
         if out is not None and not RunFolder(out).holds_a_run():
-            RunFolder.create(settings, out).refuse(settings, str(error))
+            reason = re.search(r"N/A: (.*)\)", error.needed)
+            RunFolder.create(settings, out).refuse(settings, reason[1] if reason else str(error))
         raise
 
 
