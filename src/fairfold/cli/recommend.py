@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from fairfold.cli.console import wide_console
@@ -38,16 +39,17 @@ def recommend(
         scores = score(torch.tensor([number]))[0]
         model = "the server's model" if size is None else f"the model of a {size} device"
         name = f"user {data.user_ids[number]}" if data.user_ids is not None else f"user #{number}"
-        table = Table(title=f"{name}, by {model} after round {state.round_number}", title_justify="left")
+        table = Table()
         table.add_column("rank", justify="right")
         table.add_column("item")
         if data.titles is not None:
             table.add_column("title")
         table.add_column("score", justify="right")
         for rank, item in enumerate((item for item in items if item >= 0), 1):
-            cells = [str(rank), f"#{item}" if data.item_ids is None else data.item_ids[item]]
-            cells += [] if data.titles is None else [data.titles[item]]
+            cells = [str(rank), f"#{item}" if data.item_ids is None else escape(data.item_ids[item])]
+            cells += [] if data.titles is None else [escape(data.titles[item])]
             table.add_row(*cells, f"{float(scores[item]):.4f}")
+        console.print(f"{name}, by {model} after round {state.round_number}", highlight=False, markup=False)
         console.print(table)
         known = len(data.train.of(number))
         console.print(f"Left out: the {known} items this user was trained on.", highlight=False)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from fairfold.cli.console import wide_console
@@ -46,12 +47,12 @@ def comparison(data: str, metric: str, runs: list[RunSummary]) -> Table:
     from fairfold.runs.summary import references_of, sizes_of
 
     sizes = sizes_of(runs)
-    table = Table(title=data, title_justify="left")
+    table = Table(title=escape(data), title_justify="left")
     table.add_column("run")
     for heading in ("rounds", f"best {metric}", "in round", "last", *sizes, "a round", "down", "up"):
         table.add_column(heading, justify="right")
     for row in page_rows(runs, ("",)):
-        label = f"{row['label']} ({row['mark']})" if row["mark"] else row["label"]
+        label = escape(f"{row['label']} ({row['mark']})" if row["mark"] else row["label"])
         if row["reason"]:
             table.add_row(label, "–", "N/A")
             continue

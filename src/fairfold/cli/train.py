@@ -61,10 +61,10 @@ def train(
     and the model. A run that was interrupted, however hard, goes on with --resume and ends with the same numbers.
     """
     from fairfold.cli.progress import Display
-    from fairfold.runs.callbacks import TensorBoard
+    from fairfold.runs.callbacks import TensorBoard, require_tensorboard
     from fairfold.runs.train import run
 
-    console = wide_console()
+    console, places = wide_console(), list[Path]()
     with told_plainly():
         options = {
             "data": data, "method": method, "capacities": capacities, "rounds": rounds, "seed": seed
@@ -73,18 +73,24 @@ def train(
         settings = _settings(file, recipe, changes | _parse_changes(change or []), out if resume else None)
         if resume and out is None:
             raise InvalidSettings("--resume without --out", "the folder of the run", "Add --out FOLDER.")
+        if tensorboard:
+            require_tensorboard()
 
         def callbacks(folder: RunFolder) -> list[Callback]:
+            places.append(folder.path)
             return [Display(console), *([TensorBoard(folder.path / "tensorboard")] if tensorboard else [])]
 
-        finished = run(
-            settings,
-            out,
-            resume=resume,
-            checkpoint_every=checkpoint_every,
-            callbacks=callbacks,
-            say=lambda message: console.print(message, soft_wrap=True, highlight=False, markup=False),
-        )
+        def say(message: str) -> None:
+            console.print(message, soft_wrap=True, highlight=False, markup=False)
+
+        try:
+            finished = run(
+                settings, out, resume=resume, checkpoint_every=checkpoint_every, callbacks=callbacks, say=say
+            )
+        except KeyboardInterrupt:
+            for place in places:
+                say(f"Go on with: fairfold train --out {place} --resume")
+            raise
         _show(console, finished)
 
 

@@ -38,21 +38,17 @@ class TensorBoard(Callback):
     """
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise InvalidSettings(
-                "--tensorboard, which is not installed", "TensorBoard", "pip install 'fairfold[tensorboard]'"
-            ) from None
+        require_tensorboard()
         self._folder = folder
-        self._make = SummaryWriter
         self._writer: Any = None
         self._names: list[str] = []
 
     def on_start(self, settings: Settings, capacities: list[Capacity], first_round: int) -> None:  # noqa: ARG002
         """Open the event file; what an earlier, killed process wrote of repeated rounds is hidden by TensorBoard."""
         self._names = [str(capacity) for capacity in capacities]
-        self._writer = self._make(str(self._folder), purge_step=first_round)
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(self._folder), purge_step=first_round)  # type: ignore[no-untyped-call]
 
     def on_round(self, report: RoundReport) -> None:
         """Seconds and bytes of every round, quality where it was evaluated."""
@@ -69,3 +65,13 @@ class TensorBoard(Callback):
         """Flush and close the file."""
         if self._writer is not None:
             self._writer.close()
+
+
+def require_tensorboard() -> None:
+    """Refuse where TensorBoard is not installed."""
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+    except ImportError:
+        raise InvalidSettings(
+            "--tensorboard, which is not installed", "TensorBoard", "pip install 'fairfold[tensorboard]'"
+        ) from None

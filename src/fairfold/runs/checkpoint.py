@@ -105,6 +105,8 @@ def newest(folder: Path) -> Found:
             return Found(_read(path), damaged)
         except _Damaged as problem:
             damaged.append(f"{path.name}: {problem}")
+        except (KeyError, TypeError, ValueError) as problem:
+            damaged.append(f"{path.name}: not all that a checkpoint needs ({problem!r})")
     return Found(None, damaged)
 
 
