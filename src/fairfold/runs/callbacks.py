@@ -48,7 +48,7 @@ class TensorBoard(Callback):
         self._names = [str(capacity) for capacity in capacities]
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(self._folder), purge_step=first_round)  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(self._folder), purge_step=first_round)
 
     def on_round(self, report: RoundReport) -> None:
         """Seconds and bytes of every round, quality where it was evaluated."""
