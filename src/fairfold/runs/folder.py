@@ -46,12 +46,7 @@ class RunFolder:
             again: Take a folder that holds a run.
         """
         path = _free_name(settings) if path is None else path
-        there = cls(path)
-        usable = there.was_refused() or (again and there.holds_a_run())
-        if path.exists() and not usable and (not path.is_dir() or _content(path)):
-            raise InvalidSettings(
-                f"--out {path}", "a new or empty folder", "Name another, remove it, or go on with --resume."
-            )
+        cls(path).require_free(again=again)
         try:
             path.mkdir(parents=True, exist_ok=True)
             (path / "checkpoints").mkdir(exist_ok=True)
@@ -66,6 +61,14 @@ class RunFolder:
             (self.path / RESULT).unlink()
         write_atomically(self.path / SETTINGS, to_toml(settings).encode())
         self._write_metrics(settings, history)
+
+    def require_free(self, *, again: bool = False) -> None:
+        """Refuse a folder that holds something else than a run to go on with (``again``) or a run that could not be."""
+        usable = self.was_refused() or (again and self.holds_a_run())
+        if self.path.exists() and not usable and (not self.path.is_dir() or _content(self.path)):
+            raise InvalidSettings(
+                f"--out {self.path}", "a new or empty folder", "Name another, remove it, or go on with --resume."
+            )
 
     @property
     def checkpoints(self) -> Path:

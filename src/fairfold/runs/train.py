@@ -64,6 +64,8 @@ def run(
         callbacks: Told how it goes; or what makes them once there is a folder.
         say: Takes messages for a person.
     """
+    if out is not None:
+        RunFolder(out).require_free(again=resume)
     found = _checkpoint(settings, out, say) if resume and out is not None else None
     data, references = load_data(settings)
     task = Task(data, settings)
