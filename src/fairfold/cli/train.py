@@ -32,7 +32,11 @@ def train(
         str | None, typer.Option(help="'synthetic', a name from `fairfold data list`, or a folder or file.")
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help="fair, fair_hom, full_trn, fedavg, fedhm, heterofl or inconsistent.")
+        str | None,
+        typer.Option(
+            help="fair, fair_hom, full_trn, fedavg; with gradient steps (--recipe paper) also fedhm, heterofl, "
+            "inconsistent."
+        ),
     ] = None,
     capacities: Annotated[str | None, typer.Option(help="Capacity scheme, e.g. 1x-4x-16x.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,

@@ -108,20 +108,18 @@ class RunFolder:
 
     @contextlib.contextmanager
     def logging(self) -> Iterator[None]:
-        """Send what fairfold logs to the folder, and not to the terminal."""
+        """Send what fairfold logs to the folder; the terminal sees it only where the caller has set logging up."""
         handler = logging.FileHandler(self.path / LOG, encoding="utf-8")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logger = logging.getLogger("fairfold")
-        level, propagate = logger.level, logger.propagate
+        level = logger.level
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
-        logger.propagate = False
         try:
             yield
         finally:
             logger.removeHandler(handler)
             logger.setLevel(level)
-            logger.propagate = propagate
             handler.close()
 
     def _write_metrics(self, settings: Settings, history: list[RoundReport]) -> None:
