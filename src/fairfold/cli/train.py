@@ -53,7 +53,7 @@ def train(
         ),
     ] = None,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Also write event files (needs fairfold[tensorboard]).")
+        bool, typer.Option("--tensorboard", help="Also write event files (needs the extra 'tensorboard').")
     ] = False,
     change: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; may be repeated.")
