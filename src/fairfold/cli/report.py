@@ -51,7 +51,7 @@ def comparison(data: str, metric: str, runs: list[RunSummary]) -> Table:
     table.add_column("run")
     for heading in ("rounds", f"best {metric}", "in round", "last", *sizes, "a round", "down", "up"):
         table.add_column(heading, justify="right")
-    for row in page_rows(runs, ("",)):
+    for row in page_rows(runs, []):
         label = escape(f"{row['label']} ({row['mark']})" if row["mark"] else row["label"])
         if row["reason"]:
             table.add_row(label, "–", "N/A")

@@ -45,6 +45,21 @@ LOOK: Any = {
 }
 
 
+def looks(runs: list[RunSummary]) -> list[tuple[str, str]]:
+    """Colour and line of every run: a colour each; where there are more runs, a colour a method and a line a scheme."""
+    if len(runs) <= len(COLOURS):
+        return [(COLOURS[number], STYLES[0]) for number in range(len(runs))]
+    methods = list(dict.fromkeys(run.settings.method for run in runs))
+    schemes = list(dict.fromkeys(run.settings.capacities for run in runs))
+    return [
+        (
+            COLOURS[methods.index(run.settings.method) % len(COLOURS)],
+            STYLES[schemes.index(run.settings.capacities) % len(STYLES)],
+        )
+        for run in runs
+    ]
+
+
 def figures(runs: list[RunSummary]) -> dict[str, Figure]:
     """All plots of runs on the same data, by name."""
     shown = [run for run in runs if run.evaluations]
@@ -68,15 +83,15 @@ def rendered(figure: Figure, kind: str) -> bytes:
 
 def _lines(runs: list[RunSummary], names: list[str], over: str, inches: tuple[float, float]) -> Figure:
     figure, axes = _figure(runs[0].metric, inches)
-    for number, (run, name) in enumerate(zip(runs, names, strict=True)):
+    for run, name, (colour, style) in zip(runs, names, looks(runs), strict=True):
         across = [
             evaluation.round_number if over == "round" else evaluation.bytes_moved for evaluation in run.evaluations
         ]
         axes.plot(
             across,
             [evaluation.server for evaluation in run.evaluations],
-            color=COLOURS[number % len(COLOURS)],
-            linestyle=STYLES[number // len(COLOURS) % len(STYLES)],
+            color=colour,
+            linestyle=style,
             marker="o",
             markersize=3.5 if len(across) < 40 else 0,
             linewidth=1.8,
@@ -85,42 +100,62 @@ def _lines(runs: list[RunSummary], names: list[str], over: str, inches: tuple[fl
     _references(axes, runs)
     if over == "round":
         axes.set_xlabel("round")
+        axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     else:
+        axes.set_xlim(left=0)
         axes.set_xlabel("bytes sent and received by all devices")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human_bytes(value)))
-    _legend(figure, axes, 4 if inches == WIDE else 2)
+    if inches == WIDE or len(runs) <= len(COLOURS):  # among more the colours are those of the wide plot
+        _legend(figure, axes, 4 if inches == WIDE else 2)
+    axes.margins(y=0.12)
     return figure
 
 
 def _bars(runs: list[RunSummary], names: list[str]) -> Figure:
-    """The last quality of every size's own model, a cluster a run."""
-    figure, axes = _figure(runs[0].metric, NARROW)
-    sizes = sizes_of(runs)
-    bars = [*sizes, "server"]
-    width = 0.8 / len(bars)
+    """The last quality of every size's own model, a cluster a run, from top to bottom."""
+    bars = [*sizes_of(runs), "server"]
+    figure = Figure(figsize=(NARROW[0], max(NARROW[1], 1.2 + 0.42 * len(runs))), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_xlabel(_direction(runs[0].metric))
     for number, size in enumerate(bars):
-        heights, places = [], []
-        for place, run in enumerate(runs):
-            value = None if run.last is None else run.last.server if size == "server" else run.last.sizes.get(size)
-            if value is not None:
-                heights.append(value)
-                places.append(place + (number - (len(bars) - 1) / 2) * width)
-        colour = INK if size == "server" else SHADES[min(number, len(SHADES) - 1)]
-        axes.bar(places, heights, width * 0.92, color=colour, label="server's model" if size == "server" else size)
-    _references(axes, runs)
-    axes.set_xticks(
-        range(len(runs)), [name.replace(" ", "\n", 1) for name in names], fontsize=8.5 if len(runs) < 6 else 7
-    )
-    axes.grid(visible=False, axis="x")
-    _legend(figure, axes, len(bars))
+        values = [_last_of(run, size) for run in runs]
+        held = [(place, value) for place, value in enumerate(values) if value is not None]
+        width = 0.8 / len(bars)
+        axes.barh(
+            [place + (number - (len(bars) - 1) / 2) * width for place, _ in held],
+            [value for _, value in held],
+            width * 0.92,
+            color=INK if size == "server" else SHADES[min(number, len(SHADES) - 1)],
+            label="server's model" if size == "server" else size,
+        )
+    for name, value in references_of(runs).items():
+        axes.axvline(value, color=FAINT, linestyle=(0, (5, 4)), linewidth=1.2, zorder=0.5)
+        axes.annotate(
+            name, (value, 1.0), xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points",
+            color="#616e7c", fontsize=8.5, ha="center", va="bottom", annotation_clip=False,
+        )  # fmt: skip
+    axes.set_yticks(range(len(runs)), names, fontsize=8.5)
+    axes.set_ylim(len(runs) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    _legend(figure, axes, min(len(bars), 6))
     return figure
+
+
+def _last_of(run: RunSummary, size: str) -> float | None:
+    if run.last is None:
+        return None
+    return run.last.server if size == "server" else run.last.sizes.get(size)
+
+
+def _direction(metric: str) -> str:
+    return f"{metric} ({'smaller' if metric == 'MSE' else 'larger'} is better)"
 
 
 def _figure(metric: str, inches: tuple[float, float]) -> tuple[Figure, Axes]:
     figure = Figure(figsize=inches, layout="constrained")
     axes = figure.add_subplot()
-    axes.set_ylabel(f"{metric} ({'smaller' if metric == 'MSE' else 'larger'} is better)")
+    axes.set_ylabel(_direction(metric))
     return figure, axes
 
 
@@ -137,4 +172,3 @@ def _references(axes: Axes, runs: list[RunSummary]) -> None:
 def _legend(figure: Figure, axes: Axes, columns: int) -> None:
     """Below the plot, where it hides nothing."""
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=columns, fontsize=9)
-    axes.margins(y=0.12)

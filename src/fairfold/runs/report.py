@@ -32,7 +32,7 @@ def write_report(runs: list[RunSummary], out: Path) -> list[Path]:
         raise InvalidSettings(
             f"plots and a page without {error.name}", "Jinja2 and matplotlib", "pip install 'fairfold[report]'"
         ) from None
-    from fairfold.runs.plots import COLOURS, figures, rendered
+    from fairfold.runs.plots import figures, looks, rendered
 
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,9 @@ def write_report(runs: list[RunSummary], out: Path) -> list[Path]:
                 "data": data,
                 "metric": metric,
                 "sizes": sizes_of(members),
-                "rows": page_rows(members, COLOURS),
+                "rows": page_rows(
+                    members, [colour for colour, _ in looks([run for run in members if run.evaluations])]
+                ),
                 "references": [(name, f"{value:.4f}") for name, value in references_of(members).items()],
                 "plots": plots,
                 "differing": differing_settings(members) if len(members) > 1 else {},
@@ -69,18 +71,18 @@ def write_report(runs: list[RunSummary], out: Path) -> list[Path]:
     return written
 
 
-def page_rows(runs: list[RunSummary], colours: tuple[str, ...]) -> list[dict[str, Any]]:
-    """One row a run: all as text, as table and page show it."""
+def page_rows(runs: list[RunSummary], colours: list[str]) -> list[dict[str, Any]]:
+    """One row a run: all as text, as table and page show it, with its colour where it has been plotted."""
     sizes = sizes_of(runs)
     sign = 1 if runs[0].metric == "MSE" else -1
     reached = [run.best.server * sign for run in runs if run.best is not None]
-    shown, rows = 0, []
+    remaining, rows = iter(colours), []
     for number, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):
         best, last = run.best, run.last
         row = {
             "number": number,
             "label": label,
-            "colour": colours[shown % len(colours)] if last else "transparent",
+            "colour": next(remaining, "transparent") if last else "transparent",
             "mark": "unfinished" if run.state == "unfinished" else "",
             "reason": run.reason if run.state == "N/A" else "",
             "rounds": str(run.rounds),
@@ -93,7 +95,6 @@ def page_rows(runs: list[RunSummary], colours: tuple[str, ...]) -> list[dict[str
             "down": human_bytes(run.bytes_down),
             "up": human_bytes(run.bytes_up),
         }
-        shown += last is not None
         rows.append(row)
     return rows
 

@@ -151,8 +151,8 @@ def references_of(runs: list[RunSummary]) -> dict[str, float]:
 
 
 def differing_settings(runs: list[RunSummary]) -> dict[str, list[str]]:
-    """The settings in which runs differ, by key, each with a value a run."""
-    flat = [_flat(run.settings.model_dump()) for run in runs]
+    """The settings in which runs differ, by key, each with a value a run; method and scheme are in the runs' names."""
+    flat = [_flat(run.settings.model_dump(exclude={"method", "capacities"})) for run in runs]
     return {key: [str(one[key]) for one in flat] for key in flat[0] if len({str(one[key]) for one in flat}) > 1}
 
 
