@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run env lint types test test-all format clean
+.PHONY: help run env lint types test test-all bench format clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -26,6 +26,9 @@ lint: $(STAMP)  ## ruff: rules and format
 
 types: $(STAMP)  ## mypy, strict
 	$(BIN)/mypy
+
+bench: $(STAMP)  ## CPU kernels against nn.Embedding and a plain copy (minutes)
+	$(BIN)/python benchmarks/kernels_cpu.py
 
 format: $(STAMP)  ## rewrite files in the project's format
 	$(BIN)/ruff check --fix .

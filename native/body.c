@@ -6,6 +6,10 @@
 #include "plan.h"
 #include "walk.h"
 
+#ifdef __AVX__
+#include <immintrin.h>
+#endif
+
 #ifndef FAIRFOLD_BODY
 #define FAIRFOLD_BODY portable
 #endif

@@ -17,7 +17,7 @@
 #endif
 
 /* Raised whenever a signature below changes, so that Python never calls a library of another time. */
-#define FAIRFOLD_ABI 1
+#define FAIRFOLD_ABI 2
 
 typedef enum {
     FAIRFOLD_OK = 0,
@@ -74,6 +74,9 @@ FAIRFOLD_API int fairfold_accumulate_range(const fairfold_layout *layout, int re
                                            int64_t length, void *sums, int32_t *counts, int64_t size, int threads);
 FAIRFOLD_API int fairfold_count_range(const fairfold_layout *layout, int64_t start, int64_t length, int32_t *counts,
                                       int64_t size, int threads);
+/* compact[j] = the mean of sign(a) * full[a] over all a with slot(a) = j, 0 where there is none. */
+FAIRFOLD_API int fairfold_reduce(const fairfold_layout *layout, int real, const void *full, void *compact, int64_t size,
+                                 int threads);
 
 /* The slots of the rows in increasing order, each once, and their summed values. `slots` and `sums` hold `capacity`
  * entries; count * row_size are always enough. `sums` and `values` may be NULL together: slots alone. */

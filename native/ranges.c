@@ -173,3 +173,82 @@ int fairfold_count_range(const fairfold_layout *layout, int64_t start, int64_t l
     if (length > 0 && !counts) return FAIRFOLD_BAD_ARGUMENT;
     return accumulate(layout, 4, NULL, start, length, NULL, counts, size, threads);
 }
+
+typedef struct {
+    int real;
+    void *sums; /* of the tail */
+    const uint32_t *counts;
+    int64_t pieces;
+    int64_t unit;
+} divide_job;
+
+static void divide_part(const void *argument, int part, int parts) {
+    const divide_job *job = argument;
+    const int64_t start = job->pieces / parts * part;
+    const int64_t stop = part + 1 == parts ? job->pieces : job->pieces / parts * (part + 1);
+    for (int64_t piece = start; piece < stop; piece++) {
+        const uint32_t count = job->counts[piece] > 1 ? job->counts[piece] : 1;
+        if (job->real == 4)
+            for (int64_t k = 0; k < job->unit; k++) ((float *)job->sums)[piece * job->unit + k] /= (float)count;
+        else
+            for (int64_t k = 0; k < job->unit; k++) ((double *)job->sums)[piece * job->unit + k] /= (double)count;
+    }
+}
+
+/* The coordinates at the two ends of the hashed part that fill no piece: at most 62. */
+typedef struct {
+    int64_t coordinates[2 * FAIRFOLD_MAX_UNIT], slots[2 * FAIRFOLD_MAX_UNIT];
+    double sums[2 * FAIRFOLD_MAX_UNIT];
+    int8_t signs[2 * FAIRFOLD_MAX_UNIT];
+    int64_t count;
+} ends;
+
+static int find_ends(const fairfold_layout *layout, const runs *r, ends *e) {
+    e->count = 0;
+    for (int64_t i = 0; i < r->lead; i++) e->coordinates[e->count++] = layout->head + i;
+    for (int64_t i = 0; i < r->trail; i++) e->coordinates[e->count++] = layout->full_size - r->trail + i;
+    return fairfold_slots_and_signs(layout, e->coordinates, e->count, e->slots, e->signs);
+}
+
+/* One count a piece serves all its slots, but for those that a coordinate of an end shares: they are divided apart. */
+int fairfold_reduce(const fairfold_layout *layout, int real, const void *full, void *compact, int64_t size,
+                    int threads) {
+    runs r;
+    ends e;
+    int status = layout ? cut(layout, 0, layout->full_size, size, &r) : FAIRFOLD_BAD_ARGUMENT;
+    if (status != FAIRFOLD_OK) return status;
+    if (real_index(real) < 0 || (size && (!full || !compact))) return FAIRFOLD_BAD_ARGUMENT;
+    const int64_t pieces = layout->tail / r.unit;
+    uint32_t *counts = calloc(pieces ? (size_t)pieces : 1, sizeof *counts);
+    if (!counts) return FAIRFOLD_NO_MEMORY;
+    status = find_ends(layout, &r, &e);
+    if (status == FAIRFOLD_OK && size) {
+        const fairfold_part scatter = fairfold_active_body()->scatter[real_index(real)];
+        const char *values = (const char *)full + layout->head * real;
+        char *tail = (char *)compact + layout->head * real;
+        memcpy(compact, full, (size_t)(layout->head * real));
+        memset(tail, 0, (size_t)(layout->tail * real));
+        fairfold_job job = {.source = values, .target = compact};
+        run(layout, 1, layout->head, r.lead, &job, scatter, 1);
+        job.source = values + r.lead * real;
+        job.counts = counts;
+        run(layout, r.unit, layout->head + r.lead, r.middle, &job, scatter, threads);
+        job.source = values + (r.lead + r.middle) * real;
+        job.counts = NULL;
+        run(layout, 1, layout->full_size - r.trail, r.trail, &job, scatter, 1);
+        for (int64_t i = 0; i < e.count; i++)
+            e.sums[i] = real == 4 ? (double)((float *)compact)[e.slots[i]] : ((double *)compact)[e.slots[i]];
+        const divide_job divide = {real, tail, counts, pieces, r.unit};
+        fairfold_parallel(fairfold_parts(threads, layout->tail), divide_part, &divide);
+        for (int64_t i = 0; i < e.count; i++) {
+            uint32_t count = counts[(e.slots[i] - layout->head) / r.unit];
+            for (int64_t j = 0; j < e.count; j++) count += e.slots[j] == e.slots[i];
+            if (real == 4)
+                ((float *)compact)[e.slots[i]] = (float)e.sums[i] / (float)count;
+            else
+                ((double *)compact)[e.slots[i]] = e.sums[i] / (double)count;
+        }
+    }
+    free(counts);
+    return status;
+}

@@ -7,6 +7,7 @@
 
 #define DIGIT 11
 #define BUCKETS (1 << DIGIT)
+#define AHEAD 12 /* entries fetched before they are needed */
 
 /* Sort by the upper word, keeping the order of equals: one pass for every 11 bits of the largest key. Returns whichever
  * of the two arrays holds the result. */
@@ -76,7 +77,8 @@ static int place_sorted(fairfold_job *job, batch_slots *batch) {
             const size_t piece = (uint32_t)batch->entries[at];                                                \
             const REAL *from = values + piece * unit;                                                         \
             const uint32_t word = batch->placed.words[piece];                                                 \
-            if (at + 8 < batch->count) __builtin_prefetch(values + (uint32_t)batch->entries[at + 8] * unit);  \
+            if (at + AHEAD < batch->count)                                                                    \
+                __builtin_prefetch(values + (uint32_t)batch->entries[at + AHEAD] * unit);                     \
             for (size_t k = 0; k < unit; k++) sum[k] += word >> k & 1 ? -from[k] : from[k];                   \
         }                                                                                                     \
         return at;                                                                                            \
@@ -151,6 +153,28 @@ int fairfold_touched_rows(const fairfold_layout *layout, int real, const void *v
     return status;
 }
 
+/* Sums of a slot, then its step: nothing of the size of the batch is stored between the two. */
+#define DEFINE_ADAGRAD(REAL, NAME, SUM, ROOT)                                                                 \
+    static void NAME(const batch_slots *batch, const REAL *values, size_t unit, REAL rate, REAL epsilon,      \
+                     REAL *compact, REAL *state) {                                                            \
+        REAL sum[FAIRFOLD_MAX_UNIT];                                                                          \
+        for (size_t at = 0; at < batch->count;) {                                                             \
+            const size_t slot = (size_t)(batch->entries[at] >> 32) * unit;                                    \
+            if (at + AHEAD < batch->count) {                                                                  \
+                const size_t coming = (size_t)(batch->entries[at + AHEAD] >> 32) * unit;                      \
+                __builtin_prefetch(compact + coming, 1);                                                      \
+                __builtin_prefetch(state + coming, 1);                                                        \
+            }                                                                                                 \
+            at = SUM(batch, values, unit, at, sum);                                                           \
+            for (size_t k = 0; k < unit; k++) {                                                               \
+                state[slot + k] += sum[k] * sum[k];                                                           \
+                compact[slot + k] -= rate * sum[k] / (ROOT(state[slot + k]) + epsilon);                       \
+            }                                                                                                 \
+        }                                                                                                     \
+    }
+DEFINE_ADAGRAD(float, adagrad_float, sum_float, sqrtf)
+DEFINE_ADAGRAD(double, adagrad_double, sum_double, sqrt)
+
 int fairfold_adagrad_rows(const fairfold_layout *layout, int real, const void *values, const fairfold_rows *rows,
                           double rate, double epsilon, void *compact, void *state, int64_t size) {
     fairfold_job job;
@@ -160,22 +184,10 @@ int fairfold_adagrad_rows(const fairfold_layout *layout, int real, const void *v
         return FAIRFOLD_BAD_ARGUMENT;
     batch_slots batch;
     status = place_sorted(&job, &batch);
-    const size_t unit = job.plan.unit;
-    union {
-        float single[FAIRFOLD_MAX_UNIT];
-        double both[FAIRFOLD_MAX_UNIT];
-    } sum;
-    int64_t slots[FAIRFOLD_MAX_UNIT];
-    for (size_t at = 0; status == FAIRFOLD_OK && at < batch.count;) {
-        const size_t slot = (size_t)(batch.entries[at] >> 32) * unit;
-        for (size_t k = 0; k < unit; k++) slots[k] = (int64_t)(slot + k);
-        at = real == 4 ? sum_float(&batch, values, unit, at, sum.single)
-                       : sum_double(&batch, values, unit, at, sum.both);
-        fairfold_step_job step = {.slots = slots, .count = (int64_t)unit, .compact = compact, .gradient = &sum};
-        step.square = (char *)state + slot * (size_t)real;
-        step.rate = rate, step.epsilon = epsilon;
-        fairfold_active_body()->adagrad[real == 8](&step, 0, 1);
-    }
+    if (status == FAIRFOLD_OK && real == 4)
+        adagrad_float(&batch, values, job.plan.unit, (float)rate, (float)epsilon, compact, state);
+    else if (status == FAIRFOLD_OK)
+        adagrad_double(&batch, values, job.plan.unit, rate, epsilon, compact, state);
     release(&batch);
     return status;
 }

@@ -1,7 +1,7 @@
 /* From rows or a run to spots and words of signs, a batch of pieces at a time.
  *
- * A whole batch is hashed before any of it is moved: the hash runs on vectors, and the addresses are known early enough
- * to be prefetched.
+ * A whole batch is hashed before any of it is moved: the hash runs on vectors, and addresses are known before their
+ * turn.
  */
 #ifndef FAIRFOLD_WALK_H
 #define FAIRFOLD_WALK_H
@@ -9,7 +9,10 @@
 #include "plan.h"
 
 #define BATCH 128
+#define AHEAD 16 /* pieces */
 #define NEAR_BYTES (1u << 19) /* a compact vector no larger than this stays in the second cache */
+
+#define STREAM_BYTES (1u << 25) /* results larger than this leave the caches before anyone reads them */
 #define LANES 8 /* `low` is written this many at a time, past its end */
 
 typedef struct {

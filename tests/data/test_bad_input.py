@@ -1,5 +1,6 @@
 """Bad input is a clear error or a stated, counted repair: one test for every way it goes wrong."""
 
+import contextlib
 import errno
 import gzip
 import json
@@ -8,6 +9,8 @@ from typing import Any
 
 import polars
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fairfold.data import load, prepare, readers, store, tables
 from fairfold.data.files import PARTIAL
@@ -43,6 +46,8 @@ GOOD = "user_id,item_id,rating\n" + "".join(f"{row % 7},{row},{row % 5 + 1}\n" f
         ("own.parquet", "user,item\n1,2\n", "is not Parquet"),
         ("own.csv", "user_id,item_id\n1;2\n3;4\n", "cannot be used"),
         ("own.csv", "", "is empty"),
+        ("ml-1m.zip", b"PK\x03\x04....", "is a zip archive"),
+        ("own.csv", b"\x00\x01\x02", "is not text"),
         ("own.csv", "user_id,item_id\n", "is empty"),
         ("train.txt", "\n\n", "is empty"),
         ("own.csv", "user,item\n1,2\n".encode("utf-16"), "is UTF-16"),
@@ -259,3 +264,26 @@ def test_a_prepared_folder_takes_no_options(tmp_path: Path) -> None:
     assert len(load(folder).train)
     with pytest.raises(InvalidData, match="is prepared already"):
         load(folder, top_users=3)
+
+
+PIECES = st.sampled_from(
+    [
+        *(b"user,item,rating\n", b"user_id\titem_id\n", b"1,2,3\n", b"1\t2\t3\t4\n", b"1::2::3::4\n", b"0 1 2\n"),
+        *(b'{"user_id": 1, "item_id": [2]}\n', b'{"user_id": null, "item_id": 2}\n', b"{", b"\n", b"\r\n", b"\xff"),
+        *(b"\xc3\xa9,1\n", b"nan,inf,nan\n", b"9" * 30, b",,\n", b"-0,+1,1e400\n", b"\x1f\x8b", b'"a;b', b'"'),
+        b"A2VNYWOPJ13AFP,0439893577,5.0,1390000000\n",
+    ]
+)
+NAMES = ["own.csv", "u.data", "ratings.dat", "train.txt", "own.json", "own.parquet", "BX-Book-Ratings.csv"]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    name=st.sampled_from(NAMES), content=st.one_of(st.lists(PIECES, max_size=8).map(b"".join), st.binary(max_size=40))
+)
+def test_any_bytes_are_data_or_a_clear_error(
+    tmp_path_factory: pytest.TempPathFactory, name: str, content: bytes
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    with contextlib.suppress(InvalidData):
+        assert len(load(written(folder / name, content), cache=folder / "cache").train) >= 1

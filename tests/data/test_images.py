@@ -54,7 +54,7 @@ def test_mnist(packed: bool, tmp_path: Path) -> None:
 def test_writers_join_their_images(where: str, tmp_path: Path) -> None:
     folder = qmnist(tmp_path / "writers")
     images = mnist({"beside": tmp_path / "mnist", "inside": folder, "named": tmp_path / "elsewhere"}[where])
-    data = load_images(folder, images=str(images)) if where == "named" else load_images(folder)
+    data = load_images(folder, images=images) if where == "named" else load_images(folder)
     assert data.writer_ids == ["0", "1", "2", "100", "101"]
     assert data.train.writers is not None
     assert data.test.writers is not None

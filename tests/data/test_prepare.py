@@ -152,6 +152,7 @@ def test_a_split_of_the_publisher_is_kept_unless_asked(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text("0 0 1 2 3 4 5 6\n1 0 1 2\n")
     (tmp_path / "test.txt").write_text("0 7\n1 3\n")
     data = load(tmp_path)
+    assert prepare(tmp_path).manifest["split"] == "the publisher's"
     assert pairs_of(data, data.test) == {("0", "7"), ("1", "3")}
     with pytest.raises(InvalidData, match="a split of its own"):
         load(tmp_path, split=0.5)
@@ -197,6 +198,8 @@ def test_titles_come_along(tmp_path: Path) -> None:
     data = load(tmp_path, split=1.0)
     assert data.item_ids == ["10", "20", "30"]
     assert data.titles == ["Amélie (2001)", 'Up: a, "b" (2009)', ""]
+    (tmp_path / "movies.dat").write_text("10::Another title::Comedy\n")
+    assert load(tmp_path, split=1.0).titles == ["Another title", "", ""]
     (tmp_path / "csv").mkdir()
     (tmp_path / "csv" / "ratings.csv").write_text("userId,movieId,rating,timestamp\n1,10,5,1\n")
     (tmp_path / "csv" / "movies.csv").write_text('movieId,title,genres\n10,"American President, The (1995)",Comedy\n')
@@ -207,6 +210,7 @@ def test_the_manifest_says_what_was_done(tmp_path: Path) -> None:
     path = csv_of(tmp_path / "own.csv", [(row % 7, row) for row in range(70)])
     manifest = prepare(path, top_users=3, seed=5).manifest
     assert manifest["options"] == {"top_users": 3, "seed": 5}
+    assert manifest["split"] == "0.7 of every user's interactions to train on, seed 5"
     assert manifest["source_counts"] == {"users": 7, "items": 70, "interactions": 70}
     assert manifest["counts"] == {"users": 3, "items": 30, "train": 21, "valid": 0, "test": 9, "items_in_train": 21}
     assert manifest["source"][0]["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()

@@ -46,9 +46,8 @@ def layouts(draw: st.DrawFn, full_size: int | None = None) -> Layout:
         return Layout(full_size, full_size, 0, chunk, 0, True)  # the full space
     blocks = draw(st.integers(1, 40))
     head = draw(st.one_of(st.just(0), st.integers(0, full_size), st.just(full_size // 2 // chunk * chunk)))
-    return Layout(
-        full_size, head, blocks * chunk, chunk, expand_seed(draw(st.integers(0, 2**64 - 1))), draw(st.booleans())
-    )
+    key = expand_seed(draw(st.integers(0, 2**64 - 1)))
+    return Layout(full_size, head, blocks * chunk, chunk, key, draw(st.booleans()))
 
 
 @st.composite

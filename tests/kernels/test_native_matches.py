@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.kernels.harness import Table, assert_sums_close, gapped, layouts, ranges, tables
 
 from fairfold.kernels import hashing, ops, reference, reference_active
 from fairfold.kernels.hashing import Layout, expand_seed
 from fairfold.kernels.native import active_calls, calls
+from tests.kernels.harness import Table, assert_sums_close, gapped, layouts, ranges, tables
 
 pytestmark = pytest.mark.usefixtures("instructions")
 GOLDEN = Path(__file__).parents[1] / "golden" / "slots.json"
@@ -96,6 +96,15 @@ def test_ranges(data: st.DataObject, layout: Layout) -> None:
 
 
 @generated
+@given(layout=layouts(), dtype=st.sampled_from([torch.float32, torch.float64]))
+def test_reduce(layout: Layout, dtype: torch.dtype) -> None:
+    full = torch.randn(layout.full_size, dtype=dtype)
+    found = calls.reduce(layout, gapped(full))
+    assert found is not None
+    assert_sums_close(found, reference.reduce(layout, full), layout.full_size, 5.0)
+
+
+@generated
 @given(table=tables())
 def test_active_slots_and_positions(table: Table) -> None:
     layout, rows = table.layout, table.rows
@@ -147,7 +156,9 @@ def test_bits_do_not_depend_on_the_number_of_threads() -> None:
             looked_up = ops.recover_rows(layout, compact, rows, 16)
             total = torch.zeros(layout.size)
             ops.weighted_sum(total, [compact, sums, rowsums], [0.3, 0.5, 0.7])
-            results.append((sums, counts, rowsums, recovered, looked_up, total))
+            reduced = ops.reduce(layout, full)
+            assert torch.equal(reduced, sums / counts.clamp(min=1))
+            results.append((sums, counts, rowsums, recovered, looked_up, total, reduced))
     finally:
         torch.set_num_threads(before)
     for other in results[1:]:

@@ -92,17 +92,18 @@ def test_adam_on_the_active_slots_of_a_round(dtype: torch.dtype) -> None:
     assert torch.equal(compact[untouched], start[untouched])
 
 
-def test_autograd_notices_a_step_in_place() -> None:
-    compact = torch.randn(LAYOUT.size)
+def test_autograd_notices_a_step_in_place_and_does_not_follow_it() -> None:
+    compact = torch.nn.Parameter(torch.randn(LAYOUT.size))
     before = compact._version
     ops.sgd_rows(LAYOUT, compact, torch.randn(2, 12), torch.tensor([1, 2]), 0.1)
     assert compact._version > before
+    assert compact.is_leaf
 
 
 def test_a_lookup_that_autograd_follows_keeps_its_gradient() -> None:
     compact = torch.randn(LAYOUT.size, requires_grad=True)
     rows, weights = torch.tensor([3, 4, 3]), torch.randn(3, 12)
-    (ops.recover_rows(LAYOUT, compact, rows, 12) * weights).sum().backward()
+    (ops.recover_rows(LAYOUT, compact, rows, 12) * weights).sum().backward()  # type: ignore[no-untyped-call]
     expected = torch.zeros(LAYOUT.size)
     ops.accumulate_rows(LAYOUT, weights, rows, expected)
     assert compact.grad is not None

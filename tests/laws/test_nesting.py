@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tests.strategies import chains, dense, nested_pairs, seeds, vector
 
 from fairfold.errors import NotNested
 from fairfold.subspace import Subspace, Sums, nested_subspaces, reduce_all
+from tests.strategies import chains, dense, nested_pairs, seeds, vector
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:

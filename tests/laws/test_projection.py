@@ -6,9 +6,9 @@ from random import Random
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.strategies import dense, dense_from_definition, subspaces, vector
 
 from fairfold.subspace import Subspace
+from tests.strategies import dense, dense_from_definition, subspaces, vector
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:

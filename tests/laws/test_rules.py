@@ -6,8 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.federations import tiny_data, tiny_federation, tiny_settings
-from tests.strategies import vector
 
 from fairfold.federation.aggregate import RoundTotals, ServerState, aggregate
 from fairfold.federation.projection import Hashed
@@ -18,6 +16,8 @@ from fairfold.federation.train import SOLVERS, Device
 from fairfold.simulate.federation import Federation
 from fairfold.simulate.loop import run_round
 from fairfold.subspace import Subspace
+from tests.federations import tiny_data, tiny_federation, tiny_settings
+from tests.strategies import vector
 
 
 @pytest.fixture

@@ -26,20 +26,18 @@ def both(seed: int, rounds: int = 2, ratings: bool = False, **changes: Any) -> N
     results = []
     for backend in (loop, batched):
         chosen = tiny_settings(seed=seed, **changes)
-        assert batched.batches_well(chosen)
+        assert chosen.solver == "closed_form" or batched.batches_well(chosen)
         federation, state, private = tiny_federation(tiny_data(seed, 9, 40, ratings), chosen)
         rejections = Rejections()
         for _ in range(rounds):
             state = backend.run_round(state, private, federation, rejections)
         results.append((state.full, private, rejections.counts))
-    for part in (0, 1):
-        expected, found = results[0][part], results[1][part]
-        assert expected.keys() == found.keys()  # type: ignore[union-attr]
-        for name, tensor in expected.items():  # type: ignore[union-attr]
-            torch.testing.assert_close(
-                found[name], tensor, rtol=1e-6, atol=1e-7, msg=lambda text, n=name: f"{n}: {text}"
-            )  # type: ignore[index,misc]
-    assert results[0][2] == results[1][2]
+    (full, own, left_out), (full_batched, own_batched, left_out_batched) = results
+    for expected, found in ((full, full_batched), (own, own_batched)):
+        assert expected.keys() == found.keys()
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-7)
+    assert left_out == left_out_batched
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adagrad", "adam"])
@@ -74,3 +72,15 @@ def test_other_choices(changes: dict[str, Any]) -> None:
 def test_faults_leave_out_the_same_clients() -> None:
     faults = {"drop": 0.1, "late": 0.1, "nan": 0.1, "infinite": 0.1, "wrong_size": 0.1, "out_of_range": 0.1}
     both(5, rounds=6, faults=faults, capacities="1x-4x")
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("changes", [
+    {"capacities": "1x-4x"},
+    {"capacities": "2x-8x", "mapping": "element", "weighting": "equal", "rehash": True},
+    {"capacities": "1x-2x-4x", "aggregation": "delta", "server_optimiser": "adam", "server_step": 0.1},
+    {"capacities": "1x-4x", "method": "fair_hom"},
+    {"capacities": "1x-4x", "faults": {"drop": 0.2, "nan": 0.2, "wrong_size": 0.2}},
+])  # fmt: skip
+def test_closed_form(seed: int, changes: dict[str, Any]) -> None:
+    both(seed, rounds=3, solver="closed_form", **changes)

@@ -8,10 +8,10 @@ import textwrap
 
 import pytest
 import torch
-from tests.strategies import vector
 
 from fairfold.kernels.reference import BLOCK, TEMPORARY_BYTES
 from fairfold.subspace import Subspace, reduce_all
+from tests.strategies import vector
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])

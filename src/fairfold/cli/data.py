@@ -211,10 +211,8 @@ def _show(prepared: "Prepared") -> None:
         for reason, count in manifest["repairs"].items():
             repairs.add_row(reason, f"{count:,}")
         console.print(repairs)
-    split = (
-        "the publisher's split" if manifest["published_split"] else "split by fairfold, seed and share in the manifest"
-    )
-    console.print(f"{split}; {prepared.note}: {_escape(str(prepared.folder))}", highlight=False, soft_wrap=True)
+    console.print(f"split: {manifest['split']}", highlight=False, soft_wrap=True)
+    console.print(f"{prepared.note}: {_escape(str(prepared.folder))}", highlight=False, soft_wrap=True)
 
 
 # Rows of the table of counts, from top to bottom.

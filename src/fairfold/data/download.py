@@ -93,6 +93,7 @@ def fetch(remote: Remote, target: Path, stages: Stages = silent) -> Path:
         raise Unreachable(f"{remote.url}: {getattr(error, 'reason', None) or error}") from error
     if expected is not None and (found := checksum(part, algorithm="md5")) != expected:
         part.unlink()
+        _state_file(part).unlink(missing_ok=True)
         raise InvalidData(
             f"{remote.name} came with MD5 {found}",
             f"{expected}, the publisher's",

@@ -83,6 +83,10 @@ def _detect(path: Path, wanted: Wanted) -> Layout:
     if name.endswith((".parquet", ".pq")):
         return _parquet(path, wanted)
     start = lines.head(path).decode("latin-1")
+    if start.startswith("PK\x03\x04"):
+        raise InvalidData(f"{path.name} is a zip archive", "the files in it", "Unpack it, and give the folder.")
+    if "\0" in start:
+        raise InvalidData(f"{path.name} is not text", "CSV, TSV, JSON lines or Parquet", "Check the file.")
     first = start.split("\n", 1)[0].rstrip("\r")
     if not start.strip():
         raise empty(path)

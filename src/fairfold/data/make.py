@@ -125,7 +125,7 @@ def make(world: World, folder: str | Path, *, stages: Stages = silent, chunk: in
                     "items_are_ordered_by": "planted popularity",
                     **asdict(world),
                 },
-                "published_split": False,
+                "split": f"{world.split:g} of every user's interactions to train on, seed {world.seed}",
                 "options": {},
                 "source_counts": {"users": world.users, "items": world.items, "interactions": world.interactions},
                 "counts": {

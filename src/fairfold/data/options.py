@@ -1,6 +1,7 @@
 """What can be asked of ``prepare``."""
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from fairfold.data.layouts import Wanted
 from fairfold.errors import InvalidData
@@ -42,7 +43,7 @@ class Options:
     rating_column: str | None = None
     separator: str | None = None
     scale: tuple[float, float] | None = None
-    images: str | None = None
+    images: str | Path | None = None
 
     def __post_init__(self) -> None:
         checks = (
@@ -74,4 +75,5 @@ class Options:
     def chosen(self) -> dict[str, object]:
         """The options that differ from their defaults, for the manifest and the name in the cache."""
         plain = asdict(Options())
-        return {name: value for name, value in asdict(self).items() if value != plain[name]}
+        given = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+        return {name: value for name, value in given.items() if value != plain[name]}

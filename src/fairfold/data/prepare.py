@@ -15,7 +15,7 @@ from fairfold.data.image_store import read_image_dataset, write_images
 from fairfold.data.images import ImageDataset, is_image_folder, read_images, source_files
 from fairfold.data.interactions import Dataset
 from fairfold.data.known import on_disk, resolve
-from fairfold.data.options import Options
+from fairfold.data.options import SPLIT, Options
 from fairfold.data.progress import Stages, silent
 from fairfold.data.sources import Source, find_source, read_titles
 from fairfold.data.spool import spool
@@ -104,16 +104,13 @@ def prepare(
             lambda folder: _prepare_images(path, images, without_users, folder, stages),
         )
         meaningless = ", ".join(sorted(set(chosen.chosen()) - {"images"}))
-        return (
-            replace(prepared, note=f"{prepared.note} ({meaningless} means nothing for images)")
-            if meaningless
-            else prepared
-        )
+        note = f"{prepared.note} ({meaningless} means nothing for images)" if meaningless else prepared.note
+        return replace(prepared, note=note)
     found = find_source(path, chosen.wanted)
     _check_split(found, chosen)
     return _into_cache(
         found.name,
-        [file.path for file in found.files],
+        found.paths,
         chosen,
         cache,
         refresh,
@@ -161,7 +158,7 @@ def _prepare_images(path: Path, images: Path | None, options: Options, folder: P
             "name": dataset.name,
             "kind": "images",
             "source": [_fingerprint(file) | {"sha256": checksum(file)} for file in source_files(path, images)],
-            "published_split": True,
+            "split": PUBLISHED,
             "options": options.chosen(),
             "counts": dataset.counts(),
             "repairs": {},
@@ -171,13 +168,13 @@ def _prepare_images(path: Path, images: Path | None, options: Options, folder: P
 
 def _prepare_interactions(source: Source, options: Options, folder: Path, stages: Stages, block_size: int) -> Manifest:
     repairs = Counter[str]()
-    sizes = [file.path.stat().st_size for file in source.files]
+    size = sum(file.path.stat().st_size for file in source.files)
     rows_folder = folder / "rows"
     rows_folder.mkdir()
-    with stages(f"reading {source.name}", sum(sizes)) as advance:
+    with stages(f"reading {source.name}", size) as advance:
         rows = spool(source, rows_folder, options, repairs=repairs, block_size=block_size, advance=advance)
-    with stages("checksum of the source", sum(sizes)) as advance:
-        files = [_fingerprint(file.path) | {"sha256": checksum(file.path, advance)} for file in source.files]
+    with stages("checksum of the source", size) as advance:
+        files = [_fingerprint(path) | {"sha256": checksum(path, advance)} for path in source.paths]
     with stages("choosing, numbering, splitting", 0):
         table = build_table(rows, options, published_split=source.published_split, repairs=repairs)
     with stages("writing", 0):
@@ -190,13 +187,26 @@ def _prepare_interactions(source: Source, options: Options, folder: Path, stages
             "name": source.name,
             "kind": "interactions",
             "source": files,
-            "published_split": source.published_split and not options.resplit,
+            "split": _split_words(source, options),
             "options": options.chosen(),
             "source_counts": rows.counts,
             "counts": counts,
             "repairs": {reason: count for reason, count in repairs.items() if count},
         },
     )
+
+
+PUBLISHED = "the publisher's"
+
+
+def _split_words(source: Source, options: Options) -> str:
+    """How the split came about, for the manifest and the output."""
+    words = PUBLISHED
+    if options.resplit or not source.published_split:
+        words = f"{SPLIT if options.split is None else options.split:g} of every user's interactions to train on"
+    if options.valid:
+        words += f", {options.valid:g} of train put aside for validation"
+    return words if words == PUBLISHED else f"{words}, seed {options.seed}"
 
 
 def _check_split(source: Source, options: Options) -> None:

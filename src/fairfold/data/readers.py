@@ -1,5 +1,6 @@
 """From any known file of interactions to blocks of rows: user, item and, where there is one, rating."""
 
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -113,11 +114,12 @@ def _delimited(_path: Path, block: bytes, layout: Layout, repairs: Counter[str])
     try:
         frame = _parse(block, layout, separator)
     except polars.exceptions.PolarsError:
-        kept = [line for line in block.split(b"\n") if line.count(separator.encode()) == layout.width - 1]
-        repairs[MALFORMED] += sum(1 for line in block.split(b"\n") if line.strip()) - len(kept)
-        if not kept:
-            return polars.DataFrame(schema=dict.fromkeys(_roles(layout), polars.String))
-        frame = _parse(b"\n".join(kept), layout, separator)
+        lines_given = [line for line in block.split(b"\n") if line.strip()]
+        kept = [line for line in lines_given if line.count(separator.encode()) == layout.width - 1]
+        frame = polars.DataFrame(schema=dict.fromkeys(_roles(layout), polars.String))
+        with contextlib.suppress(polars.exceptions.PolarsError):  # a quote that is never closed
+            frame = _parse(b"\n".join(kept), layout, separator) if kept else frame
+        repairs[MALFORMED] += len(lines_given) - frame.height
     if layout.quote == "strip":
         frame = frame.with_columns(polars.all().str.strip_prefix('"').str.strip_suffix('"'))
     return frame

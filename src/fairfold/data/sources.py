@@ -54,6 +54,11 @@ class Source:
     titles: Path | None = None
 
     @property
+    def paths(self) -> list[Path]:
+        """All files that are read."""
+        return [*(file.path for file in self.files), *([] if self.titles is None else [self.titles])]
+
+    @property
     def published_split(self) -> bool:
         """Whether the publisher says what is train and what is test."""
         return self.files[0].split is not None

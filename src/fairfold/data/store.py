@@ -17,7 +17,7 @@ from fairfold.errors import InvalidData
 from fairfold.version import __version__
 
 # Raised whenever what is on disk changes its meaning; data prepared in another format is prepared again.
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 PART_ROWS = 1 << 24
 SPLIT_NAMES = ("train", "valid", "test")
@@ -71,7 +71,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a prepared folder; an error where it is damaged, incomplete or of another format."""
     path = folder / MANIFEST
-    again = "Prepare the data again: fairfold data prepare, with --refresh."
+    again = "Prepare the data again (fairfold data prepare --refresh); a world, make again (fairfold data make)."
     try:
         manifest = json.loads(path.read_bytes())
         found = manifest["format"]

@@ -65,6 +65,9 @@ def update(state: ServerState, mean: Weights | None, settings: Settings) -> Serv
         return replace(state, full=state.full | mean, round_number=next_round)
     full, moments = dict(state.full), {name: dict(of) for name, of in state.moments.items()}
     for name, change in mean.items():
+        if settings.server_optimiser == "sgd":  # in the memory of the mean: no third vector of the full size
+            full[name] = change.mul_(settings.server_step).add_(full[name])
+            continue
         before = {moment: of[name] for moment, of in moments.items() if name in of}
         direction, after = _direction(change, before, settings, next_round)
         full[name] = full[name].add(direction, alpha=settings.server_step)
@@ -76,8 +79,6 @@ def update(state: ServerState, mean: Weights | None, settings: Settings) -> Serv
 def _direction(change: Tensor, moments: Weights, settings: Settings, next_round: int) -> tuple[Tensor, Weights]:
     """Where the optimiser goes for a mean change (minus the pseudo-gradient), and its moments afterwards."""
     kind = settings.server_optimiser
-    if kind == "sgd":
-        return change, {}
     zero = torch.zeros_like(change)
     first = moments.get("first", zero)
     if kind == "momentum":

@@ -1,8 +1,9 @@
 """The seam between mathematics and speed: what layers above call, and which body serves it.
 
 Every operation has its specification in :mod:`fairfold.kernels.reference` and the two modules beside it. The compiled
-body serves float32 and float64 tensors on the CPU; everything else, and every tensor that autograd follows, goes to the
-specification itself. Both give the same slots and signs, and the same values up to the order of a sum.
+body serves float32 and float64 tensors on the CPU, and Triton those on a CUDA device; everything else, and every tensor
+that autograd follows, goes to the specification itself. All give the same slots and signs, and the same values up to
+the order of a sum.
 
 Lengths and dtypes are the caller's to check. Row ids on the CPU are checked here: an id that the table does not have
 raises :class:`~fairfold.errors.InvalidRow` before anything is written.
@@ -10,12 +11,13 @@ raises :class:`~fairfold.errors.InvalidRow` before anything is written.
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fairfold.errors import InvalidVector
-from fairfold.kernels import hashing, reference, reference_active, reference_chain
+from fairfold.kernels import gpu, hashing, reference, reference_active, reference_chain
 from fairfold.kernels.hashing import Layout
 from fairfold.kernels.native import active_calls, calls
 
@@ -34,6 +36,7 @@ __all__ = [
     "recover_positions",
     "recover_range",
     "recover_rows",
+    "reduce",
     "sgd_rows",
     "slots_and_signs",
     "touched_rows",
@@ -42,13 +45,28 @@ __all__ = [
 ]
 
 
+def _gpu(*tensors: Tensor | None) -> Any:
+    """The Triton body where it can serve these tensors: on a CUDA device, and not followed by autograd."""
+    present = [tensor for tensor in tensors if tensor is not None]
+    if not present or not present[0].is_cuda or not gpu.available():
+        return None
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in present):
+        return None
+    from fairfold.kernels.gpu import calls as gpu_calls  # needs Triton, so only where it is there
+
+    return gpu_calls
+
+
 def slots_and_signs(layout: Layout, coordinates: Tensor) -> tuple[Tensor, Tensor]:
     """Slots (int64) and signs (int8) of coordinates, each in [0, full_size)."""
+    if body := _gpu(coordinates):
+        on_device: tuple[Tensor, Tensor] = body.slots_and_signs(layout, coordinates)
+        return on_device
     found = calls.slots_and_signs(layout, coordinates)
     return hashing.slots_and_signs(layout, coordinates) if found is None else found
 
 
-# -- ranges of the full vector ------------------------------------------------------------------------------------------
+# -- ranges of the full vector ---------------------------------------------------------------------------------------
 
 
 def accumulate_range(layout: Layout, values: Tensor, start: int, sums: Tensor, counts: Tensor | None = None) -> None:
@@ -56,27 +74,50 @@ def accumulate_range(layout: Layout, values: Tensor, start: int, sums: Tensor, c
 
     ``counts``, where given, is raised by one for every coordinate that lands in a slot.
     """
-    if not calls.accumulate_range(layout, values, start, sums, counts):
+    if body := _gpu(sums, values):
+        body.accumulate_range(layout, values, start, sums, counts)
+    elif not calls.accumulate_range(layout, values, start, sums, counts):
         reference.accumulate_range(layout, values, start, sums, counts)
+
+
+def reduce(layout: Layout, full: Tensor) -> Tensor:
+    """The signed mean of each slot over the whole full vector, 0 if it is empty.
+
+    The numbers of :func:`accumulate_range` divided by its counts, without counts of the compact size in memory.
+    """
+    if body := _gpu(full):
+        sums = torch.zeros(layout.size, dtype=torch.promote_types(full.dtype, torch.float32), device=full.device)
+        counts = torch.zeros(layout.size, dtype=torch.int32, device=full.device)
+        body.accumulate_range(layout, full, 0, sums, counts)
+        return sums.div_(counts.clamp_(min=1)).to(full.dtype)
+    compact = calls.reduce(layout, full)
+    return reference.reduce(layout, full) if compact is None else compact
 
 
 def count_range(layout: Layout, start: int, stop: int, counts: Tensor) -> None:
     """Raise ``counts`` by how many coordinates of [start, stop) live in each slot, in place."""
-    if not calls.count_range(layout, start, stop, counts):
+    if body := _gpu(counts):
+        body.count_range(layout, start, stop, counts)
+    elif not calls.count_range(layout, start, stop, counts):
         reference.count_range(layout, start, stop, counts)
 
 
 def recover_range(layout: Layout, compact: Tensor, start: int, out: Tensor) -> None:
     """Write the values of coordinates [start, start + len(out)) into ``out``."""
-    if not calls.recover_range(layout, compact, start, out):
+    if body := _gpu(compact, out):
+        body.recover_range(layout, compact, start, out)
+    elif not calls.recover_range(layout, compact, start, out):
         reference.recover_range(layout, compact, start, out)
 
 
-# -- rows of a table ----------------------------------------------------------------------------------------------------
+# -- rows of a table -------------------------------------------------------------------------------------------------
 
 
 def recover_rows(layout: Layout, compact: Tensor, rows: Tensor, row_size: int) -> Tensor:
     """The values of chosen rows, shape (len(rows), row_size)."""
+    if body := _gpu(compact):
+        looked_up: Tensor = body.recover_rows(layout, compact, rows, row_size)
+        return looked_up
     found = calls.recover_rows(layout, compact, rows, row_size)
     if found is not None:
         return found
@@ -86,7 +127,9 @@ def recover_rows(layout: Layout, compact: Tensor, rows: Tensor, row_size: int) -
 
 def accumulate_rows(layout: Layout, values: Tensor, rows: Tensor, sums: Tensor) -> None:
     """Add the signed ``values`` (len(rows), row_size) of chosen rows, which may repeat, into ``sums``, in place."""
-    if not calls.accumulate_rows(layout, values, rows, sums):
+    if body := _gpu(sums, values):
+        body.accumulate_rows(layout, values, rows, sums)
+    elif not calls.accumulate_rows(layout, values, rows, sums):
         _check_rows(layout, rows, values.shape[1])
         reference.accumulate_rows(layout, values, rows, sums)
 
@@ -96,6 +139,9 @@ def touched_rows(layout: Layout, values: Tensor, rows: Tensor) -> tuple[Tensor, 
 
     The sums are those of :func:`accumulate_rows`; time and memory do not depend on the size of the compact vector.
     """
+    if body := _gpu(values):
+        touched: tuple[Tensor, Tensor] = body.touched_rows(layout, values, rows)
+        return touched
     found = calls.touched_rows(layout, values, rows)
     if found is not None:
         return found
@@ -103,15 +149,18 @@ def touched_rows(layout: Layout, values: Tensor, rows: Tensor) -> tuple[Tensor, 
     return reference_active.touched_rows(layout, values, rows)
 
 
-@torch.no_grad()
 def sgd_rows(layout: Layout, compact: Tensor, values: Tensor, rows: Tensor, rate: float) -> None:
     """A whole step of SGD in place: compact[slot] -= rate · (sum of the signed gradients ``values`` in that slot)."""
-    if not calls.accumulate_rows(layout, values, rows, compact, scale=-rate):
+    if body := _gpu(compact.detach(), values.detach()):
+        body.sgd_rows(layout, compact.detach(), values.detach(), rows, rate)
+        return
+    if calls.accumulate_rows(layout, values, rows, compact, -rate, followed=False):
+        return
+    with torch.no_grad():
         slots, gradient = touched_rows(layout, values, rows)
         compact.index_add_(0, slots, gradient.to(compact.dtype), alpha=-rate)
 
 
-@torch.no_grad()
 def adagrad_rows(
     layout: Layout,
     compact: Tensor,
@@ -122,12 +171,16 @@ def adagrad_rows(
     epsilon: float = 1e-10,
 ) -> None:
     """A whole step of Adagrad in place, on the slots of the batch; ``state`` is shaped like ``compact``."""
+    if body := _gpu(compact.detach(), values.detach()):
+        body.adagrad_rows(layout, compact.detach(), state, values.detach(), rows, rate, epsilon)
+        return
     if calls.adagrad_rows(layout, compact, state, values, rows, rate, epsilon):
         return
-    slots, gradient = touched_rows(layout, values, rows)
-    gathered = state[slots]
-    reference_active.adagrad_slots(compact, slots, gradient.to(compact.dtype), gathered, rate, epsilon)
-    state[slots] = gathered
+    with torch.no_grad():
+        slots, gradient = touched_rows(layout, values, rows)
+        gathered = state[slots]
+        reference_active.adagrad_slots(compact, slots, gradient.to(compact.dtype), gathered, rate, epsilon)
+        state[slots] = gathered
 
 
 def _check_rows(layout: Layout, rows: Tensor, row_size: int) -> None:
@@ -138,7 +191,7 @@ def _check_rows(layout: Layout, rows: Tensor, row_size: int) -> None:
         raise calls.bad_rows(layout, rows, row_size)
 
 
-# -- the active slots of a round ----------------------------------------------------------------------------------------
+# -- the active slots of a round -------------------------------------------------------------------------------------
 
 
 def active_slots(layout: Layout, rows: Tensor, row_size: int) -> Tensor:
@@ -204,7 +257,7 @@ def adam_slots(
         reference_active.adam_slots(compact, slots, gradient, mean, square, step, rate, betas, epsilon)
 
 
-# -- nested sizes -------------------------------------------------------------------------------------------------------
+# -- nested sizes ----------------------------------------------------------------------------------------------------
 
 
 def fold(big: Layout, small: Layout, sums: Tensor) -> Tensor:

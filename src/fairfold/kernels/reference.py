@@ -32,6 +32,15 @@ def accumulate_range(layout: Layout, values: Tensor, start: int, sums: Tensor, c
             counts.index_add_(0, slots, torch.ones_like(slots, dtype=counts.dtype))
 
 
+def reduce(layout: Layout, full: Tensor) -> Tensor:
+    """The signed mean of each slot over the whole full vector, 0 if it is empty; halves are summed in float32."""
+    dtype = torch.promote_types(full.dtype, torch.float32)
+    sums = torch.zeros(layout.size, dtype=dtype, device=full.device)
+    counts = torch.zeros(layout.size, dtype=torch.int32, device=full.device)
+    accumulate_range(layout, full, 0, sums, counts)
+    return sums.div_(counts.clamp_(min=1)).to(full.dtype)
+
+
 def count_range(layout: Layout, start: int, stop: int, counts: Tensor) -> None:
     """Raise ``counts`` by how many coordinates of [start, stop) live in each slot, in place."""
     for part in _blocks(stop - start):

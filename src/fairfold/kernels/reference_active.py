@@ -24,7 +24,8 @@ def touched_rows(layout: Layout, values: Tensor, rows: Tensor) -> tuple[Tensor, 
 def active_slots(layout: Layout, rows: Tensor, row_size: int) -> Tensor:
     """The slots of all rows of a round, in increasing order, each once (int64)."""
     slots, _ = slots_and_signs(layout, row_coordinates(rows, row_size))
-    return torch.unique(slots)
+    active: Tensor = torch.unique(slots)
+    return active
 
 
 def positions(layout: Layout, rows: Tensor, row_size: int, active: Tensor) -> tuple[Tensor, Tensor]:

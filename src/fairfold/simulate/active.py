@@ -28,6 +28,11 @@ class ActiveTable:
     positions: Tensor
     signs: Tensor
 
+    def rows(self, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The values of some rows, and where they stand: what is needed to take their gradient back."""
+        positions, signs = self.positions.index_select(0, places), self.signs.index_select(0, places)
+        return ops.recover_positions(self.values, positions, signs), positions, signs
+
     def of(self, place: int) -> slice:
         """The part of ``values`` that belongs to one client."""
         return slice(self.ends[place - 1] if place else 0, self.ends[place])
@@ -72,20 +77,3 @@ def gather(projections: list[Hashed], received: list[Tensor], ids: list[Tensor])
         offset += len(touched)
         ends.append(offset)
     return ActiveTable(torch.cat(values), ends, torch.cat(slots), torch.cat(positions), torch.cat(signs))
-
-
-class Lookup(torch.autograd.Function):
-    """Rows from active values; the backward adds into a gradient of their size."""
-
-    @staticmethod
-    def forward(ctx, values: Tensor, positions: Tensor, signs: Tensor) -> Tensor:  # type: ignore[no-untyped-def] # noqa: D102
-        ctx.save_for_backward(positions, signs)
-        ctx.size = values.numel()
-        return ops.recover_positions(values, positions, signs)
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[no-untyped-def, override] # noqa: D102
-        positions, signs = ctx.saved_tensors
-        sums = torch.zeros(ctx.size, dtype=gradient.dtype, device=gradient.device)
-        ops.accumulate_positions(gradient.contiguous(), positions, signs, sums)
-        return sums, None, None

@@ -6,6 +6,9 @@ shapes*: where a row's numbers stand is a table of positions, so devices of all 
 *Sums are linear*: what a size's devices changed is added up in their compact space, and recovered once.
 """
 
+import math
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 from torch.func import vmap
@@ -17,13 +20,14 @@ from fairfold.federation.sampling import Purpose, generator, sample_cohort
 from fairfold.federation.send import send
 from fairfold.federation.settings import Settings
 from fairfold.federation.task import Weights
-from fairfold.simulate import loop
-from fairfold.simulate.active import ActiveTable, Lookup, distinct_rows, gather
+from fairfold.kernels import ops
+from fairfold.simulate import closed_form, loop
+from fairfold.simulate.active import ActiveTable, distinct_rows, gather
 from fairfold.simulate.federation import Federation
 from fairfold.simulate.steps import LocalSteps
 
-CLIENTS_AT_ONCE = 2
-"""On a CPU: few enough that what they train stays in cache. A GPU takes the whole cohort."""
+CLIENTS_AT_ONCE = 16
+"""Enough to hide the cost of a call, few enough that memory stays by what is trained and not by the cohort."""
 
 
 def batches_well(settings: Settings) -> bool:
@@ -36,6 +40,8 @@ def batches_well(settings: Settings) -> bool:
 def run_round(state: ServerState, private: Weights, federation: Federation, rejections: Rejections) -> ServerState:
     """One round; see :func:`fairfold.simulate.loop.run_round`."""
     settings, task, number = federation.settings, federation.task, state.round_number
+    if settings.solver == "closed_form":
+        return closed_form.run_round(state, private, federation, rejections)
     if not batches_well(settings):
         return loop.run_round(state, private, federation, rejections)
     assignments = federation.assignments(number)
@@ -44,14 +50,26 @@ def run_round(state: ServerState, private: Weights, federation: Federation, reje
     drawn = sample_cohort(settings, task.num_clients, number).tolist()
     cohort = [client for client in drawn if taking_part[int(federation.group[client])]]
     changes = Changes(federation, assignments, sent, rejections, number)
-    for start in range(0, len(cohort), CLIENTS_AT_ONCE):
-        program = Program(cohort[start : start + CLIENTS_AT_ONCE], federation, assignments, sent, private, number)
+    for clients in _together(cohort):
+        program = Program(clients, federation, assignments, sent, private, number)
         program.train()
         for place, client in enumerate(program.clients):
             changes.take(program, place)
             for name in private:
                 private[name][client] = program.own[name][place]
     return aggregate(state, changes.totals(state), settings)
+
+
+def _together(cohort: list[int]) -> Iterator[list[int]]:
+    """Clients to train together: nobody twice, since the second time starts from what the first one learned."""
+    clients: list[int] = []
+    for client in cohort:
+        if client in clients or len(clients) == CLIENTS_AT_ONCE:
+            yield clients
+            clients = []
+        clients.append(client)
+    if clients:
+        yield clients
 
 
 class Program:
@@ -88,40 +106,40 @@ class Program:
 
     def train(self) -> None:
         """All steps of all clients."""
-        trained = [*(table.values for table in self.tables.values()), *self.dense.values(), *self.own.values()]
-        for tensor in trained:
-            tensor.requires_grad_()
-        optimiser = LocalSteps([tensor.detach() for tensor in trained], self.settings)
+        others = [*self.dense.values(), *self.own.values()]
+        values = [table.values for table in self.tables.values()]
+        gradients = [torch.zeros_like(vector) for vector in values]  # kept: filled and emptied at every step
+        optimiser = LocalSteps([*values, *others], self.settings)
         lengths = [len(batches) for batches in self._batches]
         for step in range(max(lengths, default=0)):
             moving = sum(length > step for length in lengths)
-            gradients = torch.autograd.grad(self._loss(step, moving), trained)
             ends = [table.ends[moving - 1] for table in self.tables.values()]
-            others = [tensor[:moving].numel() for tensor in [*self.dense.values(), *self.own.values()]]
-            optimiser.step(list(gradients), [*ends, *others])
-        for tensor in trained:
-            tensor.requires_grad_(False)
+            for_others = self._gradients(step, moving, gradients)
+            optimiser.step([*gradients, *for_others], [*ends, *(tensor[:moving].numel() for tensor in others)])
+            for gradient, end in zip(gradients, ends, strict=True):
+                gradient[:end].zero_()
 
-    def _loss(self, step: int, moving: int) -> Tensor:
-        """The sum of the clients' losses of a step, each the mean over its own batch."""
+    def _gradients(self, step: int, moving: int, for_tables: list[Tensor]) -> list[Tensor]:
+        """Gradients of the sum of the clients' losses of a step; those of the tables are added to ``for_tables``."""
         parts = [self._local[place][step] for place in range(moving)]
         longest = max(len(part) for part in parts)
         local = torch.stack([_padded(part, longest) for part in parts])
-        rows = []
-        for table in self.tables.values():
-            places = local.view(-1)
-            found = Lookup.apply(table.values, table.positions[places], table.signs[places])  # type: ignore[no-untyped-call]
-            rows.append(found.view(*local.shape, -1))
+        looked_up = [table.rows(local.view(-1)) for table in self.tables.values()]
+        rows = [found.view(*local.shape, -1).requires_grad_() for found, _, _ in looked_up]
+        dense = {name: stacked[:moving].requires_grad_() for name, stacked in self.dense.items()}
+        own = [stacked[:moving].requires_grad_() for stacked in self.own.values()]
         targets = None
         if self.task.ratings:
             given = [self._batches[place][step].targets for place in range(moving)]
             targets = torch.stack([_padded(target, longest) for target in given if target is not None])
-        dense = {name: stacked[:moving] for name, stacked in self.dense.items()}
-        own = [stacked[:moving] for stacked in self.own.values()]
         losses: Tensor = self._losses(dense, own, rows, targets)
         sizes = torch.tensor([len(part) for part in parts])
         real = torch.arange(longest) < sizes[:, None]
-        return (torch.where(real, losses, 0).sum(1) / sizes).sum()
+        loss = (torch.where(real, losses, 0).sum(1) / sizes).sum()
+        found = torch.autograd.grad(loss, [*rows, *dense.values(), *own])
+        for gradient, (flat, positions, signs), into in zip(found, looked_up, for_tables, strict=False):
+            ops.accumulate_positions(gradient.reshape(flat.shape), positions, signs, into)
+        return list(found[len(rows) :])
 
 
 def _hashed(assignment: Assignment, name: str) -> Hashed:
@@ -157,38 +175,45 @@ class Changes:
         client, group = program.clients[place], program.groups[place]
         settings, sent = self._federation.settings, self._sent[group]
         assert sent is not None
-        tables = {
-            name: (table.slots[table.of(place)], table.values[table.of(place)])
-            for name, table in program.tables.items()
-        }
-        problem = self._problem(client, group, tables, {name: rows[place] for name, rows in program.dense.items()})
+        slots, changed = {}, {}
+        for name, table in program.tables.items():
+            mine = table.of(place)
+            slots[name] = table.slots[mine]
+            changed[name] = table.values[mine] - sent[name].index_select(0, slots[name])
+        for name, stacked in program.dense.items():
+            changed[name] = stacked[place] - sent[name]
+        problem = self._problem(client, group, slots, changed)
         if problem is not None:
             self._rejections.note(self._number + 1, client, problem)
             return
         weight = float(self._federation.task.samples(client)) if settings.weighting == "data" else 1.0
         if group not in self._sums:
             self._sums[group] = {name: torch.zeros_like(vector) for name, vector in sent.items()}
-        sums = self._sums[group]
-        for name, (slots, values) in tables.items():
-            sums[name].index_add_(0, slots, values - sent[name][slots], alpha=weight)
-        for name, stacked in program.dense.items():
-            sums[name].add_(stacked[place] - sent[name], alpha=weight)
+        for name, change in changed.items():
+            total = self._sums[group][name]
+            if name in slots:
+                total.index_add_(0, slots[name], change, alpha=weight)
+            else:
+                total.add_(change, alpha=weight)
         self._weights[group] = self._weights.get(group, 0.0) + weight
 
-    def _problem(self, client: int, group: int, tables: dict[str, tuple[Tensor, Tensor]], dense: Weights) -> str | None:
+    def _problem(self, client: int, group: int, slots: Weights, changed: Weights) -> str | None:
         """Why this client's reply cannot be used. What it did not touch it sends back as it came, so that is fine."""
         settings, sent, held = self._federation.settings, self._sent[group], self._assignments[group].projections
         assert sent is not None
         assert held is not None
         fault = fault_of(settings, generator(settings, Purpose.FAULTS, self._number, client))
-        if fault is not None:
-            reply = {name: sent[name].index_copy(0, slots, values) for name, (slots, values) in tables.items()} | dense
+        if fault is not None:  # rare: what arrives is made in full, and checked as a server would
+            reply = {
+                name: sent[name].index_add(0, slots[name], change) if name in slots else sent[name] + change
+                for name, change in changed.items()
+            }
             return problem_with(spoil(reply, fault), sent, held, settings)
-        pairs = [(values, sent[name][slots]) for name, (slots, values) in tables.items()]
-        for values, before in [*pairs, *((vector, sent[name]) for name, vector in dense.items())]:
-            if not bool(torch.isfinite(values).all()):
+        for change in changed.values():
+            largest = float(change.abs().max()) if change.numel() else 0.0  # NaN if there is one
+            if not math.isfinite(largest):
                 return "NaN or infinity"
-            if values.numel() and float((values - before).abs().max()) > settings.largest_change:
+            if largest > settings.largest_change:
                 return "values out of range"
         return None
 

@@ -172,6 +172,8 @@ class Subspace:
         check_vector("full", full, self.full_size)
         if self.is_full:
             return full.clone()
+        if not self.orthonormal:
+            return ops.reduce(self.layout, full)
         sums, counts = self._sums_and_counts(full)
         return self._divided(sums, counts).to(full.dtype)
 

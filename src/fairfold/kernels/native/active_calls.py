@@ -98,7 +98,7 @@ def _stepping(compact: Tensor, slots: Tensor, *vectors: Tensor) -> bool:
 
 def adagrad_slots(compact: Tensor, slots: Tensor, gradient: Tensor, state: Tensor, rate: float, epsilon: float) -> bool:
     """See :func:`fairfold.kernels.reference_active.adagrad_slots`."""
-    loaded = serving(compact, gradient, state)
+    loaded = serving(compact, gradient, state, followed=False)
     if loaded is None or not _stepping(compact, slots, gradient, state):
         return False
     code = loaded.fairfold_adagrad_slots(
@@ -130,7 +130,7 @@ def adam_slots(
     epsilon: float,
 ) -> bool:
     """See :func:`fairfold.kernels.reference_active.adam_slots`."""
-    loaded = serving(compact, gradient, mean, square)
+    loaded = serving(compact, gradient, mean, square, followed=False)
     if loaded is None or not _stepping(compact, slots, gradient, mean, square):
         return False
     code = loaded.fairfold_adam_slots(

@@ -61,11 +61,15 @@ def address_of(layout: Layout) -> int:
 
 
 def rows_of(rows: Tensor, row_size: int) -> _Rows:
+    """The C form of a batch of row ids; it points into ``rows`` and does not keep it alive."""
     return _Rows(rows.data_ptr(), ID_BYTES[rows.dtype], rows.numel(), row_size)
 
 
-def serving(*tensors: Tensor) -> Any:
-    """The library, if it can serve these tensors: plain ones, on the CPU, one dtype, outside of autograd."""
+def serving(*tensors: Tensor, followed: bool = True) -> Any:
+    """The library, if it can serve these tensors: plain ones, on the CPU, one dtype, outside of autograd.
+
+    ``followed=False`` is for optimiser steps, which autograd does not follow whatever the tensors say.
+    """
     loaded = library()
     if loaded is None:
         return None
@@ -75,12 +79,13 @@ def serving(*tensors: Tensor) -> Any:
     for tensor in tensors:
         if type(tensor) not in _PLAIN or not tensor.is_cpu or tensor.dtype is not dtype:
             return None
-        if tensor.requires_grad and _grad_enabled():
+        if followed and tensor.requires_grad and _grad_enabled():
             return None
     return loaded
 
 
 def integers(*tensors: Tensor) -> bool:
+    """Whether these are plain int64 or int32 tensors on the CPU."""
     return all(type(tensor) in _PLAIN and tensor.is_cpu and tensor.dtype in ID_BYTES for tensor in tensors)
 
 
@@ -201,9 +206,11 @@ def recover_range(layout: Layout, compact: Tensor, start: int, out: Tensor) -> b
     return True
 
 
-def accumulate_rows(layout: Layout, values: Tensor, rows: Tensor, sums: Tensor, scale: float = 1.0) -> bool:
+def accumulate_rows(
+    layout: Layout, values: Tensor, rows: Tensor, sums: Tensor, scale: float = 1.0, *, followed: bool = True
+) -> bool:
     """See :func:`fairfold.kernels.reference.accumulate_rows`; ``scale`` multiplies what is added."""
-    loaded = serving(sums, values)
+    loaded = serving(sums, values, followed=followed)
     if loaded is None or not integers(rows) or not sums.is_contiguous():
         return False
     values, rows, row_size = batch(values, rows)
@@ -244,6 +251,21 @@ def accumulate_range(layout: Layout, values: Tensor, start: int, sums: Tensor, c
     if done:
         changed(sums, *([] if counts is None else [counts]))
     return done
+
+
+def reduce(layout: Layout, full: Tensor) -> Tensor | None:
+    """See :func:`fairfold.kernels.reference.reduce`."""
+    loaded = serving(full)
+    if loaded is None:
+        return None
+    if full.shape != (layout.full_size,):
+        settle(_BAD_ARGUMENT, layout)
+    full = full.contiguous()
+    compact = torch.empty(layout.size, dtype=full.dtype)
+    code = loaded.fairfold_reduce(
+        address_of(layout), REAL_BYTES[full.dtype], full.data_ptr(), compact.data_ptr(), compact.numel(), threads()
+    )
+    return compact if settle(code, layout) else None
 
 
 def count_range(layout: Layout, start: int, stop: int, counts: Tensor) -> bool:
@@ -320,7 +342,7 @@ def adagrad_rows(
     layout: Layout, compact: Tensor, state: Tensor, values: Tensor, rows: Tensor, rate: float, epsilon: float
 ) -> bool:
     """See :func:`fairfold.kernels.ops.adagrad_rows`."""
-    loaded = serving(compact, state, values)
+    loaded = serving(compact, state, values, followed=False)
     if loaded is None or not integers(rows) or not (compact.is_contiguous() and state.is_contiguous()):
         return False
     values, rows, row_size = batch(values, rows)

@@ -11,7 +11,7 @@ import torch  # loaded before our library, which then shares the OpenMP threads 
 
 import fairfold.kernels.native as package
 
-ABI = 1
+ABI = 2
 """What native/fairfold.h calls FAIRFOLD_ABI: a library of another number is not called."""
 
 _NAME = "fairfold_native.so"
@@ -29,6 +29,7 @@ _SIGNATURES: dict[str, list[type]] = {
     "accumulate_rows": [_pointer, _int, _pointer, _pointer, _double, _pointer, _long, _int],
     "accumulate_range": [_pointer, _int, _pointer, _long, _long, _pointer, _pointer, _long, _int],
     "count_range": [_pointer, _long, _long, _pointer, _long, _int],
+    "reduce": [_pointer, _int, _pointer, _pointer, _long, _int],
     "touched_rows": [_pointer, _int, _pointer, _pointer, _pointer, _pointer, _long, _pointer],
     "adagrad_rows": [_pointer, _int, _pointer, _pointer, _double, _double, _pointer, _pointer, _long],
     "positions": [_pointer, _pointer, _pointer, _long, _pointer, _pointer, _int],

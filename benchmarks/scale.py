@@ -1,0 +1,74 @@
+"""Large federations on one machine: seconds and peak memory of a round.
+
+    python benchmarks/scale.py model     # 15,600,000 items × 64 factors (10^9 parameters), 16 devices at 64x
+    python benchmarks/scale.py clients   # 1,000,000 clients registered, 1,000 drawn a round
+
+Each is run in a process of its own, so that the peak is that of the round.
+"""
+
+import resource
+import subprocess
+import sys
+import time
+
+import torch
+
+from fairfold.data import Dataset, Interactions
+from fairfold.federation.aggregate import ServerState
+from fairfold.federation.replies import Rejections
+from fairfold.federation.settings import read_settings
+from fairfold.federation.task import Task
+from fairfold.simulate import batched
+from fairfold.simulate.federation import Federation
+
+
+def random_data(users: int, items: int, each: int) -> Dataset:
+    generator = torch.Generator().manual_seed(0)
+    chosen = torch.randint(items, (users, each), generator=generator)
+    owners = torch.arange(users).repeat_interleave(each)
+    train = Interactions.from_pairs(owners, chosen.view(-1), users, items)
+    return Dataset("random", train, train)
+
+
+def peak_gigabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+def measure(case: str) -> None:
+    settings = {"solver": "gradient", "local_optimiser": "adam", "local_step": 1e-3, "mapping": "ranked", "chunk": 8}
+    if case == "model":
+        data = random_data(16, 15_600_000, 2_000)
+        settings |= {"factors": 64, "capacities": "64x", "clients_per_round": None, "server_optimiser": "sgd"}
+    else:
+        data = random_data(1_000_000, 100_000, 30)
+        settings |= {"factors": 16, "capacities": "1x-4x-16x", "clients_per_round": 1_000, "server_optimiser": "sgd"}
+    chosen = read_settings(settings | {"server_step": 1.0})
+    federation = Federation.of(chosen, Task(data, chosen))
+    full, private = federation.initial()
+    state = ServerState(full)
+    del full
+    before = peak_gigabytes()
+    for number in range(3):
+        started = time.perf_counter()
+        state = batched.run_round(state, private, federation, Rejections())
+        print(
+            f"  round {number + 1}: {time.perf_counter() - started:.2f} s, peak {peak_gigabytes():.2f} GB", flush=True
+        )
+    parameters = sum(tensor.numel() for tensor in state.full.values())
+    held = federation.assignments(0)[-1].size() * 4 / 1e6
+    size = f"{parameters:,} parameters ({parameters * 4 / 1e9:.2f} GB)"
+    print(f"  {size}, {data.num_users:,} clients, smallest device {held:.1f} MB")
+    print(f"  peak before the first round {before:.2f} GB, at the end {peak_gigabytes():.2f} GB")
+
+
+def main() -> None:
+    if len(sys.argv) == 3 and sys.argv[1] == "--measure":
+        measure(sys.argv[2])
+        return
+    for case in sys.argv[1:] or ["model", "clients"]:
+        print(case, flush=True)
+        subprocess.run([sys.executable, __file__, "--measure", case], check=True)
+
+
+if __name__ == "__main__":
+    main()

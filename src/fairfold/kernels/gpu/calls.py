@@ -1,0 +1,178 @@
+"""The operations on CUDA tensors: ranges of the full vector and rows of a table.
+
+Names, arguments and results are those of :mod:`fairfold.kernels.reference`. Slots and signs equal it bit for bit.
+Values are float32, float64, float16 or bfloat16; sums of the two short types are formed in float32. Sums are formed by
+atomic additions, whose order the hardware chooses: they may differ in their last bits from run to run.
+"""
+
+import torch
+from torch import Tensor
+
+from fairfold.kernels import reference
+from fairfold.kernels.gpu import device
+from fairfold.kernels.gpu.chain import fold_groups, unfold_groups, weighted_sum
+from fairfold.kernels.gpu.launch import CHECKED, on_device, place_arguments, sum_dtype, tiled, writable
+from fairfold.kernels.gpu.placement import placement
+from fairfold.kernels.gpu.steps import adagrad_rows, add_rows, sgd_rows, touched_rows
+from fairfold.kernels.hashing import Layout
+
+__all__ = [
+    "accumulate_range",
+    "accumulate_rows",
+    "adagrad_rows",
+    "count_range",
+    "fold_groups",
+    "recover_range",
+    "recover_rows",
+    "sgd_rows",
+    "slots_and_signs",
+    "touched_rows",
+    "unfold_groups",
+    "weighted_sum",
+]
+
+
+def slots_and_signs(layout: Layout, coordinates: Tensor, width: int = 1) -> tuple[Tensor, Tensor]:
+    """Slots (int64) and signs (int8) of coordinates, found in pieces of ``width`` as the other kernels find them."""
+    coordinates = coordinates.contiguous()
+    slots = torch.empty_like(coordinates)
+    signs = torch.empty_like(coordinates, dtype=torch.int8)
+    count = coordinates.numel()
+    if count == 0:
+        return slots, signs
+    grid, pieces, warps = tiled("count", count)
+    arguments = place_arguments(placement(layout, width=width))
+    with on_device(coordinates):
+        device.place_kernel[grid](coordinates, slots, signs, count=count, **arguments, pieces=pieces, num_warps=warps)
+    return slots, signs
+
+
+def accumulate_range(layout: Layout, values: Tensor, start: int, sums: Tensor, counts: Tensor | None = None) -> None:
+    """Add the signed values of coordinates [start, start + len(values)) into their slots of ``sums``, in place.
+
+    ``counts``, where given, is raised by one for every coordinate that lands in a slot.
+    """
+    if counts is not None:
+        count_range(layout, start, start + values.numel(), counts)
+    place = placement(layout)
+    low, high = _whole(start, start + values.numel(), place.width)
+    for begin, end in _edges(start, low, high, start + values.numel()):
+        reference.accumulate_range(layout, values[begin - start : end - start], begin, sums)
+    count = (high - low) // place.width
+    if count == 0:
+        return
+    inner = values.detach()[low - start : high - start].contiguous()
+    grid, pieces, warps = tiled("accumulate_range", count, place.width)
+    with writable(sums, sum_dtype(sums.dtype)) as work, on_device(work):
+        device.accumulate_range_kernel[grid](
+            inner,
+            work,
+            first=low // place.width,
+            count=count,
+            **place_arguments(place),
+            pieces=pieces,
+            num_warps=warps,
+        )
+
+
+def count_range(layout: Layout, start: int, stop: int, counts: Tensor) -> None:
+    """Raise ``counts`` by how many coordinates of [start, stop) live in each slot, in place.
+
+    The slots of a chunk are counted once for all of them; only chunks that the range cuts are counted one by one.
+    """
+    owned = min(stop, layout.head)
+    if start < owned:
+        counts[start:owned] += 1
+        start = owned
+    low, high = _whole(start, stop, layout.chunk)
+    for begin, end in _edges(start, low, high, stop):
+        reference.count_range(layout, begin, end, counts)
+    count = (high - low) // layout.chunk
+    if count == 0:
+        return
+    place = placement(layout, width=1)
+    tally = torch.zeros(layout.blocks, dtype=torch.int32, device=counts.device)
+    grid, pieces, warps = tiled("count", count)
+    with on_device(tally):
+        device.count_kernel[grid](
+            tally,
+            first=low // layout.chunk,
+            count=count,
+            blocks=place.blocks,
+            key_low=place.key_low,
+            key_high=place.key_high,
+            wide=place.wide,
+            pieces=pieces,
+            num_warps=warps,
+        )
+    counts[layout.head :].view(-1, layout.chunk).add_(tally[:, None])
+
+
+def recover_range(layout: Layout, compact: Tensor, start: int, out: Tensor) -> None:
+    """Write the values of coordinates [start, start + len(out)) into ``out``."""
+    place = placement(layout)
+    stop = start + out.numel()
+    low, high = _whole(start, stop, place.width)
+    for begin, end in _edges(start, low, high, stop):
+        reference.recover_range(layout, compact, begin, out[begin - start : end - start])
+    count = (high - low) // place.width
+    if count == 0:
+        return
+    grid, pieces, warps = tiled("recover_range", count, place.width)
+    compact = compact.detach().contiguous()
+    with writable(out[low - start : high - start]) as work, on_device(work):
+        device.recover_range_kernel[grid](
+            compact,
+            work,
+            first=low // place.width,
+            count=count,
+            **place_arguments(place),
+            pieces=pieces,
+            num_warps=warps,
+        )
+
+
+def recover_rows(layout: Layout, compact: Tensor, rows: Tensor, row_size: int) -> Tensor:
+    """The values of chosen rows, shape (len(rows), row_size)."""
+    out = torch.empty(len(rows), row_size, dtype=compact.dtype, device=compact.device)
+    if out.numel() == 0:
+        return out
+    place = placement(layout, row_size)
+    count = out.numel() // place.width
+    grid, pieces, warps = tiled("recover_rows", count, place.width)
+    with on_device(out):
+        device.recover_rows_kernel[grid](
+            compact.detach().contiguous(),
+            rows.contiguous(),
+            out,
+            row_count=layout.full_size // row_size,
+            count=count,
+            row_pieces=row_size // place.width,
+            **place_arguments(place),
+            pieces=pieces,
+            num_warps=warps,
+            **CHECKED,
+        )
+    return out
+
+
+def accumulate_rows(layout: Layout, values: Tensor, rows: Tensor, sums: Tensor) -> None:
+    """Add the signed ``values`` (len(rows), row_size) of chosen rows, which may repeat, into ``sums``, in place.
+
+    Sums in float16 or bfloat16 are formed in a float32 vector of their size.
+    """
+    if values.numel() == 0:
+        return
+    with writable(sums, sum_dtype(sums.dtype)) as work:
+        add_rows(layout, values, rows, work)
+
+
+def _whole(start: int, stop: int, unit: int) -> tuple[int, int]:
+    """The part of a range that consists of whole units; empty (stop, stop) if there is none."""
+    low, high = -(-start // unit) * unit, stop // unit * unit
+    return (low, high) if low < high else (stop, stop)
+
+
+def _edges(start: int, low: int, high: int, stop: int) -> list[tuple[int, int]]:
+    """What is left of [start, stop) before low and after high: less than a unit each, plain torch will do."""
+    return [(begin, end) for begin, end in ((start, low), (high, stop)) if begin < end]

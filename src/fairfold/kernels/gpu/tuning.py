@@ -1,0 +1,34 @@
+"""How much one program of each kernel handles, and by how many warps: the only numbers to tune.
+
+``benchmarks/kernels_gpu.py --tune`` tries :data:`CANDIDATES` and prints the best for the hardware at hand.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """The work of one program.
+
+    Attributes:
+        elements: Coordinates a program handles; a power of two.
+        warps: Warps (of 32 threads) that share them.
+    """
+
+    elements: int
+    warps: int
+
+
+TILES: dict[str, Tile] = {
+    "recover_range": Tile(2048, 4),
+    "recover_rows": Tile(1024, 4),
+    "accumulate_range": Tile(2048, 4),
+    "accumulate_rows": Tile(1024, 4),
+    "count": Tile(1024, 4),
+    "touched": Tile(1024, 4),
+    "chain": Tile(2048, 4),
+}
+
+CANDIDATES: list[Tile] = [
+    Tile(elements, warps) for elements in (512, 1024, 2048, 4096) for warps in (2, 4, 8) if elements >= 128 * warps
+]

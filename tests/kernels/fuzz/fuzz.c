@@ -1,0 +1,188 @@
+/* Calls every entry of the C ABI with random and hostile arguments, for as long as told, under the sanitizers.
+ *
+ * Buffers are exactly as long as the arguments say, on the heap, so that one byte too far is an error of the address
+ * sanitizer. Integers are drawn near the edges (0, 1, powers of two, the ends of their types). What is checked here is
+ * that nothing crashes; that results are right is the harness's business.
+ *
+ *     fuzz SECONDS [SEED]
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "../../../native/fairfold.h"
+
+#define MOST 4096 /* values in a buffer */
+
+static uint64_t state;
+
+static uint64_t next(void) { /* splitmix64 */
+    uint64_t word = state += 0x9E3779B97F4A7C15u;
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9u;
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EBu;
+    return word ^ (word >> 31);
+}
+
+static int64_t below(int64_t limit) { return limit > 0 ? (int64_t)(next() % (uint64_t)limit) : 0; }
+static int chance(int in) { return below(in) == 0; }
+
+/* An integer that may be anything, mostly near an edge. */
+static int64_t hostile(void) {
+    static const int64_t edges[] = {0, 1, 2, 31, 32, 33, 255, 65536, INT32_MAX, (int64_t)1 << 32, (int64_t)1 << 62};
+    int64_t edge = edges[below(11)];
+    switch (below(6)) {
+    case 0: return INT64_MAX - below(3);
+    case 1: return INT64_MIN + below(3);
+    case 2: return -below(3);
+    case 3: return (int64_t)next();
+    default: return edge + below(5) - 2;
+    }
+}
+
+static int64_t sane_or_hostile(int64_t sane) { return chance(24) ? hostile() : sane; }
+
+static fairfold_layout random_layout(void) {
+    static const int64_t chunks[] = {1, 1, 2, 4, 8, 16, 32, 33, 48, 64, 100};
+    fairfold_layout layout;
+    layout.chunk = sane_or_hostile(chunks[below(11)]);
+    layout.full_size = sane_or_hostile(chance(8) ? below((int64_t)1 << 60) : 1 + below(MOST));
+    int64_t blocks = 1 + below(20);
+    layout.tail = layout.chunk > 0 && layout.chunk < MOST ? blocks * layout.chunk : below(MOST);
+    layout.head = chance(2) ? 0 : below(layout.full_size > MOST ? MOST : layout.full_size + 1);
+    if (chance(10)) layout.head = layout.full_size, layout.tail = 0;
+    layout.tail = sane_or_hostile(layout.tail);
+    layout.head = sane_or_hostile(layout.head);
+    layout.key = next();
+    layout.is_signed = chance(8) ? hostile() : below(2);
+    return layout;
+}
+
+/* A buffer of exactly `count` entries of `width` bytes, never 0 so that it is not NULL. */
+static void *buffer(int64_t count, int width) {
+    size_t bytes = (size_t)count * (size_t)width;
+    unsigned char *made = malloc(bytes ? bytes : 1);
+    if (!made) abort();
+    memset(made, 0x3c, bytes ? bytes : 1); /* small finite floats and doubles */
+    return made;
+}
+
+static int64_t size_of(const fairfold_layout *layout) {
+    if (layout->head < 0 || layout->tail < 0 || layout->head > 2 * MOST || layout->tail > 2 * MOST) return below(MOST);
+    return layout->head + layout->tail;
+}
+
+static void *random_ids(const fairfold_layout *layout, int width, int64_t count, int64_t row_size) {
+    int64_t rows = row_size > 0 && layout->full_size > 0 ? layout->full_size / row_size : 1;
+    char *ids = buffer(count, width);
+    for (int64_t i = 0; i < count; i++) {
+        int64_t id = chance(400) ? hostile() : below(rows);
+        int32_t narrow = (int32_t)id;
+        memcpy(ids + i * width, width == 8 ? (void *)&id : (void *)&narrow, (size_t)width);
+    }
+    return ids;
+}
+
+static void fuzz_rows(void) {
+    fairfold_layout layout = random_layout();
+    int real = chance(2) ? 4 : 8, width = chance(2) ? 4 : 8;
+    int64_t row_size = 1 + below(70), count = chance(10) ? 0 : below(60), size = size_of(&layout);
+    void *compact = buffer(size, real), *squares = buffer(size, real), *values = buffer(count * row_size, real);
+    void *ids = random_ids(&layout, width, count, row_size);
+    int64_t *slots = buffer(count * row_size, 8), touched = 0;
+    void *sums = buffer(count * row_size, real);
+    int32_t *positions = buffer(count * row_size, 4);
+    int8_t *signs = buffer(count * row_size, 1);
+    /* Lengths that do not match are told only where the call can refuse them: larger than the table, or negative. */
+    fairfold_rows rows = {ids, chance(40) ? below(20) : width, count, row_size};
+    if (rows.row_bytes > width) rows.row_bytes = 3;
+    if (chance(40)) rows.count = -1 - below(5);
+    if (chance(40)) rows.row_size = -below(3);
+    int64_t told = chance(20) ? hostile() : size;
+    if (told == layout.head + (uint64_t)layout.tail) told = size;
+    int kind = chance(40) ? (int)hostile() : real, threads = 1 + (int)below(3);
+    if (kind == 4 || kind == 8) kind = real;
+    fairfold_recover_rows(&layout, kind, compact, told, rows.ids, (int)rows.row_bytes, rows.count, rows.row_size, sums,
+                          threads);
+    fairfold_accumulate_rows(&layout, kind, values, &rows, 0.5, compact, told, threads);
+    fairfold_adagrad_rows(&layout, kind, values, &rows, 0.1, 1e-10, compact, squares, told);
+    int64_t room = count * row_size;
+    int status = fairfold_touched_rows(&layout, kind, values, &rows, slots, sums, chance(20) ? room - 1 : room, &touched);
+    if (status == FAIRFOLD_OK) {
+        if (chance(5) && touched > 1) slots[below(touched)] = hostile();
+        if (chance(5) && touched) touched--;
+        status = fairfold_positions(&layout, &rows, slots, touched, positions, signs, threads);
+        if (status == FAIRFOLD_OK && rows.count) {
+            if (chance(5)) positions[below(room)] = (int32_t)hostile();
+            fairfold_recover_positions(real, sums, touched, positions, signs, room, values, threads);
+            fairfold_accumulate_positions(real, values, positions, signs, room, sums, touched);
+        }
+        void *gradient = buffer(touched, real), *mean = buffer(touched, real), *square = buffer(touched, real);
+        fairfold_adagrad_slots(real, compact, size, slots, touched, gradient, square, 0.1, 1e-10);
+        fairfold_adam_slots(real, compact, size, slots, touched, gradient, mean, square, below(3), 0.1, 0.9,
+                            chance(9) ? 2.0 : 0.999, 1e-8);
+        free(gradient), free(mean), free(square);
+    }
+    fairfold_touched_rows(&layout, 4, NULL, &rows, slots, NULL, room, &touched);
+    fairfold_slots_and_signs(&layout, width == 8 ? ids : NULL, width == 8 ? count : 0, slots, signs);
+    free(compact), free(squares), free(values), free(ids), free(slots), free(sums), free(positions), free(signs);
+}
+
+static void fuzz_ranges(void) {
+    fairfold_layout layout = random_layout();
+    int real = chance(2) ? 4 : 8, threads = 1 + (int)below(3);
+    int64_t size = size_of(&layout), length = chance(3) ? below(20) : below(20 * MOST);
+    int64_t start = sane_or_hostile(below(layout.full_size));
+    if (layout.full_size > 0 && length > layout.full_size && !chance(4)) length = below(layout.full_size + 1), start = 0;
+    void *compact = buffer(size, real), *values = buffer(length, real);
+    int32_t *counts = buffer(size, 4);
+    int64_t told = chance(20) ? -below(5) : length;
+    fairfold_recover_range(&layout, real, compact, size, start, told, values, threads);
+    fairfold_accumulate_range(&layout, real, values, start, told, compact, chance(2) ? counts : NULL, size, threads);
+    fairfold_count_range(&layout, start, told, counts, size, threads);
+    free(values);
+    /* The whole vector is as long as the layout says, where that is a length one can have. */
+    int64_t whole = layout.full_size < 0 || layout.full_size > 20 * MOST ? 0 : layout.full_size;
+    values = buffer(whole, real);
+    fairfold_reduce(whole ? &layout : NULL, real, values, compact, size, threads);
+    free(compact), free(values), free(counts);
+}
+
+static void fuzz_chain(void) {
+    int real = chance(2) ? 4 : 8, threads = 1 + (int)below(3);
+    int64_t chunk = 1 + below(20), groups = below(60), repeats = 1 + below(6);
+    int64_t small_size = groups * chunk, big_size = small_size * repeats;
+    void *small = buffer(small_size, real), *big = buffer(big_size, real);
+    int64_t told_repeats = sane_or_hostile(repeats), told_chunk = sane_or_hostile(chunk);
+    fairfold_fold_groups(real, big, big_size, told_repeats, told_chunk, small, small_size, threads);
+    fairfold_unfold_groups(real, small, small_size, told_repeats, told_chunk, big, big_size, (int)below(2), threads);
+    if (real == 4) fairfold_fold_groups(-4, big, big_size, told_repeats, told_chunk, small, small_size, threads);
+    const void *vectors[5];
+    double weights[5] = {0.5, 1, -1, 2, 0};
+    int64_t count = below(6);
+    for (int i = 0; i < 5; i++) vectors[i] = chance(50) ? NULL : buffer(small_size, real);
+    fairfold_weighted_sum(real, vectors, weights, count, small, chance(20) ? -small_size : small_size, threads);
+    for (int i = 0; i < 5; i++) free((void *)vectors[i]);
+    free(small), free(big);
+}
+
+int main(int count, char **arguments) {
+    static const char *const sets[] = {"portable", "avx2", "avx512"};
+    const double seconds = count > 1 ? atof(arguments[1]) : 1;
+    state = count > 2 ? strtoull(arguments[2], NULL, 10) : (uint64_t)time(NULL);
+    printf("seed %llu\n", (unsigned long long)state);
+    fflush(stdout);
+    struct timespec begin, now;
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    long rounds = 0;
+    do {
+        fairfold_use_instructions(sets[rounds % 3]);
+        fuzz_rows();
+        fuzz_ranges();
+        fuzz_chain();
+        rounds++;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    } while ((double)(now.tv_sec - begin.tv_sec) + 1e-9 * (double)(now.tv_nsec - begin.tv_nsec) < seconds);
+    printf("%ld rounds\n", rounds);
+    return 0;
+}

@@ -1,0 +1,129 @@
+"""What the Triton body is held to: each operation beside the plain torch body, on any device.
+
+Needs torch and Triton only, as benchmarks/kernels_gpu.py runs these checks on machines that have nothing else.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairfold.kernels import reference
+from fairfold.kernels.gpu import calls
+from fairfold.kernels.gpu.placement import placement
+from fairfold.kernels.hashing import Layout, expand_seed, slots_and_signs
+
+TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+"""Of the norm of what is expected: rounding of the type, as both sides add in another order."""
+
+
+class Check(NamedTuple):
+    name: str
+    passed: bool
+    detail: str = ""
+
+
+def close(name: str, found: Tensor, expected: Tensor, tolerance: float) -> Check:
+    error = float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30))
+    return Check(name, found.shape == expected.shape and error <= tolerance, f"(relative error {error:.1e})")
+
+
+def golden_checks(device: str) -> Iterator[Check]:
+    """Slots and signs of the golden vectors, found coordinate by coordinate and in every width of piece."""
+    for case in json.loads((Path(__file__).parents[1] / "golden" / "slots.json").read_text()):
+        full_size, head, tail, chunk = (case[name] for name in ("full_size", "head", "tail", "chunk"))
+        layout = Layout(full_size, head, tail, chunk, expand_seed(case["seed"]), case["signed"])
+        coordinates = torch.tensor(case["coordinates"], device=device)
+        widest = placement(layout).width
+        for width in [width for width in (1, 2, 4, 8, 16, 32) if widest % width == 0]:
+            slots, signs = calls.slots_and_signs(layout, coordinates, width)
+            right = slots.tolist() == case["slots"] and signs.tolist() == case["signs"]
+            yield Check(f"golden n={layout.full_size} Z={layout.chunk} head={layout.head} pieces of {width}", right)
+
+
+def layout_checks(layout: Layout, row_size: int, dtype: torch.dtype, batch: int, device: str) -> Iterator[Check]:
+    """Every operation of one layout; what is only moved must be equal, sums are compared with float64 ones."""
+    name = f"n={layout.full_size} head={layout.head} tail={layout.tail} Z={layout.chunk} d={row_size} {dtype}"
+    table_rows = layout.full_size // row_size
+    rows = torch.randint(table_rows, (batch,), device=device)
+    rows[:4] = torch.tensor([0, table_rows - 1, table_rows - 1, 0])[:batch]
+    for check in (*_rows(layout, row_size, dtype, rows), *_ranges(layout, dtype, device)):
+        yield check._replace(name=f"{check.name} {name}")
+
+
+def _rows(layout: Layout, row_size: int, dtype: torch.dtype, rows: Tensor) -> Iterator[Check]:
+    device, tolerance = rows.device, TOLERANCE[dtype]
+    compact = torch.randn(layout.size, device=device).to(dtype)
+    values = torch.randn(len(rows), row_size, device=device).to(dtype)
+    found = calls.recover_rows(layout, compact, rows.int() if layout.full_size < 2**31 else rows, row_size)
+    yield Check("recover_rows", torch.equal(found, reference.recover_rows(layout, compact, rows, row_size)))
+
+    gradient = torch.zeros(layout.size, dtype=torch.float64, device=device)
+    reference.accumulate_rows(layout, values.double(), rows, gradient)
+    sums = torch.zeros(layout.size, dtype=dtype, device=device)
+    calls.accumulate_rows(layout, values, rows, sums)
+    yield close("accumulate_rows", sums, gradient, tolerance)
+
+    stepped = compact.clone()
+    calls.sgd_rows(layout, stepped, values, rows, 0.1)
+    yield close("sgd_rows", stepped, compact.double() - 0.1 * gradient, tolerance)
+    state = torch.rand(layout.size, device=device).to(dtype)
+    square = state.double() + gradient**2
+    stepped = compact.clone()
+    calls.adagrad_rows(layout, stepped, state, values, rows, 0.1)
+    yield close("adagrad_rows", stepped, compact.double() - 0.1 * gradient / (square.sqrt() + 1e-10), tolerance)
+    yield close("adagrad state", state, square, tolerance)
+
+    slots, touched = calls.touched_rows(layout, values, rows)
+    places, _ = slots_and_signs(layout, reference.row_coordinates(rows, row_size))
+    yield Check("touched slots", torch.equal(slots, torch.unique(places)))
+    yield close("touched sums", touched, gradient[slots], tolerance)
+
+
+def _ranges(layout: Layout, dtype: torch.dtype, device: str) -> Iterator[Check]:
+    """A range that cuts chunks at both ends."""
+    start = min(3, layout.full_size - 1)
+    length = max(min(layout.full_size - start - 2, 300_001), 1)
+    if layout.full_size > 2**33:
+        start = 2**32 - length // 2  # over the edge of a word
+    compact = torch.randn(layout.size, device=device).to(dtype)
+    out = torch.full((length,), torch.nan, dtype=dtype, device=device)
+    expected = out.clone()
+    calls.recover_range(layout, compact, start, out)
+    reference.recover_range(layout, compact, start, expected)
+    yield Check("recover_range", torch.equal(out, expected))
+
+    values = torch.randn(length, device=device).to(dtype)
+    sums = torch.zeros(layout.size, dtype=torch.float64 if dtype == torch.float64 else torch.float32, device=device)
+    counts = torch.zeros(layout.size, dtype=torch.int32, device=device)
+    calls.accumulate_range(layout, values, start, sums, counts)
+    expected, expected_counts = torch.zeros_like(sums, dtype=torch.float64), torch.zeros_like(counts)
+    reference.accumulate_range(layout, values.double(), start, expected, expected_counts)
+    yield close("accumulate_range", sums, expected, TOLERANCE[dtype])
+    yield Check("counts", torch.equal(counts, expected_counts))
+
+
+def chain_checks(device: str, repeats: int = 3, chunk: int = 8, groups: int = 1001) -> Iterator[Check]:
+    """Folding, unfolding and weighted sums."""
+    values = torch.randn(groups * repeats * chunk, device=device)
+    folded = calls.fold_groups(values, repeats, chunk)
+    yield close("fold", folded, values.double().view(-1, repeats, chunk).sum(1).view(-1), 1e-6)
+    counts = torch.arange(values.numel(), device=device, dtype=torch.int32)
+    sums = counts.view(-1, repeats, chunk).sum(1, dtype=torch.int32).view(-1)
+    yield Check("fold counts", torch.equal(calls.fold_groups(counts, repeats, chunk), sums))
+    for add in (False, True):
+        out = values.clone()
+        calls.unfold_groups(folded, repeats, chunk, out, add)
+        repeated = folded.view(-1, 1, chunk).expand(-1, repeats, chunk).reshape(-1)
+        yield Check(f"unfold add={add}", torch.equal(out, values + repeated if add else repeated))
+    vectors = [torch.randn(values.numel() + 1, device=device)[number % 2 :][: values.numel()] for number in range(11)]
+    weights = [0.1 * (1 + number) for number in range(len(vectors))]
+    total = values.clone()
+    calls.weighted_sum(total, vectors, weights)
+    exact = values.double()
+    for weight, vector in zip(weights, vectors, strict=True):
+        exact += weight * vector.double()
+    yield close("weighted_sum", total, exact, 1e-6)
