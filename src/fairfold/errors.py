@@ -62,3 +62,11 @@ class InvalidDevice(FairfoldError, RuntimeError):
 
 class InvalidState(FairfoldError, RuntimeError):
     """A saved state that belongs to another subspace than the module it is loaded into."""
+
+
+class InvalidCheckpoint(FairfoldError, RuntimeError):
+    """A checkpoint that cannot be read, or that belongs to another run."""
+
+
+class CannotWrite(FairfoldError, RuntimeError):
+    """A file that could not be written: no space, no permission, no such folder."""

@@ -5,7 +5,10 @@ import typer
 from fairfold.cli.central import central
 from fairfold.cli.data import data
 from fairfold.cli.doctor import doctor
+from fairfold.cli.export import export
 from fairfold.cli.plan import plan
+from fairfold.cli.recommend import recommend
+from fairfold.cli.report import report
 from fairfold.cli.train import train
 
 app = typer.Typer(
@@ -16,6 +19,9 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 app.command()(train)
+app.command()(report)
+app.command()(recommend)
+app.command()(export)
 app.command()(central)
 app.command()(doctor)
 app.command()(plan)

@@ -2,66 +2,126 @@
 
 from __future__ import annotations
 
-import time
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fairfold.cli.console import wide_console
 from fairfold.cli.errors import told_plainly
 from fairfold.errors import InvalidSettings
+from fairfold.runs.units import human_bytes, human_seconds
 
 if TYPE_CHECKING:
-    from fairfold.simulate.result import Result, RoundReport
-    from fairfold.simulate.run import Progress as RunProgress
+    from fairfold.federation.settings import Settings
+    from fairfold.runs.callbacks import Callback
+    from fairfold.runs.folder import RunFolder
+    from fairfold.runs.train import Finished
+    from fairfold.simulate.result import Result
 
 
 def train(
     file: Annotated[Path | None, typer.Argument(help="Settings (TOML). Without: the built-in example.")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="Settings that come with fairfold: 'paper' is the authors' example.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="'synthetic', a name from `fairfold data list`, or a folder or file.")
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="fair, fair_hom, full_trn, fedavg; with gradient steps (--recipe paper) also fedhm, heterofl, "
+            "inconsistent."
+        ),
+    ] = None,
     capacities: Annotated[str | None, typer.Option(help="Capacity scheme, e.g. 1x-4x-16x.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the results; default runs/DATE-TIME-DATA.")] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with the run in --out, from its newest whole checkpoint, as if unbroken."),
+    ] = False,
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Rounds between checkpoints; default: every round, or as often as costs 10 % of the time."
+        ),
+    ] = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also write event files (needs the extra 'tensorboard').")
+    ] = False,
     change: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; may be repeated.")
     ] = None,
 ) -> None:
-    """Train a federation. Without arguments: devices of sizes 1x-4x-16x in a synthetic world, under a minute."""
-    from fairfold.runs.folder import RunFolder, load_settings
-    from fairfold.simulate import simulate
+    """Train a federation. Without arguments: devices of sizes 1x-4x-16x in a synthetic world, under a minute.
 
-    console = Console()
+    The folder holds the settings as run, metrics of every round, a log, the last two checkpoints, the closing table
+    and the model. A run that was interrupted, however hard, goes on with --resume and ends with the same numbers.
+    """
+    from fairfold.cli.progress import Display
+    from fairfold.runs.callbacks import TensorBoard, require_tensorboard
+    from fairfold.runs.train import run
+
+    console, places = wide_console(), list[Path]()
     with told_plainly():
-        overrides = {"capacities": capacities, "rounds": rounds, "seed": seed}
-        changes = {key: value for key, value in overrides.items() if value is not None}
-        settings = load_settings(file, changes | _parse_changes(change or []))
-        folder = RunFolder.create(settings, out)
-        started = time.monotonic()
-        with Progress(
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[quality]}"),
-            console=console,
-        ) as progress:
-            task = progress.add_task("training", total=settings.rounds, quality="")
+        options = {
+            "data": data, "method": method, "capacities": capacities, "rounds": rounds, "seed": seed
+        }  # fmt: skip
+        changes = {key: value for key, value in options.items() if value is not None}
+        settings = _settings(file, recipe, changes | _parse_changes(change or []), out if resume else None)
+        if resume and out is None:
+            raise InvalidSettings("--resume without --out", "the folder of the run", "Add --out FOLDER.")
+        if tensorboard:
+            require_tensorboard()
 
-            def watch(report: RoundReport, _: RunProgress) -> None:
-                folder.note(report)
-                progress.update(task, completed=report.round_number)
-                if report.quality is not None:
-                    progress.update(task, quality=f"quality {report.quality.server:.3f}")
+        def callbacks(folder: RunFolder) -> list[Callback]:
+            places.append(folder.path)
+            return [Display(console), *([TensorBoard(folder.path / "tensorboard")] if tensorboard else [])]
 
-            result = simulate(settings, watch)
-        seconds = time.monotonic() - started
-        folder.finish(result, seconds)
-        console.print(closing_table(result))
-        console.print(f"{settings.rounds} rounds in {seconds:.1f} s. Results are in {folder.path}", soft_wrap=True)
+        def say(message: str) -> None:
+            console.print(message, soft_wrap=True, highlight=False, markup=False)
+
+        try:
+            finished = run(
+                settings, out, resume=resume, checkpoint_every=checkpoint_every, callbacks=callbacks, say=say
+            )
+        except KeyboardInterrupt:
+            for place in places:
+                say(f"Go on with: fairfold train --out {place} --resume")
+            raise
+        _show(console, finished)
+
+
+def _settings(file: Path | None, recipe: str | None, changes: dict[str, Any], resumed: Path | None) -> Settings:
+    """From a file, a recipe, or, when a run goes on and neither is named, from the run's own folder."""
+    from fairfold.runs.folder import SETTINGS
+    from fairfold.runs.settings import load_settings
+
+    if file is None and recipe is None and resumed is not None and (resumed / SETTINGS).is_file():
+        file = resumed / SETTINGS
+    return load_settings(file, changes, recipe)
+
+
+def _show(console: Console, finished: Finished) -> None:
+    result, history = finished.result, finished.result.history
+    console.print(closing_table(result))
+    if result.rejections:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in result.rejections.items())
+        console.print(f"Replies left out: {reasons} (run.log names them).", soft_wrap=True, highlight=False)
+    each = sum(report.seconds for report in history) / max(len(history), 1)
+    console.print(
+        f"{result.state.round_number} rounds in {finished.seconds:.1f} s ({human_seconds(each)} a round): "
+        f"{finished.stopped}. Results are in {finished.folder.path}",
+        soft_wrap=True,
+        highlight=False,
+        markup=False,
+    )
 
 
 def _parse_changes(changes: list[str]) -> dict[str, Any]:
@@ -107,11 +167,3 @@ def closing_table(result: Result) -> Table:
         *(f"{result.references[name]:.3f}" for name in names),
     )
     return table
-
-
-def human_bytes(count: int) -> str:
-    """Bytes in the largest unit that leaves a number of at least one."""
-    for unit, label in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if count >= unit:
-            return f"{count / unit:.1f} {label}"
-    return f"{count} B"

@@ -1,7 +1,7 @@
 """A whole run: data, rounds, evaluations, early stopping."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -39,6 +39,7 @@ def simulate(
     watch: Watch = lambda _report, _progress: None,
     *,
     data: Dataset | None = None,
+    references: Mapping[str, Scorer] | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """Run a federation from its settings.
@@ -47,16 +48,18 @@ def simulate(
         settings: Of the run.
         watch: Told of every round as it ends.
         data: Used instead of loading ``settings.data``.
+        references: Rows beside the model's, where ``data`` is given; popularity if not.
         progress: Where to go on; from the start if not given.
     """
-    data, references = _data(settings) if data is None else (data, _popularity(data))
+    if data is None:
+        data, references = load_data(settings)
     federation = Federation.of(settings, Task(data, settings))
-    judge = Judge(federation, references)
+    judge = Judge(federation, _popularity(data) if references is None else references)
     if progress is None:
         full, private = federation.initial()
         progress = Progress(ServerState(full), private, [], Rejections())
     run_round = batched.run_round if settings.backend == "batched" else loop.run_round
-    while not _finished(progress, settings):
+    while stop_reason(progress.history, settings) is None:
         started = time.monotonic()
         progress.state = run_round(progress.state, progress.private, federation, progress.rejections)
         report = _report(federation, judge, progress, time.monotonic() - started)
@@ -65,20 +68,23 @@ def simulate(
     return _result(federation, judge, progress)
 
 
-def _finished(progress: Progress, settings: Settings) -> bool:
-    """After the last round, when the quality has reached the threshold, or when it has long not improved."""
-    if progress.state.round_number >= settings.rounds:
-        return True
+def stop_reason(history: list[RoundReport], settings: Settings) -> str | None:
+    """Why a run is over: the last round, a quality that reached the threshold or long has not improved; else None."""
     smaller_is_better = settings.model == "neumf-mlp"
-    found = [report.quality.server for report in progress.history if report.quality is not None]
-    values = [-value if smaller_is_better else value for value in found]
-    if not values:
-        return False
-    if settings.threshold is not None:
+    found = [(report.quality.server, report.round_number) for report in history if report.quality is not None]
+    values = [-value if smaller_is_better else value for value, _ in found]
+    if values and settings.threshold is not None:
         wanted = -settings.threshold if smaller_is_better else settings.threshold
         if values[-1] >= wanted:
-            return True
-    return settings.patience is not None and len(values) - 1 - values.index(max(values)) >= settings.patience
+            return f"the quality, {found[-1][0]:.4g}, has reached the threshold of {settings.threshold:g}"
+    if values and settings.patience is not None:
+        best = values.index(max(values))
+        if len(values) - 1 - best >= settings.patience:
+            waited = f"{settings.patience} evaluation" + ("s" if settings.patience > 1 else "")
+            return f"no better quality for {waited} (best {found[best][0]:.4g} in round {found[best][1]})"
+    if history and history[-1].round_number >= settings.rounds:
+        return f"all {settings.rounds} rounds are done"
+    return None
 
 
 def _report(federation: Federation, judge: Judge, progress: Progress, seconds: float) -> RoundReport:
@@ -136,7 +142,8 @@ def _result(federation: Federation, judge: Judge, progress: Progress) -> Result:
     )
 
 
-def _data(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
+def load_data(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
+    """What a run trains on, and the reference rows that go with it."""
     if settings.data != "synthetic":
         options = {} if settings.top_users is None else {"top_users": settings.top_users}
         if settings.model == "neumf-mlp":

@@ -1,0 +1,46 @@
+"""``fairfold export``: the model of a device of any size, from one server's checkpoint."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fairfold.cli.console import wide_console
+from fairfold.cli.errors import told_plainly
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    capacity: Annotated[str, typer.Option(help="Size of the device: 16x, 1/16 or 40MB; it need not have taken part.")],
+    out: Annotated[Path | None, typer.Option(help="File to write; default RUN/device-CAPACITY.safetensors.")] = None,
+) -> None:
+    """Write a device's model and print its quality on the test set.
+
+    The file (safetensors) holds the compact vectors and, as metadata, what is needed to use them: shapes, sizes,
+    seeds and mapping of the hash, settings, data, quality. Read it with fairfold.runs.device.read_device_model.
+    """
+    from fairfold.runs.device import device_model, quality, write_device_model
+    from fairfold.runs.opened import open_run
+    from fairfold.runs.units import human_bytes
+    from fairfold.subspace import Capacity
+
+    console = wide_console()
+    with told_plainly():
+        size = Capacity.parse(capacity)
+        opened = open_run(run)
+        device = device_model(opened, size)
+        measured = quality(opened, device)
+        path = run / f"device-{size}.safetensors" if out is None else out
+        written = write_device_model(opened, device, path, measured)
+        metric, value, server = measured
+        full_size = sum(tensor.numel() for tensor in opened.progress.state.full.values())
+        note = "" if device.trained else " No device of this size took part in the run."
+        if not device.nests:
+            note += " Its size does not nest with those of the run: a model to use, not to train along."
+        console.print(
+            f"{path}: {device.size:,} of {full_size:,} numbers, {human_bytes(written)}. "
+            f"{metric} {value:.4f} over all users; the server's model {server:.4f}.{note}",
+            soft_wrap=True,
+            highlight=False,
+            markup=False,
+        )

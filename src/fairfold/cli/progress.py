@@ -1,0 +1,114 @@
+"""How a run is watched: a bar with the last quality of every size on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from fairfold.runs.callbacks import Callback
+from fairfold.runs.units import human_bytes, human_seconds
+
+if TYPE_CHECKING:
+    from fairfold.federation.settings import Settings
+    from fairfold.simulate.result import Quality, Result, RoundReport
+    from fairfold.subspace import Capacity
+
+LINE_SECONDS = 30.0
+"""Without a terminal: a line an evaluation, and one when nothing has been said for so long."""
+
+
+class Display(Callback):
+    """Shows rounds, time left, quality and bytes, by device size."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._bar = Progress(
+            TextColumn("round"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"), console=console
+        )
+        self._sizes: list[str] = []
+        self._metric = "quality"
+        self._rounds = 0
+        self._first = 1
+        self._started = self._spoke = time.monotonic()
+        self._down = self._up = 0
+        self._before: Quality | None = None
+        self._last: Quality | None = None
+        self._last_round = 0
+
+    def on_start(self, settings: Settings, capacities: list[Capacity], first_round: int) -> None:
+        """Draw the bar."""
+        self._sizes = [str(capacity) for capacity in capacities]
+        self._metric = "MSE" if settings.model == "neumf-mlp" else f"NDCG@{settings.top}"
+        self._rounds, self._first = settings.rounds, first_round
+        self._started = self._spoke = time.monotonic()
+        self._task = self._bar.add_task("", total=settings.rounds, completed=first_round - 1, left="")
+        if self._console.is_terminal:
+            self._live = Live(self._view(), console=self._console, refresh_per_second=8, transient=True)
+            self._live.start()
+
+    def on_round(self, report: RoundReport) -> None:
+        """Move on."""
+        self._down += report.bytes_down
+        self._up += report.bytes_up
+        if report.quality is not None:
+            self._before, self._last, self._last_round = self._last, report.quality, report.round_number
+        left = self._left(report.round_number)
+        if self._live is not None:
+            self._bar.update(self._task, completed=report.round_number, left=f"{left} left")
+            self._live.update(self._view())
+            return
+        silent = time.monotonic() - self._spoke
+        if report.quality is not None or silent > LINE_SECONDS:
+            self._spoke = time.monotonic()
+            self._console.print(self._line(report, left), soft_wrap=True, highlight=False)
+
+    def on_end(self, result: Result) -> None:  # noqa: ARG002
+        """Nothing: the closing table follows."""
+        self.close()
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _left(self, number: int) -> str:
+        done = number - self._first + 1
+        return human_seconds((time.monotonic() - self._started) / done * (self._rounds - number))
+
+    def _line(self, report: RoundReport, left: str) -> str:
+        words = [f"round {report.round_number}/{self._rounds}"]
+        if report.quality is not None:
+            sizes = ", ".join(
+                f"{size} {'left out' if value is None else format(value, '.4f')}"
+                for size, value in zip(self._sizes, report.quality.groups, strict=True)
+            )
+            words.append(f"{self._metric} {report.quality.server:.4f} ({sizes})")
+        words += [f"{human_bytes(self._down)} down, {human_bytes(self._up)} up", f"{left} left"]
+        return "  ".join(words)
+
+    def _view(self) -> Group:
+        table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
+        table.add_column(f"{self._metric} after round {self._last_round}" if self._last else self._metric)
+        for size in self._sizes:
+            table.add_column(size, justify="right")
+        for heading in ("server", "down", "up"):
+            table.add_column(heading, justify="right")
+        values = [*self._last.groups, self._last.server] if self._last else [None] * (len(self._sizes) + 1)
+        old = [*self._before.groups, self._before.server] if self._before else [None] * len(values)
+        cells = [_cell(value, before) for value, before in zip(values, old, strict=True)]
+        table.add_row("", *cells, human_bytes(self._down), human_bytes(self._up))
+        return Group(self._bar, table)
+
+
+def _cell(value: float | None, before: float | None) -> str:
+    if value is None:
+        return "–"
+    change = "" if before is None or value == before else " ↑" if value > before else " ↓"
+    return f"[bold]{value:.4f}[/bold]{change}"

@@ -1,0 +1,67 @@
+"""``fairfold report``: runs side by side, as a table, plots and one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from fairfold.cli.console import wide_console
+from fairfold.cli.errors import told_plainly
+
+if TYPE_CHECKING:
+    from fairfold.runs.summary import RunSummary
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or a folder of such folders.")],
+    out: Annotated[Path, typer.Option(help="Folder for the page (report.html) and the plots.")] = Path("report"),
+    page: Annotated[bool, typer.Option(help="Write page and plots, or only show the table.")] = True,
+) -> None:
+    """Compare runs: method, scheme, quality, time and bytes, by device size, beside the reference rows.
+
+    The page opens offline and can be mailed: plots are inside, nothing is fetched. Each plot is also a PNG file.
+    """
+    from fairfold.runs.report import write_report
+    from fairfold.runs.summary import by_data, read_runs
+
+    console = wide_console()
+    with told_plainly():
+        found = read_runs(runs)
+        for (data, metric), members in by_data(found).items():
+            console.print(comparison(data, metric, members))
+            for run in members:
+                if run.state == "N/A":
+                    console.print(f"N/A {run.path}: {run.reason}", highlight=False, soft_wrap=True, markup=False)
+        if page:
+            written = write_report(found, out)
+            console.print(f"Page: {written[0]} ({len(written) - 1} plots beside it)", soft_wrap=True, highlight=False)
+
+
+def comparison(data: str, metric: str, runs: list[RunSummary]) -> Table:
+    """Runs on the same data, and the reference rows once."""
+    from fairfold.runs.report import page_rows
+    from fairfold.runs.summary import references_of, sizes_of
+
+    sizes = sizes_of(runs)
+    table = Table(title=escape(data), title_justify="left")
+    table.add_column("run")
+    for heading in ("rounds", f"best {metric}", "in round", "last", *sizes, "a round", "down", "up"):
+        table.add_column(heading, justify="right")
+    for row in page_rows(runs, []):
+        label = escape(f"{row['label']} ({row['mark']})" if row["mark"] else row["label"])
+        if row["reason"]:
+            table.add_row(label, "–", "N/A")
+            continue
+        best = f"[bold]{row['best']}[/bold]" if row["is_best"] else row["best"]
+        cells = [row["rounds"], best, row["best_round"], row["last"], *row["sizes"]]
+        table.add_row(label, *cells, row["seconds"], row["down"], row["up"])
+    references = references_of(runs)
+    if references:
+        table.add_section()
+    for name, value in references.items():
+        table.add_row(f"[italic]{name}[/italic]", "", f"{value:.4f}")
+    return table

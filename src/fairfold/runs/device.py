@@ -1,0 +1,190 @@
+"""The model of a device of any size, from one server's checkpoint, and the file it is sent as."""
+
+import json
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from fairfold.algorithms import assign
+from fairfold.errors import InvalidCheckpoint
+from fairfold.federation.projection import Assignment, Hashed, LeadingColumns, LowRank, Projection
+from fairfold.federation.sampling import hash_seed
+from fairfold.federation.task import Weights
+from fairfold.runs.files import write_tensors
+from fairfold.runs.opened import OpenRun
+from fairfold.simulate.federation import Federation
+from fairfold.simulate.result import Judge
+from fairfold.subspace import Capacity, Subspace
+from fairfold.version import __version__
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class DeviceModel:
+    """What a device of one capacity holds.
+
+    Attributes:
+        capacity: Of the device.
+        projections: How each tensor is held.
+        compacts: What is held.
+        trained: Whether devices of this capacity took part in the run.
+        nests: Whether they could: its subspaces nest with those of the run.
+    """
+
+    capacity: Capacity
+    projections: dict[str, Projection]
+    compacts: Weights
+    trained: bool = False
+    nests: bool = True
+
+    @property
+    def size(self) -> int:
+        """Numbers held."""
+        return sum(projection.size for projection in self.projections.values())
+
+    def recovered(self) -> Weights:
+        """The full tensors these stand for."""
+        return {name: held.recover(self.compacts[name]) for name, held in self.projections.items()}
+
+
+def device_model(run: OpenRun, capacity: Capacity) -> DeviceModel:
+    """The server's model, reduced to a capacity.
+
+    A capacity that did not take part gets a size on the run's own chain, so that such a device could join; where the
+    chain has none that small, it gets all it can hold: a model to use, not to train along.
+    """
+    projections, trained, nests = _projections(run, capacity)
+    full = run.progress.state.full
+    compacts = {name: held.reduce(full[name]) for name, held in projections.items()}
+    return DeviceModel(capacity, projections, compacts, trained, nests)
+
+
+def quality(run: OpenRun, device: DeviceModel) -> tuple[str, float, float]:
+    """The metric, the device model's value on the test set over all users, and that of the server's model."""
+    federation = run.federation
+    everybody = replace(federation, capacities=[device.capacity], group=torch.zeros_like(federation.group))
+    judge = Judge(everybody, {})
+    found = judge.quality(run.progress.state, run.progress.private, [Assignment(device.projections)])
+    assert found.groups[0] is not None
+    return judge.metric, found.groups[0], found.server
+
+
+def write_device_model(run: OpenRun, device: DeviceModel, path: Path, measured: tuple[str, float, float]) -> int:
+    """Write a device's model with all that is needed to use it; returns the file's size.
+
+    The users' own vectors are not in it where they are private: each device has its own.
+    """
+    metric, value, server = measured
+    metadata = {
+        "format": str(FORMAT),
+        "fairfold": __version__,
+        "capacity": str(device.capacity),
+        "trained": json.dumps(device.trained),
+        "nests": json.dumps(device.nests),
+        "round": str(run.progress.state.round_number),
+        "projections": json.dumps({name: _facts(held) for name, held in device.projections.items()}),
+        "quality": json.dumps({"metric": metric, "device": value, "server": server}),
+        "settings": run.settings.model_dump_json(),
+        "data": json.dumps(run.facts),
+    }
+    return int(write_tensors(path, device.compacts, metadata)["bytes"])
+
+
+def read_device_model(path: Path) -> tuple[DeviceModel, dict[str, Any]]:
+    """A device's model as written, and what was written with it; needs neither the run nor its data."""
+    try:
+        with safe_open(path, "pt") as opened:
+            metadata = opened.metadata() or {}
+            if metadata.get("format") != str(FORMAT) or "projections" not in metadata:
+                raise InvalidCheckpoint(f"{path}", f"a device model of format {FORMAT}", "Export it again.")
+            facts = json.loads(metadata["projections"])
+            compacts: dict[str, Tensor] = {name: opened.get_tensor(name) for name in facts}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise InvalidCheckpoint(f"{path}: {error}", "what `fairfold export` wrote", "Export it again.") from None
+    projections = {name: _projection(values) for name, values in facts.items()}
+    told = metadata | {key: json.loads(metadata[key]) for key in ("quality", "settings", "data", "trained", "nests")}
+    del told["projections"]
+    return DeviceModel(Capacity.parse(told["capacity"]), projections, compacts, told["trained"], told["nests"]), told
+
+
+# -- inside ------------------------------------------------------------------------------------------------------------
+
+
+def _projections(run: OpenRun, capacity: Capacity) -> tuple[dict[str, Projection], bool, bool]:
+    """How each tensor is held, whether such devices took part, and whether they could."""
+    federation, settings = run.federation, run.settings
+    last_round = max(run.progress.state.round_number - 1, 0)
+    held = federation.assignments(last_round)
+    if capacity in federation.capacities and settings.method in ("fair", "fedhm", "heterofl"):
+        projections = held[federation.capacities.index(capacity)].projections
+        assert projections is not None  # these methods serve every capacity
+        return projections, True, True
+    task, seed = federation.task, hash_seed(settings, last_round)
+    dense = {name: shape for name, shape in task.shapes.items() if name not in task.compressed}
+    if settings.method in ("fedhm", "heterofl"):
+        (alone,) = assign(settings, task.compressed, dense, [capacity], seed)
+    else:
+        hashed = settings.model_copy(update={"method": "fair"})
+        (alone,) = assign(hashed, task.compressed, dense, [capacity], seed)
+    assert alone.projections is not None
+    projections, nests = dict(alone.projections), True
+    for name in task.compressed:
+        chain = _chain(federation, held, name)
+        found = _on_chain(chain, capacity) if chain else None
+        if found is not None:
+            projections[name] = Hashed(task.compressed[name], found)
+        nests = nests and (found is not None or not chain)
+    everywhere_full = all(one.size == prod(one.shape) for one in projections.values())
+    return projections, everywhere_full and settings.method in ("fedavg", "full_trn"), nests
+
+
+def _chain(federation: Federation, held: list[Assignment], name: str) -> list[Subspace]:
+    """The proper subspaces of a tensor that devices of the run have held."""
+    if federation.settings.method in ("fedhm", "heterofl"):
+        return []
+    found = [assignment.projections[name] for assignment in held if assignment.projections is not None]
+    return [held.subspace for held in found if isinstance(held, Hashed) and not held.subspace.is_full]
+
+
+def _on_chain(chain: list[Subspace], capacity: Capacity) -> Subspace | None:
+    """The largest subspace within a capacity that nests with those of the chain: their sizes, doubled or halved."""
+    known = min(chain, key=lambda subspace: subspace.size)
+    limit = capacity.limit(known.full_size)
+    if limit >= known.full_size:
+        return Subspace(known.full_size, known.full_size)
+    unit = known.chunk * (2 if known.mapping == "ranked" else 1)
+    size = known.size
+    while 2 * size <= limit:
+        size *= 2
+    while size > limit and size % (2 * unit) == 0:
+        size //= 2
+    if size > limit:
+        return None
+    return Subspace(known.full_size, size, known.seed, known.mapping, known.chunk, sign=known.sign)
+
+
+def _facts(held: Projection) -> dict[str, Any]:
+    if isinstance(held, Hashed):
+        space = held.subspace
+        facts = {"full_size": space.full_size, "size": space.size, "seed": space.seed, "mapping": space.mapping}
+        facts |= {"chunk": space.chunk, "head": 0 if space.is_full else space.head, "sign": space.sign}
+        return {"kind": "hashed", "shape": list(held.shape), "subspace": facts}
+    if isinstance(held, LowRank):
+        return {"kind": "low rank", "shape": list(held.shape), "rank": held.rank}
+    assert isinstance(held, LeadingColumns)
+    return {"kind": "leading columns", "shape": list(held.shape), "kept": held.kept}
+
+
+def _projection(facts: dict[str, Any]) -> Projection:
+    shape = tuple(facts["shape"])
+    if facts["kind"] == "hashed":
+        return Hashed(shape, Subspace(**facts["subspace"]))
+    if facts["kind"] == "low rank":
+        return LowRank(shape, facts["rank"])
+    return LeadingColumns(shape, facts["kept"])

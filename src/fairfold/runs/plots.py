@@ -1,0 +1,174 @@
+"""Plots of runs side by side, for the report page and as PNG files."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from fairfold.runs.summary import labels, references_of, sizes_of
+from fairfold.runs.units import human_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from fairfold.runs.summary import RunSummary
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444")
+"""Told apart by people who see colours differently (Okabe and Ito)."""
+
+SHADES = ("#08519c", "#3182bd", "#6baed6", "#9ecae1", "#c6dbef", "#deebf7")
+"""Of sizes, from large devices to small ones: no colour that stands for a run."""
+
+WIDE, NARROW = (10.4, 4.2), (6.2, 4.4)
+"""Inches: as wide as the page, and two side by side."""
+
+STYLES = ("-", "--", ":", "-.")
+INK, FAINT = "#1f2933", "#9aa5b1"
+LOOK: Any = {
+    "font.size": 10,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e4e7eb",
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "svg.hashsalt": "fairfold",  # the same runs give the same page
+}
+
+
+def looks(runs: list[RunSummary]) -> list[tuple[str, str]]:
+    """Colour and line of every run: a colour each; where there are more runs, a colour a method and a line a scheme."""
+    if len(runs) <= len(COLOURS):
+        return [(COLOURS[number], STYLES[0]) for number in range(len(runs))]
+    methods = list(dict.fromkeys(run.settings.method for run in runs))
+    schemes = list(dict.fromkeys(run.settings.capacities for run in runs))
+    return [
+        (
+            COLOURS[methods.index(run.settings.method) % len(COLOURS)],
+            STYLES[schemes.index(run.settings.capacities) % len(STYLES)],
+        )
+        for run in runs
+    ]
+
+
+def figures(runs: list[RunSummary]) -> dict[str, Figure]:
+    """All plots of runs on the same data, by name."""
+    shown = [run for run in runs if run.evaluations]
+    if not shown:
+        return {}
+    with rc_context(LOOK):
+        return {
+            "quality over rounds": _lines(shown, labels(shown), "round", WIDE),
+            "quality by device size": _bars(shown, labels(shown)),
+            "quality over bytes": _lines(shown, labels(shown), "bytes", NARROW),
+        }
+
+
+def rendered(figure: Figure, kind: str) -> bytes:
+    """The file of a figure, ``png`` or ``svg``."""
+    content = io.BytesIO()
+    with rc_context(LOOK):
+        figure.savefig(content, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None)
+    return content.getvalue()
+
+
+def _lines(runs: list[RunSummary], names: list[str], over: str, inches: tuple[float, float]) -> Figure:
+    figure, axes = _figure(runs[0].metric, inches)
+    for run, name, (colour, style) in zip(runs, names, looks(runs), strict=True):
+        across = [
+            evaluation.round_number if over == "round" else evaluation.bytes_moved for evaluation in run.evaluations
+        ]
+        axes.plot(
+            across,
+            [evaluation.server for evaluation in run.evaluations],
+            color=colour,
+            linestyle=style,
+            marker="o",
+            markersize=3.5 if len(across) < 40 else 0,
+            linewidth=1.8,
+            label=name,
+        )
+    _references(axes, runs)
+    if over == "round":
+        axes.set_xlabel("round")
+        axes.set_xlim(left=0)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    else:
+        axes.set_xlim(left=0)
+        axes.set_xlabel("bytes sent and received by all devices")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human_bytes(value)))
+    if inches == WIDE or len(runs) <= len(COLOURS):  # among more the colours are those of the wide plot
+        _legend(figure, axes, 4 if inches == WIDE else 2)
+    axes.margins(y=0.12)
+    return figure
+
+
+def _bars(runs: list[RunSummary], names: list[str]) -> Figure:
+    """The last quality of every size's own model, a cluster a run, from top to bottom."""
+    bars = [*sizes_of(runs), "server"]
+    figure = Figure(figsize=(NARROW[0], max(NARROW[1], 1.2 + 0.42 * len(runs))), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_xlabel(_direction(runs[0].metric))
+    for number, size in enumerate(bars):
+        values = [_last_of(run, size) for run in runs]
+        held = [(place, value) for place, value in enumerate(values) if value is not None]
+        width = 0.8 / len(bars)
+        axes.barh(
+            [place + (number - (len(bars) - 1) / 2) * width for place, _ in held],
+            [value for _, value in held],
+            width * 0.92,
+            color=INK if size == "server" else SHADES[min(number, len(SHADES) - 1)],
+            label="server's model" if size == "server" else size,
+        )
+    for name, value in references_of(runs).items():
+        axes.axvline(value, color=FAINT, linestyle=(0, (5, 4)), linewidth=1.2, zorder=0.5)
+        axes.annotate(
+            name, (value, 1.0), xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points",
+            color="#616e7c", fontsize=8.5, ha="center", va="bottom", annotation_clip=False,
+        )  # fmt: skip
+    axes.set_yticks(range(len(runs)), names, fontsize=8.5)
+    axes.set_ylim(len(runs) - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    _legend(figure, axes, min(len(bars), 6))
+    return figure
+
+
+def _last_of(run: RunSummary, size: str) -> float | None:
+    if run.last is None:
+        return None
+    return run.last.server if size == "server" else run.last.sizes.get(size)
+
+
+def _direction(metric: str) -> str:
+    return f"{metric} ({'smaller' if metric == 'MSE' else 'larger'} is better)"
+
+
+def _figure(metric: str, inches: tuple[float, float]) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=inches, layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_ylabel(_direction(metric))
+    return figure, axes
+
+
+def _references(axes: Axes, runs: list[RunSummary]) -> None:
+    """Dashed lines, named beside the plot."""
+    for name, value in references_of(runs).items():
+        axes.axhline(value, color=FAINT, linestyle=(0, (5, 4)), linewidth=1.2, zorder=0.5)
+        axes.annotate(
+            name.replace(" ", "\n"), (1.01, value), xycoords=("axes fraction", "data"),
+            color="#616e7c", fontsize=8.5, ha="left", va="center", annotation_clip=False,
+        )  # fmt: skip
+
+
+def _legend(figure: Figure, axes: Axes, columns: int) -> None:
+    """Below the plot, where it hides nothing."""
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=columns, fontsize=9)

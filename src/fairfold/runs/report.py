@@ -1,0 +1,105 @@
+"""Runs side by side on one page that opens anywhere: no scripts, nothing fetched, plots inside."""
+
+import base64
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fairfold.errors import InvalidSettings
+from fairfold.runs.files import write_atomically
+from fairfold.runs.summary import RunSummary, by_data, differing_settings, labels, references_of, sizes_of
+from fairfold.runs.units import human_bytes, human_seconds
+from fairfold.version import __version__
+
+PAGE = "report.html"
+
+
+def write_report(runs: list[RunSummary], out: Path) -> list[Path]:
+    """Write the page, and each plot as a PNG file beside it.
+
+    Args:
+        runs: What to compare; runs on different data get sections of their own.
+        out: Folder to write to; made if it is not there.
+
+    Returns:
+        The files, the page first.
+    """
+    try:
+        import jinja2
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise InvalidSettings(
+            f"plots and a page without {error.name}", "Jinja2 and matplotlib", "pip install 'fairfold[report]'"
+        ) from None
+    from fairfold.runs.plots import figures, looks, rendered
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidSettings(f"--out {out}: {error.strerror}", "a folder to write to", "Name another.") from None
+    groups, written = by_data(runs), [out / PAGE]
+    sections: list[dict[str, Any]] = []
+    for (data, metric), members in groups.items():
+        plots = []
+        for name, figure in figures(members).items():
+            plots.append({"name": name, "content": base64.b64encode(rendered(figure, "svg")).decode()})
+            stem = name if len(groups) == 1 else f"{name} {data} {metric}"
+            written.append(out / f"{re.sub(r'[^A-Za-z0-9]+', '-', stem).strip('-')}.png")
+            write_atomically(written[-1], rendered(figure, "png"))
+        sections.append(
+            {
+                "data": data,
+                "metric": metric,
+                "sizes": sizes_of(members),
+                "rows": page_rows(
+                    members, [colour for colour, _ in looks([run for run in members if run.evaluations])]
+                ),
+                "references": [(name, f"{value:.4f}") for name, value in references_of(members).items()],
+                "plots": plots,
+                "differing": differing_settings(members) if len(members) > 1 else {},
+            }
+        )
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    template = (resources.files("fairfold.runs") / "templates" / PAGE).read_text(encoding="utf-8")
+    count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
+    page = environment.from_string(template).render(
+        title="Federated runs side by side", count=count, groups=sections, version=__version__,
+        paths=[str(run.path) for run in runs],
+    )  # fmt: skip
+    write_atomically(out / PAGE, page.encode())
+    return written
+
+
+def page_rows(runs: list[RunSummary], colours: list[str]) -> list[dict[str, Any]]:
+    """One row a run: all as text, as table and page show it, with its colour where it has been plotted."""
+    sizes = sizes_of(runs)
+    sign = 1 if runs[0].metric == "MSE" else -1
+    reached = [run.best.server * sign for run in runs if run.best is not None]
+    remaining, rows = iter(colours), []
+    for number, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):
+        best, last = run.best, run.last
+        row = {
+            "number": number,
+            "label": label,
+            "colour": next(remaining, "transparent") if last else "transparent",
+            "mark": "unfinished" if run.state == "unfinished" else "",
+            "reason": run.reason if run.state == "N/A" else "",
+            "rounds": str(run.rounds),
+            "best": "–" if best is None else f"{best.server:.4f}",
+            "best_round": "–" if best is None else str(best.round_number),
+            "last": "–" if last is None else f"{last.server:.4f}",
+            "is_best": best is not None and len(reached) > 1 and best.server * sign == min(reached),
+            "sizes": [_size_cell(run, size) for size in sizes],
+            "seconds": "–" if run.seconds_a_round is None else human_seconds(run.seconds_a_round),
+            "down": human_bytes(run.bytes_down),
+            "up": human_bytes(run.bytes_up),
+        }
+        rows.append(row)
+    return rows
+
+
+def _size_cell(run: RunSummary, size: str) -> str:
+    if run.last is None or size not in run.last.sizes:
+        return ""
+    return f"{run.last.sizes[size]:.4f}"

@@ -1,0 +1,81 @@
+"""Where a run's settings come from: a recipe or a TOML file, then single changes."""
+
+import tomllib
+from importlib import resources
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args
+
+import tomli_w
+
+from fairfold.errors import InvalidSettings
+from fairfold.federation.settings import Settings, read_settings
+
+NONE = "none"
+"""How a file says None, for which TOML has no word: ``clients_per_round = "none"`` takes everybody."""
+
+
+def recipes() -> list[str]:
+    """Names of the settings that come with the package."""
+    return sorted(
+        entry.name.removesuffix(".toml")
+        for entry in (resources.files("fairfold.runs") / "recipes").iterdir()
+        if entry.name.endswith(".toml")
+    )
+
+
+def recipe_text(name: str) -> str:
+    """The TOML of a recipe."""
+    if name not in recipes():
+        raise InvalidSettings(f"recipe {name!r}", f"one of {', '.join(recipes())}", "Check the spelling.")
+    return (resources.files("fairfold.runs") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def load_settings(path: Path | None, overrides: dict[str, Any], recipe: str | None = None) -> Settings:
+    """Settings from a TOML file or a recipe (or the defaults), with overrides.
+
+    Args:
+        path: Of the file.
+        overrides: By key; ``world.users`` reaches into a table.
+        recipe: Name of settings that come with the package, instead of a file.
+    """
+    values: dict[str, Any] = {}
+    if recipe is not None:
+        if path is not None:
+            raise InvalidSettings(
+                f"{path} and recipe {recipe!r}", "one of them", "Start from the recipe, or from a file."
+            )
+        values = tomllib.loads(recipe_text(recipe))
+    elif path is not None:
+        values = _read(path)
+    for key, value in overrides.items():
+        *tables, name = key.split(".")
+        table = values
+        for part in tables:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise InvalidSettings(f"{key} = {value!r}", f"{part!r} to be a table", "Check the key.")
+        table[name] = value
+    nullable = {key for key, field in Settings.model_fields.items() if NoneType in get_args(field.annotation)}
+    return read_settings({key: None if value == NONE and key in nullable else value for key, value in values.items()})
+
+
+def to_toml(settings: Settings) -> str:
+    """The settings as a file from which :func:`load_settings` reads the same."""
+    defaults = type(settings).model_fields
+    values = settings.model_dump(mode="json")
+    for key in [key for key, value in values.items() if value is None]:
+        if defaults[key].default is None:
+            del values[key]
+        else:
+            values[key] = NONE
+    return tomli_w.dumps(values)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidSettings(f"{path}: {error.strerror}", "a readable TOML file", "Check the path.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidSettings(f"{path}: {error}", "a TOML file", "Mend that line.") from None

@@ -1,0 +1,192 @@
+"""What a run's folder says about it, read back for reports: finished or not, in any order of reading."""
+
+import csv
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from fairfold.errors import InvalidSettings
+from fairfold.federation.settings import Settings
+from fairfold.runs.folder import METRICS, RESULT, ROUND_COLUMNS, SETTINGS
+from fairfold.runs.settings import load_settings
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Quality after a round: of the server's model, and of each size's own."""
+
+    round_number: int
+    bytes_moved: int
+    server: float
+    sizes: dict[str, float]
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One run.
+
+    Attributes:
+        path: Of its folder.
+        settings: As run.
+        rounds: Rounds done.
+        seconds_a_round: Median.
+        bytes_down: Sent to devices, in all.
+        bytes_up: Sent by devices, in all.
+        evaluations: In order of rounds.
+        references: What needs no training, by name.
+        rejected: Replies left out.
+        state: ``finished``, ``unfinished`` or ``N/A``.
+        reason: Why it ended, or why the method cannot serve the scheme.
+    """
+
+    path: Path
+    settings: Settings
+    rounds: int = 0
+    seconds_a_round: float | None = None
+    bytes_down: int = 0
+    bytes_up: int = 0
+    evaluations: list[Evaluation] = field(default_factory=list)
+    references: dict[str, float] = field(default_factory=dict)
+    rejected: int = 0
+    state: str = "unfinished"
+    reason: str = ""
+
+    @property
+    def metric(self) -> str:
+        """Name of the quality."""
+        return "MSE" if self.settings.model == "neumf-mlp" else f"NDCG@{self.settings.top}"
+
+    @property
+    def data(self) -> str:
+        """The data set, so named that runs of equal names can be compared."""
+        settings = self.settings
+        if settings.data == "synthetic":
+            world = settings.world
+            return f"synthetic: {world.users} users, {world.items} items, seed {settings.seed}"
+        top = "" if settings.top_users is None else f", {settings.top_users} users"
+        return f"{Path(settings.data).name}{top}"
+
+    @property
+    def best(self) -> Evaluation | None:
+        """The best evaluation of the server's model."""
+        sign = 1 if self.metric == "MSE" else -1
+        return min(self.evaluations, key=lambda evaluation: sign * evaluation.server, default=None)
+
+    @property
+    def last(self) -> Evaluation | None:
+        """The last evaluation."""
+        return self.evaluations[-1] if self.evaluations else None
+
+    @property
+    def sizes(self) -> list[str]:
+        """The device sizes that were evaluated."""
+        return list(self.last.sizes) if self.last else []
+
+
+def read_run(path: Path) -> RunSummary:
+    """Read a run's folder; an error that names what is missing where it is none."""
+    if not (path / SETTINGS).is_file():
+        raise InvalidSettings(
+            f"{path}, which holds no {SETTINGS}", "the folder of a run", "Name what `fairfold train` wrote."
+        )
+    settings = load_settings(path / SETTINGS, {})
+    result = _result(path / RESULT)
+    if "refused" in result:
+        return RunSummary(path, settings, state="N/A", reason=str(result["refused"]))
+    rows = _rows(path / METRICS)
+    return RunSummary(
+        path,
+        settings,
+        rounds=int(rows[-1]["round"]) if rows else 0,
+        seconds_a_round=median(float(row["seconds"]) for row in rows) if rows else None,
+        bytes_down=sum(int(row["bytes_down"]) for row in rows),
+        bytes_up=sum(int(row["bytes_up"]) for row in rows),
+        evaluations=_evaluations(rows),
+        references=result.get("server", {}).get("references", {}),
+        rejected=sum(result.get("rejections", {}).values()),
+        state="finished" if result else "unfinished",
+        reason=result.get("stopped", ""),
+    )
+
+
+def read_runs(paths: list[Path]) -> list[RunSummary]:
+    """Read runs; a folder that is none stands for the runs right inside it."""
+    found: list[RunSummary] = []
+    for path in paths:
+        inside = sorted(entry.parent for entry in path.glob(f"*/{SETTINGS}")) if path.is_dir() else []
+        if not (path / SETTINGS).is_file() and inside:
+            found += [read_run(entry) for entry in inside]
+        else:
+            found.append(read_run(path))
+    return found
+
+
+def labels(runs: list[RunSummary]) -> list[str]:
+    """A short name a run: method and scheme where that tells them apart, else with the folder's name."""
+    short = [f"{run.settings.method} {run.settings.capacities}" for run in runs]
+    return [
+        name if short.count(name) == 1 else f"{name} ({run.path.name})" for name, run in zip(short, runs, strict=True)
+    ]
+
+
+def by_data(runs: list[RunSummary]) -> dict[tuple[str, str], list[RunSummary]]:
+    """Runs that can be compared, under the name of their data and their metric."""
+    groups: dict[tuple[str, str], list[RunSummary]] = {}
+    for run in runs:
+        groups.setdefault((run.data, run.metric), []).append(run)
+    return groups
+
+
+def sizes_of(runs: list[RunSummary]) -> list[str]:
+    """All device sizes of some runs, large devices first."""
+    found = dict.fromkeys(size for run in runs for size in run.sizes)
+    return sorted(found, key=lambda size: float(size[:-1]) if size.endswith("x") else float("inf"))
+
+
+def references_of(runs: list[RunSummary]) -> dict[str, float]:
+    """The reference rows of runs on the same data, once."""
+    return {name: value for run in runs for name, value in run.references.items()}
+
+
+def differing_settings(runs: list[RunSummary]) -> dict[str, list[str]]:
+    """The settings in which runs differ, by key, each with a value a run; method and scheme are in the runs' names."""
+    flat = [_flat(run.settings.model_dump(exclude={"method", "capacities"})) for run in runs]
+    return {key: [str(one[key]) for one in flat] for key in flat[0] if len({str(one[key]) for one in flat}) > 1}
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= {f"{key}.{name}": one for name, one in value.items()} if isinstance(value, dict) else {key: value}
+    return flat
+
+
+def _result(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidSettings(f"{path}: {error}", "the result of a run", "Remove it, or resume the run.") from None
+    return content if isinstance(content, dict) else {}
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    """The metrics, but for a last line that a kill cut short."""
+    if not path.is_file():
+        return []
+    text = path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    return list(csv.DictReader(whole.splitlines()))
+
+
+def _evaluations(rows: list[dict[str, str]]) -> list[Evaluation]:
+    moved, found = 0, []
+    for row in rows:
+        moved += int(row["bytes_down"]) + int(row["bytes_up"])
+        if row["server"]:
+            sizes = {name: float(value) for name, value in row.items() if name not in ROUND_COLUMNS and value}
+            found.append(Evaluation(int(row["round"]), moved, float(row["server"]), sizes))
+    return found

@@ -1,0 +1,175 @@
+"""A run that leaves a folder behind and can be gone on with: what ``fairfold train`` does, without the terminal."""
+
+import contextlib
+import logging
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+
+from fairfold.errors import InvalidCapacity, InvalidCheckpoint
+from fairfold.federation.settings import Settings
+from fairfold.federation.task import Task
+from fairfold.runs import checkpoint
+from fairfold.runs.callbacks import Callback
+from fairfold.runs.folder import RunFolder
+from fairfold.simulate.federation import Federation
+from fairfold.simulate.result import Result, RoundReport
+from fairfold.simulate.run import Progress, load_data, simulate, stop_reason
+from fairfold.version import __version__
+
+log = logging.getLogger("fairfold.runs")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that is over.
+
+    Attributes:
+        result: What it gives.
+        folder: What it wrote.
+        stopped: Why it ended.
+        seconds: How long it took, all sittings together.
+    """
+
+    result: Result
+    folder: RunFolder
+    stopped: str
+    seconds: float
+
+
+def run(
+    settings: Settings,
+    out: Path | None = None,
+    *,
+    resume: bool = False,
+    checkpoint_every: int | None = None,
+    callbacks: Sequence[Callback] | Callable[[RunFolder], Sequence[Callback]] = (),
+    say: Say = log.info,
+) -> Finished:
+    """Train and write everything down.
+
+    Args:
+        settings: Of the run.
+        out: Its folder; ``runs/DATE-TIME-DATA`` if not given.
+        resume: Go on from the newest whole checkpoint in ``out``, to the same end as a run that was never interrupted.
+        checkpoint_every: Rounds between checkpoints; None writes one after every round, or as often as costs at most
+            a tenth of the time.
+        callbacks: Told how it goes; or what makes them once there is a folder.
+        say: Takes messages for a person.
+    """
+    if out is not None:
+        RunFolder(out).require_free(again=resume)
+    found = _checkpoint(settings, out, say) if resume and out is not None else None
+    data, references = load_data(settings)
+    task = Task(data, settings)
+    federation = _federation(settings, task, out)
+    facts = checkpoint.data_facts(data)
+    if found is not None and out is not None:
+        checkpoint.refuse_other_data(found, facts, out)
+        shapes = {name: prod(shape) for name, shape in task.shapes.items()}
+        checkpoint.refuse_other_shapes(found, shapes, out)
+    folder = RunFolder.create(settings, out, again=resume)
+    told = list(callbacks(folder) if callable(callbacks) else callbacks)
+    progress = None if found is None else found.progress
+    with contextlib.ExitStack() as open_things:
+        open_things.enter_context(folder.locked())
+        folder.begin(settings, [] if progress is None else progress.history)
+        checkpoint.remove_strays(folder.checkpoints)
+        open_things.enter_context(folder.logging())
+        before = 0.0 if found is None else found.seconds
+        first = 1 if progress is None else progress.state.round_number + 1
+        log.info("fairfold %s, torch %s: starting with round %d", __version__, torch.__version__, first)
+        recorder = _Recorder(folder, settings, facts, before, checkpoint_every, told)
+        try:
+            for callback in told:
+                callback.on_start(settings, federation.capacities, first)
+            result = simulate(settings, recorder.watch, data=data, references=references, progress=progress)
+            stopped = stop_reason(result.history, settings) or "stopped"
+            recorder.finish(result, stopped)
+            for callback in told:
+                callback.on_end(result)
+        finally:
+            for callback in told:
+                callback.close()
+    return Finished(result, folder, stopped, recorder.seconds)
+
+
+def _federation(settings: Settings, task: Task, out: Path | None) -> Federation:
+    """Refuses what cannot work, before any work; what a method cannot serve is noted in a folder that was asked for."""
+    try:
+        return Federation.of(settings, task)
+    except InvalidCapacity as error:
+        if out is not None and not RunFolder(out).holds_a_run():
+            reason = re.search(r"N/A: (.*)\)", error.needed)
+            RunFolder.create(settings, out).refuse(settings, reason[1] if reason else str(error))
+        raise
+
+
+def _checkpoint(settings: Settings, out: Path, say: Say) -> checkpoint.Checkpoint | None:
+    """What to go on from, or None to start anew, either way told; refused if it belongs to another run."""
+    folder = RunFolder(out)
+    found = checkpoint.newest(folder.checkpoints)
+    if found.checkpoint is None:
+        if found.damaged:
+            raise InvalidCheckpoint(
+                f"{out}: no checkpoint can be read ({'; '.join(found.damaged)})",
+                "one whole checkpoint",
+                "Restore one, or train anew with another --out.",
+            )
+        say(f"No checkpoint in {out}: starting anew.")
+        return None
+    for problem in found.damaged:
+        say(f"Passed over a damaged checkpoint, {problem}.")
+    checkpoint.refuse_other_run(found.checkpoint, settings, out)
+    for name, version in (("fairfold", __version__), ("torch", torch.__version__)):
+        if found.checkpoint.versions.get(name) != version:
+            written = found.checkpoint.versions.get(name)
+            say(f"Written by {name} {written}, now {version}: numbers may differ in the last digits.")
+    say(f"Going on after round {found.checkpoint.progress.state.round_number}.")
+    return found.checkpoint
+
+
+class _Recorder:
+    """Writes rounds and checkpoints as they come."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        settings: Settings,
+        facts: dict[str, object],
+        seconds_before: float,
+        every: int | None,
+        callbacks: Sequence[Callback],
+    ) -> None:
+        self._folder, self._settings, self._facts = folder, settings, facts
+        self._callbacks = callbacks
+        self._pace = checkpoint.Pace(every)
+        self._started = time.monotonic() - seconds_before
+
+    @property
+    def seconds(self) -> float:
+        """Of all sittings."""
+        return time.monotonic() - self._started
+
+    def watch(self, report: RoundReport, progress: Progress) -> None:
+        """After every round."""
+        self._folder.note(report)
+        for callback in self._callbacks:
+            callback.on_round(report)
+        over = stop_reason(progress.history, self._settings) is not None
+        if over or self._pace.due(report.round_number):
+            started = time.monotonic()
+            checkpoint.save(self._folder.checkpoints, progress, self._settings, self._facts, self.seconds)
+            self._pace.wrote(time.monotonic() - started)
+
+    def finish(self, result: Result, stopped: str) -> None:
+        """After the last."""
+        log.info("%d rounds in %.1f s: %s", result.state.round_number, self.seconds, stopped)
+        self._folder.finish(result, self.seconds, stopped, dict(self._facts))

@@ -1,0 +1,236 @@
+"""The commands around runs: train with its options, report, recommend, export, as a person meets them."""
+
+import io
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from fairfold.cli import app
+from fairfold.cli.progress import Display
+from fairfold.runs.callbacks import Callback
+from fairfold.runs.device import read_device_model
+from fairfold.runs.opened import open_run
+from fairfold.runs.settings import load_settings
+from fairfold.runs.train import run
+from tests.runs.worlds import GRADIENT, small
+
+runner = CliRunner()
+TINY = ["--set", "world.users=12", "--set", "world.items=60", "--set", "world.interactions_per_user=10",
+        "--set", "clients_per_round=6", "--set", "factors=4", "--rounds", "4", "--set", "evaluate_every=2"]  # fmt: skip
+
+
+def fails(*arguments: str) -> str:
+    done = runner.invoke(app, list(arguments))
+    assert done.exit_code == 2, done.output
+    return done.output.replace("\n", " ")
+
+
+def works(*arguments: str) -> str:
+    done = runner.invoke(app, list(arguments))
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.fixture
+def ratings_folder(tmp_path: Path) -> Path:
+    """A small folder in the form of MovieLens 100K: ids of its own, titles, some with odd characters."""
+    folder = tmp_path / "ml-tiny"
+    folder.mkdir()
+    lines = [f"u{user}0\t{100 + item}\t{1 + (user * item) % 5}\t0" for user in range(9) for item in range(20)
+             if (user + 2 * item) % 3]  # fmt: skip
+    (folder / "u.data").write_text("\n".join(lines).replace("u", "") + "\n")
+    titles = [f"{100 + item}|The [bold] Film {item} (1990)|||" for item in range(20)]
+    (folder / "u.item").write_text("\n".join(titles) + "\n")
+    return folder
+
+
+def test_train_names_method_data_and_recipe(tmp_path: Path, ratings_folder: Path) -> None:
+    out = tmp_path / "run"
+    works("train", "--recipe", "paper", "--data", str(ratings_folder), "--method", "heterofl", "--rounds", "1",
+          "--set", "clients_per_round=none", "--out", str(out))  # fmt: skip
+    settings = load_settings(out / "settings.toml", {})
+    assert (settings.method, settings.model, settings.clients_per_round) == ("heterofl", "neumf", None)
+    assert "one of paper" in fails("train", "--recipe", "other")
+    assert "did you mean" not in fails("train", "--data", "no-such-data")
+
+
+def test_resume_from_the_command(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert "starting anew" in works("train", *TINY, "--out", str(out), "--resume")
+    assert "Going on after round 4" in works("train", "--out", str(out), "--resume", "--rounds", "6")
+    assert json.loads((out / "result.json").read_text())["rounds"] == 6
+    assert "seed = 0, now 3" in fails("train", "--out", str(out), "--resume", "--seed", "3")
+    assert "--resume without --out" in fails("train", "--resume")
+    assert "go on with --resume" in fails("train", *TINY, "--out", str(out))
+
+
+def test_the_end_says_why(tmp_path: Path) -> None:
+    shown = works("train", *TINY, "--set", "threshold=0.01", "--set", "faults.drop=0.5", "--out", str(tmp_path / "run"))
+    assert "has reached the threshold of 0.01" in shown
+    assert "no answer in time (run.log names them)" in shown
+    assert "round 2/4  NDCG@20" in shown
+
+
+def test_interrupting_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Display, "on_round", interrupt)
+    done = runner.invoke(app, ["train", *TINY, "--out", str(tmp_path / "run")])
+    assert done.exit_code == 130
+    assert f"--out {tmp_path / 'run'} --resume" in done.output.replace("\n", "")
+
+
+def test_tensorboard_is_asked_for_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert "fairfold[tensorboard]" in fails("train", *TINY, "--tensorboard", "--out", str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_terminal_gets_a_bar_with_every_size(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    display = Display(Console(file=screen, force_terminal=True, width=120))
+    callbacks: list[Callback] = [display]
+    run(small(), tmp_path / "run", callbacks=callbacks)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
+    for text in ("round", "4/4", "left", "NDCG@20 after round 4", "1x", "4x", "16x", "server", "down", "up"):
+        assert text in shown
+
+
+# -- report ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> Path:
+    runs = tmp_path / "runs"
+    run(small(), runs / "fair")
+    run(small(method="full_trn"), runs / "full <trn>")
+    run(small(seed=1), runs / "other-world")
+    fails("train", *TINY, "--method", "fedhm", "--capacities", "1x-16x", "--set", "solver=gradient",
+          "--set", "aggregation=paper", "--out", str(runs / "fedhm"))  # fmt: skip
+    killed = run(small(method="fedavg"), runs / "killed").folder
+    (killed.path / "result.json").unlink()
+    with (killed.path / "metrics.csv").open("a") as file:
+        file.write("5,0.1")
+    return runs
+
+
+def test_report_compares_runs_and_writes_a_page(several: Path, tmp_path: Path) -> None:
+    shown = works("report", str(several), "--out", str(tmp_path / "report"))
+    assert shown.count("popularity") == 2  # once a data set
+    assert "fedavg 1x-4x-16x (unfinished)" in shown
+    assert "needs at least 64 numbers" in shown
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert page.count("data:image/svg+xml;base64,") == 6
+    assert "N/A: item.weight (60 × 4) needs at least 64 numbers" in page
+    assert "full &lt;trn&gt;" in page
+    assert not re.search(r'(src|href)="(?!data:)', page), "nothing may be fetched"
+    assert "<script" not in page
+    images = sorted((tmp_path / "report").glob("*.png"))
+    assert len(images) == 6
+    assert all(image.read_bytes().startswith(b"\x89PNG") for image in images)
+
+
+def test_the_same_runs_give_the_same_page(several: Path, tmp_path: Path) -> None:
+    pages = []
+    for name in ("one", "two"):
+        works("report", str(several / "fair"), str(several / "killed"), "--out", str(tmp_path / name))
+        pages.append((tmp_path / name / "report.html").read_bytes())
+    assert pages[0] == pages[1]
+
+
+def test_report_without_its_extra_shows_the_table_and_says_what_is_missing(
+    several: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    shown = fails("report", str(several / "fair"), "--out", str(tmp_path / "report"))
+    assert "best NDCG@20" in shown
+    assert "fairfold[report]" in shown
+    works("report", str(several / "fair"), "--no-page")
+
+
+def test_report_names_what_is_no_run(tmp_path: Path) -> None:
+    assert "settings.toml" in fails("report", str(tmp_path))
+
+
+def test_a_refused_run_leaves_a_note_and_makes_room(several: Path) -> None:
+    assert sorted(path.name for path in (several / "fedhm").iterdir()) == [
+        "checkpoints",
+        "result.json",
+        "settings.toml",
+    ]
+    works("train", *TINY, "--out", str(several / "fedhm"))
+    assert "refused" not in (several / "fedhm" / "result.json").read_text()
+
+
+# -- recommend and export ----------------------------------------------------------------------------------------------
+
+
+def test_recommend_by_original_ids_with_titles(tmp_path: Path, ratings_folder: Path) -> None:
+    out = tmp_path / "run"
+    works("train", "--data", str(ratings_folder), "--rounds", "2", "--capacities", "1x-2x",
+          "--set", "clients_per_round=5", "--out", str(out))  # fmt: skip
+    opened = open_run(out)
+    assert opened.data.user_ids is not None
+    assert opened.data.item_ids is not None
+    name = opened.data.user_ids[3]
+    shown = works("recommend", str(out), "--user", name, "--top", "30")
+    assert shown == works("recommend", str(out), "--user", "#3", "--top", "30")
+    listed = re.findall(r"│ (\d+) +│ The \[bold\] Film (\d+) \(1990\)", shown)
+    assert all(int(item) == 100 + int(title) for item, title in listed)
+    known = {opened.data.item_ids[item] for item in opened.data.train.of(3).tolist()}
+    assert {item for item, _ in listed} == set(opened.data.item_ids) - known
+    assert "16x device" in works("recommend", str(out), "--user", name, "--capacity", "16x")
+    assert "an id of ml-tiny" in fails("recommend", str(out), "--user", "nobody")
+    assert "#0 to #8" in fails("recommend", str(out), "--user", "#9")
+
+
+def test_recommend_without_ids_takes_numbers(tmp_path: Path) -> None:
+    run(small(**GRADIENT), tmp_path / "run")
+    assert "user #11" in works("recommend", str(tmp_path / "run"), "--user", "11")
+    assert "#0 to #11" in fails("recommend", str(tmp_path / "run"), "--user", "12")
+    assert "settings.toml" in fails("recommend", str(tmp_path), "--user", "1")
+
+
+@pytest.mark.parametrize(
+    ("method", "capacity", "size"),
+    [
+        ("fair", "16x", 14), ("fair", "1x", 240), ("fair", "4x", 56), ("fair", "8x", 28), ("fair", "5x", 28),
+        ("fair", "33x", 6), ("fair", "100B", 14), ("fair_hom", "2x", 112), ("full_trn", "16x", 14),
+        ("fedavg", "4x", 60), ("inconsistent", "16x", 14), ("heterofl", "2x", 120), ("fedhm", "2x", 64),
+    ],
+)  # fmt: skip
+def test_export_serves_any_capacity(method: str, capacity: str, size: int, tmp_path: Path) -> None:
+    changes = {} if method in ("fair", "fair_hom", "full_trn", "fedavg") else GRADIENT
+    scheme = "1x-2x" if method in ("heterofl", "fedhm") else "1x-4x-16x"
+    finished = run(small(method=method, capacities=scheme, **changes), tmp_path / "run")
+    shown = works("export", str(tmp_path / "run"), "--capacity", capacity, "--out", str(tmp_path / "device"))
+    device, told = read_device_model(tmp_path / "device")
+    assert device.size == sum(vector.numel() for vector in device.compacts.values()) == size
+    assert told["quality"]["server"] == finished.result.quality
+    assert f"{told['quality']['device']:.4f} over all users" in shown
+    full = finished.result.state.full
+    for name, held in device.projections.items():
+        assert torch.equal(device.compacts[name], held.reduce(full[name]))
+    trained = method in ("fair", "heterofl", "fedhm") and capacity in scheme.split("-")
+    assert device.trained is trained
+    assert ("took part" in shown) is not trained
+    if trained and capacity == "1x":
+        assert told["quality"]["device"] == finished.result.quality
+
+
+def test_export_says_what_cannot_be(tmp_path: Path) -> None:
+    run(small(method="heterofl", capacities="1x-2x", **GRADIENT), tmp_path / "run")
+    assert "N/A" in fails("export", str(tmp_path / "run"), "--capacity", "16x")
+    assert "Check the spelling" in fails("export", str(tmp_path / "run"), "--capacity", "small")
+    works("export", str(tmp_path / "run"), "--capacity", "2x")
+    assert (tmp_path / "run" / "device-2x.safetensors").is_file()
+    (tmp_path / "broken").write_bytes(b"no model")
+    with pytest.raises(Exception, match="Export it again"):
+        read_device_model(tmp_path / "broken")

@@ -1,0 +1,119 @@
+"""Files as safetensors reads them, settings as they were, a folder that can be read."""
+
+import csv
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from fairfold.errors import CannotWrite, InvalidSettings
+from fairfold.federation.settings import Settings
+from fairfold.runs import files
+from fairfold.runs.callbacks import Callback, TensorBoard
+from fairfold.runs.settings import load_settings, recipes, to_toml
+from fairfold.runs.train import run
+from fairfold.simulate.result import Result, RoundReport
+from tests.runs.worlds import GRADIENT, small
+
+
+def test_tensors_are_read_back_by_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "PIECE", 24)
+    tensors = {
+        "a": torch.randn(7, 3),
+        "empty": torch.empty(0, 4),
+        "half": torch.randn(5).to(torch.bfloat16),
+        "turned": torch.arange(12).view(3, 4).T,
+        "one": torch.tensor(3.5, dtype=torch.float64),
+        "yes": torch.tensor([True, False]),
+    }
+    described = files.write_tensors(tmp_path / "file.safetensors", tensors, {"round": "3", "word": "ä"})
+    found = load_file(tmp_path / "file.safetensors")
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    with safe_open(tmp_path / "file.safetensors", "pt") as opened:
+        assert opened.metadata() == {"round": "3", "word": "ä"}
+    assert described["bytes"] == (tmp_path / "file.safetensors").stat().st_size
+    assert described["sha256"] == files.checksum_of(tmp_path / "file.safetensors")
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CannotWrite, match="No such file"):
+        files.write_atomically(tmp_path / "missing" / "file", b"content")
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"clients_per_round": None}, {"initial_spread": None, "patience": 3}, GRADIENT | {"top_users": 5}]
+)
+def test_settings_are_read_back_as_they_were(changes: dict[str, Any], tmp_path: Path) -> None:
+    settings = Settings(**changes)
+    (tmp_path / "settings.toml").write_text(to_toml(settings))
+    assert load_settings(tmp_path / "settings.toml", {}) == settings
+
+
+def test_the_paper_s_recipe() -> None:
+    assert recipes() == ["paper"]
+    settings = load_settings(None, {"rounds": 3}, "paper")
+    assert (settings.model, settings.local_epochs, settings.clients_per_round, settings.rounds) == ("neumf", 5, 10, 3)
+    with pytest.raises(InvalidSettings, match="one of paper"):
+        load_settings(None, {}, "papre")
+    with pytest.raises(InvalidSettings, match="one of them"):
+        load_settings(Path("some.toml"), {}, "paper")
+
+
+class Listener(Callback):
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def on_start(self, settings: Settings, capacities: list[Any], first_round: int) -> None:
+        self.told.append(f"start {first_round} {len(capacities)}")
+
+    def on_round(self, report: RoundReport) -> None:
+        self.told.append(f"round {report.round_number}")
+
+    def on_end(self, result: Result) -> None:
+        self.told.append("end")
+
+    def close(self) -> None:
+        self.told.append("close")
+
+
+def test_callbacks_hear_everything(tmp_path: Path) -> None:
+    listener = Listener()
+    run(small(rounds=2), tmp_path / "run", callbacks=[listener, Callback()])
+    assert listener.told == ["start 1 3", "round 1", "round 2", "end", "close"]
+
+
+def test_metrics_have_a_line_a_round_and_the_log_every_rejection(tmp_path: Path) -> None:
+    run(small(faults={"nan": 0.3}, method="full_trn", capacities="1x-4x"), tmp_path / "run")
+    rows = list(csv.DictReader((tmp_path / "run" / "metrics.csv").read_text().splitlines()))
+    assert [row["round"] for row in rows] == ["1", "2", "3", "4"]
+    assert [bool(row["server"]) for row in rows] == [False, True, False, True]
+    assert all(int(row["bytes_up"]) > 0 and float(row["seconds"]) > 0 for row in rows)
+    assert [row["4x"] for row in rows] == ["", "", "", ""]
+    assert float(rows[1]["1x"]) > 0
+    text = (tmp_path / "run" / "run.log").read_text()
+    assert "left out: NaN or infinity" in text
+    assert "all 4 rounds are done" in text
+    assert not logging.getLogger("fairfold").handlers
+
+
+def test_tensorboard_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    with pytest.raises(InvalidSettings, match=r"fairfold\[tensorboard\]"):
+        TensorBoard(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run(small(), tmp_path / "run", callbacks=[TensorBoard(tmp_path / "events")])
+    events = EventAccumulator(str(tmp_path / "events"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("quality/16x")] == [2, 4]
+    assert len(events.Scalars("round/seconds")) == 4

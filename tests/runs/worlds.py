@@ -1,0 +1,45 @@
+"""Small runs for tests, and what it means that two of them are the same."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fairfold.federation.settings import Settings, read_settings
+from fairfold.simulate.result import Result
+
+SMALL: dict[str, Any] = {
+    "world": {"users": 12, "items": 60, "interactions_per_user": 10},
+    "clients_per_round": 6,
+    "factors": 4,
+    "rounds": 4,
+    "evaluate_every": 2,
+}
+GRADIENT: dict[str, Any] = {
+    "solver": "gradient",
+    "local_optimiser": "adam",
+    "local_step": 0.01,
+    "aggregation": "paper",
+    "batch_size": 4,
+}
+
+
+def small(**changes: Any) -> Settings:
+    return read_settings(SMALL | changes)
+
+
+def assert_same_end(first: Result, second: Result) -> None:
+    """Equal to the last bit in everything but the time it took."""
+    assert first.state.round_number == second.state.round_number
+    pairs = [(first.state.full, second.state.full), (first.private, second.private)]
+    assert first.state.moments.keys() == second.state.moments.keys()
+    pairs += [(first.state.moments[name], second.state.moments[name]) for name in first.state.moments]
+    for one, other in pairs:
+        assert list(one) == list(other)
+        for name, tensor in one.items():
+            assert torch.equal(tensor, other[name]), name
+    assert [replace(report, seconds=0.0) for report in first.history] == [
+        replace(report, seconds=0.0) for report in second.history
+    ]
+    assert dict(first.rejections) == dict(second.rejections)
+    assert first.quality == second.quality
