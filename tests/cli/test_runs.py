@@ -22,7 +22,7 @@ from tests.runs.worlds import GRADIENT, small
 
 runner = CliRunner()
 TINY = ["--set", "world.users=12", "--set", "world.items=60", "--set", "world.interactions_per_user=10",
-        "--set", "clients_per_round=6", "--set", "factors=4", "--rounds", "4", "--set", "evaluate_every=2"]  # fmt: skip
+        "--set", "clients_per_round=6", "--set", "chunk=1", "--set", "factors=4", "--rounds", "4", "--set", "evaluate_every=2"]  # fmt: skip
 
 
 def fails(*arguments: str) -> str:
@@ -175,7 +175,7 @@ def test_a_refused_run_leaves_a_note_and_makes_room(several: Path) -> None:
 def test_recommend_by_original_ids_with_titles(tmp_path: Path, ratings_folder: Path) -> None:
     out = tmp_path / "run"
     works("train", "--data", str(ratings_folder), "--rounds", "2", "--capacities", "1x-2x",
-          "--set", "clients_per_round=5", "--out", str(out))  # fmt: skip
+          "--set", "clients_per_round=5", "--set", "chunk=1", "--out", str(out))  # fmt: skip
     opened = open_run(out)
     assert opened.data.user_ids is not None
     assert opened.data.item_ids is not None

@@ -50,7 +50,16 @@ def test_killed_at_every_call_on_a_disk_and_at_many_moments(tmp_path: Path) -> N
 def test_the_command_killed_and_resumed(tmp_path: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", "from fairfold.cli import app; app()", "train", "--rounds", "40"]
-    command += ["--set", "world.users=60", "--set", "world.items=400", "--set", "world.interactions_per_user=20"]
+    command += [
+        "--set",
+        "chunk=1",
+        "--set",
+        "world.users=60",
+        "--set",
+        "world.items=400",
+        "--set",
+        "world.interactions_per_user=20",
+    ]
     command += ["--set", "clients_per_round=30", "--set", "faults.nan=0.1", "--out"]
     subprocess.run([*command, str(tmp_path / "unbroken")], env=environment, check=True, capture_output=True)
     with subprocess.Popen([*command, str(tmp_path / "killed")], env=environment, stdout=subprocess.PIPE) as process:

@@ -10,6 +10,7 @@ from fairfold.simulate.result import Result
 
 SMALL: dict[str, Any] = {
     "world": {"users": 12, "items": 60, "interactions_per_user": 10},
+    "chunk": 1,
     "clients_per_round": 6,
     "factors": 4,
     "rounds": 4,
