@@ -22,7 +22,8 @@ from tests.runs.worlds import GRADIENT, small
 
 runner = CliRunner()
 TINY = ["--set", "world.users=12", "--set", "world.items=60", "--set", "world.interactions_per_user=10",
-        "--set", "clients_per_round=6", "--set", "chunk=1", "--set", "factors=4", "--rounds", "4", "--set", "evaluate_every=2"]  # fmt: skip
+        "--set", "clients_per_round=6", "--set", "chunk=1", "--set", "factors=4",
+        "--rounds", "4", "--set", "evaluate_every=2"]  # fmt: skip
 
 
 def fails(*arguments: str) -> str:
