@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fairfold.errors import InvalidRow, InvalidVector
 from fairfold.kernels.hashing import Layout
+from fairfold.kernels.native import pages
 from fairfold.kernels.native.library import library
 
 REAL_BYTES = {torch.float32: 4, torch.float64: 8}
@@ -163,6 +164,7 @@ def recover_rows(layout: Layout, compact: Tensor, rows: Tensor, row_size: int) -
         rows = rows.contiguous()
     count = rows.numel()
     out = torch.empty((count, row_size), dtype=compact.dtype)
+    pages.in_use(compact)
     code = loaded.fairfold_recover_rows(
         address_of(layout),
         REAL_BYTES[compact.dtype],
@@ -187,6 +189,7 @@ def recover_range(layout: Layout, compact: Tensor, start: int, out: Tensor) -> b
         return False
     compact = compact.contiguous()
     target = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
+    pages.in_use(compact)
     code = loaded.fairfold_recover_range(
         address_of(layout),
         REAL_BYTES[compact.dtype],
@@ -214,6 +217,7 @@ def accumulate_rows(
     if loaded is None or not integers(rows) or not sums.is_contiguous():
         return False
     values, rows, row_size = batch(values, rows)
+    pages.in_use(sums)
     code = loaded.fairfold_accumulate_rows(
         address_of(layout),
         REAL_BYTES[sums.dtype],
@@ -236,6 +240,7 @@ def accumulate_range(layout: Layout, values: Tensor, start: int, sums: Tensor, c
     if loaded is None or not sums.is_contiguous() or (counts is not None and not _counts(counts, sums.numel())):
         return False
     values = values.contiguous()
+    pages.in_use(sums)
     code = loaded.fairfold_accumulate_range(
         address_of(layout),
         REAL_BYTES[sums.dtype],
@@ -262,6 +267,7 @@ def reduce(layout: Layout, full: Tensor) -> Tensor | None:
         settle(_BAD_ARGUMENT, layout)
     full = full.contiguous()
     compact = torch.empty(layout.size, dtype=full.dtype)
+    pages.before_first_touch(compact)
     code = loaded.fairfold_reduce(
         address_of(layout), REAL_BYTES[full.dtype], full.data_ptr(), compact.data_ptr(), compact.numel(), threads()
     )
