@@ -6,7 +6,7 @@ import torch
 from fairfold.errors import InvalidRow, InvalidVector
 from fairfold.kernels import ops
 from fairfold.kernels.hashing import Layout, expand_seed
-from fairfold.kernels.native import library
+from fairfold.kernels.native import loader
 
 LAYOUT = Layout(100 * 8 + 3, 16, 64, 8, expand_seed(4), True)  # three coordinates past the last whole row
 
@@ -14,9 +14,9 @@ LAYOUT = Layout(100 * 8 + 3, 16, 64, 8, expand_seed(4), True)  # three coordinat
 @pytest.fixture(params=["native", "reference"], autouse=True)
 def body(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "reference":
-        monkeypatch.setattr(library, "_load", lambda: (None, "switched off for this test"))
-    elif library.library() is None:
-        pytest.skip(library.status().reason)
+        monkeypatch.setattr(loader, "_load", lambda: (None, "switched off for this test"))
+    elif loader.library() is None:
+        pytest.skip(loader.status().reason)
     return str(request.param)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from fairfold.errors import InvalidVector
 from fairfold.kernels import ops, reference
 from fairfold.kernels.hashing import Layout, expand_seed
-from fairfold.kernels.native import library
+from fairfold.kernels.native import loader
 
 FULL = 9_000
 
@@ -15,9 +15,9 @@ FULL = 9_000
 @pytest.fixture(params=["native", "reference"], autouse=True)
 def body(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "reference":
-        monkeypatch.setattr(library, "_load", lambda: (None, "switched off for this test"))
-    elif library.library() is None:
-        pytest.skip(library.status().reason)
+        monkeypatch.setattr(loader, "_load", lambda: (None, "switched off for this test"))
+    elif loader.library() is None:
+        pytest.skip(loader.status().reason)
 
 
 def chain(chunk: int, ranked: bool) -> list[Layout]:

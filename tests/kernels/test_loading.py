@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fairfold.kernels import native
-from fairfold.kernels.native import library
+from fairfold.kernels.native import loader
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,10 +65,10 @@ def test_the_switch_turns_the_kernels_off_without_a_word() -> None:
 
 
 def test_a_missing_build_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(library, "_load", lambda: (None, "not built: for this test"))
+    monkeypatch.setattr(loader, "_load", lambda: (None, "not built: for this test"))
     with caplog.at_level(logging.WARNING, logger="fairfold"):
-        assert library.library() is None
-        assert library.library() is None
+        assert loader.library() is None
+        assert loader.library() is None
     assert [record.getMessage() for record in caplog.records].count(
         "fairfold runs without its compiled kernels, several times slower on the CPU (not built: for this test)."
     ) == 1
@@ -78,19 +78,19 @@ def test_a_missing_build_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: p
 def test_a_library_of_another_time_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
     if not native.status().available:
         pytest.skip(native.status().reason)
-    monkeypatch.setattr(library, "ABI", library.ABI + 1)
-    library._load.cache_clear()
+    monkeypatch.setattr(loader, "ABI", loader.ABI + 1)
+    loader._load.cache_clear()
     try:
         assert "install fairfold again" in native.status().reason
         assert not native.status().available
     finally:
         monkeypatch.undo()
-        library._load.cache_clear()
+        loader._load.cache_clear()
     assert native.status().available
 
 
 def test_the_number_of_the_abi_is_that_of_the_header() -> None:
-    assert f"#define FAIRFOLD_ABI {library.ABI}\n" in (ROOT / "native" / "fairfold.h").read_text()
+    assert f"#define FAIRFOLD_ABI {loader.ABI}\n" in (ROOT / "native" / "fairfold.h").read_text()
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fairfold.kernels import ops
 from fairfold.kernels.hashing import Layout, expand_seed
-from fairfold.kernels.native import library
+from fairfold.kernels.native import loader
 
 LAYOUT = Layout(300 * 12, 240, 480, 8, expand_seed(4), True)
 DTYPES = [torch.float32, torch.float64]
@@ -19,9 +19,9 @@ TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-14}
 def body(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test here runs on both bodies."""
     if request.param == "reference":
-        monkeypatch.setattr(library, "_load", lambda: (None, "switched off for this test"))
-    elif library.library() is None:
-        pytest.skip(library.status().reason)
+        monkeypatch.setattr(loader, "_load", lambda: (None, "switched off for this test"))
+    elif loader.library() is None:
+        pytest.skip(loader.status().reason)
 
 
 def batches(dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:

@@ -22,7 +22,7 @@ def double() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-def both(seed: int, rounds: int = 2, ratings: bool = False, **changes: Any) -> None:
+def check_parity(seed: int, rounds: int = 2, ratings: bool = False, **changes: Any) -> None:
     results = []
     for backend in (loop, batched):
         chosen = tiny_settings(seed=seed, **changes)
@@ -44,34 +44,40 @@ def both(seed: int, rounds: int = 2, ratings: bool = False, **changes: Any) -> N
 @pytest.mark.parametrize("method", ["fair", "fair_hom", "full_trn", "fedavg"])
 @pytest.mark.parametrize("model", ["mf", "neumf"])
 def test_methods_and_optimisers(method: str, optimiser: str, model: str) -> None:
-    both(1, method=method, local_optimiser=optimiser, model=model, local_step=0.02, capacities="1x-2x-4x")
+    check_parity(1, method=method, local_optimiser=optimiser, model=model, local_step=0.02, capacities="1x-2x-4x")
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(("mapping", "chunk"), [("element", 1), ("chunk", 3), ("ranked", 1), ("ranked", 2)])
 def test_mappings_and_seeds(seed: int, mapping: str, chunk: int) -> None:
-    both(seed, mapping=mapping, chunk=chunk, local_epochs=2, negatives=2, local_optimiser="adam", local_step=0.02,
-         capacities="1x-4x", rehash=True)  # fmt: skip
+    changes: dict[str, Any] = {
+        "local_epochs": 2,
+        "negatives": 2,
+        "local_optimiser": "adam",
+        "local_step": 0.02,
+        "rehash": True,
+    }
+    check_parity(seed, mapping=mapping, chunk=chunk, capacities="1x-4x", rehash=True, **changes)
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "momentum", "adam", "yogi", "adagrad"])
 def test_delta_rule_with_every_server_optimiser(optimiser: str) -> None:
-    both(2, rounds=3, aggregation="delta", server_optimiser=optimiser, server_step=0.1, capacities="1x-2x")
+    check_parity(2, rounds=3, aggregation="delta", server_optimiser=optimiser, server_step=0.1, capacities="1x-2x")
 
 
 def test_ratings() -> None:
-    both(3, ratings=True, model="neumf-mlp", local_optimiser="adam", local_step=0.02, capacities="2x-4x")
+    check_parity(3, ratings=True, model="neumf-mlp", local_optimiser="adam", local_step=0.02, capacities="2x-4x")
 
 
 @pytest.mark.parametrize("changes", [{"weighting": "equal"}, {"replacement": True}, {"shuffle": False}, {"sign": False},
                                      {"size_rule": "paper"}, {"clients_per_round": None}])  # fmt: skip
 def test_other_choices(changes: dict[str, Any]) -> None:
-    both(4, capacities="1x-4x", **changes)
+    check_parity(4, capacities="1x-4x", rehash=True, **changes)
 
 
 def test_faults_leave_out_the_same_clients() -> None:
     faults = {"drop": 0.1, "late": 0.1, "nan": 0.1, "infinite": 0.1, "wrong_size": 0.1, "out_of_range": 0.1}
-    both(5, rounds=6, faults=faults, capacities="1x-4x")
+    check_parity(5, rounds=6, faults=faults, capacities="1x-4x")
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -83,4 +89,4 @@ def test_faults_leave_out_the_same_clients() -> None:
     {"capacities": "1x-4x", "faults": {"drop": 0.2, "nan": 0.2, "wrong_size": 0.2}},
 ])  # fmt: skip
 def test_closed_form(seed: int, changes: dict[str, Any]) -> None:
-    both(seed, rounds=3, solver="closed_form", **changes)
+    check_parity(seed, rounds=3, solver="closed_form", **changes)

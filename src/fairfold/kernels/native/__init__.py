@@ -4,6 +4,6 @@
 environment variable ``FAIRFOLD_NATIVE=0`` switches them off.
 """
 
-from fairfold.kernels.native.library import Status, status, use_instructions
+from fairfold.kernels.native.loader import Status, status, use_instructions
 
 __all__ = ["Status", "status", "use_instructions"]

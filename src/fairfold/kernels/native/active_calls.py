@@ -17,7 +17,7 @@ from fairfold.kernels.native.calls import (
     settle,
     threads,
 )
-from fairfold.kernels.native.library import library
+from fairfold.kernels.native.loader import library
 
 _FOLD_KIND = {torch.float32: 4, torch.float64: 8, torch.int32: -4}
 

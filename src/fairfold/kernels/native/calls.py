@@ -13,7 +13,7 @@ from torch import Tensor
 from fairfold.errors import InvalidRow, InvalidVector
 from fairfold.kernels.hashing import Layout
 from fairfold.kernels.native import pages
-from fairfold.kernels.native.library import library
+from fairfold.kernels.native.loader import library
 
 REAL_BYTES = {torch.float32: 4, torch.float64: 8}
 ID_BYTES = {torch.int64: 8, torch.int32: 4}
