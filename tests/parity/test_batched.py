@@ -57,7 +57,7 @@ def test_mappings_and_seeds(seed: int, mapping: str, chunk: int) -> None:
         "local_step": 0.02,
         "rehash": True,
     }
-    check_parity(seed, mapping=mapping, chunk=chunk, capacities="1x-4x", rehash=True, **changes)
+    check_parity(seed, mapping=mapping, chunk=chunk, capacities="1x-4x", **changes)
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "momentum", "adam", "yogi", "adagrad"])
@@ -72,7 +72,7 @@ def test_ratings() -> None:
 @pytest.mark.parametrize("changes", [{"weighting": "equal"}, {"replacement": True}, {"shuffle": False}, {"sign": False},
                                      {"size_rule": "paper"}, {"clients_per_round": None}])  # fmt: skip
 def test_other_choices(changes: dict[str, Any]) -> None:
-    check_parity(4, capacities="1x-4x", rehash=True, **changes)
+    check_parity(4, capacities="1x-4x", **changes)
 
 
 def test_faults_leave_out_the_same_clients() -> None:
