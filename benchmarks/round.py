@@ -140,12 +140,12 @@ def compare(data: Dataset, rounds: int) -> float:
     return ratio
 
 
-def sweep(path: Path) -> None:
+def sweep(path: Path, hardware: str) -> None:
     """Seconds a round over n, K and c."""
     base = {"items": 50_000, "clients": 10, "compression": 4}
     cases = [base | {"items": n} for n in (12_500, 25_000, 50_000, 100_000, 200_000)]
     cases += [base | {"clients": k} for k in (2, 5, 20, 40)] + [base | {"compression": c} for c in (1, 2, 16, 64)]
-    rows: list[dict[str, float]] = []
+    rows: list[dict[str, float | str]] = []
     for case in cases:
         world = SyntheticWorld(users=50, items=case["items"], interactions_per_user=2_000)
         changes = {"capacities": f"{case['compression']}x", "clients_per_round": case["clients"]}
@@ -156,7 +156,7 @@ def sweep(path: Path) -> None:
             started = time.perf_counter()
             batched.run_round(state, private, federation, Rejections())
             found.append(time.perf_counter() - started)
-        rows.append(case | {"seconds": round(statistics.median(found), 4)})
+        rows.append({**case, "seconds": round(statistics.median(found), 4), "hardware": hardware})
         print("  ", rows[-1], flush=True)
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
@@ -169,10 +169,11 @@ def main() -> None:
     parser.add_argument("--data", default="goodreads-100")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sweep", type=Path, help="write the sweep to this CSV")
+    parser.add_argument("--hardware", default="unnamed", help="what the sweep's figures were measured on")
     arguments = parser.parse_args()
     compare(load(arguments.data), arguments.rounds)
     if arguments.sweep:
-        sweep(arguments.sweep)
+        sweep(arguments.sweep, arguments.hardware)
 
 
 if __name__ == "__main__":
