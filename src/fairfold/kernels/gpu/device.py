@@ -61,8 +61,8 @@ def locate(
 ):
     """Where pieces (int64) live, counted in pieces, and a word whose bit j says that value j is negated."""
     if wide == 0:
-        # All in 32 bits: less work, and right. In 64 bits the places of chunks of 48 or 100 came out 2**32 chunks too low
-        # on an H200 (Triton 3.6, CUDA 13.0), although the PTX is correct.
+        # All in 32 bits: less work, and right. In 64 bits the places of chunks of 48 or 100 came out 2**32 chunks too
+        # low on an H200 (Triton 3.6, CUDA 13.0), although the PTX is correct.
         number_of_piece = piece.to(tl.uint32)
         block = number_of_piece // parts
         part = number_of_piece - block * parts
