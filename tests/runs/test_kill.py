@@ -35,7 +35,7 @@ def kill_and_resume(folder: Path, random_kills: int) -> None:
     # Four checkpoints of two files, each created, written, flushed, renamed, and its folder flushed.
     assert report["before"] >= 4 * 2 * 5
     assert report["within"] >= 4 * 6
-    assert report["random"] >= 1
+    assert report["random"] == random_kills
 
 
 def test_killed_at_every_call_that_reaches_the_disk(quick_folder: Path) -> None:
