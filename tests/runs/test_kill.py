@@ -49,7 +49,7 @@ def test_killed_at_every_call_on_a_disk_and_at_many_moments(tmp_path: Path) -> N
 
 def test_the_command_killed_and_resumed(tmp_path: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", "from fairfold.cli import app; app()", "train", "--rounds", "40"]
+    command = [sys.executable, "-c", "from fairfold.cli import app; app()", "train", "--rounds", "160"]
     command += [
         "--set",
         "chunk=1",
@@ -74,10 +74,10 @@ def test_the_command_killed_and_resumed(tmp_path: Path) -> None:
     first, second = tmp_path / "unbroken", tmp_path / "killed"
     for name in ("model.safetensors", "settings.toml"):
         assert (first / name).read_bytes() == (second / name).read_bytes()
-    tensors = [(path / "checkpoints" / "round-00000040.safetensors").read_bytes() for path in (first, second)]
+    tensors = [(path / "checkpoints" / "round-00000160.safetensors").read_bytes() for path in (first, second)]
     assert tensors[0] == tensors[1]
     results = [json.loads((path / "result.json").read_text()) | {"seconds": 0} for path in (first, second)]
     assert results[0] == results[1]
     assert checkpoint.require(second / "checkpoints").progress.rejections.counts["NaN or infinity"] > 0
     lines = (second / "metrics.csv").read_text().splitlines()
-    assert [line.split(",")[0] for line in lines[1:]] == [str(number) for number in range(1, 41)]
+    assert [line.split(",")[0] for line in lines[1:]] == [str(number) for number in range(1, 161)]
