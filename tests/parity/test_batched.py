@@ -47,6 +47,19 @@ def test_methods_and_optimisers(method: str, optimiser: str, model: str) -> None
     check_parity(1, method=method, local_optimiser=optimiser, model=model, local_step=0.02, capacities="1x-2x-4x")
 
 
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+@pytest.mark.parametrize("changes", [
+    {"method": "fedhm"}, {"method": "fedhm", "rank_rule": "share"}, {"method": "heterofl"},
+    {"method": "inconsistent", "mapping": "element"},
+    {"method": "inconsistent", "mapping": "element", "aggregation": "delta", "server_optimiser": "sgd"},
+    {"user_vectors": "uploaded"}, {"user_vectors": "uploaded", "method": "fedhm", "replacement": True},
+])  # fmt: skip
+def test_rivals_and_uploaded_user_vectors(changes: dict[str, Any], optimiser: str) -> None:
+    shared: dict[str, Any] = {"model": "neumf", "local_step": 0.02, "capacities": "1x-2x", "factors": 4}
+    check_parity(6, rounds=3, local_optimiser=optimiser, **shared | changes)
+    check_parity(7, local_optimiser=optimiser, **shared | changes | {"capacities": "2x-3x", "local_epochs": 2})
+
+
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(("mapping", "chunk"), [("element", 1), ("chunk", 3), ("ranked", 1), ("ranked", 2)])
 def test_mappings_and_seeds(seed: int, mapping: str, chunk: int) -> None:
@@ -65,8 +78,10 @@ def test_delta_rule_with_every_server_optimiser(optimiser: str) -> None:
     check_parity(2, rounds=3, aggregation="delta", server_optimiser=optimiser, server_step=0.1, capacities="1x-2x")
 
 
-def test_ratings() -> None:
-    check_parity(3, ratings=True, model="neumf-mlp", local_optimiser="adam", local_step=0.02, capacities="2x-4x")
+@pytest.mark.parametrize("method", ["fair", "fedhm", "heterofl"])
+def test_ratings(method: str) -> None:
+    changes: dict[str, Any] = {"model": "neumf-mlp", "factors": 8, "local_optimiser": "adam", "local_step": 0.02}
+    check_parity(3, ratings=True, capacities="2x-4x", method=method, **changes)
 
 
 @pytest.mark.parametrize("changes", [{"weighting": "equal"}, {"replacement": True}, {"shuffle": False}, {"sign": False},
@@ -75,9 +90,10 @@ def test_other_choices(changes: dict[str, Any]) -> None:
     check_parity(4, capacities="1x-4x", **changes)
 
 
-def test_faults_leave_out_the_same_clients() -> None:
+@pytest.mark.parametrize("changes", [{}, {"method": "fedhm", "factors": 8}, {"user_vectors": "uploaded"}])
+def test_faults_leave_out_the_same_clients(changes: dict[str, Any]) -> None:
     faults = {"drop": 0.1, "late": 0.1, "nan": 0.1, "infinite": 0.1, "wrong_size": 0.1, "out_of_range": 0.1}
-    check_parity(5, rounds=6, faults=faults, capacities="1x-4x")
+    check_parity(5, rounds=6, faults=faults, capacities="1x-4x", **changes)
 
 
 @pytest.mark.parametrize("seed", range(4))

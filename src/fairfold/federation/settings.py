@@ -175,8 +175,8 @@ class Settings(Frozen):
                 raise ValueError("solver='closed_form' needs model='mf' and user_vectors='private'")
             if self.method not in ("fair", "fair_hom", "full_trn", "fedavg"):
                 raise ValueError(f"solver='closed_form' does not serve method={self.method!r}: use solver='gradient'")
-        if self.method == "fedhm" and self.aggregation == "delta":
-            raise ValueError("method='fedhm' averages models: use aggregation='paper'")
+        if self.method in ("fedhm", "heterofl") and self.aggregation == "delta":
+            raise ValueError(f"method={self.method!r} averages models: use aggregation='paper'")
         return self
 
 

@@ -8,13 +8,14 @@ shapes*: where a row's numbers stand is a table of positions, so devices of all 
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
 from fairfold.federation.aggregate import RoundTotals, ServerState, aggregate
-from fairfold.federation.projection import Assignment, Hashed
+from fairfold.federation.projection import Assignment, LowRank, Projection
 from fairfold.federation.replies import Rejections, fault_of, problem_with, spoil
 from fairfold.federation.sampling import Purpose, generator, sample_cohort
 from fairfold.federation.send import send
@@ -32,9 +33,7 @@ CLIENTS_AT_ONCE = 16
 
 def batches_well(settings: Settings) -> bool:
     """Whether a round of these settings can run here; the others run in ``loop``."""
-    hashed = settings.method in ("fair", "fair_hom", "full_trn", "fedavg")
-    private = settings.user_vectors == "private"
-    return hashed and private and settings.solver == "gradient" and settings.compress == "tables" and not settings.prox
+    return settings.solver == "gradient" and settings.compress == "tables" and not settings.prox
 
 
 def run_round(state: ServerState, private: Weights, federation: Federation, rejections: Rejections) -> ServerState:
@@ -49,15 +48,44 @@ def run_round(state: ServerState, private: Weights, federation: Federation, reje
     taking_part = [held.projections is not None for held in assignments]
     drawn = sample_cohort(settings, task.num_clients, number).tolist()
     cohort = [client for client in drawn if taking_part[int(federation.group[client])]]
-    changes = Changes(federation, assignments, sent, rejections, number)
+    changes = Changes(federation, state, rejections)
     for clients in _together(cohort):
-        program = Program(clients, federation, assignments, sent, private, number)
+        held = {client: _held(client, federation, state, assignments, sent) for client in clients}
+        program = Program(held, federation, private, number)
         program.train()
         for place, client in enumerate(program.clients):
             changes.take(program, place)
             for name in private:
                 private[name][client] = program.own[name][place]
-    return aggregate(state, changes.totals(state), settings)
+    return aggregate(state, changes.totals(), settings)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What one client holds of every tensor, what it received, and the group with which it is summed (None: alone)."""
+
+    projections: dict[str, Projection]
+    received: Weights
+    group: int | None
+
+
+def _held(
+    client: int, federation: Federation, state: ServerState, assignments: list[Assignment], sent: list[Weights | None]
+) -> Held:
+    """Most methods have one projection a group, and recovering is linear: such clients are summed in compact space.
+
+    FedHM's products are not linear in what a client sends, and inconsistent subspaces are each client's own.
+    """
+    group = int(federation.group[client])
+    projections, received = assignments[group].projections, sent[group]
+    assert projections is not None
+    assert received is not None
+    if federation.settings.method == "inconsistent":
+        own = federation.assignments(state.round_number, client)[group].projections
+        assert own is not None
+        return Held(own, {name: held.reduce(state.full[name]) for name, held in own.items()}, None)
+    linear = not any(isinstance(projection, LowRank) for projection in projections.values())
+    return Held(projections, received, group if linear else None)
 
 
 def _together(cohort: list[int]) -> Iterator[list[int]]:
@@ -75,34 +103,41 @@ def _together(cohort: list[int]) -> Iterator[list[int]]:
 class Program:
     """Several clients, trained together. They stand in order of falling numbers of steps."""
 
-    def __init__(
-        self,
-        clients: list[int],
-        federation: Federation,
-        assignments: list[Assignment],
-        sent: list[Weights | None],
-        private: Weights,
-        number: int,
-    ) -> None:
+    def __init__(self, held: dict[int, Held], federation: Federation, private: Weights, number: int) -> None:
         self.settings, self.task = federation.settings, federation.task
         drawn = [
             (client, self.task.batches(client, generator(self.settings, Purpose.TRAINING, number, client)))
-            for client in clients
+            for client in held
         ]
         drawn.sort(key=lambda pair: -len(pair[1]))  # those still at work are then always a prefix
         self.clients = [client for client, _ in drawn]
+        self.held = [held[client] for client in self.clients]
         self._batches = [batches for _, batches in drawn]
-        self.groups = [int(federation.group[client]) for client in self.clients]
-        received = [weights for weights in (sent[group] for group in self.groups) if weights is not None]
         rows = distinct_rows(self._batches)
         self._local = rows.local
         self.tables: dict[str, ActiveTable] = {}
         for name in self.task.tables:
-            projections = [_hashed(assignments[group], name) for group in self.groups]
-            self.tables[name] = gather(projections, [weights[name] for weights in received], rows.ids)
-        self.dense = {name: torch.stack([weights[name] for weights in received]) for name in self.task.dense}
-        self.own = {name: private[name][self.clients] for name in self.task.own}
+            projections = [one.projections[name] for one in self.held]
+            self.tables[name] = gather(projections, [one.received[name] for one in self.held], rows.ids)
+        self.dense = {name: torch.stack([one.received[name] for one in self.held]) for name in self.task.dense}
+        self.own = {name: self._own(name, private) for name in self.task.own}
         self._losses = vmap(self.task.sample_losses, in_dims=(0, 0, 0, 0 if self.task.ratings else None))
+
+    def _own(self, name: str, private: Weights) -> Tensor:
+        """The users' vectors: from their devices, or from the table that was sent along."""
+        if name in private:
+            return private[name][self.clients]
+        return torch.stack(
+            [
+                one.received[name][self.own_slots(name, client)]
+                for one, client in zip(self.held, self.clients, strict=True)
+            ]
+        )
+
+    def own_slots(self, name: str, client: int) -> Tensor:
+        """Where a user's vector stands in the table that is sent."""
+        length = self.task.own[name]
+        return torch.arange(client * length, (client + 1) * length)
 
     def train(self) -> None:
         """All steps of all clients."""
@@ -126,27 +161,34 @@ class Program:
         local = torch.stack([_padded(part, longest) for part in parts])
         looked_up = [table.rows(local.view(-1)) for table in self.tables.values()]
         rows = [found.view(*local.shape, -1).requires_grad_() for found, _, _ in looked_up]
+        factors = [table.multipliers(moving) for table in self.tables.values()]
+        multipliers = [None if found is None else found[0].requires_grad_() for found in factors]
         dense = {name: stacked[:moving].requires_grad_() for name, stacked in self.dense.items()}
         own = [stacked[:moving].requires_grad_() for stacked in self.own.values()]
         targets = None
         if self.task.ratings:
             given = [self._batches[place][step].targets for place in range(moving)]
             targets = torch.stack([_padded(target, longest) for target in given if target is not None])
-        losses: Tensor = self._losses(dense, own, rows, targets)
+        used = [_times(part, by) for part, by in zip(rows, multipliers, strict=True)]
+        losses: Tensor = self._losses(dense, own, used, targets)
         sizes = torch.tensor([len(part) for part in parts])
         real = torch.arange(longest) < sizes[:, None]
         loss = (torch.where(real, losses, 0).sum(1) / sizes).sum()
-        found = torch.autograd.grad(loss, [*rows, *dense.values(), *own])
-        for gradient, (flat, positions, signs), into in zip(found, looked_up, for_tables, strict=False):
-            ops.accumulate_positions(gradient.reshape(flat.shape), positions, signs, into)
-        return list(found[len(rows) :])
+        present = [by for by in multipliers if by is not None]
+        found = list(torch.autograd.grad(loss, [*rows, *present, *dense.values(), *own]))
+        for (flat, positions, signs), into in zip(looked_up, for_tables, strict=True):
+            ops.accumulate_positions(found.pop(0).reshape(flat.shape), positions, signs, into)
+        for factor, into in zip(factors, for_tables, strict=True):
+            if factor is not None:
+                ops.accumulate_positions(found.pop(0).reshape(factor[1].shape), factor[1], factor[2], into)
+        return found
 
 
-def _hashed(assignment: Assignment, name: str) -> Hashed:
-    assert assignment.projections is not None
-    projection = assignment.projections[name]
-    assert isinstance(projection, Hashed)
-    return projection
+def _times(rows: Tensor, multipliers: Tensor | None) -> Tensor:
+    """Rows [clients, samples, width, d], those of each client multiplied by its own matrix."""
+    if multipliers is None:
+        return rows
+    return (rows.flatten(1, 2) @ multipliers).view(rows.shape)
 
 
 def _padded(part: Tensor, length: int) -> Tensor:
@@ -155,60 +197,56 @@ def _padded(part: Tensor, length: int) -> Tensor:
 
 
 class Changes:
-    """What the clients of a round changed, added up in the compact space of each size."""
+    """What the clients of a round changed, added up: in the compact space of each group where recovering is linear."""
 
-    def __init__(
-        self,
-        federation: Federation,
-        assignments: list[Assignment],
-        sent: list[Weights | None],
-        rejections: Rejections,
-        number: int,
-    ) -> None:
-        self._federation, self._assignments, self._sent = federation, assignments, sent
-        self._rejections, self._number = rejections, number
+    def __init__(self, federation: Federation, state: ServerState, rejections: Rejections) -> None:
+        self._federation, self._rejections, self._number = federation, rejections, state.round_number
+        self._totals = RoundTotals(state.full)
+        self._groups: dict[int, Held] = {}
         self._sums: dict[int, Weights] = {}
         self._weights: dict[int, float] = {}
 
     def take(self, program: Program, place: int) -> None:
         """Add one trained client, unless its reply has to be refused."""
-        client, group = program.clients[place], program.groups[place]
-        settings, sent = self._federation.settings, self._sent[group]
-        assert sent is not None
+        client, held = program.clients[place], program.held[place]
+        settings, sent = self._federation.settings, held.received
         slots, changed = {}, {}
         for name, table in program.tables.items():
             mine = table.of(place)
             slots[name] = table.slots[mine]
             changed[name] = table.values[mine] - sent[name].index_select(0, slots[name])
+        for name in self._federation.task.user_tables:
+            slots[name] = program.own_slots(name, client)
+            changed[name] = program.own[name][place] - sent[name][slots[name]]
         for name, stacked in program.dense.items():
             changed[name] = stacked[place] - sent[name]
-        problem = self._problem(client, group, slots, changed)
+        problem = self._problem(client, held, slots, changed)
         if problem is not None:
             self._rejections.note(self._number + 1, client, problem)
             return
         weight = float(self._federation.task.samples(client)) if settings.weighting == "data" else 1.0
-        if group not in self._sums:
-            self._sums[group] = {name: torch.zeros_like(vector) for name, vector in sent.items()}
+        if held.group is None:
+            start = sent if settings.aggregation == "paper" else {n: torch.zeros_like(v) for n, v in sent.items()}
+            self._totals.add(held.projections, _laid_out(changed, slots, start), weight)
+            return
+        if held.group not in self._sums:
+            self._groups[held.group] = held
+            self._sums[held.group] = {name: torch.zeros_like(vector) for name, vector in sent.items()}
         for name, change in changed.items():
-            total = self._sums[group][name]
+            total = self._sums[held.group][name]
             if name in slots:
                 total.index_add_(0, slots[name], change, alpha=weight)
             else:
                 total.add_(change, alpha=weight)
-        self._weights[group] = self._weights.get(group, 0.0) + weight
+        self._weights[held.group] = self._weights.get(held.group, 0.0) + weight
 
-    def _problem(self, client: int, group: int, slots: Weights, changed: Weights) -> str | None:
+    def _problem(self, client: int, held: Held, slots: Weights, changed: Weights) -> str | None:
         """Why this client's reply cannot be used. What it did not touch it sends back as it came, so that is fine."""
-        settings, sent, held = self._federation.settings, self._sent[group], self._assignments[group].projections
-        assert sent is not None
-        assert held is not None
+        settings = self._federation.settings
         fault = fault_of(settings, generator(settings, Purpose.FAULTS, self._number, client))
         if fault is not None:  # rare: what arrives is made in full, and checked as a server would
-            reply = {
-                name: sent[name].index_add(0, slots[name], change) if name in slots else sent[name] + change
-                for name, change in changed.items()
-            }
-            return problem_with(spoil(reply, fault), sent, held, settings)
+            reply = _laid_out(changed, slots, held.received)
+            return problem_with(spoil(reply, fault), held.received, held.projections, settings)
         for change in changed.values():
             largest = float(change.abs().max()) if change.numel() else 0.0  # NaN if there is one
             if not math.isfinite(largest):
@@ -217,16 +255,21 @@ class Changes:
                 return "values out of range"
         return None
 
-    def totals(self, state: ServerState) -> RoundTotals:
+    def totals(self) -> RoundTotals:
         """The round's totals, as the rule of the settings wants them."""
-        totals = RoundTotals(state.full)
         for group, sums in self._sums.items():
-            held, sent, weight = self._assignments[group].projections, self._sent[group], self._weights[group]
-            assert held is not None
-            assert sent is not None
+            held, weight = self._groups[group], self._weights[group]
             if self._federation.settings.aggregation == "paper":
                 for name, total in sums.items():
-                    total.add_(sent[name], alpha=weight)
+                    total.add_(held.received[name], alpha=weight)
             if weight:
-                totals.add(held, {name: total / weight for name, total in sums.items()}, weight)
-        return totals
+                self._totals.add(held.projections, {name: total / weight for name, total in sums.items()}, weight)
+        return self._totals
+
+
+def _laid_out(changed: Weights, slots: Weights, start: Weights) -> Weights:
+    """Whole vectors from what was changed of them."""
+    return {
+        name: start[name].index_add(0, slots[name], change) if name in slots else start[name] + change
+        for name, change in changed.items()
+    }
