@@ -97,6 +97,8 @@ class Settings(Frozen):
         faults: Shares of clients that fail.
         largest_change: A reply in which a number differs by more than this from what was sent is refused.
         backend: ``"loop"`` (the page that reads like the paper) or ``"batched"`` (the same numbers, fast).
+        device: Where the simulation runs: ``"cuda"``, ``"cpu"``, or ``"auto"``: a GPU if there is one and the settings
+            can use it.
         evaluate_every: Rounds between evaluations; the last round is always evaluated.
         top: k of NDCG@k.
         patience: Stop when the quality has not risen for that many evaluations; None never stops early.
@@ -141,6 +143,7 @@ class Settings(Frozen):
     faults: FaultSettings = FaultSettings()
     largest_change: float = Field(1e4, gt=0)
     backend: Literal["loop", "batched"] = "batched"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     evaluate_every: int = Field(10, ge=1)
     top: int = Field(20, ge=1)
     patience: int | None = Field(None, ge=1)

@@ -39,6 +39,7 @@ __all__ = [
     "reduce",
     "sgd_rows",
     "slots_and_signs",
+    "step_prefix",
     "touched_rows",
     "unfold",
     "weighted_sum",
@@ -214,14 +215,32 @@ def positions(layout: Layout, rows: Tensor, row_size: int, active: Tensor) -> tu
 
 def recover_positions(source: Tensor, found: Tensor, signs: Tensor) -> Tensor:
     """The values of rows from ``source = compact[active]``; ``found`` and ``signs`` as :func:`positions` gives them."""
+    if body := _gpu(source):
+        looked_up: Tensor = body.recover_positions(source, found, signs)
+        return looked_up
     out = active_calls.recover_positions(source, found, signs)
     return reference_active.recover_positions(source, found, signs) if out is None else out
 
 
 def accumulate_positions(values: Tensor, found: Tensor, signs: Tensor, sums: Tensor) -> None:
     """Add the signed values of rows into ``sums``, which has one entry an active slot, in place."""
-    if not active_calls.accumulate_positions(values, found, signs, sums):
+    if body := _gpu(sums, values):
+        body.accumulate_positions(values, found, signs, sums)
+    elif not active_calls.accumulate_positions(values, found, signs, sums):
         reference_active.accumulate_positions(values, found, signs, sums)
+
+
+@torch.no_grad()
+def step_prefix(values: Tensor, gradient: Tensor, moments: Sequence[Tensor], rates: Tensor, moving: Tensor) -> None:
+    """One step of SGD, Adagrad or Adam (0, 1 or 2 moments) on the first ``moving`` values; their gradient becomes 0.
+
+    ``rates`` is the step size, for Adam already divided by 1 - β₁ᵗ, and the root of 1 - β₂ᵗ (1 for the others). On a
+    GPU nothing waits for the device, so that steps can be captured.
+    """
+    if body := _gpu(values, gradient):
+        body.step_prefix(values, gradient, moments, rates, moving)
+    else:
+        reference_active.step_prefix(values, gradient, moments, rates, moving)
 
 
 @torch.no_grad()

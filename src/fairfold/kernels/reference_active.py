@@ -4,12 +4,18 @@ A client's optimiser starts fresh each round, so a slot that no row of the round
 and does not move. Work on the *active* slots alone gives the numbers of dense training.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from fairfold.errors import InvalidVector
 from fairfold.kernels.hashing import Layout, slots_and_signs
 from fairfold.kernels.reference import row_coordinates
+
+BETAS = (0.9, 0.999)
+ADAM_EPSILON = 1e-8
+ADAGRAD_EPSILON = 1e-10
 
 
 def touched_rows(layout: Layout, values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,3 +80,22 @@ def adam_slots(
     square.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
     denominator = square.sqrt() / (1 - betas[1] ** step) ** 0.5 + epsilon
     compact[slots] -= rate / (1 - betas[0] ** step) * mean / denominator
+
+
+def step_prefix(values: Tensor, gradient: Tensor, moments: Sequence[Tensor], rates: Tensor, moving: Tensor) -> None:
+    """One step of SGD, Adagrad or Adam (0, 1 or 2 moments) on the first ``moving`` values; their gradient becomes 0.
+
+    ``rates`` is the step size, for Adam already divided by 1 - β₁ᵗ, and the root of 1 - β₂ᵗ (1 for the others).
+    """
+    end = int(moving)
+    part, slope, kept = values[:end], gradient[:end], [moment[:end] for moment in moments]
+    direction: Tensor = slope
+    if len(kept) == 1:
+        kept[0].addcmul_(slope, slope)
+        direction = slope / (kept[0].sqrt() + ADAGRAD_EPSILON)
+    elif len(kept) == 2:
+        kept[0].lerp_(slope, 1 - BETAS[0])
+        kept[1].mul_(BETAS[1]).addcmul_(slope, slope, value=1 - BETAS[1])
+        direction = kept[0] / (kept[1].sqrt() / rates[1] + ADAM_EPSILON)
+    part.sub_(direction * rates[0])
+    slope.zero_()

@@ -210,7 +210,8 @@ def _tensors(progress: Progress) -> dict[str, Tensor]:
     tensors = {f"full/{name}": tensor for name, tensor in progress.state.full.items()}
     for moment, of in progress.state.moments.items():
         tensors |= {f"moment/{moment}/{name}": tensor for name, tensor in of.items()}
-    return tensors | {f"private/{name}": tensor for name, tensor in progress.private.items()}
+    tensors |= {f"private/{name}": tensor for name, tensor in progress.private.items()}
+    return {name: tensor.cpu() for name, tensor in tensors.items()}
 
 
 def _progress(tensors: dict[str, Tensor], manifest: dict[str, Any]) -> Progress:

@@ -125,7 +125,8 @@ def closed_form_scorer(full: Weights, task: Task, settings: Settings) -> Scorer:
 
 def _mean_squared_error(model: nn.Module, test: Interactions, users: Tensor) -> float:
     chosen = torch.isin(test.users, users)
+    device = next(model.parameters()).device
     assert test.ratings is not None  # checked when the task was made
     with torch.no_grad():
-        predicted: Tensor = model(test.users[chosen], test.items[chosen])
+        predicted: Tensor = model(test.users[chosen].to(device), test.items[chosen].to(device)).cpu()
     return float((predicted - test.ratings[chosen]).square().mean())
