@@ -160,30 +160,32 @@ def test_available_needs_a_device() -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(1, 300), st.integers(1, 7), st.integers(1, 60), st.integers(0, 2**20))
-def test_positions(rows: int, width: int, size: int, seed: int) -> None:
+@given(st.integers(1, 300), st.integers(1, 7), st.integers(1, 60), st.integers(1, 9), st.integers(0, 2**20))
+def test_positions(count: int, width: int, size: int, rows: int, seed: int) -> None:
     source = torch.Generator().manual_seed(seed)
     vector = torch.randn(size, generator=source).to(DEVICE)
     found = torch.randint(size, (rows, width), generator=source, dtype=torch.int32).to(DEVICE)
     signs = (torch.randint(2, (rows, width), generator=source) * 2 - 1).to(DEVICE, torch.int8)
-    values = torch.randn(rows, width, generator=source).to(DEVICE)
-    expected = reference_active.recover_positions(vector, found, signs)
-    torch.testing.assert_close(calls.recover_positions(vector, found, signs), expected, rtol=0, atol=0)
+    lines = torch.randint(rows, (count,), generator=source).to(DEVICE)
+    values = torch.randn(count, width, generator=source).to(DEVICE)
+    expected = reference_active.recover_lines(vector, found, signs, lines)
+    torch.testing.assert_close(calls.recover_lines(vector, found, signs, lines), expected, rtol=0, atol=0)
     sums, other = vector.clone(), vector.clone()
-    calls.accumulate_positions(values, found, signs, sums)
-    reference_active.accumulate_positions(values, found, signs, other)
-    torch.testing.assert_close(sums, other, rtol=1e-5, atol=1e-5)
+    calls.accumulate_lines(values, found, signs, lines, sums)
+    reference_active.accumulate_lines(values, found, signs, lines, other)
+    torch.testing.assert_close(sums, other, rtol=1e-5, atol=1e-4)
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(1, 3000), st.floats(0, 1), st.integers(0, 2), st.integers(0, 2**20))
-def test_step_of_a_prefix(size: int, share: float, moments: int, seed: int) -> None:
+@given(st.integers(1, 3000), st.floats(0, 1), st.integers(0, 2), st.integers(0, 2), st.integers(0, 2**20))
+def test_step_of_a_prefix(size: int, share: float, moments: int, step: int, seed: int) -> None:
     source = torch.Generator().manual_seed(seed)
-    moving, rates = torch.tensor([int(size * share)]), torch.tensor([0.01, 0.5])
+    moving, rates = torch.full((3,), size), torch.rand(3, 2, generator=source) + 0.1
+    moving[step], number = int(size * share), torch.tensor([step])
     vectors = [torch.randn(size, generator=source), torch.randn(size, generator=source)]
     vectors += [torch.rand(size, generator=source) for _ in range(moments)]
     ours = [vector.to(DEVICE, copy=True) for vector in vectors]
-    reference_active.step_prefix(vectors[0], vectors[1], vectors[2:], rates, moving)
-    calls.step_prefix(ours[0], ours[1], ours[2:], rates.to(DEVICE), moving.to(DEVICE))
+    reference_active.step_prefix(vectors[0], vectors[1], vectors[2:], rates, moving, number)
+    calls.step_prefix(ours[0], ours[1], ours[2:], rates.to(DEVICE), moving.to(DEVICE), number.to(DEVICE))
     for mine, expected in zip(ours, vectors, strict=True):
         torch.testing.assert_close(mine.cpu(), expected, rtol=1e-5, atol=1e-6)

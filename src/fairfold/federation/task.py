@@ -141,17 +141,23 @@ class Task:
             items: For every table the rows of the batch, [samples, width, row length].
             targets: See :class:`Batch`.
         """
+        losses = self.unpenalised_losses(dense, users, items, targets)
+        if targets is None and self.settings.regulariser:
+            norms = sum(rows.square().sum((1, 2)) for rows in items) + sum(vector.square().sum() for vector in users)
+            losses = losses + 0.5 * self.settings.regulariser * norms
+        return losses
+
+    def unpenalised_losses(
+        self, dense: Weights, users: Sequence[Tensor], items: Sequence[Tensor], targets: Tensor | None
+    ) -> Tensor:
+        """The same without the regulariser, whose gradient is known: its weight times the vectors a sample uses."""
         spread = tuple(vector.expand(*items[0].shape[:2], -1) for vector in users)
         weights = {f"model.{name}": weight.view(self.dense[name]) for name, weight in dense.items()}
         arguments: Any = (spread, tuple(items))
         scores: Tensor = functional_call(self._combine, weights, arguments)
         if targets is not None:
             return (scores[:, 0] - targets).square()
-        losses = -functional.logsigmoid(scores[:, :1] - scores[:, 1:]).mean(1)
-        if self.settings.regulariser:
-            norms = sum(rows.square().sum((1, 2)) for rows in items) + sum(vector.square().sum() for vector in users)
-            losses = losses + 0.5 * self.settings.regulariser * norms
-        return losses
+        return -functional.logsigmoid(scores[:, :1] - scores[:, 1:]).mean(1)
 
     def model_of(self, shared: Weights, own: Weights) -> nn.Module:
         """The whole model, for evaluation: the server's tensors (or a device's, recovered) and every user's vectors."""

@@ -22,6 +22,7 @@ from fairfold.kernels.hashing import Layout
 from fairfold.kernels.native import active_calls, calls
 
 __all__ = [
+    "accumulate_lines",
     "accumulate_positions",
     "accumulate_range",
     "accumulate_rows",
@@ -33,6 +34,7 @@ __all__ = [
     "count_range",
     "fold",
     "positions",
+    "recover_lines",
     "recover_positions",
     "recover_range",
     "recover_rows",
@@ -215,32 +217,48 @@ def positions(layout: Layout, rows: Tensor, row_size: int, active: Tensor) -> tu
 
 def recover_positions(source: Tensor, found: Tensor, signs: Tensor) -> Tensor:
     """The values of rows from ``source = compact[active]``; ``found`` and ``signs`` as :func:`positions` gives them."""
-    if body := _gpu(source):
-        looked_up: Tensor = body.recover_positions(source, found, signs)
-        return looked_up
     out = active_calls.recover_positions(source, found, signs)
     return reference_active.recover_positions(source, found, signs) if out is None else out
 
 
 def accumulate_positions(values: Tensor, found: Tensor, signs: Tensor, sums: Tensor) -> None:
     """Add the signed values of rows into ``sums``, which has one entry an active slot, in place."""
-    if body := _gpu(sums, values):
-        body.accumulate_positions(values, found, signs, sums)
-    elif not active_calls.accumulate_positions(values, found, signs, sums):
+    if not active_calls.accumulate_positions(values, found, signs, sums):
         reference_active.accumulate_positions(values, found, signs, sums)
 
 
 @torch.no_grad()
-def step_prefix(values: Tensor, gradient: Tensor, moments: Sequence[Tensor], rates: Tensor, moving: Tensor) -> None:
-    """One step of SGD, Adagrad or Adam (0, 1 or 2 moments) on the first ``moving`` values; their gradient becomes 0.
+def step_prefix(
+    values: Tensor, gradient: Tensor, moments: Sequence[Tensor], rates: Tensor, moving: Tensor, number: Tensor
+) -> None:
+    """One optimiser step on a front part of the values; see :func:`fairfold.kernels.reference_active.step_prefix`.
 
-    ``rates`` is the step size, for Adam already divided by 1 - β₁ᵗ, and the root of 1 - β₂ᵗ (1 for the others). On a
-    GPU nothing waits for the device, so that steps can be captured.
+    On a GPU nothing waits for the device, so that steps can be captured.
     """
     if body := _gpu(values, gradient):
-        body.step_prefix(values, gradient, moments, rates, moving)
+        body.step_prefix(values, gradient, moments, rates, moving, number)
     else:
-        reference_active.step_prefix(values, gradient, moments, rates, moving)
+        reference_active.step_prefix(values, gradient, moments, rates, moving, number)
+
+
+def recover_lines(source: Tensor, found: Tensor, signs: Tensor, lines: Tensor) -> Tensor:
+    """:func:`recover_positions` of chosen lines of ``found`` and ``signs``, shape (*lines.shape, row length)."""
+    if body := _gpu(source):
+        looked_up: Tensor = body.recover_lines(source, found, signs, lines)
+        return looked_up
+    flat = lines.reshape(-1)
+    rows = recover_positions(source, found.index_select(0, flat), signs.index_select(0, flat))
+    return rows.view(*lines.shape, found.shape[1])
+
+
+def accumulate_lines(values: Tensor, found: Tensor, signs: Tensor, lines: Tensor, sums: Tensor) -> None:
+    """:func:`accumulate_positions` at chosen lines of ``found`` and ``signs``, in place."""
+    if body := _gpu(sums, values):
+        body.accumulate_lines(values, found, signs, lines, sums)
+        return
+    flat = lines.reshape(-1)
+    rows = values.reshape(len(flat), found.shape[1])
+    accumulate_positions(rows, found.index_select(0, flat), signs.index_select(0, flat), sums)
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ one setting up, as many replays as the busiest client has steps, and one scatter
 import math
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 from math import prod
 
 import torch
@@ -26,6 +27,8 @@ from fairfold.simulate.cohort import Lookups, Samples, draw_samples, find_lookup
 from fairfold.simulate.federation import Federation
 
 CLIENTS_AT_ONCE = 128
+ROUNDS_AHEAD = 3
+"""Samples are drawn by this many threads, as many rounds ahead: a GPU is faster than the drawing of one round."""
 
 
 def serves(settings: Settings) -> bool:
@@ -42,7 +45,6 @@ class Buffers:
         counts = task.data.train.counts_by_user
         per_epoch = (counts + settings.batch_size - 1) // settings.batch_size
         most = counts.sort(descending=True).values[:clients]
-        samples = int(most.sum()) * settings.local_epochs
         drawn = 0 if task.ratings else settings.negatives
         rows = int((most * (1 + drawn * settings.local_epochs)).clamp(max=task.data.num_items).sum())
         self.steps = int(per_epoch.max()) * settings.local_epochs
@@ -53,9 +55,10 @@ class Buffers:
         def make(*shape: int, kind: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=kind, device=device)
 
-        self.places = make(samples, 1 + drawn, kind=torch.int64)
-        self.targets = make(samples, kind=dtype) if task.ratings else None
-        self.starts, self.sizes = (make(self.steps, clients, kind=torch.int64) for _ in range(2))
+        batch = settings.batch_size
+        self.places = make(self.steps, clients, batch, 1 + drawn, kind=torch.int32)
+        self.shares = make(self.steps, clients, batch, kind=dtype)
+        self.targets = make(self.steps, clients, batch, kind=dtype) if task.ratings else None
         self.rows, self.row_signs = make(rows, width, kind=torch.int32), make(rows, width, kind=torch.int8)
         self.fixed, self.fixed_signs = make(clients, used, kind=torch.int32), make(clients, used, kind=torch.int8)
         self.values, self.gradient = make(values, kind=dtype), make(values, kind=dtype)
@@ -64,21 +67,23 @@ class Buffers:
         self.moving = make(self.steps, kind=torch.int64)
         self.step = make(1, kind=torch.int64)
         self.rates = step_sizes(settings, self.steps).to(device, dtype)
-        self.within = torch.arange(settings.batch_size, device=device)
+        self.within = torch.arange(batch, device=device)
+        self.everybody = torch.arange(clients, device=device, dtype=torch.int32)
 
     def fill(self, samples: Samples, lookups: Lookups) -> None:
-        """Set up for a round."""
+        """Set up for a round: batches filled up with copies of a sample whose share in the loss is 0."""
         steps, clients = samples.sizes.shape
-        self.starts[:steps].zero_()
-        self.sizes[:steps].zero_()
-        self.starts[:steps, :clients] = samples.starts
-        self.sizes[:steps, :clients] = samples.sizes
-        self.places[: len(lookups.places)] = lookups.places
+        sizes = samples.sizes[:, :, None]
+        chosen = samples.starts[:, :, None] + torch.minimum(self.within, (sizes - 1).clamp(min=0))
+        for buffer in (self.places, self.shares):
+            buffer[:steps, clients:] = 0
+        self.places[:steps, :clients] = lookups.places[chosen].to(torch.int32)
+        self.shares[:steps, :clients] = (self.within < sizes) / sizes.clamp(min=1)
         if self.targets is not None and samples.targets is not None:
-            self.targets[: len(samples.targets)] = samples.targets
+            self.targets[:steps, :clients] = samples.targets[chosen]
         rows, row_signs = lookups.rows
         self.rows[: len(rows)], self.row_signs[: len(rows)] = rows, row_signs
-        self.fixed.zero_()
+        self.fixed[clients:] = 0
         self.fixed[:clients], self.fixed_signs[:clients] = lookups.fixed
         touched = len(lookups.keys)
         for vector in (self.gradient, *self.moments):
@@ -108,9 +113,9 @@ class Cohorts:
         wanted = self.settings.clients_per_round or self.task.num_clients
         self.at_once = min(wanted, self.task.num_clients, CLIENTS_AT_ONCE)
         self.buffers = Buffers(self.task, self.at_once, device, dtype)
-        self._losses = vmap(self.task.sample_losses, in_dims=(0, 0, 0, 0 if self.task.ratings else None))
+        self._losses = vmap(self.task.unpenalised_losses, in_dims=(0, 0, 0, 0 if self.task.ratings else None))
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._feeder = ThreadPoolExecutor(1, thread_name_prefix="fairfold-samples")
+        self._feeder = ThreadPoolExecutor(ROUNDS_AHEAD, thread_name_prefix="fairfold-samples")
         self._ahead: dict[int, Future[list[Samples]]] = {}
 
     def run_round(self, state: ServerState, private: Weights, rejections: Rejections) -> ServerState:
@@ -124,11 +129,12 @@ class Cohorts:
         return aggregate(state, totals, self.settings)
 
     def _samples(self, number: int) -> list[Samples]:
-        """A round's samples; those of the next are drawn meanwhile."""
-        ready = self._ahead.pop(number, None)
-        drawn = self._draw(number) if ready is None else ready.result()
-        self._ahead = {number + 1: self._feeder.submit(self._draw, number + 1)}
-        return drawn
+        """A round's samples; those of the next rounds are drawn while this one runs."""
+        coming = range(number, min(number + ROUNDS_AHEAD, self.settings.rounds - 1) + 1)
+        self._ahead = {
+            each: self._ahead.get(each) or self._feeder.submit(self._draw, each) for each in {number, *coming}
+        }
+        return self._ahead[number].result()
 
     def _draw(self, number: int) -> list[Samples]:
         assignments = self.federation.assignments(number)
@@ -155,10 +161,8 @@ class Cohorts:
         came_from = sources(lookups)
         buffers.values[: len(came_from)] = sections.source[came_from]
         self._run(len(samples.sizes))
-        change = buffers.values[: len(came_from)] - sections.source[came_from]
-        Back(self, samples, groups, assignments, received, lookups, change, came_from).give(
-            private, number, rejections, totals
-        )
+        back = Back(self, samples, groups, assignments, received, lookups, came_from)
+        back.give(private, number, rejections, totals)
 
     def _run(self, steps: int) -> None:
         if self.device.type != "cuda":
@@ -177,26 +181,25 @@ class Cohorts:
     def _step(self) -> None:
         """The next step of every client that is still at work."""
         task, held = self.task, self.buffers
-        sizes = held.sizes.index_select(0, held.step)[0]
-        starts = held.starts.index_select(0, held.step)[0]
-        chosen = starts[:, None] + torch.minimum(held.within, (sizes[:, None] - 1).clamp(min=0))
-        places = held.places[chosen]  # [clients, samples, width]
-        positions, signs = held.rows[places], held.row_signs[places]
-        rows = ops.recover_positions(held.values, positions, signs).requires_grad_()
-        always = ops.recover_positions(held.values, held.fixed, held.fixed_signs).requires_grad_()
+        places = held.places.index_select(0, held.step)[0]  # [clients, samples, width]
+        shares = held.shares.index_select(0, held.step)[0]
+        targets = None if held.targets is None else held.targets.index_select(0, held.step)[0]
+        rows = ops.recover_lines(held.values, held.rows, held.row_signs, places).requires_grad_()
+        always = ops.recover_lines(held.values, held.fixed, held.fixed_signs, held.everybody).requires_grad_()
         split = torch.split(rows, [shape[1] for shape in task.tables.values()], dim=-1)
         own_sizes, dense_sizes = [*task.own.values()], [prod(shape) for shape in task.dense.values()]
         parts = torch.split(always, [*own_sizes, *dense_sizes], dim=-1)
         dense = dict(zip(task.dense, parts[len(own_sizes) :], strict=True))
-        targets = None if held.targets is None else held.targets[chosen]
         losses: Tensor = self._losses(dense, parts[: len(own_sizes)], split, targets)
-        real = held.within < sizes[:, None]
-        loss = (torch.where(real, losses, 0).sum(1) / sizes.clamp(min=1)).sum()
-        for_rows, for_always = torch.autograd.grad(loss, [rows, always])
-        ops.accumulate_positions(for_rows, positions, signs, held.gradient)
-        ops.accumulate_positions(for_always, held.fixed, held.fixed_signs, held.gradient)
-        rates, moving = held.rates.index_select(0, held.step)[0], held.moving.index_select(0, held.step)
-        ops.step_prefix(held.values, held.gradient, held.moments, rates, moving)
+        for_rows, for_always = torch.autograd.grad(losses, [rows, always], shares)
+        if targets is None and self.settings.regulariser:
+            weight, own = self.settings.regulariser, sum(own_sizes)
+            for_rows = for_rows.addcmul(rows.detach(), shares[..., None, None], value=weight)
+            users = always.detach()[:, :own]
+            for_always[:, :own].addcmul_(users, shares.sum(1, keepdim=True), value=weight)
+        ops.accumulate_lines(for_rows, held.rows, held.row_signs, places, held.gradient)
+        ops.accumulate_lines(for_always, held.fixed, held.fixed_signs, held.everybody, held.gradient)
+        ops.step_prefix(held.values, held.gradient, held.moments, held.rates, held.moving, held.step)
         held.step += 1
 
 
@@ -247,23 +250,23 @@ class Back:
         assignments: list[Assignment],
         received: dict[int, Weights],
         lookups: Lookups,
-        change: Tensor,
         came_from: Tensor,
     ) -> None:
         self._task, self._settings = cohorts.task, cohorts.settings
         self._clients, self._groups, self._assignments, self._received = samples.clients, groups, assignments, received
-        self._lookups, self._change, self._came_from = lookups, change, came_from
+        self._lookups, self._came_from = lookups, came_from
+        self._values = cohorts.buffers.values[: len(came_from)]
+        self._change = self._values - lookups.sections.source[came_from]
 
     def give(self, private: Weights, number: int, rejections: Rejections, totals: RoundTotals) -> None:
         """Check every reply, add up the good ones, and leave own vectors where they belong."""
         sections, source = self._lookups.sections, self._lookups.sections.source
         shared = max((at + self._received[group][name].numel() for group, of in sections.groups.items()
                       for name, at in of.items()), default=0)  # fmt: skip
-        self._keep_own(private, shared)
+        self._keep_own(private)
         of_server = self._came_from < shared
-        place = torch.searchsorted(
-            self._lookups.ends, torch.arange(len(self._change), device=source.device), right=True
-        )
+        ends = self._lookups.ends
+        place = torch.repeat_interleave(torch.arange(len(ends), device=ends.device), ends.diff(prepend=ends[:1] * 0))
         problems = self._problems(place, of_server, number)
         weights = []
         for client, problem in zip(self._clients, problems, strict=True):
@@ -286,25 +289,20 @@ class Back:
                 means = {name: mean.add_(sent[name]) for name, mean in means.items()}
             totals.add(held, means, weight)
 
-    def _keep_own(self, private: Weights, shared: int) -> None:
-        if not private:
-            return
-        sections = self._lookups.sections
-        after = sections.source[shared:].index_add(
-            0, self._came_from[self._came_from >= shared] - shared, self._change[self._came_from >= shared]
-        )
-        chosen, start = torch.tensor(self._clients, device=after.device), 0
-        for name, rows in private.items():
-            size = self._task.own[name]
-            rows[chosen] = after[start : start + len(chosen) * size].view(-1, size)
-            start += len(chosen) * size
+    def _keep_own(self, private: Weights) -> None:
+        chosen, start = torch.tensor(self._clients, device=self._change.device), 0
+        for name, size in self._task.own.items():
+            if name in private:
+                private[name][chosen] = self._values[self._lookups.fixed[0][:, start : start + size].long()]
+            start += size
 
     def _problems(self, place: Tensor, of_server: Tensor, number: int) -> list[str | None]:
         """Why each client's reply cannot be used. What it did not touch it sends back as it came, so that is fine."""
-        size = self._change.abs().nan_to_num(nan=math.inf).where(of_server, 0)
-        largest = torch.zeros(len(self._clients), dtype=size.dtype, device=size.device)
+        size = self._change.abs().nan_to_num_(nan=math.inf).mul_(of_server)
+        ends = [0, *self._lookups.ends.tolist()]
+        largest = torch.stack([size[start:end].amax() for start, end in pairwise(ends)]).tolist()
         found: list[str | None] = []
-        for index, most in enumerate(largest.scatter_reduce_(0, place, size, "amax").tolist()):
+        for index, most in enumerate(largest):
             fault = fault_of(self._settings, generator(self._settings, Purpose.FAULTS, number, self._clients[index]))
             if fault is not None:
                 found.append(self._fault(index, place, of_server, fault))

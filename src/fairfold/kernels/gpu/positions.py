@@ -19,32 +19,33 @@ def _grid(count: int) -> tuple[int]:
     return ((count + BLOCK - 1) // BLOCK,)
 
 
-def recover_positions(source: Tensor, found: Tensor, signs: Tensor) -> Tensor:
-    """See :func:`fairfold.kernels.reference_active.recover_positions`."""
-    source, found, signs = source.contiguous(), found.contiguous(), signs.contiguous()
-    out = torch.empty(found.shape, dtype=source.dtype, device=source.device)
-    if found.numel():
+def recover_lines(source: Tensor, found: Tensor, signs: Tensor, lines: Tensor) -> Tensor:
+    """See :func:`fairfold.kernels.reference_active.recover_lines`; all without gaps."""
+    width, count = found.shape[1], lines.numel() * found.shape[1]
+    out = torch.empty(*lines.shape, width, dtype=source.dtype, device=source.device)
+    if count:
         with on_device(source):
-            device.recover_kernel[_grid(found.numel())](
-                source.contiguous(), found, signs, out, found.numel(), block=BLOCK
-            )
+            device.recover_kernel[_grid(count)](source, found, signs, lines, out, count, width, block=BLOCK)
     return out
 
 
-def accumulate_positions(values: Tensor, found: Tensor, signs: Tensor, sums: Tensor) -> None:
-    """See :func:`fairfold.kernels.reference_active.accumulate_positions`; ``sums`` has no gaps."""
-    values, found, signs = values.to(sums.dtype).contiguous(), found.contiguous(), signs.contiguous()
-    if found.numel():
+def accumulate_lines(values: Tensor, found: Tensor, signs: Tensor, lines: Tensor, sums: Tensor) -> None:
+    """See :func:`fairfold.kernels.reference_active.accumulate_lines`; all without gaps."""
+    width, count = found.shape[1], lines.numel() * found.shape[1]
+    values = values.to(sums.dtype).contiguous()
+    if count:
         with on_device(sums):
-            device.accumulate_kernel[_grid(found.numel())](values, found, signs, sums, found.numel(), block=BLOCK)
+            device.accumulate_kernel[_grid(count)](values, found, signs, lines, sums, count, width, block=BLOCK)
 
 
-def step_prefix(values: Tensor, gradient: Tensor, moments: Sequence[Tensor], rates: Tensor, moving: Tensor) -> None:
+def step_prefix(
+    values: Tensor, gradient: Tensor, moments: Sequence[Tensor], rates: Tensor, moving: Tensor, number: Tensor
+) -> None:
     """See :func:`fairfold.kernels.reference_active.step_prefix`."""
     first, second = (*moments, values, values)[:2]  # those that are not there are not touched
     epsilon = ADAM_EPSILON if len(moments) == 2 else ADAGRAD_EPSILON
     with on_device(values):
         device.step_kernel[_grid(values.numel())](
-            values, gradient, first, second, rates, moving,
+            values, gradient, first, second, rates, moving, number,
             kept=len(moments), beta1=BETAS[0], beta2=BETAS[1], epsilon=epsilon, block=BLOCK,
         )  # fmt: skip
