@@ -194,6 +194,8 @@ def load_data(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
         options = {} if settings.top_users is None else {"top_users": settings.top_users}
         if settings.model == "neumf-mlp":
             options["ratings"] = True
+        if settings.resplit:
+            options["resplit"] = True
         data = load(settings.data, **options)  # type: ignore[arg-type]
         return data, _popularity(data)
     world = SyntheticWorld(
