@@ -20,21 +20,26 @@ def whole(shape: tuple[int, ...]) -> Hashed:
 def fair(compressed: Shapes, capacities: Sequence[Capacity], settings: Settings, seed: int) -> list[Assignment]:
     """FAIR-HET: nested subspaces, one a capacity. Every tensor has a hash of its own."""
     by_tensor = {
-        name: nested_subspaces(
-            prod(shape),
-            capacities,
-            seed=expand_seed(seed ^ number << 56),
-            mapping=settings.mapping if len(shape) > 1 else "element",
-            chunk=settings.chunk if settings.mapping != "element" else 1,
-            sign=settings.sign,
-            rule=settings.size_rule,
-        )
+        name: _nested(shape, capacities, settings, expand_seed(seed ^ number << 56))
         for number, (name, shape) in enumerate(compressed.items())
     }
     return [
         Assignment({name: Hashed(compressed[name], subspaces[group]) for name, subspaces in by_tensor.items()})
         for group in range(len(capacities))
     ]
+
+
+def _nested(shape: tuple[int, ...], capacities: Sequence[Capacity], settings: Settings, seed: int) -> list[Subspace]:
+    full_size = prod(shape)
+    mapping = "chunk" if settings.mapping == "ranked" and len(shape) == 1 else settings.mapping  # only tables have ranks
+    chunk = 1 if mapping == "element" else settings.chunk
+    # A tensor of which the smallest device holds less than a chunk (a bias, a first convolution) has shorter ones.
+    smallest = min(capacity.limit(full_size) for capacity in capacities) // (2 if mapping == "ranked" else 1)
+    while chunk > max(smallest, 1):
+        chunk //= 2
+    return nested_subspaces(
+        full_size, capacities, seed=seed, mapping=mapping, chunk=chunk, sign=settings.sign, rule=settings.size_rule
+    )
 
 
 def fair_hom(compressed: Shapes, capacities: Sequence[Capacity], settings: Settings, seed: int) -> list[Assignment]:
