@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from math import prod
 
+from fairfold.algorithms.networks import low_rank_network, narrow_network
 from fairfold.errors import InvalidCapacity
 from fairfold.federation.projection import Assignment, Hashed, LeadingColumns, LowRank, Projection, WholeTable
 from fairfold.federation.settings import Settings
@@ -67,13 +68,17 @@ def fedhm(compressed: Shapes, capacities: Sequence[Capacity], settings: Settings
     """FedHM: the best factors of low rank that fit.
 
     A table of N × d costs r·(N + d) at rank r, so a device that cannot hold N + d numbers cannot be served: compression
-    stays below d. A device that can hold the table holds the table.
+    stays below d. A device that can hold the table holds the table. Networks: see :func:`low_rank_network`.
     """
+    if settings.reads_images:
+        return [low_rank_network(compressed, capacity) for capacity in capacities]
     return [_tables("fedhm", LowRank, compressed, capacity) for capacity in capacities]
 
 
 def heterofl(compressed: Shapes, capacities: Sequence[Capacity], settings: Settings, seed: int) -> list[Assignment]:  # noqa: ARG001
-    """HeteroFL: the leading columns that fit; at least one, so compression is at most d."""
+    """HeteroFL: the leading columns that fit; at least one, so compression is at most d. Or a narrower network."""
+    if settings.reads_images:
+        return [narrow_network(compressed, capacity) for capacity in capacities]
     return [_tables("heterofl", LeadingColumns, compressed, capacity) for capacity in capacities]
 
 

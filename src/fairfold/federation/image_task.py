@@ -56,12 +56,16 @@ class ImageTask(Task):
         self.ratings = False
         self.clients = _divided(data, settings)
         self.num_clients = len(self.clients)
-        with torch.device("meta"):
-            self.network = _make(data, settings)
+        self.network = self.empty_network()
         self.layers: Shapes = {name: tuple(tensor.shape) for name, tensor in self.network.named_parameters()}
         self.own, self.tables, self.user_tables = {}, {}, {}
         size = sum(prod(shape) for shape in self.layers.values())
         self.dense = {WHOLE_MODEL: (size,)} if settings.compress == "model" else self.layers
+
+    def empty_network(self) -> nn.Module:
+        """The architecture alone, without memory for its tensors."""
+        with torch.device("meta"):
+            return _make(self.images, self.settings)
 
     def initial(self, generator: torch.Generator) -> tuple[Weights, Weights]:
         """Tensors before training; devices have none of their own."""
@@ -73,7 +77,9 @@ class ImageTask(Task):
 
     @property
     def compressed(self) -> Shapes:
-        """What a device holds compressed: everything but small tensors."""
+        """What a device holds compressed: everything but small tensors. FedHM and HeteroFL see to all of them."""
+        if self.settings.method in ("fedhm", "heterofl"):
+            return self.shapes
         return {name: shape for name, shape in self.shapes.items() if prod(shape) >= SMALLEST_COMPRESSED}
 
     def samples(self, client: int) -> int:
@@ -111,8 +117,7 @@ class ImageTask(Task):
 
     def model_of(self, shared: Weights, own: Weights) -> nn.Module:  # noqa: ARG002
         """The network with the given tensors."""
-        with torch.device("meta"):
-            network = _make(self.images, self.settings)
+        network = self.empty_network()
         network.load_state_dict(self.tensors(shared), assign=True)
         return network
 

@@ -1,0 +1,118 @@
+"""FedHM and HeteroFL for networks: what a device of a capacity holds of every layer.
+
+Both keep to the same bound as FAIR: all numbers of a device together, biases among them, are at most its share of the
+model's. How they spend it is stated here, so that nobody has to guess how strong the rivals were made.
+"""
+
+from collections.abc import Callable, Mapping
+from math import prod
+
+from fairfold.errors import InvalidCapacity
+from fairfold.federation.blocks import LeadingBlock
+from fairfold.federation.projection import Assignment, LowRank, Projection, WholeTable
+from fairfold.federation.task import Shapes
+from fairfold.subspace import Capacity, Subspace
+
+Ranks = Mapping[str, int | None]
+"""The rank of every layer's factors; None for a layer held whole."""
+
+
+def low_rank_network(shapes: Shapes, capacity: Capacity) -> Assignment:
+    """FedHM's device: every layer's weight as two factors, a convolution's as a matrix of one row a filter.
+
+    Biases are held whole. So is the output layer, as FedHM's authors have it, where the device can afford that; else it
+    is factored as well. The other layers keep the same share of their full rank, the largest that fits, and at least
+    rank 1; a layer whose factors would be no smaller than itself is held whole.
+    """
+    full_size = sum(prod(shape) for shape in shapes.values())
+    limit = capacity.limit(full_size)
+    if limit >= full_size:
+        return Assignment({name: _whole(shape) for name, shape in shapes.items()})
+    weights = {name: _matrix(shape) for name, shape in shapes.items() if len(shape) > 1}
+    output = list(weights)[-1]
+    found = _largest_ranks(shapes, weights, limit, whole={output}) or _largest_ranks(shapes, weights, limit, whole=set())
+    if found is None:
+        least = _cost(shapes, weights, dict.fromkeys(weights, 1))
+        raise _cannot("fedhm", capacity, f"factors of rank 1 of all layers are {least} numbers, it can hold {limit}")
+    projections: dict[str, Projection] = {}
+    for name, shape in shapes.items():
+        rank = found.get(name)
+        projections[name] = _whole(shape) if rank is None else LowRank(weights[name], rank)
+    return Assignment(projections)
+
+
+def narrow_network(shapes: Shapes, capacity: Capacity) -> Assignment:
+    """HeteroFL's device: the leading units of every hidden layer, the same share of each, the largest that fits."""
+    full_size = sum(prod(shape) for shape in shapes.values())
+    limit = capacity.limit(full_size)
+    widths = [shape[0] for shape in shapes.values() if len(shape) > 1]
+
+    def kept(share: float) -> dict[str, tuple[int, ...]]:
+        """Shapes at a share of the width; the input and the output keep theirs."""
+        found: dict[str, tuple[int, ...]] = {}
+        inputs, outputs, layer = 1.0, 1, 0
+        for name, shape in shapes.items():
+            if len(shape) > 1:
+                last = layer == len(widths) - 1
+                outputs = shape[0] if last else max(int(share * shape[0]), 1)
+                # What comes in is what the layer before gives out: a unit, or all places of a channel.
+                side = round(inputs * shape[1])
+                found[name] = (outputs, side, *shape[2:])
+                inputs, layer = outputs / shape[0], layer + 1
+            else:
+                found[name] = (outputs,)
+        return found
+
+    share = _largest(lambda one: sum(prod(shape) for shape in kept(one).values()) <= limit, max(widths))
+    if share is None:
+        least = sum(prod(shape) for shape in kept(0.0).values())
+        raise _cannot("heterofl", capacity, f"a network one unit wide is {least} numbers, it can hold {limit}")
+    return Assignment({name: LeadingBlock(shapes[name], shape) for name, shape in kept(share).items()})
+
+
+def _largest_ranks(shapes: Shapes, weights: Shapes, limit: int, whole: set[str]) -> Ranks | None:
+    """The ranks at the largest share of the full rank that fits; None if nothing does."""
+
+    def ranks(share: float) -> Ranks:
+        found: dict[str, int | None] = {}
+        for name, (rows, columns) in weights.items():
+            rank = max(int(share * min(rows, columns)), 1)
+            found[name] = None if name in whole or rank * (rows + columns) >= rows * columns else rank
+        return found
+
+    largest = max(min(shape) for shape in weights.values())
+    share = _largest(lambda one: _cost(shapes, weights, ranks(one)) <= limit, largest)
+    return None if share is None else ranks(share)
+
+
+def _largest(fits: Callable[[float], bool], steps: int) -> float | None:
+    """The largest of 0, 1/steps, …, 1 that fits; None if 0 does not. What is asked only ever grows with the share."""
+    if not fits(0.0):
+        return None
+    low, high = 0, steps
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle / steps) else (low, middle - 1)
+    return low / steps
+
+
+def _cost(shapes: Shapes, weights: Shapes, ranks: Ranks) -> int:
+    total = 0
+    for name, shape in shapes.items():
+        rank = ranks.get(name)
+        total += prod(shape) if rank is None else rank * sum(weights[name])
+    return total
+
+
+def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    return shape[0], prod(shape[1:])
+
+
+def _whole(shape: tuple[int, ...]) -> WholeTable:
+    return WholeTable(shape, Subspace(prod(shape), prod(shape)))
+
+
+def _cannot(method: str, capacity: Capacity, reason: str) -> InvalidCapacity:
+    return InvalidCapacity(
+        f"method={method!r} at {capacity}", f"a capacity it can serve (N/A: {reason})", "Use method='fair'."
+    )
