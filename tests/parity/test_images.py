@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairfold.federation.image_task import task_of
 from fairfold.federation.aggregate import ServerState
+from fairfold.federation.image_task import task_of
 from fairfold.federation.replies import Rejections
 from fairfold.federation.settings import read_settings
 from fairfold.simulate import batched, loop

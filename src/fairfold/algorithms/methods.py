@@ -32,7 +32,9 @@ def fair(compressed: Shapes, capacities: Sequence[Capacity], settings: Settings,
 
 def _nested(shape: tuple[int, ...], capacities: Sequence[Capacity], settings: Settings, seed: int) -> list[Subspace]:
     full_size = prod(shape)
-    mapping = "chunk" if settings.mapping == "ranked" and len(shape) == 1 else settings.mapping  # only tables have ranks
+    mapping = (
+        "chunk" if settings.mapping == "ranked" and len(shape) == 1 else settings.mapping
+    )  # only tables have ranks
     chunk = 1 if mapping == "element" else settings.chunk
     # A tensor of which the smallest device holds less than a chunk (a bias, a first convolution) has shorter ones.
     smallest = min(capacity.limit(full_size) for capacity in capacities) // (2 if mapping == "ranked" else 1)

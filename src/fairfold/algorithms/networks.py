@@ -13,6 +13,7 @@ from fairfold.federation.projection import Assignment, LowRank, Projection, Whol
 from fairfold.federation.task import Shapes
 from fairfold.subspace import Capacity, Subspace
 
+Matrices = dict[str, tuple[int, int]]
 Ranks = Mapping[str, int | None]
 """The rank of every layer's factors; None for a layer held whole."""
 
@@ -28,9 +29,11 @@ def low_rank_network(shapes: Shapes, capacity: Capacity) -> Assignment:
     limit = capacity.limit(full_size)
     if limit >= full_size:
         return Assignment({name: _whole(shape) for name, shape in shapes.items()})
-    weights = {name: _matrix(shape) for name, shape in shapes.items() if len(shape) > 1}
+    weights: Matrices = {name: _matrix(shape) for name, shape in shapes.items() if len(shape) > 1}
     output = list(weights)[-1]
-    found = _largest_ranks(shapes, weights, limit, whole={output}) or _largest_ranks(shapes, weights, limit, whole=set())
+    found = _largest_ranks(shapes, weights, limit, whole={output}) or _largest_ranks(
+        shapes, weights, limit, whole=set()
+    )
     if found is None:
         least = _cost(shapes, weights, dict.fromkeys(weights, 1))
         raise _cannot("fedhm", capacity, f"factors of rank 1 of all layers are {least} numbers, it can hold {limit}")
@@ -70,7 +73,7 @@ def narrow_network(shapes: Shapes, capacity: Capacity) -> Assignment:
     return Assignment({name: LeadingBlock(shapes[name], shape) for name, shape in kept(share).items()})
 
 
-def _largest_ranks(shapes: Shapes, weights: Shapes, limit: int, whole: set[str]) -> Ranks | None:
+def _largest_ranks(shapes: Shapes, weights: Matrices, limit: int, whole: set[str]) -> Ranks | None:
     """The ranks at the largest share of the full rank that fits; None if nothing does."""
 
     def ranks(share: float) -> Ranks:
@@ -96,7 +99,7 @@ def _largest(fits: Callable[[float], bool], steps: int) -> float | None:
     return low / steps
 
 
-def _cost(shapes: Shapes, weights: Shapes, ranks: Ranks) -> int:
+def _cost(shapes: Shapes, weights: Matrices, ranks: Ranks) -> int:
     total = 0
     for name, shape in shapes.items():
         rank = ranks.get(name)

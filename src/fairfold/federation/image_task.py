@@ -91,7 +91,7 @@ class ImageTask(Task):
         settings, rows, found = self.settings, self.clients.of(client), []
         for _ in range(settings.local_epochs):
             order = rows[torch.randperm(len(rows), generator=generator)] if settings.shuffle else rows
-            found += [Batch(part, self.images.train.labels[part]) for part in order.split(settings.batch_size)]
+            found += [Batch(part, self.images.train.labels[part]) for part in torch.split(order, settings.batch_size)]
         return found
 
     def losses(self, batch: Batch, dense: Weights, users: Sequence[Tensor], items: Sequence[Tensor]) -> Tensor:  # noqa: ARG002
@@ -111,7 +111,7 @@ class ImageTask(Task):
     def tensors(self, shared: Weights) -> Weights:
         """The network's tensors in their shapes, from flat vectors: one a tensor, or one for all."""
         if WHOLE_MODEL in self.dense:
-            parts = shared[WHOLE_MODEL].split([prod(shape) for shape in self.layers.values()])
+            parts = torch.split(shared[WHOLE_MODEL], [prod(shape) for shape in self.layers.values()])
             shared = dict(zip(self.layers, parts, strict=True))
         return {name: shared[name].view(shape) for name, shape in self.layers.items()}
 

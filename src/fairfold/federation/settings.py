@@ -55,7 +55,7 @@ IMAGE_DEFAULTS: dict[str, Any] = {
     "aggregation": "paper",
     "rounds": 200,
 }
-"""What an image model takes where nothing else is said: the paper's experiment on general models (K, E, T, its rule)."""
+"""What a model of images takes where nothing else is said: K, E, T and the rule of the paper's experiment on them."""
 
 
 class FaultSettings(Frozen):

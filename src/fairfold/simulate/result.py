@@ -135,7 +135,7 @@ def closed_form_scorer(full: Weights, task: Task, settings: Settings) -> Scorer:
 
 def _accuracy(model: nn.Module, test: Images) -> float:
     with torch.no_grad():
-        logits = [model(as_input(part)) for part in test.images.split(TEST_BLOCK)]
+        logits = [model(as_input(part)) for part in torch.split(test.images, TEST_BLOCK)]
     return accuracy(torch.cat(logits), test.labels)
 
 
