@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -54,7 +55,10 @@ def leaf(tmp_path: Path) -> Path:
         assert split.writers is not None
         for part in range(2 if name == "train" else 1):
             users = [f"f{number:04d}" for number in range(part, 6, 2 if name == "train" else 1)]
-            content = {"users": [*users, f"empty{part}"], "user_data": {f"empty{part}": {"x": [], "y": []}}}
+            content: dict[str, Any] = {
+                "users": [*users, f"empty{part}"],
+                "user_data": {f"empty{part}": {"x": [], "y": []}},
+            }
             for user in users:
                 rows = (split.writers == int(user[1:])).nonzero().flatten()
                 pixels = (split.images[rows].view(len(rows), -1) / 255).tolist()
