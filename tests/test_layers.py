@@ -21,6 +21,7 @@ LAYERS: list[set[str]] = [
     {"simulate"},
     {"flower"},
     {"runs"},
+    {"reproduce"},
     {"cli"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

@@ -84,3 +84,16 @@ def test_the_best_factors(shape: tuple[int, int]) -> None:
     torch.testing.assert_close(held.recover(held.reduce(table.view(-1))).view(shape), best)
     first, second = held.factors(held.reduce(table.view(-1)))
     torch.testing.assert_close(first.norm(dim=0).sort().values, second.norm(dim=1).sort().values)
+
+
+def test_the_rule_in_favour_of_fedhm() -> None:
+    """Biases and output layer on top of the budget: rank 4 of 512 at 64x, as the paper must have had it."""
+
+    def generous(model: str, capacity: str) -> dict[str, int]:
+        held = low_rank_network(SHAPES[model], Capacity.parse(capacity), free_ends=True).projections or {}
+        return {name: one.rank for name, one in held.items() if isinstance(one, LowRank)}
+
+    assert generous("mlp", "64x") == {"hidden.weight": 4}
+    assert generous("lenet", "8x") == {"second.weight": 1, "third.weight": 11, "fourth.weight": 6}
+    with pytest.raises(InvalidCapacity, match=r"N/A: second\.weight needs 166"):
+        low_rank_network(SHAPES["lenet"], Capacity.parse("64x"), free_ends=True)

@@ -70,11 +70,13 @@ def fedhm(compressed: Shapes, capacities: Sequence[Capacity], settings: Settings
     """FedHM: the best factors of low rank that fit.
 
     A table of N × d costs r·(N + d) at rank r, so a device that cannot hold N + d numbers cannot be served: compression
-    stays below d. A device that can hold the table holds the table. Networks: see :func:`low_rank_network`.
+    stays below d. A device that can hold the table holds the table. With ``rank_rule="share"`` the small factor, r·d
+    numbers, comes on top of the budget, in favour of the method. Networks: see :func:`low_rank_network`.
     """
+    free = settings.rank_rule == "share"
     if settings.reads_images:
-        return [low_rank_network(compressed, capacity) for capacity in capacities]
-    return [_tables("fedhm", LowRank, compressed, capacity) for capacity in capacities]
+        return [low_rank_network(compressed, capacity, free_ends=free) for capacity in capacities]
+    return [_tables("fedhm", LowRank, compressed, capacity, free_factor=free) for capacity in capacities]
 
 
 def heterofl(compressed: Shapes, capacities: Sequence[Capacity], settings: Settings, seed: int) -> list[Assignment]:  # noqa: ARG001
@@ -114,9 +116,14 @@ def _holds_all(compressed: Shapes, capacity: Capacity) -> bool:
 
 
 def _tables(
-    method: str, kind: type[LowRank] | type[LeadingColumns], compressed: Shapes, capacity: Capacity
+    method: str,
+    kind: type[LowRank] | type[LeadingColumns],
+    compressed: Shapes,
+    capacity: Capacity,
+    *,
+    free_factor: bool = False,
 ) -> Assignment:
-    """One projection a table, each within the capacity's share of it."""
+    """One projection a table, each within the capacity's share of it; ``free_factor``: small factors do not count."""
     projections: dict[str, Projection] = {}
     for name, shape in compressed.items():
         if len(shape) != 2:
@@ -128,7 +135,8 @@ def _tables(
                 LeadingColumns(shape, shape[1]) if kind is LeadingColumns else WholeTable(shape, everything)
             )
             continue
-        projection = kind.within(shape, limit)
+        rank = limit // shape[0]
+        projection = kind.within(shape, limit + (rank * shape[1] if free_factor else 0))
         if projection is None:
             needed = shape[0] + (shape[1] if kind is LowRank else 0)
             raise _cannot(

@@ -13,17 +13,24 @@ from fairfold.federation.projection import Assignment, LowRank, Projection, Whol
 from fairfold.federation.task import Shapes
 from fairfold.subspace import Capacity, Subspace
 
+SMALLEST_FACTORED = 1_024
+"""Layers of fewer weights are whole under ``free_ends``: a first convolution, in practice."""
+
 Matrices = dict[str, tuple[int, int]]
 Ranks = Mapping[str, int | None]
 """The rank of every layer's factors; None for a layer held whole."""
 
 
-def low_rank_network(shapes: Shapes, capacity: Capacity) -> Assignment:
+def low_rank_network(shapes: Shapes, capacity: Capacity, *, free_ends: bool = False) -> Assignment:
     """FedHM's device: every layer's weight as two factors, a convolution's as a matrix of one row a filter.
 
     Biases are held whole. So is the output layer, as FedHM's authors have it, where the device can afford that; else it
     is factored as well. The other layers keep the same share of their full rank, the largest that fits, and at least
     rank 1; a layer whose factors would be no smaller than itself is held whole.
+
+    With ``free_ends`` (``rank_rule="share"``) biases, the output layer and small layers are whole and come on top of
+    the budget; each other layer has the largest rank within the device's share of that layer. It holds more than it is
+    asked to, in favour of the method; where the share of a layer is less than rank 1 needs, it cannot be served.
     """
     full_size = sum(prod(shape) for shape in shapes.values())
     limit = capacity.limit(full_size)
@@ -31,15 +38,27 @@ def low_rank_network(shapes: Shapes, capacity: Capacity) -> Assignment:
         return Assignment({name: _whole(shape) for name, shape in shapes.items()})
     weights: Matrices = {name: _matrix(shape) for name, shape in shapes.items() if len(shape) > 1}
     output = list(weights)[-1]
+    if free_ends:
+        kept = {name: capacity.limit(prod(shape)) // sum(shape) for name, shape in weights.items()}
+        ranks = {n: r for n, r in kept.items() if n != output and prod(weights[n]) >= SMALLEST_FACTORED}
+        if not all(ranks.values()):
+            name = next(name for name, rank in ranks.items() if not rank)
+            needed = f"{name} needs {sum(weights[name])} numbers at rank 1"
+            raise _cannot("fedhm", capacity, f"{needed}, its share is {capacity.limit(prod(weights[name]))}")
+        return _held(shapes, weights, ranks)
     found = _largest_ranks(shapes, weights, limit, whole={output}) or _largest_ranks(
         shapes, weights, limit, whole=set()
     )
     if found is None:
         least = _cost(shapes, weights, dict.fromkeys(weights, 1))
         raise _cannot("fedhm", capacity, f"factors of rank 1 of all layers are {least} numbers, it can hold {limit}")
+    return _held(shapes, weights, found)
+
+
+def _held(shapes: Shapes, weights: Matrices, ranks: Ranks) -> Assignment:
     projections: dict[str, Projection] = {}
     for name, shape in shapes.items():
-        rank = found.get(name)
+        rank = ranks.get(name)
         projections[name] = _whole(shape) if rank is None else LowRank(weights[name], rank)
     return Assignment(projections)
 

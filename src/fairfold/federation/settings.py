@@ -91,6 +91,7 @@ class Settings(Frozen):
     Attributes:
         data: What to train on: ``"synthetic"``, the name of a known data set, or a folder or file of one's own.
         top_users: Keep only the users with most interactions; None keeps all.
+        resplit: Pool the publisher's train and test sets and split anew, 70 % of each user to train on.
         world: The synthetic world, where ``data`` is that.
         seed: Of everything random; the same settings and seed give the same numbers on the same hardware.
         images: Who holds which images, where the model reads images.
@@ -102,7 +103,11 @@ class Settings(Frozen):
             that hold the full model), ``"fedavg"`` (everybody holds it), ``"fedhm"`` (low rank), ``"heterofl"``
             (leading columns), ``"inconsistent"`` (an independent hash a client).
         capacities: Capacity scheme; users, ordered by id, are split into as many near-equal groups.
+        shares: How large these groups are, in any unit (``[1, 99]``); each has one user at least. None: near-equal.
+        group_seed: Draw the users of each group by chance, with this seed, instead of by id.
         size_rule: How capacities become sizes: ``"fitted"``, or the paper's powers of two, ``"paper"``.
+        rank_rule: FedHM's rank at a capacity: ``"budget"``, the largest whose two factors fit, or ``"share"``, that
+            share of the columns, which goes over the budget by the small factor.
         mapping: ``"element"``, ``"chunk"`` or ``"ranked"``.
         chunk: Z, how many neighbouring coordinates share one hash (docs/decisions/chunk.md); the element mapping has 1.
         sign: Random signs.
@@ -142,6 +147,7 @@ class Settings(Frozen):
 
     data: str = "synthetic"
     top_users: int | None = Field(None, ge=1)
+    resplit: bool = False
     world: WorldSettings = WorldSettings()
     seed: int = Field(0, ge=0, lt=2**62)
     images: ImageSettings = ImageSettings()
@@ -150,7 +156,10 @@ class Settings(Frozen):
     initial_spread: float | None = Field(0.1, gt=0)
     method: Literal["fair", "fair_hom", "full_trn", "fedavg", "fedhm", "heterofl", "inconsistent"] = "fair"
     capacities: str = "1x-4x-16x"
+    shares: tuple[float, ...] | None = None
+    group_seed: int | None = Field(None, ge=0)
     size_rule: Literal["fitted", "paper"] = "fitted"
+    rank_rule: Literal["budget", "share"] = "budget"
     mapping: Literal["element", "chunk", "ranked"] = "ranked"
     chunk: int = Field(8, ge=1)
     sign: bool = True
@@ -206,6 +215,10 @@ class Settings(Frozen):
             self._fits_images()
         elif self.compress == "model":
             raise ValueError("compress='model' is for models of images: use 'tables' or 'all'")
+        if self.shares is not None and (
+            len(self.shares) != len(parse_scheme(self.capacities)) or not all(share > 0 for share in self.shares)
+        ):
+            raise ValueError(f"shares = {self.shares} for {self.capacities}: one above 0 for each capacity")
         if self.solver == "closed_form":
             if self.model != "mf" or self.user_vectors != "private":
                 raise ValueError("solver='closed_form' needs model='mf' and user_vectors='private'")

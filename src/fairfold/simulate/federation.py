@@ -40,7 +40,8 @@ class Federation:
                 f"at most {task.num_clients}",
                 "Ask for fewer, or draw with replacement.",
             )
-        federation = cls(settings, task, capacities, assign_groups(task.num_clients, len(capacities)))
+        group = assign_groups(task.num_clients, len(capacities), settings.shares, settings.group_seed)
+        federation = cls(settings, task, capacities, group)
         federation.assignments(0)  # a capacity that the method cannot serve is told now
         return federation
 

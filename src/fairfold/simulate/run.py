@@ -148,10 +148,17 @@ def load_data(settings: Settings) -> tuple[Dataset | ImageDataset, dict[str, Sco
     """What a run trains on, and the reference rows that go with it."""
     if settings.reads_images:
         return load_images(settings.data), {}
+    return load_interactions(settings)
+
+
+def load_interactions(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
+    """What a recommender trains on, and its reference rows."""
     if settings.data != "synthetic":
         options = {} if settings.top_users is None else {"top_users": settings.top_users}
         if settings.model == "neumf-mlp":
             options["ratings"] = True
+        if settings.resplit:
+            options["resplit"] = True
         data = load(settings.data, **options)  # type: ignore[arg-type]
         return data, _popularity(data)
     world = SyntheticWorld(
