@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from math import prod
 
+from fairfold.algorithms.networks import low_rank_network, narrow_network
 from fairfold.errors import InvalidCapacity
 from fairfold.federation.projection import Assignment, Hashed, LeadingColumns, LowRank, Projection, WholeTable
 from fairfold.federation.settings import Settings
@@ -20,21 +21,28 @@ def whole(shape: tuple[int, ...]) -> Hashed:
 def fair(compressed: Shapes, capacities: Sequence[Capacity], settings: Settings, seed: int) -> list[Assignment]:
     """FAIR-HET: nested subspaces, one a capacity. Every tensor has a hash of its own."""
     by_tensor = {
-        name: nested_subspaces(
-            prod(shape),
-            capacities,
-            seed=expand_seed(seed ^ number << 56),
-            mapping=settings.mapping if len(shape) > 1 else "element",
-            chunk=settings.chunk if settings.mapping != "element" else 1,
-            sign=settings.sign,
-            rule=settings.size_rule,
-        )
+        name: _nested(shape, capacities, settings, expand_seed(seed ^ number << 56))
         for number, (name, shape) in enumerate(compressed.items())
     }
     return [
         Assignment({name: Hashed(compressed[name], subspaces[group]) for name, subspaces in by_tensor.items()})
         for group in range(len(capacities))
     ]
+
+
+def _nested(shape: tuple[int, ...], capacities: Sequence[Capacity], settings: Settings, seed: int) -> list[Subspace]:
+    full_size = prod(shape)
+    mapping = (
+        "chunk" if settings.mapping == "ranked" and len(shape) == 1 else settings.mapping
+    )  # only tables have ranks
+    chunk = 1 if mapping == "element" else settings.chunk
+    # A tensor of which the smallest device holds less than a chunk (a bias, a first convolution) has shorter ones.
+    smallest = min(capacity.limit(full_size) for capacity in capacities) // (2 if mapping == "ranked" else 1)
+    while chunk > max(smallest, 1):
+        chunk //= 2
+    return nested_subspaces(
+        full_size, capacities, seed=seed, mapping=mapping, chunk=chunk, sign=settings.sign, rule=settings.size_rule
+    )
 
 
 def fair_hom(compressed: Shapes, capacities: Sequence[Capacity], settings: Settings, seed: int) -> list[Assignment]:
@@ -63,14 +71,18 @@ def fedhm(compressed: Shapes, capacities: Sequence[Capacity], settings: Settings
 
     A table of N × d costs r·(N + d) at rank r, so a device that cannot hold N + d numbers cannot be served: compression
     stays below d. A device that can hold the table holds the table. With ``rank_rule="share"`` the small factor, r·d
-    numbers, comes on top of the budget, in favour of the method.
+    numbers, comes on top of the budget, in favour of the method. Networks: see :func:`low_rank_network`.
     """
     free = settings.rank_rule == "share"
+    if settings.reads_images:
+        return [low_rank_network(compressed, capacity, free_ends=free) for capacity in capacities]
     return [_tables("fedhm", LowRank, compressed, capacity, free_factor=free) for capacity in capacities]
 
 
 def heterofl(compressed: Shapes, capacities: Sequence[Capacity], settings: Settings, seed: int) -> list[Assignment]:  # noqa: ARG001
-    """HeteroFL: the leading columns that fit; at least one, so compression is at most d."""
+    """HeteroFL: the leading columns that fit; at least one, so compression is at most d. Or a narrower network."""
+    if settings.reads_images:
+        return [narrow_network(compressed, capacity) for capacity in capacities]
     return [_tables("heterofl", LeadingColumns, compressed, capacity) for capacity in capacities]
 
 

@@ -130,6 +130,10 @@ class Task:
                 found.append(Batch(wide[part], None if targets is None else targets[part]))
         return found
 
+    def losses(self, batch: Batch, dense: Weights, users: Sequence[Tensor], items: Sequence[Tensor]) -> Tensor:
+        """The loss of every sample of a batch; arguments as for :meth:`sample_losses`."""
+        return self.sample_losses(dense, users, items, batch.targets)
+
     def sample_losses(
         self, dense: Weights, users: Sequence[Tensor], items: Sequence[Tensor], targets: Tensor | None
     ) -> Tensor:

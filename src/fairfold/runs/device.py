@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fairfold.algorithms import assign
 from fairfold.errors import InvalidCheckpoint
+from fairfold.federation.blocks import LeadingBlock
 from fairfold.federation.projection import Assignment, Hashed, LeadingColumns, LowRank, Projection
 from fairfold.federation.sampling import hash_seed
 from fairfold.federation.task import Weights
@@ -177,6 +178,8 @@ def _facts(held: Projection) -> dict[str, Any]:
         return {"kind": "hashed", "shape": list(held.shape), "subspace": facts}
     if isinstance(held, LowRank):
         return {"kind": "low rank", "shape": list(held.shape), "rank": held.rank}
+    if isinstance(held, LeadingBlock):
+        return {"kind": "leading block", "shape": list(held.shape), "kept": list(held.kept)}
     assert isinstance(held, LeadingColumns)
     return {"kind": "leading columns", "shape": list(held.shape), "kept": held.kept}
 
@@ -187,4 +190,6 @@ def _projection(facts: dict[str, Any]) -> Projection:
         return Hashed(shape, Subspace(**facts["subspace"]))
     if facts["kind"] == "low rank":
         return LowRank(shape, facts["rank"])
+    if facts["kind"] == "leading block":
+        return LeadingBlock(shape, tuple(facts["kept"]))
     return LeadingColumns(shape, facts["kept"])

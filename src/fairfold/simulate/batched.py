@@ -21,7 +21,7 @@ from fairfold.federation.send import send
 from fairfold.federation.settings import Settings
 from fairfold.federation.task import Weights
 from fairfold.kernels import ops
-from fairfold.simulate import closed_form, loop
+from fairfold.simulate import closed_form, images, loop
 from fairfold.simulate.active import ActiveTable, distinct_rows, gather
 from fairfold.simulate.federation import Federation
 from fairfold.simulate.steps import LocalSteps
@@ -40,6 +40,8 @@ def batches_well(settings: Settings) -> bool:
 def run_round(state: ServerState, private: Weights, federation: Federation, rejections: Rejections) -> ServerState:
     """One round; see :func:`fairfold.simulate.loop.run_round`."""
     settings, task, number = federation.settings, federation.task, state.round_number
+    if settings.reads_images:
+        return loop.run_round(state, private, federation, rejections, images.solve)
     if settings.solver == "closed_form":
         return closed_form.run_round(state, private, federation, rejections)
     if not batches_well(settings):

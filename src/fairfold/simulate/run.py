@@ -6,14 +6,16 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fairfold.data import Dataset, load
+from fairfold.data import Dataset, load, load_images
+from fairfold.data.images import ImageDataset
 from fairfold.data.synthetic import SyntheticWorld
 from fairfold.errors import InvalidSettings
 from fairfold.federation.aggregate import ServerState
+from fairfold.federation.image_task import task_of
 from fairfold.federation.replies import Rejections
 from fairfold.federation.sampling import sample_cohort
 from fairfold.federation.settings import Settings
-from fairfold.federation.task import Task, Weights
+from fairfold.federation.task import Weights
 from fairfold.kernels import gpu
 from fairfold.metrics.ranking import Scorer
 from fairfold.simulate import batched, loop, together
@@ -40,7 +42,7 @@ def simulate(
     settings: Settings,
     watch: Watch = lambda _report, _progress: None,
     *,
-    data: Dataset | None = None,
+    data: Dataset | ImageDataset | None = None,
     references: Mapping[str, Scorer] | None = None,
     progress: Progress | None = None,
 ) -> Result:
@@ -55,7 +57,7 @@ def simulate(
     """
     if data is None:
         data, references = load_data(settings)
-    federation = Federation.of(settings, Task(data, settings))
+    federation = Federation.of(settings, task_of(data, settings))
     judge = Judge(federation, _popularity(data) if references is None else references)
     if progress is None:
         full, private = federation.initial()
@@ -116,7 +118,7 @@ def _moved(state: ServerState, device: torch.device) -> ServerState:
 
 def stop_reason(history: list[RoundReport], settings: Settings) -> str | None:
     """Why a run is over: the last round, a quality that reached the threshold or long has not improved; else None."""
-    smaller_is_better = settings.model == "neumf-mlp"
+    smaller_is_better = settings.smaller_is_better
     found = [(report.quality.server, report.round_number) for report in history if report.quality is not None]
     values = [-value if smaller_is_better else value for value, _ in found]
     if values and settings.threshold is not None:
@@ -188,8 +190,15 @@ def _result(federation: Federation, judge: Judge, progress: Progress) -> Result:
     )
 
 
-def load_data(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
+def load_data(settings: Settings) -> tuple[Dataset | ImageDataset, dict[str, Scorer]]:
     """What a run trains on, and the reference rows that go with it."""
+    if settings.reads_images:
+        return load_images(settings.data), {}
+    return load_interactions(settings)
+
+
+def load_interactions(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
+    """What a recommender trains on, and its reference rows."""
     if settings.data != "synthetic":
         options = {} if settings.top_users is None else {"top_users": settings.top_users}
         if settings.model == "neumf-mlp":
@@ -209,6 +218,8 @@ def load_data(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
     return data, _popularity(data) | {"best possible": world.best_scores}
 
 
-def _popularity(data: Dataset) -> dict[str, Scorer]:
+def _popularity(data: Dataset | ImageDataset) -> dict[str, Scorer]:
+    if isinstance(data, ImageDataset):
+        return {}
     popularity = data.train.counts_by_item.float()
     return {"popularity": lambda users: popularity.expand(len(users), -1)}

@@ -34,7 +34,7 @@ ROUNDS_AHEAD = 3
 def serves(settings: Settings) -> bool:
     """Whether a round of these settings can run here."""
     hashed = settings.method in ("fair", "fair_hom", "full_trn", "fedavg")
-    return hashed and settings.solver == "gradient" and not settings.prox
+    return hashed and settings.solver == "gradient" and not settings.prox and not settings.reads_images
 
 
 class Buffers:
