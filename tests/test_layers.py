@@ -19,8 +19,8 @@ LAYERS: list[set[str]] = [
     {"federation"},
     {"algorithms"},
     {"simulate"},
-    {"flower"},
     {"runs"},
+    {"flower"},
     {"cli"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

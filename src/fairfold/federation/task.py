@@ -130,6 +130,13 @@ class Task:
                 found.append(Batch(wide[part], None if targets is None else targets[part]))
         return found
 
+    def scores(self, dense: Weights, users: Sequence[Tensor], items: Sequence[Tensor]) -> Tensor:
+        """Scores of looked-up users with looked-up items; their shapes may broadcast."""
+        weights = {f"model.{name}": weight.view(self.dense[name]) for name, weight in dense.items()}
+        arguments: Any = (tuple(users), tuple(items))
+        found: Tensor = functional_call(self._combine, weights, arguments)
+        return found
+
     def sample_losses(
         self, dense: Weights, users: Sequence[Tensor], items: Sequence[Tensor], targets: Tensor | None
     ) -> Tensor:
@@ -141,10 +148,7 @@ class Task:
             items: For every table the rows of the batch, [samples, width, row length].
             targets: See :class:`Batch`.
         """
-        spread = tuple(vector.expand(*items[0].shape[:2], -1) for vector in users)
-        weights = {f"model.{name}": weight.view(self.dense[name]) for name, weight in dense.items()}
-        arguments: Any = (spread, tuple(items))
-        scores: Tensor = functional_call(self._combine, weights, arguments)
+        scores = self.scores(dense, tuple(vector.expand(*items[0].shape[:2], -1) for vector in users), items)
         if targets is not None:
             return (scores[:, 0] - targets).square()
         losses = -functional.logsigmoid(scores[:, :1] - scores[:, 1:]).mean(1)
