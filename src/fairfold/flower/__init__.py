@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fairfold.flower.client import make_client_app
     from fairfold.flower.inprocess import InProcessGrid
-    from fairfold.flower.local import LocalData, LocalFile
+    from fairfold.flower.local import LocalData, LocalFile, share_of
     from fairfold.flower.strategy import FairStrategy
 
-__all__ = ["FairStrategy", "InProcessGrid", "LocalData", "LocalFile", "make_client_app"]
+__all__ = ["FairStrategy", "InProcessGrid", "LocalData", "LocalFile", "make_client_app", "share_of"]
 
 _HOMES = {
     "FairStrategy": "fairfold.flower.strategy",
@@ -22,6 +22,7 @@ _HOMES = {
     "LocalData": "fairfold.flower.local",
     "LocalFile": "fairfold.flower.local",
     "make_client_app": "fairfold.flower.client",
+    "share_of": "fairfold.flower.local",
 }
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def make_client_app(
     data: DataSource | None = None,
     *,
-    budget: str | None = None,
+    budget: str | Callable[[Context], str] | None = None,
     state: str | Path | None = None,
     share_quality: bool = True,
     repeatable: bool = False,
@@ -39,7 +39,8 @@ def make_client_app(
     Args:
         data: The device's own CSV or SQLite file (or :class:`LocalFile`, which names its columns), or a function from
             Flower's context and the size of the catalogue to :class:`LocalData`.
-        budget: What the device can hold: ``"40MB"``, or ``"16x"`` for a sixteenth of the model. More is refused.
+        budget: What the device can hold: ``"40MB"``, or ``"16x"`` for a sixteenth of the model; or a function of the
+            context, for simulations. More is refused.
         state: Folder for what the device keeps to itself; with a ``partition-id``, a folder of its own in it.
         share_quality: Answer when the server asks how well the model serves this device's users.
         repeatable: Draw by the run's seed instead of the device's secret one: for simulations, to be repeated.
@@ -69,7 +70,7 @@ class _Device:
     def __init__(
         self,
         data: DataSource | None,
-        budget: str | None,
+        budget: str | Callable[[Context], str] | None,
         state: str | Path | None,
         share_quality: bool,
         repeatable: bool,
@@ -79,7 +80,7 @@ class _Device:
 
     def capacity(self, message: Message, context: Context) -> Message:
         """Say what this device can hold."""
-        facts = {"version": VERSION, "capacity": self._capacity(context), "number": _number(context)}
+        facts: dict[str, Any] = {"version": VERSION, "capacity": self._capacity(context), "number": _number(context)}
         return Message(RecordDict({FACTS: ConfigRecord(facts)}), reply_to=message)
 
     def train(self, message: Message, context: Context) -> Message:
@@ -114,7 +115,8 @@ class _Device:
         from fairfold.subspace import Capacity
 
         order, received = unpack_order(message.content)
-        num_items = max((held.shape[0] for name, held in order.projections.items() if name.startswith("item")), default=0)
+        tables = [held.shape[0] for name, held in order.projections.items() if name.startswith("item")]
+        num_items = max(tables, default=0)
         data = self._load(context, num_items, ratings=order.settings.model == "neumf-mlp")
         store = DeviceStore(self._folder(context))
         kept = store.load()
@@ -140,6 +142,8 @@ class _Device:
         return found
 
     def _capacity(self, context: Context) -> str:
+        if callable(self._budget):
+            return self._budget(context)
         found = self._budget if self._budget is not None else context.node_config.get("capacity")
         if found is None:
             raise InvalidSettings("no capacity", "what the device can hold", "Give budget='40MB' or --node-config.")

@@ -55,17 +55,18 @@ class LocalTask:
 
     def train(self, own: Weights) -> Answer:
         """Train all users; ``own`` holds a row for each and is written to."""
-        users, weights = self.data.users, self._weights()
+        weights = self._weights()
         if self.settings.solver == "closed_form":
             change = self._closed_form(own, weights)
         elif batches_well(self.settings):
             change = self._batched(own)
         else:
             change = self._one_by_one(own, weights)
-        return Answer(change, sum(weights[place] for place in range(len(users))))
+        return Answer(change, sum(weights))
 
     def _weights(self) -> list[float]:
-        return [float(self.task.samples(user)) if self.settings.weighting == "data" else 1.0 for user in self.data.users]
+        by_data = self.settings.weighting == "data"
+        return [float(self.task.samples(user)) if by_data else 1.0 for user in self.data.users]
 
     def _closed_form(self, own: Weights, weights: list[float]) -> Weights:
         """All users in two walks over the items: Σ w·V u uᵀ = w·V·(Σ u uᵀ), as in ``simulate.closed_form``."""
@@ -189,4 +190,3 @@ class LocalTask:
 def _hashed(projection: Projection) -> Hashed:
     assert isinstance(projection, Hashed)
     return projection
-

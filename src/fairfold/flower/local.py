@@ -1,4 +1,9 @@
-"""What a device has: interactions in a file of its own, CSV or SQLite, read where they lie and never sent."""
+"""What a device has: interactions in a file of its own, CSV or SQLite, read where they lie and never sent.
+
+Torch is imported when data is read: naming a file must cost nothing where a device is only asked for its capacity.
+"""
+
+from __future__ import annotations
 
 import csv
 import hashlib
@@ -7,11 +12,14 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-
-from fairfold.data.interactions import Interactions
 from fairfold.errors import InvalidData
+
+if TYPE_CHECKING:
+    from flwr.app import Context
+
+    from fairfold.data import Dataset, Interactions
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 Row = tuple[str, str, float | None]
@@ -150,6 +158,15 @@ class LocalFile:
         return numbers
 
 
+def share_of(data: Dataset, context: Context) -> LocalData:
+    """A virtual node's part of a data set, for simulations: neighbouring users, as many for every node."""
+    number, nodes = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
+    users = [user for user in range(data.num_users) if user * nodes // data.num_users == number]
+    if not users:
+        raise InvalidData(f"{data.num_users} users for {nodes} nodes", "a user for every node", "Start fewer nodes.")
+    return LocalData(data.train, data.test, clients=users)
+
+
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
@@ -160,6 +177,10 @@ def _chance(row: Row) -> float:
 
 
 def _interactions(rows: list[Row], users: dict[str, int], items: dict[str, int], num_items: int) -> Interactions:
+    import torch
+
+    from fairfold.data import Interactions
+
     given = [row[2] for row in rows]
     ratings = None if any(rating is None for rating in given) else torch.tensor(given, dtype=torch.float32)
     return Interactions.from_pairs(

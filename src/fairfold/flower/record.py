@@ -100,9 +100,7 @@ class Record:
         metric = "MSE" if settings.model == "neumf-mlp" else f"NDCG@{settings.top}"
         last = next((report.quality for report in reversed(progress.history) if report.quality is not None), None)
         groups = []
-        for number, (capacity, held) in enumerate(
-            zip(self._plan.capacities, self._plan.assignments(0), strict=True)
-        ):
+        for number, (capacity, held) in enumerate(zip(self._plan.capacities, self._plan.assignments(0), strict=True)):
             mine = [node for node in nodes.usable.values() if node.group == number]
             size = held.size() * BYTES
             quality = None if last is None else last.groups[number]

@@ -70,9 +70,8 @@ class DeviceStore:
             with safe_open(path, "pt") as opened:
                 facts = opened.metadata() or {}
                 if facts.get("format") != str(FORMAT):
-                    raise InvalidState(
-                        f"{path} of format {facts.get('format')!r}", f"format {FORMAT}", "Use the fairfold that wrote it."
-                    )
+                    found = f"{path} of format {facts.get('format')!r}"
+                    raise InvalidState(found, f"format {FORMAT}", "Use the fairfold that wrote it.")
                 vectors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
             names, secret, number = json.loads(facts["names"]), int(facts["secret"], 16), int(facts["round"])
         except (SafetensorError, OSError, KeyError, ValueError) as error:

@@ -179,7 +179,11 @@ class FairStrategy(Strategy):
     # -- training ------------------------------------------------------------------------------------------------------
 
     def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid  # noqa: ARG002
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
     ) -> Iterable[Message]:
         """Ask new nodes what they can hold, draw the round's, and send each the vectors of its size."""
         number = self.progress.state.round_number
@@ -200,7 +204,8 @@ class FairStrategy(Strategy):
         needed = sorted({node.group for node in cohort})
         assignments = self.plan.assignments(number)
         records = {}
-        for group, vectors in zip(needed, send(self.progress.state.full, [assignments[i] for i in needed]), strict=True):
+        reduced = send(self.progress.state.full, [assignments[group] for group in needed])
+        for group, vectors in zip(needed, reduced, strict=True):
             projections = assignments[group].projections
             assert projections is not None  # only sizes that fit somebody are given to anybody
             assert vectors is not None
@@ -224,7 +229,9 @@ class FairStrategy(Strategy):
         ]
 
     def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]  # noqa: ARG002
+        self,
+        server_round: int,
+        replies: Iterable[Message],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check every answer, sum per size, recover once, update; then write the round down."""
         state, opened = self.progress.state, self._open
@@ -276,9 +283,7 @@ class FairStrategy(Strategy):
                 self.progress.rejections.note(number, node.node_id, "the device failed")
                 continue
             try:
-                answer = unpack_answer(
-                    reply.content, opened.orders[node.group], self.largest_weight, trained=trained
-                )
+                answer = unpack_answer(reply.content, opened.orders[node.group], self.largest_weight, trained=trained)
             except InvalidMessage as error:
                 self.progress.rejections.note(number, node.node_id, error.given)
                 continue
@@ -300,7 +305,11 @@ class FairStrategy(Strategy):
         return self.evaluate and (number == self._last_round or number % self.settings.evaluate_every == 0)
 
     def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid  # noqa: ARG002
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
     ) -> Iterable[Message]:
         """Where an evaluation is due: ask devices how well the model of their size serves their own users."""
         if not self._evaluation_due():
@@ -310,7 +319,7 @@ class FairStrategy(Strategy):
         cohort = self._cohort(self.nodes.present(grid), number)
         return self._orders(cohort, number, MessageType.EVALUATE, evaluate=True)
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:  # noqa: ARG002
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The mean over all users, and over those of each size."""
         if not self._open.orders:
             return None
@@ -365,5 +374,3 @@ class FairStrategy(Strategy):
 def _plain(text: object) -> str:
     """A stranger's text as one line of bounded length, for the log."""
     return "".join(letter if letter.isprintable() else " " for letter in str(text)[:300])
-
-

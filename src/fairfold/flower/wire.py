@@ -142,7 +142,7 @@ def _vector(array: Array, size: int, dtype: str) -> torch.Tensor:
 def pack_order(order: Order, received: Weights) -> tuple[RecordDict, Weights]:
     """An order as records, and the vectors as the device will see them."""
     arrays, scales = pack(received, order.half)
-    facts = {
+    facts: dict[str, Any] = {
         "version": VERSION,
         "round": order.round_number,
         "seed": f"{order.seed:016x}",
