@@ -134,6 +134,13 @@ class Task:
         """The loss of every sample of a batch; arguments as for :meth:`sample_losses`."""
         return self.sample_losses(dense, users, items, batch.targets)
 
+    def scores(self, dense: Weights, users: Sequence[Tensor], items: Sequence[Tensor]) -> Tensor:
+        """Scores of looked-up users with looked-up items; their shapes may broadcast."""
+        weights = {f"model.{name}": weight.view(self.dense[name]) for name, weight in dense.items()}
+        arguments: Any = (tuple(users), tuple(items))
+        found: Tensor = functional_call(self._combine, weights, arguments)
+        return found
+
     def sample_losses(
         self, dense: Weights, users: Sequence[Tensor], items: Sequence[Tensor], targets: Tensor | None
     ) -> Tensor:
@@ -155,10 +162,7 @@ class Task:
         self, dense: Weights, users: Sequence[Tensor], items: Sequence[Tensor], targets: Tensor | None
     ) -> Tensor:
         """The same without the regulariser, whose gradient is known: its weight times the vectors a sample uses."""
-        spread = tuple(vector.expand(*items[0].shape[:2], -1) for vector in users)
-        weights = {f"model.{name}": weight.view(self.dense[name]) for name, weight in dense.items()}
-        arguments: Any = (spread, tuple(items))
-        scores: Tensor = functional_call(self._combine, weights, arguments)
+        scores = self.scores(dense, tuple(vector.expand(*items[0].shape[:2], -1) for vector in users), items)
         if targets is not None:
             return (scores[:, 0] - targets).square()
         return -functional.logsigmoid(scores[:, :1] - scores[:, 1:]).mean(1)

@@ -219,6 +219,14 @@ class Changes:
                 return "values out of range"
         return None
 
+    def means(self, group: int) -> Weights:
+        """The weighted mean change of a group's clients, in the compact space."""
+        if not self._weights.get(group):
+            sent = self._sent[group]
+            assert sent is not None
+            return {name: torch.zeros_like(vector) for name, vector in sent.items()}
+        return {name: total / self._weights[group] for name, total in self._sums[group].items()}
+
     def totals(self, state: ServerState) -> RoundTotals:
         """The round's totals, as the rule of the settings wants them."""
         totals = RoundTotals(state.full)
