@@ -28,7 +28,7 @@ from fairfold.federation.sampling import Purpose, generator, sample_cohort
 from fairfold.federation.settings import Settings, read_settings
 from fairfold.federation.task import Task, Weights
 from fairfold.models import NeuMF, bpr_loss
-from fairfold.simulate import batched, together
+from fairfold.simulate import batched, captured
 from fairfold.simulate.federation import Federation
 
 
@@ -122,7 +122,7 @@ def prepared(data: Dataset, settings: Settings, device: str = "cpu") -> tuple[Fe
 
 def compare(data: Dataset, rounds: int, device: str = "cpu") -> float:
     federation, state, private = prepared(data, authors_example(), device)
-    cohorts = together.Cohorts(federation, torch.device(device)) if device == "cuda" else None
+    cohorts = captured.Cohorts(federation, torch.device(device)) if device == "cuda" else None
     ours, plain = [], []
     after: list[Weights] = [{}, {}]
 
@@ -152,7 +152,7 @@ def compare(data: Dataset, rounds: int, device: str = "cpu") -> float:
     return ratio
 
 
-def _one_after_another(cohorts: together.Cohorts, state: ServerState, private: Weights) -> None:
+def _one_after_another(cohorts: captured.Cohorts, state: ServerState, private: Weights) -> None:
     """A run as it is: each round from the last one's end, with another cohort."""
     times = []
     for _ in range(60):

@@ -18,7 +18,7 @@ from fairfold.federation.settings import Settings
 from fairfold.federation.task import Weights
 from fairfold.kernels import gpu
 from fairfold.metrics.ranking import Scorer
-from fairfold.simulate import batched, loop, together
+from fairfold.simulate import batched, captured, loop
 from fairfold.simulate.federation import Federation
 from fairfold.simulate.result import GroupReport, Judge, Result, RoundReport
 
@@ -80,7 +80,7 @@ def simulate(
 
 def choose_device(settings: Settings) -> torch.device:
     """Where a run of these settings works."""
-    fits = settings.backend == "batched" and together.serves(settings)
+    fits = settings.backend == "batched" and captured.serves(settings)
     if settings.device == "cuda" and not fits:
         raise InvalidSettings(
             "device='cuda' with settings that run on the CPU only",
@@ -102,7 +102,7 @@ RunRound = Callable[[ServerState, Weights, Rejections], ServerState]
 def _backend(federation: Federation, device: torch.device) -> RunRound:
     """What runs a round on a device."""
     if device.type == "cuda":
-        return together.Cohorts(federation, device).run_round
+        return captured.Cohorts(federation, device).run_round
     run_round = batched.run_round if federation.settings.backend == "batched" else loop.run_round
     return lambda state, private, rejections: run_round(state, private, federation, rejections)
 

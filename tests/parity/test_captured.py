@@ -10,7 +10,7 @@ from fairfold.federation.aggregate import ServerState
 from fairfold.federation.replies import Rejections
 from fairfold.kernels import gpu
 from fairfold.simulate import loop
-from fairfold.simulate.together import Cohorts
+from fairfold.simulate.captured import Cohorts
 from tests.federations import tiny_data, tiny_federation, tiny_settings
 
 
