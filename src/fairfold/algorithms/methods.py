@@ -1,10 +1,10 @@
 """Each method as a function from capacities to projections."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 from fairfold.errors import InvalidCapacity
-from fairfold.federation.projection import Assignment, Hashed, LeadingColumns, LowRank, Projection, WholeTable
+from fairfold.federation.projection import Assignment, Hashed, KeptColumns, LowRank, Projection, WholeTable
 from fairfold.federation.settings import Settings
 from fairfold.federation.task import Shapes
 from fairfold.kernels.hashing import expand_seed
@@ -68,8 +68,11 @@ def fedhm(compressed: Shapes, capacities: Sequence[Capacity], settings: Settings
 
 
 def heterofl(compressed: Shapes, capacities: Sequence[Capacity], settings: Settings, seed: int) -> list[Assignment]:  # noqa: ARG001
-    """HeteroFL: the leading columns that fit; at least one, so compression is at most d."""
-    return [_tables("heterofl", LeadingColumns, compressed, capacity) for capacity in capacities]
+    """HeteroFL: the leading columns that fit; at least one, so compression is at most d.
+
+    Of the next layer a device holds what reads them, see :func:`assign`.
+    """
+    return [_tables("heterofl", KeptColumns, compressed, capacity) for capacity in capacities]
 
 
 Method = Callable[[Shapes, Sequence[Capacity], Settings, int], list[Assignment]]
@@ -85,15 +88,45 @@ METHODS: dict[str, Method] = {
 
 
 def assign(
-    settings: Settings, compressed: Shapes, dense: Shapes, capacities: Sequence[Capacity], seed: int
+    settings: Settings,
+    compressed: Shapes,
+    dense: Shapes,
+    capacities: Sequence[Capacity],
+    seed: int,
+    reads: Mapping[str, tuple[str, int]],
 ) -> list[Assignment]:
-    """What the devices of each capacity hold of every tensor."""
+    """What the devices of each capacity hold of every tensor.
+
+    Args:
+        settings: Method and mapping.
+        compressed: What a device holds by the method.
+        dense: What it holds whole; by HeteroFL, what is left to read.
+        capacities: One a group.
+        seed: Of the hash.
+        reads: Tensors whose columns, from a first one on, read the columns of a table.
+    """
     assignments = METHODS[settings.method](compressed, capacities, settings, seed)
-    extra: dict[str, Projection] = {name: whole(shape) for name, shape in dense.items()}
-    return [
-        assignment if assignment.projections is None else Assignment(assignment.projections | extra)
-        for assignment in assignments
-    ]
+    found = []
+    for assignment in assignments:
+        if assignment.projections is None:
+            found.append(assignment)
+            continue
+        extra: dict[str, Projection] = {name: whole(shape) for name, shape in dense.items()}
+        if settings.method == "heterofl":
+            shapes = compressed | dense
+            extra |= {
+                name: _readers(shapes[name], first, assignment.projections[table])
+                for name, (table, first) in reads.items()
+            }
+        found.append(Assignment(assignment.projections | extra))
+    return found
+
+
+def _readers(shape: tuple[int, ...], first: int, table: Projection) -> KeptColumns:
+    """Of a layer, the columns that read what a device holds of a table, and those that read anything else."""
+    assert isinstance(table, KeptColumns)
+    runs = [(0, first + table.kept), (first + table.shape[1], shape[1])]
+    return KeptColumns(shape, tuple((start, stop) for start, stop in runs if start < stop))
 
 
 def _holds_all(compressed: Shapes, capacity: Capacity) -> bool:
@@ -101,9 +134,7 @@ def _holds_all(compressed: Shapes, capacity: Capacity) -> bool:
     return capacity.limit(full_size) >= full_size
 
 
-def _tables(
-    method: str, kind: type[LowRank] | type[LeadingColumns], compressed: Shapes, capacity: Capacity
-) -> Assignment:
+def _tables(method: str, kind: type[LowRank] | type[KeptColumns], compressed: Shapes, capacity: Capacity) -> Assignment:
     """One projection a table, each within the capacity's share of it."""
     projections: dict[str, Projection] = {}
     for name, shape in compressed.items():
@@ -113,7 +144,7 @@ def _tables(
         if limit >= prod(shape):
             everything = Subspace(prod(shape), prod(shape))
             projections[name] = (
-                LeadingColumns(shape, shape[1]) if kind is LeadingColumns else WholeTable(shape, everything)
+                KeptColumns(shape, ((0, shape[1]),)) if kind is KeptColumns else WholeTable(shape, everything)
             )
             continue
         projection = kind.within(shape, limit)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fairfold.algorithms import assign
 from fairfold.errors import InvalidCheckpoint
-from fairfold.federation.projection import Assignment, Hashed, LeadingColumns, LowRank, Projection
+from fairfold.federation.projection import Assignment, Hashed, KeptColumns, LowRank, Projection
 from fairfold.federation.sampling import hash_seed
 from fairfold.federation.task import Weights
 from fairfold.runs.files import write_tensors
@@ -128,10 +128,10 @@ def _projections(run: OpenRun, capacity: Capacity) -> tuple[dict[str, Projection
     task, seed = federation.task, hash_seed(settings, last_round)
     dense = {name: shape for name, shape in task.shapes.items() if name not in task.compressed}
     if settings.method in ("fedhm", "heterofl"):
-        (alone,) = assign(settings, task.compressed, dense, [capacity], seed)
+        (alone,) = assign(settings, task.compressed, dense, [capacity], seed, task.reads)
     else:
         hashed = settings.model_copy(update={"method": "fair"})
-        (alone,) = assign(hashed, task.compressed, dense, [capacity], seed)
+        (alone,) = assign(hashed, task.compressed, dense, [capacity], seed, task.reads)
     assert alone.projections is not None
     projections, nests = dict(alone.projections), True
     for name in task.compressed:
@@ -177,8 +177,8 @@ def _facts(held: Projection) -> dict[str, Any]:
         return {"kind": "hashed", "shape": list(held.shape), "subspace": facts}
     if isinstance(held, LowRank):
         return {"kind": "low rank", "shape": list(held.shape), "rank": held.rank}
-    assert isinstance(held, LeadingColumns)
-    return {"kind": "leading columns", "shape": list(held.shape), "kept": held.kept}
+    assert isinstance(held, KeptColumns)
+    return {"kind": "columns", "shape": list(held.shape), "runs": [list(run) for run in held.runs]}
 
 
 def _projection(facts: dict[str, Any]) -> Projection:
@@ -187,4 +187,4 @@ def _projection(facts: dict[str, Any]) -> Projection:
         return Hashed(shape, Subspace(**facts["subspace"]))
     if facts["kind"] == "low rank":
         return LowRank(shape, facts["rank"])
-    return LeadingColumns(shape, facts["kept"])
+    return KeptColumns(shape, tuple((start, stop) for start, stop in facts["runs"]))
