@@ -38,8 +38,8 @@ def solve(received: Weights, device: Device, settings: Settings) -> Trained:
         held.recover()
         assert batch.targets is not None
         loss = functional.cross_entropy(held.network(task.pixels(batch.items)), batch.targets)
-        for optimiser, gradient in zip(optimisers, held.gradients(loss), strict=True):
-            optimiser.step(gradient, gradient.numel())
+        for optimiser, slope in zip(optimisers, held.gradients(loss), strict=True):
+            optimiser.step(slope, slope.numel())
     return Trained(held.vectors, {})
 
 
