@@ -152,10 +152,10 @@ class Central(Kind):
 
         from fairfold.models import MF, NeuMF, NeuMFMLP
         from fairfold.models.tasks import RankingTask, RatingTask
-        from fairfold.simulate.run import load_data
+        from fairfold.simulate.run import load_interactions
 
         settings, how = self._split(values, seed)
-        data, _ = load_data(settings)
+        data, _ = load_interactions(settings)
         ratings = settings.model == "neumf-mlp"
         task = RatingTask(data) if ratings else RankingTask(data, settings.top)
         torch.manual_seed(seed)
@@ -180,10 +180,10 @@ class References(Kind):
     def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:  # noqa: ARG002
         """See the base class."""
         from fairfold.models.tasks import RankingTask, RatingTask
-        from fairfold.simulate.run import load_data
+        from fairfold.simulate.run import load_interactions
 
         settings = load_settings(None, values)
-        data, _ = load_data(settings)
+        data, _ = load_interactions(settings)
         task = RatingTask(data) if settings.model == "neumf-mlp" else RankingTask(data, settings.top)
         started, found = time.monotonic(), dict[str, Any]()
         for name, row in task.references():

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairfold.data import Dataset
-from fairfold.data.holdout import hold_out
+from fairfold.data import Dataset, ImageDataset
+from fairfold.data.holdout import hold_out, hold_out_images
 from fairfold.errors import InvalidSettings
 from fairfold.reproduce.experiment import Cell, Experiment, SearchFile
 from fairfold.reproduce.kinds import KINDS
@@ -71,8 +71,7 @@ def _trial(cell: Cell, tried: dict[str, float], plan: SearchFile, place: Path) -
         return Trial(cell, tried, kept)
     settings = load_settings(None, values | {"seed": plan.seed})
     given, _ = load_data(settings)
-    train, held = hold_out(given.train, plan.held_out, plan.seed)
-    result = simulate(settings, data=Dataset(given.name, train, held))
+    result = simulate(settings, data=_without_test(given, plan))
     curve = [(float(r.round_number), r.quality.server) for r in result.history if r.quality is not None]
     seconds = sum(report.seconds for report in result.history)
     facts: dict[str, Any] = {"metric": result.metric, "rejections": dict(result.rejections)}
@@ -80,6 +79,14 @@ def _trial(cell: Cell, tried: dict[str, float], plan: SearchFile, place: Path) -
     described = {"table": cell.table, "row": cell.row, "column": cell.column, "settings": values, "seed": plan.seed}
     write_outcome(path, outcome, mark, described)
     return Trial(cell, tried, outcome)
+
+
+def _without_test(given: Dataset | ImageDataset, plan: SearchFile) -> Dataset | ImageDataset:
+    """The training data alone, a share of which is held out to judge."""
+    if isinstance(given, ImageDataset):
+        return hold_out_images(given, plan.held_out, plan.seed)
+    train, held = hold_out(given.train, plan.held_out, plan.seed)
+    return Dataset(given.name, train, held)
 
 
 def record(trials: list[Trial], plan: SearchFile) -> str:

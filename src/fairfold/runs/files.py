@@ -48,13 +48,20 @@ class Disk:
 disk = Disk()
 
 
-def write_atomically(path: Path, content: bytes | Iterable[bytes | memoryview], needed: int | None = None) -> None:
+def write_atomically(
+    path: Path,
+    content: bytes | Iterable[bytes | memoryview],
+    needed: int | None = None,
+    *,
+    private: bool = False,
+) -> None:
     """Replace ``path`` by ``content``: written beside it, flushed to disk, then renamed over it.
 
     Args:
         path: Of the file.
         content: All of it, or its pieces in order.
         needed: Its size, where that is known beforehand: the error says how much room was missing.
+        private: Only its owner may read it, from the first byte on.
     """
     if isinstance(content, bytes):
         needed, content = len(content), (content,)
@@ -62,6 +69,8 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes | memoryview], 
     try:
         descriptor = disk.create(temporary)
         try:
+            if private:
+                os.chmod(temporary, 0o600)
             for piece in content:
                 _write_all(descriptor, memoryview(piece))
             disk.fsync(descriptor)
@@ -124,7 +133,9 @@ _DTYPES = {
 }  # fmt: skip
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, private: bool = False
+) -> dict[str, Any]:
     """Write tensors as a safetensors file, atomically, and return its size and SHA-256.
 
     The library's own writer holds the file in memory twice over; here a tensor goes to disk from where it lies, so
@@ -143,7 +154,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
                 checksum.update(content[start : start + PIECE])
                 yield content[start : start + PIECE]
 
-    write_atomically(path, pieces(), size)
+    write_atomically(path, pieces(), size, private=private)
     return {"file": path.name, "bytes": size, "sha256": checksum.hexdigest()}
 
 
