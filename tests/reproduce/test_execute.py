@@ -57,6 +57,13 @@ def test_a_finished_cell_is_not_run_again(experiment: Experiment, tmp_path: Path
     assert [cell.column for cell in again.planned] == ["FAIR"]
 
 
+def test_what_is_kept_can_be_shown_without_running(experiment: Experiment, tmp_path: Path) -> None:
+    assert execute(experiment, tmp_path, 1, run=False) == {}
+    with pytest.raises(KeyboardInterrupt):
+        execute(experiment, tmp_path, 1, Listener(stop_at=0.5))
+    assert [cell.column for cell in execute(experiment, tmp_path, 1, run=False)] == ["FedAvg"]
+
+
 def test_outcomes_tell_what_was_found(experiment: Experiment, tmp_path: Path) -> None:
     outcomes = {(cell.row, cell.column): one for cell, one in execute(experiment, tmp_path, 1).items()}
     fair = outcomes["1x-16x", "FAIR"]

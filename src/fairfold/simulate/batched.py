@@ -15,7 +15,7 @@ import torch
 from fairfold.federation.aggregate import RoundTotals, ServerState, aggregate
 from fairfold.federation.projection import Assignment
 from fairfold.federation.replies import Rejections, fault_of, problem_with, spoil
-from fairfold.federation.sampling import Purpose, generator, sample_cohort
+from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.send import send
 from fairfold.federation.settings import Settings
 from fairfold.federation.task import Task, Weights
@@ -49,9 +49,7 @@ def run_round(state: ServerState, private: Weights, federation: Federation, reje
     if not batches_well(settings):
         return loop.run_round(state, private, federation, rejections)
     assignments = federation.assignments(number)
-    taking_part = [held.projections is not None for held in assignments]
-    drawn = sample_cohort(settings, task.num_clients, number).tolist()
-    cohort = [client for client in drawn if taking_part[int(federation.group[client])]]
+    cohort = federation.cohort(number).tolist()
     holding = _holding(state, federation, assignments)
     changes = Changes(federation, rejections, number)
 
