@@ -100,7 +100,8 @@ def record(trials: list[Trial], plan: SearchFile) -> str:
         writer.writerow(
             [
                 cell.table, cell.row, cell.column, *trial.tried.values(), outcome.facts["metric"],
-                _shown(outcome.last), _shown(outcome.best), f"{outcome.best_round:.0f}", sum(outcome.facts["rejections"].values()),
+                _shown(outcome.last), _shown(outcome.best), f"{outcome.best_round:.0f}",
+                sum(outcome.facts["rejections"].values()),
                 "chosen" if trial is best_of(rivals) else "",
             ]
         )  # fmt: skip
