@@ -20,6 +20,7 @@ LAYERS: list[set[str]] = [
     {"algorithms"},
     {"simulate"},
     {"runs"},
+    {"reproduce"},
     {"flower"},
     {"cli"},
 ]

@@ -10,6 +10,7 @@ from fairfold.cli.federate import federate
 from fairfold.cli.plan import plan
 from fairfold.cli.recommend import recommend
 from fairfold.cli.report import report
+from fairfold.cli.reproduce import reproduce
 from fairfold.cli.train import train
 
 app = typer.Typer(
@@ -22,6 +23,7 @@ app = typer.Typer(
 app.command()(train)
 app.command()(federate)
 app.command()(report)
+app.command()(reproduce)
 app.command()(recommend)
 app.command()(export)
 app.command()(central)

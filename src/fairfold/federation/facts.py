@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from fairfold.federation.projection import Hashed, LeadingColumns, LowRank, Projection
+from fairfold.federation.blocks import LeadingBlock
+from fairfold.federation.projection import Hashed, KeptColumns, LowRank, Projection
 from fairfold.subspace import Subspace
 
 
@@ -15,8 +16,10 @@ def facts_of(held: Projection) -> dict[str, Any]:
         return {"kind": "hashed", "shape": list(held.shape), "subspace": facts}
     if isinstance(held, LowRank):
         return {"kind": "low rank", "shape": list(held.shape), "rank": held.rank}
-    assert isinstance(held, LeadingColumns)
-    return {"kind": "leading columns", "shape": list(held.shape), "kept": held.kept}
+    if isinstance(held, LeadingBlock):
+        return {"kind": "leading block", "shape": list(held.shape), "kept": list(held.kept)}
+    assert isinstance(held, KeptColumns)
+    return {"kind": "columns", "shape": list(held.shape), "runs": [list(run) for run in held.runs]}
 
 
 def projection_of(facts: dict[str, Any]) -> Projection:
@@ -26,4 +29,6 @@ def projection_of(facts: dict[str, Any]) -> Projection:
         return Hashed(shape, Subspace(**facts["subspace"]))
     if facts["kind"] == "low rank":
         return LowRank(shape, facts["rank"])
-    return LeadingColumns(shape, facts["kept"])
+    if facts["kind"] == "leading block":
+        return LeadingBlock(shape, tuple(facts["kept"]))
+    return KeptColumns(shape, tuple((start, stop) for start, stop in facts["runs"]))

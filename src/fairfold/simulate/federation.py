@@ -40,7 +40,8 @@ class Federation:
                 f"at most {task.num_clients}",
                 "Ask for fewer, or draw with replacement.",
             )
-        federation = cls(settings, task, capacities, assign_groups(task.num_clients, len(capacities)))
+        group = assign_groups(task.num_clients, len(capacities), settings.shares, settings.group_seed)
+        federation = cls(settings, task, capacities, group)
         federation.assignments(0)  # a capacity that the method cannot serve is told now
         return federation
 
@@ -51,7 +52,7 @@ class Federation:
             seed ^= (client + 1) << 32
         task = self.task
         whole = {name: shape for name, shape in task.shapes.items() if name not in task.compressed}
-        return assign(self.settings, task.compressed, whole, self.capacities, seed)
+        return assign(self.settings, task.compressed, whole, self.capacities, seed, task.reads)
 
     def initial(self) -> tuple[Weights, Weights]:
         """The server's tensors and the users' own vectors before training."""
