@@ -53,7 +53,7 @@ def stacked_round(state: ServerState, federation: Federation) -> ServerState:
         for client, _, _ in drawn
     ]
     vectors = [vector for one in compacts for vector in one.values()]
-    optimiser, losses = LocalSteps(vectors, settings), vmap(task.image_losses)
+    optimisers, losses = [LocalSteps(vector, settings) for vector in vectors], vmap(task.image_losses)
     full = {name: torch.empty(len(drawn), *tensor.shape) for name, tensor in state.full.items()}
     for step in range(len(drawn[0][2])):
         batches = [batches[step] for _, _, batches in drawn if len(batches) > step]
@@ -76,7 +76,8 @@ def stacked_round(state: ServerState, federation: Federation) -> ServerState:
                     _accumulate(held[name], slopes[name][place], into)
                 gradients.append(into)
         count = moving * len(full)
-        optimiser.step(gradients, [vector.numel() if n < count else 0 for n, vector in enumerate(vectors)])
+        for optimiser, gradient in zip(optimisers[:count], gradients, strict=False):
+            optimiser.step(gradient, gradient.numel())
     totals = RoundTotals(state.full)
     for (client, held, _), trained in zip(drawn, compacts, strict=True):
         totals.add(held, trained, float(task.samples(client)))

@@ -1,6 +1,7 @@
 /* All loops, compiled once for every instruction set with FAIRFOLD_BODY naming it. */
 #include <math.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "plan.h"
@@ -40,12 +41,16 @@ static inline void count_piece(const fairfold_job *job, uint32_t spot) {
 
 static inline float float_root(float value) { return sqrtf(value); }
 static inline double double_root(double value) { return sqrt(value); }
+static inline float float_exp(float value) { return expf(value); }
+static inline double double_exp(double value) { return exp(value); }
 
 #define REAL float
 #define BITS uint32_t
 #define NAME(x) float_##x
 #include "move.inc"
 #include "plain.inc"
+#include "lazy.inc"
+#include "train.inc"
 #undef REAL
 #undef BITS
 #undef NAME
@@ -55,6 +60,8 @@ static inline double double_root(double value) { return sqrt(value); }
 #define NAME(x) double_##x
 #include "move.inc"
 #include "plain.inc"
+#include "lazy.inc"
+#include "train.inc"
 #undef REAL
 #undef BITS
 #undef NAME
@@ -109,4 +116,5 @@ const fairfold_body JOIN(fairfold_body_, FAIRFOLD_BODY) = {
     .unfold = {float_unfold, double_unfold},
     .adagrad = {float_adagrad, double_adagrad},
     .adam = {float_adam, double_adam},
+    .train = {float_train, double_train},
 };

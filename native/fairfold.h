@@ -17,7 +17,7 @@
 #endif
 
 /* Raised whenever a signature below changes, so that Python never calls a library of another time. */
-#define FAIRFOLD_ABI 2
+#define FAIRFOLD_ABI 3
 
 typedef enum {
     FAIRFOLD_OK = 0,
@@ -111,5 +111,49 @@ FAIRFOLD_API int fairfold_unfold_groups(int real, const void *source, int64_t so
 /* total += sum over i of weights[i] * vectors[i], each of `size` values. */
 FAIRFOLD_API int fairfold_weighted_sum(int real, const void *const *vectors, const double *weights, int64_t count,
                                        void *total, int64_t size, int threads);
+
+/* Numbers equal keys alike, in the order of their first appearance: keys[i] = distinct[numbers[i]]. `distinct` holds
+ * `count` entries, of which `found` are used. */
+FAIRFOLD_API int fairfold_number(const int64_t *keys, int64_t count, int32_t *numbers, int64_t *distinct,
+                                 int64_t *found);
+
+/* The models that a client can be trained on in one call: an item's score is the sum of what the branches give, each
+ * number weighted by the output layer where there is one. The product branch multiplies the user's and the item's
+ * numbers; the network puts other numbers of both through layers of `units`, each followed by a rectifier. */
+typedef struct {
+    int64_t product;      /* columns of the product branch, 0 without one */
+    int64_t user, item;   /* columns of the user and of the item that enter the network, 0 without one */
+    int64_t layers;       /* of the network; 0 without one */
+    const int64_t *units; /* of each layer */
+    int64_t output;       /* whether there is an output layer: a weight a number, and a bias */
+    int64_t rating;       /* squared error of ratings; else the pairwise loss of a sample's first item and its others */
+    double regulariser;   /* of the pairwise loss */
+    int64_t optimiser;    /* 0 SGD, 1 Adagrad, 2 Adam, as torch has them */
+    double rate;
+} fairfold_model;
+
+/* Where the numbers of some rows stand among a client's values, and their signs: 0 for a number the client lacks. */
+typedef struct {
+    const int32_t *positions;
+    const int8_t *signs;
+} fairfold_places;
+
+/* One client's round: its values, which are trained in place, what the model reads where, and the samples. */
+typedef struct {
+    void *values;
+    int64_t size;
+    const void *pull;          /* or NULL: a weight a value that draws it to where it started (FedProx) */
+    fairfold_places items[2];  /* [rows, product] and [rows, item] */
+    fairfold_places users[2];  /* [product] and [user] */
+    fairfold_places dense;     /* layer after layer weights [units, inputs] and bias, then the output's */
+    int64_t rows;
+    const int32_t *samples;    /* [count, width] rows */
+    int64_t count, width;
+    const void *targets;       /* [count] where ratings are predicted */
+    const int64_t *ends;       /* of each step's samples */
+    int64_t steps;
+} fairfold_client;
+
+FAIRFOLD_API int fairfold_train(const fairfold_model *model, int real, const fairfold_client *client);
 
 #endif

@@ -91,6 +91,7 @@ typedef struct {
     fairfold_part unfold[2];
     fairfold_part adagrad[2]; /* fairfold_step_job */
     fairfold_part adam[2];
+    int (*train[2])(const fairfold_model *model, const fairfold_client *client);
 } fairfold_body;
 
 typedef struct {

@@ -163,3 +163,16 @@ def test_bits_do_not_depend_on_the_number_of_threads() -> None:
         torch.set_num_threads(before)
     for other in results[1:]:
         assert all(torch.equal(mine, first) for mine, first in zip(other, results[0], strict=True))
+
+
+@generated
+@given(st.lists(st.one_of(st.integers(0, 12), st.integers(-(2**63), 2**63 - 1)), max_size=80), st.booleans())
+def test_number(keys: list[int], flat: bool) -> None:
+    given_keys = torch.tensor(keys, dtype=torch.int64)
+    if not flat:
+        given_keys = torch.stack([given_keys, given_keys.flip(0)], 1)
+    found, expected = active_calls.number(given_keys), reference_active.number(given_keys)
+    assert found is not None
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+    assert torch.equal(found[1][found[0].long()], given_keys)

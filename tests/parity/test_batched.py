@@ -9,9 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from fairfold.federation.replies import Rejections
-from fairfold.simulate import batched, loop
+from fairfold.federation.task import Task
+from fairfold.kernels.native import loader
+from fairfold.simulate import alone, batched, loop, together
+from fairfold.simulate.active import Active
 from tests.federations import tiny_data, tiny_federation, tiny_settings
 
 
@@ -20,6 +25,21 @@ def double() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(params=["compiled", "autograd"], autouse=True)
+def trainer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test here runs with both ways to train a client."""
+    if request.param == "autograd":
+        monkeypatch.setattr(alone, "train", lambda *_: False)
+    elif loader.library() is None:
+        pytest.skip(loader.status().reason)
+    else:
+        monkeypatch.setattr(together, "train", _nobody)
+
+
+def _nobody(clients: list[Active], task: Task) -> None:
+    assert not clients  # the compiled step serves all
 
 
 def check_parity(seed: int, rounds: int = 2, ratings: bool = False, **changes: Any) -> None:
@@ -41,10 +61,12 @@ def check_parity(seed: int, rounds: int = 2, ratings: bool = False, **changes: A
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adagrad", "adam"])
-@pytest.mark.parametrize("method", ["fair", "fair_hom", "full_trn", "fedavg"])
+@pytest.mark.parametrize("method", ["fair", "fair_hom", "full_trn", "fedavg", "heterofl"])
 @pytest.mark.parametrize("model", ["mf", "neumf"])
 def test_methods_and_optimisers(method: str, optimiser: str, model: str) -> None:
-    check_parity(1, method=method, local_optimiser=optimiser, model=model, local_step=0.02, capacities="1x-2x-4x")
+    check_parity(
+        1, method=method, local_optimiser=optimiser, model=model, local_step=0.02, capacities="1x-2x-4x", factors=4
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -73,6 +95,46 @@ def test_ratings() -> None:
                                      {"size_rule": "paper"}, {"clients_per_round": None}])  # fmt: skip
 def test_other_choices(changes: dict[str, Any]) -> None:
     check_parity(4, capacities="1x-4x", **changes)
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("changes", [
+    {"prox": 0.5, "model": "mf"},
+    {"user_vectors": "uploaded"},
+    {"compress": "all", "capacities": "1x-2x", "factors": 8, "mapping": "element"},
+    {"prox": 0.1, "model": "mf", "compress": "all", "user_vectors": "uploaded", "factors": 8, "mapping": "element"},
+    {"method": "inconsistent", "mapping": "element"},
+    {"model": "neumf-mlp", "compress": "all", "factors": 8, "mapping": "element"},
+])  # fmt: skip
+def test_choices_that_change_what_a_device_trains(changes: dict[str, Any], optimiser: str) -> None:
+    ratings = changes.get("model") == "neumf-mlp"
+    base: dict[str, Any] = {"model": "neumf", "local_optimiser": optimiser, "local_step": 0.02, "capacities": "1x-2x"}
+    check_parity(6, ratings=ratings, **base | changes)
+
+
+def test_proximal_term_of_dense_tensors() -> None:
+    # Under SGD alone: the term pulls at what rounding moved, and optimisers that divide make whole steps of that.
+    check_parity(7, model="neumf", prox=0.5, local_step=0.02, capacities="1x-2x")
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_generated_federations(data: st.DataObject) -> None:
+    model = data.draw(st.sampled_from(["mf", "neumf", "neumf-mlp"]))
+    changes: dict[str, Any] = {
+        "model": model,
+        "factors": data.draw(st.integers(2, 19)),
+        "batch_size": data.draw(st.integers(1, 30)),
+        "local_epochs": data.draw(st.integers(1, 4)),
+        "negatives": data.draw(st.integers(1, 3)),
+        "regulariser": data.draw(st.sampled_from([0.0, 1e-6, 0.1])),
+        "local_optimiser": data.draw(st.sampled_from(["sgd", "adagrad", "adam"])),
+        "local_step": data.draw(st.sampled_from([1e-3, 0.05])),
+        "capacities": data.draw(st.sampled_from(["1x", "1x-2x", "2x-8x"])),
+        "mapping": data.draw(st.sampled_from(["element", "chunk", "ranked"])),
+        "method": data.draw(st.sampled_from(["fair", "fedavg", "inconsistent"])),
+    }
+    check_parity(data.draw(st.integers(0, 99)), rounds=1, ratings=model == "neumf-mlp", **changes)
 
 
 def test_faults_leave_out_the_same_clients() -> None:

@@ -1,11 +1,11 @@
 """Each method as a function from capacities to projections."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 from fairfold.algorithms.networks import low_rank_network, narrow_network
 from fairfold.errors import InvalidCapacity
-from fairfold.federation.projection import Assignment, Hashed, LeadingColumns, LowRank, Projection, WholeTable
+from fairfold.federation.projection import Assignment, Hashed, KeptColumns, LowRank, Projection, WholeTable
 from fairfold.federation.settings import Settings
 from fairfold.federation.task import Shapes
 from fairfold.kernels.hashing import expand_seed
@@ -80,10 +80,13 @@ def fedhm(compressed: Shapes, capacities: Sequence[Capacity], settings: Settings
 
 
 def heterofl(compressed: Shapes, capacities: Sequence[Capacity], settings: Settings, seed: int) -> list[Assignment]:  # noqa: ARG001
-    """HeteroFL: the leading columns that fit; at least one, so compression is at most d. Or a narrower network."""
+    """HeteroFL: the leading columns that fit; at least one, so compression is at most d. Or a narrower network.
+
+    Of the next layer a device holds what reads them, see :func:`assign`.
+    """
     if settings.reads_images:
         return [narrow_network(compressed, capacity) for capacity in capacities]
-    return [_tables("heterofl", LeadingColumns, compressed, capacity) for capacity in capacities]
+    return [_tables("heterofl", KeptColumns, compressed, capacity) for capacity in capacities]
 
 
 Method = Callable[[Shapes, Sequence[Capacity], Settings, int], list[Assignment]]
@@ -99,15 +102,45 @@ METHODS: dict[str, Method] = {
 
 
 def assign(
-    settings: Settings, compressed: Shapes, dense: Shapes, capacities: Sequence[Capacity], seed: int
+    settings: Settings,
+    compressed: Shapes,
+    dense: Shapes,
+    capacities: Sequence[Capacity],
+    seed: int,
+    reads: Mapping[str, tuple[str, int]] | None = None,
 ) -> list[Assignment]:
-    """What the devices of each capacity hold of every tensor."""
+    """What the devices of each capacity hold of every tensor.
+
+    Args:
+        settings: Method and mapping.
+        compressed: What a device holds by the method.
+        dense: What it holds whole; by HeteroFL, what is left to read.
+        capacities: One a group.
+        seed: Of the hash.
+        reads: Tensors whose columns, from a first one on, read the columns of a table; none if not given.
+    """
     assignments = METHODS[settings.method](compressed, capacities, settings, seed)
-    extra: dict[str, Projection] = {name: whole(shape) for name, shape in dense.items()}
-    return [
-        assignment if assignment.projections is None else Assignment(assignment.projections | extra)
-        for assignment in assignments
-    ]
+    found = []
+    for assignment in assignments:
+        if assignment.projections is None:
+            found.append(assignment)
+            continue
+        extra: dict[str, Projection] = {name: whole(shape) for name, shape in dense.items()}
+        if settings.method == "heterofl":
+            shapes = compressed | dense
+            extra |= {
+                name: _readers(shapes[name], first, assignment.projections[table])
+                for name, (table, first) in (reads or {}).items()
+            }
+        found.append(Assignment(assignment.projections | extra))
+    return found
+
+
+def _readers(shape: tuple[int, ...], first: int, table: Projection) -> KeptColumns:
+    """Of a layer, the columns that read what a device holds of a table, and those that read anything else."""
+    assert isinstance(table, KeptColumns)
+    runs = [(0, first + table.kept), (first + table.shape[1], shape[1])]
+    return KeptColumns(shape, tuple((start, stop) for start, stop in runs if start < stop))
 
 
 def _holds_all(compressed: Shapes, capacity: Capacity) -> bool:
@@ -117,7 +150,7 @@ def _holds_all(compressed: Shapes, capacity: Capacity) -> bool:
 
 def _tables(
     method: str,
-    kind: type[LowRank] | type[LeadingColumns],
+    kind: type[LowRank] | type[KeptColumns],
     compressed: Shapes,
     capacity: Capacity,
     *,
@@ -132,7 +165,7 @@ def _tables(
         if limit >= prod(shape):
             everything = Subspace(prod(shape), prod(shape))
             projections[name] = (
-                LeadingColumns(shape, shape[1]) if kind is LeadingColumns else WholeTable(shape, everything)
+                KeptColumns(shape, ((0, shape[1]),)) if kind is KeptColumns else WholeTable(shape, everything)
             )
             continue
         rank = limit // shape[0]

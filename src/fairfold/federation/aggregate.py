@@ -36,14 +36,23 @@ class RoundTotals:
     def add(self, projections: dict[str, Projection], compacts: Weights, weight: float) -> None:
         """Add one device's vectors with its weight p_i (not yet normalised)."""
         for name, projection in projections.items():
-            if name not in self._totals:
-                self._totals[name] = projection.totals(self._full[name])
-            self._totals[name].add(projection, compacts[name], weight)
+            self._of(name, projection).add(projection, compacts[name], weight)
         self.weight += weight
 
-    def mean(self) -> Weights:
-        """Σ p_i S_i ψ_i with Σ p_i = 1, a tensor at a time."""
-        return {name: totals.mean() for name, totals in self._totals.items()}
+    def add_sums(self, projections: dict[str, Projection], sums: Weights, weight: float) -> None:
+        """Add the weighted sums of several devices of one size; the vectors are taken over."""
+        for name, projection in projections.items():
+            self._of(name, projection).add_sum(projection, sums[name], weight)
+        self.weight += weight
+
+    def _of(self, name: str, projection: Projection) -> Totals:
+        if name not in self._totals:
+            self._totals[name] = projection.totals(self._full[name])
+        return self._totals[name]
+
+    def mean(self, *, changes: bool = False) -> Weights:
+        """Σ p_i S_i ψ_i with Σ p_i = 1, a tensor at a time; ``changes`` as in :meth:`Totals.mean`."""
+        return {name: totals.mean(changes=changes) for name, totals in self._totals.items()}
 
 
 @torch.no_grad()
@@ -52,7 +61,8 @@ def aggregate(state: ServerState, totals: RoundTotals, settings: Settings) -> Se
 
     ``totals`` holds ψᵢ′ under the paper's rule and ψᵢ′ − ψᵢ under the delta rule; if nobody answered the model stays.
     """
-    return update(state, totals.mean() if totals.weight else None, settings)
+    changes = settings.aggregation == "delta"
+    return update(state, totals.mean(changes=changes) if totals.weight else None, settings)
 
 
 @torch.no_grad()

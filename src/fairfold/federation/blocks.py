@@ -61,10 +61,11 @@ class BlockTotals(Totals):
         total, before = self._sums.get(projection, (torch.zeros_like(compact), 0.0))
         self._sums[projection] = (total.add_(compact, alpha=weight), before + weight)
 
-    def mean(self) -> Tensor:
+    def mean(self, *, changes: bool = False) -> Tensor:
         """See the base class."""
         sums, weights = torch.zeros_like(self._full), torch.zeros_like(self._full)
         for projection, (total, weight) in self._sums.items():
             projection._cut(sums).add_(total.view(projection.kept))
             projection._cut(weights).add_(weight)
-        return torch.where(weights > 0, sums / weights.clamp(min=1e-30), self._full)
+        otherwise = torch.zeros_like(self._full) if changes else self._full
+        return torch.where(weights > 0, sums / weights.clamp(min=1e-30), otherwise)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fairfold.federation.blocks import LeadingBlock
-from fairfold.federation.projection import Hashed, LeadingColumns, LowRank, Projection
+from fairfold.federation.projection import Hashed, KeptColumns, LowRank, Projection
 from fairfold.subspace import Subspace
 
 
@@ -18,8 +18,8 @@ def facts_of(held: Projection) -> dict[str, Any]:
         return {"kind": "low rank", "shape": list(held.shape), "rank": held.rank}
     if isinstance(held, LeadingBlock):
         return {"kind": "leading block", "shape": list(held.shape), "kept": list(held.kept)}
-    assert isinstance(held, LeadingColumns)
-    return {"kind": "leading columns", "shape": list(held.shape), "kept": held.kept}
+    assert isinstance(held, KeptColumns)
+    return {"kind": "columns", "shape": list(held.shape), "runs": [list(run) for run in held.runs]}
 
 
 def projection_of(facts: dict[str, Any]) -> Projection:
@@ -31,4 +31,4 @@ def projection_of(facts: dict[str, Any]) -> Projection:
         return LowRank(shape, facts["rank"])
     if facts["kind"] == "leading block":
         return LeadingBlock(shape, tuple(facts["kept"]))
-    return LeadingColumns(shape, facts["kept"])
+    return KeptColumns(shape, tuple((start, stop) for start, stop in facts["runs"]))

@@ -1,7 +1,7 @@
 """How a tensor of the server becomes what a device holds, and comes back: FAIR and its rivals behind one interface.
 
 Every method of the federation is a choice of projections. The round itself (send, train, aggregate) knows only these
-classes: :class:`Hashed` (FAIR, and with the full space FedAvg), :class:`LowRank` (FedHM) and :class:`LeadingColumns`
+classes: :class:`Hashed` (FAIR, and with the full space FedAvg), :class:`LowRank` (FedHM) and :class:`KeptColumns`
 (HeteroFL).
 """
 
@@ -50,6 +50,18 @@ class Projection(ABC):
         """An empty sum of what devices send of this tensor, ``full`` being what the server has of it."""
 
 
+class Coordinatewise(Projection):
+    """A projection in which every number of the tensor is one number of the device, its negative, or 0."""
+
+    @abstractmethod
+    def places(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
+        """Slot (int64) and sign (int8) of coordinates of the tensor; the sign is 0 where the device has none of it."""
+
+    @abstractmethod
+    def counts(self, slots: Tensor) -> Tensor:
+        """How many coordinates live in some slots."""
+
+
 class Totals(ABC):
     """A weighted sum of what devices of different sizes send of one tensor."""
 
@@ -57,13 +69,21 @@ class Totals(ABC):
     def add(self, projection: Projection, compact: Tensor, weight: float) -> None:
         """Add one device's vector, or the mean of several with their joint weight."""
 
+    def add_sum(self, projection: Projection, total: Tensor, weight: float) -> None:
+        """Add the weighted sum of several devices' vectors; the vector is taken over."""
+        self.add(projection, total / weight, weight)
+
     @abstractmethod
-    def mean(self) -> Tensor:
-        """The weighted mean in the server's space."""
+    def mean(self, *, changes: bool = False) -> Tensor:
+        """The weighted mean in the server's space.
+
+        Args:
+            changes: Whether changes were added, and not values: what nobody sent is then 0, else as it was.
+        """
 
 
 @dataclass(frozen=True)
-class Hashed(Projection):
+class Hashed(Coordinatewise):
     """A FAIR subspace, the full space among them."""
 
     shape: tuple[int, ...]
@@ -96,6 +116,16 @@ class Hashed(Projection):
         slots, signs = self.subspace.slots(0, self.subspace.full_size, compact.device)
         return compact[slots] * signs
 
+    def places(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
+        """By hashing."""
+        if self.subspace.is_full:
+            return coordinates, torch.ones_like(coordinates, dtype=torch.int8)
+        return ops.slots_and_signs(self.subspace.layout, coordinates)
+
+    def counts(self, slots: Tensor) -> Tensor:
+        """See the base class."""
+        return torch.ones_like(slots) if self.subspace.is_full else self.subspace.counts()[slots]
+
     @classmethod
     def totals(cls, full: Tensor) -> Totals:  # noqa: ARG003
         """Totals per size, unfolded and recovered once; an independent hash is recovered alone."""
@@ -111,19 +141,25 @@ class HashedTotals(Totals):
     def add(self, projection: Projection, compact: Tensor, weight: float) -> None:
         """See the base class."""
         assert isinstance(projection, Hashed)
+        self._sums(projection).add(projection.subspace, compact, weight)
+
+    def add_sum(self, projection: Projection, total: Tensor, weight: float) -> None:
+        """See the base class."""
+        assert isinstance(projection, Hashed)
+        self._sums(projection).add_sum(projection.subspace, total, weight)
+
+    def _sums(self, projection: Hashed) -> Sums:
         layout = projection.subspace.layout
         # The full space belongs to every hash: it joins the first, or starts one of its own.
         key = (0,) if projection.subspace.is_full else (layout.key, layout.chunk, int(layout.signed))
-        self._by_hash.setdefault(key, Sums()).add(projection.subspace, compact, weight)
+        return self._by_hash.setdefault(key, Sums())
 
-    def mean(self) -> Tensor:
+    def mean(self, *, changes: bool = False) -> Tensor:  # noqa: ARG002
         """See the base class."""
         hashes = [key for key in self._by_hash if key != (0,)]
         if len(hashes) <= 1:
-            total = Sums()
-            for sums in self._by_hash.values():
-                total = total + sums
-            return total.recover()
+            first, *others = self._by_hash.values()
+            return sum(others, first).recover()
         weight = sum(sums.weight for sums in self._by_hash.values())
         parts = [sums.recover().mul_(sums.weight / weight) for sums in self._by_hash.values()]
         return torch.stack(parts).sum(0)
@@ -212,46 +248,75 @@ class RecoveredTotals(Totals):
         self._sum.add_(projection.recover(compact), alpha=weight)
         self._weight += weight
 
-    def mean(self) -> Tensor:
+    def mean(self, *, changes: bool = False) -> Tensor:  # noqa: ARG002
         """See the base class."""
         return self._sum / self._weight
 
 
 @dataclass(frozen=True)
-class LeadingColumns(Projection):
-    """The leading columns of a table; the others are zero on the device: HeteroFL."""
+class KeptColumns(Coordinatewise):
+    """Some columns of a matrix; the others are zero on the device: HeteroFL.
+
+    Attributes:
+        shape: Of the matrix.
+        runs: First and last (excluded) of every run of columns that the device holds.
+    """
 
     shape: tuple[int, ...]
-    kept: int
+    runs: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def within(cls, shape: tuple[int, ...], limit: int) -> Self | None:
+        """As many leading columns as fit ``limit`` numbers; None if not even one does."""
+        kept = min(limit // shape[0], shape[1])
+        return cls(shape, ((0, kept),)) if kept >= 1 else None
+
+    @property
+    def kept(self) -> int:
+        """How many columns the device holds."""
+        return sum(stop - start for start, stop in self.runs)
 
     @property
     def size(self) -> int:  # type: ignore[override]
         """Numbers the device holds."""
         return self.shape[0] * self.kept
 
-    @classmethod
-    def within(cls, shape: tuple[int, ...], limit: int) -> Self | None:
-        """As many columns as fit ``limit`` numbers; None if not even one does."""
-        kept = min(limit // shape[0], shape[1])
-        return cls(shape, kept) if kept >= 1 else None
+    @property
+    def columns(self) -> Tensor:
+        """Which ones."""
+        return torch.cat([torch.arange(start, stop) for start, stop in self.runs])
 
     def reduce(self, full: Tensor) -> Tensor:
         """Cut."""
-        return full.view(self.shape)[:, : self.kept].reshape(-1)
+        return full.view(self.shape).index_select(1, self.columns).view(-1)
 
     def recover(self, compact: Tensor) -> Tensor:
-        """Pad with zeros."""
-        missing = self.shape[1] - self.kept
-        return torch.nn.functional.pad(compact.view(self.shape[0], self.kept), (0, missing)).view(-1)
+        """Zeros for the others."""
+        return self._widened(compact.view(self.shape[0], self.kept)).view(-1)
 
     def rows(self, compact: Tensor, ids: Tensor) -> Tensor:
-        """Rows, padded with zeros."""
-        rows = compact.view(self.shape[0], self.kept)[ids]
-        return torch.nn.functional.pad(rows, (0, self.shape[1] - self.kept))
+        """Rows, with zeros for the others."""
+        return self._widened(compact.view(self.shape[0], self.kept)[ids])
+
+    def _widened(self, rows: Tensor) -> Tensor:
+        zeros = torch.zeros(*rows.shape[:-1], self.shape[1], dtype=rows.dtype)
+        return zeros.index_copy(-1, self.columns, rows)
 
     def whole(self, compact: Tensor) -> Tensor:
-        """Pad with zeros."""
+        """Zeros for the others."""
         return self.recover(compact)
+
+    def places(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
+        """A slot for every column that is held; the others point to a slot of their row, with sign 0."""
+        place = torch.zeros(self.shape[1], dtype=torch.int64)
+        sign = torch.zeros(self.shape[1], dtype=torch.int8)
+        place[self.columns], sign[self.columns] = torch.arange(self.kept), 1
+        column = coordinates % self.shape[1]
+        return coordinates // self.shape[1] * self.kept + place[column], sign[column]
+
+    def counts(self, slots: Tensor) -> Tensor:
+        """See the base class."""
+        return torch.ones_like(slots)
 
     @classmethod
     def totals(cls, full: Tensor) -> Totals:
@@ -264,22 +329,32 @@ class ColumnTotals(Totals):
 
     def __init__(self, full: Tensor) -> None:
         self._full = full
-        self._sums: dict[LeadingColumns, tuple[Tensor, float]] = {}
+        self._sums: dict[KeptColumns, tuple[Tensor, float]] = {}
 
     def add(self, projection: Projection, compact: Tensor, weight: float) -> None:
         """See the base class."""
-        assert isinstance(projection, LeadingColumns)
-        total, before = self._sums.get(projection, (torch.zeros_like(compact), 0.0))
-        self._sums[projection] = (total.add_(compact, alpha=weight), before + weight)
+        self.add_sum(projection, compact * weight, weight)
 
-    def mean(self) -> Tensor:
+    def add_sum(self, projection: Projection, total: Tensor, weight: float) -> None:
+        """See the base class."""
+        assert isinstance(projection, KeptColumns)
+        if projection in self._sums:
+            mine, before = self._sums[projection]
+            total, weight = mine.add_(total), before + weight
+        self._sums[projection] = (total, weight)
+
+    def mean(self, *, changes: bool = False) -> Tensor:
         """See the base class."""
         shape = next(iter(self._sums)).shape
-        result, weights = torch.zeros(shape, dtype=self._full.dtype), torch.zeros(shape[1])
+        result, weights = torch.zeros(shape, dtype=self._full.dtype), torch.zeros(shape[1], dtype=self._full.dtype)
         for projection, (total, weight) in self._sums.items():
-            result[:, : projection.kept] += total.view(shape[0], projection.kept)
-            weights[: projection.kept] += weight
-        return torch.where(weights > 0, result / weights.clamp(min=1e-30), self._full.view(shape)).view(-1)
+            result.index_add_(1, projection.columns, total.view(shape[0], projection.kept))
+            weights[projection.columns] += weight
+        result /= weights.clamp(min=1e-30)
+        if not changes:
+            nobody = (weights == 0).nonzero().view(-1)
+            result[:, nobody] = self._full.view(shape)[:, nobody]
+        return result.view(-1)
 
 
 @dataclass(frozen=True)

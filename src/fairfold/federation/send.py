@@ -24,8 +24,9 @@ def send(full: Weights, assignments: Sequence[Assignment]) -> list[Weights | Non
 def _reduce_each(full: Tensor, projections: list[Projection]) -> dict[Projection, Tensor]:
     """Every distinct projection of a tensor; a nested chain of subspaces takes one pass over it."""
     hashed = [projection for projection in projections if isinstance(projection, Hashed)]
-    compacts = reduce_all(full, [projection.subspace for projection in hashed])
-    found: dict[Projection, Tensor] = {projection: compacts[projection.subspace] for projection in hashed}
+    compacts = reduce_all(full, [held.subspace for held in hashed if not held.subspace.is_full])
+    # The full space is sent as it is, not as a copy: what is sent is only ever read.
+    found: dict[Projection, Tensor] = {held: compacts.get(held.subspace, full) for held in hashed}
     for projection in projections:
         if projection not in found:
             found[projection] = projection.reduce(full)

@@ -6,6 +6,7 @@ whole. A user's *own* vectors belong to one client; they stay on the device, or 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -18,6 +19,7 @@ from fairfold.data import Dataset
 from fairfold.data.negatives import NegativeSampler
 from fairfold.errors import InvalidSettings
 from fairfold.federation.settings import Settings
+from fairfold.kernels.form import Form
 from fairfold.models import MF, NeuMF, NeuMFMLP
 
 SMALLEST_COMPRESSED = 64
@@ -43,6 +45,26 @@ class Batch:
         return len(self.items)
 
 
+@dataclass(frozen=True)
+class LocalData:
+    """All samples of a client's round, epoch after epoch.
+
+    Attributes:
+        items: See :class:`Batch`.
+        targets: See :class:`Batch`.
+        ends: Where the samples of each step end; none without samples.
+    """
+
+    items: Tensor
+    targets: Tensor | None
+    ends: list[int]
+
+    def batches(self) -> list[Batch]:
+        """Step by step."""
+        steps = [slice(start, end) for start, end in pairwise([0, *self.ends])]
+        return [Batch(self.items[step], None if self.targets is None else self.targets[step]) for step in steps]
+
+
 class _Combine(nn.Module):
     """A model's part behind the lookups, in a form that can be called with other weights."""
 
@@ -64,7 +86,10 @@ class Task:
         user_tables: Name and shape of the users' tables where these are sent and averaged; else empty.
         own: Name and length of every vector a user has.
         num_clients: One a user.
+        form: What the model's scores are made of, for training in one call; None for other models.
     """
+
+    form: Form | None = None
 
     def __init__(self, data: Dataset, settings: Settings) -> None:
         self.data = data
@@ -76,7 +101,8 @@ class Task:
                 f"model='neumf-mlp' on {data.name!r}, which has no ratings", "ratings", "Use 'mf' or 'neumf'."
             )
         with torch.device("meta"):  # the architecture alone: its tensors are never made on a device
-            self._combine = _Combine(_make(data, settings))
+            model = _make(data, settings)
+        self._combine, self.form = _Combine(model), model.form
         shapes = {name: tuple(tensor.shape) for name, tensor in self._combine.model.named_parameters()}
         self.own = {name: shape[1] for name, shape in shapes.items() if _is_table(name, "user")}
         self.tables = {name: shape for name, shape in shapes.items() if _is_table(name, "item")}
@@ -95,6 +121,19 @@ class Task:
         return shared, {} if self.user_tables else {name: everything[name] for name in self.own}
 
     @property
+    def reads(self) -> dict[str, tuple[str, int]]:
+        """Dense tensors whose columns, from a first one on, read the columns of an item table."""
+        form, tables, dense = self.form, list(self.tables), list(self.dense)
+        if form is None or not form.output:
+            return {}
+        found = {}
+        if form.layers:
+            found[dense[0]] = (tables[-1], form.user)
+        if form.product:
+            found[dense[-2]] = (tables[0], 0)
+        return found
+
+    @property
     def shapes(self) -> Shapes:
         """Name and shape of everything the server holds."""
         return self.tables | self.dense | self.user_tables
@@ -110,25 +149,29 @@ class Task:
         """How much data a client has."""
         return int(self.data.train.offsets[client + 1] - self.data.train.offsets[client])
 
+    def local(self, client: int, generator: torch.Generator) -> LocalData:
+        """What a client trains on in a round."""
+        settings, train = self.settings, self.data.train
+        mine, ratings = train.of(client), train.ratings_of(client) if self.ratings else None
+        items, targets, ends = [], [], []
+        for epoch in range(settings.local_epochs):
+            order = torch.arange(len(mine))
+            if settings.shuffle:
+                order = torch.randperm(len(mine), generator=generator)
+            wide = mine[:, None]
+            if self._negatives is not None:
+                users = torch.full((len(mine), settings.negatives), client)
+                wide = torch.cat([wide, self._negatives.draw(users, generator)], dim=1)
+            items.append(wide[order])
+            if ratings is not None:
+                targets.append(ratings[order])
+            stops = range(settings.batch_size, len(mine) + settings.batch_size, settings.batch_size)
+            ends += [epoch * len(mine) + min(stop, len(mine)) for stop in stops]
+        return LocalData(torch.cat(items), torch.cat(targets) if targets else None, ends)
+
     def batches(self, client: int, generator: torch.Generator) -> list[Batch]:
         """All batches of a client's round, epoch after epoch."""
-        settings, train = self.settings, self.data.train
-        items, found = train.of(client), []
-        for _ in range(settings.local_epochs):
-            order = torch.arange(len(items))
-            if settings.shuffle:
-                order = torch.randperm(len(items), generator=generator)
-            wide, targets = items[:, None], None
-            if self._negatives is None:
-                targets = train.ratings_of(client)[order]
-            else:
-                users = torch.full((len(items), settings.negatives), client)
-                wide = torch.cat([wide, self._negatives.draw(users, generator)], dim=1)
-            wide = wide[order]
-            for start in range(0, len(items), settings.batch_size):
-                part = slice(start, start + settings.batch_size)
-                found.append(Batch(wide[part], None if targets is None else targets[part]))
-        return found
+        return self.local(client, generator).batches()
 
     def losses(self, batch: Batch, dense: Weights, users: Sequence[Tensor], items: Sequence[Tensor]) -> Tensor:
         """The loss of every sample of a batch; arguments as for :meth:`sample_losses`."""
@@ -180,7 +223,7 @@ def _is_table(name: str, side: str) -> bool:
     return name.startswith(side) and name.endswith(".weight")
 
 
-def _make(data: Dataset, settings: Settings) -> nn.Module:
+def _make(data: Dataset, settings: Settings) -> MF | NeuMF | NeuMFMLP:
     users, items, factors = data.num_users, data.num_items, settings.factors
     if settings.model == "mf":
         return MF(users, items, factors, spread=settings.initial_spread or 0.01)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fairfold.data import Dataset
 from fairfold.errors import InvalidMessage
-from fairfold.federation.projection import Assignment, Hashed, Projection
+from fairfold.federation.projection import Hashed, Projection
 from fairfold.federation.replies import Rejections
 from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.settings import Settings
@@ -20,7 +20,8 @@ from fairfold.flower.local import LocalData
 from fairfold.flower.plan import task_of
 from fairfold.flower.wire import Answer, Order
 from fairfold.metrics import evaluate_ranking
-from fairfold.simulate.batched import Changes, Program, batches_well
+from fairfold.simulate.active import Active, Held, gather
+from fairfold.simulate.batched import Changes, batches_well, train_at_once
 from fairfold.simulate.federation import Federation
 from fairfold.subspace import Capacity
 
@@ -95,22 +96,23 @@ class LocalTask:
     def _batched(self, own: Weights) -> Weights:
         """Gradient steps on the slots that are touched, sixteen users at a time: ``simulate.batched``'s program."""
         users, number = self.data.users, self.order.round_number
-        held = [Assignment(self.order.projections)]
         group = torch.zeros(self.task.num_clients, dtype=torch.long)
         federation = Federation(self.settings, self.task, [Capacity.parse("1x")], group)
-        changes = Changes(federation, held, [self.received], Rejections(), number)
+        held, changes = Held(self.order.projections, self.received), Changes(federation, Rejections(), number)
         places = {user: place for place, user in enumerate(users)}
         private = {name: rows.new_zeros(self.task.num_clients, rows.shape[1]) for name, rows in own.items()}
         for name, rows in own.items():
             private[name][users] = rows
+
+        def gathered(user: int) -> Active:
+            return gather(user, self.task, held, private, number)
+
         for start in range(0, len(users), USERS_AT_ONCE):
-            program = Program(users[start : start + USERS_AT_ONCE], federation, held, [self.received], private, number)
-            program.train()
-            for at, user in enumerate(program.clients):
-                changes.take(program, at)
+            for trained in train_at_once(users[start : start + USERS_AT_ONCE], gathered, self.task):
+                changes.take(trained)
                 for name in own:
-                    own[name][places[user]] = program.own[name][at].detach()
-        return changes.means(0)
+                    own[name][places[trained.client]] = trained.values[trained.parts[name]]
+        return changes.means(held)
 
     def _one_by_one(self, own: Weights, weights: list[float]) -> Weights:
         """Any model, a user after another."""

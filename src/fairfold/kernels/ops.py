@@ -33,6 +33,7 @@ __all__ = [
     "aggregate",
     "count_range",
     "fold",
+    "number",
     "positions",
     "recover_lines",
     "recover_positions",
@@ -204,6 +205,12 @@ def active_slots(layout: Layout, rows: Tensor, row_size: int) -> Tensor:
         return found
     _check_rows(layout, rows, row_size)
     return reference_active.active_slots(layout, rows, row_size)
+
+
+def number(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Equal keys numbered alike, in the order of their first appearance: numbers (int32), and the key of each."""
+    found = active_calls.number(keys)
+    return reference_active.number(keys) if found is None else found
 
 
 def positions(layout: Layout, rows: Tensor, row_size: int, active: Tensor) -> tuple[Tensor, Tensor]:

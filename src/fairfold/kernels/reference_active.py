@@ -34,6 +34,18 @@ def active_slots(layout: Layout, rows: Tensor, row_size: int) -> Tensor:
     return active
 
 
+def number(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Equal keys numbered alike, in the order of their first appearance: numbers (int32), and the key of each."""
+    flat = keys.reshape(-1).long()
+    distinct, inverse = torch.unique(flat, return_inverse=True)
+    first = torch.full_like(distinct, len(flat))
+    first.scatter_reduce_(0, inverse, torch.arange(len(flat), device=flat.device), "amin")
+    order = first.argsort()
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order), device=flat.device)
+    return rank[inverse].to(torch.int32).view(keys.shape), distinct[order]
+
+
 def positions(layout: Layout, rows: Tensor, row_size: int, active: Tensor) -> tuple[Tensor, Tensor]:
     """Where each coordinate of the rows stands in ``active``, and its sign: int32 and int8, (len(rows), row_size)."""
     slots, signs = slots_and_signs(layout, row_coordinates(rows, row_size))

@@ -2,6 +2,8 @@
 
 from torch import Tensor, nn
 
+from fairfold.kernels.form import Form
+
 
 class MF(nn.Module):
     """A vector a user and a vector an item; the score is their inner product (Koren, Bell, Volinsky 2009).
@@ -20,6 +22,11 @@ class MF(nn.Module):
         self.item = nn.Embedding(num_items, factors)
         for table in (self.user, self.item):
             nn.init.normal_(table.weight, std=spread)
+
+    @property
+    def form(self) -> Form:
+        """What its scores are made of, for training in one call."""
+        return Form(product=self.item.embedding_dim)
 
     def embed_users(self, users: Tensor) -> tuple[Tensor, ...]:
         """What the model holds of some users."""

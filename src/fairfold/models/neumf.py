@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from fairfold.errors import InvalidSettings
+from fairfold.kernels.form import Form
 from fairfold.models.affine import weight_and_bias
 
 
@@ -40,6 +41,14 @@ class NeuMF(nn.Module):
         self.network = nn.Sequential(*steps)
         self.output = nn.Linear(2 * factors, 1)
         self._start()
+
+    @property
+    def form(self) -> Form:
+        """What its scores are made of, for training in one call."""
+        layers = [step for step in self.network if isinstance(step, nn.Linear)]
+        width = self.item_network.embedding_dim
+        units = tuple(layer.out_features for layer in layers)
+        return Form(product=self.factors, user=width, item=width, layers=units, output=True)
 
     def _start(self) -> None:
         """Start as He et al.'s published code does."""

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from fairfold.kernels.form import Form
+
 
 class NeuMFMLP(nn.Module):
     """One table a side; user and item vector side by side go through layers of 10, 10 and 1 units.
@@ -41,6 +43,13 @@ class NeuMFMLP(nn.Module):
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
         nn.init.constant_(self.output.bias, start)
+
+    @property
+    def form(self) -> Form:
+        """What its ratings are made of, for training in one call."""
+        units = tuple(step.out_features for step in self.network if isinstance(step, nn.Linear))
+        width = self.item.embedding_dim
+        return Form(user=width, item=width, layers=units, output=True)
 
     def embed_users(self, users: Tensor) -> tuple[Tensor, ...]:
         """What the model holds of some users."""

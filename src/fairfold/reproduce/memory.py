@@ -11,7 +11,7 @@ from typing import Any
 
 from fairfold.algorithms import assign
 from fairfold.errors import InvalidCapacity
-from fairfold.federation.projection import Hashed, LeadingColumns, LowRank
+from fairfold.federation.projection import Hashed, KeptColumns, LowRank
 from fairfold.federation.settings import Settings, read_settings
 from fairfold.nn import footprint
 from fairfold.reproduce.kinds import Tell
@@ -69,7 +69,7 @@ def largest_compression(given: MemorySettings) -> int:
     return served
 
 
-def _held(given: MemorySettings, compression: int) -> Hashed | LowRank | LeadingColumns | None:
+def _held(given: MemorySettings, compression: int) -> Hashed | LowRank | KeptColumns | None:
     """What a device of that capacity holds of the table; None if the method refuses."""
     settings: Settings = read_settings(
         {"method": given.method, "solver": "gradient", "aggregation": "paper", "mapping": "element", "chunk": 1}
@@ -80,5 +80,5 @@ def _held(given: MemorySettings, compression: int) -> Hashed | LowRank | Leading
         return None
     assert held.projections is not None
     projection = held.projections["item"]
-    assert isinstance(projection, Hashed | LowRank | LeadingColumns)
+    assert isinstance(projection, Hashed | LowRank | KeptColumns)
     return projection

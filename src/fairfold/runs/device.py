@@ -129,10 +129,10 @@ def _projections(run: OpenRun, capacity: Capacity) -> tuple[dict[str, Projection
     task, seed = federation.task, hash_seed(settings, last_round)
     dense = {name: shape for name, shape in task.shapes.items() if name not in task.compressed}
     if settings.method in ("fedhm", "heterofl"):
-        (alone,) = assign(settings, task.compressed, dense, [capacity], seed)
+        (alone,) = assign(settings, task.compressed, dense, [capacity], seed, task.reads)
     else:
         hashed = settings.model_copy(update={"method": "fair"})
-        (alone,) = assign(hashed, task.compressed, dense, [capacity], seed)
+        (alone,) = assign(hashed, task.compressed, dense, [capacity], seed, task.reads)
     assert alone.projections is not None
     projections, nests = dict(alone.projections), True
     for name in task.compressed:

@@ -1,79 +1,109 @@
-"""The slots that the clients of a program will touch, gathered side by side in one vector a table."""
+"""What one client touches in a round, gathered in one vector: all that its training has to look at.
+
+*The active set is exact*: a local optimiser starts fresh each round, so what no sample of the round touches does not
+move. Tables, dense tensors and the user's own vectors are all the same here: rows of numbers, each of which stands
+somewhere among the client's values, with a sign. Sizes and methods are data, not shapes.
+"""
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
-from fairfold.federation.projection import Hashed
-from fairfold.federation.task import Batch
+from fairfold.federation.projection import Coordinatewise, Projection
+from fairfold.federation.sampling import Purpose, generator
+from fairfold.federation.task import Task, Weights
 from fairfold.kernels import ops
+from fairfold.kernels.form import Places, Samples
+from fairfold.kernels.reference import row_coordinates
 
 
 @dataclass(frozen=True)
-class ActiveTable:
-    """One table of several clients: what they touch of it, whatever their sizes.
+class Held:
+    """What a device receives: a projection and a vector of its size for every tensor."""
+
+    projections: dict[str, Projection]
+    received: Weights
+
+
+@dataclass
+class Active:
+    """One client's round.
 
     Attributes:
-        values: The touched slots of client after client.
-        ends: Where each client's part of ``values`` ends.
-        slots: Which slot of its compact vector each value is.
-        positions: int32 [rows of all clients, row length] into ``values``.
-        signs: int8, aligned with ``positions``.
+        client: Its number.
+        held: What it received.
+        values: The touched slots of every tensor, in order of their first touch, and the user's own vectors.
+        start: The values before training.
+        parts: Which of the values belong to which tensor.
+        slots: Which slot of the tensor's compact vector each of its values is; none for what is the user's own.
+        places: Where the rows of every tensor stand among the values: item tables [rows, row length], others [numbers].
+        samples: Rows of the item tables, step by step.
+        pull: A weight a value that draws it to where it started (FedProx), or None.
     """
 
+    client: int
+    held: Held
     values: Tensor
-    ends: list[int]
-    slots: Tensor
-    positions: Tensor
-    signs: Tensor
-
-    def rows(self, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The values of some rows, and where they stand: what is needed to take their gradient back."""
-        positions, signs = self.positions.index_select(0, places), self.signs.index_select(0, places)
-        return ops.recover_positions(self.values, positions, signs), positions, signs
-
-    def of(self, place: int) -> slice:
-        """The part of ``values`` that belongs to one client."""
-        return slice(self.ends[place - 1] if place else 0, self.ends[place])
+    start: Tensor
+    parts: dict[str, slice]
+    slots: dict[str, Tensor]
+    places: dict[str, Places]
+    samples: Samples
+    pull: Tensor | None
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Which items the clients touch: distinct ids of client after client, and every batch in terms of them."""
+def gather(client: int, task: Task, held: Held, private: Weights, number: int) -> Active:
+    """All that a client touches in round ``number``."""
+    settings = task.settings
+    local = task.local(client, generator(settings, Purpose.TRAINING, number, client))
+    rows, items = ops.number(local.items)
+    coordinates = {name: row_coordinates(items, shape[-1]) for name, shape in task.tables.items()}
+    coordinates |= {name: torch.arange(prod(shape)) for name, shape in task.dense.items()}
+    me = torch.tensor([client])
+    coordinates |= {name: row_coordinates(me, shape[-1]).view(-1) for name, shape in task.user_tables.items()}
+    values, pulls, parts, slots, places, start = [], [], {}, {}, {}, 0
+    for name, wanted in coordinates.items():
+        projection = held.projections[name]
+        assert isinstance(projection, Coordinatewise)  # see batches_well
+        found, slots[name] = _numbered(projection, wanted)
+        places[name] = found.shifted(start)
+        values.append(held.received[name].index_select(0, slots[name]))
+        parts[name] = slice(start, start + len(slots[name]))
+        if settings.prox:
+            pulls.append(settings.prox * projection.counts(slots[name]))
+        start = parts[name].stop
+    for name, vectors in private.items():
+        places[name] = Places.of_run(start, vectors.shape[1])
+        values.append(vectors[client])
+        parts[name] = slice(start, start + vectors.shape[1])
+        start = parts[name].stop
+        if settings.prox:
+            pulls.append(torch.zeros(vectors.shape[1]))
+    joined = torch.cat(values)
+    return Active(
+        client,
+        held,
+        joined,
+        joined.clone(),
+        parts,
+        slots,
+        places,
+        Samples(
+            rows,
+            None if local.targets is None else local.targets.to(joined.dtype),
+            torch.tensor(local.ends, dtype=torch.int64),
+        ),
+        torch.cat(pulls).to(joined.dtype) if pulls else None,
+    )
 
-    ids: list[Tensor]
-    local: list[list[Tensor]]
 
-
-def distinct_rows(batches: list[list[Batch]]) -> Rows:
-    """Number the items of each client's round; numbers run on from client to client."""
-    ids, local, offset = [], [], 0
-    for of_client in batches:
-        everything = torch.cat([batch.items.reshape(-1) for batch in of_client])
-        found, inverse = torch.unique(everything, return_inverse=True)
-        parts, start = [], 0
-        for batch in of_client:
-            stop = start + batch.items.numel()
-            parts.append((inverse[start:stop] + offset).view(batch.items.shape))
-            start = stop
-        ids.append(found)
-        local.append(parts)
-        offset += len(found)
-    return Rows(ids, local)
-
-
-def gather(projections: list[Hashed], received: list[Tensor], ids: list[Tensor]) -> ActiveTable:
-    """The active slots of one table, for every client with its own projection and received vector."""
-    values, slots, positions, signs, ends, offset = [], [], [], [], [], 0
-    for projection, compact, rows in zip(projections, received, ids, strict=True):
-        layout, row_size = projection.subspace.layout, projection.shape[-1]
-        touched = ops.active_slots(layout, rows, row_size)
-        where, sign = ops.positions(layout, rows, row_size, touched)
-        values.append(compact[touched])
-        slots.append(touched)
-        positions.append(where + offset)
-        signs.append(sign)
-        offset += len(touched)
-        ends.append(offset)
-    return ActiveTable(torch.cat(values), ends, torch.cat(slots), torch.cat(positions), torch.cat(signs))
+def _numbered(projection: Coordinatewise, coordinates: Tensor) -> tuple[Places, Tensor]:
+    """Where distinct coordinates stand among the touched slots, and which slots these are."""
+    slots, signs = projection.places(coordinates)
+    if slots is coordinates:  # the full space: nobody shares a slot
+        count = coordinates.numel()
+        return Places(torch.arange(count, dtype=torch.int32).view(coordinates.shape), signs), slots.reshape(-1)
+    numbers, distinct = ops.number(slots)
+    return Places(numbers, signs), distinct

@@ -52,7 +52,7 @@ class Federation:
             seed ^= (client + 1) << 32
         task = self.task
         whole = {name: shape for name, shape in task.shapes.items() if name not in task.compressed}
-        return assign(self.settings, task.compressed, whole, self.capacities, seed)
+        return assign(self.settings, task.compressed, whole, self.capacities, seed, task.reads)
 
     def initial(self) -> tuple[Weights, Weights]:
         """The server's tensors and the users' own vectors before training."""

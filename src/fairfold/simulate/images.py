@@ -33,13 +33,13 @@ def solve(received: Weights, device: Device, settings: Settings) -> Trained:
     task = device.task
     assert isinstance(task, ImageTask)
     held = DeviceNetwork(task, device.projections, received)
-    vectors = list(held.vectors.values())
-    optimiser, lengths = LocalSteps(vectors, settings), [vector.numel() for vector in vectors]
+    optimisers = [LocalSteps(vector, settings) for vector in held.vectors.values()]
     for batch in task.batches(device.client, device.generator):
         held.recover()
         assert batch.targets is not None
         loss = functional.cross_entropy(held.network(task.pixels(batch.items)), batch.targets)
-        optimiser.step(held.gradients(loss), lengths)
+        for optimiser, slope in zip(optimisers, held.gradients(loss), strict=True):
+            optimiser.step(slope, slope.numel())
     return Trained(held.vectors, {})
 
 

@@ -126,6 +126,9 @@ def reduce_all(full: Tensor, subspaces: Sequence["Subspace"]) -> dict["Subspace"
     """Reduce once for a whole chain: one pass over the full vector, then sums and counts folded size by size."""
     chain = require_nested(subspaces)
     compacts: dict[Subspace, Tensor] = {}
+    hashed = [subspace for subspace in chain if not subspace.is_full]
+    if len(hashed) == 1:  # nothing to fold: no counts need to be kept
+        return {subspace: subspace.reduce(full) for subspace in chain}
     above: Subspace | None = None
     for subspace in reversed(chain):
         if subspace.is_full:

@@ -36,6 +36,14 @@ class Sums:
         total.add_(compact.to(total.dtype), alpha=weight)
         self.weight += weight
 
+    @torch.no_grad()
+    def add_sum(self, subspace: Subspace, total: Tensor, weight: float) -> None:
+        """Add the weighted sum of several devices' vectors and their joint weight; the vector is taken over."""
+        check_vector("total", total, subspace.size)
+        mine = self.totals.get(subspace)
+        self.totals[subspace] = total.to(SUM_DTYPE[total.dtype]) if mine is None else mine.add_(total)
+        self.weight += weight
+
     def __add__(self, other: "Sums") -> "Sums":
         result = Sums()
         result.weight = self.weight + other.weight
@@ -52,11 +60,13 @@ class Sums:
             raise InvalidVector("no updates of positive weight", "at least one", "Keep the model as it is.")
         chain = require_nested(self.totals)
         carried = self.totals[chain[0]]
+        if len(chain) == 1:
+            return chain[0], carried / self.weight
         for below, subspace in pairwise(chain):
             carried = below.unfold(carried, subspace).add_(self.totals[subspace])
-        return chain[-1], carried / self.weight
+        return chain[-1], carried.div_(self.weight)
 
     def recover(self) -> Tensor:
         """The weighted mean in the full space: Σ pᵢ Sᵢψᵢ with Σ pᵢ = 1."""
         largest, mean = self.mean()
-        return largest.recover(mean)
+        return mean if largest.is_full and not largest.orthonormal else largest.recover(mean)

@@ -166,6 +166,72 @@ static void fuzz_chain(void) {
     free(small), free(big);
 }
 
+static void fuzz_number(void) {
+    int64_t count = below(200), found;
+    int64_t *keys = buffer(count, 8), *distinct = buffer(count, 8);
+    int32_t *numbers = buffer(count, 4);
+    for (int64_t i = 0; i < count; i++) keys[i] = chance(3) ? hostile() : below(50);
+    fairfold_number(keys, chance(20) ? -below(5) : count, numbers, distinct, chance(40) ? NULL : &found);
+    free(keys), free(distinct), free(numbers);
+}
+
+/* Places of a table, now and then one that points outside. */
+static fairfold_places random_places(int64_t count, int64_t size) {
+    int32_t *positions = buffer(count, 4);
+    int8_t *signs = buffer(count, 1);
+    for (int64_t i = 0; i < count; i++) {
+        positions[i] = chance(20000) ? (int32_t)hostile() : (int32_t)below(size);
+        signs[i] = (int8_t)(below(3) - 1);
+    }
+    return (fairfold_places){positions, signs};
+}
+
+static void free_places(fairfold_places places) { free((void *)places.positions), free((void *)places.signs); }
+
+static void fuzz_train(void) {
+    int real = chance(2) ? 4 : 8;
+    int64_t units[3] = {1 + below(9), 1 + below(9), 1 + below(9)};
+    fairfold_model model = {.layers = below(4), .units = units, .rate = 0.1, .regulariser = 0.01};
+    model.product = model.layers ? below(12) : 1 + below(12);
+    if (model.layers) model.user = below(9), model.item = 1 + below(9);
+    model.output = below(2), model.rating = below(2), model.optimiser = below(3);
+    int64_t dense = 0, inputs = model.user + model.item;
+    for (int64_t i = 0; i < model.layers; i++) dense += units[i] * (inputs + 1), inputs = units[i];
+    if (model.output) dense += model.product + inputs + 1;
+    fairfold_client client = {.size = 1 + below(200), .rows = 1 + below(30), .count = 1 + below(40)};
+    client.width = model.rating ? 1 + below(2) : 2 + below(3);
+    void *values = buffer(client.size, real), *pull = buffer(client.size, real), *targets = buffer(client.count, real);
+    int32_t *samples = buffer(client.count * client.width, 4);
+    for (int64_t i = 0; i < client.count * client.width; i++)
+        samples[i] = chance(4000) ? (int32_t)hostile() : (int32_t)below(client.rows);
+    client.values = values, client.samples = samples, client.targets = targets, client.pull = chance(2) ? pull : NULL;
+    client.items[0] = random_places(client.rows * model.product, client.size);
+    client.items[1] = random_places(client.rows * model.item, client.size);
+    client.users[0] = random_places(model.product, client.size);
+    client.users[1] = random_places(model.user, client.size);
+    client.dense = random_places(dense, client.size);
+    int64_t ends[3] = {1 + below(client.count), client.count, 0};
+    client.ends = ends, client.steps = ends[0] < ends[1] ? 2 : 1;
+    if (chance(20)) ends[below(2)] = hostile();
+    fairfold_client told = client;
+    fairfold_model claimed = model;
+    switch (below(60)) { /* one lie at a time that the call can see */
+    case 0: told.size = -below(4); break;
+    case 1: told.width = -below(4); break;
+    case 2: told.steps = -1 - below(4); break;
+    case 3: told.values = NULL; break;
+    case 4: told.dense.signs = NULL; break;
+    case 5: claimed.layers = chance(2) ? 65 + below(9) : -1 - below(9); break;
+    case 6: claimed.optimiser = 3 + below(9); break;
+    case 7: claimed.product = -1 - below(4); break;
+    default: break;
+    }
+    if (told.dense.signs || dense) fairfold_train(&claimed, chance(40) ? 5 : real, &told);
+    free(values), free(pull), free(targets), free(samples);
+    free_places(client.items[0]), free_places(client.items[1]);
+    free_places(client.users[0]), free_places(client.users[1]), free_places(client.dense);
+}
+
 int main(int count, char **arguments) {
     static const char *const sets[] = {"portable", "avx2", "avx512"};
     const double seconds = count > 1 ? atof(arguments[1]) : 1;
@@ -180,6 +246,8 @@ int main(int count, char **arguments) {
         fuzz_rows();
         fuzz_ranges();
         fuzz_chain();
+        fuzz_number();
+        fuzz_train();
         rounds++;
         clock_gettime(CLOCK_MONOTONIC, &now);
     } while ((double)(now.tv_sec - begin.tv_sec) + 1e-9 * (double)(now.tv_nsec - begin.tv_nsec) < seconds);

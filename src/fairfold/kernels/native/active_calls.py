@@ -42,6 +42,23 @@ def positions(layout: Layout, rows: Tensor, row_size: int, active: Tensor) -> tu
     return (found, signs) if settle(code, layout, rows, row_size) else None
 
 
+def number(keys: Tensor) -> tuple[Tensor, Tensor] | None:
+    """See :func:`fairfold.kernels.reference_active.number`."""
+    loaded = library()
+    if loaded is None or not integers(keys):
+        return None
+    flat = keys.long().contiguous()
+    numbers, distinct, found = (
+        torch.empty_like(flat, dtype=torch.int32),
+        torch.empty_like(flat).view(-1),
+        ctypes.c_int64(),
+    )
+    code = loaded.fairfold_number(
+        flat.data_ptr(), flat.numel(), numbers.data_ptr(), distinct.data_ptr(), ctypes.byref(found)
+    )
+    return (numbers, distinct[: found.value]) if settle(code) else None
+
+
 def _indexed(found: Tensor, signs: Tensor) -> bool:
     """Whether positions and signs are as :func:`positions` makes them."""
     right = found.dtype is torch.int32 and signs.dtype is torch.int8 and found.shape == signs.shape
