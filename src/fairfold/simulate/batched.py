@@ -19,6 +19,7 @@ from fairfold.federation.sampling import Purpose, generator, sample_cohort
 from fairfold.federation.send import send
 from fairfold.federation.settings import Settings
 from fairfold.federation.task import Task, Weights
+from fairfold.kernels.native import loader
 from fairfold.simulate import alone, closed_form, loop, together
 from fairfold.simulate.active import Active, Held, gather
 from fairfold.simulate.federation import Federation
@@ -53,11 +54,12 @@ def run_round(state: ServerState, private: Weights, federation: Federation, reje
     def gathered(client: int) -> Active:
         return gather(client, task, holding(client), private, number)
 
-    for clients in _at_once(cohort):
-        for trained in _trained(clients, gathered, task):
-            changes.take(trained)
-            for name in private:
-                private[name][trained.client] = trained.values[trained.parts[name]]
+    with ThreadPoolExecutor(loader.workers(), initializer=loader.work_alone) as workers:
+        for clients in _at_once(cohort):
+            for trained in _trained(clients, gathered, task, workers):
+                changes.take(trained)
+                for name in private:
+                    private[name][trained.client] = trained.values[trained.parts[name]]
     return aggregate(state, changes.totals(state), settings)
 
 
@@ -90,15 +92,16 @@ def _at_once(cohort: list[int]) -> Iterator[list[int]]:
         yield clients
 
 
-def _trained(clients: list[int], gathered: Callable[[int], Active], task: Task) -> Iterator[Active]:
+def _trained(
+    clients: list[int], gathered: Callable[[int], Active], task: Task, workers: ThreadPoolExecutor
+) -> Iterator[Active]:
     """The clients after their steps, in their order: compiled and a client a thread, or all in step."""
 
     def learn(client: int) -> tuple[Active, bool]:
         active = gathered(client)
         return active, alone.train(active, task)
 
-    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        found = list(threads.map(learn, clients))
+    found = list(workers.map(learn, clients))
     together.train([active for active, done in found if not done], task)
     return (active for active, _ in found)
 
