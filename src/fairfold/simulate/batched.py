@@ -31,10 +31,10 @@ CLIENTS_AT_ONCE = 16
 def batches_well(settings: Settings) -> bool:
     """Whether a round of these settings can run here; the others run in ``loop``.
 
-    What stays behind are FedHM, whose projection is not coordinatewise, and models of images.
+    What stays behind are models of images, and FedProx with FedHM: the norm of a product is no sum over its factors.
     """
     recommender = settings.model in ("mf", "neumf", "neumf-mlp")
-    return recommender and settings.solver == "gradient" and settings.method != "fedhm"
+    return recommender and settings.solver == "gradient" and not (settings.method == "fedhm" and settings.prox)
 
 
 def run_round(state: ServerState, private: Weights, federation: Federation, rejections: Rejections) -> ServerState:
@@ -49,7 +49,7 @@ def run_round(state: ServerState, private: Weights, federation: Federation, reje
     drawn = sample_cohort(settings, task.num_clients, number).tolist()
     cohort = [client for client in drawn if taking_part[int(federation.group[client])]]
     holding = _holding(state, federation, assignments)
-    changes = Changes(federation, rejections, number)
+    changes = Changes(state, federation, rejections)
 
     def gathered(client: int) -> Active:
         return gather(client, task, holding(client), private, number)
@@ -60,7 +60,7 @@ def run_round(state: ServerState, private: Weights, federation: Federation, reje
                 changes.take(trained)
                 for name in private:
                     private[name][trained.client] = trained.values[trained.parts[name]]
-    return aggregate(state, changes.totals(state), settings)
+    return aggregate(state, changes.totals(), settings)
 
 
 def _holding(state: ServerState, federation: Federation, assignments: list[Assignment]) -> Callable[[int], Held]:
@@ -109,8 +109,9 @@ def _trained(
 class Changes:
     """What the clients of a round changed, added up in the compact space of each size."""
 
-    def __init__(self, federation: Federation, rejections: Rejections, number: int) -> None:
-        self._federation, self._rejections, self._number = federation, rejections, number
+    def __init__(self, state: ServerState, federation: Federation, rejections: Rejections) -> None:
+        self._federation, self._rejections, self._number = federation, rejections, state.round_number
+        self._totals = RoundTotals(state.full)
         self._sums: dict[int, tuple[Held, Weights]] = {}
         self._weights: dict[int, float] = {}
 
@@ -124,6 +125,9 @@ class Changes:
             self._rejections.note(self._number + 1, trained.client, problem)
             return
         weight = float(self._federation.task.samples(trained.client)) if settings.weighting == "data" else 1.0
+        if not all(projection.linear for projection in held.projections.values()):
+            self._totals.add(held.projections, self._reply(trained, changed), weight)  # each recovered alone
+            return
         if id(held) not in self._sums:
             self._sums[id(held)] = (held, {name: torch.zeros_like(vector) for name, vector in held.received.items()})
         _, sums = self._sums[id(held)]
@@ -136,10 +140,8 @@ class Changes:
         settings, held = self._federation.settings, trained.held
         fault = fault_of(settings, generator(settings, Purpose.FAULTS, self._number, trained.client))
         if fault is not None:  # rare: what arrives is made in full, and checked as a server would
-            reply = {
-                name: held.received[name].index_add(0, trained.slots[name], change) for name, change in changed.items()
-            }
-            return problem_with(spoil(reply, fault), held.received, held.projections, settings)
+            reply = spoil(self._reply(trained, changed), fault)
+            return problem_with(reply, held.received, held.projections, settings)
         for change in changed.values():
             low, high = (float(end) for end in torch.aminmax(change))  # NaN, if there is one, is both
             if not math.isfinite(low) or not math.isfinite(high):
@@ -148,14 +150,19 @@ class Changes:
                 return "values out of range"
         return None
 
-    def totals(self, state: ServerState) -> RoundTotals:
+    @staticmethod
+    def _reply(trained: Active, changed: Weights) -> Weights:
+        """All that a client sends, what it did not touch as it came."""
+        received = trained.held.received
+        return {name: received[name].index_add(0, trained.slots[name], change) for name, change in changed.items()}
+
+    def totals(self) -> RoundTotals:
         """The round's totals, as the rule of the settings wants them."""
-        totals = RoundTotals(state.full)
         for key, (held, sums) in self._sums.items():
             weight = self._weights[key]
             if self._federation.settings.aggregation == "paper":
                 for name, total in sums.items():
                     total.add_(held.received[name], alpha=weight)
             if weight:
-                totals.add_sums(held.projections, sums, weight)
-        return totals
+                self._totals.add_sums(held.projections, sums, weight)
+        return self._totals
