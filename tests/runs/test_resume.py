@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from fairfold import files
 from fairfold.errors import CannotWrite, InvalidCheckpoint, InvalidSettings
 from fairfold.federation.settings import Settings
-from fairfold.runs import checkpoint, files
+from fairfold.runs import checkpoint
 from fairfold.runs.callbacks import Callback
 from fairfold.runs.folder import RunFolder
 from fairfold.runs.settings import load_settings
