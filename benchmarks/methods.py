@@ -1,6 +1,6 @@
 """Every method on every scheme of capacities, side by side in one report with the reference rows.
 
-    FAIRFOLD_DATA=... python benchmarks/methods.py RUNS [--data goodreads-100] [--rounds 50] [--table FILE]
+    FAIRFOLD_DATA=... python benchmarks/methods.py RUNS [--data goodreads-100] [--rounds 30] [--table FILE]
 
 Each line is the command a user would type: ``fairfold train --recipe paper --data … --method … --capacities …``. A
 scheme that a method cannot serve is refused before any work and stands in the table as N/A. Central training knows no
@@ -23,7 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, help="folder for the runs and the report")
     parser.add_argument("--data", default="goodreads-100")
-    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--table", type=Path, help="also write the report's table to this file")
     arguments = parser.parse_args()
