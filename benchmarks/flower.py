@@ -122,6 +122,7 @@ def half_quality(seeds: int, rounds: int = 60, nodes: int = 24) -> list[dict[str
                 seed=seed, rounds=rounds, evaluate_every=rounds, capacities="-".join(SIZES), clients_per_round=None
             )
             data, _ = load_data(settings)
+            assert isinstance(data, Dataset)
 
             def local(context: Context, _items: int, data: Dataset = data) -> LocalData:
                 return share_of(data, context)

@@ -17,11 +17,11 @@ from typing import Any
 from fairfold.data import Dataset, Interactions
 from fairfold.errors import InvalidSettings, InvalidState
 from fairfold.federation.settings import Settings
+from fairfold.files import write_atomically
 from fairfold.flower.keys import make_certificates, make_node_key
 from fairfold.flower.plan import Plan
 from fairfold.flower.processes import OFFLINE, Program, free_ports, stopping, tool, wait_for_port
 from fairfold.flower.record import NODES
-from fairfold.runs.files import write_atomically
 from fairfold.runs.folder import LOG, METRICS, RESULT
 from fairfold.simulate.run import load_data
 from fairfold.subspace import Capacity, assign_groups
@@ -252,6 +252,8 @@ def trial_of(settings: Settings, nodes: str, folder: Path, *, half: bool = False
     scheme = "-".join(dict.fromkeys(str(capacity) for capacity in capacities))
     settings = settings.model_copy(update={"capacities": scheme, "clients_per_round": None})
     data, _ = load_data(settings)
+    if not isinstance(data, Dataset):
+        raise InvalidSettings(f"model={settings.model!r}, which reads images", "a recommender", "Use e.g. model='mf'.")
     trial = Trial(settings, capacities, folder, half=half)
     return trial, data
 
