@@ -54,6 +54,8 @@ FAIRFOLD_API const char *fairfold_instructions(void);
 FAIRFOLD_API int fairfold_use_instructions(const char *name);
 /* 1 where loops can share threads: the build has OpenMP and this process is not a fork. */
 FAIRFOLD_API int fairfold_threaded(void);
+/* From now on the calling thread starts no others: it is itself one of several workers. */
+FAIRFOLD_API int fairfold_work_alone(void);
 
 FAIRFOLD_API int fairfold_slots_and_signs(const fairfold_layout *layout, const int64_t *coordinates, int64_t count,
                                           int64_t *slots, int8_t *signs);

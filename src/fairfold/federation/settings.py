@@ -101,7 +101,8 @@ class Settings(Frozen):
         initial_spread: Standard deviation of the tables before training; None takes the model's own.
         method: ``"fair"`` (FAIR-HET), ``"fair_hom"`` (everybody at the smallest size), ``"full_trn"`` (only devices
             that hold the full model), ``"fedavg"`` (everybody holds it), ``"fedhm"`` (low rank), ``"heterofl"``
-            (leading columns), ``"inconsistent"`` (an independent hash a client).
+            (leading columns), ``"inconsistent"`` (an independent hash a client), ``"central"`` (no federation: all
+            data in one place).
         capacities: Capacity scheme; users, ordered by id, are split into as many near-equal groups.
         shares: How large these groups are, in any unit (``[1, 99]``); each has one user at least. None: near-equal.
         group_seed: Draw the users of each group by chance, with this seed, instead of by id.
@@ -156,7 +157,7 @@ class Settings(Frozen):
     model: Literal["mf", "neumf", "neumf-mlp", "mlp", "lenet"] = "mf"
     factors: int = Field(8, ge=1)
     initial_spread: float | None = Field(0.1, gt=0)
-    method: Literal["fair", "fair_hom", "full_trn", "fedavg", "fedhm", "heterofl", "inconsistent"] = "fair"
+    method: Literal["fair", "fair_hom", "full_trn", "fedavg", "fedhm", "heterofl", "inconsistent", "central"] = "fair"
     capacities: str = "1x-4x-16x"
     shares: tuple[float, ...] | None = None
     group_seed: int | None = Field(None, ge=0)
@@ -225,7 +226,7 @@ class Settings(Frozen):
         if self.solver == "closed_form":
             if self.model != "mf" or self.user_vectors != "private":
                 raise ValueError("solver='closed_form' needs model='mf' and user_vectors='private'")
-            if self.method not in ("fair", "fair_hom", "full_trn", "fedavg"):
+            if self.method not in ("fair", "fair_hom", "full_trn", "fedavg", "central"):
                 raise ValueError(f"solver='closed_form' does not serve method={self.method!r}: use solver='gradient'")
         if self.method == "fedhm" and self.aggregation == "delta":
             raise ValueError("method='fedhm' averages models: use aggregation='paper'")
@@ -240,11 +241,8 @@ class Settings(Frozen):
             raise ValueError(f"model={self.model!r} has no item tables: use compress='all' or 'model'")
         if self.mapping == "ranked":
             raise ValueError(f"weights of model={self.model!r} have no order of popularity: use mapping='chunk'")
-        if self.method in ("fedhm", "heterofl"):
-            if self.compress != "all":
-                raise ValueError(f"method={self.method!r} works layer by layer: use compress='all'")
-            if self.aggregation == "delta":
-                raise ValueError(f"method={self.method!r} averages models: use aggregation='paper'")
+        if self.method in ("fedhm", "heterofl") and self.compress != "all":
+            raise ValueError(f"method={self.method!r} works layer by layer: use compress='all'")
 
     @property
     def reads_images(self) -> bool:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 
@@ -24,8 +23,3 @@ def weighted_sum(total: Tensor, vectors: Sequence[Tensor], weights: Sequence[flo
     """Add the weighted vectors, all shaped like ``total``, to it in place, in their order."""
     for vector, weight in zip(vectors, weights, strict=True):
         total.add_(vector.to(total.dtype), alpha=weight)
-
-
-def zeros_like_size(size: int, like: Tensor) -> Tensor:
-    """A vector of zeros of another size, of the dtype and on the device of ``like``."""
-    return torch.zeros(size, dtype=like.dtype, device=like.device)

@@ -17,10 +17,10 @@ from typing import Any
 from fairfold.data import Dataset, ImageDataset
 from fairfold.data.holdout import hold_out, hold_out_images
 from fairfold.errors import InvalidSettings
+from fairfold.files import write_atomically
 from fairfold.reproduce.experiment import Cell, Experiment, SearchFile
 from fairfold.reproduce.kinds import KINDS
 from fairfold.reproduce.outcome import Outcome, file_name, fingerprint, read_outcome, write_outcome
-from fairfold.runs.files import write_atomically
 from fairfold.runs.settings import load_settings
 from fairfold.simulate.run import load_data, simulate
 

@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from fairfold import files
 from fairfold.data import Dataset, Interactions
 from fairfold.data.images import ImageDataset
 from fairfold.errors import InvalidCheckpoint
@@ -25,7 +26,7 @@ from fairfold.federation.aggregate import ServerState
 from fairfold.federation.replies import Rejections
 from fairfold.federation.sampling import hash_seed
 from fairfold.federation.settings import Settings
-from fairfold.runs import files
+from fairfold.runs.tensors import bytes_of, checksum_of, write_tensors
 from fairfold.simulate.result import Quality, RoundReport
 from fairfold.simulate.run import Progress
 from fairfold.version import __version__
@@ -70,7 +71,7 @@ def save(folder: Path, progress: Progress, settings: Settings, data: dict[str, A
     number = progress.state.round_number
     stem = f"round-{number:08d}"
     tensors = _tensors(progress)
-    described = files.write_tensors(folder / f"{stem}.safetensors", tensors, {"round": str(number)})
+    described = write_tensors(folder / f"{stem}.safetensors", tensors, {"round": str(number)})
     content = {
         "format": FORMAT,
         "round": number,
@@ -171,11 +172,11 @@ def data_facts(data: Dataset | ImageDataset) -> dict[str, Any]:
         for split in (data.train, data.test):
             for tensor in (split.images, split.labels, split.writers):
                 if tensor is not None:
-                    checksum.update(files.bytes_of(tensor))
+                    checksum.update(bytes_of(tensor))
         return {"name": data.name, **data.counts(), "sha256": checksum.hexdigest()}
     for part in (data.train, data.test):
         for tensor in _columns(part):
-            checksum.update(files.bytes_of(tensor))
+            checksum.update(bytes_of(tensor))
     return {
         "name": data.name,
         "users": data.num_users,
@@ -252,7 +253,7 @@ def _read(path: Path) -> Checkpoint:
         raise _Damaged(f"{beside.name} is missing")
     if beside.stat().st_size != described["bytes"]:
         raise _Damaged(f"{beside.name} has {beside.stat().st_size} of {described['bytes']} bytes")
-    if files.checksum_of(beside) != described["sha256"]:
+    if checksum_of(beside) != described["sha256"]:
         raise _Damaged(f"{beside.name} has another checksum")
     try:
         with safe_open(beside, "pt") as opened:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fairfold.errors import InvalidVector
+from fairfold.kernels import ops
 from fairfold.subspace.checks import SUM_DTYPE, check_vector
 from fairfold.subspace.nesting import require_nested
 from fairfold.subspace.subspace import Subspace
@@ -33,7 +34,7 @@ class Sums:
         if total is None:
             total = torch.zeros(subspace.size, dtype=SUM_DTYPE[compact.dtype], device=compact.device)
             self.totals[subspace] = total
-        total.add_(compact.to(total.dtype), alpha=weight)
+        ops.weighted_sum(total, [compact.to(total.dtype)], [weight])
         self.weight += weight
 
     @torch.no_grad()
