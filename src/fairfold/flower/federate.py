@@ -23,7 +23,7 @@ from fairfold.flower.processes import OFFLINE, Program, free_ports, stopping, to
 from fairfold.flower.record import NODES
 from fairfold.runs.files import write_atomically
 from fairfold.runs.folder import LOG, METRICS, RESULT
-from fairfold.simulate.run import load_data
+from fairfold.simulate.run import load_interactions
 from fairfold.subspace import Capacity, assign_groups
 
 HOST = "127.0.0.1"
@@ -251,7 +251,7 @@ def trial_of(settings: Settings, nodes: str, folder: Path, *, half: bool = False
         raise InvalidSettings(f"--nodes {nodes!r}", "what each node can hold", 'Write e.g. --nodes "1x,4x,16x".')
     scheme = "-".join(dict.fromkeys(str(capacity) for capacity in capacities))
     settings = settings.model_copy(update={"capacities": scheme, "clients_per_round": None})
-    data, _ = load_data(settings)
+    data, _ = load_interactions(settings)
     trial = Trial(settings, capacities, folder, half=half)
     return trial, data
 
