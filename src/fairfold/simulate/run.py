@@ -207,7 +207,13 @@ def load_data(settings: Settings) -> tuple[Dataset | ImageDataset, dict[str, Sco
 
 
 def load_interactions(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
-    """What a recommender trains on, and its reference rows."""
+    """What a recommender trains on, and its reference rows; refused for models of images."""
+    if settings.reads_images:
+        raise InvalidSettings(
+            f"model={settings.model!r}, which reads images, where only recommenders are served",
+            "a model of interactions",
+            "Use mf, neumf or neumf-mlp here; `fairfold train` serves images.",
+        )
     if settings.data != "synthetic":
         options = {} if settings.top_users is None else {"top_users": settings.top_users}
         if settings.model == "neumf-mlp":
