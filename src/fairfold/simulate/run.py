@@ -13,6 +13,7 @@ from fairfold.federation.projection import Assignment
 from fairfold.federation.replies import Rejections
 from fairfold.federation.sampling import sample_cohort
 from fairfold.federation.settings import Settings
+from fairfold.federation.storage import Storage
 from fairfold.federation.task import Task, Weights
 from fairfold.metrics.ranking import Scorer
 from fairfold.simulate import batched, central, loop
@@ -42,6 +43,7 @@ def simulate(
     data: Dataset | None = None,
     references: Mapping[str, Scorer] | None = None,
     progress: Progress | None = None,
+    storage: Storage | None = None,
 ) -> Result:
     """Run a federation from its settings.
 
@@ -51,13 +53,14 @@ def simulate(
         data: Used instead of loading ``settings.data``.
         references: Rows beside the model's, where ``data`` is given; popularity if not.
         progress: Where to go on; from the start if not given.
+        storage: Where private vectors of a run from the start are kept; in memory if not given.
     """
     if data is None:
         data, references = load_data(settings)
     federation = Federation.of(settings, Task(data, settings))
     judge = Judge(federation, _popularity(data) if references is None else references)
     if progress is None:
-        full, private = federation.initial()
+        full, private = federation.initial(storage)
         progress = Progress(ServerState(full), private, [], Rejections())
     run_round = batched.run_round if settings.backend == "batched" else loop.run_round
     if settings.method == "central" and settings.solver == "gradient":  # a closed-form round is the sum over everybody
