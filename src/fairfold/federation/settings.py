@@ -117,6 +117,8 @@ class Settings(Frozen):
             ``"model"``: all tensors as one vector, so that weights of any layer share slots with those of any other
             (images only).
         user_vectors: ``"private"``: stay on the device; ``"uploaded"``: sent and averaged, as the authors' code does.
+        user_storage: Where ``fairfold train`` keeps private vectors: ``"memory"``, ``"disk"`` (files in the run's
+            folder, mapped into memory), or ``"auto"``: on disk where a table would take over a quarter of the memory.
         broadcast: The server sends θ to all and each device projects it as it streams by, instead of sending ψ.
         rounds: T.
         clients_per_round: K; None takes everybody.
@@ -169,6 +171,7 @@ class Settings(Frozen):
     rehash: bool = False
     compress: Literal["tables", "all", "model"] = "tables"
     user_vectors: Literal["private", "uploaded"] = "private"
+    user_storage: Literal["auto", "memory", "disk"] = "auto"
     broadcast: bool = False
     rounds: int = Field(60, ge=1)
     clients_per_round: int | None = Field(60, ge=1)

@@ -10,6 +10,7 @@ from fairfold.errors import InvalidSettings
 from fairfold.federation.projection import Assignment
 from fairfold.federation.sampling import Purpose, generator, hash_seed, sample_cohort
 from fairfold.federation.settings import Settings
+from fairfold.federation.storage import Storage
 from fairfold.federation.task import Task, Weights
 from fairfold.subspace import Capacity, assign_groups, parse_scheme
 
@@ -65,6 +66,7 @@ class Federation:
         whole = {name: shape for name, shape in task.shapes.items() if name not in task.compressed}
         return assign(self.settings, task.compressed, whole, self.capacities, seed, task.reads)
 
-    def initial(self) -> tuple[Weights, Weights]:
-        """The server's tensors and the users' own vectors before training."""
-        return self.task.initial(generator(self.settings, Purpose.MODEL))
+    def initial(self, storage: Storage | None = None) -> tuple[Weights, Weights]:
+        """The server's tensors and the users' own vectors, kept in ``storage``, before training."""
+        source = generator(self.settings, Purpose.MODEL)
+        return self.task.initial(source) if storage is None else self.task.initial(source, storage)
