@@ -25,6 +25,9 @@ from fairfold.models import MF, NeuMF, NeuMFMLP
 SMALLEST_COMPRESSED = 64
 """Tensors of fewer numbers are held whole: compressing them saves nothing."""
 
+CODES = "codes"
+"""Name of the d × d matrix Σ ω u uᵀ that federated least squares sums beside the item table."""
+
 Weights = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
 
@@ -109,6 +112,8 @@ class Task:
         self.dense = {name: shape for name, shape in shapes.items() if name not in self.own and name not in self.tables}
         sent = settings.user_vectors == "uploaded"
         self.user_tables = {name: shapes[name] for name in self.own} if sent else {}
+        if settings.solver == "least_squares":
+            self.dense[CODES] = (settings.factors, settings.factors)
         self._negatives = None if self.ratings else NegativeSampler(data.train, settings.negatives)
 
     def initial(self, generator: torch.Generator) -> tuple[Weights, Weights]:
@@ -117,6 +122,9 @@ class Task:
             torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
             model = _make(self.data, self.settings)
         everything = {name: tensor.detach() for name, tensor in model.named_parameters()}
+        if self.settings.solver == "least_squares":  # before a user's first word the sums hold nothing of theirs
+            everything[CODES] = torch.zeros(self.dense[CODES])
+            everything |= {name: torch.zeros_like(everything[name]) for name in self.own}
         shared = {name: everything[name].reshape(-1) for name in self.shapes}
         return shared, {} if self.user_tables else {name: everything[name] for name in self.own}
 

@@ -1,5 +1,6 @@
 """A run opened again: its settings, its data and its newest checkpoint, for recommendations and exports."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -9,6 +10,7 @@ from fairfold.data import Dataset
 from fairfold.data.images import ImageDataset
 from fairfold.errors import InvalidSettings
 from fairfold.federation.image_task import task_of
+from fairfold.federation.projection import Assignment
 from fairfold.federation.settings import Settings, read_settings
 from fairfold.federation.task import Weights
 from fairfold.metrics.ranking import Scorer
@@ -16,7 +18,7 @@ from fairfold.models import scorer
 from fairfold.runs import checkpoint
 from fairfold.runs.folder import SETTINGS, RunFolder
 from fairfold.simulate.federation import Federation
-from fairfold.simulate.result import closed_form_scorer
+from fairfold.simulate.result import history_scorer
 from fairfold.simulate.run import Progress, load_data
 
 
@@ -54,11 +56,16 @@ class OpenRun:
             )
         return self.data
 
-    def scorer(self, full: Weights) -> Scorer:
-        """Scores of all items by a model: the server's tensors, or those a device's stand for."""
+    @property
+    def assignments(self) -> list[Assignment]:
+        """What the devices of each size hold."""
+        return self.federation.assignments(max(self.progress.state.round_number - 1, 0))
+
+    def scorer(self, full: Weights, held: Sequence[Assignment] | None = None) -> Scorer:
+        """Scores of all items by a model: the server's tensors, or those that what a device holds stands for."""
         task, settings = self.federation.task, self.settings
-        if settings.solver == "closed_form":
-            return closed_form_scorer(full, task, settings)
+        if settings.solver != "gradient":
+            return history_scorer(full, task, settings, self.assignments if held is None else held)
         return scorer(task.model_of(full, self.progress.private))
 
 

@@ -19,7 +19,7 @@ from fairfold.federation.sampling import Purpose, generator, sample_cohort
 from fairfold.federation.send import send
 from fairfold.federation.settings import Settings
 from fairfold.federation.task import Task, Weights
-from fairfold.simulate import alone, closed_form, images, loop, together
+from fairfold.simulate import alone, closed_form, images, least_squares, loop, together
 from fairfold.simulate.active import Active, Held, gather
 from fairfold.simulate.federation import Federation
 
@@ -43,6 +43,8 @@ def run_round(state: ServerState, private: Weights, federation: Federation, reje
         return loop.run_round(state, private, federation, rejections, images.solve)
     if settings.solver == "closed_form":
         return closed_form.run_round(state, private, federation, rejections)
+    if settings.solver == "least_squares":
+        return least_squares.run_round(state, private, federation, rejections)
     if not batches_well(settings):
         return loop.run_round(state, private, federation, rejections)
     assignments = federation.assignments(number)
@@ -122,7 +124,7 @@ class Changes:
         if problem is not None:
             self._rejections.note(self._number + 1, trained.client, problem)
             return
-        weight = float(self._federation.task.samples(trained.client)) if settings.weighting == "data" else 1.0
+        weight = settings.weight(self._federation.task.samples(trained.client))
         if id(held) not in self._sums:
             self._sums[id(held)] = (held, {name: torch.zeros_like(vector) for name, vector in held.received.items()})
         _, sums = self._sums[id(held)]
