@@ -6,7 +6,9 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from fairfold.data import Dataset
+import torch
+
+from fairfold.data import Dataset, Interactions
 from fairfold.data.images import ImageDataset
 from fairfold.errors import InvalidSettings
 from fairfold.federation.image_task import task_of
@@ -61,11 +63,25 @@ class OpenRun:
         """What the devices of each size hold."""
         return self.federation.assignments(max(self.progress.state.round_number - 1, 0))
 
-    def scorer(self, full: Weights, held: Sequence[Assignment] | None = None) -> Scorer:
-        """Scores of all items by a model: the server's tensors, or those that what a device holds stands for."""
+    def scorer(
+        self, full: Weights, held: Sequence[Assignment] | None = None, histories: Interactions | None = None
+    ) -> Scorer:
+        """Scores of all items by a model: the server's tensors, or those that what a device holds stands for.
+
+        Args:
+            full: The tensors.
+            held: What the device holds; not needed for the server's model.
+            histories: Of users who did not take part, to be asked for by their number there.
+        """
         task, settings = self.federation.task, self.settings
         if settings.solver != "gradient":
-            return history_scorer(full, task, settings, self.assignments if held is None else held)
+            return history_scorer(full, task, settings, self.assignments if held is None else held, histories)
+        if histories is not None:
+            raise InvalidSettings(
+                f"a new user for {self.path}, whose users' vectors were trained by gradients",
+                "a run with solver='least_squares' or 'closed_form'",
+                "There a user's vector follows from their history alone.",
+            )
         return scorer(task.model_of(full, self.progress.private))
 
 
@@ -103,3 +119,27 @@ def find_user(data: Dataset, wanted: str) -> int:
     if not digits.isdecimal() or int(digits) >= data.num_users:
         raise InvalidSettings(f"user {wanted!r}", f"#0 to #{data.num_users - 1}", "Check the number.")
     return int(digits)
+
+
+def read_history(path: Path, data: Dataset) -> Interactions:
+    """The history of one new user from a file of item ids, one a line, as the source file has them (or ``#number``)."""
+    try:
+        words = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidSettings(f"{path}: {error}", "a readable text file", "Write one item id a line.") from None
+    known = {} if data.item_ids is None else {word: number for number, word in enumerate(data.item_ids)}
+    items = [_item(word, known, data.num_items) for word in words]
+    unknown = [word for word, item in zip(words, items, strict=True) if item is None]
+    if not items or unknown:
+        given = f"{path}, which is empty" if not items else f"{len(unknown)} of {len(items)} items, first {unknown[0]!r}"
+        some = "#0" if data.item_ids is None else ", ".join(data.item_ids[:3])
+        raise InvalidSettings(given, f"items of {data.name} (such as {some}), one a line", "Leave out the others.")
+    found = torch.tensor([item for item in items if item is not None])
+    return Interactions.from_pairs(torch.zeros_like(found), found, 1, data.num_items)
+
+
+def _item(word: str, known: dict[str, int], num_items: int) -> int | None:
+    if not word.startswith("#") and known:
+        return known.get(word)
+    digits = word.removeprefix("#")
+    return int(digits) if digits.isdecimal() and int(digits) < num_items else None

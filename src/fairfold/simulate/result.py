@@ -1,6 +1,6 @@
 """What a run gives: quality by device size, beside references, and what each size cost."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,7 +10,7 @@ from fairfold.data import Interactions
 from fairfold.data.images import Images
 from fairfold.federation.aggregate import ServerState
 from fairfold.federation.image_task import ImageTask, as_input
-from fairfold.federation.least_squares import server_owned, with_ridge
+from fairfold.federation.least_squares import server_owned, solve_users
 from fairfold.federation.projection import Assignment
 from fairfold.federation.settings import Settings
 from fairfold.federation.task import Task, Weights
@@ -121,33 +121,34 @@ class Judge:
         return evaluate_ranking(score, data.train, data.test, top, users=users).ndcg
 
 
-def history_scorer(full: Weights, task: Task, settings: Settings, held: Sequence[Assignment]) -> Scorer:
+def history_scorer(
+    full: Weights, task: Task, settings: Settings, held: Sequence[Assignment], histories: Interactions | None = None
+) -> Scorer:
     """Scores of all items from an item table alone: everybody's vector follows from their own history.
 
     Args:
         full: The server's tensors, or those that a device's stand for.
-        task: Whose users are asked for.
+        task: What they were trained for.
         settings: Of the run.
         held: What the devices hold whose model this is: all of them for the server's.
+        histories: Of the users asked for, who need not have taken part; those of the task if not given.
     """
-    vectors = history_solver(full, task, settings, held)
     (name,) = task.tables
     table = full[name].view(task.tables[name])
-    return lambda users: torch.stack([vectors(task.data.train.of(user)) for user in users.tolist()]) @ table.T
-
-
-def history_solver(
-    full: Weights, task: Task, settings: Settings, held: Sequence[Assignment]
-) -> Callable[[Tensor], Tensor]:
-    """A function from any history, a user's who took part or not, to a user's vector; see :func:`history_scorer`."""
-    (name,) = task.tables
-    table = full[name].view(task.tables[name])
+    of = (task.data.train if histories is None else histories).of
     if settings.solver == "closed_form":
-        gram_matrix = table.T @ table
-        return lambda items: solve_user(table[items], gram_matrix, settings)
+        everything = table.T @ table
+        return lambda users: (
+            torch.stack([solve_user(table[of(user)], everything, settings) for user in users.tolist()]) @ table.T
+        )
     owned = server_owned(held, name, settings.factors)
-    inverse = torch.linalg.inv(with_ridge(table[:owned].T @ table[:owned], settings.ridge))
-    return lambda items: table[items[items < owned]].sum(0) @ inverse
+    gram_matrix = table[:owned].T @ table[:owned]
+
+    def score(users: Tensor) -> Tensor:
+        sums = torch.stack([table[mine[mine < owned]].sum(0) for mine in map(of, users.tolist())])
+        return solve_users(sums, gram_matrix, settings) @ table.T
+
+    return score
 
 
 def _accuracy(model: nn.Module, test: Images) -> float:
