@@ -127,10 +127,7 @@ def test_leaf_by_writer(leaf: Path, tmp_path: Path) -> None:
         (["--model", "mlp", "--data", "FOLDER", "--set", "mapping=ranked"], "no order of popularity"),
         (["--model", "mlp", "--data", "FOLDER", "--set", "solver=closed_form"], "needs solver='gradient'"),
         (["--model", "mlp", "--data", "FOLDER", "--method", "fedhm", "--set", "compress=model"], "layer by layer"),
-        (
-            ["--model", "mlp", "--data", "FOLDER", "--method", "heterofl", "--set", "aggregation=delta"],
-            "averages models",
-        ),
+        (["--model", "mlp", "--data", "FOLDER", "--method", "fedhm", "--set", "aggregation=delta"], "averages models"),
         (["--model", "mlp", "--data", "FOLDER", "--method", "full_trn"], "no device can hold the full model"),
         (["--model", "mf", "--data", "FOLDER"], "holds images"),
         (["--model", "mf", "--set", "compress=model"], "for models of images"),

@@ -58,6 +58,14 @@ def test_half_floats_keep_eleven_bits_at_any_scale(scale: float, seed: int) -> N
     assert bool(near.all())
 
 
+@pytest.mark.parametrize("exponent", [-140, -126, -20, -1, 0, 1, 16, 100, 126])
+def test_half_floats_just_below_a_power_of_two_do_not_round_to_infinity(exponent: int) -> None:
+    largest = float(torch.nextafter(torch.tensor(2.0), torch.tensor(0.0))) * 2.0**exponent
+    vector = torch.tensor([largest, -largest, 0.0])
+    record, scales = wire.pack({"a": vector}, half=True)
+    torch.testing.assert_close(wire.unpack(record, scales, {"a": 3}, half=True)["a"], vector, rtol=2**-11, atol=0)
+
+
 def test_an_order_is_an_answer_to_nothing() -> None:
     order, vectors = an_order()
     with pytest.raises(InvalidMessage):

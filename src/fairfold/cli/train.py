@@ -77,7 +77,7 @@ def train(
             "data": data, "model": model, "method": method, "capacities": capacities, "rounds": rounds, "seed": seed
         }  # fmt: skip
         changes = {key: value for key, value in options.items() if value is not None}
-        settings = _settings(file, recipe, changes | _parse_changes(change or []), out if resume else None)
+        settings = _settings(file, recipe, changes | parse_changes(change or []), out if resume else None)
         if resume and out is None:
             raise InvalidSettings("--resume without --out", "the folder of the run", "Add --out FOLDER.")
         if tensorboard:
@@ -127,7 +127,7 @@ def _show(console: Console, finished: Finished) -> None:
     )
 
 
-def _parse_changes(changes: list[str]) -> dict[str, Any]:
+def parse_changes(changes: list[str]) -> dict[str, Any]:
     """``key=value`` pairs; values are read as TOML where that works, and as text otherwise."""
     parsed: dict[str, Any] = {}
     for change in changes:

@@ -278,11 +278,8 @@ class Settings(Frozen):
             raise ValueError(f"model={self.model!r} has no item tables: use compress='all' or 'model'")
         if self.mapping == "ranked":
             raise ValueError(f"weights of model={self.model!r} have no order of popularity: use mapping='chunk'")
-        if self.method in ("fedhm", "heterofl"):
-            if self.compress != "all":
-                raise ValueError(f"method={self.method!r} works layer by layer: use compress='all'")
-            if self.aggregation == "delta":
-                raise ValueError(f"method={self.method!r} averages models: use aggregation='paper'")
+        if self.method in ("fedhm", "heterofl") and self.compress != "all":
+            raise ValueError(f"method={self.method!r} works layer by layer: use compress='all'")
 
     def weight(self, samples: float) -> float:
         """What a client with so many samples counts, pᵢ before all are divided by their sum."""

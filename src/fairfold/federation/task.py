@@ -159,23 +159,22 @@ class Task:
 
     def local(self, client: int, generator: torch.Generator) -> LocalData:
         """What a client trains on in a round."""
-        settings, train = self.settings, self.data.train
+        settings, train, epochs = self.settings, self.data.train, self.settings.local_epochs
         mine, ratings = train.of(client), train.ratings_of(client) if self.ratings else None
-        items, targets, ends = [], [], []
-        for epoch in range(settings.local_epochs):
-            order = torch.arange(len(mine))
-            if settings.shuffle:
-                order = torch.randperm(len(mine), generator=generator)
-            wide = mine[:, None]
-            if self._negatives is not None:
-                users = torch.full((len(mine), settings.negatives), client)
-                wide = torch.cat([wide, self._negatives.draw(users, generator)], dim=1)
-            items.append(wide[order])
-            if ratings is not None:
-                targets.append(ratings[order])
-            stops = range(settings.batch_size, len(mine) + settings.batch_size, settings.batch_size)
-            ends += [epoch * len(mine) + min(stop, len(mine)) for stop in stops]
-        return LocalData(torch.cat(items), torch.cat(targets) if targets else None, ends)
+        count = len(mine)
+        order = torch.arange(count).expand(epochs, -1)
+        if settings.shuffle:
+            order = torch.stack([torch.randperm(count, generator=generator) for _ in range(epochs)])
+        drawn = 0 if self._negatives is None else settings.negatives
+        items = torch.empty(epochs * count, 1 + drawn, dtype=torch.int64)
+        items[:, 0] = mine[order.reshape(-1)]
+        if self._negatives is not None:  # independent of their positive, so in no need of its order
+            items[:, 1:] = self._negatives.of_user(client, epochs * count * drawn, generator).view(-1, drawn)
+        targets = None if ratings is None else ratings[order.reshape(-1)]
+        stops = [
+            min(stop, count) for stop in range(settings.batch_size, count + settings.batch_size, settings.batch_size)
+        ]
+        return LocalData(items, targets, [epoch * count + stop for epoch in range(epochs) for stop in stops])
 
     def batches(self, client: int, generator: torch.Generator) -> list[Batch]:
         """All batches of a client's round, epoch after epoch."""

@@ -96,7 +96,8 @@ class LocalTask:
         """Gradient steps on the slots that are touched, sixteen users at a time: ``simulate.batched``'s program."""
         users, number = self.data.users, self.order.round_number
         group = torch.zeros(self.task.num_clients, dtype=torch.long)
-        federation = Federation(self.settings, self.task, [Capacity.parse("1x")], group)
+        everybody = torch.arange(self.task.num_clients)
+        federation = Federation(self.settings, self.task, [Capacity.parse("1x")], group, everybody)
         held, changes = Held(self.order.projections, self.received), Changes(federation, Rejections(), number)
         places = {user: place for place, user in enumerate(users)}
         private = {name: rows.new_zeros(self.task.num_clients, rows.shape[1]) for name, rows in own.items()}

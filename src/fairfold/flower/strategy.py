@@ -36,6 +36,9 @@ from fairfold.simulate.run import Progress
 
 log = logging.getLogger("fairfold.flower")
 
+DEVICES = "devices"
+"""What stands for the data in a run's settings: the server has none."""
+
 
 @dataclass
 class _Open:
@@ -92,6 +95,7 @@ class FairStrategy(Strategy):
     ) -> None:
         if resume and folder is None:
             raise InvalidSettings("resume without a folder", "the folder of the run", "Name it.")
+        settings = settings.model_copy(update={"data": DEVICES})
         self.settings, self.plan = settings, Plan.of(settings, num_items)
         self.nodes = Nodes(self.plan)
         self.half, self.min_nodes, self.patience = half, min_nodes, patience
@@ -141,12 +145,13 @@ class FairStrategy(Strategy):
         self._last_round = state.round_number + left
         self._arrays_each_round = evaluate_fn is not None
         self._grid = StreamingGrid(grid)
+        self.round_timeout = self.round_timeout if timeout is None else timeout
         with self._recording():
             result = super().start(
                 cast(Grid, self._grid),
                 self._full_arrays() if evaluate_fn is not None else ArrayRecord(),
                 max(left, 0),
-                self.round_timeout if timeout is None else timeout,
+                self.round_timeout,
                 train_config,
                 evaluate_config,
                 evaluate_fn,

@@ -31,7 +31,7 @@ LONGEST_TEXT = 1 << 16
 FULL, HALF = "float32", "float16"
 _HEADER = re.compile(rb"\{'descr': '(<f4|<f2)', 'fortran_order': False, 'shape': \((\d{1,19}),\), \} *\n")
 _CODES = {FULL: b"<f4", HALF: b"<f2"}
-_HALF_TOP = 2.0**15  # the largest number of a vector is brought to between half of this and this
+_HALF_EXPONENT = 15  # the largest number of a vector is brought below 2^15: at 2^16 rounding up would be infinity
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def pack(weights: Weights, half: bool) -> tuple[ArrayRecord, list[float]]:
 def _scale(largest: float) -> float:
     if not (0 < largest < math.inf):
         return 1.0  # zero; NaN and infinity are left for the receiver to refuse
-    return 2.0 ** min(max(math.frexp(largest)[1] - math.frexp(_HALF_TOP)[1], -126), 127)
+    return 2.0 ** min(max(math.frexp(largest)[1] - _HALF_EXPONENT, -126), 127)
 
 
 def unpack(record: Any, scales: Any, sizes: dict[str, int], half: bool) -> Weights:

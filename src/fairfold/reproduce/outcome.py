@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -46,7 +47,7 @@ class Outcome:
     def of_curve(cls, curve: list[tuple[float, float]], *, smaller_is_better: bool, **others: Any) -> "Outcome":
         """From evaluations in order."""
         sign = 1 if smaller_is_better else -1
-        best = min(curve, key=lambda point: sign * point[1])
+        best = min(curve, key=lambda point: (math.isnan(point[1]), sign * point[1]))  # what diverged is never best
         return cls(
             best=best[1], best_round=best[0], last=curve[-1][1], last_round=curve[-1][0], curve=tuple(curve), **others
         )

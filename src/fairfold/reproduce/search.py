@@ -8,6 +8,7 @@ can be read.
 import csv
 import io
 import itertools
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ def search(experiment: Experiment, out: Path, say: Callable[[str], None]) -> Pat
     """Try all values in all cells that the experiment names; what is kept is not run again. Returns the record."""
     plan = experiment.file.search
     assert plan is not None
+    logging.getLogger("fairfold").addHandler(logging.NullHandler())  # replies of runs that diverge: counted, not shown
     place = out / experiment.folder / SEARCH
     place.mkdir(parents=True, exist_ok=True)
     trials = []

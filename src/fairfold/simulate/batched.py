@@ -15,11 +15,11 @@ import torch
 from fairfold.federation.aggregate import RoundTotals, ServerState, aggregate
 from fairfold.federation.projection import Assignment
 from fairfold.federation.replies import Rejections, fault_of, problem_with, spoil
-from fairfold.federation.sampling import Purpose, generator, sample_cohort
+from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.send import send
 from fairfold.federation.settings import Settings
 from fairfold.federation.task import Task, Weights
-from fairfold.simulate import alone, closed_form, images, least_squares, loop, together
+from fairfold.simulate import alone, closed_form, factored, images, least_squares, loop, together
 from fairfold.simulate.active import Active, Held, gather
 from fairfold.simulate.federation import Federation
 
@@ -30,7 +30,8 @@ CLIENTS_AT_ONCE = 16
 def batches_well(settings: Settings) -> bool:
     """Whether a round of these settings can run here; the others run in ``loop``.
 
-    What stays behind are FedHM, whose projection is not coordinatewise, and models of images.
+    What stays behind are FedHM, whose projection is not coordinatewise, and models of images; both have fast solvers
+    of their own.
     """
     recommender = settings.model in ("mf", "neumf", "neumf-mlp")
     return recommender and settings.solver == "gradient" and settings.method != "fedhm"
@@ -41,6 +42,8 @@ def run_round(state: ServerState, private: Weights, federation: Federation, reje
     settings, task, number = federation.settings, federation.task, state.round_number
     if settings.reads_images:
         return loop.run_round(state, private, federation, rejections, images.solve)
+    if settings.method == "fedhm":
+        return loop.run_round(state, private, federation, rejections, factored.solve)
     if settings.solver == "closed_form":
         return closed_form.run_round(state, private, federation, rejections)
     if settings.solver == "least_squares":
@@ -48,9 +51,7 @@ def run_round(state: ServerState, private: Weights, federation: Federation, reje
     if not batches_well(settings):
         return loop.run_round(state, private, federation, rejections)
     assignments = federation.assignments(number)
-    taking_part = [held.projections is not None for held in assignments]
-    drawn = sample_cohort(settings, task.num_clients, number).tolist()
-    cohort = [client for client in drawn if taking_part[int(federation.group[client])]]
+    cohort = federation.cohort(number).tolist()
     holding = _holding(state, federation, assignments)
     changes = Changes(federation, rejections, number)
 

@@ -3,7 +3,7 @@
 from fairfold.federation.aggregate import RoundTotals, ServerState, aggregate
 from fairfold.federation.least_squares import SizeTotals, least_squares
 from fairfold.federation.replies import Rejections, fault_of, problem_with, spoil
-from fairfold.federation.sampling import Purpose, generator, sample_cohort
+from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.send import send
 from fairfold.federation.task import Weights
 from fairfold.federation.train import SOLVERS, Device, LocalSolver
@@ -29,7 +29,7 @@ def run_round(
         solver: What a device computes, if not as the settings say: a faster way to the same numbers.
     """
     settings, task, number = federation.settings, federation.task, state.round_number
-    cohort = sample_cohort(settings, task.num_clients, number)  # C ← a random set of clients
+    cohort = federation.cohort(number)  # C ← a random set of clients
     assignments = federation.assignments(number)  # S of every capacity, of this round's hash
     sent = send(state.full, assignments)  # ψ ← projection(S, θ), once a size
     remembered = settings.solver == "least_squares"
@@ -37,8 +37,8 @@ def run_round(
     for client in cohort.tolist():
         group = int(federation.group[client])
         projections, received = assignments[group].projections, sent[group]
-        if projections is None or received is None:
-            continue  # a device that this method leaves out
+        assert projections is not None  # the cohort has none that the method leaves out
+        assert received is not None
         if settings.method == "inconsistent":
             projections = federation.assignments(number, client)[group].projections
             received = {name: held.reduce(state.full[name]) for name, held in (projections or {}).items()}

@@ -13,7 +13,6 @@ from fairfold.errors import InvalidSettings
 from fairfold.federation.aggregate import ServerState
 from fairfold.federation.image_task import task_of
 from fairfold.federation.replies import Rejections
-from fairfold.federation.sampling import sample_cohort
 from fairfold.federation.settings import Settings
 from fairfold.federation.task import Weights
 from fairfold.kernels import gpu
@@ -138,7 +137,7 @@ def stop_reason(history: list[RoundReport], settings: Settings) -> str | None:
 def _report(federation: Federation, judge: Judge, progress: Progress, seconds: float) -> RoundReport:
     settings, number = federation.settings, progress.state.round_number
     assignments = federation.assignments(number - 1)
-    cohort = sample_cohort(settings, federation.task.num_clients, number - 1)
+    cohort = federation.cohort(number - 1)
     sizes = torch.tensor([held.size() for held in assignments])
     sent_up = sizes[federation.group[cohort]]
     full_size = sum(tensor.numel() for tensor in progress.state.full.values())
