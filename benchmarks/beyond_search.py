@@ -11,6 +11,7 @@ import csv
 import itertools
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,7 +20,7 @@ from fairfold.data.holdout import hold_out
 from fairfold.federation.settings import read_settings
 from fairfold.simulate import simulate
 
-GRIDS = {
+GRIDS: dict[str, dict[str, list[Any]]] = {
     "goodreads-100": {
         "capacities": ["1x", "64x"],
         "factors": [8, 16, 32],
@@ -95,9 +96,7 @@ def main() -> None:
                 sizes = " ".join(f"{group.capacity}:{group.quality:.4f}" for group in result.groups)
                 words = " ".join(f"{key}={value}" for key, value in trial.items())
                 largest = max(group.bytes_held for group in result.groups)
-                writer.writerow(
-                    [chosen.data, fold, words, f"{result.quality:.5f}", sizes, f"{each:.4f}", largest]
-                )
+                writer.writerow([chosen.data, fold, words, f"{result.quality:.5f}", sizes, f"{each:.4f}", largest])
                 file.flush()
                 print(f"{words}  fold {fold}  {result.quality:.4f}  {sizes}  {each * 1e3:.0f} ms a round, "
                       f"{largest} bytes, {time.perf_counter() - started:.0f} s in all", flush=True)  # fmt: skip

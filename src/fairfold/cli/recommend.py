@@ -22,7 +22,7 @@ def recommend(
         str | None, typer.Option(help="By the model of a device of this size (16x, 40MB); else by the server's.")
     ] = None,
 ) -> None:
-    """Recommend items to a user, known or new: original ids, titles where the data has them, what the user knows left out."""
+    """Recommend items to a user, known or new: ids, titles where the data has them, what the user has left out."""
     import torch
 
     from fairfold.errors import InvalidSettings
@@ -38,7 +38,9 @@ def recommend(
         opened = open_run(run)
         data, state = opened.interactions, opened.progress.state
         if (user is None) == (history is None):
-            raise InvalidSettings("neither or both of --user and --history", "one of them", "Name whom to recommend to.")
+            raise InvalidSettings(
+                "neither or both of --user and --history", "one of them", "Name whom to recommend to."
+            )
         new = None if history is None else read_history(history, data)
         number = 0 if user is None else find_user(data, user)
         device = None if size is None else device_model(opened, size)

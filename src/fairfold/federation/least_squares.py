@@ -147,7 +147,11 @@ class SizeTotals:
 
 
 def _solved(
-    chain: list[Subspace], rows: dict[Subspace, Tensor], codes: dict[Subspace, Tensor], before: Tensor, settings: Settings
+    chain: list[Subspace],
+    rows: dict[Subspace, Tensor],
+    codes: dict[Subspace, Tensor],
+    before: Tensor,
+    settings: Settings,
 ) -> Tensor:
     """The items' rows in the compact space of the largest size; those that nobody has spoken of stay as they were."""
     factors, largest = settings.factors, chain[-1]

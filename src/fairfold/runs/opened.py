@@ -131,7 +131,9 @@ def read_history(path: Path, data: Dataset) -> Interactions:
     items = [_item(word, known, data.num_items) for word in words]
     unknown = [word for word, item in zip(words, items, strict=True) if item is None]
     if not items or unknown:
-        given = f"{path}, which is empty" if not items else f"{len(unknown)} of {len(items)} items, first {unknown[0]!r}"
+        given = (
+            f"{path}, which is empty" if not items else f"{len(unknown)} of {len(items)} items, first {unknown[0]!r}"
+        )
         some = "#0" if data.item_ids is None else ", ".join(data.item_ids[:3])
         raise InvalidSettings(given, f"items of {data.name} (such as {some}), one a line", "Leave out the others.")
     found = torch.tensor([item for item in items if item is not None])

@@ -20,7 +20,7 @@ from fairfold.federation.least_squares import (
 )
 from fairfold.federation.projection import Projection
 from fairfold.federation.replies import Rejections, fault_of, problem_with, spoil
-from fairfold.federation.sampling import Purpose, generator, sample_cohort
+from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.send import send
 from fairfold.federation.task import CODES, Weights
 from fairfold.federation.train import Device
@@ -31,7 +31,7 @@ def run_round(state: ServerState, private: Weights, federation: Federation, reje
     """One round; see :func:`fairfold.simulate.loop.run_round`."""
     settings, task, number = federation.settings, federation.task, state.round_number
     assignments = federation.assignments(number)
-    cohort = sample_cohort(settings, task.num_clients, number)
+    cohort = federation.cohort(number)
     totals = SizeTotals(assignments, task)
     for group, received in enumerate(send(state.full, assignments)):
         projections = assignments[group].projections

@@ -113,9 +113,15 @@ def nested_subspaces(
     unit = parts * chunk
     subspaces = [
         Subspace(
-            full_size, size, seed, mapping, chunk, size - size // parts if parts > 1 and size < full_size else 0,
-            sign=sign, orthonormal=orthonormal,
-        )  # fmt: skip
+            full_size,
+            size,
+            seed,
+            mapping,
+            chunk,
+            size - size // parts if parts > 1 and size < full_size else 0,
+            sign=sign,
+            orthonormal=orthonormal,
+        )
         for size in fit_sizes(limits, full_size, unit=unit, rule=rule)
     ]
     require_nested(subspaces)
