@@ -9,6 +9,7 @@ Lengths and dtypes are the caller's to check. Row ids on the CPU are checked her
 raises :class:`~fairfold.errors.InvalidRow` before anything is written.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
