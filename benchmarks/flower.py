@@ -12,6 +12,7 @@ Peaks are of each program's own memory (VmHWM), so Linux only.
 import argparse
 import csv
 import re
+import signal
 import statistics
 import tempfile
 import threading
@@ -158,6 +159,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--hardware", default="unnamed", help="what the figures are measured on")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whatever was started is stopped, however this ends
     if given.half_quality:
         rows = half_quality(given.seeds)
         write("flower_half.csv", rows, given.hardware)

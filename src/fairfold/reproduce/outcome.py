@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fairfold.runs.files import write_atomically
+from fairfold.files import write_atomically
 from fairfold.version import __version__
 
 FORMAT = 1
