@@ -1,6 +1,7 @@
 """One round of the authors' example: fairfold's batched backend against a plain dense loop, both in one run.
 
-    FAIRFOLD_DATA=... python benchmarks/round.py [--data goodreads-100] [--rounds 5] [--sweep CSV] [--plot CSV]
+    FAIRFOLD_DATA=... python benchmarks/round.py [--data goodreads-100] [--rounds 5] [--device cuda] [--sweep CSV]
+    python benchmarks/round.py --plot CSV
 
 The example: NeuMF with 8 factors and BPR, capacities 1x-2x, K = 10, E = 5, batches of 512, Adam 1e-3. The plain loop is
 what one would write first: every client gets the compact vectors, a stored index and sign for every virtual weight
@@ -32,7 +33,7 @@ from fairfold.federation.sampling import Purpose, generator, sample_cohort
 from fairfold.federation.settings import Settings, read_settings
 from fairfold.federation.task import Task, Weights
 from fairfold.models import NeuMF, bpr_loss
-from fairfold.simulate import batched
+from fairfold.simulate import batched, captured
 from fairfold.simulate.federation import Federation
 
 
@@ -58,12 +59,14 @@ def dense_round(state: ServerState, private: Weights, federation: Federation) ->
             assert isinstance(projection, Hashed)
             compacts[name] = nn.Parameter(projection.reduce(state.full[name]))
             if not projection.subspace.is_full:
-                slots, signs = projection.subspace.slots(0, projection.subspace.full_size)
+                device = state.full[name].device
+                slots, signs = projection.subspace.slots(0, projection.subspace.full_size, device)
                 stored[name] = (slots.view(projection.shape), signs.float().view(projection.shape))
         own = {name: nn.Parameter(rows[client : client + 1].clone()) for name, rows in private.items()}
         optimiser = torch.optim.Adam([*compacts.values(), *own.values()], lr=settings.local_step, fused=True)
         for batch in task.batches(client, generator(settings, Purpose.TRAINING, 0, client)):
-            loss = _loss(module, compacts, stored, own, held, batch.items)
+            items = batch.items.to(state.full[next(iter(held))].device)
+            loss = _loss(module, compacts, stored, own, held, items)
             optimiser.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
@@ -111,22 +114,30 @@ def seconds(call: Callable[[], object]) -> tuple[float, float]:
     """How long a call took, and how long the processor worked for it."""
     passed, worked = time.perf_counter(), time.process_time()
     call()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
     return time.perf_counter() - passed, time.process_time() - worked
 
 
-def prepared(data: Dataset, settings: Settings) -> tuple[Federation, ServerState, Weights]:
+def prepared(data: Dataset, settings: Settings, device: str = "cpu") -> tuple[Federation, ServerState, Weights]:
     federation = Federation.of(settings, Task(data, settings))
     full, private = federation.initial()
-    return federation, ServerState(full), private
+    on_device = [{name: tensor.to(device) for name, tensor in of.items()} for of in (full, private)]
+    return federation, ServerState(on_device[0]), on_device[1]
 
 
-def compare(data: Dataset, rounds: int) -> None:
-    federation, state, private = prepared(data, authors_example())
+def compare(data: Dataset, rounds: int, device: str = "cpu") -> None:
+    federation, state, private = prepared(data, authors_example(), device)
+    cohorts = captured.Cohorts(federation, torch.device(device)) if device == "cuda" else None
     ours, plain = [], []
     after: list[Weights] = [{}, {}]
 
     def run_ours() -> None:
-        after[0] = batched.run_round(state, {n: t.clone() for n, t in private.items()}, federation, Rejections()).full
+        own = {name: tensor.clone() for name, tensor in private.items()}
+        if cohorts is None:
+            after[0] = batched.run_round(state, own, federation, Rejections()).full
+        else:
+            after[0] = cohorts.run_round(state, own, Rejections()).full
 
     def run_plain() -> None:
         after[1] = dense_round(state, private, federation)
@@ -143,6 +154,21 @@ def compare(data: Dataset, rounds: int) -> None:
         mine, theirs = (statistics.median(pair[kind] for pair in found) for found in (ours, plain))
         print(f"median {name}: fairfold {mine:.3f}, plain {theirs:.3f}: {theirs / mine:.1f} x faster")
     print(f"largest difference of the item table after the round: {difference:.1e}")
+    if cohorts is not None:
+        _one_after_another(cohorts, state, private)
+
+
+def _one_after_another(cohorts: captured.Cohorts, state: ServerState, private: Weights) -> None:
+    """A run as it is: each round from the last one's end, with another cohort."""
+    times = []
+    for _ in range(60):
+        started = time.perf_counter()
+        state = cohorts.run_round(state, private, Rejections())
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
+    times = sorted(times[10:])
+    print(f"50 rounds in a row: mean {1e3 * statistics.mean(times):.1f} ms, median {1e3 * times[25]:.1f} ms, "
+          f"slowest {1e3 * times[-1]:.1f} ms")  # fmt: skip
 
 
 def sweep(path: Path, hardware: str) -> None:
@@ -209,11 +235,12 @@ def main() -> None:
     parser.add_argument("--sweep", type=Path, help="write the sweep to this CSV")
     parser.add_argument("--plot", type=Path, help="only draw this CSV")
     parser.add_argument("--hardware", default="unnamed", help="what the sweep's figures were measured on")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where both sides run")
     arguments = parser.parse_args()
     if arguments.plot:
         print(plot(arguments.plot))
         return
-    compare(load(arguments.data), arguments.rounds)
+    compare(load(arguments.data), arguments.rounds, arguments.device)
     if arguments.sweep:
         sweep(arguments.sweep, arguments.hardware)
 

@@ -20,8 +20,9 @@ LAYERS: list[set[str]] = [
     {"federation"},
     {"algorithms"},
     {"simulate"},
-    {"flower"},
     {"runs"},
+    {"reproduce"},
+    {"flower"},
     {"cli"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

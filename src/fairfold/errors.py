@@ -64,6 +64,10 @@ class InvalidState(FairfoldError, RuntimeError):
     """A saved state that belongs to another subspace than the module it is loaded into."""
 
 
+class InvalidMessage(FairfoldError, ValueError):
+    """A message from the network that is not what it has to be."""
+
+
 class InvalidCheckpoint(FairfoldError, RuntimeError):
     """A checkpoint that cannot be read, or that belongs to another run."""
 

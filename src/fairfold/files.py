@@ -43,13 +43,20 @@ class Disk:
 disk = Disk()
 
 
-def write_atomically(path: Path, content: bytes | Iterable[bytes | memoryview], needed: int | None = None) -> None:
+def write_atomically(
+    path: Path,
+    content: bytes | Iterable[bytes | memoryview],
+    needed: int | None = None,
+    *,
+    private: bool = False,
+) -> None:
     """Replace ``path`` by ``content``: written beside it, flushed to disk, then renamed over it.
 
     Args:
         path: Of the file.
         content: All of it, or its pieces in order.
         needed: Its size, where that is known beforehand: the error says how much room was missing.
+        private: Only its owner may read it, from the first byte on.
     """
     if isinstance(content, bytes):
         needed, content = len(content), (content,)
@@ -57,6 +64,8 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes | memoryview], 
     try:
         descriptor = disk.create(temporary)
         try:
+            if private:
+                os.chmod(temporary, 0o600)
             for piece in content:
                 _write_all(descriptor, memoryview(piece))
             disk.fsync(descriptor)

@@ -178,15 +178,15 @@ def test_recommend_by_original_ids_with_titles(tmp_path: Path, ratings_folder: P
     works("train", "--data", str(ratings_folder), "--rounds", "2", "--capacities", "1x-2x",
           "--set", "clients_per_round=5", "--set", "chunk=1", "--out", str(out))  # fmt: skip
     opened = open_run(out)
-    assert opened.data.user_ids is not None
-    assert opened.data.item_ids is not None
-    name = opened.data.user_ids[3]
+    assert opened.interactions.user_ids is not None
+    assert opened.interactions.item_ids is not None
+    name = opened.interactions.user_ids[3]
     shown = works("recommend", str(out), "--user", name, "--top", "30")
     assert shown == works("recommend", str(out), "--user", "#3", "--top", "30")
     listed = re.findall(r"│ (\d+) +│ The \[bold\] Film (\d+) \(1990\)", shown)
     assert all(int(item) == 100 + int(title) for item, title in listed)
-    known = {opened.data.item_ids[item] for item in opened.data.train.of(3).tolist()}
-    assert {item for item, _ in listed} == set(opened.data.item_ids) - known
+    known = {opened.interactions.item_ids[item] for item in opened.interactions.train.of(3).tolist()}
+    assert {item for item, _ in listed} == set(opened.interactions.item_ids) - known
     assert "16x device" in works("recommend", str(out), "--user", name, "--capacity", "16x")
     assert "an id of ml-tiny" in fails("recommend", str(out), "--user", "nobody")
     assert "#0 to #8" in fails("recommend", str(out), "--user", "#9")

@@ -5,9 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairfold.data.holdout import hold_out
+from fairfold.data.holdout import hold_out, hold_out_images
 from fairfold.data.interactions import Interactions
 from fairfold.errors import InvalidSettings
+from tests.pictures import pictures
 
 
 @given(seed=st.integers(0, 2**32), users=st.integers(1, 8), items=st.integers(1, 30), share=st.floats(0.01, 0.99))
@@ -45,3 +46,16 @@ def test_every_interaction_has_the_same_chance() -> None:
 def test_impossible_shares_are_refused(share: float) -> None:
     with pytest.raises(InvalidSettings, match="share"):
         hold_out(Interactions.from_pairs(torch.tensor([0]), torch.tensor([0]), 1, 1), share)
+
+
+def test_images_held_out_take_the_place_of_the_test_set() -> None:
+    whole = pictures(count=90)
+    held = hold_out_images(whole, 0.25, seed=3)
+    assert (len(held.train), len(held.test)) == (45, 15)
+    both = torch.cat([held.train.images, held.test.images]).view(60, -1)
+    assert sorted(both.tolist()) == sorted(whole.train.images.view(60, -1).tolist())
+    again = hold_out_images(whole, 0.25, seed=3)
+    assert again.test.images.equal(held.test.images)
+    assert not hold_out_images(whole, 0.25, seed=4).test.images.equal(held.test.images)
+    with pytest.raises(InvalidSettings, match="share"):
+        hold_out_images(whole, 1.0)

@@ -18,7 +18,7 @@ if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before the imports below
 
 from fairfold.errors import InvalidSubspace
-from fairfold.kernels import gpu, hashing, reference
+from fairfold.kernels import gpu, hashing, reference, reference_active
 from fairfold.kernels.gpu import calls
 from fairfold.kernels.gpu.placement import placement
 from fairfold.kernels.hashing import Layout, expand_seed
@@ -157,3 +157,35 @@ def test_a_row_outside_of_the_table_is_refused(row: int, monkeypatch: pytest.Mon
 
 def test_available_needs_a_device() -> None:
     assert gpu.available() == torch.cuda.is_available()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 7), st.integers(1, 60), st.integers(1, 9), st.integers(0, 2**20))
+def test_positions(count: int, width: int, size: int, rows: int, seed: int) -> None:
+    source = torch.Generator().manual_seed(seed)
+    vector = torch.randn(size, generator=source).to(DEVICE)
+    found = torch.randint(size, (rows, width), generator=source, dtype=torch.int32).to(DEVICE)
+    signs = (torch.randint(2, (rows, width), generator=source) * 2 - 1).to(DEVICE, torch.int8)
+    lines = torch.randint(rows, (count,), generator=source).to(DEVICE)
+    values = torch.randn(count, width, generator=source).to(DEVICE)
+    expected = reference_active.recover_lines(vector, found, signs, lines)
+    torch.testing.assert_close(calls.recover_lines(vector, found, signs, lines), expected, rtol=0, atol=0)
+    sums, other = vector.clone(), vector.clone()
+    calls.accumulate_lines(values, found, signs, lines, sums)
+    reference_active.accumulate_lines(values, found, signs, lines, other)
+    torch.testing.assert_close(sums, other, rtol=1e-5, atol=1e-4)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 3000), st.floats(0, 1), st.integers(0, 2), st.integers(0, 2), st.integers(0, 2**20))
+def test_step_of_a_prefix(size: int, share: float, moments: int, step: int, seed: int) -> None:
+    source = torch.Generator().manual_seed(seed)
+    moving, rates = torch.full((3,), size), torch.rand(3, 2, generator=source) + 0.1
+    moving[step], number = int(size * share), torch.tensor([step])
+    vectors = [torch.randn(size, generator=source), torch.randn(size, generator=source)]
+    vectors += [torch.rand(size, generator=source) for _ in range(moments)]
+    ours = [vector.to(DEVICE, copy=True) for vector in vectors]
+    reference_active.step_prefix(vectors[0], vectors[1], vectors[2:], rates, moving, number)
+    calls.step_prefix(ours[0], ours[1], ours[2:], rates.to(DEVICE), moving.to(DEVICE), number.to(DEVICE))
+    for mine, expected in zip(ours, vectors, strict=True):
+        torch.testing.assert_close(mine.cpu(), expected, rtol=1e-5, atol=1e-6)

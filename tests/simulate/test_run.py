@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fairfold import Settings, simulate
+from fairfold.data import Dataset
 from fairfold.errors import InvalidCapacity, InvalidSettings
 from fairfold.federation.aggregate import ServerState
 from fairfold.federation.replies import Rejections
@@ -117,6 +118,16 @@ def test_capacities_a_method_cannot_serve_are_refused_before_any_work(changes: d
         simulate(small(model="neumf", **GRADIENT, **changes))
 
 
+def test_devices_that_are_left_out_are_not_drawn() -> None:
+    changes = {"method": "full_trn", "capacities": "1x-2x", "shares": [5, 95], "group_seed": 101, **GRADIENT}
+    few = simulate(small(rounds=2, clients_per_round=2, **changes))
+    assert [report.clients for report in few.history] == [2, 2]
+    all_there_are = simulate(small(rounds=1, clients_per_round=30, **changes))
+    assert all_there_are.history[0].clients == 3  # 5 % of 60
+    with pytest.raises(InvalidSettings, match="one above 0 for each capacity"):
+        small(capacities="1x-2x", shares=[1, 2, 3])
+
+
 def test_more_clients_than_exist_are_refused() -> None:
     with pytest.raises(InvalidSettings, match="61 of 60"):
         simulate(small(clients_per_round=61))
@@ -136,6 +147,7 @@ def test_central_training_takes_the_steps_of_torch(vectors: str) -> None:
     settings = small(rounds=2, model="neumf", method="central", user_vectors=vectors, batch_size=40, **GRADIENT)
     settings = settings.model_copy(update={"local_optimiser": "adam", "local_step": 0.01, "clients_per_round": 3})
     data, _ = load_data(settings)
+    assert isinstance(data, Dataset)
     task = Task(data, settings)
     federation = Federation.of(settings, task)
     full, private = federation.initial()

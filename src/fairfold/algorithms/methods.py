@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
+from fairfold.algorithms.networks import low_rank_network, narrow_network
 from fairfold.errors import InvalidCapacity
 from fairfold.federation.projection import Assignment, Hashed, KeptColumns, LowRank, Projection, WholeTable
 from fairfold.federation.settings import Settings
@@ -20,21 +21,28 @@ def whole(shape: tuple[int, ...]) -> Hashed:
 def fair(compressed: Shapes, capacities: Sequence[Capacity], settings: Settings, seed: int) -> list[Assignment]:
     """FAIR-HET: nested subspaces, one a capacity. Every tensor has a hash of its own."""
     by_tensor = {
-        name: nested_subspaces(
-            prod(shape),
-            capacities,
-            seed=expand_seed(seed ^ number << 56),
-            mapping=settings.mapping if len(shape) > 1 else "element",
-            chunk=settings.chunk if settings.mapping != "element" else 1,
-            sign=settings.sign,
-            rule=settings.size_rule,
-        )
+        name: _nested(shape, capacities, settings, expand_seed(seed ^ number << 56))
         for number, (name, shape) in enumerate(compressed.items())
     }
     return [
         Assignment({name: Hashed(compressed[name], subspaces[group]) for name, subspaces in by_tensor.items()})
         for group in range(len(capacities))
     ]
+
+
+def _nested(shape: tuple[int, ...], capacities: Sequence[Capacity], settings: Settings, seed: int) -> list[Subspace]:
+    full_size = prod(shape)
+    mapping = (
+        "chunk" if settings.mapping == "ranked" and len(shape) == 1 else settings.mapping
+    )  # only tables have ranks
+    chunk = 1 if mapping == "element" else settings.chunk
+    # A tensor of which the smallest device holds less than a chunk (a bias, a first convolution) has shorter ones.
+    smallest = min(capacity.limit(full_size) for capacity in capacities) // (2 if mapping == "ranked" else 1)
+    while chunk > max(smallest, 1):
+        chunk //= 2
+    return nested_subspaces(
+        full_size, capacities, seed=seed, mapping=mapping, chunk=chunk, sign=settings.sign, rule=settings.size_rule
+    )
 
 
 def fair_hom(compressed: Shapes, capacities: Sequence[Capacity], settings: Settings, seed: int) -> list[Assignment]:
@@ -62,16 +70,22 @@ def fedhm(compressed: Shapes, capacities: Sequence[Capacity], settings: Settings
     """FedHM: the best factors of low rank that fit.
 
     A table of N × d costs r·(N + d) at rank r, so a device that cannot hold N + d numbers cannot be served: compression
-    stays below d. A device that can hold the table holds the table.
+    stays below d. A device that can hold the table holds the table. With ``rank_rule="share"`` the small factor, r·d
+    numbers, comes on top of the budget, in favour of the method. Networks: see :func:`low_rank_network`.
     """
-    return [_tables("fedhm", LowRank, compressed, capacity) for capacity in capacities]
+    free = settings.rank_rule == "share"
+    if settings.reads_images:
+        return [low_rank_network(compressed, capacity, free_ends=free) for capacity in capacities]
+    return [_tables("fedhm", LowRank, compressed, capacity, free_factor=free) for capacity in capacities]
 
 
 def heterofl(compressed: Shapes, capacities: Sequence[Capacity], settings: Settings, seed: int) -> list[Assignment]:  # noqa: ARG001
-    """HeteroFL: the leading columns that fit; at least one, so compression is at most d.
+    """HeteroFL: the leading columns that fit; at least one, so compression is at most d. Or a narrower network.
 
     Of the next layer a device holds what reads them, see :func:`assign`.
     """
+    if settings.reads_images:
+        return [narrow_network(compressed, capacity) for capacity in capacities]
     return [_tables("heterofl", KeptColumns, compressed, capacity) for capacity in capacities]
 
 
@@ -94,7 +108,7 @@ def assign(
     dense: Shapes,
     capacities: Sequence[Capacity],
     seed: int,
-    reads: Mapping[str, tuple[str, int]],
+    reads: Mapping[str, tuple[str, int]] | None = None,
 ) -> list[Assignment]:
     """What the devices of each capacity hold of every tensor.
 
@@ -104,7 +118,7 @@ def assign(
         dense: What it holds whole; by HeteroFL, what is left to read.
         capacities: One a group.
         seed: Of the hash.
-        reads: Tensors whose columns, from a first one on, read the columns of a table.
+        reads: Tensors whose columns, from a first one on, read the columns of a table; none if not given.
     """
     assignments = METHODS[settings.method](compressed, capacities, settings, seed)
     found = []
@@ -117,7 +131,7 @@ def assign(
             shapes = compressed | dense
             extra |= {
                 name: _readers(shapes[name], first, assignment.projections[table])
-                for name, (table, first) in reads.items()
+                for name, (table, first) in (reads or {}).items()
             }
         found.append(Assignment(assignment.projections | extra))
     return found
@@ -135,8 +149,15 @@ def _holds_all(compressed: Shapes, capacity: Capacity) -> bool:
     return capacity.limit(full_size) >= full_size
 
 
-def _tables(method: str, kind: type[LowRank] | type[KeptColumns], compressed: Shapes, capacity: Capacity) -> Assignment:
-    """One projection a table, each within the capacity's share of it."""
+def _tables(
+    method: str,
+    kind: type[LowRank] | type[KeptColumns],
+    compressed: Shapes,
+    capacity: Capacity,
+    *,
+    free_factor: bool = False,
+) -> Assignment:
+    """One projection a table, each within the capacity's share of it; ``free_factor``: small factors do not count."""
     projections: dict[str, Projection] = {}
     for name, shape in compressed.items():
         if len(shape) != 2:
@@ -148,7 +169,8 @@ def _tables(method: str, kind: type[LowRank] | type[KeptColumns], compressed: Sh
                 KeptColumns(shape, ((0, shape[1]),)) if kind is KeptColumns else WholeTable(shape, everything)
             )
             continue
-        projection = kind.within(shape, limit)
+        rank = limit // shape[0]
+        projection = kind.within(shape, limit + (rank * shape[1] if free_factor else 0))
         if projection is None:
             needed = shape[0] + (shape[1] if kind is LowRank else 0)
             raise _cannot(

@@ -6,9 +6,11 @@ from fairfold.cli.central import central
 from fairfold.cli.data import data
 from fairfold.cli.doctor import doctor
 from fairfold.cli.export import export
+from fairfold.cli.federate import federate
 from fairfold.cli.plan import plan
 from fairfold.cli.recommend import recommend
 from fairfold.cli.report import report
+from fairfold.cli.reproduce import reproduce
 from fairfold.cli.train import train
 
 app = typer.Typer(
@@ -19,7 +21,9 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 app.command()(train)
+app.command()(federate)
 app.command()(report)
+app.command()(reproduce)
 app.command()(recommend)
 app.command()(export)
 app.command()(central)

@@ -11,6 +11,7 @@ EXTRAS = [
     # module, what it gives, how to get it
     ("matplotlib", "plots in reports", "pip install 'fairfold[report]'"),
     ("triton", "GPU kernels (CUDA)", "comes with torch's CUDA build"),
+    ("flwr", "federations over a network (fairfold federate)", "pip install 'fairfold[flower]'"),
     ("tensorboard", "curves of a run while it trains", "pip install 'fairfold[tensorboard]'"),
 ]
 

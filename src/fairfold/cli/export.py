@@ -34,12 +34,13 @@ def export(
         written = write_device_model(opened, device, path, measured)
         metric, value, server = measured
         full_size = sum(tensor.numel() for tensor in opened.progress.state.full.values())
+        asked = "on all test images" if opened.settings.reads_images else "over all users"
         note = "" if device.trained else " No device of this size took part in the run."
         if not device.nests:
             note += " Its size does not nest with those of the run: a model to use, not to train along."
         console.print(
             f"{path}: {device.size:,} of {full_size:,} numbers, {human_bytes(written)}. "
-            f"{metric} {value:.4f} over all users; the server's model {server:.4f}.{note}",
+            f"{metric} {value:.4f} {asked}; the server's model {server:.4f}.{note}",
             soft_wrap=True,
             highlight=False,
             markup=False,

@@ -44,7 +44,7 @@ class Display(Callback):
     def on_start(self, settings: Settings, capacities: list[Capacity], first_round: int) -> None:
         """Draw the bar."""
         self._sizes = [str(capacity) for capacity in capacities]
-        self._metric = "MSE" if settings.model == "neumf-mlp" else f"NDCG@{settings.top}"
+        self._metric = settings.metric
         self._rounds, self._first = settings.rounds, first_round
         self._started = self._spoke = time.monotonic()
         self._task = self._bar.add_task("", total=settings.rounds, completed=first_round - 1, left="")

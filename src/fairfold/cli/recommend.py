@@ -31,7 +31,7 @@ def recommend(
     with told_plainly():
         size = None if capacity is None else Capacity.parse(capacity)
         opened = open_run(run)
-        data, state = opened.data, opened.progress.state
+        data, state = opened.interactions, opened.progress.state
         number = find_user(data, user)
         full = state.full if size is None else device_model(opened, size).recovered()
         score = opened.scorer(full)

@@ -31,6 +31,9 @@ def train(
     data: Annotated[
         str | None, typer.Option(help="'synthetic', a name from `fairfold data list`, or a folder or file.")
     ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="mf, neumf (rankings), neumf-mlp (ratings), mlp, lenet (images: --data mnist).")
+    ] = None,
     method: Annotated[
         str | None,
         typer.Option(
@@ -71,10 +74,10 @@ def train(
     console, places = wide_console(), list[Path]()
     with told_plainly():
         options = {
-            "data": data, "method": method, "capacities": capacities, "rounds": rounds, "seed": seed
+            "data": data, "model": model, "method": method, "capacities": capacities, "rounds": rounds, "seed": seed
         }  # fmt: skip
         changes = {key: value for key, value in options.items() if value is not None}
-        settings = _settings(file, recipe, changes | _parse_changes(change or []), out if resume else None)
+        settings = _settings(file, recipe, changes | parse_changes(change or []), out if resume else None)
         if resume and out is None:
             raise InvalidSettings("--resume without --out", "the folder of the run", "Add --out FOLDER.")
         if tensorboard:
@@ -124,7 +127,7 @@ def _show(console: Console, finished: Finished) -> None:
     )
 
 
-def _parse_changes(changes: list[str]) -> dict[str, Any]:
+def parse_changes(changes: list[str]) -> dict[str, Any]:
     """``key=value`` pairs; values are read as TOML where that works, and as text otherwise."""
     parsed: dict[str, Any] = {}
     for change in changes:
@@ -143,7 +146,8 @@ def closing_table(result: Result) -> Table:
     names = list(result.references)
     table = Table(title=f"{result.metric} by device size")
     table.add_column("devices")
-    for heading in ("users", "memory", "received", "sent", result.metric, *names):
+    holders = "clients" if result.settings.reads_images else "users"
+    for heading in (holders, "memory", "received", "sent", result.metric, *names):
         table.add_column(heading, justify="right")
     for group in result.groups:
         table.add_row(

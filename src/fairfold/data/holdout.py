@@ -1,7 +1,9 @@
-"""Hold out a share of each user's interactions, to choose settings on without touching the test set."""
+"""Hold out a share of the training data, to choose settings on without touching the test set."""
 
 import torch
+from torch import Tensor
 
+from fairfold.data.images import ImageDataset, Images
 from fairfold.data.interactions import Interactions
 from fairfold.data.seeds import generator
 from fairfold.errors import InvalidSettings
@@ -30,6 +32,21 @@ def hold_out(interactions: Interactions, share: float, seed: int = 0) -> tuple[I
     held = torch.zeros(len(interactions), dtype=torch.bool)
     held[order] = place < wanted[users]
     return _part(interactions, ~held), _part(interactions, held)
+
+
+def hold_out_images(data: ImageDataset, share: float, seed: int = 0) -> ImageDataset:
+    """The training images alone: a share of them, drawn by chance, takes the place of the test set."""
+    if not 0 < share < 1:
+        raise InvalidSettings(f"share = {share}", "between 0 and 1", "Hold out 0.1, for example.")
+    order = torch.randperm(len(data.train), generator=generator(seed, 2))
+    held = round(share * len(data.train))
+    parts = [_some(data.train, order[held:].sort().values), _some(data.train, order[:held].sort().values)]
+    return ImageDataset(data.name, parts[0], parts[1], data.num_classes, data.writer_ids)
+
+
+def _some(images: Images, rows: Tensor) -> Images:
+    writers = None if images.writers is None else images.writers[rows]
+    return Images(images.images[rows], images.labels[rows], writers)
 
 
 def _part(interactions: Interactions, mask: torch.Tensor) -> Interactions:

@@ -75,6 +75,10 @@ KNOWN = {
             (download.Remote(f"{UCSD}/gdrive/goodreads/goodreads_interactions.csv"),),
         ),
         KnownSet(
+            "goodreads-interactions-200k", _GOODREADS, RESEARCH, ("goodreads_interactions.csv",),
+            how="Put the first 200,001 lines (head -n 200001) of goodreads_interactions.csv here.",
+        ),
+        KnownSet(
             "goodreads-interactions-json", _GOODREADS, RESEARCH, ("goodreads_interactions_dedup.json.gz",),
             (download.Remote(f"{UCSD}/gdrive/goodreads/goodreads_interactions_dedup.json.gz"),),
         ),

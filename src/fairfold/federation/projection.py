@@ -189,29 +189,40 @@ class LowRank(Projection):
     def reduce(self, full: Tensor) -> Tensor:
         """Truncated SVD, the singular values shared evenly between both factors."""
         table = full.view(self.shape)
+        if self.shape[0] < self.shape[1]:
+            return self._reduce_wide(table)
         values, vectors = torch.linalg.eigh((table.T @ table).double())  # d × d: the table is far taller than wide
         top = vectors[:, -self.rank :].to(full.dtype)
         scale = values[-self.rank :].clamp(min=1e-30).pow(0.25).to(full.dtype)
         left = table @ (top / scale)
         return torch.cat([left.reshape(-1), (top * scale).T.reshape(-1)])
 
+    def _reduce_wide(self, table: Tensor) -> Tensor:
+        """The same by the rows' Gram matrix, which is the smaller one of a table wider than tall."""
+        values, vectors = torch.linalg.eigh((table @ table.T).double())
+        top = vectors[:, -self.rank :].to(table.dtype)
+        scale = values[-self.rank :].clamp(min=1e-30).pow(0.25).to(table.dtype)
+        right = (top / scale).T @ table
+        return torch.cat([(top * scale).reshape(-1), right.reshape(-1)])
+
     def slots(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Where chosen rows of the first factor stand, [*ids.shape, rank], and all of the second, [rank, columns]."""
         right = torch.arange(self.shape[0] * self.rank, self.size).view(self.rank, self.shape[1])
         return ids[..., None] * self.rank + torch.arange(self.rank), right
 
-    def _factors(self, compact: Tensor) -> tuple[Tensor, Tensor]:
+    def factors(self, compact: Tensor) -> tuple[Tensor, Tensor]:
+        """The two of them, N × r and r × d."""
         cut = self.shape[0] * self.rank
         return compact[:cut].view(self.shape[0], self.rank), compact[cut:].view(self.rank, self.shape[1])
 
     def recover(self, compact: Tensor) -> Tensor:
         """The product."""
-        left, right = self._factors(compact)
+        left, right = self.factors(compact)
         return (left @ right).view(-1)
 
     def rows(self, compact: Tensor, ids: Tensor) -> Tensor:
         """Rows of the product."""
-        left, right = self._factors(compact)
+        left, right = self.factors(compact)
         return left[ids] @ right
 
     def whole(self, compact: Tensor) -> Tensor:

@@ -25,6 +25,39 @@ class WorldSettings(Frozen):
     taste_strength: float = Field(2.0, ge=0)
 
 
+class ImageSettings(Frozen):
+    """How the training images are divided among devices.
+
+    Attributes:
+        split: ``"dirichlet"``: every label's images in shares drawn from a Dirichlet distribution; ``"writer"``: a
+            device a writer, where the data names them.
+        devices: Number of devices (Dirichlet); one that is left without an image does not exist.
+        concentration: Parameter of the distribution. Small values leave a device few labels.
+        seed: Of the shares; None takes the run's.
+    """
+
+    split: Literal["dirichlet", "writer"] = "dirichlet"
+    devices: int = Field(30, ge=1)
+    concentration: float = Field(0.5, gt=0)
+    seed: int | None = Field(None, ge=0, lt=2**62)
+
+
+IMAGE_MODELS = ("mlp", "lenet")
+IMAGE_DEFAULTS: dict[str, Any] = {
+    "compress": "all",
+    "mapping": "chunk",
+    "solver": "gradient",
+    "clients_per_round": 10,
+    "weighting": "data",
+    "local_epochs": 20,
+    "batch_size": 64,
+    "local_step": 0.1,
+    "aggregation": "paper",
+    "rounds": 200,
+}
+"""What a model of images takes where nothing else is said: K, E, T and the rule of the paper's experiment on them."""
+
+
 class FaultSettings(Frozen):
     """Shares of a round's clients that fail, each in one way.
 
@@ -58,9 +91,12 @@ class Settings(Frozen):
     Attributes:
         data: What to train on: ``"synthetic"``, the name of a known data set, or a folder or file of one's own.
         top_users: Keep only the users with most interactions; None keeps all.
+        resplit: Pool the publisher's train and test sets and split anew, 70 % of each user to train on.
         world: The synthetic world, where ``data`` is that.
         seed: Of everything random; the same settings and seed give the same numbers on the same hardware.
-        model: ``"mf"``, ``"neumf"`` (rankings) or ``"neumf-mlp"`` (ratings).
+        images: Who holds which images, where the model reads images.
+        model: ``"mf"``, ``"neumf"`` (rankings), ``"neumf-mlp"`` (ratings), ``"mlp"`` or ``"lenet"`` (images). The last
+            two have defaults of their own, ``IMAGE_DEFAULTS``.
         factors: d, numbers an item in each of its tables.
         initial_spread: Standard deviation of the tables before training; None takes the model's own.
         method: ``"fair"`` (FAIR-HET), ``"fair_hom"`` (everybody at the smallest size), ``"full_trn"`` (only devices
@@ -68,12 +104,18 @@ class Settings(Frozen):
             (leading columns), ``"inconsistent"`` (an independent hash a client), ``"central"`` (no federation: all
             data in one place).
         capacities: Capacity scheme; users, ordered by id, are split into as many near-equal groups.
+        shares: How large these groups are, in any unit (``[1, 99]``); each has one user at least. None: near-equal.
+        group_seed: Draw the users of each group by chance, with this seed, instead of by id.
         size_rule: How capacities become sizes: ``"fitted"``, or the paper's powers of two, ``"paper"``.
+        rank_rule: FedHM's rank at a capacity: ``"budget"``, the largest whose two factors fit, or ``"share"``, that
+            share of the columns, which goes over the budget by the small factor.
         mapping: ``"element"``, ``"chunk"`` or ``"ranked"``.
         chunk: Z, how many neighbouring coordinates share one hash (docs/decisions/chunk.md); the element mapping has 1.
         sign: Random signs.
         rehash: A new hash every round, as in the paper's Algorithm 1, or one for the whole run.
-        compress: ``"tables"``: item tables; ``"all"``: every tensor of the model.
+        compress: ``"tables"``: item tables; ``"all"``: every tensor of the model, each in a subspace of its own;
+            ``"model"``: all tensors as one vector, so that weights of any layer share slots with those of any other
+            (images only).
         user_vectors: ``"private"``: stay on the device; ``"uploaded"``: sent and averaged, as the authors' code does.
         user_storage: Where ``fairfold train`` keeps private vectors: ``"memory"``, ``"disk"`` (files in the run's
             folder, mapped into memory), or ``"auto"``: on disk where a table would take over a quarter of the memory.
@@ -100,6 +142,8 @@ class Settings(Frozen):
         faults: Shares of clients that fail.
         largest_change: A reply in which a number differs by more than this from what was sent is refused.
         backend: ``"loop"`` (the page that reads like the paper) or ``"batched"`` (the same numbers, fast).
+        device: Where the simulation runs: ``"cuda"``, ``"cpu"``, or ``"auto"``: a GPU if there is one and the settings
+            can use it.
         evaluate_every: Rounds between evaluations; the last round is always evaluated.
         top: k of NDCG@k.
         patience: Stop when the quality has not risen for that many evaluations; None never stops early.
@@ -108,19 +152,24 @@ class Settings(Frozen):
 
     data: str = "synthetic"
     top_users: int | None = Field(None, ge=1)
+    resplit: bool = False
     world: WorldSettings = WorldSettings()
     seed: int = Field(0, ge=0, lt=2**62)
-    model: Literal["mf", "neumf", "neumf-mlp"] = "mf"
+    images: ImageSettings = ImageSettings()
+    model: Literal["mf", "neumf", "neumf-mlp", "mlp", "lenet"] = "mf"
     factors: int = Field(8, ge=1)
     initial_spread: float | None = Field(0.1, gt=0)
     method: Literal["fair", "fair_hom", "full_trn", "fedavg", "fedhm", "heterofl", "inconsistent", "central"] = "fair"
     capacities: str = "1x-4x-16x"
+    shares: tuple[float, ...] | None = None
+    group_seed: int | None = Field(None, ge=0)
     size_rule: Literal["fitted", "paper"] = "fitted"
+    rank_rule: Literal["budget", "share"] = "budget"
     mapping: Literal["element", "chunk", "ranked"] = "ranked"
     chunk: int = Field(8, ge=1)
     sign: bool = True
     rehash: bool = False
-    compress: Literal["tables", "all"] = "tables"
+    compress: Literal["tables", "all", "model"] = "tables"
     user_vectors: Literal["private", "uploaded"] = "private"
     user_storage: Literal["auto", "memory", "disk"] = "auto"
     broadcast: bool = False
@@ -145,10 +194,18 @@ class Settings(Frozen):
     faults: FaultSettings = FaultSettings()
     largest_change: float = Field(1e4, gt=0)
     backend: Literal["loop", "batched"] = "batched"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     evaluate_every: int = Field(10, ge=1)
     top: int = Field(20, ge=1)
     patience: int | None = Field(None, ge=1)
     threshold: float | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_the_model(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and values.get("model") in IMAGE_MODELS:
+            return IMAGE_DEFAULTS | dict(values)
+        return values
 
     @field_validator("capacities")
     @classmethod
@@ -161,6 +218,14 @@ class Settings(Frozen):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        if self.reads_images:
+            self._fits_images()
+        elif self.compress == "model":
+            raise ValueError("compress='model' is for models of images: use 'tables' or 'all'")
+        if self.shares is not None and (
+            len(self.shares) != len(parse_scheme(self.capacities)) or not all(share > 0 for share in self.shares)
+        ):
+            raise ValueError(f"shares = {self.shares} for {self.capacities}: one above 0 for each capacity")
         if self.solver == "closed_form":
             if self.model != "mf" or self.user_vectors != "private":
                 raise ValueError("solver='closed_form' needs model='mf' and user_vectors='private'")
@@ -169,6 +234,35 @@ class Settings(Frozen):
         if self.method == "fedhm" and self.aggregation == "delta":
             raise ValueError("method='fedhm' averages models: use aggregation='paper'")
         return self
+
+    def _fits_images(self) -> None:
+        if self.data == "synthetic":
+            raise ValueError(f"model={self.model!r} reads images: name them with data, e.g. data='mnist'")
+        if self.solver != "gradient":
+            raise ValueError(f"model={self.model!r} needs solver='gradient'")
+        if self.compress == "tables":
+            raise ValueError(f"model={self.model!r} has no item tables: use compress='all' or 'model'")
+        if self.mapping == "ranked":
+            raise ValueError(f"weights of model={self.model!r} have no order of popularity: use mapping='chunk'")
+        if self.method in ("fedhm", "heterofl") and self.compress != "all":
+            raise ValueError(f"method={self.method!r} works layer by layer: use compress='all'")
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether the model is one of images, and not a recommender."""
+        return self.model in IMAGE_MODELS
+
+    @property
+    def metric(self) -> str:
+        """Name of the quality."""
+        if self.reads_images:
+            return "accuracy"
+        return "MSE" if self.model == "neumf-mlp" else f"NDCG@{self.top}"
+
+    @property
+    def smaller_is_better(self) -> bool:
+        """Whether the quality is an error."""
+        return self.metric == "MSE"
 
 
 def read_settings(values: Mapping[str, Any]) -> Settings:
@@ -186,7 +280,7 @@ def _explain(problem: Mapping[str, Any]) -> str:
     if problem["type"] != "extra_forbidden":
         message = problem["msg"].removeprefix("Value error, ").rstrip(".")
         return f"{name} = {problem['input']!r}: {message}" if path and path != ["faults"] else message
-    tables: dict[str, type[Frozen]] = {"world": WorldSettings, "faults": FaultSettings}
+    tables: dict[str, type[Frozen]] = {"world": WorldSettings, "images": ImageSettings, "faults": FaultSettings}
     model: type[Frozen] = tables.get(path[0], Settings) if len(path) > 1 else Settings
     near = difflib.get_close_matches(path[-1], model.model_fields, n=1)
     return f"unknown key {name!r}" + (f" (did you mean {near[0]!r}?)" if near else "")

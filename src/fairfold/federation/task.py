@@ -188,27 +188,37 @@ class Task:
 
     def local(self, client: int, generator: torch.Generator) -> LocalData:
         """What a client trains on in a round."""
-        settings, train = self.settings, self.data.train
+        settings, train, epochs = self.settings, self.data.train, self.settings.local_epochs
         mine, ratings = train.of(client), train.ratings_of(client) if self.ratings else None
-        items, targets, ends = [], [], []
-        for epoch in range(settings.local_epochs):
-            order = torch.arange(len(mine))
-            if settings.shuffle:
-                order = torch.randperm(len(mine), generator=generator)
-            wide = mine[:, None]
-            if self._negatives is not None:
-                users = torch.full((len(mine), settings.negatives), client)
-                wide = torch.cat([wide, self._negatives.draw(users, generator)], dim=1)
-            items.append(wide[order])
-            if ratings is not None:
-                targets.append(ratings[order])
-            stops = range(settings.batch_size, len(mine) + settings.batch_size, settings.batch_size)
-            ends += [epoch * len(mine) + min(stop, len(mine)) for stop in stops]
-        return LocalData(torch.cat(items), torch.cat(targets) if targets else None, ends)
+        count = len(mine)
+        order = torch.arange(count).expand(epochs, -1)
+        if settings.shuffle:
+            order = torch.stack([torch.randperm(count, generator=generator) for _ in range(epochs)])
+        drawn = 0 if self._negatives is None else settings.negatives
+        items = torch.empty(epochs * count, 1 + drawn, dtype=torch.int64)
+        items[:, 0] = mine[order.reshape(-1)]
+        if self._negatives is not None:  # independent of their positive, so in no need of its order
+            items[:, 1:] = self._negatives.of_user(client, epochs * count * drawn, generator).view(-1, drawn)
+        targets = None if ratings is None else ratings[order.reshape(-1)]
+        stops = [
+            min(stop, count) for stop in range(settings.batch_size, count + settings.batch_size, settings.batch_size)
+        ]
+        return LocalData(items, targets, [epoch * count + stop for epoch in range(epochs) for stop in stops])
 
     def batches(self, client: int, generator: torch.Generator) -> list[Batch]:
         """All batches of a client's round, epoch after epoch."""
         return self.local(client, generator).batches()
+
+    def losses(self, batch: Batch, dense: Weights, users: Sequence[Tensor], items: Sequence[Tensor]) -> Tensor:
+        """The loss of every sample of a batch; arguments as for :meth:`sample_losses`."""
+        return self.sample_losses(dense, users, items, batch.targets)
+
+    def scores(self, dense: Weights, users: Sequence[Tensor], items: Sequence[Tensor]) -> Tensor:
+        """Scores of looked-up users with looked-up items; their shapes may broadcast."""
+        weights = {f"model.{name}": weight.view(self.dense[name]) for name, weight in dense.items()}
+        arguments: Any = (tuple(users), tuple(items))
+        found: Tensor = functional_call(self._combine, weights, arguments)
+        return found
 
     def everything(self, generator: torch.Generator) -> "CentralData":
         """All clients' samples as if they were in one place: a round's epochs, one after another."""
@@ -240,17 +250,20 @@ class Task:
             items: For every table the rows of the batch, [samples, width, row length].
             targets: See :class:`Batch`.
         """
-        spread = tuple(vector.expand(*items[0].shape[:2], -1) for vector in users)
-        weights = {f"model.{name}": weight.view(self.dense[name]) for name, weight in dense.items()}
-        arguments: Any = (spread, tuple(items))
-        scores: Tensor = functional_call(self._combine, weights, arguments)
-        if targets is not None:
-            return (scores[:, 0] - targets).square()
-        losses = -functional.logsigmoid(scores[:, :1] - scores[:, 1:]).mean(1)
-        if self.settings.regulariser:
+        losses = self.unpenalised_losses(dense, users, items, targets)
+        if targets is None and self.settings.regulariser:
             norms = sum(rows.square().sum((1, 2)) for rows in items) + sum(vector.square().sum() for vector in users)
             losses = losses + 0.5 * self.settings.regulariser * norms
         return losses
+
+    def unpenalised_losses(
+        self, dense: Weights, users: Sequence[Tensor], items: Sequence[Tensor], targets: Tensor | None
+    ) -> Tensor:
+        """The same without the regulariser, whose gradient is known: its weight times the vectors a sample uses."""
+        scores = self.scores(dense, tuple(vector.expand(*items[0].shape[:2], -1) for vector in users), items)
+        if targets is not None:
+            return (scores[:, 0] - targets).square()
+        return -functional.logsigmoid(scores[:, :1] - scores[:, 1:]).mean(1)
 
     def model_of(self, shared: Weights, own: Weights) -> nn.Module:
         """The whole model, for evaluation: the server's tensors (or a device's, recovered) and every user's vectors."""

@@ -61,7 +61,7 @@ def gradient(received: Weights, device: Device, settings: Settings) -> Trained:
         users = [own[name] if name in own else projections[name].rows(compacts[name], me) for name in task.own]
         rows = [projections[name].rows(compacts[name], batch.items) for name in task.tables]
         dense = {name: projections[name].whole(compacts[name]) for name in task.dense}
-        loss = task.sample_losses(dense, users, rows, batch.targets).mean()
+        loss = task.losses(batch, dense, users, rows).mean()
         if settings.prox:
             loss = loss + 0.5 * settings.prox * _distance(compacts, received, projections)
         optimiser.zero_grad()

@@ -9,6 +9,7 @@ Lengths and dtypes are the caller's to check. Row ids on the CPU are checked her
 raises :class:`~fairfold.errors.InvalidRow` before anything is written.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from fairfold.kernels.hashing import Layout
 from fairfold.kernels.native import active_calls, calls
 
 __all__ = [
+    "accumulate_lines",
     "accumulate_positions",
     "accumulate_range",
     "accumulate_rows",
@@ -30,12 +32,14 @@ __all__ = [
     "fold",
     "number",
     "positions",
+    "recover_lines",
     "recover_positions",
     "recover_range",
     "recover_rows",
     "reduce",
     "sgd_rows",
     "slots_and_signs",
+    "step_prefix",
     "touched_rows",
     "unfold",
 ]
@@ -224,6 +228,40 @@ def accumulate_positions(values: Tensor, found: Tensor, signs: Tensor, sums: Ten
     """Add the signed values of rows into ``sums``, which has one entry an active slot, in place."""
     if not active_calls.accumulate_positions(values, found, signs, sums):
         reference_active.accumulate_positions(values, found, signs, sums)
+
+
+@torch.no_grad()
+def step_prefix(
+    values: Tensor, gradient: Tensor, moments: Sequence[Tensor], rates: Tensor, moving: Tensor, number: Tensor
+) -> None:
+    """One optimiser step on a front part of the values; see :func:`fairfold.kernels.reference_active.step_prefix`.
+
+    On a GPU nothing waits for the device, so that steps can be captured.
+    """
+    if body := _gpu(values, gradient):
+        body.step_prefix(values, gradient, moments, rates, moving, number)
+    else:
+        reference_active.step_prefix(values, gradient, moments, rates, moving, number)
+
+
+def recover_lines(source: Tensor, found: Tensor, signs: Tensor, lines: Tensor) -> Tensor:
+    """:func:`recover_positions` of chosen lines of ``found`` and ``signs``, shape (*lines.shape, row length)."""
+    if body := _gpu(source):
+        looked_up: Tensor = body.recover_lines(source, found, signs, lines)
+        return looked_up
+    flat = lines.reshape(-1)
+    rows = recover_positions(source, found.index_select(0, flat), signs.index_select(0, flat))
+    return rows.view(*lines.shape, found.shape[1])
+
+
+def accumulate_lines(values: Tensor, found: Tensor, signs: Tensor, lines: Tensor, sums: Tensor) -> None:
+    """:func:`accumulate_positions` at chosen lines of ``found`` and ``signs``, in place."""
+    if body := _gpu(sums, values):
+        body.accumulate_lines(values, found, signs, lines, sums)
+        return
+    flat = lines.reshape(-1)
+    rows = values.reshape(len(flat), found.shape[1])
+    accumulate_positions(rows, found.index_select(0, flat), signs.index_select(0, flat), sums)
 
 
 @torch.no_grad()

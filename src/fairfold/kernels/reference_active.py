@@ -4,12 +4,18 @@ A client's optimiser starts fresh each round, so a slot that no row of the round
 and does not move. Work on the *active* slots alone gives the numbers of dense training.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from fairfold.errors import InvalidVector
 from fairfold.kernels.hashing import Layout, slots_and_signs
 from fairfold.kernels.reference import row_coordinates
+
+BETAS = (0.9, 0.999)
+ADAM_EPSILON = 1e-8
+ADAGRAD_EPSILON = 1e-10
 
 
 def touched_rows(layout: Layout, values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,9 +65,19 @@ def recover_positions(source: Tensor, found: Tensor, signs: Tensor) -> Tensor:
     return source[found.long()] * signs.to(source.dtype)
 
 
+def recover_lines(source: Tensor, found: Tensor, signs: Tensor, lines: Tensor) -> Tensor:
+    """:func:`recover_positions` of chosen lines of ``found`` and ``signs``, shape (*lines.shape, row length)."""
+    return recover_positions(source, found[lines], signs[lines])
+
+
 def accumulate_positions(values: Tensor, found: Tensor, signs: Tensor, sums: Tensor) -> None:
     """Add the signed values of rows into ``sums``, which has one entry an active slot, in place."""
     sums.index_add_(0, found.reshape(-1), (values.to(sums.dtype) * signs).reshape(-1))
+
+
+def accumulate_lines(values: Tensor, found: Tensor, signs: Tensor, lines: Tensor, sums: Tensor) -> None:
+    """:func:`accumulate_positions` at chosen lines of ``found`` and ``signs``."""
+    accumulate_positions(values, found[lines], signs[lines], sums)
 
 
 def adagrad_slots(compact: Tensor, slots: Tensor, gradient: Tensor, state: Tensor, rate: float, epsilon: float) -> None:
@@ -86,3 +102,32 @@ def adam_slots(
     square.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
     denominator = square.sqrt() / (1 - betas[1] ** step) ** 0.5 + epsilon
     compact[slots] -= rate / (1 - betas[0] ** step) * mean / denominator
+
+
+def step_prefix(
+    values: Tensor, gradient: Tensor, moments: Sequence[Tensor], rates: Tensor, moving: Tensor, number: Tensor
+) -> None:
+    """One step of SGD, Adagrad or Adam (0, 1 or 2 moments) on a front part of the values; its gradient becomes 0.
+
+    Args:
+        values: Moved in place.
+        gradient: Of the values.
+        moments: Kept between steps, from zeros.
+        rates: A line a step: its size, for Adam already divided by 1 - β₁ᵗ, and the root of 1 - β₂ᵗ (1 for the others).
+        moving: How many values move, a number a step.
+        number: Which step it is, from 0.
+    """
+    step = int(number)
+    end = int(moving[step])
+    rate, root = rates[step].tolist()
+    part, slope, kept = values[:end], gradient[:end], [moment[:end] for moment in moments]
+    direction: Tensor = slope
+    if len(kept) == 1:
+        kept[0].addcmul_(slope, slope)
+        direction = slope / (kept[0].sqrt() + ADAGRAD_EPSILON)
+    elif len(kept) == 2:
+        kept[0].lerp_(slope, 1 - BETAS[0])
+        kept[1].mul_(BETAS[1]).addcmul_(slope, slope, value=1 - BETAS[1])
+        direction = kept[0] / (kept[1].sqrt() / root + ADAM_EPSILON)
+    part.sub_(direction, alpha=rate)
+    slope.zero_()

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fairfold import files
 from fairfold.data import Dataset, Interactions
+from fairfold.data.images import ImageDataset
 from fairfold.errors import InvalidCheckpoint
 from fairfold.federation.aggregate import ServerState
 from fairfold.federation.replies import Rejections
@@ -174,9 +175,15 @@ def refuse_other_shapes(checkpoint: Checkpoint, shapes: dict[str, int], where: P
         raise InvalidCheckpoint(f"{where} is of another model: {sizes}", "the same tensors", "Train anew.")
 
 
-def data_facts(data: Dataset) -> dict[str, Any]:
+def data_facts(data: Dataset | ImageDataset) -> dict[str, Any]:
     """What identifies a data set: its counts, and a checksum of what is trained on and asked for."""
     checksum = hashlib.sha256()
+    if isinstance(data, ImageDataset):
+        for split in (data.train, data.test):
+            for tensor in (split.images, split.labels, split.writers):
+                if tensor is not None:
+                    checksum.update(bytes_of(tensor))
+        return {"name": data.name, **data.counts(), "sha256": checksum.hexdigest()}
     for part in (data.train, data.test):
         for tensor in _columns(part):
             checksum.update(bytes_of(tensor))
@@ -221,7 +228,8 @@ def _tensors(progress: Progress) -> dict[str, Tensor]:
     tensors = {f"full/{name}": tensor for name, tensor in progress.state.full.items()}
     for moment, of in progress.state.moments.items():
         tensors |= {f"moment/{moment}/{name}": tensor for name, tensor in of.items()}
-    return tensors | {f"{PRIVATE}{name}": tensor for name, tensor in progress.private.items()}
+    tensors |= {f"{PRIVATE}{name}": tensor for name, tensor in progress.private.items()}
+    return {name: tensor.cpu() for name, tensor in tensors.items()}
 
 
 def _progress(tensors: dict[str, Tensor], manifest: dict[str, Any]) -> Progress:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fairfold.algorithms import assign
 from fairfold.errors import InvalidCheckpoint
-from fairfold.federation.projection import Assignment, Hashed, KeptColumns, LowRank, Projection
+from fairfold.federation.facts import facts_of, projection_of
+from fairfold.federation.projection import Assignment, Hashed, Projection
 from fairfold.federation.sampling import hash_seed
 from fairfold.federation.task import Weights
 from fairfold.runs.opened import OpenRun
@@ -88,7 +89,7 @@ def write_device_model(run: OpenRun, device: DeviceModel, path: Path, measured: 
         "trained": json.dumps(device.trained),
         "nests": json.dumps(device.nests),
         "round": str(run.progress.state.round_number),
-        "projections": json.dumps({name: _facts(held) for name, held in device.projections.items()}),
+        "projections": json.dumps({name: facts_of(held) for name, held in device.projections.items()}),
         "quality": json.dumps({"metric": metric, "device": value, "server": server}),
         "settings": run.settings.model_dump_json(),
         "data": json.dumps(run.facts),
@@ -107,7 +108,7 @@ def read_device_model(path: Path) -> tuple[DeviceModel, dict[str, Any]]:
             compacts: dict[str, Tensor] = {name: opened.get_tensor(name) for name in facts}
     except (SafetensorError, OSError, ValueError) as error:
         raise InvalidCheckpoint(f"{path}: {error}", "what `fairfold export` wrote", "Export it again.") from None
-    projections = {name: _projection(values) for name, values in facts.items()}
+    projections = {name: projection_of(values) for name, values in facts.items()}
     told = metadata | {key: json.loads(metadata[key]) for key in ("quality", "settings", "data", "trained", "nests")}
     del told["projections"]
     return DeviceModel(Capacity.parse(told["capacity"]), projections, compacts, told["trained"], told["nests"]), told
@@ -167,24 +168,3 @@ def _on_chain(chain: list[Subspace], capacity: Capacity) -> Subspace | None:
     if size > limit:
         return None
     return Subspace(known.full_size, size, known.seed, known.mapping, known.chunk, sign=known.sign)
-
-
-def _facts(held: Projection) -> dict[str, Any]:
-    if isinstance(held, Hashed):
-        space = held.subspace
-        facts = {"full_size": space.full_size, "size": space.size, "seed": space.seed, "mapping": space.mapping}
-        facts |= {"chunk": space.chunk, "head": 0 if space.is_full else space.head, "sign": space.sign}
-        return {"kind": "hashed", "shape": list(held.shape), "subspace": facts}
-    if isinstance(held, LowRank):
-        return {"kind": "low rank", "shape": list(held.shape), "rank": held.rank}
-    assert isinstance(held, KeptColumns)
-    return {"kind": "columns", "shape": list(held.shape), "runs": [list(run) for run in held.runs]}
-
-
-def _projection(facts: dict[str, Any]) -> Projection:
-    shape = tuple(facts["shape"])
-    if facts["kind"] == "hashed":
-        return Hashed(shape, Subspace(**facts["subspace"]))
-    if facts["kind"] == "low rank":
-        return LowRank(shape, facts["rank"])
-    return KeptColumns(shape, tuple((start, stop) for start, stop in facts["runs"]))

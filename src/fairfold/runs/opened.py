@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from fairfold.data import Dataset
+from fairfold.data.images import ImageDataset
 from fairfold.errors import InvalidSettings
+from fairfold.federation.image_task import task_of
 from fairfold.federation.settings import Settings, read_settings
-from fairfold.federation.task import Task, Weights
+from fairfold.federation.task import Weights
 from fairfold.metrics.ranking import Scorer
 from fairfold.models import scorer
 from fairfold.runs import checkpoint
@@ -33,13 +35,24 @@ class OpenRun:
     path: Path
     federation: Federation
     progress: Progress
-    data: Dataset
+    data: Dataset | ImageDataset
     facts: dict[str, Any]
 
     @property
     def settings(self) -> Settings:
         """As run."""
         return self.federation.settings
+
+    @property
+    def interactions(self) -> Dataset:
+        """The data of a recommender; refused where the run is none."""
+        if isinstance(self.data, ImageDataset):
+            raise InvalidSettings(
+                f"{self.path}, a run of model={self.settings.model!r} on images",
+                "a run of a recommender",
+                "A network that reads images has nothing to recommend; see `fairfold export` for its device models.",
+            )
+        return self.data
 
     def scorer(self, full: Weights) -> Scorer:
         """Scores of all items by a model: the server's tensors, or those a device's stand for."""
@@ -59,7 +72,7 @@ def open_run(path: Path) -> OpenRun:
     found = checkpoint.require(folder.checkpoints)
     settings = read_settings(found.settings)
     data, _ = load_data(settings)
-    task = Task(data, settings)
+    task = task_of(data, settings)
     facts = checkpoint.data_facts(data)
     checkpoint.refuse_other_data(found, facts, path)
     checkpoint.refuse_other_shapes(found, {name: prod(shape) for name, shape in task.shapes.items()}, path)

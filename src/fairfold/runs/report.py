@@ -74,7 +74,7 @@ def write_report(runs: list[RunSummary], out: Path) -> list[Path]:
 def page_rows(runs: list[RunSummary], colours: list[str]) -> list[dict[str, Any]]:
     """One row a run: all as text, as table and page show it, with its colour where it has been plotted."""
     sizes = sizes_of(runs)
-    sign = 1 if runs[0].metric == "MSE" else -1
+    sign = 1 if runs[0].settings.smaller_is_better else -1
     reached = [run.best.server * sign for run in runs if run.best is not None]
     remaining, rows = iter(colours), []
     for number, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):

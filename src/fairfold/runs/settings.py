@@ -64,6 +64,9 @@ def to_toml(settings: Settings) -> str:
     """The settings as a file from which :func:`load_settings` reads the same."""
     defaults = type(settings).model_fields
     values = settings.model_dump(mode="json")
+    for table in [value for value in values.values() if isinstance(value, dict)]:
+        for key in [key for key, value in table.items() if value is None]:
+            del table[key]  # in a table None is always the default
     for key in [key for key, value in values.items() if value is None]:
         if defaults[key].default is None:
             del values[key]

@@ -56,7 +56,7 @@ class RunSummary:
     @property
     def metric(self) -> str:
         """Name of the quality."""
-        return "MSE" if self.settings.model == "neumf-mlp" else f"NDCG@{self.settings.top}"
+        return self.settings.metric
 
     @property
     def data(self) -> str:
@@ -65,13 +65,18 @@ class RunSummary:
         if settings.data == "synthetic":
             world = settings.world
             return f"synthetic: {world.users} users, {world.items} items, seed {settings.seed}"
+        if settings.reads_images:
+            chosen = settings.images
+            devices = f"{chosen.devices} devices, Dirichlet {chosen.concentration:g}"
+            by = devices if chosen.split == "dirichlet" else "by writer"
+            return f"{Path(settings.data).name}, {settings.model}, {by}"
         top = "" if settings.top_users is None else f", {settings.top_users} users"
         return f"{Path(settings.data).name}{top}"
 
     @property
     def best(self) -> Evaluation | None:
         """The best evaluation of the server's model."""
-        sign = 1 if self.metric == "MSE" else -1
+        sign = 1 if self.settings.smaller_is_better else -1
         return min(self.evaluations, key=lambda evaluation: sign * evaluation.server, default=None)
 
     @property

@@ -17,7 +17,9 @@ _DTYPES = {
 }  # fmt: skip
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, private: bool = False
+) -> dict[str, Any]:
     """Write tensors as a safetensors file, atomically, and return its size and SHA-256.
 
     The library's own writer holds the file in memory twice over; here a tensor goes to disk from where it lies, so
@@ -36,7 +38,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
                 checksum.update(content[start : start + PIECE])
                 yield content[start : start + PIECE]
 
-    write_atomically(path, pieces(), size)
+    write_atomically(path, pieces(), size, private=private)
     return {"file": path.name, "bytes": size, "sha256": checksum.hexdigest()}
 
 

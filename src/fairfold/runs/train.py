@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from fairfold.errors import InvalidCapacity, InvalidCheckpoint
+from fairfold.federation.image_task import task_of
 from fairfold.federation.settings import Settings
 from fairfold.federation.storage import Storage
 from fairfold.federation.task import Task
@@ -69,7 +70,7 @@ def run(
         RunFolder(out).require_free(again=resume)
     found = _checkpoint(settings, out, say) if resume and out is not None else None
     data, references = load_data(settings)
-    task = Task(data, settings)
+    task = task_of(data, settings)
     federation = _federation(settings, task, out)
     facts = checkpoint.data_facts(data)
     if found is not None and out is not None:

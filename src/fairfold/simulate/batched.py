@@ -15,12 +15,12 @@ import torch
 from fairfold.federation.aggregate import RoundTotals, ServerState, aggregate
 from fairfold.federation.projection import Assignment
 from fairfold.federation.replies import Rejections, fault_of, problem_with, spoil
-from fairfold.federation.sampling import Purpose, generator, sample_cohort
+from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.send import send
 from fairfold.federation.settings import Settings
 from fairfold.federation.task import Task, Weights
 from fairfold.kernels.native import loader
-from fairfold.simulate import alone, closed_form, loop, together
+from fairfold.simulate import alone, closed_form, images, loop, together
 from fairfold.simulate.active import Active, Held, gather
 from fairfold.simulate.federation import Federation
 
@@ -40,14 +40,14 @@ def batches_well(settings: Settings) -> bool:
 def run_round(state: ServerState, private: Weights, federation: Federation, rejections: Rejections) -> ServerState:
     """One round; see :func:`fairfold.simulate.loop.run_round`."""
     settings, task, number = federation.settings, federation.task, state.round_number
+    if settings.reads_images:
+        return loop.run_round(state, private, federation, rejections, images.solve)
     if settings.solver == "closed_form":
         return closed_form.run_round(state, private, federation, rejections)
     if not batches_well(settings):
         return loop.run_round(state, private, federation, rejections)
     assignments = federation.assignments(number)
-    taking_part = [held.projections is not None for held in assignments]
-    drawn = sample_cohort(settings, task.num_clients, number).tolist()
-    cohort = [client for client in drawn if taking_part[int(federation.group[client])]]
+    cohort = federation.cohort(number).tolist()
     holding = _holding(state, federation, assignments)
     changes = Changes(state, federation, rejections)
 
@@ -56,7 +56,7 @@ def run_round(state: ServerState, private: Weights, federation: Federation, reje
 
     with ThreadPoolExecutor(loader.workers(), initializer=loader.work_alone) as workers:
         for clients in _at_once(cohort):
-            for trained in _trained(clients, gathered, task, workers):
+            for trained in train_at_once(clients, gathered, task, workers):
                 changes.take(trained)
                 for name in private:
                     private[name][trained.client] = trained.values[trained.parts[name]]
@@ -92,7 +92,7 @@ def _at_once(cohort: list[int]) -> Iterator[list[int]]:
         yield clients
 
 
-def _trained(
+def train_at_once(
     clients: list[int], gathered: Callable[[int], Active], task: Task, workers: ThreadPoolExecutor
 ) -> Iterator[Active]:
     """The clients after their steps, in their order: compiled and a client a thread, or all in step."""
@@ -155,6 +155,13 @@ class Changes:
         """All that a client sends, what it did not touch as it came."""
         received = trained.held.received
         return {name: received[name].index_add(0, trained.slots[name], change) for name, change in changed.items()}
+
+    def means(self, held: Held) -> Weights:
+        """The weighted mean change of those who hold this, in the compact space."""
+        weight = self._weights.get(id(held))
+        if not weight:
+            return {name: torch.zeros_like(vector) for name, vector in held.received.items()}
+        return {name: total / weight for name, total in self._sums[id(held)][1].items()}
 
     def totals(self) -> RoundTotals:
         """The round's totals, as the rule of the settings wants them."""

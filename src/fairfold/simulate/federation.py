@@ -1,13 +1,14 @@
 """A federation ready to run: task, capacities and who has which, from settings and data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from fairfold.algorithms import assign
 from fairfold.errors import InvalidSettings
 from fairfold.federation.projection import Assignment
-from fairfold.federation.sampling import Purpose, generator, hash_seed
+from fairfold.federation.sampling import Purpose, generator, hash_seed, sample_cohort
 from fairfold.federation.settings import Settings
 from fairfold.federation.storage import Storage
 from fairfold.federation.task import Task, Weights
@@ -23,12 +24,14 @@ class Federation:
         task: Model, data and loss.
         capacities: One a group of clients.
         group: The group of every client.
+        taking_part: The clients that the method does not leave out.
     """
 
     settings: Settings
     task: Task
     capacities: list[Capacity]
     group: Tensor
+    taking_part: Tensor
 
     @classmethod
     def of(cls, settings: Settings, task: Task) -> "Federation":
@@ -41,9 +44,18 @@ class Federation:
                 f"at most {task.num_clients}",
                 "Ask for fewer, or draw with replacement.",
             )
-        federation = cls(settings, task, capacities, assign_groups(task.num_clients, len(capacities)))
-        federation.assignments(0)  # a capacity that the method cannot serve is told now
-        return federation
+        group = assign_groups(task.num_clients, len(capacities), settings.shares, settings.group_seed)
+        federation = cls(settings, task, capacities, group, torch.arange(task.num_clients))
+        held = federation.assignments(0)  # a capacity that the method cannot serve is told now
+        serves = torch.tensor([assignment.projections is not None for assignment in held])
+        return replace(federation, taking_part=serves[group].nonzero().flatten())
+
+    def cohort(self, round_number: int) -> Tensor:
+        """C, the clients of a round, drawn among those that take part: K of them, or all where they are fewer."""
+        settings, many = self.settings, len(self.taking_part)
+        if settings.clients_per_round is not None and settings.clients_per_round > many and not settings.replacement:
+            return self.taking_part
+        return self.taking_part[sample_cohort(settings, many, round_number)]
 
     def assignments(self, round_number: int, client: int | None = None) -> list[Assignment]:
         """What each group holds in a round; with ``client``, under that client's own, independent hash."""

@@ -2,14 +2,20 @@
 
 from fairfold.federation.aggregate import RoundTotals, ServerState, aggregate
 from fairfold.federation.replies import Rejections, fault_of, problem_with, spoil
-from fairfold.federation.sampling import Purpose, generator, sample_cohort
+from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.send import send
 from fairfold.federation.task import Weights
-from fairfold.federation.train import SOLVERS, Device
+from fairfold.federation.train import SOLVERS, Device, LocalSolver
 from fairfold.simulate.federation import Federation
 
 
-def run_round(state: ServerState, private: Weights, federation: Federation, rejections: Rejections) -> ServerState:
+def run_round(
+    state: ServerState,
+    private: Weights,
+    federation: Federation,
+    rejections: Rejections,
+    solver: LocalSolver | None = None,
+) -> ServerState:
     """One round: sample, reduce once a size, send, train, check, sum per size, recover once, update.
 
     Args:
@@ -17,24 +23,25 @@ def run_round(state: ServerState, private: Weights, federation: Federation, reje
         private: Every user's own vectors, a row each; row i stands for what device i keeps on its own disk. Written to.
         federation: What does not change over the run.
         rejections: Counts the replies that were left out.
+        solver: What a device computes, if not as the settings say: a faster way to the same numbers.
     """
     settings, task, number = federation.settings, federation.task, state.round_number
-    cohort = sample_cohort(settings, task.num_clients, number)  # C ← a random set of clients
+    cohort = federation.cohort(number)  # C ← a random set of clients
     assignments = federation.assignments(number)  # S of every capacity, of this round's hash
     sent = send(state.full, assignments)  # ψ ← projection(S, θ), once a size
     totals = RoundTotals(state.full)
     for client in cohort.tolist():
         group = int(federation.group[client])
         projections, received = assignments[group].projections, sent[group]
-        if projections is None or received is None:
-            continue  # a device that this method leaves out
+        assert projections is not None  # the cohort has none that the method leaves out
+        assert received is not None
         if settings.method == "inconsistent":
             projections = federation.assignments(number, client)[group].projections
             received = {name: held.reduce(state.full[name]) for name, held in (projections or {}).items()}
             assert projections is not None
         own = {name: rows[client] for name, rows in private.items()}
         device = Device(client, task, projections, own, generator(settings, Purpose.TRAINING, number, client))
-        trained = SOLVERS[settings.solver](received, device, settings)  # Optimise Fᵢ(Sᵢψᵢ)
+        trained = (solver or SOLVERS[settings.solver])(received, device, settings)  # Optimise Fᵢ(Sᵢψᵢ)
         for name, vector in trained.own.items():
             private[name][client] = vector
         reply = spoil(trained.compacts, fault_of(settings, generator(settings, Purpose.FAULTS, number, client)))

@@ -7,20 +7,29 @@ import torch
 from torch import Tensor, nn
 
 from fairfold.data import Interactions
+from fairfold.data.images import Images
 from fairfold.federation.aggregate import ServerState
+from fairfold.federation.image_task import ImageTask, as_input
 from fairfold.federation.projection import Assignment
 from fairfold.federation.settings import Settings
 from fairfold.federation.task import Task, Weights
 from fairfold.federation.train import solve_user
-from fairfold.metrics import evaluate_ranking
+from fairfold.metrics import accuracy, evaluate_ranking
 from fairfold.metrics.ranking import Scorer
 from fairfold.models import scorer
 from fairfold.simulate.federation import Federation
 
+TEST_BLOCK = 1_000
+"""Test images in memory as numbers at a time."""
+
 
 @dataclass(frozen=True)
 class Quality:
-    """NDCG@k (larger is better) or MSE (smaller): of the server's model for all users, of each size's for its own."""
+    """NDCG@k or accuracy (larger is better) or MSE (smaller): of the server's model, and of each size's.
+
+    Recommenders of a size are judged by the users who hold it. Images for the test belong to nobody, so networks of all
+    sizes are judged by all of them.
+    """
 
     server: float
     groups: tuple[float | None, ...]
@@ -74,8 +83,7 @@ class Judge:
     def __init__(self, federation: Federation, references: Mapping[str, Scorer]) -> None:
         self.federation = federation
         self._references = references
-        task, settings = federation.task, federation.settings
-        self.metric = "MSE" if task.ratings else f"NDCG@{settings.top}"
+        self.metric = federation.settings.metric
 
     def quality(self, state: ServerState, private: Weights, assignments: list[Assignment]) -> Quality:
         """The server's model for everybody, and each size's own model for the users who hold it."""
@@ -92,7 +100,7 @@ class Judge:
 
     def references(self, users: Tensor) -> dict[str, float]:
         """The reference rows over some users."""
-        if self.federation.task.ratings:
+        if self.metric in ("MSE", "accuracy"):
             return {}
         return {name: self._ndcg(score, users) for name, score in self._references.items()}
 
@@ -101,6 +109,8 @@ class Judge:
         if settings.solver == "closed_form":
             return self._ndcg(closed_form_scorer(full, task, settings), users)
         model = task.model_of(full, private)
+        if isinstance(task, ImageTask):
+            return _accuracy(model, task.images.test)
         if task.ratings:
             return _mean_squared_error(model, task.data.test, users)
         return self._ndcg(scorer(model), users)
@@ -123,9 +133,16 @@ def closed_form_scorer(full: Weights, task: Task, settings: Settings) -> Scorer:
     return score
 
 
+def _accuracy(model: nn.Module, test: Images) -> float:
+    with torch.no_grad():
+        logits = [model(as_input(part)) for part in torch.split(test.images, TEST_BLOCK)]
+    return accuracy(torch.cat(logits), test.labels)
+
+
 def _mean_squared_error(model: nn.Module, test: Interactions, users: Tensor) -> float:
     chosen = torch.isin(test.users, users)
+    device = next(model.parameters()).device
     assert test.ratings is not None  # checked when the task was made
     with torch.no_grad():
-        predicted: Tensor = model(test.users[chosen], test.items[chosen])
+        predicted: Tensor = model(test.users[chosen].to(device), test.items[chosen].to(device)).cpu()
     return float((predicted - test.ratings[chosen]).square().mean())

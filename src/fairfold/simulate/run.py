@@ -6,17 +6,20 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fairfold.data import Dataset, load
+from fairfold.data import Dataset, load, load_images
+from fairfold.data.images import ImageDataset
 from fairfold.data.synthetic import SyntheticWorld
+from fairfold.errors import InvalidSettings
 from fairfold.federation.aggregate import ServerState
+from fairfold.federation.image_task import task_of
 from fairfold.federation.projection import Assignment
 from fairfold.federation.replies import Rejections
-from fairfold.federation.sampling import sample_cohort
 from fairfold.federation.settings import Settings
 from fairfold.federation.storage import Storage
-from fairfold.federation.task import Task, Weights
+from fairfold.federation.task import Weights
+from fairfold.kernels import gpu
 from fairfold.metrics.ranking import Scorer
-from fairfold.simulate import batched, central, loop
+from fairfold.simulate import batched, captured, central, loop
 from fairfold.simulate.federation import Federation
 from fairfold.simulate.result import GroupReport, Judge, Result, RoundReport
 
@@ -40,7 +43,7 @@ def simulate(
     settings: Settings,
     watch: Watch = lambda _report, _progress: None,
     *,
-    data: Dataset | None = None,
+    data: Dataset | ImageDataset | None = None,
     references: Mapping[str, Scorer] | None = None,
     progress: Progress | None = None,
     storage: Storage | None = None,
@@ -57,26 +60,71 @@ def simulate(
     """
     if data is None:
         data, references = load_data(settings)
-    federation = Federation.of(settings, Task(data, settings))
+    federation = Federation.of(settings, task_of(data, settings))
     judge = Judge(federation, _popularity(data) if references is None else references)
     if progress is None:
         full, private = federation.initial(storage)
         progress = Progress(ServerState(full), private, [], Rejections())
-    run_round = batched.run_round if settings.backend == "batched" else loop.run_round
-    if settings.method == "central" and settings.solver == "gradient":  # a closed-form round is the sum over everybody
-        run_round = central.run_round
+    device = choose_device(settings)
+    progress.state, progress.private = _moved(progress.state, device), _on(progress.private, device)
+    run_round = _backend(federation, device)
     while stop_reason(progress.history, settings) is None:
         started = time.monotonic()
-        progress.state = run_round(progress.state, progress.private, federation, progress.rejections)
+        progress.state = run_round(progress.state, progress.private, progress.rejections)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # a round's time is when its work is done, not when it is queued
         report = _report(federation, judge, progress, time.monotonic() - started)
         progress.history.append(report)
         watch(report, progress)
-    return _result(federation, judge, progress)
+    result = _result(federation, judge, progress)
+    cpu = torch.device("cpu")
+    return replace(result, state=_moved(result.state, cpu), private=_on(result.private, cpu))
+
+
+def choose_device(settings: Settings) -> torch.device:
+    """Where a run of these settings works."""
+    fits = settings.backend == "batched" and captured.serves(settings)
+    if settings.device == "cuda" and not fits:
+        raise InvalidSettings(
+            "device='cuda' with settings that run on the CPU only",
+            "backend='batched', solver='gradient', prox=0 and a method of hashed subspaces",
+            "Use device='auto', which takes a GPU where it can be used.",
+        )
+    if settings.device == "cuda" and not gpu.available():
+        raise InvalidSettings(
+            "device='cuda' where torch has no GPU, or Triton is missing",
+            "an NVIDIA GPU and Triton",
+            "See fairfold doctor, or use device='cpu'.",
+        )
+    return torch.device("cuda" if fits and settings.device != "cpu" and gpu.available() else "cpu")
+
+
+RunRound = Callable[[ServerState, Weights, Rejections], ServerState]
+
+
+def _backend(federation: Federation, device: torch.device) -> RunRound:
+    """What runs a round on a device."""
+    if device.type == "cuda":
+        return captured.Cohorts(federation, device).run_round
+    settings = federation.settings
+    run_round = batched.run_round if settings.backend == "batched" else loop.run_round
+    if settings.method == "central" and settings.solver == "gradient":  # a closed-form round is the sum over everybody
+        run_round = central.run_round
+    return lambda state, private, rejections: run_round(state, private, federation, rejections)
+
+
+def _on(weights: Weights, device: torch.device) -> Weights:
+    return {name: tensor.to(device) for name, tensor in weights.items()}
+
+
+def _moved(state: ServerState, device: torch.device) -> ServerState:
+    moments = {moment: _on(of, device) for moment, of in state.moments.items()}
+    return ServerState(_on(state.full, device), state.round_number, moments)
 
 
 def stop_reason(history: list[RoundReport], settings: Settings) -> str | None:
     """Why a run is over: the last round, a quality that reached the threshold or long has not improved; else None."""
-    smaller_is_better = settings.model == "neumf-mlp"
+    smaller_is_better = settings.smaller_is_better
     found = [(report.quality.server, report.round_number) for report in history if report.quality is not None]
     values = [-value if smaller_is_better else value for value, _ in found]
     if values and settings.threshold is not None:
@@ -96,7 +144,7 @@ def stop_reason(history: list[RoundReport], settings: Settings) -> str | None:
 def _report(federation: Federation, judge: Judge, progress: Progress, seconds: float) -> RoundReport:
     settings, number = federation.settings, progress.state.round_number
     assignments = federation.assignments(number - 1)
-    cohort = sample_cohort(settings, federation.task.num_clients, number - 1)
+    cohort = federation.cohort(number - 1)
     group = federation.group[cohort]
     taking_part = torch.tensor([held.projections is not None for held in assignments])[group]
     moved = torch.tensor([_bytes_moved(held, progress.state, settings) for held in assignments])[group].sum(0)
@@ -154,12 +202,27 @@ def _result(federation: Federation, judge: Judge, progress: Progress) -> Result:
     )
 
 
-def load_data(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
+def load_data(settings: Settings) -> tuple[Dataset | ImageDataset, dict[str, Scorer]]:
     """What a run trains on, and the reference rows that go with it."""
+    if settings.reads_images:
+        return load_images(settings.data), {}
+    return load_interactions(settings)
+
+
+def load_interactions(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
+    """What a recommender trains on, and its reference rows; refused for models of images."""
+    if settings.reads_images:
+        raise InvalidSettings(
+            f"model={settings.model!r}, which reads images, where only recommenders are served",
+            "a model of interactions",
+            "Use mf, neumf or neumf-mlp here; `fairfold train` serves images.",
+        )
     if settings.data != "synthetic":
         options = {} if settings.top_users is None else {"top_users": settings.top_users}
         if settings.model == "neumf-mlp":
             options["ratings"] = True
+        if settings.resplit:
+            options["resplit"] = True
         data = load(settings.data, **options)  # type: ignore[arg-type]
         return data, _popularity(data)
     world = SyntheticWorld(
@@ -173,6 +236,8 @@ def load_data(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
     return data, _popularity(data) | {"best possible": world.best_scores}
 
 
-def _popularity(data: Dataset) -> dict[str, Scorer]:
+def _popularity(data: Dataset | ImageDataset) -> dict[str, Scorer]:
+    if isinstance(data, ImageDataset):
+        return {}
     popularity = data.train.counts_by_item.float()
     return {"popularity": lambda users: popularity.expand(len(users), -1)}

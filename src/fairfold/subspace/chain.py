@@ -115,12 +115,32 @@ def nested_subspaces(
     return subspaces
 
 
-def assign_groups(num_devices: int, groups: int) -> Tensor:
-    """The group of every device: ``groups`` near-equal runs in the order of the ids, as the paper's schemes say."""
+def assign_groups(
+    num_devices: int, groups: int, shares: Sequence[float] | None = None, seed: int | None = None
+) -> Tensor:
+    """The group of every device: runs in the order of the ids, as the paper's schemes say.
+
+    Args:
+        num_devices: How many devices.
+        groups: How many groups.
+        shares: Sizes of the groups, in any unit, each at least one device; near-equal if not given.
+        seed: Devices are put into a random order of this seed first, as in the paper's data-loss table.
+    """
     if groups < 1 or num_devices < groups:
         raise InvalidCapacity(
             f"{groups} capacities for {num_devices} devices",
             "at least one device a capacity",
             "Name fewer capacities.",
         )
-    return torch.arange(num_devices) * groups // num_devices
+    group = torch.arange(num_devices) * groups // num_devices
+    if shares is not None:
+        ends = torch.tensor(shares, dtype=torch.float64).cumsum(0)
+        ends = (ends / ends[-1] * num_devices).round().long()
+        for number in range(groups):  # at least one device each, without taking the last one of those behind
+            first = int(ends[number - 1]) if number else 0
+            ends[number] = min(max(int(ends[number]), first + 1), num_devices - (groups - 1 - number))
+        group = torch.bucketize(torch.arange(num_devices), ends, right=True)
+    if seed is None:
+        return group
+    order = torch.randperm(num_devices, generator=torch.Generator().manual_seed(seed))
+    return torch.empty_like(group).scatter_(0, order, group)

@@ -1,0 +1,1 @@
+"""A Flower app: recommendations learned by devices of every size."""

@@ -1,0 +1,124 @@
+"""``fairfold federate``: a complete federation on this machine, over TLS with node keys."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from fairfold.cli.console import wide_console
+from fairfold.cli.errors import told_plainly
+from fairfold.cli.train import parse_changes
+from fairfold.errors import InvalidSettings
+from fairfold.runs.units import human_bytes, human_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fairfold.flower.federate import Trial
+
+
+def federate(
+    nodes: Annotated[
+        str, typer.Option(help='What each node can hold: "1x,4x,16x,64x", or bytes: "1MB,200kB".')
+    ] = "1x,4x,16x,64x",
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")] = 5,
+    data: Annotated[
+        str, typer.Option(help="'synthetic', a name from `fairfold data list`, or a folder or file.")
+    ] = "synthetic",
+    method: Annotated[str, typer.Option(help="fair, fair_hom, full_trn or fedavg.")] = "fair",
+    half: Annotated[bool, typer.Option("--half", help="Send vectors in half precision.")] = False,
+    seed: Annotated[int, typer.Option(help="Of the model and the data.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for everything; default runs/DATE-TIME-federation.")] = None,
+    change: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; may be repeated.")
+    ] = None,
+) -> None:
+    """Try a real federation out: a SuperLink and SuperNodes of different sizes on this machine.
+
+    Certificates and node keys are made on the spot; every node has a file of its own, of which nothing is sent but what
+    training changed. Ends with who took part, with which memory and bytes, and how well the model serves each, before
+    and after. Takes about ten seconds a round: every message starts a program on every node.
+    """
+    console = wide_console()
+
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+    with told_plainly(), _terminated():
+        try:
+            from fairfold.flower.federate import trial_of
+        except ImportError:
+            raise InvalidSettings(
+                "`fairfold federate`, which needs Flower", "the extra 'flower'", "pip install 'fairfold[flower]'"
+            ) from None
+        from fairfold.federation.settings import read_settings
+
+        values: dict[str, Any] = {"data": data, "method": method, "rounds": rounds, "seed": seed}
+        settings = read_settings({"evaluate_every": rounds} | values | parse_changes(change or []))
+        folder = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-federation"
+        if folder.exists() and any(folder.iterdir()):
+            raise InvalidSettings(f"--out {folder}", "a new or empty folder", "Name another, or remove it.")
+        trial, loaded = trial_of(settings, nodes, folder, half=half)
+        say(f"Keys, certificates and {len(trial.capacities)} nodes' own files in {folder}")
+        trial.prepare(loaded)
+        started = time.monotonic()
+        with console.status("starting") as status:
+
+            def on_round(done: int, answers: int) -> None:
+                say(f"round {done}/{settings.rounds}: {answers} of {len(trial.capacities)} nodes answered")
+                status.update(f"round {min(done + 1, settings.rounds)}/{settings.rounds}")
+
+            trial.run(say, on_round)
+        _show(console, trial, time.monotonic() - started)
+        say(f"\nEverything is in {folder}. With real machines the same is:\n\n{trial.deployment()}")
+
+
+def _show(console: Console, trial: Trial, seconds: float) -> None:
+    took_part = trial.took_part()
+    metric = "MSE" if trial.settings.model == "neumf-mlp" else f"NDCG@{trial.settings.top}"
+    table = Table(title=f"Who took part, and {metric} on what their users had held back")
+    for heading in ("node", "can hold", "memory", "received", "sent", "rounds", "before", "after"):
+        table.add_column(heading, justify="left" if heading == "node" else "right")
+    for place, node in enumerate(sorted(took_part, key=lambda one: -one["bytes_held"])):
+        table.add_row(
+            str(place + 1),
+            node["capacity"],
+            human_bytes(node["bytes_held"]),
+            human_bytes(node["bytes_down"]),
+            human_bytes(node["bytes_up"]),
+            str(node["rounds"]),
+            *(_mean([node[key]]) for key in ("first_quality", "last_quality")),
+        )
+    table.add_section()
+    totals = [human_bytes(sum(node[key] for node in took_part)) for key in ("bytes_down", "bytes_up")]
+    both = [_mean([node[key] for node in took_part]) for key in ("first_quality", "last_quality")]
+    table.add_row("all", "", "", *totals, "", *(f"[bold]{value}[/bold]" for value in both))
+    console.print(table)
+    console.print(f"{trial.settings.rounds} rounds in {human_seconds(seconds)}, all over TLS.", highlight=False)
+
+
+def _mean(qualities: list[list[float] | None]) -> str:
+    known = [quality for quality in qualities if quality is not None]
+    return f"{sum(q[0] for q in known) / sum(q[1] for q in known):.4f}" if known else "–"
+
+
+@contextlib.contextmanager
+def _terminated() -> Iterator[None]:
+    """Being asked to end is like Ctrl-C: everything that was started is stopped first."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

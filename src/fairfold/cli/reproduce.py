@@ -1,0 +1,223 @@
+"""``fairfold reproduce``: the paper's tables and figures, each from one command, beside the paper's own numbers."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+from fairfold.cli.console import wide_console
+from fairfold.cli.errors import told_plainly
+from fairfold.errors import InvalidData, InvalidSettings
+from fairfold.reproduce.watcher import Watcher
+from fairfold.runs.units import human_seconds
+
+if TYPE_CHECKING:
+    from fairfold.reproduce.experiment import Cell, Experiment
+    from fairfold.reproduce.outcome import Outcome
+    from fairfold.reproduce.output import Results
+    from fairfold.reproduce.tables import Grid
+
+DEFAULT_OUT = Path("reproduction")
+LINE_SECONDS = 30.0
+
+
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(help="An experiment (--list shows them), 'all', or a .toml file of one's own.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A small, honest version; marked so in the results.")] = False,
+    seeds: Annotated[
+        int | None, typer.Option(help="How many seeds, counted from 0; default: the experiment's.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the results, one of its own inside for each.")] = DEFAULT_OUT,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes of one thread each; default: a core each, one with a GPU.")
+    ] = None,
+    search: Annotated[
+        bool,
+        typer.Option("--search", help="Choose settings (learning rates) in short runs on held-out data, and stop."),
+    ] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Write tables and page from the cells that are kept; run nothing.")
+    ] = False,
+    list_them: Annotated[bool, typer.Option("--list", help="Show the experiments and what they hold.")] = False,
+) -> None:
+    """Run a table of the paper again: its figure, ours with the spread over seeds, the difference, rounds and seconds.
+
+    Cells that are done are kept and not run again; one that was interrupted goes on from its checkpoint. Results are
+    Markdown, CSV, PNG and one page that opens offline.
+    """
+    from fairfold.reproduce.experiment import known_experiments, read_experiment
+    from fairfold.reproduce.output import require_plots
+
+    console = wide_console()
+    with told_plainly():
+        if list_them:
+            _list(console)
+            return
+        if name is None:
+            raise InvalidSettings("no experiment", "a name, or 'all'", "`fairfold reproduce --list` shows them.")
+        names = known_experiments() if name == "all" else [name]
+        experiments = [read_experiment(each, quick=quick, seeds=seeds) for each in names]
+        require_plots()
+        if search:
+            _search(console, experiments, out)
+            return
+        finished = [_run(console, experiment, out, jobs, run=not show) for experiment in experiments]
+        if len(finished) > 1:
+            console.print(f"All on one page: {_page(finished, out)}", highlight=False, soft_wrap=True)
+        missing = [entry for results in finished for grid in results.grids for entry in grid.entries]
+        if missing and all(entry.state == "no data" for entry in missing):
+            raise InvalidData(missing[0].reason.split("; needed")[0], "data for at least one cell", missing[0].reason)
+
+
+def _run(console: Console, experiment: Experiment, out: Path, jobs: int | None, *, run: bool) -> Results:
+    from fairfold.reproduce.execute import execute
+    from fairfold.reproduce.output import Results, write_results
+    from fairfold.reproduce.tables import grids
+
+    display = Display(console, experiment.folder)
+    try:
+        outcomes = execute(experiment, out, jobs, display, run=run)
+    except KeyboardInterrupt:
+        console.print("What is done is kept: the same command goes on.", highlight=False)
+        raise
+    finally:
+        display.close()
+    results = Results(experiment, grids(experiment, outcomes))
+    for grid in results.grids:
+        console.print(grid_table(grid))
+        for reason in dict.fromkeys(entry.reason for entry in grid.entries if entry.state != "done"):
+            console.print(f"  {reason}", highlight=False, markup=False, soft_wrap=True)
+    written = write_results(results, out)
+    console.print(f"Page: {written[-1]} (Markdown, CSV and plots beside it)", highlight=False, soft_wrap=True)
+    return results
+
+
+def _page(finished: list[Results], out: Path) -> Path:
+    from fairfold.files import write_atomically
+    from fairfold.reproduce.figures import figures
+    from fairfold.reproduce.output import render_page
+    from fairfold.runs.plots import rendered
+
+    many = []
+    for results in finished:
+        plots = {
+            grid.name: {name: rendered(figure, "svg") for name, figure in figures(grid).items()}
+            for grid in results.grids
+        }
+        many.append((results, plots))
+    path = out / ("reproduction-quick.html" if finished[0].experiment.quick else "reproduction.html")
+    write_atomically(path, render_page(many).encode())
+    return path
+
+
+def _search(console: Console, experiments: list[Experiment], out: Path) -> None:
+    from fairfold.reproduce.search import search
+
+    for experiment in experiments:
+        if experiment.file.search is None:
+            console.print(f"{experiment.name}: nothing to choose", highlight=False)
+            continue
+        path = search(experiment, out, lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True))
+        console.print(f"Record: {path}", highlight=False, soft_wrap=True)
+
+
+def _list(console: Console) -> None:
+    from fairfold.reproduce.experiment import known_experiments, read_experiment
+
+    table = Table("name", "what", "in the paper", "cells", "with seeds")
+    for name in known_experiments():
+        experiment = read_experiment(name)
+        sources = dict.fromkeys(file.source for file in experiment.file.tables.values() if file.source)
+        places = {(cell.table, cell.row, cell.column) for cell in experiment.cells if cell.kind != "references"}
+        runs = sum(cell.kind != "references" for cell in experiment.cells)
+        table.add_row(name, experiment.file.title, "; ".join(sources), str(len(places)), str(runs))
+    console.print(table)
+
+
+def grid_table(grid: Grid) -> Table:
+    """A table of results for the terminal."""
+    from fairfold.reproduce.tables import crossed, shown
+
+    heading, rows = crossed(grid)
+    table = Table(title=f"{escape(grid.file.title)}: {grid.file.metric} (the paper's)", title_justify="left")
+    for number, cell in enumerate(heading):
+        table.add_column(escape(cell), justify="left" if number == 0 else "right")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    if grid.references:
+        table.add_section()
+        for name, value in grid.references.items():
+            table.add_row(f"[italic]{escape(name)}[/italic]", shown(value))
+    return table
+
+
+class Display(Watcher):
+    """Cells done, of how many, time left; a bar on a terminal, a line a cell elsewhere."""
+
+    def __init__(self, console: Console, name: str) -> None:
+        self._console, self._name = console, name
+        self._shares: dict[Cell, float] = {}
+        self._total = self._over = 0
+        self._started = self._spoke = time.monotonic()
+        self._bar: Progress | None = None
+
+    def on_plan(self, done: int, to_run: list[Cell]) -> None:
+        """Say what is kept and what is to be run."""
+        self._total, self._started = len(to_run), time.monotonic()
+        self._console.print(f"{self._name}: {done} cells kept, {len(to_run)} to run", highlight=False)
+        if to_run and self._console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"))
+            self._bar = Progress(*columns, console=self._console, transient=True)
+            self._task = self._bar.add_task(self._name, total=self._total, left="")
+            self._bar.start()
+
+    def on_share(self, cell: Cell, share: float) -> None:
+        """Move on within a cell."""
+        self._shares[cell] = min(share, 1.0)
+        self._show(cell.label)
+
+    def on_cell(self, cell: Cell, outcome: Outcome) -> None:
+        """One cell more."""
+        self._over += 1
+        self._shares[cell] = 1.0
+        found = outcome.state if outcome.best is None else f"{outcome.best:.4f} (round {outcome.best_round:.0f})"
+        line = f"[{self._over}/{self._total}] {cell.label}: {found}, {human_seconds(outcome.seconds)}{self._left()}"
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self._spoke = time.monotonic()
+        self._show("")
+
+    def on_note(self, text: str) -> None:
+        """Pass it on."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _left(self) -> str:
+        done = sum(self._shares.values())
+        if done <= 0 or done >= self._total:
+            return ""
+        return f", {human_seconds((time.monotonic() - self._started) / done * (self._total - done))} left"
+
+    def _show(self, label: str) -> None:
+        if self._bar is not None:
+            done = sum(self._shares.values())
+            self._bar.update(
+                self._task, completed=done, description=f"{self._name} {label}", left=self._left().strip(", ")
+            )
+        elif label and time.monotonic() - self._spoke > LINE_SECONDS:
+            self._spoke = time.monotonic()
+            at = f"{sum(self._shares.values()):.1f} of {self._total} cells, in {label}{self._left()}"
+            self._console.print(at, highlight=False, markup=False, soft_wrap=True)

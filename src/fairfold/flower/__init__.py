@@ -1,0 +1,36 @@
+"""The same rounds over a network: FAIR on Flower (extra ``flower``).
+
+``FairStrategy`` runs on the server, ``make_client_app`` on every device. The mathematics is that of ``federation``;
+here are only messages. Names are loaded when they are first used: a device that is merely asked for its capacity must
+not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fairfold.flower.client import make_client_app
+    from fairfold.flower.inprocess import InProcessGrid
+    from fairfold.flower.local import LocalData, LocalFile, share_of
+    from fairfold.flower.strategy import FairStrategy
+
+__all__ = ["FairStrategy", "InProcessGrid", "LocalData", "LocalFile", "make_client_app", "share_of"]
+
+_HOMES = {
+    "FairStrategy": "fairfold.flower.strategy",
+    "InProcessGrid": "fairfold.flower.inprocess",
+    "LocalData": "fairfold.flower.local",
+    "LocalFile": "fairfold.flower.local",
+    "make_client_app": "fairfold.flower.client",
+    "share_of": "fairfold.flower.local",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fairfold.flower' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

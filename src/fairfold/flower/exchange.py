@@ -1,0 +1,56 @@
+"""Messages out, answers in as they come: the server never holds the answers of a whole round.
+
+Flower's own ``send_and_receive`` returns a list, which for a hundred devices of 400 MB would be 40 GB. Here an answer
+is handed on, checked, added to the sum of its size and forgotten before the next ones are fetched.
+"""
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+FETCHED_AT_ONCE = 4
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
+
+
+class StreamingGrid:
+    """A grid whose ``send_and_receive`` yields; all else is the grid's it stands for.
+
+    Attributes:
+        sent_to: To which node every message went. Who answers is told by the message answered, since the sender named
+            in an error may be another.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self.sent_to: dict[str, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        """Push all messages now; then yield answers as they come, until there are all or the time is over."""
+        outgoing = list(messages)
+        if not outgoing:
+            return iter(())
+        nodes = [message.metadata.dst_node_id for message in outgoing]
+        pushed = list(self._grid.push_messages(outgoing))
+        self.sent_to = {message: node for message, node in zip(pushed, nodes, strict=False) if message}
+        del outgoing, messages  # the records are shared by the devices of a size, but they are large
+        return self._answers(set(self.sent_to), timeout)
+
+    def _answers(self, waiting: set[str], timeout: float | None) -> Iterator[Message]:
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        pause = SHORTEST_PAUSE
+        while waiting and time.monotonic() < deadline:
+            before = len(waiting)
+            asked = sorted(waiting)
+            for start in range(0, len(asked), FETCHED_AT_ONCE):
+                for answer in self._grid.pull_messages(asked[start : start + FETCHED_AT_ONCE]):
+                    waiting.discard(answer.metadata.reply_to_message_id)
+                    yield answer
+            if waiting:
+                pause = SHORTEST_PAUSE if len(waiting) < before else min(pause * 1.5, LONGEST_PAUSE)
+                time.sleep(min(pause, max(deadline - time.monotonic(), 0.0)))

@@ -1,0 +1,346 @@
+"""A complete federation on this machine, for trying out: TLS, node keys, a SuperLink, SuperNodes with their own files.
+
+Everything lies in one folder: ``keys/`` what is secret and what is not, ``nodes/N/`` what a device would have on its
+disk, ``app/`` the Flower app, ``logs/`` what every program said, ``run/`` what the server writes.
+"""
+
+import csv
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fairfold.data import Dataset, Interactions
+from fairfold.errors import InvalidSettings, InvalidState
+from fairfold.federation.settings import Settings
+from fairfold.files import write_atomically
+from fairfold.flower.keys import make_certificates, make_node_key
+from fairfold.flower.plan import Plan, refuse_unserved
+from fairfold.flower.processes import OFFLINE, Program, free_ports, stopping, tool, wait_for_port
+from fairfold.flower.record import NODES
+from fairfold.runs.folder import LOG, METRICS, RESULT
+from fairfold.simulate.run import load_interactions
+from fairfold.subspace import Capacity, assign_groups
+
+HOST = "127.0.0.1"
+CONNECTION = "trial"
+Say = Callable[[str], None]
+
+
+@dataclass
+class Trial:
+    """A federation on this machine.
+
+    Attributes:
+        settings: Of the run; its capacities are those of the nodes.
+        capacities: One a node.
+        folder: Of everything.
+        half: Whether vectors travel in half precision.
+        resume: Whether the server goes on from its newest checkpoint.
+        round_timeout: Seconds the devices have to answer.
+        programs: Those that are running.
+    """
+
+    settings: Settings
+    capacities: list[Capacity]
+    folder: Path
+    half: bool = False
+    resume: bool = False
+    round_timeout: float = 600.0
+    programs: list[Program] = field(default_factory=list)
+    ports: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.folder = self.folder.absolute()
+        self.ports = self.ports or free_ports(1 + len(self.capacities))
+
+    # -- before anything runs ------------------------------------------------------------------------------------------
+
+    def prepare(self, data: Dataset) -> None:
+        """Write keys, the app, and every node's own file."""
+        Plan.of(self.settings, data.num_items)  # refused now, not after everything has started
+        for part in ("keys", "logs", "app/fairfold_trial", "home"):
+            (self.folder / part).mkdir(parents=True, exist_ok=True)
+        os.chmod(self.folder / "keys", 0o700)
+        make_certificates(self.folder / "keys", [HOST, "localhost"])
+        groups = assign_groups(data.num_users, len(self.capacities))
+        for number in range(len(self.capacities)):
+            make_node_key(self.key(number))
+            users = (groups == number).nonzero().flatten().tolist()
+            home = self.node(number)
+            home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _write_interactions(home / "train.csv", data.train, users)
+            _write_interactions(home / "test.csv", data.test, users)
+        self._write_app(data.num_items)
+        connection = {"address": f"{HOST}:{self.ports[0]}", "root-certificates": str(self.folder / "keys" / "ca.crt")}
+        lines = [f"[superlink.{CONNECTION}]", *(f"{key} = {json.dumps(value)}" for key, value in connection.items())]
+        write_atomically(self.folder / "home" / "config.toml", ("\n".join(lines) + "\n").encode())
+
+    def key(self, number: int) -> Path:
+        """A node's private key; its public one is beside it."""
+        return self.folder / "keys" / f"node-{number}"
+
+    def node(self, number: int) -> Path:
+        """What stands for a device's disk."""
+        return self.folder / "nodes" / str(number)
+
+    @property
+    def run_folder(self) -> Path:
+        """What the server writes."""
+        return self.folder / "run"
+
+    def _write_app(self, num_items: int) -> None:
+        config = {
+            "settings": self.settings.model_dump_json(exclude={"data"}),
+            "num-items": num_items,
+            "nodes": len(self.capacities),
+            "folder": str(self.run_folder),
+            "half": self.half,
+            "resume": self.resume,
+            "round-timeout": self.round_timeout,
+        }
+        values = "\n".join(f"{key} = {json.dumps(value)}" for key, value in config.items())
+        app = self.folder / "app"
+        (app / "fairfold_trial" / "__init__.py").write_text("")
+        (app / "fairfold_trial" / "client_app.py").write_text(CLIENT)
+        (app / "fairfold_trial" / "server_app.py").write_text(SERVER)
+        (app / "LICENSE").write_text("Made by `fairfold federate`; do with it what you like.\n")
+        (app / "pyproject.toml").write_text(PYPROJECT + values + "\n")
+
+    # -- programs ------------------------------------------------------------------------------------------------------
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What every program is started with."""
+        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # many small programs on one machine
+        return OFFLINE | threads | {"FLWR_HOME": str(self.folder / "home")}
+
+    def superlink_command(self) -> list[str]:
+        """The server."""
+        keys = self.folder / "keys"
+        return [
+            tool("flower-superlink"), "--host", HOST, "--port", str(self.ports[0]),
+            "--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.pem"),
+            "--ssl-keyfile", str(keys / "server.key"), "--enable-supernode-auth",
+            "--disable-runtime-dependency-installation",
+        ]  # fmt: skip
+
+    def supernode_command(self, number: int) -> list[str]:
+        """One device."""
+        home = self.node(number)
+        facts = {
+            "capacity": str(self.capacities[number]),
+            "data": str(home / "train.csv"),
+            "test": str(home / "test.csv"),
+            "state": str(home / "state"),
+        }
+        config = " ".join(f"{key}={json.dumps(value)}" for key, value in facts.items())
+        return [
+            tool("flower-supernode"), "--superlink", f"{HOST}:{self.ports[0]}",
+            "--root-certificates", str(self.folder / "keys" / "ca.crt"),
+            "--auth-supernode-private-key", str(self.key(number)),
+            "--host", HOST, "--port", str(self.ports[1 + number]), "--node-config", config,
+        ]  # fmt: skip
+
+    def register_command(self, number: int) -> list[str]:
+        """What makes a device's key known to the server."""
+        return [tool("flwr"), "supernode", "register", f"{self.key(number)}.pub", CONNECTION]
+
+    def run_command(self) -> list[str]:
+        """What starts the training."""
+        return [tool("flwr"), "run", str(self.folder / "app"), CONNECTION, "--stream"]
+
+    def start(self, name: str, command: Sequence[str]) -> Program:
+        """Start a program; it is stopped with all others."""
+        program = Program(name, command, self.folder / "logs" / f"{name}.log", self.environment)
+        self.programs.append(program)
+        return program
+
+    def start_superlink(self) -> Program:
+        """Start the server and wait until it listens."""
+        program = self.start("superlink", self.superlink_command())
+        wait_for_port(self.ports[0], program)
+        return program
+
+    def register(self, number: int) -> None:
+        """Make a node's key known."""
+        done = subprocess.run(
+            self.register_command(number),
+            capture_output=True,
+            text=True,
+            env=os.environ | self.environment,
+            stdin=subprocess.DEVNULL,
+            timeout=120,
+            check=False,
+        )
+        if done.returncode:
+            raise InvalidState(
+                f"node {number} could not be registered: {(done.stdout + done.stderr).strip()[-500:]}",
+                "a server that takes its key",
+                f"See {self.folder / 'logs' / 'superlink.log'}.",
+            )
+
+    def start_node(self, number: int) -> Program:
+        """Start a node."""
+        return self.start(f"node-{number}", self.supernode_command(number))
+
+    # -- the whole -----------------------------------------------------------------------------------------------------
+
+    def run(self, say: Say, on_round: Callable[[int, int], None] = lambda _done, _answers: None) -> None:
+        """Start everything, train, stop everything."""
+        with stopping(self.programs):
+            server = self.start_superlink()
+            say(f"SuperLink listens on {HOST}:{self.ports[0]}, TLS, only registered keys.")
+            for number in range(len(self.capacities)):
+                self.register(number)
+            nodes = [self.start_node(number) for number in range(len(self.capacities))]
+            say(f"{len(nodes)} SuperNodes start: {', '.join(str(capacity) for capacity in self.capacities)}.")
+            job = self.start("run", self.run_command())
+            rounds, events = 0, 0
+            while True:
+                over = job.status() is not None
+                for event in self.events()[events:]:
+                    events += 1
+                    say(event)
+                for done, answers in self.rounds()[rounds:]:
+                    rounds += 1
+                    on_round(done, answers)
+                if over:
+                    break
+                server.require_alive()
+                time.sleep(0.3)
+        if not (self.run_folder / RESULT).exists():
+            raise InvalidState(
+                f"the run did not end well; its last words:\n{job.tail()}", "a result", f"See {job.log}."
+            )
+
+    def rounds(self) -> list[tuple[int, int]]:
+        """The rounds done, each with the number of answers that counted."""
+        try:
+            with (self.run_folder / METRICS).open(newline="") as file:
+                return [(int(row["round"]), int(row["clients"])) for row in csv.DictReader(file) if row["clients"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            return []  # not there yet, or just being written
+
+    def events(self) -> list[str]:
+        """Who joined and who was left out, as the server logged it."""
+        try:
+            lines = (self.run_folder / LOG).read_text(errors="replace").splitlines()
+        except OSError:
+            return []
+        return [line.split(" ", 3)[-1] for line in lines if " joins: " in line or " left out: " in line]
+
+    def took_part(self) -> list[dict[str, Any]]:
+        """Who took part, as the server wrote it down."""
+        found: list[dict[str, Any]] = json.loads((self.run_folder / NODES).read_text())["nodes"]
+        return found
+
+    def deployment(self) -> str:
+        """The same with real machines, as commands."""
+        return COMMANDS
+
+
+def trial_of(settings: Settings, nodes: str, folder: Path, *, half: bool = False) -> tuple[Trial, Dataset]:
+    """A federation from settings and the nodes' capacities, written ``1x,4x,16x,64x``, with its data."""
+    capacities = [Capacity.parse(word) for word in nodes.split(",") if word.strip()]
+    if not capacities:
+        raise InvalidSettings(f"--nodes {nodes!r}", "what each node can hold", 'Write e.g. --nodes "1x,4x,16x".')
+    scheme = "-".join(dict.fromkeys(str(capacity) for capacity in capacities))
+    settings = settings.model_copy(update={"capacities": scheme, "clients_per_round": None})
+    refuse_unserved(settings)
+    data, _ = load_interactions(settings)
+    return Trial(settings, capacities, folder, half=half), data
+
+
+def _write_interactions(path: Path, part: Interactions, users: list[int]) -> None:
+    rated = part.ratings is not None
+    with path.open("w", newline="") as file:
+        os.chmod(path, 0o600)
+        writer = csv.writer(file)
+        writer.writerow(["user", "item", "rating"] if rated else ["user", "item"])
+        for user in users:
+            items = part.of(user).tolist()
+            if rated:
+                writer.writerows(zip([user] * len(items), items, part.ratings_of(user).tolist(), strict=True))
+            else:
+                writer.writerows((user, item) for item in items)
+
+
+CLIENT = '''"""What every device runs; its file, its capacity and its own folder come from --node-config."""
+
+from fairfold.flower import make_client_app
+
+app = make_client_app()
+'''
+
+SERVER = '''"""What the server runs."""
+
+import json
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fairfold import Settings
+from fairfold.flower import FairStrategy
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train what is left of the run."""
+    config = context.run_config
+    strategy = FairStrategy(
+        Settings(**json.loads(config["settings"])),
+        int(config["num-items"]),
+        folder=config["folder"],
+        resume=bool(config["resume"]),
+        half=bool(config["half"]),
+        min_nodes=int(config["nodes"]),
+        patience=300.0,
+        round_timeout=float(config["round-timeout"]),
+    )
+    strategy.start(grid)
+'''
+
+PYPROJECT = """[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "fairfold-trial"
+version = "1.0.0"
+description = "A federation made by `fairfold federate`"
+license = { file = "LICENSE" }
+dependencies = ["fairfold[flower]>=0.1", "flwr[simulation]>=1.41,<1.42"]
+
+[tool.hatch.build.targets.wheel]
+packages = ["fairfold_trial"]
+
+[tool.flwr.app]
+publisher = "fairfold"
+fab-format-version = 1
+flwr-version-target = "1.41.0"
+
+[tool.flwr.app.components]
+serverapp = "fairfold_trial.server_app:app"
+clientapp = "fairfold_trial.client_app:app"
+
+[tool.flwr.app.config]
+"""
+
+COMMANDS = """On the server, whose name server.example.org the certificate must carry:
+  flower-superlink --host 0.0.0.0 --port 8000 --ssl-ca-certfile ca.crt --ssl-certfile server.pem \\
+    --ssl-keyfile server.key --enable-supernode-auth --database state.db
+For every device, once:
+  ssh-keygen -t ecdsa -b 384 -N "" -f device1                          (on the device: device1 never leaves it)
+  flwr supernode register device1.pub mylink                           (on the server, with the public half)
+On every device, under a supervisor that starts it again:
+  flower-supernode --superlink server.example.org:8000 --root-certificates ca.crt \\
+    --auth-supernode-private-key device1 --node-config 'capacity="40MB" data="mine.csv" state="/var/lib/fairfold"'
+To train, from any machine whose ~/.flwr/config.toml has [superlink.mylink] with address and root-certificates:
+  flwr run examples/flower mylink --stream"""

@@ -1,0 +1,212 @@
+"""Programs started for a trial federation: each with a log of its own, and none left behind, whatever happens."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from fairfold.errors import InvalidState
+
+OFFLINE = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "NO_COLOR": "1",
+}
+"""A trial calls nobody and installs nothing."""
+
+PATIENCE = 10.0
+"""Seconds a program has to end by itself."""
+
+
+class Program:
+    """A running program and all that it starts.
+
+    It leads a session of its own, so that Ctrl-C reaches only whoever is in charge of all of them.
+
+    Args:
+        name: For messages.
+        command: The program and its arguments.
+        log: Where its output goes.
+        environment: Added to this process's own.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        self.name, self.command, self.log = name, list(command), log
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"PATH": search_path()} | dict(environment),
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Of the program itself, and of its session."""
+        return self._process.pid
+
+    def status(self) -> int | None:
+        """How it ended; None while it runs."""
+        return self._process.poll()
+
+    def wait(self, seconds: float) -> int | None:
+        """Wait for the end; None if it did not come."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(seconds)
+        return None
+
+    def tail(self, lines: int = 12) -> str:
+        """The end of its log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def require_alive(self) -> None:
+        """An error with the end of its log if it has ended."""
+        if self.status() is not None:
+            raise InvalidState(
+                f"{self.name} ended with status {self.status()}; its last words:\n{self.tail()}",
+                "a program that runs on",
+                f"See {self.log}.",
+            )
+
+    def kill(self) -> None:
+        """End it and all it started, at once."""
+        end(self._process, descendants([self.pid]), patience=0.0)
+
+    def ask_to_end(self) -> None:
+        """Say that it should end by itself."""
+        if self.status() is None:
+            self._process.terminate()
+
+    def bury(self, children: dict[int, str], patience: float) -> None:
+        """Give it time to end by itself; then kill it and what is left of its children."""
+        end(self._process, children, patience)
+
+    def stop(self, patience: float = PATIENCE) -> None:
+        """Ask it to end; kill what is still there afterwards."""
+        children = descendants([self.pid])
+        self.ask_to_end()
+        self.bury(children, patience)
+
+
+def descendants(pids: Sequence[int]) -> dict[int, str]:
+    """Everything that some programs have started, each with the time it began.
+
+    Flower's programs put their children into sessions of their own, so that a signal to a group does not reach them.
+    """
+    listed = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid=,lstart="], capture_output=True, text=True, check=False, env={"LC_ALL": "C"}
+    ).stdout
+    rows = [line.split(None, 2) for line in listed.splitlines()]
+    children: dict[int, list[int]] = {}
+    began = {}
+    for pid, parent, start in rows:
+        children.setdefault(int(parent), []).append(int(pid))
+        began[int(pid)] = start
+    found: dict[int, str] = {}
+    waiting = list(pids)
+    while waiting:
+        for child in children.get(waiting.pop(), []):
+            if child not in found:
+                found[child] = began[child]
+                waiting.append(child)
+    return found
+
+
+def end(process: "subprocess.Popen[bytes]", children: dict[int, str], patience: float) -> None:
+    """Wait for a program, then kill it and whichever of its children are still the same processes."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(patience)
+    later = descendants([process.pid])
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    left = _still_there(children | later)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _still_there(children: dict[int, str]) -> list[int]:
+    if not children:
+        return []
+    listed = subprocess.run(
+        ["ps", "-o", "pid=,lstart=", "-p", ",".join(map(str, children))],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"LC_ALL": "C"},
+    ).stdout
+    rows = [line.split(None, 1) for line in listed.splitlines()]
+    return [int(pid) for pid, start in rows if children.get(int(pid)) == start]
+
+
+@contextlib.contextmanager
+def stopping(programs: list[Program]) -> Iterator[list[Program]]:
+    """Whatever happens inside, all programs that were added are stopped, those started last first."""
+    try:
+        yield programs
+    finally:
+        with _uninterrupted():
+            running = list(reversed(programs))
+            families = [descendants([program.pid]) for program in running]
+            for program in running:  # asked all at once, so that their patience runs side by side
+                program.ask_to_end()
+            deadline = time.monotonic() + PATIENCE
+            for program, children in zip(running, families, strict=True):
+                program.bury(children, max(deadline - time.monotonic(), 0.0))
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """A second Ctrl-C does not stop the stopping."""
+    try:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # not in the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback interface that nobody uses now."""
+    with contextlib.ExitStack() as opened:
+        sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def wait_for_port(port: int, program: Program, seconds: float = 60.0) -> None:
+    """Wait until a program listens."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        program.require_alive()
+        with socket.socket() as one:
+            one.settimeout(1.0)
+            if one.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.2)
+    raise InvalidState(f"{program.name} does not listen on port {port}", "a running program", f"See {program.log}.")
+
+
+def search_path() -> str:
+    """Where programs are found: Flower's start each other by name, and must find those of this Python."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+
+
+def tool(name: str) -> str:
+    """The path of one of Flower's commands: that of this Python before any other."""
+    beside = Path(sys.executable).parent / name
+    return str(beside) if beside.exists() else name

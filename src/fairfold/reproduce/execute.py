@@ -1,0 +1,179 @@
+"""All cells of an experiment, each run once: what is kept is taken as it is, the rest runs, here or in processes."""
+
+import multiprocessing
+import os
+import queue
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fairfold.errors import InvalidData, InvalidSettings
+from fairfold.reproduce.experiment import Cell, Experiment
+from fairfold.reproduce.kinds import KINDS, no_data, run_kind
+from fairfold.reproduce.machine import machine
+from fairfold.reproduce.outcome import Outcome, file_name, fingerprint, read_outcome, write_outcome
+from fairfold.reproduce.watcher import Watcher
+
+CELLS, UNDER_WAY = "cells", ".under-way"
+POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cell to run: where it keeps its result, where it may keep a run to go on with, and its mark."""
+
+    cell: Cell
+    kept: Path
+    folder: Path
+    mark: str
+
+
+def default_jobs(cells: int) -> int:
+    """A process a core, at most one a cell; a single one where a GPU does the work."""
+    import torch
+
+    if torch.cuda.is_available():
+        return 1
+    return max(1, min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, cells))
+
+
+def execute(
+    experiment: Experiment, out: Path, jobs: int | None = None, watcher: Watcher | None = None, *, run: bool = True
+) -> dict[Cell, Outcome]:
+    """Run what is not kept yet, and return everything.
+
+    Args:
+        experiment: What to run.
+        out: Its results go to a folder of its name in here.
+        jobs: Processes; None is :func:`default_jobs`. One runs here.
+        watcher: Told how it goes.
+        run: Or take what is kept, and run nothing.
+    """
+    watcher = watcher or Watcher()
+    place = out / experiment.folder
+    try:
+        (place / CELLS).mkdir(parents=True, exist_ok=True)
+        (place / UNDER_WAY).mkdir(exist_ok=True)
+    except OSError as error:
+        raise InvalidSettings(f"--out {out}: {error.strerror}", "a folder to write to", "Name another.") from None
+    found: dict[str, Outcome] = {}
+    todo: dict[str, Job] = {}
+    same: dict[Cell, str] = {}
+    for cell in experiment.cells:
+        try:
+            data = KINDS[cell.kind].data(cell.values)
+        except InvalidData as error:
+            same[cell] = missing = f"no data: {error}"
+            found[missing] = no_data(error)
+            continue
+        mark = fingerprint(cell.kind, cell.values, cell.seed, data)
+        same[cell] = mark
+        name = file_name(cell.label)
+        kept = place / CELLS / f"{name}.json"
+        outcome = read_outcome(kept, mark)
+        if isinstance(outcome, Outcome):
+            found[mark] = outcome
+            continue
+        if outcome.startswith("unreadable"):
+            watcher.on_note(f"{kept.name} is {outcome}: the cell is run again")
+        todo.setdefault(mark, Job(cell, kept, place / UNDER_WAY / name, mark))
+    waiting = [job for mark, job in todo.items() if mark not in found]
+    waiting.sort(key=lambda job: job.cell.seed)  # the whole table with one seed first: it can be read early
+    if not run:
+        return {cell: found[mark] for cell, mark in same.items() if mark in found}
+    watcher.on_plan(len(experiment.cells) - len(waiting), [job.cell for job in waiting])
+    processes = default_jobs(len(waiting)) if jobs is None else jobs
+    way = _run_here if processes == 1 or len(waiting) < 2 else _run_in_processes(processes)
+    for job, outcome in way(waiting, watcher):
+        found[job.mark] = outcome
+        watcher.on_cell(job.cell, outcome)
+    shutil.rmtree(place / UNDER_WAY, ignore_errors=True)
+    return {cell: found[mark] for cell, mark in same.items()}
+
+
+Run = Callable[[list[Job], Watcher], Iterator[tuple[Job, Outcome]]]
+
+
+def run_job(job: Job, tell: Callable[[int, int], None]) -> Outcome:
+    """Run one cell and keep it; a method's refusal is kept as well, missing data is asked for again next time."""
+    outcome = run_kind(job.cell.kind, job.cell.values, job.cell.seed, job.folder, tell)
+    if outcome.state == "no data":
+        return outcome
+    cell = job.cell
+    data = KINDS[cell.kind].data(cell.values)
+    outcome = Outcome(**vars(outcome) | {"data": data, "facts": outcome.facts | {"machine": machine()}})
+    described = {
+        "table": cell.table, "row": cell.row, "column": cell.column, "kind": cell.kind, "seed": cell.seed,
+        "settings": cell.values,
+    }  # fmt: skip
+    write_outcome(job.kept, outcome, job.mark, described)
+    shutil.rmtree(job.folder, ignore_errors=True)  # checkpoints of a finished cell serve nobody
+    return outcome
+
+
+def _run_here(jobs: list[Job], watcher: Watcher) -> Iterator[tuple[Job, Outcome]]:
+    for job in jobs:
+        yield job, run_job(job, lambda done, of, cell=job.cell: watcher.on_share(cell, done / of))  # type: ignore[misc]
+
+
+def _run_in_processes(processes: int) -> Run:
+    def run(jobs: list[Job], watcher: Watcher) -> Iterator[tuple[Job, Outcome]]:
+        context = multiprocessing.get_context("spawn")
+        shares: Any = context.Queue()
+        by_mark = {job.mark: job for job in jobs}
+        with _one_thread_each():
+            pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_start, initargs=(shares,))
+            with pool:
+                futures: dict[Future[Outcome], Job] = {pool.submit(_in_process, job): job for job in jobs}
+                try:
+                    while futures:
+                        done, _ = wait(futures, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+                        for mark, share in _drained(shares):
+                            watcher.on_share(by_mark[mark].cell, share)
+                        for future in done:
+                            yield futures.pop(future), future.result()
+                except BaseException:
+                    pool.shutdown(wait=False, cancel_futures=True)
+                    for process in list((pool._processes or {}).values()):
+                        process.terminate()
+                    raise
+
+    return run
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Processes started in here use one thread: their number already is that of the cores."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+_shares: Any = None
+
+
+def _start(shares: Any) -> None:
+    global _shares
+    _shares = shares
+
+
+def _in_process(job: Job) -> Outcome:
+    return run_job(job, lambda done, of: _shares.put((job.mark, done / of)))
+
+
+def _drained(shares: Any) -> Iterator[tuple[str, float]]:
+    try:
+        while True:
+            yield shares.get_nowait()
+    except queue.Empty:
+        return

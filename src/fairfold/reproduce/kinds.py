@@ -1,0 +1,298 @@
+"""What a cell can be: a federation, central training, reference rows, the corollary's convex case, device memory.
+
+A *kind* checks a cell's settings, says what identifies its data, and runs it. New kinds join :data:`KINDS`.
+"""
+
+import shutil
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from json import dumps, loads
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from fairfold.errors import FairfoldError, InvalidCapacity, InvalidCheckpoint, InvalidData, InvalidSettings
+from fairfold.federation.settings import Settings
+from fairfold.reproduce.outcome import Outcome
+from fairfold.runs.callbacks import Callback
+from fairfold.runs.settings import load_settings
+from fairfold.simulate.result import RoundReport
+from fairfold.subspace import Capacity
+
+Values = dict[str, Any]
+Tell = Callable[[int, int], None]
+"""Told how far a cell is: what is done, of how much."""
+
+DATA_KEYS = ("data", "top_users", "resplit", "world", "model", "top")
+"""Settings that decide what is trained on and how it is judged."""
+
+
+class Kind(ABC):
+    """One kind of cell."""
+
+    @abstractmethod
+    def check(self, values: Values) -> None:
+        """Refuse settings that this kind cannot use."""
+
+    def relevant(self, values: Values) -> Values:
+        """The settings that decide what the reference rows of a cell are."""
+        return {key: values[key] for key in DATA_KEYS if key in values} | {"solver": "gradient"}  # serves every model
+
+    def data(self, values: Values) -> dict[str, Any]:
+        """What identifies the data; an :class:`InvalidData` that says what to put where if it is not at hand."""
+        return data_facts_of(dumps(self.relevant(values), sort_keys=True))
+
+    @abstractmethod
+    def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:
+        """Run it.
+
+        Args:
+            values: Its settings.
+            seed: Of everything random.
+            folder: Its own, for what it needs to go on after an interruption.
+            tell: Told how far it is.
+        """
+
+
+@cache
+def data_facts_of(values: str) -> dict[str, Any]:
+    """Counts and checksum of what settings train on; the synthetic world follows from its settings alone."""
+    from fairfold.runs.checkpoint import data_facts
+    from fairfold.simulate.run import load_data
+
+    settings = load_settings(None, loads(values))
+    return {} if settings.data == "synthetic" else data_facts(load_data(settings)[0])
+
+
+class Federated(Kind):
+    """``fairfold train``: the values are its settings."""
+
+    def check(self, values: Values) -> None:
+        """See the base class."""
+        self.settings(values, 0)
+
+    def settings(self, values: Values, seed: int) -> Settings:
+        """Of one run."""
+        return load_settings(None, values | {"seed": seed})
+
+    def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:
+        """See the base class."""
+        from fairfold.runs.train import run
+
+        settings = self.settings(values, seed)
+        try:
+            try:
+                finished = run(settings, folder, resume=(folder / "settings.toml").exists(), callbacks=[_Ticks(tell)])
+            except InvalidCheckpoint:  # of other settings, or damaged beyond use: nothing in it is of use
+                shutil.rmtree(folder)
+                finished = run(settings, folder, callbacks=[_Ticks(tell)])
+        except InvalidCapacity as error:
+            return Outcome("N/A", error.needed.removeprefix("a capacity it can serve (N/A: ").removesuffix(")"))
+        result = finished.result
+        curve = [(r.round_number, r.quality.server) for r in result.history if r.quality is not None]
+        facts = {
+            "metric": result.metric,
+            "users": result.users,
+            "seconds a round": sum(report.seconds for report in result.history) / max(len(result.history), 1),
+            "bytes a round": sum(r.bytes_down + r.bytes_up for r in result.history) / max(len(result.history), 1),
+            "devices": {
+                group.capacity: {"users": group.users, "numbers held": group.size, "quality": group.quality}
+                for group in result.groups
+            },
+            "rejections": dict(result.rejections),
+        }
+        return Outcome.of_curve(
+            [(float(number), value) for number, value in curve],
+            smaller_is_better=result.metric == "MSE",
+            seconds=finished.seconds,
+            facts=facts,
+        )
+
+
+class _Ticks(Callback):
+    """Tells how many rounds are done."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell, self._rounds = tell, 1
+
+    def on_start(self, settings: Settings, capacities: list[Capacity], first_round: int) -> None:  # noqa: ARG002
+        """See the base class."""
+        self._rounds = settings.rounds
+        self._tell(first_round - 1, self._rounds)
+
+    def on_round(self, report: RoundReport) -> None:
+        """See the base class."""
+        self._tell(report.round_number, self._rounds)
+
+
+class Central(Kind):
+    """All data in one place: the table's settings say on what, ``central = {...}`` how (see CentralSettings)."""
+
+    def check(self, values: Values) -> None:
+        """See the base class."""
+        self._split(values, 0)
+
+    def _split(self, values: Values, seed: int) -> tuple[Settings, Any]:
+        from fairfold.models.central import CentralSettings
+
+        others = {key: value for key, value in values.items() if key != "central"}
+        settings = load_settings(None, others | {"seed": seed})
+        how = {"negatives": settings.negatives, "regulariser": settings.regulariser, "seed": seed}
+        try:
+            return settings, CentralSettings(**how | values.get("central", {}))
+        except TypeError as error:
+            raise InvalidSettings(f"central: {error}", "keys of CentralSettings", "Check the spelling.") from None
+
+    def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:  # noqa: ARG002
+        """See the base class."""
+        import torch
+
+        from fairfold.models import MF, NeuMF, NeuMFMLP
+        from fairfold.models.tasks import RankingTask, RatingTask
+        from fairfold.simulate.run import load_interactions
+
+        settings, how = self._split(values, seed)
+        data, _ = load_interactions(settings)
+        ratings = settings.model == "neumf-mlp"
+        task = RatingTask(data) if ratings else RankingTask(data, settings.top)
+        torch.manual_seed(seed)
+        made = {"mf": MF, "neumf": NeuMF, "neumf-mlp": NeuMFMLP}[settings.model]
+        model = made(data.num_users, data.num_items, settings.factors)
+        curve, started = [], time.monotonic()
+        for report in task.epochs(model, task.train, how):
+            curve.append((float(report.epoch), float(task.test_row(model)[0])))
+            tell(report.epoch, how.epochs)
+        facts = {"metric": task.headline, "counts": "epochs"}
+        seconds = time.monotonic() - started
+        return Outcome.of_curve(curve, smaller_is_better=ratings, seconds=seconds, facts=facts)
+
+
+class References(Kind):
+    """What needs no federation and no training: popularity, neighbours, SVD, ridge; means for ratings."""
+
+    def check(self, values: Values) -> None:
+        """See the base class."""
+        load_settings(None, values)
+
+    def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:  # noqa: ARG002
+        """See the base class."""
+        from fairfold.models.tasks import RankingTask, RatingTask
+        from fairfold.simulate.run import load_interactions
+
+        settings = load_settings(None, values)
+        data, _ = load_interactions(settings)
+        task = RatingTask(data) if settings.model == "neumf-mlp" else RankingTask(data, settings.top)
+        started, found = time.monotonic(), dict[str, Any]()
+        for name, row in task.references():
+            found[name] = row if isinstance(row, str) else float(row[0])
+            tell(len(found), 5)
+        return Outcome(seconds=time.monotonic() - started, facts={"references": found, "metric": task.headline})
+
+
+@dataclass(frozen=True)
+class ConvexSettings:
+    """Of the corollary's case; see :class:`fairfold.simulate.convex.ConvexFederation`.
+
+    The error of a single run is a random number; the corollary is about its mean, taken over ``problems``.
+    """
+
+    full_size: int = 40
+    size: int = 10
+    devices: int = 20
+    samples: int = 30
+    disagreement: float = 1.0
+    strong_convexity: float = 0.5
+    clients_per_round: int = 5
+    local_steps: int = 5
+    rounds: tuple[int, ...] = (50, 100, 200, 400, 800, 1600)
+    problems: int = 8
+
+
+class Convex(Kind):
+    """Homogeneous FAIR on strongly convex least squares: the slope of log error over log rounds, −1 for O(1/T)."""
+
+    def check(self, values: Values) -> None:
+        """See the base class."""
+        self._settings(values)
+
+    def _settings(self, values: Values) -> ConvexSettings:
+        try:
+            return ConvexSettings(**values)
+        except TypeError as error:
+            raise InvalidSettings(f"convex: {error}", "keys of ConvexSettings", "Check the spelling.") from None
+
+    def data(self, values: Values) -> dict[str, Any]:  # noqa: ARG002
+        """Made from the seed."""
+        return {}
+
+    def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:  # noqa: ARG002
+        """See the base class."""
+        from dataclasses import asdict
+
+        from fairfold.simulate.convex import ConvexFederation, fitted_slope
+
+        given = asdict(self._settings(values))
+        rounds, problems = sorted(given.pop("rounds")), given.pop("problems")
+        draws = {key: given.pop(key) for key in ("clients_per_round", "local_steps")}
+        started, runs = time.monotonic(), list[list[float]]()
+        for number in range(problems):
+            runs.append(ConvexFederation(**given, seed=seed * problems + number).errors(rounds, **draws))
+            tell(number + 1, problems)
+        errors = [mean(of_round) for of_round in zip(*runs, strict=True)]
+        slope = fitted_slope(rounds, errors)
+        return Outcome(
+            best=slope, best_round=float(rounds[-1]), last=slope, last_round=float(rounds[-1]),
+            curve=tuple(zip(map(float, rounds), errors, strict=True)),
+            seconds=time.monotonic() - started, facts={"metric": "slope", "curve": "F(θ_T) − F*"},
+        )  # fmt: skip
+
+
+class Memory(Kind):
+    """The largest compression a method can serve, found by asking it, and the measured memory of such a device."""
+
+    def check(self, values: Values) -> None:
+        """See the base class."""
+        from fairfold.reproduce.memory import MemorySettings
+
+        try:
+            MemorySettings(**values)
+        except TypeError as error:
+            raise InvalidSettings(f"memory: {error}", "keys of MemorySettings", "Check the spelling.") from None
+
+    def data(self, values: Values) -> dict[str, Any]:  # noqa: ARG002
+        """None."""
+        return {}
+
+    def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:  # noqa: ARG002
+        """See the base class."""
+        from fairfold.reproduce.memory import MemorySettings, measured
+
+        started = time.monotonic()
+        most, facts = measured(MemorySettings(**values), tell)
+        seconds = time.monotonic() - started
+        return Outcome(best=most, best_round=0.0, last=most, last_round=0.0, seconds=seconds, facts=facts)
+
+
+KINDS: dict[str, Kind] = {
+    "federated": Federated(),
+    "central": Central(),
+    "references": References(),
+    "convex": Convex(),
+    "memory": Memory(),
+}
+
+
+def run_kind(kind: str, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:
+    """Run a cell; data that is not at hand is an outcome, not an error."""
+    try:
+        return KINDS[kind].run(values, seed, folder, tell)
+    except InvalidData as error:
+        return no_data(error)
+
+
+def no_data(error: FairfoldError) -> Outcome:
+    """The outcome of a cell whose data is not at hand: what to put where."""
+    return Outcome("no data", str(error))

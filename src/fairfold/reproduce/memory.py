@@ -1,0 +1,84 @@
+"""The lowest capacity a method can serve, found by asking the method, and what such a device really takes.
+
+A device of HeteroFL holds the leading columns of the table, one of FedHM the two factors; either looks up and trains
+rows of a table of N rows and few columns. FAIR's looks rows up by hashing. So one measured job, a table of so many
+columns in a subspace of such a size, serves all three (the r × d numbers of FedHM's second factor are left out in its
+favour).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fairfold.algorithms import assign
+from fairfold.errors import InvalidCapacity
+from fairfold.federation.projection import Hashed, KeptColumns, LowRank
+from fairfold.federation.settings import Settings, read_settings
+from fairfold.nn import footprint
+from fairfold.reproduce.kinds import Tell
+from fairfold.subspace import Capacity
+
+
+@dataclass(frozen=True)
+class MemorySettings:
+    """Of one cell.
+
+    Attributes:
+        method: Of the federation.
+        items: N.
+        dim: d.
+        compressions: Where the device's memory is measured, as far as the method serves them.
+        batch: Rows looked up at once.
+        rows: Rows a round touches.
+    """
+
+    method: str
+    items: int = 1_000_000
+    dim: int = 32
+    compressions: tuple[int, ...] = (1, 8, 31, 32, 1024)
+    batch: int = 512
+    rows: int = 5_000
+
+
+def measured(given: MemorySettings, tell: Tell) -> tuple[float, dict[str, Any]]:
+    """The largest compression (a whole number) that the method serves, and measured bytes by compression."""
+    most = largest_compression(given)
+    devices: dict[str, Any] = {}
+    points = sorted({*(c for c in given.compressions if c <= most), most})
+    for number, compression in enumerate(points):
+        held = _held(given, compression)
+        assert held is not None
+        hashed = isinstance(held, Hashed)
+        columns = given.dim if hashed else held.size // given.items
+        size = held.size if hashed else given.items * columns
+        job = footprint.Job(given.items, columns, size, batch=given.batch, rows=given.rows)
+        devices[f"{compression}x"] = {"numbers held": held.size, "measured peak bytes": footprint.measure(job)}
+        tell(number + 1, len(points))
+    whole = f"table of {given.items:,} × {given.dim}"
+    return float(most), {"metric": "compression", "table": whole, "devices": devices}
+
+
+def largest_compression(given: MemorySettings) -> int:
+    """By bisection between one that is served and one that is not; at most the number of weights of the table."""
+    served, refused = 1, given.items * given.dim + 1
+    while refused - served > 1:
+        middle = (served + refused) // 2
+        if _held(given, middle) is None:
+            refused = middle
+        else:
+            served = middle
+    return served
+
+
+def _held(given: MemorySettings, compression: int) -> Hashed | LowRank | KeptColumns | None:
+    """What a device of that capacity holds of the table; None if the method refuses."""
+    settings: Settings = read_settings(
+        {"method": given.method, "solver": "gradient", "aggregation": "paper", "mapping": "element", "chunk": 1}
+    )
+    try:
+        (held,) = assign(settings, {"item": (given.items, given.dim)}, {}, [Capacity.parse(f"{compression}x")], 0)
+    except InvalidCapacity:
+        return None
+    assert held.projections is not None
+    projection = held.projections["item"]
+    assert isinstance(projection, Hashed | LowRank | KeptColumns)
+    return projection

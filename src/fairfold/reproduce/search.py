@@ -1,0 +1,125 @@
+"""Settings chosen as the paper chose its learning rates: every value in a short run, the best one taken.
+
+The paper does not say on which data it chose. Here a share of each user's *training* data is held out to judge, so the
+test set is never looked at. The record is written; what was chosen is then stated in the experiment's file, where it
+can be read.
+"""
+
+import csv
+import io
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fairfold.data import Dataset, ImageDataset
+from fairfold.data.holdout import hold_out, hold_out_images
+from fairfold.errors import InvalidSettings
+from fairfold.files import write_atomically
+from fairfold.reproduce.experiment import Cell, Experiment, SearchFile
+from fairfold.reproduce.kinds import KINDS
+from fairfold.reproduce.outcome import Outcome, file_name, fingerprint, read_outcome, write_outcome
+from fairfold.runs.settings import load_settings
+from fairfold.simulate.run import load_data, simulate
+
+SEARCH = "search"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One value in one cell: what was tried, and the best value on held-out data (None if it left the numbers)."""
+
+    cell: Cell
+    tried: dict[str, float]
+    outcome: Outcome
+
+
+def search(experiment: Experiment, out: Path, say: Callable[[str], None]) -> Path:
+    """Try all values in all cells that the experiment names; what is kept is not run again. Returns the record."""
+    plan = experiment.file.search
+    assert plan is not None
+    logging.getLogger("fairfold").addHandler(logging.NullHandler())  # replies of runs that diverge: counted, not shown
+    place = out / experiment.folder / SEARCH
+    place.mkdir(parents=True, exist_ok=True)
+    trials = []
+    for cell in [_cell(experiment, labels) for labels in plan.cells]:
+        for numbers in itertools.product(*plan.values.values()):
+            trial = _trial(cell, dict(zip(plan.values, numbers, strict=True)), plan, place)
+            trials.append(trial)
+            say(f"{cell.table} {cell.row} {cell.column} {_words(trial.tried)}: {_value(trial.outcome)}")
+    path = place.with_suffix(".csv")
+    write_atomically(path, record(trials, plan).encode())
+    return path
+
+
+def _cell(experiment: Experiment, labels: tuple[str, str, str]) -> Cell:
+    for cell in experiment.cells:
+        if (cell.table, cell.row, cell.column) == labels:
+            return cell
+    raise InvalidSettings(f"{experiment.name}: search names {labels}", "table, row and column of a cell", "Mend it.")
+
+
+def _trial(cell: Cell, tried: dict[str, float], plan: SearchFile, place: Path) -> Trial:
+    values = cell.values | plan.set | tried
+    data = KINDS[cell.kind].data(values) | {"held out": plan.held_out}
+    mark = fingerprint("search", values, plan.seed, data)
+    path = place / f"{file_name(f'{cell.table} {cell.row} {cell.column} {_words(tried)}')}.json"
+    kept = read_outcome(path, mark)
+    if isinstance(kept, Outcome):
+        return Trial(cell, tried, kept)
+    settings = load_settings(None, values | {"seed": plan.seed})
+    given, _ = load_data(settings)
+    result = simulate(settings, data=_without_test(given, plan))
+    curve = [(float(r.round_number), r.quality.server) for r in result.history if r.quality is not None]
+    seconds = sum(report.seconds for report in result.history)
+    facts: dict[str, Any] = {"metric": result.metric, "rejections": dict(result.rejections)}
+    outcome = Outcome.of_curve(curve, smaller_is_better=result.metric == "MSE", seconds=seconds, facts=facts, data=data)
+    described = {"table": cell.table, "row": cell.row, "column": cell.column, "settings": values, "seed": plan.seed}
+    write_outcome(path, outcome, mark, described)
+    return Trial(cell, tried, outcome)
+
+
+def _without_test(given: Dataset | ImageDataset, plan: SearchFile) -> Dataset | ImageDataset:
+    """The training data alone, a share of which is held out to judge."""
+    if isinstance(given, ImageDataset):
+        return hold_out_images(given, plan.held_out, plan.seed)
+    train, held = hold_out(given.train, plan.held_out, plan.seed)
+    return Dataset(given.name, train, held)
+
+
+def record(trials: list[Trial], plan: SearchFile) -> str:
+    """All trials as CSV, the best of every cell marked."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["table", "row", "column", *plan.values, "metric", "best", "round", "replies left out", "chosen"])
+    for trial in trials:
+        cell, outcome = trial.cell, trial.outcome
+        rivals = [other for other in trials if other.cell == cell]
+        writer.writerow(
+            [
+                cell.table, cell.row, cell.column, *trial.tried.values(), outcome.facts["metric"], _value(outcome),
+                f"{outcome.best_round:.0f}", sum(outcome.facts["rejections"].values()),
+                "chosen" if trial is best_of(rivals) else "",
+            ]
+        )  # fmt: skip
+    return text.getvalue()
+
+
+def best_of(trials: list[Trial]) -> Trial:
+    """The trial with the best value."""
+    sign = 1 if trials[0].outcome.facts["metric"] == "MSE" else -1
+    return min(trials, key=lambda trial: _comparable(trial.outcome.best, sign))
+
+
+def _comparable(value: float | None, sign: int) -> float:
+    return float("inf") if value is None or value != value else sign * value
+
+
+def _value(outcome: Outcome) -> str:
+    return "–" if outcome.best is None else f"{outcome.best:.4f}"
+
+
+def _words(tried: dict[str, float]) -> str:
+    return " ".join(f"{key} {value:g}" for key, value in tried.items())

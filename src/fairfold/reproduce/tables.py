@@ -1,0 +1,222 @@
+"""From outcomes to tables: mean and spread over seeds, beside the paper's figure."""
+
+from dataclasses import dataclass, field
+from statistics import mean, stdev
+from typing import Any
+
+from fairfold.reproduce.experiment import SMALLER_IS_BETTER, Cell, Experiment, Figure, TableFile
+from fairfold.reproduce.outcome import Outcome
+from fairfold.runs.units import human_bytes, human_seconds
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell over all its seeds.
+
+    Attributes:
+        row: Label.
+        column: Label.
+        paper: The paper's figure, or what stands in its place.
+        values: Ours, one a seed.
+        rounds: Of the value that counts, one a seed.
+        paper_round: The paper's.
+        seconds: One a seed.
+        curve: Mean over the seeds at every point all of them have, x and y.
+        state: ``done``, ``N/A``, ``no data`` or ``not run``.
+        reason: Why it is not done.
+        facts: Of the first seed.
+        settings: Of the cell.
+    """
+
+    row: str
+    column: str
+    paper: Figure | None
+    values: tuple[float, ...] = ()
+    rounds: tuple[float, ...] = ()
+    paper_round: Figure | None = None
+    seconds: tuple[float, ...] = ()
+    curve: tuple[tuple[float, float], ...] = ()
+    state: str = "not run"
+    reason: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def mean(self) -> float | None:
+        """Over the seeds."""
+        return mean(self.values) if self.values else None
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation over the seeds; None for a single one."""
+        return stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's."""
+        return None if self.mean is None or not isinstance(self.paper, float | int) else self.mean - self.paper
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One table of results.
+
+    Attributes:
+        name: Of the table.
+        file: What it is.
+        entries: Its cells, in the order of rows and columns.
+        references: Name and value (or why there is none) of what needs no training.
+        machines: Where it ran.
+        seeds: How many.
+        data: What was trained on, in words.
+    """
+
+    name: str
+    file: TableFile
+    entries: tuple[Entry, ...]
+    references: dict[str, float | str]
+    machines: tuple[str, ...]
+    seeds: int
+    data: tuple[str, ...]
+
+    @property
+    def smaller_is_better(self) -> bool:
+        """Whether it is an error that is measured."""
+        return self.file.metric in SMALLER_IS_BETTER
+
+    def entry(self, row: str, column: str) -> Entry | None:
+        """By labels."""
+        return next((entry for entry in self.entries if (entry.row, entry.column) == (row, column)), None)
+
+
+def grids(experiment: Experiment, outcomes: dict[Cell, Outcome]) -> list[Grid]:
+    """The tables of an experiment."""
+    return [_grid(name, file, experiment, outcomes) for name, file in experiment.file.tables.items()]
+
+
+def _grid(name: str, file: TableFile, experiment: Experiment, outcomes: dict[Cell, Outcome]) -> Grid:
+    cells = [cell for cell in experiment.cells if cell.table == name]
+    by_place: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        if cell.kind != "references":
+            by_place.setdefault((cell.row, cell.column), []).append(cell)
+    references: dict[str, float | str] = {}
+    for cell in cells:
+        if cell.kind == "references" and cell in outcomes:
+            references |= outcomes[cell].facts.get("references", {})
+    known = [outcomes[cell] for cell in cells if cell in outcomes]
+    data = dict.fromkeys(_described(outcome.data) for outcome in known if outcome.data)
+    machines = dict.fromkeys(str(outcome.facts["machine"]) for outcome in known if "machine" in outcome.facts)
+    entries = tuple(_entry(file, row, column, of, outcomes) for (row, column), of in by_place.items())
+    seeds = max((len(entry.values) for entry in entries), default=0)
+    return Grid(name, file, entries, references, tuple(machines), seeds, tuple(data))
+
+
+def _described(data: dict[str, Any]) -> str:
+    counts = ", ".join(f"{data[key]:,} {key}" for key in ("users", "items", "images", "interactions") if key in data)
+    return f"{data.get('name', 'data')}: {counts} (sha256 {str(data.get('sha256', ''))[:12]})"
+
+
+def _entry(file: TableFile, row: str, column: str, cells: list[Cell], outcomes: dict[Cell, Outcome]) -> Entry:
+    paper = file.paper.get(row, {}).get(column)
+    paper_round = file.rounds_of_best.get(row, {}).get(column)
+    known = [outcomes[cell] for cell in cells if cell in outcomes]
+    done = [outcome for outcome in known if outcome.state == "done"]
+    if not done:
+        first = known[0] if known else Outcome("no data", "not run")
+        state = first.state if known else "not run"
+        return Entry(row, column, paper, state=state, reason=first.reason, settings=cells[0].values)
+    best = file.value == "best"
+    return Entry(
+        row,
+        column,
+        paper,
+        tuple(_number(outcome.best if best else outcome.last) for outcome in done),
+        tuple(_number(outcome.best_round if best else outcome.last_round) for outcome in done),
+        paper_round,
+        tuple(outcome.seconds for outcome in done),
+        _mean_curve(done),
+        "done",
+        facts=done[0].facts,
+        settings=cells[0].values,
+    )
+
+
+def _number(value: float | None) -> float:
+    assert value is not None  # outcomes that are done have all four
+    return value
+
+
+def _mean_curve(done: list[Outcome]) -> tuple[tuple[float, float], ...]:
+    curves = [dict(outcome.curve) for outcome in done]
+    shared = [x for x in curves[0] if all(x in curve for curve in curves)]
+    return tuple((x, mean(curve[x] for curve in curves)) for x in shared)
+
+
+# -- as text -----------------------------------------------------------------------------------------------------------
+
+COLUMNS = ("row", "column", "paper", "ours", "spread", "difference", "seeds", "round of best", "seconds", "note")
+
+
+def shown(value: float | str | None, signed: bool = False) -> str:
+    """A figure as tables show it."""
+    if value is None:
+        return "–"
+    if isinstance(value, str):
+        return value
+    if abs(value) >= 1000 or (abs(value) >= 2 and float(value).is_integer()):
+        return f"{value:,.0f}"
+    return f"{value:+.4f}" if signed else f"{value:.4f}"
+
+
+def detail_rows(grid: Grid) -> list[tuple[str, ...]]:
+    """One line a cell, as text, in the order of :data:`COLUMNS`."""
+    return [_detail(entry) for entry in grid.entries]
+
+
+def _detail(entry: Entry) -> tuple[str, ...]:
+    if entry.state != "done":
+        return (entry.row, entry.column, shown(entry.paper), entry.state, "", "", "", "", "", entry.reason)
+    rounds = f"{mean(entry.rounds):.0f}"
+    if entry.paper_round is not None:
+        rounds += f" (paper {entry.paper_round:g})" if isinstance(entry.paper_round, float | int) else ""
+    return (
+        entry.row, entry.column, shown(entry.paper), shown(entry.mean), shown(entry.spread),
+        shown(entry.difference, signed=True), str(len(entry.values)), rounds, f"{mean(entry.seconds):.1f}", note(entry),
+    )  # fmt: skip
+
+
+def note(entry: Entry) -> str:
+    """What a cell found beside its value: quality or memory by device size, replies left out."""
+    words = []
+    for size, facts in entry.facts.get("devices", {}).items():
+        if "measured peak bytes" in facts:
+            words.append(f"{size}: {facts['numbers held']:,} numbers, peak {human_bytes(facts['measured peak bytes'])}")
+        elif facts.get("quality") is not None and len(entry.facts["devices"]) > 1:
+            words.append(f"{size} devices' own model {facts['quality']:.4f}")
+    for reason, count in entry.facts.get("rejections", {}).items():
+        words.append(f"{count} replies left out: {reason}")
+    return "; ".join(words)
+
+
+def crossed(grid: Grid) -> tuple[list[str], list[list[str]]]:
+    """The table as the paper prints it: a heading, then a line a row, ours with the paper's in brackets."""
+    columns = list(dict.fromkeys(entry.column for entry in grid.entries))
+    lines = []
+    for row in dict.fromkeys(entry.row for entry in grid.entries):
+        lines.append([row, *(_crossed_cell(grid.entry(row, column)) for column in columns)])
+    return ["", *columns], lines
+
+
+def _crossed_cell(entry: Entry | None) -> str:
+    if entry is None:
+        return ""
+    ours = shown(entry.mean) if entry.state == "done" else entry.state
+    if entry.spread is not None:
+        ours += f" ± {entry.spread:.4f}"
+    return ours if entry.paper is None else f"{ours} ({shown(entry.paper)})"
+
+
+def total_seconds(grid: Grid) -> str:
+    """Of all cells together."""
+    return human_seconds(sum(sum(entry.seconds) for entry in grid.entries))

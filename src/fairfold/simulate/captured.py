@@ -1,0 +1,322 @@
+"""A cohort trained as one program over one vector; on a GPU the step is captured once and replayed.
+
+Shapes do not depend on the round: samples, rows and touched slots live in buffers of the largest size a round can
+have, and a counter on the device says which step is next. So the step can be recorded as a CUDA graph, and a round is
+one setting up, as many replays as the busiest client has steps, and one scatter back.
+"""
+
+import math
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from math import prod
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from fairfold.federation.aggregate import RoundTotals, ServerState, aggregate
+from fairfold.federation.projection import Assignment
+from fairfold.federation.replies import Rejections, fault_of, problem_with, spoil
+from fairfold.federation.sampling import Purpose, generator
+from fairfold.federation.send import send
+from fairfold.federation.settings import Settings
+from fairfold.federation.task import Task, Weights
+from fairfold.kernels import ops
+from fairfold.simulate.cohort import Lookups, Samples, draw_samples, find_lookups, lay_out
+from fairfold.simulate.federation import Federation
+
+CLIENTS_AT_ONCE = 128
+ROUNDS_AHEAD = 3
+"""Samples are drawn by this many threads, as many rounds ahead: a GPU is faster than the drawing of one round."""
+
+
+def serves(settings: Settings) -> bool:
+    """Whether a round of these settings can run here."""
+    hashed = settings.method in ("fair", "fair_hom", "full_trn", "fedavg")
+    return hashed and settings.solver == "gradient" and not settings.prox and not settings.reads_images
+
+
+class Buffers:
+    """What a step reads and writes, at fixed addresses."""
+
+    def __init__(self, task: Task, clients: int, device: torch.device, dtype: torch.dtype) -> None:
+        settings = task.settings
+        counts = task.data.train.counts_by_user
+        per_epoch = (counts + settings.batch_size - 1) // settings.batch_size
+        most = counts.sort(descending=True).values[:clients]
+        drawn = 0 if task.ratings else settings.negatives
+        rows = int((most * (1 + drawn * settings.local_epochs)).clamp(max=task.data.num_items).sum())
+        self.steps = int(per_epoch.max()) * settings.local_epochs
+        width = sum(shape[1] for shape in task.tables.values())
+        used = sum(task.own.values()) + sum(prod(shape) for shape in task.dense.values())
+        values = rows * width + clients * used
+
+        def make(*shape: int, kind: torch.dtype) -> Tensor:
+            return torch.zeros(shape, dtype=kind, device=device)
+
+        batch = settings.batch_size
+        self.places = make(self.steps, clients, batch, 1 + drawn, kind=torch.int32)
+        self.shares = make(self.steps, clients, batch, kind=dtype)
+        self.targets = make(self.steps, clients, batch, kind=dtype) if task.ratings else None
+        self.rows, self.row_signs = make(rows, width, kind=torch.int32), make(rows, width, kind=torch.int8)
+        self.fixed, self.fixed_signs = make(clients, used, kind=torch.int32), make(clients, used, kind=torch.int8)
+        self.values, self.gradient = make(values, kind=dtype), make(values, kind=dtype)
+        moments = {"sgd": 0, "adagrad": 1, "adam": 2}[settings.local_optimiser]
+        self.moments = [make(values, kind=dtype) for _ in range(moments)]
+        self.moving = make(self.steps, kind=torch.int64)
+        self.step = make(1, kind=torch.int64)
+        self.rates = step_sizes(settings, self.steps).to(device, dtype)
+        self.within = torch.arange(batch, device=device)
+        self.everybody = torch.arange(clients, device=device, dtype=torch.int32)
+
+    def fill(self, samples: Samples, lookups: Lookups) -> None:
+        """Set up for a round: batches filled up with copies of a sample whose share in the loss is 0."""
+        steps, clients = samples.sizes.shape
+        sizes = samples.sizes[:, :, None]
+        chosen = samples.starts[:, :, None] + torch.minimum(self.within, (sizes - 1).clamp(min=0))
+        for buffer in (self.places, self.shares):
+            buffer[:steps, clients:] = 0
+        self.places[:steps, :clients] = lookups.places[chosen].to(torch.int32)
+        self.shares[:steps, :clients] = (self.within < sizes) / sizes.clamp(min=1)
+        if self.targets is not None and samples.targets is not None:
+            self.targets[:steps, :clients] = samples.targets[chosen]
+        rows, row_signs = lookups.rows
+        self.rows[: len(rows)], self.row_signs[: len(rows)] = rows, row_signs
+        self.fixed[clients:] = 0
+        self.fixed[:clients], self.fixed_signs[:clients] = lookups.fixed
+        touched = len(lookups.keys)
+        for vector in (self.gradient, *self.moments):
+            vector[:touched].zero_()
+        working = (samples.sizes > 0).sum(1)
+        self.moving[:steps] = lookups.ends[working - 1]
+        self.step.zero_()
+
+
+def step_sizes(settings: Settings, steps: int) -> Tensor:
+    """What the optimiser's step needs to know of its number, a line a step: a rate, and the root of a correction."""
+    number = torch.arange(1, steps + 1, dtype=torch.float64)
+    rates = torch.full((steps, 2), settings.local_step, dtype=torch.float64)
+    rates[:, 1] = 1
+    if settings.local_optimiser == "adam":
+        rates[:, 0] /= 1 - 0.9**number
+        rates[:, 1] = (1 - 0.999**number).sqrt()
+    return rates
+
+
+class Cohorts:
+    """Runs the rounds of one federation; holds the buffers and, on a GPU, the captured step."""
+
+    def __init__(self, federation: Federation, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
+        self.federation, self.task, self.settings = federation, federation.task, federation.settings
+        self.device = device
+        wanted = self.settings.clients_per_round or self.task.num_clients
+        self.at_once = min(wanted, self.task.num_clients, CLIENTS_AT_ONCE)
+        self.buffers = Buffers(self.task, self.at_once, device, dtype)
+        self._losses = vmap(self.task.unpenalised_losses, in_dims=(0, 0, 0, 0 if self.task.ratings else None))
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._feeder = ThreadPoolExecutor(ROUNDS_AHEAD, thread_name_prefix="fairfold-samples")
+        self._ahead: dict[int, Future[list[Samples]]] = {}
+
+    def run_round(self, state: ServerState, private: Weights, rejections: Rejections) -> ServerState:
+        """One round; see :func:`fairfold.simulate.loop.run_round`."""
+        number = state.round_number
+        assignments = self.federation.assignments(number)
+        sent = dict(enumerate(send(state.full, assignments)))
+        totals = RoundTotals(state.full)
+        for samples in self._samples(number):
+            self._train(samples.to(self.device), assignments, sent, private, number, rejections, totals)
+        return aggregate(state, totals, self.settings)
+
+    def _samples(self, number: int) -> list[Samples]:
+        """A round's samples; those of the next rounds are drawn while this one runs."""
+        coming = range(number, min(number + ROUNDS_AHEAD, self.settings.rounds - 1) + 1)
+        self._ahead = {
+            each: self._ahead.get(each) or self._feeder.submit(self._draw, each) for each in {number, *coming}
+        }
+        return self._ahead[number].result()
+
+    def _draw(self, number: int) -> list[Samples]:
+        cohort = self.federation.cohort(number).tolist()
+        return [draw_samples(self.task, clients, number) for clients in together(cohort, self.at_once)]
+
+    def _train(
+        self,
+        samples: Samples,
+        assignments: list[Assignment],
+        sent: dict[int, Weights | None],
+        private: Weights,
+        number: int,
+        rejections: Rejections,
+        totals: RoundTotals,
+    ) -> None:
+        groups = [int(self.federation.group[client]) for client in samples.clients]
+        received = {group: weights for group, weights in sent.items() if weights is not None}
+        sections = lay_out(self.task, samples.clients, groups, received, private, self.device)
+        lookups = find_lookups(self.task, samples, groups, dict(enumerate(assignments)), sections)
+        buffers = self.buffers
+        buffers.fill(samples, lookups)
+        came_from = sources(lookups)
+        buffers.values[: len(came_from)] = sections.source[came_from]
+        self._run(len(samples.sizes))
+        back = Back(self, samples, groups, assignments, received, lookups, came_from)
+        back.give(private, number, rejections, totals)
+
+    def _run(self, steps: int) -> None:
+        if self.device.type != "cuda":
+            for _ in range(steps):
+                self._step()
+            return
+        if self._graph is None:
+            self._graph = capture(self._step, self._state())
+        for _ in range(steps):
+            self._graph.replay()
+
+    def _state(self) -> list[Tensor]:
+        """What a step changes."""
+        return [self.buffers.values, self.buffers.gradient, *self.buffers.moments, self.buffers.step]
+
+    def _step(self) -> None:
+        """The next step of every client that is still at work."""
+        task, held = self.task, self.buffers
+        places = held.places.index_select(0, held.step)[0]  # [clients, samples, width]
+        shares = held.shares.index_select(0, held.step)[0]
+        targets = None if held.targets is None else held.targets.index_select(0, held.step)[0]
+        rows = ops.recover_lines(held.values, held.rows, held.row_signs, places).requires_grad_()
+        always = ops.recover_lines(held.values, held.fixed, held.fixed_signs, held.everybody).requires_grad_()
+        split = torch.split(rows, [shape[1] for shape in task.tables.values()], dim=-1)
+        own_sizes, dense_sizes = [*task.own.values()], [prod(shape) for shape in task.dense.values()]
+        parts = torch.split(always, [*own_sizes, *dense_sizes], dim=-1)
+        dense = dict(zip(task.dense, parts[len(own_sizes) :], strict=True))
+        losses: Tensor = self._losses(dense, parts[: len(own_sizes)], split, targets)
+        for_rows, for_always = torch.autograd.grad(losses, [rows, always], shares)
+        if targets is None and self.settings.regulariser:
+            weight, own = self.settings.regulariser, sum(own_sizes)
+            for_rows = for_rows.addcmul(rows.detach(), shares[..., None, None], value=weight)
+            users = always.detach()[:, :own]
+            for_always[:, :own].addcmul_(users, shares.sum(1, keepdim=True), value=weight)
+        ops.accumulate_lines(for_rows, held.rows, held.row_signs, places, held.gradient)
+        ops.accumulate_lines(for_always, held.fixed, held.fixed_signs, held.everybody, held.gradient)
+        ops.step_prefix(held.values, held.gradient, held.moments, held.rates, held.moving, held.step)
+        held.step += 1
+
+
+def capture(step: Callable[[], None], changed: list[Tensor]) -> torch.cuda.CUDAGraph:
+    """Record a step. It is run a few times first, as torch asks, and what it changed is put back."""
+    kept = [tensor.clone() for tensor in changed]
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            for tensor, before in zip(changed, kept, strict=True):
+                tensor.copy_(before)
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for tensor, before in zip(changed, kept, strict=True):
+        tensor.copy_(before)
+    return graph
+
+
+def together(cohort: list[int], most: int) -> list[list[int]]:
+    """Clients to train together: nobody twice, since the second time starts from what the first one learned."""
+    found: list[list[int]] = []
+    for client in cohort:
+        if not found or client in found[-1] or len(found[-1]) == most:
+            found.append([])
+        found[-1].append(client)
+    return found
+
+
+def sources(lookups: Lookups) -> Tensor:
+    """Where each touched slot stands in the source."""
+    sections = lookups.sections
+    section = torch.searchsorted(sections.bounds, lookups.keys, right=True) - 1
+    return sections.sent_at[section] + lookups.keys - sections.bounds[section]
+
+
+class Back:
+    """What a trained cohort gives back: to the server sums by group, to every client its own vectors."""
+
+    def __init__(
+        self,
+        cohorts: Cohorts,
+        samples: Samples,
+        groups: list[int],
+        assignments: list[Assignment],
+        received: dict[int, Weights],
+        lookups: Lookups,
+        came_from: Tensor,
+    ) -> None:
+        self._task, self._settings = cohorts.task, cohorts.settings
+        self._clients, self._groups, self._assignments, self._received = samples.clients, groups, assignments, received
+        self._lookups, self._came_from = lookups, came_from
+        self._values = cohorts.buffers.values[: len(came_from)]
+        self._change = self._values - lookups.sections.source[came_from]
+
+    def give(self, private: Weights, number: int, rejections: Rejections, totals: RoundTotals) -> None:
+        """Check every reply, add up the good ones, and leave own vectors where they belong."""
+        sections, source = self._lookups.sections, self._lookups.sections.source
+        shared = max((at + self._received[group][name].numel() for group, of in sections.groups.items()
+                      for name, at in of.items()), default=0)  # fmt: skip
+        self._keep_own(private)
+        of_server = self._came_from < shared
+        ends = self._lookups.ends
+        place = torch.repeat_interleave(torch.arange(len(ends), device=ends.device), ends.diff(prepend=ends[:1] * 0))
+        problems = self._problems(place, of_server, number)
+        weights = []
+        for client, problem in zip(self._clients, problems, strict=True):
+            if problem is not None:
+                rejections.note(number + 1, client, problem)
+            weight = float(self._task.samples(client)) if self._settings.weighting == "data" else 1.0
+            weights.append(0.0 if problem is not None else weight)
+        factor = torch.tensor(weights, dtype=source.dtype, device=source.device)[place]
+        # Zero times NaN is NaN: what is refused is left out, not weighted down.
+        counted = torch.where(factor > 0, self._change * factor, 0)
+        sums = torch.zeros_like(source).index_add_(0, self._came_from, counted)
+        for group, starts in sections.groups.items():
+            weight = sum(of for of, mine in zip(weights, self._groups, strict=True) if mine == group)
+            held = self._assignments[group].projections
+            if not weight or held is None:
+                continue
+            sent = self._received[group]
+            means = {name: sums[at : at + sent[name].numel()] / weight for name, at in starts.items()}
+            if self._settings.aggregation == "paper":
+                means = {name: mean.add_(sent[name]) for name, mean in means.items()}
+            totals.add(held, means, weight)
+
+    def _keep_own(self, private: Weights) -> None:
+        chosen, start = torch.tensor(self._clients, device=self._change.device), 0
+        for name, size in self._task.own.items():
+            if name in private:
+                private[name][chosen] = self._values[self._lookups.fixed[0][:, start : start + size].long()]
+            start += size
+
+    def _problems(self, place: Tensor, of_server: Tensor, number: int) -> list[str | None]:
+        """Why each client's reply cannot be used. What it did not touch it sends back as it came, so that is fine."""
+        size = self._change.abs().nan_to_num_(nan=math.inf).mul_(of_server)
+        ends = [0, *self._lookups.ends.tolist()]
+        largest = torch.stack([size[start:end].amax() for start, end in pairwise(ends)]).tolist()
+        found: list[str | None] = []
+        for index, most in enumerate(largest):
+            fault = fault_of(self._settings, generator(self._settings, Purpose.FAULTS, number, self._clients[index]))
+            if fault is not None:
+                found.append(self._fault(index, place, of_server, fault))
+            elif not math.isfinite(most):
+                found.append("NaN or infinity")
+            else:
+                found.append("values out of range" if most > self._settings.largest_change else None)
+        return found
+
+    def _fault(self, index: int, place: Tensor, of_server: Tensor, fault: str) -> str | None:
+        """Rare: what arrives is made in full, and checked as a server would."""
+        group, mine = self._groups[index], (place == index) & of_server
+        sections, sent = self._lookups.sections, self._received[self._groups[index]]
+        after = sections.source.index_add(0, self._came_from[mine], self._change[mine])
+        starts = sections.groups[group]
+        reply = {name: after[at : at + sent[name].numel()] for name, at in starts.items()}
+        held = self._assignments[group].projections
+        assert held is not None
+        return problem_with(spoil(reply, fault), sent, held, self._settings)

@@ -1,0 +1,214 @@
+"""A federation on this machine: what is written before it starts, programs that end with it, and the whole command."""
+
+import json
+import os
+import re
+import signal
+import ssl
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from typer.testing import CliRunner
+
+from fairfold.cli import app
+from fairfold.errors import InvalidSettings, InvalidState
+from fairfold.federation.settings import Settings
+from fairfold.flower.federate import trial_of
+from fairfold.flower.keys import make_certificates, make_node_key
+from fairfold.flower.local import LocalFile
+from fairfold.flower.processes import Program, descendants, free_ports, stopping, wait_for_port
+
+SMALL = Settings.model_validate({"rounds": 2, "world": {"users": 20, "items": 60, "interactions_per_user": 10}})
+
+
+def test_certificates_serve_the_hosts_they_name(tmp_path: Path) -> None:
+    ca, certificate, key = make_certificates(tmp_path, ["127.0.0.1", "localhost"])
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    trusted = ssl.create_default_context(cafile=str(ca))
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate, key)
+    for host, good in (("127.0.0.1", True), ("localhost", True), ("192.0.2.1", False), ("example.org", False)):
+        assert handshake(trusted, server, host) is good
+    make_certificates(other := make_folder(tmp_path / "other"), ["127.0.0.1"])
+    assert not handshake(ssl.create_default_context(cafile=str(other / "ca.crt")), server, "127.0.0.1")
+    assert x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc.timestamp() > time.time()
+
+
+def make_folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def handshake(client: ssl.SSLContext, server: ssl.SSLContext, host: str) -> bool:
+    """Whether a client that wants ``host`` trusts the server; both sides in memory."""
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    here = client.wrap_bio(to_client, to_server, server_hostname=host)
+    there = server.wrap_bio(to_server, to_client, server_side=True)
+    waiting = [here, there]
+    for _ in range(10):
+        for side in list(waiting):
+            try:
+                side.do_handshake()
+                waiting.remove(side)
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLError:
+                return False
+        if not waiting:
+            return True
+    return False
+
+
+def test_node_keys_are_what_ssh_keygen_makes(tmp_path: Path) -> None:
+    private, public = make_node_key(tmp_path / "node")
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+    key = load_ssh_private_key(private.read_bytes(), None)
+    assert key.public_key() == load_ssh_public_key(public.read_bytes())
+    assert public.read_text().startswith("ecdsa-sha2-nistp384 ")
+
+
+def test_every_node_gets_a_file_of_its_own(tmp_path: Path) -> None:
+    trial, data = trial_of(SMALL, "1x, 2x,1x", tmp_path / "trial")
+    assert trial.settings.capacities == "1x-2x"
+    trial.prepare(data)
+    seen: set[str] = set()
+    for number in range(3):
+        home = trial.node(number)
+        assert stat.S_IMODE(home.stat().st_mode) == 0o700
+        assert stat.S_IMODE((home / "train.csv").stat().st_mode) == 0o600
+        local = LocalFile(home / "train.csv", test=home / "test.csv").load(60)
+        assert seen.isdisjoint(local.names)
+        seen |= set(local.names)
+        for user, name in enumerate(local.names):
+            assert local.train.of(user).tolist() == data.train.of(int(name)).tolist()
+            assert local.test is not None
+            assert local.test.of(user).tolist() == data.test.of(int(name)).tolist()
+    assert len(seen) == 20
+    told = trial.deployment()
+    for command in (trial.superlink_command(), trial.supernode_command(0), trial.register_command(0)):
+        assert Path(command[0]).name in told
+        assert all(word in told for word in command if word.startswith("--ssl") or word.startswith("--auth"))
+
+
+@pytest.mark.parametrize(("nodes", "complaint"), [("", "what each node can hold"), ("1x,many", "many"), ("0x", "0x")])
+def test_nodes_that_cannot_be_read_are_refused(nodes: str, complaint: str, tmp_path: Path) -> None:
+    found = CliRunner().invoke(app, ["federate", "--nodes", nodes, "--out", str(tmp_path / "out")])
+    assert found.exit_code == 2
+    assert complaint in found.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("precious")
+    found = CliRunner().invoke(app, ["federate", "--out", str(tmp_path)])
+    assert found.exit_code == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_settings_that_cannot_be_served_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSettings, match="user_vectors"):
+        trial_of(SMALL.model_copy(update={"user_vectors": "uploaded"}), "1x", tmp_path / "trial")
+    assert not (tmp_path / "trial").exists()
+
+
+# -- programs ----------------------------------------------------------------------------------------------------------
+
+FAMILY = """
+import subprocess, sys, time
+nested = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],"
+subprocess.Popen([sys.executable, "-c", nested + " start_new_session=True).wait()"], start_new_session=True)
+print("ready", flush=True)
+{tail}
+"""
+
+
+def wait_for(condition: object, seconds: float = 60.0) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    "tail", ["time.sleep(600)", "import signal; signal.signal(15, signal.SIG_IGN); time.sleep(600)"]
+)
+def test_a_program_s_children_end_with_it_even_in_sessions_of_their_own(
+    tail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairfold.flower.processes.PATIENCE", 1.0)
+    with stopping([]) as programs:
+        program = Program("family", [sys.executable, "-c", FAMILY.format(tail=tail)], tmp_path / "log", {})
+        programs.append(program)
+        wait_for(lambda: len(descendants([program.pid])) == 2)
+        children = descendants([program.pid])
+    assert program.status() is not None
+    wait_for(lambda: not any(alive(pid) for pid in children))
+
+
+def alive(pid: int) -> bool:
+    listed = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+    return bool(listed.strip()) and not listed.strip().startswith("Z")
+
+
+def test_a_program_that_ends_too_early_says_its_last_words(tmp_path: Path) -> None:
+    program = Program("server", [sys.executable, "-c", "print('no luck'); exit(3)"], tmp_path / "log", {})
+    with pytest.raises(InvalidState, match="status 3"), stopping([program]):
+        wait_for_port(free_ports(1)[0], program)
+    assert "no luck" in program.tail()
+
+
+# -- the whole ---------------------------------------------------------------------------------------------------------
+
+
+def federate(out: Path, *options: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", "from fairfold.cli import app; app()", "federate", "--out", str(out), *options],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"COLUMNS": "160"},
+    )  # fmt: skip
+
+
+def programs_of(out: Path) -> list[str]:
+    """Running programs that name the folder in their command or were started with it as Flower's home."""
+    listed = subprocess.run(["ps", "axeww", "-o", "stat=,command="], capture_output=True, text=True, check=False).stdout
+    lines = [line for line in listed.splitlines() if str(out) in line and "fairfold.cli" not in line]
+    return [line for line in lines if not line.startswith("Z") and "axeww" not in line]
+
+
+@pytest.mark.slow
+def test_the_command_ends_with_a_better_model_over_tls(tmp_path: Path) -> None:
+    out = tmp_path / "trial"
+    process = federate(out, "--nodes", "1x,4x,16x,64x", "--rounds", "5")
+    said, _ = process.communicate(timeout=1200)
+    assert process.returncode == 0, said
+    assert programs_of(out) == []
+    assert "round 5/5: 4 of 4 nodes answered" in said
+    nodes = json.loads((out / "run" / "nodes.json").read_text())["nodes"]
+    assert sorted(node["capacity"] for node in nodes) == ["16x", "1x", "4x", "64x"]
+    assert all(node["rounds"] == 5 for node in nodes)
+    held = {node["capacity"]: node["bytes_held"] for node in nodes}
+    assert held["1x"] >= 4 * held["4x"] >= 16 * held["16x"] >= 64 * held["64x"]
+    for before, after in ((node["first_quality"], node["last_quality"]) for node in nodes):
+        assert after[0] / after[1] > before[0] / before[1]
+    row = re.search(r"all .*?(0\.\d+) .*?(0\.\d+)", said)
+    assert row is not None
+    assert float(row[2]) > float(row[1])
+    assert "--enable-supernode-auth" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_leaves_no_program_behind(number: signal.Signals, tmp_path: Path) -> None:
+    out = tmp_path / "trial"
+    process = federate(out, "--nodes", "1x,4x", "--rounds", "50")
+    wait_for(lambda: (out / "run" / "metrics.csv").exists() and len(programs_of(out)) > 3, 300)
+    process.send_signal(number)
+    process.communicate(timeout=120)
+    assert process.returncode == 130
+    wait_for(lambda: programs_of(out) == [], 30)

@@ -1,0 +1,94 @@
+"""Nothing of the size of the table on a device; never the answers of a whole round on the server."""
+
+import gc
+import json
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterable
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+from fairfold.flower.exchange import FETCHED_AT_ONCE, StreamingGrid
+from fairfold.flower.inprocess import InProcessGrid
+
+DEVICE = """
+import json, resource, sys, tempfile, torch
+from pathlib import Path
+from fairfold.data import Interactions
+from fairfold.federation.settings import read_settings
+from fairfold.flower.device import LocalTask
+from fairfold.flower.local import LocalData
+from fairfold.flower.plan import Plan
+from fairfold.flower.wire import Order, pack_answer, pack_order, unpack_order
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+def work(items, changes):
+    settings = read_settings({"factors": 64, "capacities": "64x", "chunk": 8, "top": 20} | changes)
+    (held,) = Plan.of(settings, items).assignments(0)
+    vectors = {name: torch.randn(one.size) for name, one in held.projections.items()}
+    records, _ = pack_order(Order(0, Plan.of(settings, items).seed(0), settings, held.projections), vectors)
+    order, received = unpack_order(records)
+    mine = torch.arange(0, items, items // 100)
+    pairs = lambda part: Interactions.from_pairs(torch.zeros(len(part), dtype=torch.long), part, 1, items)
+    task = LocalTask(order, received, LocalData(pairs(mine[::2]), pairs(mine[1::2])), 1)
+    own = task.fresh()
+    assert task.quality(own) is not None
+    pack_answer(order, task.train(own))
+
+changes = json.loads(sys.argv[1])
+work(20_000, changes)  # everything is loaded and warm
+before = peak()
+work(400_000, changes)
+print(peak() - before)
+"""
+
+
+def device_peak(changes: dict[str, str]) -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", DEVICE, json.dumps(changes)], capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
+
+
+def test_a_device_trains_and_evaluates_a_table_it_could_not_hold() -> None:
+    """A table of 102 MB at 64x: 1.6 MB held. A user's scores are as large; a few of either are at work."""
+    for changes in ({"solver": "closed_form"}, {"solver": "gradient", "local_optimiser": "adam"}):
+        assert device_peak(changes) < 34e6, changes
+
+
+class LazyGrid(InProcessGrid):
+    """Makes every answer when it is fetched, and counts how many are alive."""
+
+    def __init__(self, nodes: int) -> None:
+        super().__init__(None, [{}] * nodes)  # type: ignore[arg-type]
+        self.alive: weakref.WeakSet[Message] = weakref.WeakSet()
+        self.asked: dict[str, Message] = {}
+        self.most = 0
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        for number, message in enumerate(messages):
+            message.metadata.__dict__["_message_id"] = f"m{number}"
+            self.asked[f"m{number}"] = message
+        return list(self.asked)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        answers = [Message(RecordDict({"a": ArrayRecord()}), reply_to=self.asked.pop(name)) for name in message_ids]
+        for answer in answers:
+            self.alive.add(answer)
+        gc.collect()
+        self.most = max(self.most, len(self.alive))
+        return answers
+
+
+def test_answers_are_handed_on_and_forgotten() -> None:
+    grid = LazyGrid(40)
+    messages = [Message(RecordDict({"f": ConfigRecord()}), node, "train") for node in grid.get_node_ids()]
+    seen = 0
+    for answer in StreamingGrid(grid).send_and_receive(messages, timeout=5):
+        seen += answer.has_content()
+        del answer
+    assert seen == 40
+    assert grid.most <= 2 * FETCHED_AT_ONCE

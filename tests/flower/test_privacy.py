@@ -1,0 +1,111 @@
+"""Every message of a run is opened: nothing of a person is in it but the sum of changes the server is owed."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+
+from fairfold.flower.client import make_client_app
+from fairfold.flower.inprocess import InProcessGrid
+from fairfold.flower.protocol import ARRAYS, FACTS
+from fairfold.flower.store import DeviceStore
+from fairfold.flower.strategy import FairStrategy
+from tests.federations import tiny_settings
+
+ITEMS = 60
+UP = {"query.capacity": {"version", "capacity", "number"},
+      "train": {"version", "round", "seed", "weight", "scales", "quality", "evaluated"},
+      "evaluate": {"version", "round", "seed", "weight", "scales", "quality", "evaluated"}}  # fmt: skip
+"""All that may stand in an answer beside the tensors."""
+
+
+def parts(message: Message) -> Iterator[tuple[str, str, bytes]]:
+    """Record, key and content of everything in a message, as bytes."""
+    for name, record in message.content.items():
+        if isinstance(record, ArrayRecord):
+            for key, array in record.items():
+                yield name, key, array.data
+        elif isinstance(record, ConfigRecord | MetricRecord):
+            for key, value in record.items():
+                yield name, key, value if isinstance(value, bytes) else repr(value).encode()
+
+
+def secrets_of(folder: Path, names: list[str]) -> list[bytes]:
+    """What must not travel: names, the secret, and every user's vector, at either precision."""
+    state = DeviceStore(folder).load()
+    found = [name.encode() for name in names] + [str(state.secret).encode(), f"{state.secret:x}".encode()]
+    for rows in state.vectors.values():
+        for row in rows:
+            found += [row.numpy().tobytes(), row.half().numpy().tobytes(), row.double().numpy().tobytes()]
+            found += [repr(float(row[0])).encode()]
+    return found
+
+
+def check(messages: list[Message], forbidden: list[bytes], tensors: set[str]) -> None:
+    for message in messages:
+        kind = message.metadata.message_type
+        answer = message.metadata.reply_to_message_id != ""
+        for record, key, content in parts(message):
+            if answer and record == FACTS:
+                assert key in UP[kind], f"{kind} answers with {key}"
+                assert key != "scales" or set(json.loads(content)) <= {1.0}, "at full precision scales say nothing"
+            if record == ARRAYS:
+                assert key in tensors, f"{kind} carries a tensor {key}"
+                assert not answer or kind == "train"
+            assert record in (ARRAYS, FACTS)
+            assert not any(secret in content for secret in forbidden), f"{kind} carries something private in {key}"
+
+
+@pytest.mark.parametrize("changes", [{"solver": "closed_form"}, {"model": "neumf"}, {"local_optimiser": "adam"}])
+@pytest.mark.parametrize("leaky", [False, True])
+def test_no_private_vector_and_no_history_enters_a_message(
+    changes: dict[str, Any], leaky: bool, tmp_path: Path
+) -> None:
+    settings = tiny_settings(**{"rounds": 3, "clients_per_round": None, "capacities": "1x-4x", "aggregation": "delta",
+                                "evaluate_every": 1, "factors": 8} | changes)  # fmt: skip
+    source, names = torch.Generator().manual_seed(3), ["Anna-Karenina", "Pierre-Besuchow", "Natascha-Rostowa"]
+    for number in range(4):
+        drawn = [torch.randperm(ITEMS, generator=source)[:12].tolist() for _ in names]
+        lines = [f"{name},{item}" for name, mine in zip(names, drawn, strict=True) for item in mine]
+        (tmp_path / f"{number}.csv").write_text("user,item\n" + "\n".join(lines))
+    app = make_client_app(state=tmp_path / "state")
+    configs: list[Any] = [
+        {"partition-id": number, "data": str(tmp_path / f"{number}.csv"), "capacity": ("1x", "4x")[number % 2]}
+        for number in range(4)
+    ]
+    messages: list[Message] = []
+    stages: list[list[bytes]] = []
+    tensors = set(FairStrategy(settings, ITEMS).progress.state.full)
+
+    def inspect(message: Message) -> None:
+        if message.has_content():
+            messages.append(message)
+        stages.extend(secrets_of(tmp_path / "state" / f"node-{number}", names) for number in range(4)
+                      if (tmp_path / "state" / f"node-{number}").exists())  # fmt: skip
+
+    def leaking(message: Message, context: Context) -> Message:
+        reply = true(message, context)
+        if message.metadata.message_type == "train" and message.metadata.dst_node_id == 2:
+            rows = next(iter(DeviceStore(tmp_path / "state" / "node-1").load().vectors.values()))
+            record = reply.content[ARRAYS]
+            assert isinstance(record, ArrayRecord)
+            record[next(iter(record))] = Array(rows.view(-1).numpy())
+        return reply
+
+    grid = InProcessGrid(app, configs, inspect=inspect)
+    true = grid.app
+    if leaky:
+        grid.app = leaking  # type: ignore[assignment]
+    FairStrategy(settings, ITEMS).start(grid)
+    assert len(messages) == 4 * 2 * (1 + 3 + 3)
+    forbidden = list({secret for stage in stages for secret in stage})
+    assert len(forbidden) > 4 * 3 * 3
+    if leaky:
+        with pytest.raises(AssertionError, match="something private"):
+            check(messages, forbidden, tensors)
+    else:
+        check(messages, forbidden, tensors)

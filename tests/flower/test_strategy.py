@@ -1,0 +1,253 @@
+"""A server among nodes that fail: whoever cannot be used is left out by name, and nothing wrong enters the model."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+
+from fairfold.errors import InvalidCheckpoint, InvalidSettings
+from fairfold.federation.settings import Settings
+from fairfold.flower.inprocess import InProcessGrid
+from fairfold.flower.plan import Plan
+from fairfold.flower.protocol import ARRAYS, FACTS
+from fairfold.flower.strategy import FairStrategy
+from fairfold.runs import checkpoint
+from fairfold.subspace import Capacity
+from tests.federations import tiny_data, tiny_settings
+from tests.flower.common import in_process
+
+USERS, ITEMS = 12, 40
+
+
+def settings_of(**changes: Any) -> Settings:
+    base: dict[str, Any] = {"rounds": 4, "clients_per_round": None, "capacities": "1x-2x-4x", "evaluate_every": 4}
+    return tiny_settings(
+        **base | {"solver": "closed_form", "aggregation": "delta", "server_optimiser": "sgd"} | changes
+    )
+
+
+def run(settings: Settings, state: Path, spoil: Callable[[int, Message, Message], Message] | None = None,
+        **options: Any) -> tuple[FairStrategy, InProcessGrid]:  # fmt: skip
+    """A whole run; ``spoil`` may change any answer, given the node, the message and the true answer."""
+    strategy, grid, _, _ = in_process(tiny_data(0, USERS, ITEMS), settings, 6, state, **options)
+    if spoil is not None:
+        true = grid.app
+
+        def spoiled(message: Message, context: Context) -> Message:
+            return spoil(context.node_id, message, true(message, context))
+
+        grid.app = spoiled  # type: ignore[assignment]
+    strategy.start(grid)
+    return strategy, grid
+
+
+def facts(reply: Message) -> ConfigRecord:
+    found = reply.content[FACTS]
+    assert isinstance(found, ConfigRecord)
+    return found
+
+
+def tensors(reply: Message) -> ArrayRecord:
+    found = reply.content[ARRAYS]
+    assert isinstance(found, ArrayRecord)
+    return found
+
+
+def with_values(reply: Message, change: Callable[[torch.Tensor], torch.Tensor]) -> Message:
+    arrays = tensors(reply)
+    for name in arrays:
+        arrays[name] = Array(change(torch.from_numpy(arrays[name].numpy().copy())).numpy())
+    return reply
+
+
+def set_fact(key: str, value: Any) -> Callable[[Message], Message]:
+    def change(reply: Message) -> Message:
+        facts(reply)[key] = value
+        return reply
+
+    return change
+
+
+def raises(_reply: Message) -> Message:
+    raise RuntimeError("no electricity\n\x1b[31mred")
+
+
+FAULTS: dict[str, tuple[Callable[[Message], Message], str]] = {
+    "raises": (raises, "the device failed"),
+    "NaN": (lambda reply: with_values(reply, lambda vector: vector * torch.nan), "NaN or infinity"),
+    "infinity": (lambda reply: with_values(reply, lambda vector: vector + torch.inf), "NaN or infinity"),
+    "huge": (lambda reply: with_values(reply, lambda vector: vector + 1e30), "values out of range"),
+    "longer": (lambda reply: with_values(reply, lambda vector: torch.cat([vector, vector])), "wrong size"),
+    "matrix": (lambda reply: with_values(reply, lambda vector: vector[None]), "wrong size"),
+    "double": (lambda reply: with_values(reply, lambda vector: vector.double()), "wrong type"),
+    "round": (set_fact("round", 99), "an answer to another round"),
+    "seed": (set_fact("seed", "0" * 16), "an answer to another hash"),
+    "version": (set_fact("version", 2), "another version of the protocol"),
+    "weight": (set_fact("weight", 1e9), "a weight out of range"),
+    "empty": (lambda reply: Message(RecordDict(), reply_to=reply), "a message without facts"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_bad_answer_is_left_out_and_named(fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    spoil, reason = FAULTS[fault]
+    settings = settings_of(rounds=2, evaluate_every=10)
+
+    def spoiled(node: int, message: Message, reply: Message) -> Message:
+        if node != 2 or message.metadata.message_type != "train":
+            return reply
+        changed = spoil(reply)
+        return changed if changed is reply else Message(changed.content, reply_to=message)
+
+    with caplog.at_level(logging.WARNING, "fairfold"):
+        strategy, _ = run(settings, tmp_path / "a", spoiled, evaluate=False)
+    # The model is what it would be had node 2 never answered.
+    silent, _ = run(settings, tmp_path / "b", lambda node, message, reply: (
+        reply if node != 2 or message.metadata.message_type != "train" else raises(reply)), evaluate=False)  # fmt: skip
+    for name, vector in silent.progress.state.full.items():
+        assert torch.equal(strategy.progress.state.full[name], vector)
+        assert bool(vector.isfinite().all())
+    assert strategy.progress.rejections.counts == {reason: 2}
+    assert f"round 1: client 2 left out: {reason}" in caplog.text
+    assert "\x1b[31m" not in caplog.text, "a stranger's text does not reach the terminal as it came"
+
+
+def test_nobody_answers_and_the_model_stays(tmp_path: Path) -> None:
+    def spoiled(_node: int, message: Message, reply: Message) -> Message:
+        return raises(reply) if message.metadata.message_type == "train" else reply
+
+    strategy, _, federation, _ = in_process(tiny_data(0, USERS, ITEMS), settings_of(), 6, tmp_path)
+    full, _ = federation.initial()
+    strategy, _ = run(settings_of(), tmp_path, spoiled)
+    assert all(torch.equal(strategy.progress.state.full[name], vector) for name, vector in full.items())
+    assert strategy.progress.state.round_number == 4
+
+
+def test_an_answer_nobody_asked_for_and_a_second_one_are_ignored(tmp_path: Path) -> None:
+    strategy, grid, _, _ = in_process(tiny_data(0, USERS, ITEMS), settings_of(), 6, tmp_path, evaluate=False)
+    messages = list(strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid))
+    replies = list(grid.send_and_receive(messages))
+    stranger = Message(replies[0].content, reply_to=messages[0])
+    stranger.metadata.__dict__["_src_node_id"] = 77
+    strategy.aggregate_train(1, [*replies, stranger, replies[3]])
+    assert strategy.progress.history[-1].clients == 6
+    assert all(node.rounds == 1 for node in strategy.nodes.usable.values())
+
+
+def test_a_node_that_joins_late_takes_part(tmp_path: Path) -> None:
+    strategy, grid, _, _ = in_process(tiny_data(0, USERS, ITEMS), settings_of(evaluate_every=1), 6, tmp_path)
+    late = grid.contexts.pop(6)
+    strategy.start(grid, num_rounds=2)
+    assert [report.clients for report in strategy.progress.history] == [5, 5]
+    grid.contexts[6] = late
+    strategy.start(grid, num_rounds=2)
+    assert [report.clients for report in strategy.progress.history] == [5, 5, 6, 6]
+    assert strategy.nodes.usable[6].rounds == 2
+
+
+def test_capacities_are_served_by_the_largest_size_that_fits(tmp_path: Path) -> None:
+    settings = settings_of(capacities="1x-4x-16x", chunk=1, factors=8, mapping="element")
+    plan = Plan.of(settings, 1000)
+    assert [plan.group_of(Capacity.parse(text)) for text in ("1x", "2x", "4x", "5x", "16x", "17x")] == [
+        0, 1, 1, 2, 2, None,
+    ]  # fmt: skip
+    sizes = [held.size() * 4 for held in plan.assignments(0)]
+    assert [plan.group_of(Capacity.parse(f"{size}B")) for size in sizes] == [0, 1, 2]
+    assert [plan.group_of(Capacity.parse(f"{size - 1}B")) for size in sizes] == [1, 2, None]
+    whole = Plan.of(settings_of(method="fedavg", capacities="1x-4x"), 1000)
+    assert whole.group_of(Capacity.parse("1x")) == 0
+    assert whole.group_of(Capacity.parse("2x")) is None, "a device does not hold what it cannot"
+
+
+@pytest.mark.parametrize("capacity", ["17x", "lots", "0x", "x" * 5000, 7, None, "-1MB"])
+def test_a_node_without_a_usable_capacity_is_left_out(
+    capacity: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def spoiled(node: int, message: Message, reply: Message) -> Message:
+        if node == 3 and message.metadata.message_type.startswith("query"):
+            record = facts(reply)
+            del record["capacity"]
+            if capacity is not None:
+                record["capacity"] = capacity
+        return reply
+
+    with caplog.at_level(logging.WARNING, "fairfold"):
+        strategy, _ = run(settings_of(rounds=1), tmp_path, spoiled)
+    assert strategy.progress.history[-1].clients == 5
+    assert "node 3 left out:" in caplog.text
+    assert max(len(reason) for reason in strategy.nodes.left_out.values()) <= 200
+
+
+def test_a_device_refuses_more_than_it_can_hold(tmp_path: Path) -> None:
+    strategy, grid, _, _ = in_process(tiny_data(0, USERS, ITEMS), settings_of(rounds=1), 6, tmp_path)
+    strategy.nodes.present(grid)
+    strategy.nodes.usable[6].group = 0  # a server that does not keep to what it was told
+    strategy.start(grid)
+    assert strategy.progress.rejections.counts["the device failed"] == 2  # asked to train, and to evaluate
+
+
+def test_settings_that_cannot_be_served_are_refused() -> None:
+    unserved: list[dict[str, Any]] = [
+        {"method": "heterofl", "solver": "gradient"},
+        {"user_vectors": "uploaded", "solver": "gradient"},
+        {"model": "mlp", "solver": "gradient"},
+        {"faults": {"drop": 0.5}},
+        {"broadcast": True},
+    ]
+    for changes in unserved:
+        with pytest.raises(InvalidSettings):
+            FairStrategy(settings_of(**changes), ITEMS)
+
+
+def test_a_run_is_written_down_and_gone_on_with(tmp_path: Path) -> None:
+    settings = settings_of(server_optimiser="adam", server_step=0.1)
+    unbroken, _ = run(settings, tmp_path / "a")
+    strategy, grid, _, _ = in_process(tiny_data(0, USERS, ITEMS), settings, 6, tmp_path / "b", folder=tmp_path / "run")
+    killed = 0
+
+    def dies(message: Message, context: Context) -> Message:
+        nonlocal killed
+        killed += message.metadata.message_type == "train" and message.metadata.group_id == "3"
+        if killed == 2:
+            raise KeyboardInterrupt  # the server's process goes in the middle of round 3
+        return true(message, context)
+
+    true = grid.app
+    grid.app = dies  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        strategy.start(grid)
+    grid.app = true
+    assert checkpoint.require(tmp_path / "run" / "checkpoints").progress.state.round_number == 2
+    again = FairStrategy(settings, ITEMS, folder=tmp_path / "run", resume=True)
+    assert again.progress.state.round_number == 2
+    result = again.start(grid)
+    assert [report.round_number for report in again.progress.history] == [1, 2, 3, 4]
+    for name, vector in unbroken.progress.state.full.items():
+        torch.testing.assert_close(again.progress.state.full[name], vector, rtol=0, atol=0)
+        assert torch.equal(torch.from_numpy(result.arrays[name].numpy()), vector)
+    lines = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["round", "1", "2", "3", "4"]
+    nodes = json.loads((tmp_path / "run" / "nodes.json").read_text())["nodes"]
+    assert {node["capacity"] for node in nodes} == {"1x", "2x", "4x"}
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["rounds"] == 4
+    assert (tmp_path / "run" / "run.log").read_text().count("answers used") == 4
+    with pytest.raises(InvalidCheckpoint, match="factors"):
+        FairStrategy(settings_of(server_optimiser="adam", server_step=0.1, factors=4), ITEMS,
+                     folder=tmp_path / "run", resume=True)  # fmt: skip
+    with pytest.raises(InvalidSettings, match="new or empty"):
+        FairStrategy(settings, ITEMS, folder=tmp_path / "run")
+
+
+def test_half_precision_moves_half_the_bytes_to_nearly_the_same_end(tmp_path: Path) -> None:
+    whole, _ = run(settings_of(), tmp_path / "a")
+    half, _ = run(settings_of(), tmp_path / "b", half=True)
+    assert [report.bytes_down for report in half.progress.history] == [
+        report.bytes_down // 2 for report in whole.progress.history
+    ]
+    for name, vector in whole.progress.state.full.items():
+        torch.testing.assert_close(half.progress.state.full[name], vector, rtol=1e-2, atol=1e-3)

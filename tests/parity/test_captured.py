@@ -1,0 +1,77 @@
+"""The cohort as one program over one vector gives the numbers of the readable loop."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from fairfold.federation.aggregate import ServerState
+from fairfold.federation.replies import Rejections
+from fairfold.kernels import gpu
+from fairfold.simulate import loop
+from fairfold.simulate.captured import Cohorts
+from tests.federations import tiny_data, tiny_federation, tiny_settings
+
+
+@pytest.fixture(autouse=True)
+def double() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+NO_GPU = pytest.mark.skipif(not gpu.available(), reason="needs a GPU that torch can use, and Triton")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=NO_GPU)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)
+
+
+def check(device: torch.device, seed: int, rounds: int = 2, ratings: bool = False, **changes: Any) -> None:
+    results = []
+    for fast in (False, True):
+        chosen = tiny_settings(seed=seed, **changes)
+        federation, state, private = tiny_federation(tiny_data(seed, 9, 40, ratings), chosen)
+        rejections = Rejections()
+        cohorts = Cohorts(federation, device, torch.float64)
+        if fast:
+            state = ServerState({name: tensor.to(device) for name, tensor in state.full.items()})
+            private = {name: tensor.to(device) for name, tensor in private.items()}
+        for _ in range(rounds):
+            if fast:
+                state = cohorts.run_round(state, private, rejections)
+            else:
+                state = loop.run_round(state, private, federation, rejections)
+        results.append((state.full, private, rejections.counts))
+    (full, own, left_out), (full_fast, own_fast, left_out_fast) = results
+    for expected, found in ((full, full_fast), (own, own_fast)):
+        assert expected.keys() == found.keys()
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name].cpu(), tensor, rtol=1e-6, atol=1e-7)
+    assert left_out == left_out_fast
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("method", ["fair", "fair_hom", "full_trn", "fedavg"])
+@pytest.mark.parametrize("model", ["mf", "neumf"])
+def test_methods_and_optimisers(device: torch.device, method: str, optimiser: str, model: str) -> None:
+    check(device, 1, method=method, local_optimiser=optimiser, model=model, local_step=0.02, capacities="1x-2x-4x")
+
+
+@pytest.mark.parametrize("changes", [{"weighting": "equal"}, {"replacement": True}, {"shuffle": False}, {"sign": False},
+                                     {"size_rule": "paper"}, {"clients_per_round": None}, {"compress": "all"},
+                                     {"user_vectors": "uploaded"}, {"user_vectors": "uploaded", "compress": "all"},
+                                     {"aggregation": "delta", "server_optimiser": "adam"}])  # fmt: skip
+def test_other_choices(device: torch.device, changes: dict[str, Any]) -> None:
+    check(device, 4, capacities="1x-4x", local_optimiser="adam", local_step=0.02, local_epochs=2, **changes)
+
+
+def test_ratings(device: torch.device) -> None:
+    check(device, 3, ratings=True, model="neumf-mlp", local_optimiser="adam", local_step=0.02, capacities="2x-4x")
+
+
+def test_faults_leave_out_the_same_clients(device: torch.device) -> None:
+    faults = {"drop": 0.1, "late": 0.1, "nan": 0.1, "infinite": 0.1, "wrong_size": 0.1, "out_of_range": 0.1}
+    check(device, 5, rounds=6, faults=faults, capacities="1x-4x")
