@@ -105,7 +105,7 @@ def test_search_records_every_trial_and_marks_the_best(tmp_path: Path) -> None:
     rows = list(csv.DictReader(path.read_text().splitlines()))
     assert [float(row["local_step"]) for row in rows] == [0.1, 0.001]
     (chosen,) = [row for row in rows if row["chosen"]]
-    assert float(chosen["best"]) == max(float(row["best"]) for row in rows)
+    assert float(chosen["at the end"]) == max(float(row["at the end"]) for row in rows)
     kept = {entry: entry.stat().st_mtime_ns for entry in (tmp_path / "small" / "search").iterdir()}
     search(experiment, tmp_path, said.append)
     assert kept == {entry: entry.stat().st_mtime_ns for entry in (tmp_path / "small" / "search").iterdir()}

@@ -1,5 +1,7 @@
 """Whole runs: they learn, repeat themselves, take every setting and survive clients that fail."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -126,6 +128,18 @@ def test_devices_that_are_left_out_are_not_drawn() -> None:
     assert all_there_are.history[0].clients == 3  # 5 % of 60
     with pytest.raises(InvalidSettings, match="one above 0 for each capacity"):
         small(capacities="1x-2x", shares=[1, 2, 3])
+
+
+def test_a_published_split_can_be_pooled_and_split_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRFOLD_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "train.txt").write_text("".join(f"{user} {' '.join(map(str, range(9)))}\n" for user in range(4)))
+    (tmp_path / "test.txt").write_text("".join(f"{user} 9\n" for user in range(4)))
+    published, _ = load_data(small(data=str(tmp_path)))
+    pooled, _ = load_data(small(data=str(tmp_path), resplit=True))
+    assert isinstance(published, Dataset)
+    assert isinstance(pooled, Dataset)
+    assert (len(published.train), len(published.test)) == (36, 4)
+    assert (len(pooled.train), len(pooled.test)) == (28, 12)
 
 
 def test_more_clients_than_exist_are_refused() -> None:

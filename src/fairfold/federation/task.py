@@ -27,6 +27,9 @@ from fairfold.models import MF, NeuMF, NeuMFMLP
 SMALLEST_COMPRESSED = 64
 """Tensors of fewer numbers are held whole: compressing them saves nothing."""
 
+CODES = "codes"
+"""Name of the d × d matrix Σ ω u uᵀ that federated least squares sums beside the item table."""
+
 Weights = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
 
@@ -136,6 +139,8 @@ class Task:
         self.dense = {name: shape for name, shape in shapes.items() if name not in self.own and name not in self.tables}
         sent = settings.user_vectors == "uploaded"
         self.user_tables = {name: shapes[name] for name in self.own} if sent else {}
+        if settings.solver == "least_squares":
+            self.dense[CODES] = (settings.factors, settings.factors)
         self._negatives = None if self.ratings else NegativeSampler(data.train, settings.negatives)
 
     def initial(self, generator: torch.Generator, storage: Storage | None = None) -> tuple[Weights, Weights]:
@@ -151,6 +156,10 @@ class Task:
             torch.manual_seed(chosen)
             model = _make(self.data, self.settings)
         everything = {name: tensor.detach() for name, tensor in model.named_parameters()}
+        if self.settings.solver == "least_squares":  # before a user's first word the sums hold nothing of theirs
+            everything[CODES] = torch.zeros(self.dense[CODES])
+            for name in self.own:
+                everything[name].zero_()
         # A copy where there are as many items as users, and an item table has been placed as well.
         in_memory = storage is None or self.data.num_items != self.num_clients
         shared = {name: everything[name].reshape(-1) for name in self.shapes}

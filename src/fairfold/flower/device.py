@@ -70,8 +70,7 @@ class LocalTask:
         return Answer(change, sum(weights))
 
     def _weights(self) -> list[float]:
-        by_data = self.settings.weighting == "data"
-        return [float(self.task.samples(user)) if by_data else 1.0 for user in self.data.users]
+        return [self.settings.weight(self.task.samples(user)) for user in self.data.users]
 
     def _closed_form(self, own: Weights, weights: list[float]) -> Weights:
         """All users in two walks over the items: Σ w·V u uᵀ = w·V·(Σ u uᵀ), as in ``simulate.closed_form``."""
