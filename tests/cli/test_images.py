@@ -131,6 +131,7 @@ def test_leaf_by_writer(leaf: Path, tmp_path: Path) -> None:
         (["--model", "mlp", "--data", "FOLDER", "--method", "fedhm", "--set", "compress=model"], "layer by layer"),
         (["--model", "mlp", "--data", "FOLDER", "--method", "fedhm", "--set", "aggregation=delta"], "averages models"),
         (["--model", "mlp", "--data", "FOLDER", "--method", "full_trn"], "no device can hold the full model"),
+        (["--model", "mlp", "--data", "FOLDER", "--method", "central"], "images.devices=1"),
         (["--model", "mf", "--data", "FOLDER"], "holds images"),
         (["--model", "mf", "--set", "compress=model"], "for models of images"),
     ],

@@ -280,6 +280,11 @@ class Settings(Frozen):
             raise ValueError(f"model={self.model!r} needs solver='gradient'")
         if self.compress == "tables":
             raise ValueError(f"model={self.model!r} has no item tables: use compress='all' or 'model'")
+        if self.method == "central":
+            raise ValueError(
+                f"method='central' does not serve model={self.model!r}: one device that holds all images is central "
+                "training (method='fedavg', images.devices=1, clients_per_round=1)"
+            )
         if self.mapping == "ranked":
             raise ValueError(f"weights of model={self.model!r} have no order of popularity: use mapping='chunk'")
         if self.method in ("fedhm", "heterofl") and self.compress != "all":
