@@ -110,10 +110,6 @@ FAIRFOLD_API int fairfold_fold_groups(int kind, const void *source, int64_t sour
 /* target[g, r, k] = source[g, k], added to what is there if `add`. */
 FAIRFOLD_API int fairfold_unfold_groups(int real, const void *source, int64_t source_size, int64_t repeats,
                                         int64_t chunk, void *target, int64_t target_size, int add, int threads);
-/* total += sum over i of weights[i] * vectors[i], each of `size` values. */
-FAIRFOLD_API int fairfold_weighted_sum(int real, const void *const *vectors, const double *weights, int64_t count,
-                                       void *total, int64_t size, int threads);
-
 /* Numbers equal keys alike, in the order of their first appearance: keys[i] = distinct[numbers[i]]. `distinct` holds
  * `count` entries, of which `found` are used. */
 FAIRFOLD_API int fairfold_number(const int64_t *keys, int64_t count, int32_t *numbers, int64_t *distinct,

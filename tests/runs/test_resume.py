@@ -59,6 +59,7 @@ def resumed(settings: Settings, out: Path) -> tuple[Finished, list[str]]:
         GRADIENT | {"aggregation": "delta", "prox": 0.1},
         GRADIENT | {"method": "heterofl", "capacities": "1x-2x", "user_vectors": "uploaded"},
         GRADIENT | {"method": "central", "local_optimiser": "adam"},
+        GRADIENT | {"user_storage": "disk", "model": "neumf"},
         GRADIENT | {"method": "fedhm", "capacities": "1x-2x", "model": "neumf"},
         GRADIENT | {"method": "inconsistent"},
     ],

@@ -5,6 +5,7 @@ whole. A user's *own* vectors belong to one client; they stay on the device, or 
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -19,11 +20,15 @@ from fairfold.data import Dataset
 from fairfold.data.negatives import NegativeSampler
 from fairfold.errors import InvalidSettings
 from fairfold.federation.settings import Settings
+from fairfold.federation.storage import Storage, tables_placed
 from fairfold.kernels.form import Form
 from fairfold.models import MF, NeuMF, NeuMFMLP
 
 SMALLEST_COMPRESSED = 64
 """Tensors of fewer numbers are held whole: compressing them saves nothing."""
+
+CODES = "codes"
+"""Name of the d × d matrix Σ ω u uᵀ that federated least squares sums beside the item table."""
 
 Weights = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
@@ -134,15 +139,31 @@ class Task:
         self.dense = {name: shape for name, shape in shapes.items() if name not in self.own and name not in self.tables}
         sent = settings.user_vectors == "uploaded"
         self.user_tables = {name: shapes[name] for name in self.own} if sent else {}
+        if settings.solver == "least_squares":
+            self.dense[CODES] = (settings.factors, settings.factors)
         self._negatives = None if self.ratings else NegativeSampler(data.train, settings.negatives)
 
-    def initial(self, generator: torch.Generator) -> tuple[Weights, Weights]:
-        """Tensors before training: those of the server, flat, and those of the users, a row each."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+    def initial(self, generator: torch.Generator, storage: Storage | None = None) -> tuple[Weights, Weights]:
+        """Tensors before training: those of the server, flat, and those of the users, a row each.
+
+        Args:
+            generator: Of the numbers.
+            storage: Where the users' are kept; in memory if not given.
+        """
+        chosen = int(torch.randint(2**62, (), generator=generator))
+        placed = nullcontext() if storage is None else tables_placed(storage, self.num_clients)
+        with torch.random.fork_rng(devices=[]), placed:
+            torch.manual_seed(chosen)
             model = _make(self.data, self.settings)
         everything = {name: tensor.detach() for name, tensor in model.named_parameters()}
+        if self.settings.solver == "least_squares":  # before a user's first word the sums hold nothing of theirs
+            everything[CODES] = torch.zeros(self.dense[CODES])
+            for name in self.own:
+                everything[name].zero_()
+        # A copy where there are as many items as users, and an item table has been placed as well.
+        in_memory = storage is None or self.data.num_items != self.num_clients
         shared = {name: everything[name].reshape(-1) for name in self.shapes}
+        shared = shared if in_memory else {name: tensor.clone() for name, tensor in shared.items()}
         return shared, {} if self.user_tables else {name: everything[name] for name in self.own}
 
     @property

@@ -70,8 +70,7 @@ class LocalTask:
         return Answer(change, sum(weights))
 
     def _weights(self) -> list[float]:
-        by_data = self.settings.weighting == "data"
-        return [float(self.task.samples(user)) if by_data else 1.0 for user in self.data.users]
+        return [self.settings.weight(self.task.samples(user)) for user in self.data.users]
 
     def _closed_form(self, own: Weights, weights: list[float]) -> Weights:
         """All users in two walks over the items: Σ w·V u uᵀ = w·V·(Σ u uᵀ), as in ``simulate.closed_form``."""
@@ -176,12 +175,18 @@ class LocalTask:
         num_items, projections = self.data.train.num_items, self.order.projections
         dense = {name: projections[name].whole(self.received[name]) for name in self.task.dense}
         users = [vectors[name][:, None, :] for name in self.task.own]
-        blocks = []
+        scores = torch.empty(len(users[0]), num_items)
         for first in range(0, num_items, BLOCK_ITEMS):
-            ids = torch.arange(first, min(first + BLOCK_ITEMS, num_items))
-            items = [projections[name].rows(self.received[name], ids)[None] for name in self.task.tables]
-            blocks.append(self.task.scores(dense, users, items))
-        return torch.cat(blocks, dim=1)
+            last = min(first + BLOCK_ITEMS, num_items)
+            items = [self._rows(name, first, last)[None] for name in self.task.tables]
+            scores[:, first:last] = self.task.scores(dense, users, items)
+        return scores
+
+    def _rows(self, name: str, first: int, last: int) -> Tensor:
+        """Neighbouring rows of a table."""
+        held, compact = _hashed(self.order.projections[name]), self.received[name]
+        width = held.shape[1]
+        return held.subspace.recover_range(compact, first * width, last * width).view(-1, width)
 
     def _squared_error(self, own: Weights, users: Tensor, places: dict[int, int]) -> float:
         assert self.data.test is not None

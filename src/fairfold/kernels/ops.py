@@ -42,7 +42,6 @@ __all__ = [
     "step_prefix",
     "touched_rows",
     "unfold",
-    "weighted_sum",
 ]
 
 
@@ -335,9 +334,3 @@ def unfold(small: Layout, big: Layout, compact: Tensor) -> Tensor:
         if not active_calls.unfold_groups(compact[low:], repeats, small.chunk, target[high:], add=False):
             reference_chain.unfold_groups(compact[low:], repeats, small.chunk, target[high:], add=False)
     return target
-
-
-def weighted_sum(total: Tensor, vectors: Sequence[Tensor], weights: Sequence[float]) -> None:
-    """Add the weighted vectors, all shaped like ``total``, to it in place, in their order."""
-    if not active_calls.weighted_sum(total, vectors, weights):
-        reference_chain.weighted_sum(total, vectors, weights)

@@ -20,7 +20,7 @@ from fairfold.federation.send import send
 from fairfold.federation.settings import Settings
 from fairfold.federation.task import Task, Weights
 from fairfold.kernels.native import loader
-from fairfold.simulate import alone, closed_form, images, loop, together
+from fairfold.simulate import alone, closed_form, images, least_squares, loop, together
 from fairfold.simulate.active import Active, Held, gather
 from fairfold.simulate.federation import Federation
 
@@ -44,6 +44,8 @@ def run_round(state: ServerState, private: Weights, federation: Federation, reje
         return loop.run_round(state, private, federation, rejections, images.solve)
     if settings.solver == "closed_form":
         return closed_form.run_round(state, private, federation, rejections)
+    if settings.solver == "least_squares":
+        return least_squares.run_round(state, private, federation, rejections)
     if not batches_well(settings):
         return loop.run_round(state, private, federation, rejections)
     assignments = federation.assignments(number)
@@ -124,7 +126,7 @@ class Changes:
         if problem is not None:
             self._rejections.note(self._number + 1, trained.client, problem)
             return
-        weight = float(self._federation.task.samples(trained.client)) if settings.weighting == "data" else 1.0
+        weight = settings.weight(self._federation.task.samples(trained.client))
         if not all(projection.linear for projection in held.projections.values()):
             self._totals.add(held.projections, self._reply(trained, changed), weight)  # each recovered alone
             return

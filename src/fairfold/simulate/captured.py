@@ -270,7 +270,7 @@ class Back:
         for client, problem in zip(self._clients, problems, strict=True):
             if problem is not None:
                 rejections.note(number + 1, client, problem)
-            weight = float(self._task.samples(client)) if self._settings.weighting == "data" else 1.0
+            weight = self._settings.weight(self._task.samples(client))
             weights.append(0.0 if problem is not None else weight)
         factor = torch.tensor(weights, dtype=source.dtype, device=source.device)[place]
         # Zero times NaN is NaN: what is refused is left out, not weighted down.

@@ -83,7 +83,7 @@ def _add_group(
         rows = table[mine]
         user = solve_user(rows, gram_matrix, settings)
         private[own_name][client] = user
-        weight = float(len(mine)) if settings.weighting == "data" else 1.0
+        weight = settings.weight(len(mine))
         outer.addr_(user, user, alpha=weight)
         items.append(mine)
         steps.append(weight * ((1 - unobserved) * (rows @ user) - 1)[:, None] * user)

@@ -10,8 +10,11 @@ from fairfold.errors import InvalidSettings
 from fairfold.federation.projection import Assignment
 from fairfold.federation.sampling import Purpose, generator, hash_seed, sample_cohort
 from fairfold.federation.settings import Settings
+from fairfold.federation.storage import Storage
 from fairfold.federation.task import Task, Weights
 from fairfold.subspace import Capacity, assign_groups, parse_scheme
+
+BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,28 @@ class Federation:
             seed ^= (client + 1) << 32
         task = self.task
         whole = {name: shape for name, shape in task.shapes.items() if name not in task.compressed}
-        return assign(self.settings, task.compressed, whole, self.capacities, seed, task.reads)
+        limited = [self.limited(capacity) for capacity in self.capacities]
+        return assign(self.settings, task.compressed, whole, limited, seed, task.reads)
 
-    def initial(self) -> tuple[Weights, Weights]:
-        """The server's tensors and the users' own vectors before training."""
-        return self.task.initial(generator(self.settings, Purpose.MODEL))
+    def limited(self, capacity: Capacity) -> Capacity:
+        """What a device of this capacity is given: at most what the data supports, counted in rows of the reference."""
+        settings, task = self.settings, self.task
+        if not settings.support and settings.reference_factors is None:
+            return capacity
+        ((items, factors),) = task.tables.values()
+        limit = capacity.limit(items * (settings.reference_factors or factors))
+        if settings.support and settings.mapping == "ranked":
+            limit = min(limit, self._supported(items, factors))
+        return capacity if limit >= items * factors else Capacity(budget=limit * BYTES)
+
+    def _supported(self, items: int, factors: int) -> int:
+        """Numbers enough for every item that ``support`` users have to own a row, and for the tail's share."""
+        owned = int((self.task.data.train.counts_by_item >= self.settings.support).sum())
+        parts = round(1 / self.settings.tail_share)
+        whole_rows = -(-owned // (parts - 1)) * parts
+        return items * factors if owned == items else max(whole_rows, parts) * factors
+
+    def initial(self, storage: Storage | None = None) -> tuple[Weights, Weights]:
+        """The server's tensors and the users' own vectors, kept in ``storage``, before training."""
+        source = generator(self.settings, Purpose.MODEL)
+        return self.task.initial(source) if storage is None else self.task.initial(source, storage)

@@ -15,6 +15,7 @@ from fairfold.federation.image_task import task_of
 from fairfold.federation.projection import Assignment
 from fairfold.federation.replies import Rejections
 from fairfold.federation.settings import Settings
+from fairfold.federation.storage import Storage
 from fairfold.federation.task import Weights
 from fairfold.kernels import gpu
 from fairfold.metrics.ranking import Scorer
@@ -45,6 +46,7 @@ def simulate(
     data: Dataset | ImageDataset | None = None,
     references: Mapping[str, Scorer] | None = None,
     progress: Progress | None = None,
+    storage: Storage | None = None,
 ) -> Result:
     """Run a federation from its settings.
 
@@ -54,13 +56,14 @@ def simulate(
         data: Used instead of loading ``settings.data``.
         references: Rows beside the model's, where ``data`` is given; popularity if not.
         progress: Where to go on; from the start if not given.
+        storage: Where private vectors of a run from the start are kept; in memory if not given.
     """
     if data is None:
         data, references = load_data(settings)
     federation = Federation.of(settings, task_of(data, settings))
     judge = Judge(federation, _popularity(data) if references is None else references)
     if progress is None:
-        full, private = federation.initial()
+        full, private = federation.initial(storage)
         progress = Progress(ServerState(full), private, [], Rejections())
     device = choose_device(settings)
     progress.state, progress.private = _moved(progress.state, device), _on(progress.private, device)
@@ -207,7 +210,13 @@ def load_data(settings: Settings) -> tuple[Dataset | ImageDataset, dict[str, Sco
 
 
 def load_interactions(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
-    """What a recommender trains on, and its reference rows."""
+    """What a recommender trains on, and its reference rows; refused for models of images."""
+    if settings.reads_images:
+        raise InvalidSettings(
+            f"model={settings.model!r}, which reads images, where only recommenders are served",
+            "a model of interactions",
+            "Use mf, neumf or neumf-mlp here; `fairfold train` serves images.",
+        )
     if settings.data != "synthetic":
         options = {} if settings.top_users is None else {"top_users": settings.top_users}
         if settings.model == "neumf-mlp":

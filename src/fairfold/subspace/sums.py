@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from fairfold.errors import InvalidVector
-from fairfold.kernels import ops
 from fairfold.subspace.checks import SUM_DTYPE, check_vector
 from fairfold.subspace.nesting import require_nested
 from fairfold.subspace.subspace import Subspace
@@ -34,7 +33,7 @@ class Sums:
         if total is None:
             total = torch.zeros(subspace.size, dtype=SUM_DTYPE[compact.dtype], device=compact.device)
             self.totals[subspace] = total
-        ops.weighted_sum(total, [compact.to(total.dtype)], [weight])
+        total.add_(compact.to(total.dtype), alpha=weight)
         self.weight += weight
 
     @torch.no_grad()

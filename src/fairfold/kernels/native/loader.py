@@ -42,7 +42,6 @@ _SIGNATURES: dict[str, list[type]] = {
     ],
     "fold_groups": [_int, _pointer, _long, _long, _long, _pointer, _long, _int],
     "unfold_groups": [_int, _pointer, _long, _long, _long, _pointer, _long, _int, _int],
-    "weighted_sum": [_int, _pointer, _pointer, _long, _pointer, _long, _int],
     "number": [_pointer, _long, _pointer, _pointer, _pointer],
     "train": [_pointer, _int, _pointer],
 }
