@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fairfold.algorithms import assign
 from fairfold.errors import InvalidSettings
+from fairfold.federation.least_squares import first_state
 from fairfold.federation.projection import Assignment
 from fairfold.federation.sampling import Purpose, generator, hash_seed, sample_cohort
 from fairfold.federation.settings import Settings
@@ -82,10 +83,13 @@ class Federation:
     def _supported(self, items: int, factors: int) -> int:
         """Numbers enough for every item that ``support`` users have to own a row, and for the tail's share."""
         owned = int((self.task.data.train.counts_by_item >= self.settings.support).sum())
-        parts = round(1 / self.settings.tail_share)
-        whole_rows = -(-owned // (parts - 1)) * parts
-        return items * factors if owned == items else max(whole_rows, parts) * factors
+        share = 0.5 if self.settings.tail_share is None else self.settings.tail_share
+        shared = max(1, round(owned * share / (1 - share)))
+        return min(items, max(owned, 1) + shared) * factors
 
     def initial(self) -> tuple[Weights, Weights]:
         """The server's tensors and the users' own vectors before training."""
-        return self.task.initial(generator(self.settings, Purpose.MODEL))
+        full, own = self.task.initial(generator(self.settings, Purpose.MODEL))
+        if self.settings.solver == "least_squares":
+            full = first_state(full, self.assignments(0), self.task)
+        return full, own
