@@ -13,8 +13,8 @@ Four things make that work in nested subspaces:
   All of the server's algebra happens in the compact space of the largest device.
 * *An item counts by what is held of it.* In its tail a device holds sums of many items, which say little about each:
   a user's vector is solved from those of their items that own a row, and the user counts by how many these are.
-* *Everybody solves in the server's metric.* A user's vector needs VᵀV of all items; the server sends it, d × d. From its
-  own rows alone a small device would find vectors of another scale, and the sums of both kinds would not fit.
+* *Everybody solves in the server's metric.* A user's vector needs VᵀV of all items; the server sends it, d × d. From
+  its own rows alone a small device would find vectors of another scale, and the sums of both kinds would not fit.
 * *A row is divided by those who hold it.* The sums and M are kept per size; rows that only larger devices own come from
   their sums and their M alone. Averaging over all would halve them where half of the devices cannot own them.
 """

@@ -75,17 +75,21 @@ class Federation:
         if not settings.support and settings.reference_factors is None:
             return capacity
         ((items, factors),) = task.tables.values()
-        limit = capacity.limit(items * (settings.reference_factors or factors))
+        reference = items * (settings.reference_factors or factors)
+        limit = capacity.limit(reference)
         if settings.support and settings.mapping == "ranked":
-            limit = min(limit, self._supported(items, factors))
+            smallest = min(known.limit(reference) for known in [*self.capacities, capacity])
+            limit = min(limit, self._supported(items, factors, smallest))
         return capacity if limit >= items * factors else Capacity(budget=limit * BYTES)
 
-    def _supported(self, items: int, factors: int) -> int:
-        """Numbers enough for every item that ``support`` users have to own a row, and for the tail's share."""
-        owned = int((self.task.data.train.counts_by_item >= self.settings.support).sum())
-        share = 0.5 if self.settings.tail_share is None else self.settings.tail_share
-        shared = max(1, round(owned * share / (1 - share)))
-        return min(items, max(owned, 1) + shared) * factors
+    def _supported(self, items: int, factors: int, smallest: int) -> int:
+        """Numbers enough for every item that ``support`` users have to own a row, and for the tail."""
+        owned = max(1, int((self.task.data.train.counts_by_item >= self.settings.support).sum()))
+        if self.settings.tail_share is None:  # half of every size
+            return min(items, 2 * owned) * factors
+        share = self.settings.tail_share
+        shared = int(min(smallest // factors * share, owned * share / (1 - share)))
+        return min(items, owned + max(shared, 1)) * factors
 
     def initial(self) -> tuple[Weights, Weights]:
         """The server's tensors and the users' own vectors before training."""
