@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairfold.errors import InvalidCapacity, InvalidSettings
+from fairfold.federation.least_squares import subspace_of
 from fairfold.federation.replies import Rejections
 from fairfold.federation.settings import read_settings
 from fairfold.federation.task import GRAM
@@ -89,7 +90,7 @@ def test_support_limits_what_devices_hold() -> None:
     assert 0 < wanted < 70
     federation, _, _ = tiny_federation(data, chosen(support=14, tail_share=0.2, capacities="1x-2x-8x"))
     held = [assignment.projections for assignment in federation.assignments(0)]
-    heads = [projections["item.weight"].subspace.head // 3 for projections in held if projections is not None]
+    heads = [subspace_of(projections["item.weight"]).head // 3 for projections in held if projections is not None]
     assert wanted - 1 <= heads[0] <= wanted + 1
     assert heads[-1] <= 80 // 8
 
