@@ -29,7 +29,7 @@ from fairfold.federation.settings import Settings, read_settings
 from fairfold.flower import FairStrategy, InProcessGrid, LocalData, make_client_app, share_of
 from fairfold.flower.federate import Trial
 from fairfold.flower.processes import descendants
-from fairfold.simulate.run import load_data
+from fairfold.simulate.run import load_interactions
 from fairfold.subspace import Capacity
 
 RESULTS = Path(__file__).parent / "results"
@@ -122,8 +122,7 @@ def half_quality(seeds: int, rounds: int = 60, nodes: int = 24) -> list[dict[str
             settings = Settings(
                 seed=seed, rounds=rounds, evaluate_every=rounds, capacities="-".join(SIZES), clients_per_round=None
             )
-            data, _ = load_data(settings)
-            assert isinstance(data, Dataset)
+            data, _ = load_interactions(settings)
 
             def local(context: Context, _items: int, data: Dataset = data) -> LocalData:
                 return share_of(data, context)

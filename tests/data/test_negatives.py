@@ -73,3 +73,12 @@ def test_a_user_with_everything_and_no_negatives_at_all_are_refused() -> None:
         NegativeSampler(random_train(1, 2, 5, 0.5), 0)
     with pytest.raises(InvalidSettings, match="seed"):
         NegativeSampler(random_train(1, 2, 5, 0.5), seed=-1).epoch(0)
+
+
+@given(st.integers(0, 2**16), st.integers(1, 6), st.integers(2, 40), st.floats(0, 0.9))
+def test_one_user_alone_draws_the_same(seed: int, users: int, items: int, density: float) -> None:
+    sampler = NegativeSampler(random_train(seed, users, items, density))
+    for user in range(users):
+        alone = sampler.of_user(user, 50, torch.Generator().manual_seed(seed))
+        together = sampler.draw(torch.full((50,), user), torch.Generator().manual_seed(seed))
+        assert torch.equal(alone, together)

@@ -96,7 +96,7 @@ def simulated(rounds: int, nodes: int) -> Weights:
     settings = Settings(capacities="1x-4x-16x-64x", rounds=rounds, clients_per_round=None)
     data = SyntheticWorld(users=400, items=2000).dataset()
     group = (torch.arange(400) * nodes // 400) % 4
-    federation = Federation(settings, Task(data, settings), parse_scheme(settings.capacities), group)
+    federation = Federation(settings, Task(data, settings), parse_scheme(settings.capacities), group, torch.arange(400))
     state, (_, private) = ServerState(FairStrategy(settings, 2000).progress.state.full), federation.initial()
     for _ in range(rounds):
         state = batched.run_round(state, private, federation, Rejections())

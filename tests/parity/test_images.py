@@ -75,6 +75,12 @@ def test_any_choice(seed: int, scheme: str, compress: str, mapping: str, changes
     check_parity(seed, rounds=1, capacities=scheme, compress=compress, mapping=mapping, **changes)
 
 
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_narrow_networks_by_the_delta_rule(optimiser: str) -> None:
+    changes: dict[str, Any] = {"server_optimiser": optimiser, "server_step": 0.05, "aggregation": "delta"}
+    check_parity(6, rounds=3, method="heterofl", capacities="2x-4x", **changes)
+
+
 def test_faults_and_the_proximal_term() -> None:
     faults = {"drop": 0.1, "late": 0.1, "nan": 0.1, "infinite": 0.1, "wrong_size": 0.1, "out_of_range": 0.1}
     check_parity(5, rounds=3, faults=faults, capacities="1x-4x")

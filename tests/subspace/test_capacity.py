@@ -51,6 +51,20 @@ def test_groups_are_near_equal_runs_in_id_order() -> None:
     assert assign_groups(99, 2).tolist() == [0] * 50 + [1] * 49  # the paper: the first half of the users
 
 
+def test_groups_of_given_shares_have_one_device_at_least() -> None:
+    assert torch.bincount(assign_groups(99, 2, [1, 99])).tolist() == [1, 98]
+    assert torch.bincount(assign_groups(99, 2, [0.5, 0.5])).tolist() in ([50, 49], [49, 50])
+    assert torch.bincount(assign_groups(10, 3, [1e-9, 1, 1e-9])).tolist() == [1, 8, 1]
+    assert torch.bincount(assign_groups(3, 3, [100, 1, 1])).tolist() == [1, 1, 1]
+
+
+def test_groups_drawn_by_a_seed_keep_their_sizes() -> None:
+    drawn, again, other = (assign_groups(99, 2, [20, 80], seed) for seed in (101, 101, 102))
+    assert torch.equal(drawn, again)
+    assert not torch.equal(drawn, other)
+    assert torch.bincount(drawn).tolist() == torch.bincount(assign_groups(99, 2, [20, 80])).tolist() == [20, 79]
+
+
 limit_lists = st.lists(st.integers(8, 10**6), min_size=1, max_size=30)
 
 

@@ -37,12 +37,14 @@ def _nested(shape: tuple[int, ...], capacities: Sequence[Capacity], settings: Se
     )  # only tables have ranks
     chunk = 1 if mapping == "element" else settings.chunk
     # A tensor of which the smallest device holds less than a chunk (a bias, a first convolution) has shorter ones.
-    smallest = min(capacity.limit(full_size) for capacity in capacities) // (2 if mapping == "ranked" else 1)
+    parts = round(1 / settings.tail_share) if mapping == "ranked" else 1
+    smallest = min(capacity.limit(full_size) for capacity in capacities) // parts
     while chunk > max(smallest, 1):
         chunk //= 2
     return nested_subspaces(
-        full_size, capacities, seed=seed, mapping=mapping, chunk=chunk, sign=settings.sign, rule=settings.size_rule
-    )
+        full_size, capacities, seed=seed, mapping=mapping, chunk=chunk, sign=settings.sign, rule=settings.size_rule,
+        tail_share=settings.tail_share,
+    )  # fmt: skip
 
 
 def fair_hom(compressed: Shapes, capacities: Sequence[Capacity], settings: Settings, seed: int) -> list[Assignment]:
@@ -97,6 +99,7 @@ METHODS: dict[str, Method] = {
     "fedavg": fedavg,
     "fedhm": fedhm,
     "heterofl": heterofl,
+    "central": fedavg,  # all data in one place: whoever trains there holds everything
     "inconsistent": fair,  # the same subspaces, but the loop draws a seed a client
 }
 

@@ -13,18 +13,23 @@ from fairfold.cli.errors import told_plainly
 
 def recommend(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    user: Annotated[str, typer.Option(help="Id as in the source file, or #number.")],
+    user: Annotated[str | None, typer.Option(help="Id as in the source file, or #number.")] = None,
+    history: Annotated[
+        Path | None, typer.Option(help="Instead: a new user's items, a file with one id (or #number) a line.")
+    ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many items.")] = 10,
     capacity: Annotated[
         str | None, typer.Option(help="By the model of a device of this size (16x, 40MB); else by the server's.")
     ] = None,
 ) -> None:
-    """Recommend items to a user: original ids, titles where the data has them, what the user knows left out."""
+    """Recommend items to a user, known or new: ids, titles where the data has them, what the user has left out."""
     import torch
 
+    from fairfold.errors import InvalidSettings
+    from fairfold.federation.projection import Assignment
     from fairfold.metrics.ranking import recommend as best_items
     from fairfold.runs.device import device_model
-    from fairfold.runs.opened import find_user, open_run
+    from fairfold.runs.opened import find_user, open_run, read_history
     from fairfold.subspace import Capacity
 
     console = wide_console()
@@ -32,13 +37,21 @@ def recommend(
         size = None if capacity is None else Capacity.parse(capacity)
         opened = open_run(run)
         data, state = opened.interactions, opened.progress.state
-        number = find_user(data, user)
-        full = state.full if size is None else device_model(opened, size).recovered()
-        score = opened.scorer(full)
-        items = best_items(score, torch.tensor([number]), data.train, top)[0].tolist()
+        if (user is None) == (history is None):
+            raise InvalidSettings(
+                "neither or both of --user and --history", "one of them", "Name whom to recommend to."
+            )
+        new = None if history is None else read_history(history, data)
+        number = 0 if user is None else find_user(data, user)
+        device = None if size is None else device_model(opened, size)
+        full = state.full if device is None else device.recovered()
+        score = opened.scorer(full, None if device is None else [Assignment(device.projections)], new)
+        past = data.train if new is None else new
+        items = best_items(score, torch.tensor([number]), past, top)[0].tolist()
         scores = score(torch.tensor([number]))[0]
         model = "the server's model" if size is None else f"the model of a {size} device"
         name = f"user {data.user_ids[number]}" if data.user_ids is not None else f"user #{number}"
+        name = name if history is None else f"The user of {history}"
         table = Table()
         table.add_column("rank", justify="right")
         table.add_column("item")
@@ -51,5 +64,4 @@ def recommend(
             table.add_row(*cells, f"{float(scores[item]):.4f}")
         console.print(f"{name}, by {model} after round {state.round_number}", highlight=False, markup=False)
         console.print(table)
-        known = len(data.train.of(number))
-        console.print(f"Left out: the {known} items this user was trained on.", highlight=False)
+        console.print(f"Left out: the {len(past.of(number))} items this user has.", highlight=False)

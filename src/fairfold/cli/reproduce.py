@@ -44,6 +44,9 @@ def reproduce(
         bool,
         typer.Option("--search", help="Choose settings (learning rates) in short runs on held-out data, and stop."),
     ] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Write tables and page from the cells that are kept; run nothing.")
+    ] = False,
     list_them: Annotated[bool, typer.Option("--list", help="Show the experiments and what they hold.")] = False,
 ) -> None:
     """Run a table of the paper again: its figure, ours with the spread over seeds, the difference, rounds and seconds.
@@ -67,7 +70,7 @@ def reproduce(
         if search:
             _search(console, experiments, out)
             return
-        finished = [_run(console, experiment, out, jobs) for experiment in experiments]
+        finished = [_run(console, experiment, out, jobs, run=not show) for experiment in experiments]
         if len(finished) > 1:
             console.print(f"All on one page: {_page(finished, out)}", highlight=False, soft_wrap=True)
         missing = [entry for results in finished for grid in results.grids for entry in grid.entries]
@@ -75,14 +78,14 @@ def reproduce(
             raise InvalidData(missing[0].reason.split("; needed")[0], "data for at least one cell", missing[0].reason)
 
 
-def _run(console: Console, experiment: Experiment, out: Path, jobs: int | None) -> Results:
+def _run(console: Console, experiment: Experiment, out: Path, jobs: int | None, *, run: bool) -> Results:
     from fairfold.reproduce.execute import execute
     from fairfold.reproduce.output import Results, write_results
     from fairfold.reproduce.tables import grids
 
     display = Display(console, experiment.folder)
     try:
-        outcomes = execute(experiment, out, jobs, display)
+        outcomes = execute(experiment, out, jobs, display, run=run)
     except KeyboardInterrupt:
         console.print("What is done is kept: the same command goes on.", highlight=False)
         raise
@@ -99,9 +102,9 @@ def _run(console: Console, experiment: Experiment, out: Path, jobs: int | None) 
 
 
 def _page(finished: list[Results], out: Path) -> Path:
+    from fairfold.files import write_atomically
     from fairfold.reproduce.figures import figures
     from fairfold.reproduce.output import render_page
-    from fairfold.runs.files import write_atomically
     from fairfold.runs.plots import rendered
 
     many = []

@@ -53,3 +53,12 @@ class NegativeSampler:
         rank = (chance * others).long().clamp_(max=others - 1)
         below = torch.searchsorted(self._non_items_below, users * self.train.num_items + rank, right=True)
         return rank + below - self.train.offsets[users]
+
+    def of_user(self, user: int, count: int, source: torch.Generator) -> Tensor:
+        """Negatives of one user: :meth:`draw`, with a search among that user's items alone."""
+        part = slice(int(self.train.offsets[user]), int(self.train.offsets[user + 1]))
+        others = self.train.num_items - (part.stop - part.start)
+        chance = torch.rand(count, generator=source, dtype=torch.float64)
+        rank = chance.mul_(others).long().clamp_(max=others - 1)
+        below = self._non_items_below[part]
+        return rank.add_(torch.searchsorted(below, rank + user * self.train.num_items, right=True))

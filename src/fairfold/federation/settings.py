@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -57,6 +57,15 @@ IMAGE_DEFAULTS: dict[str, Any] = {
 }
 """What a model of images takes where nothing else is said: K, E, T and the rule of the paper's experiment on them."""
 
+LEAST_SQUARES_DEFAULTS: dict[str, Any] = {
+    "factors": 16,
+    "sign": False,
+    "tail_share": 0.125,
+    "support": 10,
+    "ridge": 1.0,
+}
+"""What ``solver="least_squares"`` takes where nothing else is said; ``chunk`` is ``factors``: rows are folded whole."""
+
 
 class FaultSettings(Frozen):
     """Shares of a round's clients that fail, each in one way.
@@ -101,7 +110,8 @@ class Settings(Frozen):
         initial_spread: Standard deviation of the tables before training; None takes the model's own.
         method: ``"fair"`` (FAIR-HET), ``"fair_hom"`` (everybody at the smallest size), ``"full_trn"`` (only devices
             that hold the full model), ``"fedavg"`` (everybody holds it), ``"fedhm"`` (low rank), ``"heterofl"``
-            (leading columns), ``"inconsistent"`` (an independent hash a client).
+            (leading columns), ``"inconsistent"`` (an independent hash a client), ``"central"`` (no federation: all
+            data in one place).
         capacities: Capacity scheme; users, ordered by id, are split into as many near-equal groups.
         shares: How large these groups are, in any unit (``[1, 99]``); each has one user at least. None: near-equal.
         group_seed: Draw the users of each group by chance, with this seed, instead of by id.
@@ -109,6 +119,11 @@ class Settings(Frozen):
         rank_rule: FedHM's rank at a capacity: ``"budget"``, the largest whose two factors fit, or ``"share"``, that
             share of the columns, which goes over the budget by the small factor.
         mapping: ``"element"``, ``"chunk"`` or ``"ranked"``.
+        tail_share: Share of a ranked subspace's slots that unpopular items share; the others are owned (ranked only).
+        support: An item owns slots only if at least this many users have it: no device holds more than that needs,
+            whatever its capacity (ranked only; 0: no limit).
+        reference_factors: Capacities are shares of a table of this many factors instead of ``factors``, so that longer
+            rows can be had for the same bytes; None: of the table itself.
         chunk: Z, how many neighbouring coordinates share one hash (docs/decisions/chunk.md); the element mapping has 1.
         sign: Random signs.
         rehash: A new hash every round, as in the paper's Algorithm 1, or one for the whole run.
@@ -116,13 +131,18 @@ class Settings(Frozen):
             ``"model"``: all tensors as one vector, so that weights of any layer share slots with those of any other
             (images only).
         user_vectors: ``"private"``: stay on the device; ``"uploaded"``: sent and averaged, as the authors' code does.
+        user_storage: Where ``fairfold train`` keeps private vectors: ``"memory"``, ``"disk"`` (files in the run's
+            folder, mapped into memory), or ``"auto"``: on disk where a table would take over a quarter of the memory.
         broadcast: The server sends θ to all and each device projects it as it streams by, instead of sending ψ.
         rounds: T.
         clients_per_round: K; None takes everybody.
         replacement: Draw clients with replacement, as the authors' code does.
-        weighting: Clients count by their number of samples (``"data"``, the paper) or alike (``"equal"``).
-        solver: What a device computes: ``"gradient"`` (E epochs of gradient steps) or ``"closed_form"`` (the user's
-            vector solved exactly, one step on the whole catalogue; ``"mf"`` with private vectors only).
+        weighting: Clients count by their number of samples (``"data"``, the paper), alike (``"equal"``), or by a power
+            of that number in between (0.5; 1 is ``"data"`` and 0 ``"equal"``).
+        solver: What a device computes: ``"gradient"`` (E epochs of gradient steps), ``"closed_form"`` (the user's
+            vector solved exactly, one step on the whole catalogue) or ``"least_squares"`` (the user's vector solved
+            exactly, the items by the server from sums of them; docs/beyond.md). The last two are for ``"mf"`` with
+            private vectors; the last has defaults of its own, ``LEAST_SQUARES_DEFAULTS``, and no use for optimisers.
         local_epochs: E.
         batch_size: Samples a step.
         shuffle: New order of the samples every epoch.
@@ -132,7 +152,8 @@ class Settings(Frozen):
         local_step: Its step size.
         prox: μ of FedProx: ½μ‖S(ψ − ψ_sent)‖² is added to the loss.
         unobserved_weight: What an item the user did not touch counts, against 1 for one they did (closed form).
-        ridge: Pull of the user's vector towards zero (closed form).
+        ridge: Pull of the user's vector towards zero (closed form); with least squares that of users' and items' alike,
+            in units of the mean eigenvalue of what is inverted.
         aggregation: ``"paper"``: θ ← Σ pᵢ Sᵢψᵢ′. ``"delta"``: θ ← θ + what the optimiser makes of Σ pᵢ Sᵢ(ψᵢ′ − ψᵢ).
         server_optimiser: For the delta rule: ``"sgd"``, ``"momentum"``, ``"adam"``, ``"yogi"`` or ``"adagrad"``.
         server_step: Its step size, η.
@@ -156,24 +177,28 @@ class Settings(Frozen):
     model: Literal["mf", "neumf", "neumf-mlp", "mlp", "lenet"] = "mf"
     factors: int = Field(8, ge=1)
     initial_spread: float | None = Field(0.1, gt=0)
-    method: Literal["fair", "fair_hom", "full_trn", "fedavg", "fedhm", "heterofl", "inconsistent"] = "fair"
+    method: Literal["fair", "fair_hom", "full_trn", "fedavg", "fedhm", "heterofl", "inconsistent", "central"] = "fair"
     capacities: str = "1x-4x-16x"
     shares: tuple[float, ...] | None = None
     group_seed: int | None = Field(None, ge=0)
     size_rule: Literal["fitted", "paper"] = "fitted"
     rank_rule: Literal["budget", "share"] = "budget"
     mapping: Literal["element", "chunk", "ranked"] = "ranked"
+    tail_share: float = Field(0.5, gt=0, le=0.5)
+    support: int = Field(0, ge=0)
+    reference_factors: int | None = Field(None, ge=1)
     chunk: int = Field(8, ge=1)
     sign: bool = True
     rehash: bool = False
     compress: Literal["tables", "all", "model"] = "tables"
     user_vectors: Literal["private", "uploaded"] = "private"
+    user_storage: Literal["auto", "memory", "disk"] = "auto"
     broadcast: bool = False
     rounds: int = Field(60, ge=1)
     clients_per_round: int | None = Field(60, ge=1)
     replacement: bool = False
-    weighting: Literal["data", "equal"] = "equal"
-    solver: Literal["gradient", "closed_form"] = "closed_form"
+    weighting: Literal["data", "equal"] | Annotated[float, Field(ge=0, le=1)] = "equal"
+    solver: Literal["gradient", "closed_form", "least_squares"] = "closed_form"
     local_epochs: int = Field(1, ge=1)
     batch_size: int = Field(512, ge=1)
     shuffle: bool = True
@@ -201,6 +226,9 @@ class Settings(Frozen):
     def _defaults_of_the_model(cls, values: Any) -> Any:
         if isinstance(values, Mapping) and values.get("model") in IMAGE_MODELS:
             return IMAGE_DEFAULTS | dict(values)
+        if isinstance(values, Mapping) and values.get("solver") == "least_squares":
+            own = LEAST_SQUARES_DEFAULTS | dict(values)
+            return {"chunk": own["factors"]} | own
         return values
 
     @field_validator("capacities")
@@ -222,14 +250,28 @@ class Settings(Frozen):
             len(self.shares) != len(parse_scheme(self.capacities)) or not all(share > 0 for share in self.shares)
         ):
             raise ValueError(f"shares = {self.shares} for {self.capacities}: one above 0 for each capacity")
-        if self.solver == "closed_form":
+        if self.solver != "gradient":
             if self.model != "mf" or self.user_vectors != "private":
-                raise ValueError("solver='closed_form' needs model='mf' and user_vectors='private'")
-            if self.method not in ("fair", "fair_hom", "full_trn", "fedavg"):
-                raise ValueError(f"solver='closed_form' does not serve method={self.method!r}: use solver='gradient'")
+                raise ValueError(f"solver={self.solver!r} needs model='mf' and user_vectors='private'")
+            if self.method not in ("fair", "fair_hom", "full_trn", "fedavg", "central"):
+                raise ValueError(f"solver={self.solver!r} does not serve method={self.method!r}: use solver='gradient'")
+        if self.solver == "least_squares":
+            self._fits_least_squares()
+        if abs(1 / self.tail_share - round(1 / self.tail_share)) > 1e-9:
+            raise ValueError(f"tail_share = {self.tail_share}: one part in a whole number, such as 0.5 or 0.125")
+        if (self.support or self.reference_factors) and self.model != "mf":
+            raise ValueError("support and reference_factors are for model='mf', which has one table")
         if self.method == "fedhm" and self.aggregation == "delta":
             raise ValueError("method='fedhm' averages models: use aggregation='paper'")
         return self
+
+    def _fits_least_squares(self) -> None:
+        if self.mapping == "element" or self.chunk != self.factors or self.sign:
+            raise ValueError(
+                "solver='least_squares' folds whole rows: use mapping='ranked' or 'chunk', chunk=factors and sign=false"
+            )
+        if self.rehash or self.aggregation != "delta" or self.compress != "tables":
+            raise ValueError("solver='least_squares' needs rehash=false, aggregation='delta' and compress='tables'")
 
     def _fits_images(self) -> None:
         if self.data == "synthetic":
@@ -238,13 +280,20 @@ class Settings(Frozen):
             raise ValueError(f"model={self.model!r} needs solver='gradient'")
         if self.compress == "tables":
             raise ValueError(f"model={self.model!r} has no item tables: use compress='all' or 'model'")
+        if self.method == "central":
+            raise ValueError(
+                f"method='central' does not serve model={self.model!r}: one device that holds all images is central "
+                "training (method='fedavg', images.devices=1, clients_per_round=1)"
+            )
         if self.mapping == "ranked":
             raise ValueError(f"weights of model={self.model!r} have no order of popularity: use mapping='chunk'")
-        if self.method in ("fedhm", "heterofl"):
-            if self.compress != "all":
-                raise ValueError(f"method={self.method!r} works layer by layer: use compress='all'")
-            if self.aggregation == "delta":
-                raise ValueError(f"method={self.method!r} averages models: use aggregation='paper'")
+        if self.method in ("fedhm", "heterofl") and self.compress != "all":
+            raise ValueError(f"method={self.method!r} works layer by layer: use compress='all'")
+
+    def weight(self, samples: float) -> float:
+        """What a client with so many samples counts, pᵢ before all are divided by their sum."""
+        power = {"data": 1.0, "equal": 0.0}.get(self.weighting, self.weighting)  # type: ignore[arg-type]
+        return float(samples**power)
 
     @property
     def reads_images(self) -> bool:

@@ -5,11 +5,14 @@ their changes: to the server that is the same as if each had answered alone, and
 size of the full table is made here.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 from torch import Tensor
 
 from fairfold.data import Dataset
 from fairfold.errors import InvalidMessage
+from fairfold.federation.aggregate import ServerState
 from fairfold.federation.projection import Hashed, Projection
 from fairfold.federation.replies import Rejections
 from fairfold.federation.sampling import Purpose, generator
@@ -19,6 +22,7 @@ from fairfold.federation.train import BLOCK_ITEMS, SOLVERS, Device, gram, item_b
 from fairfold.flower.local import LocalData
 from fairfold.flower.plan import task_of
 from fairfold.flower.wire import Answer, Order
+from fairfold.kernels.native import loader
 from fairfold.metrics import evaluate_ranking
 from fairfold.simulate.active import Active, Held, gather
 from fairfold.simulate.batched import Changes, batches_well, train_at_once
@@ -66,8 +70,7 @@ class LocalTask:
         return Answer(change, sum(weights))
 
     def _weights(self) -> list[float]:
-        by_data = self.settings.weighting == "data"
-        return [float(self.task.samples(user)) if by_data else 1.0 for user in self.data.users]
+        return [self.settings.weight(self.task.samples(user)) for user in self.data.users]
 
     def _closed_form(self, own: Weights, weights: list[float]) -> Weights:
         """All users in two walks over the items: Σ w·V u uᵀ = w·V·(Σ u uᵀ), as in ``simulate.closed_form``."""
@@ -97,8 +100,10 @@ class LocalTask:
         """Gradient steps on the slots that are touched, sixteen users at a time: ``simulate.batched``'s program."""
         users, number = self.data.users, self.order.round_number
         group = torch.zeros(self.task.num_clients, dtype=torch.long)
-        federation = Federation(self.settings, self.task, [Capacity.parse("1x")], group)
-        held, changes = Held(self.order.projections, self.received), Changes(federation, Rejections(), number)
+        everybody = torch.arange(self.task.num_clients)
+        federation = Federation(self.settings, self.task, [Capacity.parse("1x")], group, everybody)
+        held = Held(self.order.projections, self.received)
+        changes = Changes(ServerState(self.received, number), federation, Rejections())
         places = {user: place for place, user in enumerate(users)}
         private = {name: rows.new_zeros(self.task.num_clients, rows.shape[1]) for name, rows in own.items()}
         for name, rows in own.items():
@@ -107,11 +112,12 @@ class LocalTask:
         def gathered(user: int) -> Active:
             return gather(user, self.task, held, private, number)
 
-        for start in range(0, len(users), USERS_AT_ONCE):
-            for trained in train_at_once(users[start : start + USERS_AT_ONCE], gathered, self.task):
-                changes.take(trained)
-                for name in own:
-                    own[name][places[trained.client]] = trained.values[trained.parts[name]]
+        with ThreadPoolExecutor(loader.workers(), initializer=loader.work_alone) as workers:
+            for start in range(0, len(users), USERS_AT_ONCE):
+                for trained in train_at_once(users[start : start + USERS_AT_ONCE], gathered, self.task, workers):
+                    changes.take(trained)
+                    for name in own:
+                        own[name][places[trained.client]] = trained.values[trained.parts[name]]
         return changes.means(held)
 
     def _one_by_one(self, own: Weights, weights: list[float]) -> Weights:

@@ -17,13 +17,13 @@ from typing import Any
 from fairfold.data import Dataset, Interactions
 from fairfold.errors import InvalidSettings, InvalidState
 from fairfold.federation.settings import Settings
+from fairfold.files import write_atomically
 from fairfold.flower.keys import make_certificates, make_node_key
 from fairfold.flower.plan import Plan, refuse_unserved
 from fairfold.flower.processes import OFFLINE, Program, free_ports, stopping, tool, wait_for_port
 from fairfold.flower.record import NODES
-from fairfold.runs.files import write_atomically
 from fairfold.runs.folder import LOG, METRICS, RESULT
-from fairfold.simulate.run import load_data
+from fairfold.simulate.run import load_interactions
 from fairfold.subspace import Capacity, assign_groups
 
 HOST = "127.0.0.1"
@@ -252,8 +252,7 @@ def trial_of(settings: Settings, nodes: str, folder: Path, *, half: bool = False
     scheme = "-".join(dict.fromkeys(str(capacity) for capacity in capacities))
     settings = settings.model_copy(update={"capacities": scheme, "clients_per_round": None})
     refuse_unserved(settings)
-    data, _ = load_data(settings)
-    assert isinstance(data, Dataset)  # models of images were refused
+    data, _ = load_interactions(settings)
     return Trial(settings, capacities, folder, half=half), data
 
 

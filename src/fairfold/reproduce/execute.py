@@ -42,7 +42,7 @@ def default_jobs(cells: int) -> int:
 
 
 def execute(
-    experiment: Experiment, out: Path, jobs: int | None = None, watcher: Watcher | None = None
+    experiment: Experiment, out: Path, jobs: int | None = None, watcher: Watcher | None = None, *, run: bool = True
 ) -> dict[Cell, Outcome]:
     """Run what is not kept yet, and return everything.
 
@@ -51,6 +51,7 @@ def execute(
         out: Its results go to a folder of its name in here.
         jobs: Processes; None is :func:`default_jobs`. One runs here.
         watcher: Told how it goes.
+        run: Or take what is kept, and run nothing.
     """
     watcher = watcher or Watcher()
     place = out / experiment.folder
@@ -82,10 +83,12 @@ def execute(
         todo.setdefault(mark, Job(cell, kept, place / UNDER_WAY / name, mark))
     waiting = [job for mark, job in todo.items() if mark not in found]
     waiting.sort(key=lambda job: job.cell.seed)  # the whole table with one seed first: it can be read early
+    if not run:
+        return {cell: found[mark] for cell, mark in same.items() if mark in found}
     watcher.on_plan(len(experiment.cells) - len(waiting), [job.cell for job in waiting])
     processes = default_jobs(len(waiting)) if jobs is None else jobs
-    run = _run_here if processes == 1 or len(waiting) < 2 else _run_in_processes(processes)
-    for job, outcome in run(waiting, watcher):
+    way = _run_here if processes == 1 or len(waiting) < 2 else _run_in_processes(processes)
+    for job, outcome in way(waiting, watcher):
         found[job.mark] = outcome
         watcher.on_cell(job.cell, outcome)
     shutil.rmtree(place / UNDER_WAY, ignore_errors=True)

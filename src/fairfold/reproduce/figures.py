@@ -36,7 +36,7 @@ def _label(grid: Grid) -> str:
 def _compared(grid: Grid, done: list[Entry]) -> Figure:
     """A dot a cell with its spread, the paper's figure as a cross, from top to bottom."""
     columns = list(dict.fromkeys(entry.column for entry in done))
-    figure = Figure(figsize=(WIDE[0], 1.4 + 0.27 * len(done)), layout="constrained")
+    figure = Figure(figsize=(WIDE[0], 2.4 + 0.27 * len(done)), layout="constrained")
     axes = figure.add_subplot()
     for number, column in enumerate(columns):
         own = [(place, entry) for place, entry in enumerate(done) if entry.column == column]
@@ -79,13 +79,6 @@ def _curves(grid: Grid, done: list[Entry]) -> Figure:
         style = STYLES[0] if few else STYLES[rows.index(entry.row) % len(STYLES)]
         across, up = zip(*entry.curve, strict=True)
         axes.plot(across, up, color=colour, linestyle=style, linewidth=1.6, label=f"{entry.row} {entry.column}".strip())
-    for name, value in grid.references.items():
-        if isinstance(value, float):
-            axes.axhline(value, color=FAINT, linestyle=(0, (5, 4)), linewidth=1.1, zorder=0.5)
-            axes.annotate(
-                name, (1.01, value), xycoords=("axes fraction", "data"), color="#616e7c", fontsize=8, va="center",
-                annotation_clip=False,
-            )  # fmt: skip
     axes.set_xlabel("round")
     if grid.file.curves == "loglog":
         axes.set_xscale("log")
@@ -95,6 +88,14 @@ def _curves(grid: Grid, done: list[Entry]) -> Figure:
         axes.set_ylabel(_label(grid))
         axes.set_xlim(left=0)
         _leave_out_the_start(axes, done)
+    low, high = axes.get_ylim()
+    for name, value in grid.references.items():
+        if isinstance(value, float) and low < value < high:  # others would be drawn outside of the plot
+            axes.axhline(value, color=FAINT, linestyle=(0, (5, 4)), linewidth=1.1, zorder=0.5)
+            axes.annotate(
+                name, (1.01, value), xycoords=("axes fraction", "data"), color="#616e7c", fontsize=8, va="center",
+                annotation_clip=False,
+            )  # fmt: skip
     _legend(figure, axes)
     return figure
 

@@ -2,12 +2,13 @@
 
 import hashlib
 import json
+import math
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fairfold.runs.files import write_atomically
+from fairfold.files import write_atomically
 from fairfold.version import __version__
 
 FORMAT = 1
@@ -46,7 +47,7 @@ class Outcome:
     def of_curve(cls, curve: list[tuple[float, float]], *, smaller_is_better: bool, **others: Any) -> "Outcome":
         """From evaluations in order."""
         sign = 1 if smaller_is_better else -1
-        best = min(curve, key=lambda point: sign * point[1])
+        best = min(curve, key=lambda point: (math.isnan(point[1]), sign * point[1]))  # what diverged is never best
         return cls(
             best=best[1], best_round=best[0], last=curve[-1][1], last_round=curve[-1][0], curve=tuple(curve), **others
         )
@@ -60,7 +61,7 @@ def fingerprint(kind: str, values: dict[str, Any], seed: int, data: dict[str, An
 
 def file_name(label: str) -> str:
     """A cell's label as the name of a file."""
-    return re.sub(r"[^A-Za-z0-9.]+", "-", label).strip("-")
+    return re.sub(r"[^A-Za-z0-9.+]+", "-", label).strip("-")
 
 
 def write_outcome(path: Path, outcome: Outcome, mark: str, described: dict[str, Any]) -> None:

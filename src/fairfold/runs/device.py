@@ -16,8 +16,8 @@ from fairfold.federation.facts import facts_of, projection_of
 from fairfold.federation.projection import Assignment, Hashed, Projection
 from fairfold.federation.sampling import hash_seed
 from fairfold.federation.task import Weights
-from fairfold.runs.files import write_tensors
 from fairfold.runs.opened import OpenRun
+from fairfold.runs.tensors import write_tensors
 from fairfold.simulate.federation import Federation
 from fairfold.simulate.result import Judge
 from fairfold.subspace import Capacity, Subspace
@@ -126,7 +126,7 @@ def _projections(run: OpenRun, capacity: Capacity) -> tuple[dict[str, Projection
         projections = held[federation.capacities.index(capacity)].projections
         assert projections is not None  # these methods serve every capacity
         return projections, True, True
-    task, seed = federation.task, hash_seed(settings, last_round)
+    task, seed, capacity = federation.task, hash_seed(settings, last_round), federation.limited(capacity)
     dense = {name: shape for name, shape in task.shapes.items() if name not in task.compressed}
     if settings.method in ("fedhm", "heterofl"):
         (alone,) = assign(settings, task.compressed, dense, [capacity], seed, task.reads)
@@ -159,12 +159,13 @@ def _on_chain(chain: list[Subspace], capacity: Capacity) -> Subspace | None:
     limit = capacity.limit(known.full_size)
     if limit >= known.full_size:
         return Subspace(known.full_size, known.full_size)
-    unit = known.chunk * (2 if known.mapping == "ranked" else 1)
-    size = known.size
+    parts = known.size // known.layout.tail if known.mapping == "ranked" else 1
+    unit, size = known.chunk * parts, known.size
     while 2 * size <= limit:
         size *= 2
     while size > limit and size % (2 * unit) == 0:
         size //= 2
     if size > limit:
         return None
-    return Subspace(known.full_size, size, known.seed, known.mapping, known.chunk, sign=known.sign)
+    head = size - size // parts if parts > 1 else 0
+    return Subspace(known.full_size, size, known.seed, known.mapping, known.chunk, head, sign=known.sign)

@@ -1,14 +1,18 @@
 """A run opened again: its settings, its data and its newest checkpoint, for recommendations and exports."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from fairfold.data import Dataset
+import torch
+
+from fairfold.data import Dataset, Interactions
 from fairfold.data.images import ImageDataset
 from fairfold.errors import InvalidSettings
 from fairfold.federation.image_task import task_of
+from fairfold.federation.projection import Assignment
 from fairfold.federation.settings import Settings, read_settings
 from fairfold.federation.task import Weights
 from fairfold.metrics.ranking import Scorer
@@ -16,7 +20,7 @@ from fairfold.models import scorer
 from fairfold.runs import checkpoint
 from fairfold.runs.folder import SETTINGS, RunFolder
 from fairfold.simulate.federation import Federation
-from fairfold.simulate.result import closed_form_scorer
+from fairfold.simulate.result import history_scorer
 from fairfold.simulate.run import Progress, load_data
 
 
@@ -54,11 +58,30 @@ class OpenRun:
             )
         return self.data
 
-    def scorer(self, full: Weights) -> Scorer:
-        """Scores of all items by a model: the server's tensors, or those a device's stand for."""
+    @property
+    def assignments(self) -> list[Assignment]:
+        """What the devices of each size hold."""
+        return self.federation.assignments(max(self.progress.state.round_number - 1, 0))
+
+    def scorer(
+        self, full: Weights, held: Sequence[Assignment] | None = None, histories: Interactions | None = None
+    ) -> Scorer:
+        """Scores of all items by a model: the server's tensors, or those that what a device holds stands for.
+
+        Args:
+            full: The tensors.
+            held: What the device holds; not needed for the server's model.
+            histories: Of users who did not take part, to be asked for by their number there.
+        """
         task, settings = self.federation.task, self.settings
-        if settings.solver == "closed_form":
-            return closed_form_scorer(full, task, settings)
+        if settings.solver != "gradient":
+            return history_scorer(full, task, settings, self.assignments if held is None else held, histories)
+        if histories is not None:
+            raise InvalidSettings(
+                f"a new user for {self.path}, whose users' vectors were trained by gradients",
+                "a run with solver='least_squares' or 'closed_form'",
+                "There a user's vector follows from their history alone.",
+            )
         return scorer(task.model_of(full, self.progress.private))
 
 
@@ -96,3 +119,29 @@ def find_user(data: Dataset, wanted: str) -> int:
     if not digits.isdecimal() or int(digits) >= data.num_users:
         raise InvalidSettings(f"user {wanted!r}", f"#0 to #{data.num_users - 1}", "Check the number.")
     return int(digits)
+
+
+def read_history(path: Path, data: Dataset) -> Interactions:
+    """The history of one new user from a file of item ids, one a line, as the source file has them (or ``#number``)."""
+    try:
+        words = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidSettings(f"{path}: {error}", "a readable text file", "Write one item id a line.") from None
+    known = {} if data.item_ids is None else {word: number for number, word in enumerate(data.item_ids)}
+    items = [_item(word, known, data.num_items) for word in words]
+    unknown = [word for word, item in zip(words, items, strict=True) if item is None]
+    if not items or unknown:
+        given = (
+            f"{path}, which is empty" if not items else f"{len(unknown)} of {len(items)} items, first {unknown[0]!r}"
+        )
+        some = "#0" if data.item_ids is None else ", ".join(data.item_ids[:3])
+        raise InvalidSettings(given, f"items of {data.name} (such as {some}), one a line", "Leave out the others.")
+    found = torch.tensor([item for item in items if item is not None])
+    return Interactions.from_pairs(torch.zeros_like(found), found, 1, data.num_items)
+
+
+def _item(word: str, known: dict[str, int], num_items: int) -> int | None:
+    if not word.startswith("#") and known:
+        return known.get(word)
+    digits = word.removeprefix("#")
+    return int(digits) if digits.isdecimal() and int(digits) < num_items else None

@@ -18,7 +18,7 @@ from torch.func import vmap
 from fairfold.federation.aggregate import RoundTotals, ServerState, aggregate
 from fairfold.federation.projection import Assignment
 from fairfold.federation.replies import Rejections, fault_of, problem_with, spoil
-from fairfold.federation.sampling import Purpose, generator, sample_cohort
+from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.send import send
 from fairfold.federation.settings import Settings
 from fairfold.federation.task import Task, Weights
@@ -137,10 +137,8 @@ class Cohorts:
         return self._ahead[number].result()
 
     def _draw(self, number: int) -> list[Samples]:
-        assignments = self.federation.assignments(number)
-        cohort = sample_cohort(self.settings, self.task.num_clients, number).tolist()
-        here = [client for client in cohort if assignments[int(self.federation.group[client])].projections is not None]
-        return [draw_samples(self.task, clients, number) for clients in together(here, self.at_once)]
+        cohort = self.federation.cohort(number).tolist()
+        return [draw_samples(self.task, clients, number) for clients in together(cohort, self.at_once)]
 
     def _train(
         self,
@@ -272,7 +270,7 @@ class Back:
         for client, problem in zip(self._clients, problems, strict=True):
             if problem is not None:
                 rejections.note(number + 1, client, problem)
-            weight = float(self._task.samples(client)) if self._settings.weighting == "data" else 1.0
+            weight = self._settings.weight(self._task.samples(client))
             weights.append(0.0 if problem is not None else weight)
         factor = torch.tensor(weights, dtype=source.dtype, device=source.device)[place]
         # Zero times NaN is NaN: what is refused is left out, not weighted down.

@@ -11,7 +11,7 @@ from torch import Tensor
 from fairfold.federation.aggregate import RoundTotals, ServerState, aggregate
 from fairfold.federation.projection import Hashed, Projection
 from fairfold.federation.replies import Rejections, fault_of, problem_with, spoil
-from fairfold.federation.sampling import Purpose, generator, sample_cohort
+from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.send import send
 from fairfold.federation.task import Weights
 from fairfold.federation.train import Device, closed_form, solve_user
@@ -20,9 +20,9 @@ from fairfold.simulate.federation import Federation
 
 def run_round(state: ServerState, private: Weights, federation: Federation, rejections: Rejections) -> ServerState:
     """One round; see :func:`fairfold.simulate.loop.run_round`."""
-    settings, task, number = federation.settings, federation.task, state.round_number
+    settings, number = federation.settings, state.round_number
     assignments = federation.assignments(number)
-    cohort = sample_cohort(settings, task.num_clients, number)
+    cohort = federation.cohort(number)
     totals = RoundTotals(state.full)
     for group, received in enumerate(send(state.full, assignments)):
         projections = assignments[group].projections
@@ -83,7 +83,7 @@ def _add_group(
         rows = table[mine]
         user = solve_user(rows, gram_matrix, settings)
         private[own_name][client] = user
-        weight = float(len(mine)) if settings.weighting == "data" else 1.0
+        weight = settings.weight(len(mine))
         outer.addr_(user, user, alpha=weight)
         items.append(mine)
         steps.append(weight * ((1 - unobserved) * (rows @ user) - 1)[:, None] * user)

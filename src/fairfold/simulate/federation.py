@@ -1,16 +1,20 @@
 """A federation ready to run: task, capacities and who has which, from settings and data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from fairfold.algorithms import assign
 from fairfold.errors import InvalidSettings
 from fairfold.federation.projection import Assignment
-from fairfold.federation.sampling import Purpose, generator, hash_seed
+from fairfold.federation.sampling import Purpose, generator, hash_seed, sample_cohort
 from fairfold.federation.settings import Settings
+from fairfold.federation.storage import Storage
 from fairfold.federation.task import Task, Weights
 from fairfold.subspace import Capacity, assign_groups, parse_scheme
+
+BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -22,12 +26,14 @@ class Federation:
         task: Model, data and loss.
         capacities: One a group of clients.
         group: The group of every client.
+        taking_part: The clients that the method does not leave out.
     """
 
     settings: Settings
     task: Task
     capacities: list[Capacity]
     group: Tensor
+    taking_part: Tensor
 
     @classmethod
     def of(cls, settings: Settings, task: Task) -> "Federation":
@@ -41,9 +47,17 @@ class Federation:
                 "Ask for fewer, or draw with replacement.",
             )
         group = assign_groups(task.num_clients, len(capacities), settings.shares, settings.group_seed)
-        federation = cls(settings, task, capacities, group)
-        federation.assignments(0)  # a capacity that the method cannot serve is told now
-        return federation
+        federation = cls(settings, task, capacities, group, torch.arange(task.num_clients))
+        held = federation.assignments(0)  # a capacity that the method cannot serve is told now
+        serves = torch.tensor([assignment.projections is not None for assignment in held])
+        return replace(federation, taking_part=serves[group].nonzero().flatten())
+
+    def cohort(self, round_number: int) -> Tensor:
+        """C, the clients of a round, drawn among those that take part: K of them, or all where they are fewer."""
+        settings, many = self.settings, len(self.taking_part)
+        if settings.clients_per_round is not None and settings.clients_per_round > many and not settings.replacement:
+            return self.taking_part
+        return self.taking_part[sample_cohort(settings, many, round_number)]
 
     def assignments(self, round_number: int, client: int | None = None) -> list[Assignment]:
         """What each group holds in a round; with ``client``, under that client's own, independent hash."""
@@ -52,8 +66,28 @@ class Federation:
             seed ^= (client + 1) << 32
         task = self.task
         whole = {name: shape for name, shape in task.shapes.items() if name not in task.compressed}
-        return assign(self.settings, task.compressed, whole, self.capacities, seed, task.reads)
+        limited = [self.limited(capacity) for capacity in self.capacities]
+        return assign(self.settings, task.compressed, whole, limited, seed, task.reads)
 
-    def initial(self) -> tuple[Weights, Weights]:
-        """The server's tensors and the users' own vectors before training."""
-        return self.task.initial(generator(self.settings, Purpose.MODEL))
+    def limited(self, capacity: Capacity) -> Capacity:
+        """What a device of this capacity is given: at most what the data supports, counted in rows of the reference."""
+        settings, task = self.settings, self.task
+        if not settings.support and settings.reference_factors is None:
+            return capacity
+        ((items, factors),) = task.tables.values()
+        limit = capacity.limit(items * (settings.reference_factors or factors))
+        if settings.support and settings.mapping == "ranked":
+            limit = min(limit, self._supported(items, factors))
+        return capacity if limit >= items * factors else Capacity(budget=limit * BYTES)
+
+    def _supported(self, items: int, factors: int) -> int:
+        """Numbers enough for every item that ``support`` users have to own a row, and for the tail's share."""
+        owned = int((self.task.data.train.counts_by_item >= self.settings.support).sum())
+        parts = round(1 / self.settings.tail_share)
+        whole_rows = -(-owned // (parts - 1)) * parts
+        return items * factors if owned == items else max(whole_rows, parts) * factors
+
+    def initial(self, storage: Storage | None = None) -> tuple[Weights, Weights]:
+        """The server's tensors and the users' own vectors, kept in ``storage``, before training."""
+        source = generator(self.settings, Purpose.MODEL)
+        return self.task.initial(source) if storage is None else self.task.initial(source, storage)

@@ -1,12 +1,15 @@
 """The page that reads like the paper's Algorithms 1 (server) and 2 (client): the oracle for everything faster."""
 
 from fairfold.federation.aggregate import RoundTotals, ServerState, aggregate
+from fairfold.federation.least_squares import SizeTotals, least_squares
 from fairfold.federation.replies import Rejections, fault_of, problem_with, spoil
-from fairfold.federation.sampling import Purpose, generator, sample_cohort
+from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.send import send
 from fairfold.federation.task import Weights
 from fairfold.federation.train import SOLVERS, Device, LocalSolver
 from fairfold.simulate.federation import Federation
+
+ALL_SOLVERS = SOLVERS | {"least_squares": least_squares}
 
 
 def run_round(
@@ -26,31 +29,41 @@ def run_round(
         solver: What a device computes, if not as the settings say: a faster way to the same numbers.
     """
     settings, task, number = federation.settings, federation.task, state.round_number
-    cohort = sample_cohort(settings, task.num_clients, number)  # C ← a random set of clients
+    cohort = federation.cohort(number)  # C ← a random set of clients
     assignments = federation.assignments(number)  # S of every capacity, of this round's hash
     sent = send(state.full, assignments)  # ψ ← projection(S, θ), once a size
-    totals = RoundTotals(state.full)
+    remembered = settings.solver == "least_squares"
+    totals = SizeTotals(assignments, task) if remembered else RoundTotals(state.full)
     for client in cohort.tolist():
         group = int(federation.group[client])
         projections, received = assignments[group].projections, sent[group]
-        if projections is None or received is None:
-            continue  # a device that this method leaves out
+        assert projections is not None  # the cohort has none that the method leaves out
+        assert received is not None
         if settings.method == "inconsistent":
             projections = federation.assignments(number, client)[group].projections
             received = {name: held.reduce(state.full[name]) for name, held in (projections or {}).items()}
             assert projections is not None
         own = {name: rows[client] for name, rows in private.items()}
         device = Device(client, task, projections, own, generator(settings, Purpose.TRAINING, number, client))
-        trained = (solver or SOLVERS[settings.solver])(received, device, settings)  # Optimise Fᵢ(Sᵢψᵢ)
-        for name, vector in trained.own.items():
-            private[name][client] = vector
+        trained = (solver or ALL_SOLVERS[settings.solver])(received, device, settings)  # Optimise Fᵢ(Sᵢψᵢ)
+        if not remembered:
+            _keep(trained.own, private, client)
         reply = spoil(trained.compacts, fault_of(settings, generator(settings, Purpose.FAULTS, number, client)))
         problem = problem_with(reply, received, projections, settings)
         if problem is not None or reply is None:
             rejections.note(number + 1, client, problem or "no answer")
             continue
-        weight = float(task.samples(client)) if settings.weighting == "data" else 1.0  # pᵢ
+        if remembered:  # what a device last said is what the server took: a refused reply was never said
+            _keep(trained.own, private, client)
+        weight = settings.weight(task.samples(client))  # pᵢ
         if settings.aggregation == "delta":
             reply = {name: vector - received[name] for name, vector in reply.items()}
         totals.add(projections, reply, weight)
+    if isinstance(totals, SizeTotals):
+        return totals.applied(state, settings)
     return aggregate(state, totals, settings)  # θ ← Σ pᵢ Sᵢψᵢ′
+
+
+def _keep(own: Weights, private: Weights, client: int) -> None:
+    for name, vector in own.items():
+        private[name][client] = vector

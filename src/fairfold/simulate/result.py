@@ -1,6 +1,6 @@
 """What a run gives: quality by device size, beside references, and what each size cost."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +10,7 @@ from fairfold.data import Interactions
 from fairfold.data.images import Images
 from fairfold.federation.aggregate import ServerState
 from fairfold.federation.image_task import ImageTask, as_input
+from fairfold.federation.least_squares import server_owned, solve_users
 from fairfold.federation.projection import Assignment
 from fairfold.federation.settings import Settings
 from fairfold.federation.task import Task, Weights
@@ -95,8 +96,8 @@ class Judge:
                 by_group.append(None)
                 continue
             device = {name: p.recover(p.reduce(state.full[name])) for name, p in held.projections.items()}
-            by_group.append(self._value(device, private, members))
-        return Quality(self._value(state.full, private, everybody), tuple(by_group))
+            by_group.append(self._value(device, private, members, [held]))
+        return Quality(self._value(state.full, private, everybody, assignments), tuple(by_group))
 
     def references(self, users: Tensor) -> dict[str, float]:
         """The reference rows over some users."""
@@ -104,10 +105,10 @@ class Judge:
             return {}
         return {name: self._ndcg(score, users) for name, score in self._references.items()}
 
-    def _value(self, full: Weights, private: Weights, users: Tensor) -> float:
+    def _value(self, full: Weights, private: Weights, users: Tensor, held: list[Assignment]) -> float:
         task, settings = self.federation.task, self.federation.settings
-        if settings.solver == "closed_form":
-            return self._ndcg(closed_form_scorer(full, task, settings), users)
+        if settings.solver != "gradient":
+            return self._ndcg(history_scorer(full, task, settings, held), users)
         model = task.model_of(full, private)
         if isinstance(task, ImageTask):
             return _accuracy(model, task.images.test)
@@ -120,15 +121,32 @@ class Judge:
         return evaluate_ranking(score, data.train, data.test, top, users=users).ndcg
 
 
-def closed_form_scorer(full: Weights, task: Task, settings: Settings) -> Scorer:
-    """Scores of all items from an item table alone: everybody's vector follows from their own history."""
+def history_scorer(
+    full: Weights, task: Task, settings: Settings, held: Sequence[Assignment], histories: Interactions | None = None
+) -> Scorer:
+    """Scores of all items from an item table alone: everybody's vector follows from their own history.
+
+    Args:
+        full: The server's tensors, or those that a device's stand for.
+        task: What they were trained for.
+        settings: Of the run.
+        held: What the devices hold whose model this is: all of them for the server's.
+        histories: Of the users asked for, who need not have taken part; those of the task if not given.
+    """
     (name,) = task.tables
     table = full[name].view(task.tables[name])
-    gram_matrix = table.T @ table
+    of = (task.data.train if histories is None else histories).of
+    if settings.solver == "closed_form":
+        everything = table.T @ table
+        return lambda users: (
+            torch.stack([solve_user(table[of(user)], everything, settings) for user in users.tolist()]) @ table.T
+        )
+    owned = server_owned(held, name, settings.factors)
+    gram_matrix = table[:owned].T @ table[:owned]
 
     def score(users: Tensor) -> Tensor:
-        vectors = [solve_user(table[task.data.train.of(user)], gram_matrix, settings) for user in users.tolist()]
-        return torch.stack(vectors) @ table.T
+        sums = torch.stack([table[mine[mine < owned]].sum(0) for mine in map(of, users.tolist())])
+        return solve_users(sums, gram_matrix, settings) @ table.T
 
     return score
 

@@ -91,6 +91,7 @@ def nested_subspaces(
     orthonormal: bool = False,
     itemsize: int = 4,
     rule: str = "fitted",
+    tail_share: float = 0.5,
 ) -> list[Subspace]:
     """One subspace a capacity, all on one chain.
 
@@ -98,17 +99,29 @@ def nested_subspaces(
         full_size: n.
         capacities: What each device (or group of devices) can hold, as :meth:`Capacity.parse` reads it.
         seed: Of the hash all of them share.
-        mapping: See :class:`Subspace`; ranked subspaces own and hash half of their size each.
+        mapping: See :class:`Subspace`.
         chunk: Z.
         sign: Random signs.
         orthonormal: Columns of unit length.
         itemsize: Bytes a coordinate, for budgets in bytes.
         rule: See :func:`fit_sizes`.
+        tail_share: Of a ranked subspace's slots, the share that hashed coordinates go to; one part in a whole number,
+            so that tails divide each other when sizes do.
     """
     limits = [Capacity.parse(capacity).limit(full_size, itemsize) for capacity in capacities]
-    unit = 2 * chunk if mapping == "ranked" else chunk
+    parts = round(1 / tail_share) if mapping == "ranked" else 1
+    unit = parts * chunk
     subspaces = [
-        Subspace(full_size, size, seed, mapping, chunk, sign=sign, orthonormal=orthonormal)
+        Subspace(
+            full_size,
+            size,
+            seed,
+            mapping,
+            chunk,
+            size - size // parts if parts > 1 and size < full_size else 0,
+            sign=sign,
+            orthonormal=orthonormal,
+        )
         for size in fit_sizes(limits, full_size, unit=unit, rule=rule)
     ]
     require_nested(subspaces)

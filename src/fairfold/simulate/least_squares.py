@@ -1,0 +1,98 @@
+"""A round of federated least squares, all clients of a size at once: the numbers of ``loop`` up to rounding.
+
+All users of a size share one d × d system, so their vectors are one solve; what they send is one scatter of vectors
+into rows. A round costs what the cohort's histories have, plus one pass over the model.
+"""
+
+import torch
+
+from fairfold.federation.aggregate import ServerState
+from fairfold.federation.least_squares import (
+    SizeTotals,
+    gram,
+    history_weight,
+    least_squares,
+    owned_rows,
+    row_counts,
+    rows_of,
+    solve_users,
+    subspace_of,
+)
+from fairfold.federation.projection import Projection
+from fairfold.federation.replies import Rejections, fault_of, problem_with, spoil
+from fairfold.federation.sampling import Purpose, generator
+from fairfold.federation.send import send
+from fairfold.federation.task import CODES, Weights
+from fairfold.federation.train import Device
+from fairfold.simulate.federation import Federation
+
+
+def run_round(state: ServerState, private: Weights, federation: Federation, rejections: Rejections) -> ServerState:
+    """One round; see :func:`fairfold.simulate.loop.run_round`."""
+    settings, task, number = federation.settings, federation.task, state.round_number
+    assignments = federation.assignments(number)
+    cohort = federation.cohort(number)
+    totals = SizeTotals(assignments, task)
+    for group, received in enumerate(send(state.full, assignments)):
+        projections = assignments[group].projections
+        clients = cohort[federation.group[cohort] == group].tolist()
+        if projections is None or received is None:
+            continue
+        answering = [
+            client
+            for client in clients
+            if _answers(client, received, projections, private, federation, number, rejections)
+        ]
+        if answering:  # one who is drawn twice has nothing new to say the second time
+            changes = _train(list(dict.fromkeys(answering)), received, projections, private, federation)
+            totals.add(projections, changes, 1.0)
+    return totals.applied(state, settings)
+
+
+def _answers(
+    client: int,
+    received: Weights,
+    projections: dict[str, Projection],
+    private: Weights,
+    federation: Federation,
+    number: int,
+    rejections: Rejections,
+) -> bool:
+    """Whether this client's reply arrives and can be used; one that fails is made in full and checked."""
+    settings = federation.settings
+    fault = fault_of(settings, generator(settings, Purpose.FAULTS, number, client))
+    if fault is None:
+        return True
+    own = {name: rows[client] for name, rows in private.items()}
+    source = generator(settings, Purpose.TRAINING, number, client)
+    trained = least_squares(received, Device(client, federation.task, projections, own, source), settings)
+    problem = problem_with(spoil(trained.compacts, fault), received, projections, settings)
+    if problem is not None:
+        rejections.note(number + 1, client, problem)
+    return problem is None
+
+
+def _train(
+    clients: list[int], received: Weights, projections: dict[str, Projection], private: Weights, federation: Federation
+) -> Weights:
+    """What these clients change together."""
+    settings, task = federation.settings, federation.task
+    (name,), (own_name,), factors = task.tables, task.own, settings.factors
+    subspace = subspace_of(projections[name])
+    table = received[name].view(-1, factors)
+    histories = [task.data.train.of(client) for client in clients]
+    items = torch.cat(histories)
+    client_of = torch.repeat_interleave(torch.arange(len(clients)), torch.tensor([len(mine) for mine in histories]))
+    row = rows_of(subspace, items, factors)
+    counted = items < owned_rows(subspace, factors)
+    sums = torch.zeros(len(clients), factors, dtype=table.dtype)
+    sums.index_add_(0, client_of[counted], table[row[counted]])
+    users = solve_users(sums, gram(received[name], subspace, factors), settings)
+    owned = torch.bincount(client_of[counted], minlength=len(clients)).tolist()
+    weights = torch.tensor([history_weight(count, settings) for count in owned], dtype=table.dtype)
+    before = private[own_name][clients].to(table.dtype)
+    total = torch.zeros_like(table).index_add_(0, row, (weights[:, None] * (users - before))[client_of])
+    total /= row_counts(subspace, factors).clamp(min=1)[:, None]
+    outer = users.T @ (weights[:, None] * users) - before.T @ (weights[:, None] * before)
+    private[own_name][clients] = users.to(private[own_name].dtype)
+    return {name: total.view(-1), CODES: outer.view(-1)}

@@ -1,0 +1,56 @@
+"""A small experiment for tests: a synthetic world, a few rounds."""
+
+from pathlib import Path
+
+SMALL = """
+title = "Small"
+about = "For tests."
+seeds = [0, 1]
+notes = ["A choice."]
+
+[set]
+world = { users = 12, items = 60, interactions_per_user = 10 }
+chunk = 1
+mapping = "element"
+clients_per_round = 6
+factors = 4
+rounds = 4
+evaluate_every = 2
+solver = "gradient"
+local_optimiser = "adam"
+local_step = 0.01
+aggregation = "paper"
+batch_size = 4
+
+[quick]
+rounds = 2
+
+[tables.one]
+title = "One table"
+source = "tab:one"
+metric = "NDCG@20"
+references = true
+
+[tables.one.rows]
+"1x" = { capacities = "1x", columns = ["FedAvg"] }
+"1x-16x" = { capacities = "1x-16x" }
+
+[tables.one.columns]
+FedAvg = { method = "fedavg", rows = ["1x"] }
+FAIR = { method = "fair" }
+HeteroFL = { method = "heterofl" }
+
+[tables.one.paper]
+"1x-16x" = { FAIR = 0.25, HeteroFL = "N/A" }
+
+[search]
+values = { local_step = [0.1, 0.001] }
+set = { rounds = 2 }
+cells = [["one", "1x-16x", "FAIR"]]
+"""
+
+
+def write(folder: Path, text: str = SMALL, name: str = "small") -> str:
+    path = folder / f"{name}.toml"
+    path.write_text(text)
+    return str(path)

@@ -1,0 +1,143 @@
+"""Cells are run once, go on after an interruption, and say so where they cannot run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairfold.reproduce.execute import CELLS, execute
+from fairfold.reproduce.experiment import Cell, Experiment, read_experiment
+from fairfold.reproduce.kinds import KINDS
+from fairfold.reproduce.memory import MemorySettings, largest_compression
+from fairfold.reproduce.outcome import Outcome
+from fairfold.reproduce.watcher import Watcher
+from tests.reproduce.small import SMALL, write
+
+
+class Listener(Watcher):
+    """Remembers what it is told, and may stop everything at some point of some cell."""
+
+    def __init__(self, stop_at: float = 2.0) -> None:
+        self.planned: list[Cell] = []
+        self.shares: list[float] = []
+        self.notes: list[str] = []
+        self._stop_at = stop_at
+
+    def on_plan(self, done: int, to_run: list[Cell]) -> None:
+        self.planned = to_run
+
+    def on_share(self, cell: Cell, share: float) -> None:
+        self.shares.append(share)
+        if share >= self._stop_at and cell.column == "FAIR":
+            raise KeyboardInterrupt
+
+    def on_note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def without_time(outcomes: dict[Cell, Outcome]) -> dict[str, Any]:
+    return {cell.label: (one.state, one.reason, one.curve, one.data) for cell, one in outcomes.items()}
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Experiment:
+    return read_experiment(write(tmp_path), seeds=1)
+
+
+def test_a_finished_cell_is_not_run_again(experiment: Experiment, tmp_path: Path) -> None:
+    first, again = Listener(), Listener()
+    outcomes = execute(experiment, tmp_path, 1, first)
+    assert len(first.planned) == len(experiment.cells) == 4
+    assert without_time(execute(experiment, tmp_path, 1, again)) == without_time(outcomes)
+    assert again.planned == []
+    changed = SMALL.replace('FAIR = { method = "fair" }', 'FAIR = { method = "fair", local_epochs = 2 }')
+    other = read_experiment(write(tmp_path, changed), seeds=1)
+    execute(other, tmp_path, 1, again)
+    assert [cell.column for cell in again.planned] == ["FAIR"]
+
+
+def test_what_is_kept_can_be_shown_without_running(experiment: Experiment, tmp_path: Path) -> None:
+    assert execute(experiment, tmp_path, 1, run=False) == {}
+    with pytest.raises(KeyboardInterrupt):
+        execute(experiment, tmp_path, 1, Listener(stop_at=0.5))
+    assert [cell.column for cell in execute(experiment, tmp_path, 1, run=False)] == ["FedAvg"]
+
+
+def test_outcomes_tell_what_was_found(experiment: Experiment, tmp_path: Path) -> None:
+    outcomes = {(cell.row, cell.column): one for cell, one in execute(experiment, tmp_path, 1).items()}
+    fair = outcomes["1x-16x", "FAIR"]
+    assert fair.state == "done"
+    assert [number for number, _ in fair.curve] == [2, 4]
+    assert fair.best == max(value for _, value in fair.curve)
+    assert (fair.last, fair.last_round) == (fair.curve[-1][1], 4)
+    assert set(fair.facts["devices"]) == {"1x", "16x"}
+    refused = outcomes["1x-16x", "HeteroFL"]
+    assert refused.state == "N/A"
+    assert "needs at least 60 numbers" in refused.reason
+    assert outcomes["references", ""].facts["references"]["popularity"] > 0
+
+
+def test_an_interrupted_cell_goes_on_from_its_checkpoint(experiment: Experiment, tmp_path: Path) -> None:
+    unbroken = execute(experiment, tmp_path / "unbroken", 1)
+    with pytest.raises(KeyboardInterrupt):
+        execute(experiment, tmp_path / "broken", 1, Listener(stop_at=0.75))
+    listener = Listener()
+    resumed = execute(experiment, tmp_path / "broken", 1, listener)
+    assert [cell.column for cell in listener.planned] == ["FAIR", "HeteroFL", ""]
+    assert listener.shares[0] > 0  # of FAIR: not from the start
+    assert without_time(resumed) == without_time(unbroken)
+    assert not any((tmp_path / "broken" / "small").glob(".under-way"))
+
+
+@pytest.mark.parametrize("damage", [b"", b'{"fingerprint": ', b"[]", b'{"fingerprint": 1}'])
+def test_half_written_results_are_run_again(experiment: Experiment, tmp_path: Path, damage: bytes) -> None:
+    outcomes = execute(experiment, tmp_path, 1)
+    path = tmp_path / "small" / CELLS / "one-1x-16x-FAIR-seed-0.json"
+    whole = json.loads(path.read_bytes())
+    path.write_bytes(damage)
+    listener = Listener()
+    assert without_time(execute(experiment, tmp_path, 1, listener)) == without_time(outcomes)
+    assert [cell.column for cell in listener.planned] == ["FAIR"]
+    assert json.loads(path.read_bytes())["fingerprint"] == whole["fingerprint"]
+    assert listener.notes or damage == b'{"fingerprint": 1}'
+
+
+def test_a_damaged_run_starts_anew(experiment: Experiment, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        execute(experiment, tmp_path, 1, Listener(stop_at=0.5))
+    for path in (tmp_path / "small" / ".under-way").rglob("*.safetensors"):
+        path.write_bytes(b"half")
+    outcomes = execute(experiment, tmp_path, 1)
+    assert {one.state for one in outcomes.values()} == {"done", "N/A"}
+
+
+@pytest.mark.slow  # each process imports everything anew
+def test_processes_give_the_same_numbers(experiment: Experiment, tmp_path: Path) -> None:
+    here = execute(experiment, tmp_path / "here", 1)
+    listener = Listener()
+    there = execute(experiment, tmp_path / "there", 2, listener)
+    assert without_time(here) == without_time(there)
+    assert listener.shares
+
+
+def test_missing_data_says_what_to_put_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FAIRFOLD_DATA", raising=False)
+    monkeypatch.setenv("FAIRFOLD_CACHE", str(tmp_path / "cache"))
+    text = SMALL.replace("[set]", '[set]\ndata = "amazonproducts-100"')
+    outcomes = execute(read_experiment(write(tmp_path, text), seeds=1), tmp_path, 1)
+    assert {one.state for one in outcomes.values()} == {"no data"}
+    assert "train.txt, test.txt in" in next(iter(outcomes.values())).reason
+
+
+def test_the_slope_of_the_convex_case(tmp_path: Path) -> None:
+    values = {"full_size": 20, "size": 5, "rounds": (20, 40, 80), "problems": 2}
+    slope = KINDS["convex"].run(values, 0, tmp_path, lambda *_: None)
+    assert slope.best is not None
+    assert slope.best < -0.3
+    assert [number for number, _ in slope.curve] == [20, 40, 80]
+
+
+@pytest.mark.parametrize(("method", "most"), [("fedhm", 7), ("heterofl", 8), ("fair", 8000)])
+def test_the_largest_compression_is_found_by_asking(method: str, most: int) -> None:
+    assert largest_compression(MemorySettings(method, items=1000, dim=8)) == most

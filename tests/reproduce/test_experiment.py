@@ -1,0 +1,87 @@
+"""Experiments are read and checked whole, before anything runs."""
+
+from pathlib import Path
+
+import pytest
+
+from fairfold.errors import InvalidSettings
+from fairfold.reproduce.experiment import known_experiments, read_experiment
+from fairfold.reproduce.outcome import file_name
+from tests.reproduce.small import SMALL, write
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("name", known_experiments())
+def test_all_that_come_with_the_package_can_be_read(name: str, quick: bool) -> None:
+    experiment = read_experiment(name, quick=quick)
+    assert experiment.cells
+    labels = [cell.label for cell in experiment.cells]
+    assert len(labels) == len(set(labels))
+    for table, file in experiment.file.tables.items():
+        places = {(cell.row, cell.column) for cell in experiment.cells if cell.table == table}
+        assert {(row, column) for row, of in file.paper.items() for column in of} <= places
+
+
+@pytest.mark.parametrize("name", known_experiments())
+def test_every_cell_has_a_file_of_its_own(name: str) -> None:
+    cells = read_experiment(name).cells
+    assert len({file_name(cell.label) for cell in cells}) == len({cell.label for cell in cells})
+
+
+def test_the_tables_of_the_paper_are_there() -> None:
+    wanted = {"memory", "ranking", "data-loss", "ratings", "embedding-dim", "general", "subspaces", "convergence"}
+    assert wanted <= set(known_experiments())
+
+
+def test_cells_are_rows_times_columns_with_their_settings(tmp_path: Path) -> None:
+    experiment = read_experiment(write(tmp_path))
+    places = {(cell.row, cell.column): cell for cell in experiment.cells if cell.seed == 0}
+    assert set(places) == {("1x", "FedAvg"), ("1x-16x", "FAIR"), ("1x-16x", "HeteroFL"), ("references", "")}
+    fair = places["1x-16x", "FAIR"]
+    assert (fair.values["method"], fair.values["capacities"], fair.values["rounds"]) == ("fair", "1x-16x", 4)
+    assert "columns" not in places["1x", "FedAvg"].values
+    assert sum(cell.row == "references" for cell in experiment.cells) == 1  # no seed, no training: once
+
+
+def test_quick_and_seeds(tmp_path: Path) -> None:
+    quick = read_experiment(write(tmp_path), quick=True)
+    assert {cell.seed for cell in quick.cells} == {0}
+    assert {cell.values["rounds"] for cell in quick.cells if cell.kind == "federated"} == {2}
+    assert {cell.seed for cell in read_experiment(write(tmp_path), seeds=4).cells} == {0, 1, 2, 3}
+    with pytest.raises(InvalidSettings, match="at least 1"):
+        read_experiment(write(tmp_path), seeds=0)
+
+
+def test_like_takes_over_the_settings_of_another(tmp_path: Path) -> None:
+    base = write(tmp_path, name="base")
+    text = f'title = "Other"\nlike = "{base}"\n[set]\nfactors = 2\n'
+    text += '[tables.t]\ntitle = "T"\n[tables.t.rows]\na = {}\n[tables.t.columns]\nb = {}\n'
+    (cell,) = read_experiment(write(tmp_path, text, "other"), seeds=1).cells
+    assert (cell.values["factors"], cell.values["local_step"]) == (2, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("factors = 4", "factor = 4", "did you mean 'factors'"),
+        ('method = "fair"', 'method = "fare"', r"row '1x-16x', column 'FAIR': method = 'fare'"),
+        ('FAIR = { method = "fair" }', 'FAIR = { kind = "federate" }', "Did you mean 'federated'"),
+        ("FAIR = 0.25", "FEAR = 0.25", "paper names 'FEAR'"),
+        ("references = true", "reference = true", "did you mean 'references'"),
+        ('title = "Small"', "", "title: Field required"),
+        ('title = "Small"', "title = ", "a TOML file"),
+    ],
+)
+def test_bad_files_are_told_where_and_what(tmp_path: Path, old: str, new: str, said: str) -> None:
+    assert old in SMALL
+    with pytest.raises(InvalidSettings, match=said):
+        read_experiment(write(tmp_path, SMALL.replace(old, new, 1)))
+
+
+def test_unknown_names_and_missing_files(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSettings, match="Did you mean 'ranking'"):
+        read_experiment("rankign")
+    with pytest.raises(InvalidSettings, match="--list"):
+        read_experiment("xyz")
+    with pytest.raises(InvalidSettings, match="Check the path"):
+        read_experiment(str(tmp_path / "none.toml"))

@@ -1,0 +1,111 @@
+"""Tables beside the paper's figures: means, spreads, differences, and the files they are written to."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from fairfold.reproduce.execute import execute
+from fairfold.reproduce.experiment import Cell, read_experiment
+from fairfold.reproduce.outcome import Outcome
+from fairfold.reproduce.output import QUICK, Results, write_results
+from fairfold.reproduce.search import search
+from fairfold.reproduce.tables import crossed, detail_rows, grids
+from tests.reproduce.small import SMALL, write
+
+
+def outcome(values: list[float], **others: object) -> Outcome:
+    curve = [(float(10 * (number + 1)), value) for number, value in enumerate(values)]
+    return Outcome.of_curve(curve, smaller_is_better=False, seconds=2.0, **others)
+
+
+def made_up(tmp_path: Path) -> Results:
+    experiment = read_experiment(write(tmp_path))
+    found: dict[Cell, Outcome] = {}
+    for cell in experiment.cells:
+        if cell.kind == "references":
+            found[cell] = Outcome(facts={"references": {"popularity": 0.2, "ridge": "not computed: too large"}})
+        elif cell.column == "HeteroFL":
+            found[cell] = Outcome("N/A", "too small | by far")
+        else:
+            found[cell] = outcome([0.1, 0.24 + 0.02 * cell.seed, 0.2], facts={"machine": "a machine"})
+    return Results(experiment, grids(experiment, found))
+
+
+def test_means_spreads_and_differences(tmp_path: Path) -> None:
+    (grid,) = made_up(tmp_path).grids
+    fair = grid.entry("1x-16x", "FAIR")
+    assert fair is not None
+    assert fair.mean == pytest.approx(0.25)
+    assert fair.spread == pytest.approx(0.02 / 2**0.5)
+    assert list(fair.rounds) == [20, 20]
+    assert fair.difference == pytest.approx(0.0)
+    heading, rows = crossed(grid)
+    assert heading == ["", "FedAvg", "FAIR", "HeteroFL"]
+    assert rows == [["1x", "0.2500 ± 0.0141", "", ""], ["1x-16x", "", "0.2500 ± 0.0141 (0.2500)", "N/A (N/A)"]]
+    assert detail_rows(grid)[2][3:10:6] == ("N/A", "too small | by far")
+
+
+def test_the_last_round_counts_where_the_table_says_so(tmp_path: Path) -> None:
+    text = SMALL.replace('metric = "NDCG@20"', 'metric = "NDCG@20"\nvalue = "last"')
+    experiment = read_experiment(write(tmp_path, text), seeds=1)
+    found = {cell: outcome([0.1, 0.3, 0.2]) for cell in experiment.cells if cell.kind == "federated"}
+    fair = grids(experiment, found)[0].entry("1x-16x", "FAIR")
+    assert fair is not None
+    assert (fair.mean, fair.rounds) == (0.2, (30,))
+    assert fair.spread is None  # one seed has none
+
+
+def test_curves_are_means_over_the_seeds(tmp_path: Path) -> None:
+    fair = made_up(tmp_path).grids[0].entry("1x-16x", "FAIR")
+    assert fair is not None
+    across, up = zip(*fair.curve, strict=True)
+    assert across == (10, 20, 30)
+    assert up == pytest.approx((0.1, 0.25, 0.2))
+
+
+def test_what_diverged_is_never_best() -> None:
+    found = Outcome.of_curve([(1.0, float("nan")), (2.0, 0.5), (3.0, float("nan"))], smaller_is_better=True)
+    assert (found.best, found.best_round) == (0.5, 2)
+
+
+def test_files(tmp_path: Path) -> None:
+    results = made_up(tmp_path)
+    (tmp_path / "small").mkdir()
+    written = write_results(results, tmp_path)
+    assert all(path.stat().st_size for path in written)
+    assert {path.name for path in written} == {
+        "results.md", "results.csv", "results.html", "one-compared.png", "one-curves.png",
+    }  # fmt: skip
+    text = written[0].read_text()
+    assert "0.2500 ± 0.0141 (0.2500)" in text
+    assert "too small \\| by far" in text
+    assert "popularity | 0.2000" in text
+    assert QUICK not in text
+    rows = list(csv.DictReader((tmp_path / "small" / "results.csv").read_text().splitlines()))
+    assert [row["ours"] for row in rows] == ["0.2500", "0.2500", "N/A", "0.2000", "not computed: too large"]
+    page = written[-1].read_text()
+    assert "<script" not in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+    assert page.count("data:image/svg+xml;base64,") == 2
+
+
+def test_the_quick_version_is_marked_and_kept_apart(tmp_path: Path) -> None:
+    experiment = read_experiment(write(tmp_path), quick=True)
+    results = Results(experiment, grids(experiment, execute(experiment, tmp_path, 1)))
+    written = write_results(results, tmp_path)
+    assert written[0].parent.name == "small-quick"
+    for path in (written[0], written[-1]):
+        assert QUICK.split(".")[0] in path.read_text()
+
+
+def test_search_records_every_trial_and_marks_the_best(tmp_path: Path) -> None:
+    experiment, said = read_experiment(write(tmp_path), seeds=1), list[str]()
+    path = search(experiment, tmp_path, said.append)
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    assert [float(row["local_step"]) for row in rows] == [0.1, 0.001]
+    (chosen,) = [row for row in rows if row["chosen"]]
+    assert float(chosen["at the end"]) == max(float(row["at the end"]) for row in rows)
+    kept = {entry: entry.stat().st_mtime_ns for entry in (tmp_path / "small" / "search").iterdir()}
+    search(experiment, tmp_path, said.append)
+    assert kept == {entry: entry.stat().st_mtime_ns for entry in (tmp_path / "small" / "search").iterdir()}
