@@ -12,6 +12,7 @@ Peaks are of each program's own memory (VmHWM), so Linux only.
 import argparse
 import csv
 import re
+import signal
 import statistics
 import tempfile
 import threading
@@ -28,7 +29,7 @@ from fairfold.federation.settings import Settings, read_settings
 from fairfold.flower import FairStrategy, InProcessGrid, LocalData, make_client_app, share_of
 from fairfold.flower.federate import Trial
 from fairfold.flower.processes import descendants
-from fairfold.simulate.run import load_data
+from fairfold.simulate.run import load_interactions
 from fairfold.subspace import Capacity
 
 RESULTS = Path(__file__).parent / "results"
@@ -121,7 +122,7 @@ def half_quality(seeds: int, rounds: int = 60, nodes: int = 24) -> list[dict[str
             settings = Settings(
                 seed=seed, rounds=rounds, evaluate_every=rounds, capacities="-".join(SIZES), clients_per_round=None
             )
-            data, _ = load_data(settings)
+            data, _ = load_interactions(settings)
 
             def local(context: Context, _items: int, data: Dataset = data) -> LocalData:
                 return share_of(data, context)
@@ -158,6 +159,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--hardware", default="unnamed", help="what the figures are measured on")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whatever was started is stopped, however this ends
     if given.half_quality:
         rows = half_quality(given.seeds)
         write("flower_half.csv", rows, given.hardware)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from fairfold.kernels import native, ops
 from fairfold.kernels.hashing import Layout, expand_seed
+from fairfold.subspace import Subspace, Sums
 
 HARDWARE = "2-core Zen 4 (AMD EPYC)"
 LAST_CACHE = 32 * 2**20
@@ -260,7 +261,8 @@ def bench_range(seconds: float) -> Iterator[Row]:
 def bench_aggregate(seconds: float) -> Iterator[Row]:
     torch.set_num_threads(1)
     n, chunk = 2**25, 16
-    layouts = [layout_of(n, chunk, compression) for compression in (4, 8, 16, 32, 64, 128)]
+    spaces = [Subspace(n, n // compression, mapping="chunk", chunk=chunk) for compression in (4, 8, 16, 32, 64, 128)]
+    layouts = [space.layout for space in spaces]
     devices = [layouts[i % len(layouts)] for i in range(100)]
     distinct = {layout: [torch.randn(layout.size) for _ in range(3)] for layout in layouts}
     vectors = [distinct[layout][i % 3] for i, layout in enumerate(devices)]
@@ -268,8 +270,10 @@ def bench_aggregate(seconds: float) -> Iterator[Row]:
     out, total = torch.empty(n), torch.zeros(n)
 
     def ours() -> None:
-        largest, summed = ops.aggregate(devices, vectors, weights)
-        ops.recover_range(largest, summed, 0, out)
+        sums = Sums()
+        for number, (vector, weight) in enumerate(zip(vectors, weights, strict=True)):
+            sums.add(spaces[number % len(spaces)], vector, weight)
+        sums.recover()
 
     def each_expanded() -> None:
         for layout in layouts:  # one device of each size; scaled below

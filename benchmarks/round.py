@@ -1,11 +1,16 @@
 """One round of the authors' example: fairfold's batched backend against a plain dense loop, both in one run.
 
-    FAIRFOLD_DATA=... python benchmarks/round.py [--data goodreads-100] [--rounds 5] [--device cuda] [--sweep FILE]
+    FAIRFOLD_DATA=... python benchmarks/round.py [--data goodreads-100] [--rounds 5] [--device cuda] [--sweep CSV]
+    python benchmarks/round.py --plot CSV
 
 The example: NeuMF with 8 factors and BPR, capacities 1x-2x, K = 10, E = 5, batches of 512, Adam 1e-3. The plain loop is
 what one would write first: every client gets the compact vectors, a stored index and sign for every virtual weight
-where they are compressed, torch's fused Adam over all of them, and is recovered and averaged on its own. ``--sweep``
-measures how a round's seconds grow with the catalogue n, the cohort K and the compression c, on synthetic worlds.
+where they are compressed, torch's fused Adam over all of them, and is recovered and averaged on its own. Seconds are
+told twice: as they passed, and as the processor worked. The second do not depend on what else the machine does; compare
+them with OMP_NUM_THREADS=1, under which no thread waits busily.
+
+``--sweep`` measures how a round's seconds grow with the catalogue n, the cohort K and the compression c, on synthetic
+worlds, and ``--plot`` draws such a file (a PNG beside it).
 """
 
 import argparse
@@ -105,12 +110,13 @@ def _loss(
     return bpr_loss(scores[0], scores[1], vectors)
 
 
-def seconds(call: Callable[[], object]) -> float:
-    started = time.perf_counter()
+def seconds(call: Callable[[], object]) -> tuple[float, float]:
+    """How long a call took, and how long the processor worked for it."""
+    passed, worked = time.perf_counter(), time.process_time()
     call()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return time.perf_counter() - started
+    return time.perf_counter() - passed, time.process_time() - worked
 
 
 def prepared(data: Dataset, settings: Settings, device: str = "cpu") -> tuple[Federation, ServerState, Weights]:
@@ -120,7 +126,7 @@ def prepared(data: Dataset, settings: Settings, device: str = "cpu") -> tuple[Fe
     return federation, ServerState(on_device[0]), on_device[1]
 
 
-def compare(data: Dataset, rounds: int, device: str = "cpu") -> float:
+def compare(data: Dataset, rounds: int, device: str = "cpu") -> None:
     federation, state, private = prepared(data, authors_example(), device)
     cohorts = captured.Cohorts(federation, torch.device(device)) if device == "cuda" else None
     ours, plain = [], []
@@ -140,16 +146,16 @@ def compare(data: Dataset, rounds: int, device: str = "cpu") -> float:
     for number in range(rounds):
         ours.append(seconds(run_ours))
         plain.append(seconds(run_plain))
-        print(f"  round {number + 1}: fairfold {ours[-1]:.3f} s, plain dense loop {plain[-1]:.3f} s", flush=True)
+        (a, b), (c, d) = ours[-1], plain[-1]
+        print(f"  round {number + 1}: fairfold {a:.3f} s ({b:.3f}), plain dense loop {c:.3f} s ({d:.3f})", flush=True)
     tables = [name for name in after[0] if name.startswith("item_product")]
     difference = max(float((after[0][name] - after[1][name]).abs().max()) for name in tables)
-    ratio = statistics.median(plain) / statistics.median(ours)
-    times = f"fairfold {statistics.median(ours):.3f} s, plain {statistics.median(plain):.3f} s"
-    print(f"median: {times}: {ratio:.1f} x faster")
+    for kind, name in enumerate(("seconds", "processor seconds")):
+        mine, theirs = (statistics.median(pair[kind] for pair in found) for found in (ours, plain))
+        print(f"median {name}: fairfold {mine:.3f}, plain {theirs:.3f}: {theirs / mine:.1f} x faster")
     print(f"largest difference of the item table after the round: {difference:.1e}")
     if cohorts is not None:
         _one_after_another(cohorts, state, private)
-    return ratio
 
 
 def _one_after_another(cohorts: captured.Cohorts, state: ServerState, private: Weights) -> None:
@@ -176,12 +182,12 @@ def sweep(path: Path, hardware: str) -> None:
         changes = {"capacities": f"{case['compression']}x", "clients_per_round": case["clients"]}
         federation, state, private = prepared(world.dataset(), authors_example(**changes))
         batched.run_round(state, private, federation, Rejections())
-        found = []
-        for _ in range(3):
-            started = time.perf_counter()
-            batched.run_round(state, private, federation, Rejections())
-            found.append(time.perf_counter() - started)
-        rows.append({**case, "seconds": round(statistics.median(found), 4), "hardware": hardware})
+        found = [
+            seconds(lambda: batched.run_round(state, private, federation, Rejections()))  # noqa: B023
+            for _ in range(5)
+        ]
+        worked = round(statistics.median(pair[1] for pair in found), 4)
+        rows.append({**case, "processor_seconds": worked, "hardware": hardware})
         print("  ", rows[-1], flush=True)
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
@@ -189,14 +195,51 @@ def sweep(path: Path, hardware: str) -> None:
         writer.writerows(rows)
 
 
+def plot(path: Path) -> Path:
+    """Draw a sweep: seconds over each of the three, the others held."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    with path.open() as file:
+        rows = [{key: float(value) for key, value in row.items() if key != "hardware"} for row in csv.DictReader(file)]
+    names = {
+        "items": "items in the catalogue, n / 16",
+        "clients": "clients a round, K",
+        "compression": "compression, c",
+    }
+    usual = {key: statistics.mode(row[key] for row in rows) for key in names}
+    figure, axes = pyplot.subplots(1, 3, figsize=(11, 3.2), sharey=True, layout="constrained")
+    for axis, (key, label) in zip(axes, names.items(), strict=True):
+        line = sorted((row for row in rows if all(row[other] == usual[other] for other in names if other != key)),
+                      key=lambda row: row[key])  # fmt: skip
+        axis.plot([row[key] for row in line], [row["processor_seconds"] * 1e3 for row in line], "o-", color="#3465a4")
+        axis.set(xscale="log", yscale="log", xlabel=label)
+        axis.set_xticks([row[key] for row in line], [f"{row[key]:,.0f}" for row in line], minor=False)
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+    axes[0].set_yticks(ticks := [20, 50, 100, 200, 500], [str(tick) for tick in ticks])
+    axes[0].set_ylabel("milliseconds a round, one core")
+    others = ", ".join(f"{key} {value:,.0f}" for key, value in usual.items())
+    figure.suptitle(f"A round of the batched backend (each panel varies one of: {others})", fontsize=10)
+    target = path.with_suffix(".png")
+    figure.savefig(target, dpi=110)
+    return target
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="goodreads-100")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sweep", type=Path, help="write the sweep to this CSV")
+    parser.add_argument("--plot", type=Path, help="only draw this CSV")
     parser.add_argument("--hardware", default="unnamed", help="what the sweep's figures were measured on")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where both sides run")
     arguments = parser.parse_args()
+    if arguments.plot:
+        print(plot(arguments.plot))
+        return
     compare(load(arguments.data), arguments.rounds, arguments.device)
     if arguments.sweep:
         sweep(arguments.sweep, arguments.hardware)

@@ -111,7 +111,6 @@ const fairfold_body JOIN(fairfold_body_, FAIRFOLD_BODY) = {
     .scatter = {float_scatter, double_scatter},
     .count = count,
     .place = place,
-    .weighted = {float_weighted, double_weighted},
     .fold = {float_fold, double_fold, int_fold},
     .unfold = {float_unfold, double_unfold},
     .adagrad = {float_adagrad, double_adagrad},

@@ -1,4 +1,4 @@
-/* What devices of different sizes add up to: weighted sums, and steps up and down a nested chain. */
+/* Steps up and down a nested chain of sizes. */
 #include "plan.h"
 
 static int check_groups(const void *small, int64_t small_size, const void *big, int64_t big_size, int64_t repeats,
@@ -28,18 +28,5 @@ int fairfold_unfold_groups(int real, const void *source, int64_t source_size, in
     fairfold_plain_job job = {.source = source, .target = target, .size = source_size};
     job.repeats = repeats, job.chunk = chunk, job.add = add;
     fairfold_parallel(fairfold_parts(threads, target_size), fairfold_active_body()->unfold[real == 8], &job);
-    return FAIRFOLD_OK;
-}
-
-int fairfold_weighted_sum(int real, const void *const *vectors, const double *weights, int64_t count, void *total,
-                          int64_t size, int threads) {
-    if ((real != 4 && real != 8) || count < 0 || size < 0) return FAIRFOLD_BAD_ARGUMENT;
-    if (count == 0 || size == 0) return FAIRFOLD_OK;
-    if (!vectors || !weights || !total) return FAIRFOLD_BAD_ARGUMENT;
-    for (int64_t i = 0; i < count; i++)
-        if (!vectors[i]) return FAIRFOLD_BAD_ARGUMENT;
-    fairfold_plain_job job = {.vectors = vectors, .weights = weights, .count = count, .target = total, .size = size};
-    /* `size` alone decides on threads: one vector more than another must not change how the total is cut. */
-    fairfold_parallel(fairfold_parts(threads, size), fairfold_active_body()->weighted[real == 8], &job);
     return FAIRFOLD_OK;
 }

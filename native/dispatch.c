@@ -74,6 +74,13 @@ int fairfold_threaded(void) {
 #endif
 }
 
+int fairfold_work_alone(void) {
+#if defined(_OPENMP)
+    omp_set_num_threads(1);
+#endif
+    return FAIRFOLD_OK;
+}
+
 /* Below this many coordinates a part costs less than waking a thread for it. */
 #define WORTH_A_THREAD 16384
 /* Scattering threads each hash everything, so many of them stop paying. */

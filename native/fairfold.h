@@ -54,6 +54,8 @@ FAIRFOLD_API const char *fairfold_instructions(void);
 FAIRFOLD_API int fairfold_use_instructions(const char *name);
 /* 1 where loops can share threads: the build has OpenMP and this process is not a fork. */
 FAIRFOLD_API int fairfold_threaded(void);
+/* From now on the calling thread starts no others: it is itself one of several workers. */
+FAIRFOLD_API int fairfold_work_alone(void);
 
 FAIRFOLD_API int fairfold_slots_and_signs(const fairfold_layout *layout, const int64_t *coordinates, int64_t count,
                                           int64_t *slots, int8_t *signs);
@@ -108,10 +110,6 @@ FAIRFOLD_API int fairfold_fold_groups(int kind, const void *source, int64_t sour
 /* target[g, r, k] = source[g, k], added to what is there if `add`. */
 FAIRFOLD_API int fairfold_unfold_groups(int real, const void *source, int64_t source_size, int64_t repeats,
                                         int64_t chunk, void *target, int64_t target_size, int add, int threads);
-/* total += sum over i of weights[i] * vectors[i], each of `size` values. */
-FAIRFOLD_API int fairfold_weighted_sum(int real, const void *const *vectors, const double *weights, int64_t count,
-                                       void *total, int64_t size, int threads);
-
 /* Numbers equal keys alike, in the order of their first appearance: keys[i] = distinct[numbers[i]]. `distinct` holds
  * `count` entries, of which `found` are used. */
 FAIRFOLD_API int fairfold_number(const int64_t *keys, int64_t count, int32_t *numbers, int64_t *distinct,

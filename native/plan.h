@@ -56,11 +56,8 @@ void fairfold_parallel(int parts, fairfold_part function, const void *job);
 /* How many parts `work` (in coordinates) is worth, at most `threads`. */
 int fairfold_parts(int threads, int64_t work);
 
-/* A sum of weighted vectors, folding, and optimiser steps: loops without a hash. */
+/* Folding and unfolding: loops without a hash. */
 typedef struct {
-    const void *const *vectors;
-    const double *weights;
-    int64_t count;
     void *target;
     const void *source;
     int64_t size;
@@ -86,7 +83,6 @@ typedef struct {
     fairfold_part scatter[2]; /* fairfold_job */
     fairfold_part count;      /* fairfold_job */
     fairfold_part place;      /* fairfold_job: target = fairfold_placed */
-    fairfold_part weighted[2];
     fairfold_part fold[3]; /* 2: int32 */
     fairfold_part unfold[2];
     fairfold_part adagrad[2]; /* fairfold_step_job */

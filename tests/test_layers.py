@@ -10,6 +10,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "fairfold"
 # Top to bottom, as in docs/architecture.md. Folders on one line may not import each other.
 LAYERS: list[set[str]] = [
     {"errors", "version"},
+    {"files"},
     {"kernels"},
     {"subspace"},
     {"nn"},

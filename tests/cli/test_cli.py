@@ -11,9 +11,9 @@ import pytest
 from safetensors import safe_open
 from typer.testing import CliRunner
 
+from fairfold import files
 from fairfold.cli import app
 from fairfold.errors import CannotWrite
-from fairfold.runs import files
 
 runner = CliRunner()
 SMALL = ["--rounds", "4", "--set", "world.users=40", "--set", "world.items=200", "--set", "clients_per_round=20",

@@ -10,10 +10,12 @@ import torch
 from typer.testing import CliRunner
 
 from fairfold.cli import app
+from fairfold.errors import InvalidSettings
 from fairfold.runs.device import read_device_model
 from fairfold.runs.opened import open_run
 from fairfold.runs.settings import load_settings
 from fairfold.runs.train import run
+from fairfold.simulate.run import load_interactions
 from tests.data.test_images import idx
 from tests.pictures import pictures
 from tests.runs.worlds import assert_same_end
@@ -129,6 +131,7 @@ def test_leaf_by_writer(leaf: Path, tmp_path: Path) -> None:
         (["--model", "mlp", "--data", "FOLDER", "--method", "fedhm", "--set", "compress=model"], "layer by layer"),
         (["--model", "mlp", "--data", "FOLDER", "--method", "fedhm", "--set", "aggregation=delta"], "averages models"),
         (["--model", "mlp", "--data", "FOLDER", "--method", "full_trn"], "no device can hold the full model"),
+        (["--model", "mlp", "--data", "FOLDER", "--method", "central"], "images.devices=1"),
         (["--model", "mf", "--data", "FOLDER"], "holds images"),
         (["--model", "mf", "--set", "compress=model"], "for models of images"),
     ],
@@ -137,3 +140,8 @@ def test_refusals(arguments: list[str], reason: str, folder: Path) -> None:
     given = [str(folder) if argument == "FOLDER" else argument for argument in arguments]
     scheme = ["--capacities", "2x-4x", "--set", "clients_per_round=3"]
     assert reason in fails("train", *scheme, *given)
+
+
+def test_where_only_recommenders_are_served() -> None:
+    with pytest.raises(InvalidSettings, match="which reads images"):
+        load_interactions(load_settings(None, {"data": "mnist", "model": "mlp"}))

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fairfold.data.files import PARTIAL, atomic_folder, cache_folder, remove_abandoned, write_atomically
+from fairfold.data.files import PARTIAL, atomic_folder, cache_folder, remove_abandoned
+from fairfold.files import write_atomically
 
 PREPARE = """
 import sys, time

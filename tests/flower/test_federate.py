@@ -111,10 +111,9 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_settings_that_cannot_be_served_are_refused_before_anything_starts(tmp_path: Path) -> None:
-    trial, data = trial_of(SMALL.model_copy(update={"user_vectors": "uploaded"}), "1x", tmp_path / "trial")
+def test_settings_that_cannot_be_served_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(InvalidSettings, match="user_vectors"):
-        trial.prepare(data)
+        trial_of(SMALL.model_copy(update={"user_vectors": "uploaded"}), "1x", tmp_path / "trial")
     assert not (tmp_path / "trial").exists()
 
 

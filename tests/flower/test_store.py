@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from fairfold import files
 from fairfold.errors import CannotWrite, InvalidState
 from fairfold.flower.store import FILE, DeviceState, DeviceStore
-from fairfold.runs import files
+from fairfold.runs.tensors import write_tensors
 
 
 def test_it_is_read_back_and_nobody_else_may_read_it(tmp_path: Path) -> None:
@@ -65,6 +66,6 @@ def test_a_damaged_file_is_named(content: bytes, tmp_path: Path) -> None:
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
-    files.write_tensors(tmp_path / FILE, {"a": torch.ones(1)}, {"format": "99"})
+    write_tensors(tmp_path / FILE, {"a": torch.ones(1)}, {"format": "99"})
     with pytest.raises(InvalidState, match="format '99'"):
         DeviceStore(tmp_path).load()

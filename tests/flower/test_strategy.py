@@ -192,8 +192,14 @@ def test_a_device_refuses_more_than_it_can_hold(tmp_path: Path) -> None:
 
 
 def test_settings_that_cannot_be_served_are_refused() -> None:
-    for changes in ({"method": "heterofl", "solver": "gradient"}, {"user_vectors": "uploaded", "solver": "gradient"},
-                    {"faults": {"drop": 0.5}}, {"broadcast": True}):  # fmt: skip
+    unserved: list[dict[str, Any]] = [
+        {"method": "heterofl", "solver": "gradient"},
+        {"user_vectors": "uploaded", "solver": "gradient"},
+        {"model": "mlp", "solver": "gradient"},
+        {"faults": {"drop": 0.5}},
+        {"broadcast": True},
+    ]
+    for changes in unserved:
         with pytest.raises(InvalidSettings):
             FairStrategy(settings_of(**changes), ITEMS)
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fairfold.errors import InvalidVector
 from fairfold.kernels import ops, reference
 from fairfold.kernels.hashing import Layout, expand_seed
 from fairfold.kernels.native import loader
@@ -44,8 +43,6 @@ def test_unfolded_vectors_stand_for_the_same_full_vector(chunk: int, ranked: boo
         compact = torch.randn(small.size)
         for big in layouts[layouts.index(small) :]:
             assert torch.equal(recovered(big, ops.unfold(small, big, compact)), recovered(small, compact))
-            out = torch.ones(big.size)
-            assert torch.allclose(ops.unfold(small, big, compact, out), 1 + ops.unfold(small, big, compact))
 
 
 @pytest.mark.parametrize(("chunk", "ranked"), CHAINS)
@@ -61,23 +58,6 @@ def test_folded_sums_are_those_of_the_smaller_size(chunk: int, ranked: bool, dty
         for small in layouts[: layouts.index(big)]:
             assert torch.allclose(ops.fold(big, small, sums[big][0]), sums[small][0], atol=1e-4)
             assert torch.equal(ops.fold(big, small, sums[big][1]), sums[small][1])
-
-
-@pytest.mark.parametrize(("chunk", "ranked"), CHAINS)
-def test_aggregate_is_the_weighted_sum_of_recovered_vectors(chunk: int, ranked: bool) -> None:
-    layouts = chain(chunk, ranked)[:-1]
-    devices = [layouts[i % len(layouts)] for i in range(11)]
-    vectors = [torch.randn(layout.size) for layout in devices]
-    weights = [0.1 * (i + 1) for i in range(11)]
-    largest, total = ops.aggregate(devices, vectors, weights)
-    assert largest == layouts[-1]
-    expected = sum((w * recovered(d, v) for d, v, w in zip(devices, vectors, weights, strict=True)), torch.zeros(FULL))
-    assert torch.allclose(recovered(largest, total), expected, atol=1e-5)
-
-
-def test_aggregate_of_nobody_is_refused() -> None:
-    with pytest.raises(InvalidVector):
-        ops.aggregate([], [], [])
 
 
 def test_half_precision_is_served() -> None:

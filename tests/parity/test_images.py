@@ -77,7 +77,7 @@ def test_any_choice(seed: int, scheme: str, compress: str, mapping: str, changes
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 def test_narrow_networks_by_the_delta_rule(optimiser: str) -> None:
-    changes = {"server_optimiser": optimiser, "server_step": 0.05, "aggregation": "delta"}
+    changes: dict[str, Any] = {"server_optimiser": optimiser, "server_step": 0.05, "aggregation": "delta"}
     check_parity(6, rounds=3, method="heterofl", capacities="2x-4x", **changes)
 
 

@@ -130,15 +130,12 @@ def test_missing_data_says_what_to_put_where(tmp_path: Path, monkeypatch: pytest
     assert "train.txt, test.txt in" in next(iter(outcomes.values())).reason
 
 
-def test_other_kinds(tmp_path: Path) -> None:
+def test_the_slope_of_the_convex_case(tmp_path: Path) -> None:
     values = {"full_size": 20, "size": 5, "rounds": (20, 40, 80), "problems": 2}
     slope = KINDS["convex"].run(values, 0, tmp_path, lambda *_: None)
     assert slope.best is not None
     assert slope.best < -0.3
     assert [number for number, _ in slope.curve] == [20, 40, 80]
-    world = {"world": {"users": 12, "items": 60, "interactions_per_user": 10}, "factors": 4}
-    central = KINDS["central"].run(world | {"central": {"epochs": 2}}, 0, tmp_path, lambda *_: None)
-    assert [number for number, _ in central.curve] == [1, 2]
 
 
 @pytest.mark.parametrize(("method", "most"), [("fedhm", 7), ("heterofl", 8), ("fair", 8000)])

@@ -6,6 +6,7 @@ import pytest
 
 from fairfold.errors import InvalidSettings
 from fairfold.reproduce.experiment import known_experiments, read_experiment
+from fairfold.reproduce.outcome import file_name
 from tests.reproduce.small import SMALL, write
 
 
@@ -21,8 +22,14 @@ def test_all_that_come_with_the_package_can_be_read(name: str, quick: bool) -> N
         assert {(row, column) for row, of in file.paper.items() for column in of} <= places
 
 
+@pytest.mark.parametrize("name", known_experiments())
+def test_every_cell_has_a_file_of_its_own(name: str) -> None:
+    cells = read_experiment(name).cells
+    assert len({file_name(cell.label) for cell in cells}) == len({cell.label for cell in cells})
+
+
 def test_the_tables_of_the_paper_are_there() -> None:
-    wanted = {"memory", "ranking", "data-loss", "ratings", "embedding-dim", "subspaces", "convergence"}
+    wanted = {"memory", "ranking", "data-loss", "ratings", "embedding-dim", "general", "subspaces", "convergence"}
     assert wanted <= set(known_experiments())
 
 

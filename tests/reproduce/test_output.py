@@ -10,7 +10,7 @@ from fairfold.reproduce.experiment import Cell, read_experiment
 from fairfold.reproduce.outcome import Outcome
 from fairfold.reproduce.output import QUICK, Results, write_results
 from fairfold.reproduce.search import search
-from fairfold.reproduce.tables import crossed, detail_rows, grids
+from fairfold.reproduce.tables import COLUMNS, crossed, detail_rows, grids
 from tests.reproduce.small import SMALL, write
 
 
@@ -43,7 +43,10 @@ def test_means_spreads_and_differences(tmp_path: Path) -> None:
     heading, rows = crossed(grid)
     assert heading == ["", "FedAvg", "FAIR", "HeteroFL"]
     assert rows == [["1x", "0.2500 ± 0.0141", "", ""], ["1x-16x", "", "0.2500 ± 0.0141 (0.2500)", "N/A (N/A)"]]
-    assert detail_rows(grid)[2][3:10:6] == ("N/A", "too small | by far")
+    by_name = dict(zip(COLUMNS, detail_rows(grid)[1], strict=True))
+    assert (by_name["round"], by_name["at the end"], by_name["seconds"]) == ("20", "0.2000", "2.0")
+    refused = dict(zip(COLUMNS, detail_rows(grid)[2], strict=True))
+    assert (refused["ours"], refused["note"]) == ("N/A", "too small | by far")
 
 
 def test_the_last_round_counts_where_the_table_says_so(tmp_path: Path) -> None:
@@ -105,7 +108,7 @@ def test_search_records_every_trial_and_marks_the_best(tmp_path: Path) -> None:
     rows = list(csv.DictReader(path.read_text().splitlines()))
     assert [float(row["local_step"]) for row in rows] == [0.1, 0.001]
     (chosen,) = [row for row in rows if row["chosen"]]
-    assert float(chosen["best"]) == max(float(row["best"]) for row in rows)
+    assert float(chosen["at the end"]) == max(float(row["at the end"]) for row in rows)
     kept = {entry: entry.stat().st_mtime_ns for entry in (tmp_path / "small" / "search").iterdir()}
     search(experiment, tmp_path, said.append)
     assert kept == {entry: entry.stat().st_mtime_ns for entry in (tmp_path / "small" / "search").iterdir()}

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fairfold.runs import files
+from fairfold import files
 from fairfold.runs.train import run
 from fairfold.simulate import simulate
 from tests.runs.worlds import assert_same_end, small

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from fairfold import files
 from fairfold.errors import CannotWrite, InvalidCheckpoint, InvalidSettings
 from fairfold.federation.settings import Settings
-from fairfold.runs import checkpoint, files
+from fairfold.runs import checkpoint
 from fairfold.runs.callbacks import Callback
 from fairfold.runs.folder import RunFolder
 from fairfold.runs.settings import load_settings
@@ -57,6 +58,8 @@ def resumed(settings: Settings, out: Path) -> tuple[Finished, list[str]]:
         GRADIENT | {"backend": "loop", "local_optimiser": "adagrad"},
         GRADIENT | {"aggregation": "delta", "prox": 0.1},
         GRADIENT | {"method": "heterofl", "capacities": "1x-2x", "user_vectors": "uploaded"},
+        GRADIENT | {"method": "central", "local_optimiser": "adam"},
+        GRADIENT | {"user_storage": "disk", "model": "neumf"},
         GRADIENT | {"method": "fedhm", "capacities": "1x-2x", "model": "neumf"},
         GRADIENT | {"method": "inconsistent"},
     ],

@@ -1,11 +1,22 @@
 """Whole runs: they learn, repeat themselves, take every setting and survive clients that fail."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from fairfold import Settings, simulate
+from fairfold.data import Dataset
 from fairfold.errors import InvalidCapacity, InvalidSettings
+from fairfold.federation.aggregate import ServerState
+from fairfold.federation.replies import Rejections
+from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.settings import read_settings
+from fairfold.federation.task import Task
+from fairfold.models import NeuMF, bpr_loss
+from fairfold.simulate import central
+from fairfold.simulate.federation import Federation
+from fairfold.simulate.run import load_data
 
 SMALL = {
     "world": {"users": 60, "items": 300, "interactions_per_user": 30},
@@ -58,7 +69,8 @@ def test_the_same_settings_give_the_same_numbers() -> None:
     assert not torch.equal(first.state.full["item.weight"], other.state.full["item.weight"])
 
 
-@pytest.mark.parametrize("method", ["fair", "fair_hom", "full_trn", "fedavg", "fedhm", "heterofl", "inconsistent"])
+@pytest.mark.parametrize("method", ["fair", "fair_hom", "full_trn", "fedavg", "fedhm", "heterofl", "inconsistent",
+                                    "central"])  # fmt: skip
 def test_every_method_runs(method: str) -> None:
     result = simulate(small(rounds=2, model="neumf", method=method, capacities="1x-4x", **GRADIENT))
     assert all(torch.isfinite(tensor).all() for tensor in result.state.full.values())
@@ -118,6 +130,18 @@ def test_devices_that_are_left_out_are_not_drawn() -> None:
         small(capacities="1x-2x", shares=[1, 2, 3])
 
 
+def test_a_published_split_can_be_pooled_and_split_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRFOLD_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "train.txt").write_text("".join(f"{user} {' '.join(map(str, range(9)))}\n" for user in range(4)))
+    (tmp_path / "test.txt").write_text("".join(f"{user} 9\n" for user in range(4)))
+    published, _ = load_data(small(data=str(tmp_path)))
+    pooled, _ = load_data(small(data=str(tmp_path), resplit=True))
+    assert isinstance(published, Dataset)
+    assert isinstance(pooled, Dataset)
+    assert (len(published.train), len(published.test)) == (36, 4)
+    assert (len(pooled.train), len(pooled.test)) == (28, 12)
+
+
 def test_more_clients_than_exist_are_refused() -> None:
     with pytest.raises(InvalidSettings, match="61 of 60"):
         simulate(small(clients_per_round=61))
@@ -129,3 +153,41 @@ def test_early_stopping_by_trend_and_by_threshold() -> None:
     assert reached.quality >= 0.05
     still = simulate(small(rounds=30, evaluate_every=1, faults={"drop": 1.0}, patience=3))
     assert len(still.history) == 4  # the first evaluation is the best, three more are no better
+
+
+@pytest.mark.parametrize("vectors", ["private", "uploaded"])
+def test_central_training_takes_the_steps_of_torch(vectors: str) -> None:
+    """Everybody's samples in one place: plain Adam over the whole model, going on from round to round."""
+    settings = small(rounds=2, model="neumf", method="central", user_vectors=vectors, batch_size=40, **GRADIENT)
+    settings = settings.model_copy(update={"local_optimiser": "adam", "local_step": 0.01, "clients_per_round": 3})
+    data, _ = load_data(settings)
+    assert isinstance(data, Dataset)
+    task = Task(data, settings)
+    federation = Federation.of(settings, task)
+    full, private = federation.initial()
+    model = task.model_of({name: tensor.clone() for name, tensor in full.items()},
+                          {name: rows.clone() for name, rows in private.items()})  # fmt: skip
+    assert isinstance(model, NeuMF)
+    optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
+    state = ServerState(full)
+    for number in range(2):
+        samples = task.everything(generator(settings, Purpose.TRAINING, number))
+        for part in samples.parts(40 * 3):
+            users, items = model.embed_users(part.users[:, None]), model.embed_items(part.items)
+            scores = model.combine(tuple(user.expand(-1, 2, -1) for user in users), items)
+            loss = bpr_loss(scores[:, 0], scores[:, 1], [*users, *items], settings.regulariser)
+            optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+        state = central.run_round(state, private, federation, Rejections())
+    after = state.full | private
+    for name, tensor in model.named_parameters():
+        assert torch.allclose(after[name].view(tensor.shape), tensor, atol=2e-4), name
+
+
+def test_central_training_moves_no_bytes_and_holds_everything() -> None:
+    for changes in ({}, GRADIENT):
+        result = simulate(small(rounds=2, method="central", **changes))
+        assert result.history[0].bytes_down == result.history[0].bytes_up == 0
+        assert result.history[0].clients == 60
+        assert all(group.bytes_up == 0 and group.bytes_held == 9_600 for group in result.groups)

@@ -98,6 +98,7 @@ METHODS: dict[str, Method] = {
     "fedavg": fedavg,
     "fedhm": fedhm,
     "heterofl": heterofl,
+    "central": fedavg,  # all data in one place: whoever trains there holds everything
     "inconsistent": fair,  # the same subspaces, but the loop draws a seed a client
 }
 

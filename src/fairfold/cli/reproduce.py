@@ -102,9 +102,9 @@ def _run(console: Console, experiment: Experiment, out: Path, jobs: int | None, 
 
 
 def _page(finished: list[Results], out: Path) -> Path:
+    from fairfold.files import write_atomically
     from fairfold.reproduce.figures import figures
     from fairfold.reproduce.output import render_page
-    from fairfold.runs.files import write_atomically
     from fairfold.runs.plots import rendered
 
     many = []

@@ -38,8 +38,8 @@ def train(
     method: Annotated[
         str | None,
         typer.Option(
-            help="fair, fair_hom, full_trn, fedavg; with gradient steps (--recipe paper) also fedhm, heterofl, "
-            "inconsistent."
+            help="fair, fair_hom, full_trn, fedavg, central (all data in one place); with gradient steps (--recipe "
+            "paper) also fedhm, heterofl, inconsistent."
         ),
     ] = None,
     capacities: Annotated[str | None, typer.Option(help="Capacity scheme, e.g. 1x-4x-16x.")] = None,

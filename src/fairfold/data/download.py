@@ -11,9 +11,10 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairfold.data.files import atomic_folder, checksum, full_disk_is_an_error, sync_folder, write_atomically
+from fairfold.data.files import atomic_folder, checksum, full_disk_is_an_error
 from fairfold.data.progress import Stages, silent
 from fairfold.errors import InvalidData
+from fairfold.files import sync_folder, write_atomically
 from fairfold.version import __version__
 
 PART = ".part"

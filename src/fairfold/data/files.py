@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and where prepared data lives."""
+"""Folders that appear whole or not at all, and where prepared data lives."""
 
 import contextlib
 import errno
@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fairfold.errors import InvalidData
+from fairfold.errors import CannotWrite, InvalidData
+from fairfold.files import sync_folder
 
 if sys.platform != "win32":  # without it nothing tells whether a temporary folder is still in use, so none is removed
     import fcntl
@@ -33,34 +34,10 @@ def cache_folder(cache: str | Path | None = None) -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "fairfold"
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable; a rename is lost in a power cut until its folder is synced."""
-    if sys.platform == "win32":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def sync_file(path: Path) -> None:
     """Make the content of a file durable."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part of it."""
-    with contextlib.ExitStack() as undo:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL)
-        undo.callback(Path(temporary).unlink, missing_ok=True)
-        with full_disk_is_an_error(path.parent), os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    sync_folder(path.parent)
 
 
 @contextlib.contextmanager
@@ -71,7 +48,7 @@ def full_disk_is_an_error(folder: Path) -> Iterator[None]:
     except InvalidData:
         raise
     except Exception as error:
-        code = getattr(error, "errno", None)
+        code = getattr(error.__cause__ if isinstance(error, CannotWrite) else error, "errno", None)
         # polars passes the system's error number on inside the text of its own exception
         if code is None and (found := _OS_ERROR.search(str(error))):
             code = int(found.group(1))

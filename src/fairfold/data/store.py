@@ -10,10 +10,10 @@ import polars
 import torch
 from torch import Tensor
 
-from fairfold.data.files import write_atomically
 from fairfold.data.interactions import Dataset, Interactions
 from fairfold.data.tables import Table
 from fairfold.errors import InvalidData
+from fairfold.files import write_atomically
 from fairfold.version import __version__
 
 # Raised whenever what is on disk changes its meaning; data prepared in another format is prepared again.

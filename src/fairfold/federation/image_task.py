@@ -17,6 +17,7 @@ from fairfold.data.images import ImageDataset
 from fairfold.data.interactions import Dataset
 from fairfold.errors import InvalidSettings
 from fairfold.federation.settings import Settings
+from fairfold.federation.storage import Storage
 from fairfold.federation.task import SMALLEST_COMPRESSED, Batch, Shapes, Task, Weights
 from fairfold.models import MLP, LeNet
 
@@ -67,7 +68,7 @@ class ImageTask(Task):
         with torch.device("meta"):
             return _make(self.images, self.settings)
 
-    def initial(self, generator: torch.Generator) -> tuple[Weights, Weights]:
+    def initial(self, generator: torch.Generator, storage: Storage | None = None) -> tuple[Weights, Weights]:  # noqa: ARG002
         """Tensors before training; devices have none of their own."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))

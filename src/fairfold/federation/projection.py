@@ -7,7 +7,7 @@ classes: :class:`Hashed` (FAIR, and with the full space FedAvg), :class:`LowRank
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -23,10 +23,12 @@ class Projection(ABC):
     Attributes:
         shape: Of the tensor; vectors here are flat.
         size: Numbers the device holds.
+        linear: Whether a sum of recovered vectors is the recovery of their sum, which then serves all devices at once.
     """
 
     shape: tuple[int, ...]
     size: int
+    linear: ClassVar[bool] = True
 
     @abstractmethod
     def reduce(self, full: Tensor) -> Tensor:
@@ -171,6 +173,7 @@ class LowRank(Projection):
 
     shape: tuple[int, ...]
     rank: int
+    linear: ClassVar[bool] = False
 
     @property
     def size(self) -> int:  # type: ignore[override]
@@ -201,6 +204,11 @@ class LowRank(Projection):
         scale = values[-self.rank :].clamp(min=1e-30).pow(0.25).to(table.dtype)
         right = (top / scale).T @ table
         return torch.cat([(top * scale).reshape(-1), right.reshape(-1)])
+
+    def slots(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Where chosen rows of the first factor stand, [*ids.shape, rank], and all of the second, [rank, columns]."""
+        right = torch.arange(self.shape[0] * self.rank, self.size).view(self.rank, self.shape[1])
+        return ids[..., None] * self.rank + torch.arange(self.rank), right
 
     def factors(self, compact: Tensor) -> tuple[Tensor, Tensor]:
         """The two of them, N × r and r × d."""

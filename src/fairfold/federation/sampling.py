@@ -27,7 +27,9 @@ def generator(settings: Settings, purpose: Purpose, round_number: int = 0, clien
 
 
 def sample_cohort(settings: Settings, num_clients: int, round_number: int) -> Tensor:
-    """C, the clients of a round."""
+    """C, the clients of a round; everybody where all data is in one place."""
+    if settings.method == "central":
+        return torch.arange(num_clients)
     wanted = num_clients if settings.clients_per_round is None else settings.clients_per_round
     source = generator(settings, Purpose.COHORT, round_number)
     if settings.replacement:

@@ -110,7 +110,8 @@ class Settings(Frozen):
         initial_spread: Standard deviation of the tables before training; None takes the model's own.
         method: ``"fair"`` (FAIR-HET), ``"fair_hom"`` (everybody at the smallest size), ``"full_trn"`` (only devices
             that hold the full model), ``"fedavg"`` (everybody holds it), ``"fedhm"`` (low rank), ``"heterofl"``
-            (leading columns), ``"inconsistent"`` (an independent hash a client).
+            (leading columns), ``"inconsistent"`` (an independent hash a client), ``"central"`` (no federation: all
+            data in one place).
         capacities: Capacity scheme; users, ordered by id, are split into as many near-equal groups.
         shares: How large these groups are, in any unit (``[1, 99]``); each has one user at least. None: near-equal.
         group_seed: Draw the users of each group by chance, with this seed, instead of by id.
@@ -131,6 +132,8 @@ class Settings(Frozen):
             ``"model"``: all tensors as one vector, so that weights of any layer share slots with those of any other
             (images only).
         user_vectors: ``"private"``: stay on the device; ``"uploaded"``: sent and averaged, as the authors' code does.
+        user_storage: Where ``fairfold train`` keeps private vectors: ``"memory"``, ``"disk"`` (files in the run's
+            folder, mapped into memory), or ``"auto"``: on disk where a table would take over a quarter of the memory.
         broadcast: The server sends θ to all and each device projects it as it streams by, instead of sending ψ.
         rounds: T.
         clients_per_round: K; None takes everybody.
@@ -175,7 +178,7 @@ class Settings(Frozen):
     model: Literal["mf", "neumf", "neumf-mlp", "mlp", "lenet"] = "mf"
     factors: int = Field(8, ge=1)
     initial_spread: float | None = Field(0.1, gt=0)
-    method: Literal["fair", "fair_hom", "full_trn", "fedavg", "fedhm", "heterofl", "inconsistent"] = "fair"
+    method: Literal["fair", "fair_hom", "full_trn", "fedavg", "fedhm", "heterofl", "inconsistent", "central"] = "fair"
     capacities: str = "1x-4x-16x"
     shares: tuple[float, ...] | None = None
     group_seed: int | None = Field(None, ge=0)
@@ -190,6 +193,7 @@ class Settings(Frozen):
     rehash: bool = False
     compress: Literal["tables", "all", "model"] = "tables"
     user_vectors: Literal["private", "uploaded"] = "private"
+    user_storage: Literal["auto", "memory", "disk"] = "auto"
     broadcast: bool = False
     rounds: int = Field(60, ge=1)
     clients_per_round: int | None = Field(60, ge=1)
@@ -250,7 +254,7 @@ class Settings(Frozen):
         if self.solver != "gradient":
             if self.model != "mf" or self.user_vectors != "private":
                 raise ValueError(f"solver={self.solver!r} needs model='mf' and user_vectors='private'")
-            if self.method not in ("fair", "fair_hom", "full_trn", "fedavg"):
+            if self.method not in ("fair", "fair_hom", "full_trn", "fedavg", "central"):
                 raise ValueError(f"solver={self.solver!r} does not serve method={self.method!r}: use solver='gradient'")
         if self.solver == "least_squares":
             self._fits_least_squares()
@@ -275,6 +279,11 @@ class Settings(Frozen):
             raise ValueError(f"model={self.model!r} needs solver='gradient'")
         if self.compress == "tables":
             raise ValueError(f"model={self.model!r} has no item tables: use compress='all' or 'model'")
+        if self.method == "central":
+            raise ValueError(
+                f"method='central' does not serve model={self.model!r}: one device that holds all images is central "
+                "training (method='fedavg', images.devices=1, clients_per_round=1)"
+            )
         if self.mapping == "ranked":
             raise ValueError(f"weights of model={self.model!r} have no order of popularity: use mapping='chunk'")
         if self.method in ("fedhm", "heterofl") and self.compress != "all":

@@ -4,7 +4,8 @@ A model's tensors are of three kinds. *Tables* have a row an item; a device look
 whole. A user's *own* vectors belong to one client; they stay on the device, or are rows of tables that are sent along.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -19,6 +20,7 @@ from fairfold.data import Dataset
 from fairfold.data.negatives import NegativeSampler
 from fairfold.errors import InvalidSettings
 from fairfold.federation.settings import Settings
+from fairfold.federation.storage import Storage, tables_placed
 from fairfold.kernels.form import Form
 from fairfold.models import MF, NeuMF, NeuMFMLP
 
@@ -66,6 +68,31 @@ class LocalData:
         """Step by step."""
         steps = [slice(start, end) for start, end in pairwise([0, *self.ends])]
         return [Batch(self.items[step], None if self.targets is None else self.targets[step]) for step in steps]
+
+
+@dataclass(frozen=True)
+class CentralData:
+    """Samples of all clients: as :class:`LocalData`, and whose each is.
+
+    Attributes:
+        users: int64 [samples].
+        items: See :class:`Batch`.
+        targets: See :class:`Batch`.
+        epoch: Samples in an epoch; no step goes beyond its end.
+    """
+
+    users: Tensor
+    items: Tensor
+    targets: Tensor | None
+    epoch: int
+
+    def parts(self, size: int) -> "Iterator[CentralData]":
+        """In steps of at most ``size`` samples."""
+        for first in range(0, len(self.users), self.epoch):
+            for start in range(first, first + self.epoch, size):
+                part = slice(start, min(start + size, first + self.epoch))
+                targets = None if self.targets is None else self.targets[part]
+                yield CentralData(self.users[part], self.items[part], targets, self.epoch)
 
 
 class _Combine(nn.Module):
@@ -116,16 +143,27 @@ class Task:
             self.dense[GRAM] = (settings.factors, settings.factors)
         self._negatives = None if self.ratings else NegativeSampler(data.train, settings.negatives)
 
-    def initial(self, generator: torch.Generator) -> tuple[Weights, Weights]:
-        """Tensors before training: those of the server, flat, and those of the users, a row each."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+    def initial(self, generator: torch.Generator, storage: Storage | None = None) -> tuple[Weights, Weights]:
+        """Tensors before training: those of the server, flat, and those of the users, a row each.
+
+        Args:
+            generator: Of the numbers.
+            storage: Where the users' are kept; in memory if not given.
+        """
+        chosen = int(torch.randint(2**62, (), generator=generator))
+        placed = nullcontext() if storage is None else tables_placed(storage, self.num_clients)
+        with torch.random.fork_rng(devices=[]), placed:
+            torch.manual_seed(chosen)
             model = _make(self.data, self.settings)
         everything = {name: tensor.detach() for name, tensor in model.named_parameters()}
         if self.settings.solver == "least_squares":  # before a user's first word the sums hold nothing of theirs
             everything[GRAM] = torch.zeros(self.dense[GRAM])
-            everything |= {name: torch.zeros_like(everything[name]) for name in self.own}
+            for name in self.own:
+                everything[name].zero_()
+        # A copy where there are as many items as users, and an item table has been placed as well.
+        in_memory = storage is None or self.data.num_items != self.num_clients
         shared = {name: everything[name].reshape(-1) for name in self.shapes}
+        shared = shared if in_memory else {name: tensor.clone() for name, tensor in shared.items()}
         return shared, {} if self.user_tables else {name: everything[name] for name in self.own}
 
     @property
@@ -190,6 +228,25 @@ class Task:
         arguments: Any = (tuple(users), tuple(items))
         found: Tensor = functional_call(self._combine, weights, arguments)
         return found
+
+    def everything(self, generator: torch.Generator) -> "CentralData":
+        """All clients' samples as if they were in one place: a round's epochs, one after another."""
+        settings, train = self.settings, self.data.train
+        users, items, targets = [], [], []
+        for _ in range(settings.local_epochs):
+            order = torch.arange(len(train))
+            if settings.shuffle:
+                order = torch.randperm(len(train), generator=generator)
+            wide = train.items[order, None]
+            users.append(train.users[order])
+            if self._negatives is None:
+                assert train.ratings is not None
+                targets.append(train.ratings[order])
+            else:
+                owners = users[-1][:, None].expand(-1, settings.negatives)
+                wide = torch.cat([wide, self._negatives.draw(owners, generator)], dim=1)
+            items.append(wide)
+        return CentralData(torch.cat(users), torch.cat(items), torch.cat(targets) if targets else None, len(train))
 
     def sample_losses(
         self, dense: Weights, users: Sequence[Tensor], items: Sequence[Tensor], targets: Tensor | None

@@ -5,11 +5,14 @@ their changes: to the server that is the same as if each had answered alone, and
 size of the full table is made here.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 from torch import Tensor
 
 from fairfold.data import Dataset
 from fairfold.errors import InvalidMessage
+from fairfold.federation.aggregate import ServerState
 from fairfold.federation.projection import Hashed, Projection
 from fairfold.federation.replies import Rejections
 from fairfold.federation.sampling import Purpose, generator
@@ -19,6 +22,7 @@ from fairfold.federation.train import BLOCK_ITEMS, SOLVERS, Device, gram, item_b
 from fairfold.flower.local import LocalData
 from fairfold.flower.plan import task_of
 from fairfold.flower.wire import Answer, Order
+from fairfold.kernels.native import loader
 from fairfold.metrics import evaluate_ranking
 from fairfold.simulate.active import Active, Held, gather
 from fairfold.simulate.batched import Changes, batches_well, train_at_once
@@ -98,7 +102,8 @@ class LocalTask:
         group = torch.zeros(self.task.num_clients, dtype=torch.long)
         everybody = torch.arange(self.task.num_clients)
         federation = Federation(self.settings, self.task, [Capacity.parse("1x")], group, everybody)
-        held, changes = Held(self.order.projections, self.received), Changes(federation, Rejections(), number)
+        held = Held(self.order.projections, self.received)
+        changes = Changes(ServerState(self.received, number), federation, Rejections())
         places = {user: place for place, user in enumerate(users)}
         private = {name: rows.new_zeros(self.task.num_clients, rows.shape[1]) for name, rows in own.items()}
         for name, rows in own.items():
@@ -107,11 +112,12 @@ class LocalTask:
         def gathered(user: int) -> Active:
             return gather(user, self.task, held, private, number)
 
-        for start in range(0, len(users), USERS_AT_ONCE):
-            for trained in train_at_once(users[start : start + USERS_AT_ONCE], gathered, self.task):
-                changes.take(trained)
-                for name in own:
-                    own[name][places[trained.client]] = trained.values[trained.parts[name]]
+        with ThreadPoolExecutor(loader.workers(), initializer=loader.work_alone) as workers:
+            for start in range(0, len(users), USERS_AT_ONCE):
+                for trained in train_at_once(users[start : start + USERS_AT_ONCE], gathered, self.task, workers):
+                    changes.take(trained)
+                    for name in own:
+                        own[name][places[trained.client]] = trained.values[trained.parts[name]]
         return changes.means(held)
 
     def _one_by_one(self, own: Weights, weights: list[float]) -> Weights:
@@ -169,12 +175,18 @@ class LocalTask:
         num_items, projections = self.data.train.num_items, self.order.projections
         dense = {name: projections[name].whole(self.received[name]) for name in self.task.dense}
         users = [vectors[name][:, None, :] for name in self.task.own]
-        blocks = []
+        scores = torch.empty(len(users[0]), num_items)
         for first in range(0, num_items, BLOCK_ITEMS):
-            ids = torch.arange(first, min(first + BLOCK_ITEMS, num_items))
-            items = [projections[name].rows(self.received[name], ids)[None] for name in self.task.tables]
-            blocks.append(self.task.scores(dense, users, items))
-        return torch.cat(blocks, dim=1)
+            last = min(first + BLOCK_ITEMS, num_items)
+            items = [self._rows(name, first, last)[None] for name in self.task.tables]
+            scores[:, first:last] = self.task.scores(dense, users, items)
+        return scores
+
+    def _rows(self, name: str, first: int, last: int) -> Tensor:
+        """Neighbouring rows of a table."""
+        held, compact = _hashed(self.order.projections[name]), self.received[name]
+        width = held.shape[1]
+        return held.subspace.recover_range(compact, first * width, last * width).view(-1, width)
 
     def _squared_error(self, own: Weights, users: Tensor, places: dict[int, int]) -> float:
         assert self.data.test is not None

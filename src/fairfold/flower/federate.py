@@ -17,13 +17,13 @@ from typing import Any
 from fairfold.data import Dataset, Interactions
 from fairfold.errors import InvalidSettings, InvalidState
 from fairfold.federation.settings import Settings
+from fairfold.files import write_atomically
 from fairfold.flower.keys import make_certificates, make_node_key
-from fairfold.flower.plan import Plan
+from fairfold.flower.plan import Plan, refuse_unserved
 from fairfold.flower.processes import OFFLINE, Program, free_ports, stopping, tool, wait_for_port
 from fairfold.flower.record import NODES
-from fairfold.runs.files import write_atomically
 from fairfold.runs.folder import LOG, METRICS, RESULT
-from fairfold.simulate.run import load_data
+from fairfold.simulate.run import load_interactions
 from fairfold.subspace import Capacity, assign_groups
 
 HOST = "127.0.0.1"
@@ -251,9 +251,9 @@ def trial_of(settings: Settings, nodes: str, folder: Path, *, half: bool = False
         raise InvalidSettings(f"--nodes {nodes!r}", "what each node can hold", 'Write e.g. --nodes "1x,4x,16x".')
     scheme = "-".join(dict.fromkeys(str(capacity) for capacity in capacities))
     settings = settings.model_copy(update={"capacities": scheme, "clients_per_round": None})
-    data, _ = load_data(settings)
-    trial = Trial(settings, capacities, folder, half=half)
-    return trial, data
+    refuse_unserved(settings)
+    data, _ = load_interactions(settings)
+    return Trial(settings, capacities, folder, half=half), data
 
 
 def _write_interactions(path: Path, part: Interactions, users: list[int]) -> None:

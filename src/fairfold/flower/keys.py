@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from fairfold.runs.files import write_atomically
+from fairfold.files import write_atomically
 
 DAYS = 30
 

@@ -10,7 +10,7 @@ from fairfold.data import Dataset, Interactions
 from fairfold.errors import InvalidSettings
 from fairfold.federation.projection import Assignment, Projection
 from fairfold.federation.sampling import hash_seed
-from fairfold.federation.settings import Settings
+from fairfold.federation.settings import IMAGE_MODELS, Settings
 from fairfold.federation.task import Task
 from fairfold.subspace import Capacity, parse_scheme
 
@@ -31,6 +31,8 @@ def refuse_unserved(settings: Settings) -> None:
     problems = []
     if settings.method not in METHODS:
         problems.append(f"method={settings.method!r} (one of {', '.join(METHODS)})")
+    if settings.model in IMAGE_MODELS:
+        problems.append(f"model={settings.model!r} (a recommender: devices bring interactions)")
     if settings.user_vectors != "private":
         problems.append("user_vectors='uploaded' (a user's vectors stay on the device)")
     if settings.broadcast or settings.replacement:

@@ -9,10 +9,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from fairfold.files import write_atomically
 from fairfold.flower.nodes import Node, Nodes
 from fairfold.flower.plan import BYTES, Plan
 from fairfold.runs import checkpoint
-from fairfold.runs.files import write_atomically
 from fairfold.runs.folder import RunFolder
 from fairfold.simulate.result import GroupReport, Result, RoundReport
 from fairfold.simulate.run import Progress, stop_reason

@@ -14,7 +14,8 @@ from safetensors import SafetensorError, safe_open
 
 from fairfold.errors import CannotWrite, InvalidState
 from fairfold.federation.task import Weights
-from fairfold.runs.files import remove_leftovers, write_tensors
+from fairfold.files import remove_leftovers
+from fairfold.runs.tensors import write_tensors
 
 FORMAT = 1
 FILE = "own.safetensors"

@@ -47,6 +47,10 @@ class Places:
         """The same rows in a longer vector."""
         return Places(self.positions + offset, self.signs)
 
+    def viewed(self, shape: tuple[int, ...]) -> "Places":
+        """The same numbers in another shape."""
+        return Places(self.positions.view(shape), self.signs.view(shape))
+
     @staticmethod
     def of_run(start: int, length: int) -> "Places":
         """Numbers that stand side by side."""

@@ -10,13 +10,11 @@ raises :class:`~fairfold.errors.InvalidRow` before anything is written.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fairfold.errors import InvalidVector
 from fairfold.kernels import gpu, hashing, reference, reference_active, reference_chain
 from fairfold.kernels.hashing import Layout
 from fairfold.kernels.native import active_calls, calls
@@ -30,7 +28,6 @@ __all__ = [
     "adagrad_rows",
     "adagrad_slots",
     "adam_slots",
-    "aggregate",
     "count_range",
     "fold",
     "number",
@@ -45,7 +42,6 @@ __all__ = [
     "step_prefix",
     "touched_rows",
     "unfold",
-    "weighted_sum",
 ]
 
 
@@ -327,56 +323,14 @@ def fold(big: Layout, small: Layout, sums: Tensor) -> Tensor:
     return out
 
 
-def unfold(small: Layout, big: Layout, compact: Tensor, out: Tensor | None = None) -> Tensor:
-    """The compact vector of ``big`` that stands for the same full vector; added to ``out`` where that is given."""
-    add = out is not None
+def unfold(small: Layout, big: Layout, compact: Tensor) -> Tensor:
+    """The compact vector of ``big`` that stands for the same full vector."""
     low, high = small.head, big.head
-    target = torch.empty(big.size, dtype=compact.dtype, device=compact.device) if out is None else out
-    if add:
-        target[:low] += compact[:low]
-        between = torch.empty(high - low, dtype=compact.dtype, device=compact.device)
-        recover_range(small, compact, low, between)
-        target[low:high] += between
-    else:
-        target[:low] = compact[:low]
-        recover_range(small, compact, low, target[low:high])
+    target = torch.empty(big.size, dtype=compact.dtype, device=compact.device)
+    target[:low] = compact[:low]
+    recover_range(small, compact, low, target[low:high])
     if big.tail:
         repeats = big.tail // small.tail
-        if not active_calls.unfold_groups(compact[low:], repeats, small.chunk, target[high:], add):
-            reference_chain.unfold_groups(compact[low:], repeats, small.chunk, target[high:], add)
+        if not active_calls.unfold_groups(compact[low:], repeats, small.chunk, target[high:], add=False):
+            reference_chain.unfold_groups(compact[low:], repeats, small.chunk, target[high:], add=False)
     return target
-
-
-def weighted_sum(total: Tensor, vectors: Sequence[Tensor], weights: Sequence[float]) -> None:
-    """Add the weighted vectors, all shaped like ``total``, to it in place, in their order."""
-    if not active_calls.weighted_sum(total, vectors, weights):
-        reference_chain.weighted_sum(total, vectors, weights)
-
-
-@torch.no_grad()
-def aggregate(layouts: Sequence[Layout], vectors: Sequence[Tensor], weights: Sequence[float]) -> tuple[Layout, Tensor]:
-    """The weighted sum of compact vectors of one nested chain, at the largest of their sizes: Σ wᵢ · unfold(ψᵢ).
-
-    Added up size by size, then unfolded upwards size by size: O(Σ mᵢ), whatever the full size.
-
-    Returns:
-        The largest layout and the sum; recover it once to have it in the full space.
-    """
-    if not layouts or len(layouts) != len(vectors) or len(vectors) != len(weights):
-        raise InvalidVector(
-            f"{len(layouts)} layouts, {len(vectors)} vectors and {len(weights)} weights",
-            "at least one, and one of each a device",
-            "Keep the model as it is if nobody answered.",
-        )
-    by_layout: dict[Layout, list[int]] = {}
-    for index, layout in enumerate(layouts):
-        by_layout.setdefault(layout, []).append(index)
-    chain = sorted(by_layout, key=lambda layout: (layout.size, layout.head))
-    totals = {}
-    for layout, members in by_layout.items():
-        total = reference_chain.zeros_like_size(layout.size, vectors[members[0]])
-        weighted_sum(total, [vectors[i] for i in members], [weights[i] for i in members])
-        totals[layout] = total
-    for small, big in pairwise(chain):
-        unfold(small, big, totals.pop(small), totals[big])
-    return chain[-1], totals[chain[-1]]

@@ -1,8 +1,5 @@
 """Steps up and down a chain of nested sizes, in plain torch: the specification."""
 
-from collections.abc import Sequence
-
-import torch
 from torch import Tensor
 
 
@@ -18,14 +15,3 @@ def unfold_groups(values: Tensor, repeats: int, chunk: int, out: Tensor, add: bo
         grouped.add_(source)
     else:
         grouped.copy_(source.expand_as(grouped))
-
-
-def weighted_sum(total: Tensor, vectors: Sequence[Tensor], weights: Sequence[float]) -> None:
-    """Add the weighted vectors, all shaped like ``total``, to it in place, in their order."""
-    for vector, weight in zip(vectors, weights, strict=True):
-        total.add_(vector.to(total.dtype), alpha=weight)
-
-
-def zeros_like_size(size: int, like: Tensor) -> Tensor:
-    """A vector of zeros of another size, of the dtype and on the device of ``like``."""
-    return torch.zeros(size, dtype=like.dtype, device=like.device)

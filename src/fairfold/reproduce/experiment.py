@@ -35,9 +35,8 @@ class TableFile(Frozen):
         value: The figure that counts: of the ``best`` evaluation, or of the ``last``.
         set: Settings of all cells.
         quick: Settings that make the quick version.
-        rows: What each row adds; ``columns = [...]`` in it leaves out all other columns, ``quick = {...}`` makes its
-            quick version.
-        columns: What each column adds; ``rows``, ``quick`` likewise; ``kind`` says what is run.
+        rows: What each row adds; ``columns = [...]`` in it leaves out all other columns.
+        columns: What each column adds; ``rows = [...]`` in it leaves out all other rows; ``kind`` says what is run.
         paper: The paper's figures, by row and column; text such as ``"N/A"`` stands for none.
         references: Methods without federation beside it, on the same data.
         curves: What runs along the x axis of the plot over time: ``rounds``, or ``loglog``.
@@ -216,9 +215,8 @@ def _cells(
         for column, of_column in content.columns.items():
             if column not in of_row.get("columns", [column]) or row not in of_column.get("rows", [row]):
                 continue
-            own = (of_row.get("quick", {}) | of_column.get("quick", {})) if quick else {}
-            values = shared | of_row | of_column | small | own
-            for key in ("rows", "columns", "quick"):
+            values = shared | of_row | of_column | small
+            for key in ("rows", "columns"):
                 values.pop(key, None)
             kind = str(values.pop("kind", "federated"))
             _check(f"{name}, table {table!r}, row {row!r}, column {column!r}", kind, values)

@@ -1,4 +1,4 @@
-"""What a cell can be: a federation, central training, reference rows, the corollary's convex case, device memory.
+"""What a cell can be: a federation, reference rows, the corollary's convex case, device memory.
 
 A *kind* checks a cell's settings, says what identifies its data, and runs it. New kinds join :data:`KINDS`.
 """
@@ -128,48 +128,6 @@ class _Ticks(Callback):
         self._tell(report.round_number, self._rounds)
 
 
-class Central(Kind):
-    """All data in one place: the table's settings say on what, ``central = {...}`` how (see CentralSettings)."""
-
-    def check(self, values: Values) -> None:
-        """See the base class."""
-        self._split(values, 0)
-
-    def _split(self, values: Values, seed: int) -> tuple[Settings, Any]:
-        from fairfold.models.central import CentralSettings
-
-        others = {key: value for key, value in values.items() if key != "central"}
-        settings = load_settings(None, others | {"seed": seed})
-        how = {"negatives": settings.negatives, "regulariser": settings.regulariser, "seed": seed}
-        try:
-            return settings, CentralSettings(**how | values.get("central", {}))
-        except TypeError as error:
-            raise InvalidSettings(f"central: {error}", "keys of CentralSettings", "Check the spelling.") from None
-
-    def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:  # noqa: ARG002
-        """See the base class."""
-        import torch
-
-        from fairfold.models import MF, NeuMF, NeuMFMLP
-        from fairfold.models.tasks import RankingTask, RatingTask
-        from fairfold.simulate.run import load_interactions
-
-        settings, how = self._split(values, seed)
-        data, _ = load_interactions(settings)
-        ratings = settings.model == "neumf-mlp"
-        task = RatingTask(data) if ratings else RankingTask(data, settings.top)
-        torch.manual_seed(seed)
-        made = {"mf": MF, "neumf": NeuMF, "neumf-mlp": NeuMFMLP}[settings.model]
-        model = made(data.num_users, data.num_items, settings.factors)
-        curve, started = [], time.monotonic()
-        for report in task.epochs(model, task.train, how):
-            curve.append((float(report.epoch), float(task.test_row(model)[0])))
-            tell(report.epoch, how.epochs)
-        facts = {"metric": task.headline, "counts": "epochs"}
-        seconds = time.monotonic() - started
-        return Outcome.of_curve(curve, smaller_is_better=ratings, seconds=seconds, facts=facts)
-
-
 class References(Kind):
     """What needs no federation and no training: popularity, neighbours, SVD, ridge; means for ratings."""
 
@@ -278,7 +236,6 @@ class Memory(Kind):
 
 KINDS: dict[str, Kind] = {
     "federated": Federated(),
-    "central": Central(),
     "references": References(),
     "convex": Convex(),
     "memory": Memory(),

@@ -15,16 +15,15 @@ ZEN = (
 
 @cache
 def machine() -> str:
-    """E.g. ``2-core Zen 4 (AMD EPYC)`` or ``NVIDIA H200``."""
+    """E.g. ``2-core Zen 4 (AMD EPYC)``, with a GPU in front where there is one."""
     import torch
 
-    if torch.cuda.is_available():
-        return str(torch.cuda.get_device_name())
     name, family, model = _processor(Path("/proc/cpuinfo"))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     named = (word for of, models, word in ZEN if "AMD" in name and of == family and model in models)
     generation = next(named, "")
-    return f"{cores}-core {generation} ({name})" if generation else f"{cores}-core {name}"
+    processor = f"{cores}-core {generation} ({name})" if generation else f"{cores}-core {name}"
+    return f"{torch.cuda.get_device_name()}, {processor}" if torch.cuda.is_available() else processor
 
 
 def _processor(path: Path) -> tuple[str, int, int]:

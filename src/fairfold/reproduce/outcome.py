@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fairfold.runs.files import write_atomically
+from fairfold.files import write_atomically
 from fairfold.version import __version__
 
 FORMAT = 1
@@ -61,7 +61,7 @@ def fingerprint(kind: str, values: dict[str, Any], seed: int, data: dict[str, An
 
 def file_name(label: str) -> str:
     """A cell's label as the name of a file."""
-    return re.sub(r"[^A-Za-z0-9.]+", "-", label).strip("-")
+    return re.sub(r"[^A-Za-z0-9.+]+", "-", label).strip("-")
 
 
 def write_outcome(path: Path, outcome: Outcome, mark: str, described: dict[str, Any]) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from fairfold.errors import InvalidSettings
+from fairfold.files import write_atomically
 from fairfold.reproduce.experiment import Experiment
 from fairfold.reproduce.tables import COLUMNS, Grid, crossed, detail_rows, shown, total_seconds
-from fairfold.runs.files import write_atomically
 from fairfold.version import __version__
 
 QUICK = (

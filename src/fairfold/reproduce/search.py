@@ -17,10 +17,10 @@ from typing import Any
 from fairfold.data import Dataset, ImageDataset
 from fairfold.data.holdout import hold_out, hold_out_images
 from fairfold.errors import InvalidSettings
+from fairfold.files import write_atomically
 from fairfold.reproduce.experiment import Cell, Experiment, SearchFile
 from fairfold.reproduce.kinds import KINDS
 from fairfold.reproduce.outcome import Outcome, file_name, fingerprint, read_outcome, write_outcome
-from fairfold.runs.files import write_atomically
 from fairfold.runs.settings import load_settings
 from fairfold.simulate.run import load_data, simulate
 
@@ -29,7 +29,7 @@ SEARCH = "search"
 
 @dataclass(frozen=True)
 class Trial:
-    """One value in one cell: what was tried, and the best value on held-out data (None if it left the numbers)."""
+    """One value in one cell: what was tried, and what came of it on held-out data."""
 
     cell: Cell
     tried: dict[str, float]
@@ -43,14 +43,13 @@ def search(experiment: Experiment, out: Path, say: Callable[[str], None]) -> Pat
     logging.getLogger("fairfold").addHandler(logging.NullHandler())  # replies of runs that diverge: counted, not shown
     place = out / experiment.folder / SEARCH
     place.mkdir(parents=True, exist_ok=True)
-    trials = []
+    trials, path = list[Trial](), place.with_suffix(".csv")
     for cell in [_cell(experiment, labels) for labels in plan.cells]:
         for numbers in itertools.product(*plan.values.values()):
             trial = _trial(cell, dict(zip(plan.values, numbers, strict=True)), plan, place)
             trials.append(trial)
-            say(f"{cell.table} {cell.row} {cell.column} {_words(trial.tried)}: {_value(trial.outcome)}")
-    path = place.with_suffix(".csv")
-    write_atomically(path, record(trials, plan).encode())
+            say(f"{cell.table} {cell.row} {cell.column} {_words(trial.tried)}: {_shown(trial.outcome.last)}")
+            write_atomically(path, record(trials, plan).encode())
     return path
 
 
@@ -93,14 +92,16 @@ def record(trials: list[Trial], plan: SearchFile) -> str:
     """All trials as CSV, the best of every cell marked."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["table", "row", "column", *plan.values, "metric", "best", "round", "replies left out", "chosen"])
+    headings = ["metric", "at the end", "best", "round of best", "replies left out", "chosen"]
+    writer.writerow(["table", "row", "column", *plan.values, *headings])
     for trial in trials:
         cell, outcome = trial.cell, trial.outcome
         rivals = [other for other in trials if other.cell == cell]
         writer.writerow(
             [
-                cell.table, cell.row, cell.column, *trial.tried.values(), outcome.facts["metric"], _value(outcome),
-                f"{outcome.best_round:.0f}", sum(outcome.facts["rejections"].values()),
+                cell.table, cell.row, cell.column, *trial.tried.values(), outcome.facts["metric"],
+                _shown(outcome.last), _shown(outcome.best), f"{outcome.best_round:.0f}",
+                sum(outcome.facts["rejections"].values()),
                 "chosen" if trial is best_of(rivals) else "",
             ]
         )  # fmt: skip
@@ -108,17 +109,17 @@ def record(trials: list[Trial], plan: SearchFile) -> str:
 
 
 def best_of(trials: list[Trial]) -> Trial:
-    """The trial with the best value."""
+    """The trial with the best value at its end: a rate that is best early and then falls apart is not chosen."""
     sign = 1 if trials[0].outcome.facts["metric"] == "MSE" else -1
-    return min(trials, key=lambda trial: _comparable(trial.outcome.best, sign))
+    return min(trials, key=lambda trial: _comparable(trial.outcome.last, sign))
 
 
 def _comparable(value: float | None, sign: int) -> float:
     return float("inf") if value is None or value != value else sign * value
 
 
-def _value(outcome: Outcome) -> str:
-    return "–" if outcome.best is None else f"{outcome.best:.4f}"
+def _shown(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
 
 
 def _words(tried: dict[str, float]) -> str:

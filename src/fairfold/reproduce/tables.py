@@ -19,6 +19,7 @@ class Entry:
         paper: The paper's figure, or what stands in its place.
         values: Ours, one a seed.
         rounds: Of the value that counts, one a seed.
+        ends: The value after the last round, one a seed.
         paper_round: The paper's.
         seconds: One a seed.
         curve: Mean over the seeds at every point all of them have, x and y.
@@ -33,6 +34,7 @@ class Entry:
     paper: Figure | None
     values: tuple[float, ...] = ()
     rounds: tuple[float, ...] = ()
+    ends: tuple[float, ...] = ()
     paper_round: Figure | None = None
     seconds: tuple[float, ...] = ()
     curve: tuple[tuple[float, float], ...] = ()
@@ -133,6 +135,7 @@ def _entry(file: TableFile, row: str, column: str, cells: list[Cell], outcomes: 
         paper,
         tuple(_number(outcome.best if best else outcome.last) for outcome in done),
         tuple(_number(outcome.best_round if best else outcome.last_round) for outcome in done),
+        tuple(_number(outcome.last) for outcome in done),
         paper_round,
         tuple(outcome.seconds for outcome in done),
         _mean_curve(done),
@@ -155,7 +158,9 @@ def _mean_curve(done: list[Outcome]) -> tuple[tuple[float, float], ...]:
 
 # -- as text -----------------------------------------------------------------------------------------------------------
 
-COLUMNS = ("row", "column", "paper", "ours", "spread", "difference", "seeds", "round of best", "seconds", "note")
+COLUMNS = (
+    "row", "column", "paper", "ours", "spread", "difference", "seeds", "round", "at the end", "seconds", "note",
+)  # fmt: skip
 
 
 def shown(value: float | str | None, signed: bool = False) -> str:
@@ -176,13 +181,14 @@ def detail_rows(grid: Grid) -> list[tuple[str, ...]]:
 
 def _detail(entry: Entry) -> tuple[str, ...]:
     if entry.state != "done":
-        return (entry.row, entry.column, shown(entry.paper), entry.state, "", "", "", "", "", entry.reason)
+        return (entry.row, entry.column, shown(entry.paper), entry.state, "", "", "", "", "", "", entry.reason)
     rounds = f"{mean(entry.rounds):.0f}"
     if entry.paper_round is not None:
         rounds += f" (paper {entry.paper_round:g})" if isinstance(entry.paper_round, float | int) else ""
     return (
         entry.row, entry.column, shown(entry.paper), shown(entry.mean), shown(entry.spread),
-        shown(entry.difference, signed=True), str(len(entry.values)), rounds, f"{mean(entry.seconds):.1f}", note(entry),
+        shown(entry.difference, signed=True), str(len(entry.values)), rounds, shown(mean(entry.ends)),
+        f"{mean(entry.seconds):.1f}", note(entry),
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from fairfold import files
 from fairfold.data import Dataset, Interactions
 from fairfold.data.images import ImageDataset
 from fairfold.errors import InvalidCheckpoint
@@ -25,7 +26,8 @@ from fairfold.federation.aggregate import ServerState
 from fairfold.federation.replies import Rejections
 from fairfold.federation.sampling import hash_seed
 from fairfold.federation.settings import Settings
-from fairfold.runs import files
+from fairfold.federation.storage import Storage
+from fairfold.runs.tensors import bytes_of, checksum_of, write_tensors
 from fairfold.simulate.result import Quality, RoundReport
 from fairfold.simulate.run import Progress
 from fairfold.version import __version__
@@ -34,8 +36,12 @@ FORMAT = 1
 """Raised whenever what is in a checkpoint changes its meaning."""
 
 KEPT = 2
-MAY_DIFFER = ("rounds", "patience", "threshold", "evaluate_every")
-"""Settings that may change when a run goes on: they decide when it ends and what is looked at, not what it computes."""
+PRIVATE = "private/"
+BLOCK_ROWS = 65_536
+"""Users whose vectors are read at a time."""
+
+MAY_DIFFER = ("rounds", "patience", "threshold", "evaluate_every", "user_storage")
+"""Settings that may change when a run goes on: when it ends, what is looked at and what is kept where."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,7 @@ def save(folder: Path, progress: Progress, settings: Settings, data: dict[str, A
     number = progress.state.round_number
     stem = f"round-{number:08d}"
     tensors = _tensors(progress)
-    described = files.write_tensors(folder / f"{stem}.safetensors", tensors, {"round": str(number)})
+    described = write_tensors(folder / f"{stem}.safetensors", tensors, {"round": str(number)})
     content = {
         "format": FORMAT,
         "round": number,
@@ -98,12 +104,17 @@ def save(folder: Path, progress: Progress, settings: Settings, data: dict[str, A
     return int(described["bytes"]) + len(text)
 
 
-def newest(folder: Path) -> Found:
-    """The newest whole checkpoint of a folder; an error for one written in another format."""
+def newest(folder: Path, storage: Storage | None = None) -> Found:
+    """The newest whole checkpoint of a folder; an error for one written in another format.
+
+    Args:
+        folder: Of checkpoints.
+        storage: Where private vectors are read to; in memory if not given.
+    """
     damaged: list[str] = []
     for path in _manifests(folder):
         try:
-            return Found(_read(path), damaged)
+            return Found(_read(path, storage or Storage()), damaged)
         except _Damaged as problem:
             damaged.append(f"{path.name}: {problem}")
         except (KeyError, TypeError, ValueError) as problem:
@@ -171,11 +182,11 @@ def data_facts(data: Dataset | ImageDataset) -> dict[str, Any]:
         for split in (data.train, data.test):
             for tensor in (split.images, split.labels, split.writers):
                 if tensor is not None:
-                    checksum.update(files.bytes_of(tensor))
+                    checksum.update(bytes_of(tensor))
         return {"name": data.name, **data.counts(), "sha256": checksum.hexdigest()}
     for part in (data.train, data.test):
         for tensor in _columns(part):
-            checksum.update(files.bytes_of(tensor))
+            checksum.update(bytes_of(tensor))
     return {
         "name": data.name,
         "users": data.num_users,
@@ -217,7 +228,7 @@ def _tensors(progress: Progress) -> dict[str, Tensor]:
     tensors = {f"full/{name}": tensor for name, tensor in progress.state.full.items()}
     for moment, of in progress.state.moments.items():
         tensors |= {f"moment/{moment}/{name}": tensor for name, tensor in of.items()}
-    tensors |= {f"private/{name}": tensor for name, tensor in progress.private.items()}
+    tensors |= {f"{PRIVATE}{name}": tensor for name, tensor in progress.private.items()}
     return {name: tensor.cpu() for name, tensor in tensors.items()}
 
 
@@ -244,7 +255,7 @@ def _report(values: dict[str, Any]) -> RoundReport:
     return RoundReport(**values | {"quality": quality})
 
 
-def _read(path: Path) -> Checkpoint:
+def _read(path: Path, storage: Storage) -> Checkpoint:
     manifest = _manifest(path)
     described = manifest["tensors"]
     beside = path.with_name(described["file"])
@@ -252,16 +263,33 @@ def _read(path: Path) -> Checkpoint:
         raise _Damaged(f"{beside.name} is missing")
     if beside.stat().st_size != described["bytes"]:
         raise _Damaged(f"{beside.name} has {beside.stat().st_size} of {described['bytes']} bytes")
-    if files.checksum_of(beside) != described["sha256"]:
+    if checksum_of(beside) != described["sha256"]:
         raise _Damaged(f"{beside.name} has another checksum")
     try:
         with safe_open(beside, "pt") as opened:
             # Copies: memory of one's own is aligned as in a run that was never interrupted, and outlives the file.
-            tensors = {name: opened.get_tensor(name).clone() for name in described["names"]}
+            tensors = {
+                name: _private(opened, name, storage) if name.startswith(PRIVATE) else opened.get_tensor(name).clone()
+                for name in described["names"]
+            }
     except (SafetensorError, OSError) as error:
         raise _Damaged(f"{beside.name}: {error}") from None
     progress = _progress(tensors, manifest)
     return Checkpoint(progress, manifest["settings"], manifest["data"], manifest["versions"], manifest["seconds"])
+
+
+def _private(opened: Any, name: str, storage: Storage) -> Tensor:
+    """A table of users' vectors, read a block at a time to where it is kept."""
+    part = opened.get_slice(name)
+    rows, columns = part.get_shape()
+    table: Tensor | None = None
+    for start in range(0, max(rows, 1), BLOCK_ROWS):
+        block = part[start : start + BLOCK_ROWS]
+        if table is None:
+            table = storage.empty(name.removeprefix(PRIVATE), (rows, columns), block.dtype)
+        table[start : start + BLOCK_ROWS] = block
+    assert table is not None
+    return table
 
 
 def _manifest(path: Path) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from fairfold.federation.facts import facts_of, projection_of
 from fairfold.federation.projection import Assignment, Hashed, Projection
 from fairfold.federation.sampling import hash_seed
 from fairfold.federation.task import Weights
-from fairfold.runs.files import write_tensors
 from fairfold.runs.opened import OpenRun
+from fairfold.runs.tensors import write_tensors
 from fairfold.simulate.federation import Federation
 from fairfold.simulate.result import Judge
 from fairfold.subspace import Capacity, Subspace

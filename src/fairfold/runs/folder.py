@@ -19,8 +19,9 @@ import torch
 
 from fairfold.errors import CannotWrite, InvalidSettings
 from fairfold.federation.settings import Settings
-from fairfold.runs.files import TEMPORARY, remove_leftovers, write_atomically, write_tensors
+from fairfold.files import TEMPORARY, remove_leftovers, write_atomically
 from fairfold.runs.settings import to_toml
+from fairfold.runs.tensors import write_tensors
 from fairfold.simulate.result import Result, RoundReport
 from fairfold.subspace import parse_scheme
 from fairfold.version import __version__

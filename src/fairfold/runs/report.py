@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fairfold.errors import InvalidSettings
-from fairfold.runs.files import write_atomically
+from fairfold.files import write_atomically
 from fairfold.runs.summary import RunSummary, by_data, differing_settings, labels, references_of, sizes_of
 from fairfold.runs.units import human_bytes, human_seconds
 from fairfold.version import __version__

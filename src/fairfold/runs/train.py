@@ -14,6 +14,7 @@ import torch
 from fairfold.errors import InvalidCapacity, InvalidCheckpoint
 from fairfold.federation.image_task import task_of
 from fairfold.federation.settings import Settings
+from fairfold.federation.storage import Storage
 from fairfold.federation.task import Task
 from fairfold.runs import checkpoint
 from fairfold.runs.callbacks import Callback
@@ -91,7 +92,14 @@ def run(
         try:
             for callback in told:
                 callback.on_start(settings, federation.capacities, first)
-            result = simulate(settings, recorder.watch, data=data, references=references, progress=progress)
+            result = simulate(
+                settings,
+                recorder.watch,
+                data=data,
+                references=references,
+                progress=progress,
+                storage=Storage(folder.path, settings.user_storage),
+            )
             stopped = stop_reason(result.history, settings) or "stopped"
             recorder.finish(result, stopped)
             for callback in told:
@@ -116,7 +124,7 @@ def _federation(settings: Settings, task: Task, out: Path | None) -> Federation:
 def _checkpoint(settings: Settings, out: Path, say: Say) -> checkpoint.Checkpoint | None:
     """What to go on from, or None to start anew, either way told; refused if it belongs to another run."""
     folder = RunFolder(out)
-    found = checkpoint.newest(folder.checkpoints)
+    found = checkpoint.newest(folder.checkpoints, Storage(out, settings.user_storage))
     if found.checkpoint is None:
         if found.damaged:
             raise InvalidCheckpoint(

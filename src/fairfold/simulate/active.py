@@ -11,7 +11,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from fairfold.federation.projection import Coordinatewise, Projection
+from fairfold.federation.projection import Coordinatewise, LowRank, Projection
 from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.task import Task, Weights
 from fairfold.kernels import ops
@@ -39,6 +39,7 @@ class Active:
         parts: Which of the values belong to which tensor.
         slots: Which slot of the tensor's compact vector each of its values is; none for what is the user's own.
         places: Where the rows of every tensor stand among the values: item tables [rows, row length], others [numbers].
+        factors: By which small matrix the rows of a table are multiplied to be read (FedHM); empty for other methods.
         samples: Rows of the item tables, step by step.
         pull: A weight a value that draws it to where it started (FedProx), or None.
     """
@@ -50,6 +51,7 @@ class Active:
     parts: dict[str, slice]
     slots: dict[str, Tensor]
     places: dict[str, Places]
+    factors: dict[str, Places]
     samples: Samples
     pull: Tensor | None
 
@@ -63,15 +65,25 @@ def gather(client: int, task: Task, held: Held, private: Weights, number: int) -
     coordinates |= {name: torch.arange(prod(shape)) for name, shape in task.dense.items()}
     me = torch.tensor([client])
     coordinates |= {name: row_coordinates(me, shape[-1]).view(-1) for name, shape in task.user_tables.items()}
-    values, pulls, parts, slots, places, start = [], [], {}, {}, {}, 0
+    values, pulls, parts, start = [], [], {}, 0
+    slots: dict[str, Tensor] = {}
+    places: dict[str, Places] = {}
+    factors: dict[str, Places] = {}
     for name, wanted in coordinates.items():
         projection = held.projections[name]
-        assert isinstance(projection, Coordinatewise)  # see batches_well
-        found, slots[name] = _numbered(projection, wanted)
-        places[name] = found.shifted(start)
+        if isinstance(projection, LowRank):
+            left, right = projection.slots(items)
+            slots[name] = torch.cat([left.view(-1), right.view(-1)])
+            places[name] = Places.of_run(start, left.numel()).viewed(left.shape)
+            factors[name] = Places.of_run(start + left.numel(), right.numel()).viewed(right.shape)
+        else:
+            assert isinstance(projection, Coordinatewise)
+            found, slots[name] = _numbered(projection, wanted)
+            places[name] = found.shifted(start)
         values.append(held.received[name].index_select(0, slots[name]))
         parts[name] = slice(start, start + len(slots[name]))
         if settings.prox:
+            assert isinstance(projection, Coordinatewise)  # see batches_well
             pulls.append(settings.prox * projection.counts(slots[name]))
         start = parts[name].stop
     for name, vectors in private.items():
@@ -90,6 +102,7 @@ def gather(client: int, task: Task, held: Held, private: Weights, number: int) -
         parts,
         slots,
         places,
+        factors,
         Samples(
             rows,
             None if local.targets is None else local.targets.to(joined.dtype),

@@ -19,7 +19,8 @@ from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.send import send
 from fairfold.federation.settings import Settings
 from fairfold.federation.task import Task, Weights
-from fairfold.simulate import alone, closed_form, factored, images, least_squares, loop, together
+from fairfold.kernels.native import loader
+from fairfold.simulate import alone, closed_form, images, least_squares, loop, together
 from fairfold.simulate.active import Active, Held, gather
 from fairfold.simulate.federation import Federation
 
@@ -30,11 +31,10 @@ CLIENTS_AT_ONCE = 16
 def batches_well(settings: Settings) -> bool:
     """Whether a round of these settings can run here; the others run in ``loop``.
 
-    What stays behind are FedHM, whose projection is not coordinatewise, and models of images; both have fast solvers
-    of their own.
+    What stays behind are models of images, and FedProx with FedHM: the norm of a product is no sum over its factors.
     """
     recommender = settings.model in ("mf", "neumf", "neumf-mlp")
-    return recommender and settings.solver == "gradient" and settings.method != "fedhm"
+    return recommender and settings.solver == "gradient" and not (settings.method == "fedhm" and settings.prox)
 
 
 def run_round(state: ServerState, private: Weights, federation: Federation, rejections: Rejections) -> ServerState:
@@ -42,8 +42,6 @@ def run_round(state: ServerState, private: Weights, federation: Federation, reje
     settings, task, number = federation.settings, federation.task, state.round_number
     if settings.reads_images:
         return loop.run_round(state, private, federation, rejections, images.solve)
-    if settings.method == "fedhm":
-        return loop.run_round(state, private, federation, rejections, factored.solve)
     if settings.solver == "closed_form":
         return closed_form.run_round(state, private, federation, rejections)
     if settings.solver == "least_squares":
@@ -53,17 +51,18 @@ def run_round(state: ServerState, private: Weights, federation: Federation, reje
     assignments = federation.assignments(number)
     cohort = federation.cohort(number).tolist()
     holding = _holding(state, federation, assignments)
-    changes = Changes(federation, rejections, number)
+    changes = Changes(state, federation, rejections)
 
     def gathered(client: int) -> Active:
         return gather(client, task, holding(client), private, number)
 
-    for clients in _at_once(cohort):
-        for trained in train_at_once(clients, gathered, task):
-            changes.take(trained)
-            for name in private:
-                private[name][trained.client] = trained.values[trained.parts[name]]
-    return aggregate(state, changes.totals(state), settings)
+    with ThreadPoolExecutor(loader.workers(), initializer=loader.work_alone) as workers:
+        for clients in _at_once(cohort):
+            for trained in train_at_once(clients, gathered, task, workers):
+                changes.take(trained)
+                for name in private:
+                    private[name][trained.client] = trained.values[trained.parts[name]]
+    return aggregate(state, changes.totals(), settings)
 
 
 def _holding(state: ServerState, federation: Federation, assignments: list[Assignment]) -> Callable[[int], Held]:
@@ -95,15 +94,16 @@ def _at_once(cohort: list[int]) -> Iterator[list[int]]:
         yield clients
 
 
-def train_at_once(clients: list[int], gathered: Callable[[int], Active], task: Task) -> Iterator[Active]:
+def train_at_once(
+    clients: list[int], gathered: Callable[[int], Active], task: Task, workers: ThreadPoolExecutor
+) -> Iterator[Active]:
     """The clients after their steps, in their order: compiled and a client a thread, or all in step."""
 
     def learn(client: int) -> tuple[Active, bool]:
         active = gathered(client)
         return active, alone.train(active, task)
 
-    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        found = list(threads.map(learn, clients))
+    found = list(workers.map(learn, clients))
     together.train([active for active, done in found if not done], task)
     return (active for active, _ in found)
 
@@ -111,8 +111,9 @@ def train_at_once(clients: list[int], gathered: Callable[[int], Active], task: T
 class Changes:
     """What the clients of a round changed, added up in the compact space of each size."""
 
-    def __init__(self, federation: Federation, rejections: Rejections, number: int) -> None:
-        self._federation, self._rejections, self._number = federation, rejections, number
+    def __init__(self, state: ServerState, federation: Federation, rejections: Rejections) -> None:
+        self._federation, self._rejections, self._number = federation, rejections, state.round_number
+        self._totals = RoundTotals(state.full)
         self._sums: dict[int, tuple[Held, Weights]] = {}
         self._weights: dict[int, float] = {}
 
@@ -126,6 +127,9 @@ class Changes:
             self._rejections.note(self._number + 1, trained.client, problem)
             return
         weight = settings.weight(self._federation.task.samples(trained.client))
+        if not all(projection.linear for projection in held.projections.values()):
+            self._totals.add(held.projections, self._reply(trained, changed), weight)  # each recovered alone
+            return
         if id(held) not in self._sums:
             self._sums[id(held)] = (held, {name: torch.zeros_like(vector) for name, vector in held.received.items()})
         _, sums = self._sums[id(held)]
@@ -138,17 +142,23 @@ class Changes:
         settings, held = self._federation.settings, trained.held
         fault = fault_of(settings, generator(settings, Purpose.FAULTS, self._number, trained.client))
         if fault is not None:  # rare: what arrives is made in full, and checked as a server would
-            reply = {
-                name: held.received[name].index_add(0, trained.slots[name], change) for name, change in changed.items()
-            }
-            return problem_with(spoil(reply, fault), held.received, held.projections, settings)
+            reply = spoil(self._reply(trained, changed), fault)
+            return problem_with(reply, held.received, held.projections, settings)
         for change in changed.values():
+            if not change.numel():
+                continue
             low, high = (float(end) for end in torch.aminmax(change))  # NaN, if there is one, is both
             if not math.isfinite(low) or not math.isfinite(high):
                 return "NaN or infinity"
             if max(high, -low) > settings.largest_change:
                 return "values out of range"
         return None
+
+    @staticmethod
+    def _reply(trained: Active, changed: Weights) -> Weights:
+        """All that a client sends, what it did not touch as it came."""
+        received = trained.held.received
+        return {name: received[name].index_add(0, trained.slots[name], change) for name, change in changed.items()}
 
     def means(self, held: Held) -> Weights:
         """The weighted mean change of those who hold this, in the compact space."""
@@ -157,14 +167,13 @@ class Changes:
             return {name: torch.zeros_like(vector) for name, vector in held.received.items()}
         return {name: total / weight for name, total in self._sums[id(held)][1].items()}
 
-    def totals(self, state: ServerState) -> RoundTotals:
+    def totals(self) -> RoundTotals:
         """The round's totals, as the rule of the settings wants them."""
-        totals = RoundTotals(state.full)
         for key, (held, sums) in self._sums.items():
             weight = self._weights[key]
             if self._federation.settings.aggregation == "paper":
                 for name, total in sums.items():
                     total.add_(held.received[name], alpha=weight)
             if weight:
-                totals.add_sums(held.projections, sums, weight)
-        return totals
+                self._totals.add_sums(held.projections, sums, weight)
+        return self._totals

@@ -11,6 +11,7 @@ from fairfold.federation.least_squares import first_state
 from fairfold.federation.projection import Assignment
 from fairfold.federation.sampling import Purpose, generator, hash_seed, sample_cohort
 from fairfold.federation.settings import Settings
+from fairfold.federation.storage import Storage
 from fairfold.federation.task import Task, Weights
 from fairfold.subspace import Capacity, assign_groups, parse_scheme
 
@@ -91,9 +92,9 @@ class Federation:
         shared = int(min(smallest // factors * share, owned * share / (1 - share)))
         return min(items, owned + max(shared, 1)) * factors
 
-    def initial(self) -> tuple[Weights, Weights]:
-        """The server's tensors and the users' own vectors before training."""
-        full, own = self.task.initial(generator(self.settings, Purpose.MODEL))
+    def initial(self, storage: Storage | None = None) -> tuple[Weights, Weights]:
+        """The server's tensors and the users' own vectors, kept in ``storage``, before training."""
+        full, own = self.task.initial(generator(self.settings, Purpose.MODEL), storage)
         if self.settings.solver == "least_squares":
             full = first_state(full, self.assignments(0), self.task)
         return full, own

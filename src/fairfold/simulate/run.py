@@ -12,12 +12,14 @@ from fairfold.data.synthetic import SyntheticWorld
 from fairfold.errors import InvalidSettings
 from fairfold.federation.aggregate import ServerState
 from fairfold.federation.image_task import task_of
+from fairfold.federation.projection import Assignment
 from fairfold.federation.replies import Rejections
 from fairfold.federation.settings import Settings
+from fairfold.federation.storage import Storage
 from fairfold.federation.task import Weights
 from fairfold.kernels import gpu
 from fairfold.metrics.ranking import Scorer
-from fairfold.simulate import batched, captured, loop
+from fairfold.simulate import batched, captured, central, loop
 from fairfold.simulate.federation import Federation
 from fairfold.simulate.result import GroupReport, Judge, Result, RoundReport
 
@@ -44,6 +46,7 @@ def simulate(
     data: Dataset | ImageDataset | None = None,
     references: Mapping[str, Scorer] | None = None,
     progress: Progress | None = None,
+    storage: Storage | None = None,
 ) -> Result:
     """Run a federation from its settings.
 
@@ -53,13 +56,14 @@ def simulate(
         data: Used instead of loading ``settings.data``.
         references: Rows beside the model's, where ``data`` is given; popularity if not.
         progress: Where to go on; from the start if not given.
+        storage: Where private vectors of a run from the start are kept; in memory if not given.
     """
     if data is None:
         data, references = load_data(settings)
     federation = Federation.of(settings, task_of(data, settings))
     judge = Judge(federation, _popularity(data) if references is None else references)
     if progress is None:
-        full, private = federation.initial()
+        full, private = federation.initial(storage)
         progress = Progress(ServerState(full), private, [], Rejections())
     device = choose_device(settings)
     progress.state, progress.private = _moved(progress.state, device), _on(progress.private, device)
@@ -102,7 +106,10 @@ def _backend(federation: Federation, device: torch.device) -> RunRound:
     """What runs a round on a device."""
     if device.type == "cuda":
         return captured.Cohorts(federation, device).run_round
-    run_round = batched.run_round if federation.settings.backend == "batched" else loop.run_round
+    settings = federation.settings
+    run_round = batched.run_round if settings.backend == "batched" else loop.run_round
+    if settings.method == "central" and settings.solver == "gradient":  # a closed-form round is the sum over everybody
+        run_round = central.run_round
     return lambda state, private, rejections: run_round(state, private, federation, rejections)
 
 
@@ -138,15 +145,21 @@ def _report(federation: Federation, judge: Judge, progress: Progress, seconds: f
     settings, number = federation.settings, progress.state.round_number
     assignments = federation.assignments(number - 1)
     cohort = federation.cohort(number - 1)
-    sizes = torch.tensor([held.size() for held in assignments])
-    sent_up = sizes[federation.group[cohort]]
-    full_size = sum(tensor.numel() for tensor in progress.state.full.values())
-    sent_down = torch.where(sent_up > 0, full_size, 0) if settings.broadcast else sent_up
+    group = federation.group[cohort]
+    taking_part = torch.tensor([held.projections is not None for held in assignments])[group]
+    moved = torch.tensor([_bytes_moved(held, progress.state, settings) for held in assignments])[group].sum(0)
     quality = None
     if number == settings.rounds or number % settings.evaluate_every == 0:
         quality = judge.quality(progress.state, progress.private, assignments)
-    clients = int((sent_up > 0).sum())
-    return RoundReport(number, seconds, clients, int(sent_down.sum()) * BYTES, int(sent_up.sum()) * BYTES, quality)
+    return RoundReport(number, seconds, int(taking_part.sum()), int(moved[0]), int(moved[1]), quality)
+
+
+def _bytes_moved(held: Assignment, state: ServerState, settings: Settings) -> tuple[int, int]:
+    """What a device of some size receives and sends in a round; nothing where there are no devices."""
+    if settings.method == "central" or held.projections is None:
+        return 0, 0
+    full_size = sum(tensor.numel() for tensor in state.full.values())
+    return (full_size if settings.broadcast else held.size()) * BYTES, held.size() * BYTES
 
 
 def _result(federation: Federation, judge: Judge, progress: Progress) -> Result:
@@ -157,19 +170,19 @@ def _result(federation: Federation, judge: Judge, progress: Progress) -> Result:
         quality = judge.quality(progress.state, progress.private, assignments)
         if last:
             progress.history[-1] = replace(last, quality=quality)
-    full_size = sum(tensor.numel() for tensor in progress.state.full.values())
     groups = []
     for number, (capacity, held) in enumerate(zip(federation.capacities, assignments, strict=True)):
         members = (federation.group == number).nonzero().flatten()
         size = held.size()
+        down, up = _bytes_moved(held, progress.state, settings)
         groups.append(
             GroupReport(
                 capacity=str(capacity),
                 users=len(members),
                 size=size,
                 bytes_held=size * BYTES,
-                bytes_down=(full_size if settings.broadcast and size else size) * BYTES,
-                bytes_up=size * BYTES,
+                bytes_down=down,
+                bytes_up=up,
                 quality=quality.groups[number],
                 references=judge.references(members),
             )
@@ -197,7 +210,13 @@ def load_data(settings: Settings) -> tuple[Dataset | ImageDataset, dict[str, Sco
 
 
 def load_interactions(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
-    """What a recommender trains on, and its reference rows."""
+    """What a recommender trains on, and its reference rows; refused for models of images."""
+    if settings.reads_images:
+        raise InvalidSettings(
+            f"model={settings.model!r}, which reads images, where only recommenders are served",
+            "a model of interactions",
+            "Use mf, neumf or neumf-mlp here; `fairfold train` serves images.",
+        )
     if settings.data != "synthetic":
         options = {} if settings.top_users is None else {"top_users": settings.top_users}
         if settings.model == "neumf-mlp":

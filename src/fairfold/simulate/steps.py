@@ -1,5 +1,7 @@
 """Local optimisers over the values of many clients at once: the numbers of torch.optim, one fused pass."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -7,26 +9,30 @@ from fairfold.federation.settings import Settings
 
 
 class LocalSteps:
-    """A fresh optimiser for one vector. Clients that have finished are a suffix of it, and do not move.
+    """An optimiser for one vector. Clients that have finished are a suffix of it, and do not move.
 
     Args:
         values: What is trained, in place.
         settings: Optimiser and step size.
+        moments: What the optimiser kept from earlier steps, by name; it starts fresh without.
+        done: How many these were.
     """
 
-    def __init__(self, values: Tensor, settings: Settings) -> None:
+    def __init__(
+        self, values: Tensor, settings: Settings, moments: Mapping[str, Tensor] | None = None, done: int = 0
+    ) -> None:
         self._kind, self._rate = settings.local_optimiser, settings.local_step
         self._values = values
-        moments = {"sgd": 0, "adagrad": 1, "adam": 2}[self._kind]
-        self._moments = [torch.zeros_like(values) for _ in range(moments)]
-        self._count = torch.zeros((), device=values.device)
+        names = {"sgd": (), "adagrad": ("square",), "adam": ("mean", "square")}[self._kind]
+        self.moments = {name: (moments or {}).get(name, torch.zeros_like(values)).clone() for name in names}
+        self._count = torch.full((), float(done), device=values.device)
 
     @torch.no_grad()
     def step(self, gradient: Tensor, moving: int) -> None:
         """One step on the first ``moving`` numbers."""
         self._count += 1
         part, slope = self._values[:moving], gradient[:moving]
-        kept = [moment[:moving] for moment in self._moments]
+        kept = [moment[:moving] for moment in self.moments.values()]
         if self._kind == "sgd":
             part.add_(slope, alpha=-self._rate)
         elif self._kind == "adagrad":

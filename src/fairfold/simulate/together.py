@@ -18,9 +18,13 @@ from fairfold.simulate.steps import LocalSteps
 
 def train(clients: list[Active], task: Task) -> None:
     """All steps of all clients; their values change in place."""
-    working = [client for client in clients if client.samples.ends.numel()]
-    if working:
-        _Program(working, task).train()
+    alike: dict[tuple[torch.Size, ...], list[Active]] = {}
+    for client in clients:
+        if client.samples.ends.numel():
+            ranks = tuple(places.positions.shape for places in client.factors.values())
+            alike.setdefault(ranks, []).append(client)
+    for group in alike.values():
+        _Program(group, task).train()
 
 
 class _Program:
@@ -32,12 +36,15 @@ class _Program:
         sizes = torch.tensor([client.values.numel() for client in self._clients])
         self._ends = sizes.cumsum(0).tolist()
         offsets = [end - int(size) for end, size in zip(self._ends, sizes, strict=True)]
+        self._factors = list(self._clients[0].factors)
         shifted = [
             {name: places.shifted(offset) for name, places in client.places.items()}
+            | {_factor(name): places.shifted(offset) for name, places in client.factors.items()}
             for client, offset in zip(self._clients, offsets, strict=True)
         ]
         self._tables = {name: _joined([of[name] for of in shifted], torch.cat) for name in task.tables}
-        self._others = {name: _joined([of[name] for of in shifted], torch.stack) for name in (*task.dense, *task.own)}
+        others = (*task.dense, *task.own, *(_factor(name) for name in self._factors))
+        self._others = {name: _joined([of[name] for of in shifted], torch.stack) for name in others}
         self._pull = None
         if task.settings.prox:
             self._pull = torch.cat([client.pull for client in self._clients if client.pull is not None])
@@ -90,7 +97,7 @@ class _Program:
         losses: Tensor = self._losses(
             {name: flat[name] for name in task.dense},
             [flat[name] for name in task.own],
-            [flat[name].view(*local.shape, -1) for name in task.tables],
+            [self._items(name, local.shape, flat) for name in task.tables],
             None if self._targets is None else self._targets[step, :moving],
         )
         shares = self._shares[step, :moving]
@@ -98,6 +105,15 @@ class _Program:
         gradients = torch.autograd.grad(loss, list(flat.values()))
         for (name, of), gradient in zip(read.items(), gradients, strict=True):
             ops.accumulate_positions(gradient.reshape(flat[name].shape), of.positions, of.signs, into)
+
+    def _items(self, name: str, shape: torch.Size, flat: dict[str, Tensor]) -> Tensor:
+        """Rows of a table for every sample, [clients, samples, width, columns]."""
+        rows = flat[name].view(*shape, -1)
+        return rows @ flat[_factor(name)][:, None] if name in self._factors else rows
+
+
+def _factor(name: str) -> str:
+    return f"second factor of {name}"
 
 
 def _joined(places: list[Places], join: object) -> Places:

@@ -82,12 +82,7 @@ def unfold(small: "Subspace", big: "Subspace", compact: Tensor) -> Tensor:
         return small.recover(compact)
     if small.orthonormal:
         compact = compact / small._column_lengths(compact)
-    low, high, chunk = small.head, big.head, small.chunk
-    repeats = big.layout.tail // small.layout.tail
-    out = torch.empty(big.size, dtype=compact.dtype, device=compact.device)
-    out[:low] = compact[:low]
-    ops.recover_range(small.layout, compact, low, out[low:high])
-    out[high:].view(-1, repeats, chunk).copy_(compact[low:].view(-1, 1, chunk))
+    out = ops.unfold(small.layout, big.layout, compact)
     if big.orthonormal:
         out *= big._column_lengths(out)
     return out
@@ -109,16 +104,7 @@ def fold(big: "Subspace", small: "Subspace", sums: Tensor, counts: Tensor) -> tu
     _require(small, big)
     if small == big:
         return sums.clone(), counts.clone()
-    low, high, chunk = small.head, big.head, small.chunk
-    folded = torch.zeros(small.size, dtype=sums.dtype, device=sums.device)
-    folded_counts = torch.zeros(small.size, dtype=counts.dtype, device=counts.device)
-    for source, target in ((sums, folded), (counts, folded_counts)):
-        target[:low] = source[:low]
-        if not big.is_full:
-            repeats = big.layout.tail // small.layout.tail
-            target[low:] = source[high:].view(-1, repeats, chunk).sum(1).view(-1)
-    ops.accumulate_range(small.layout, sums[low:high], low, folded, folded_counts)
-    return folded, folded_counts
+    return ops.fold(big.layout, small.layout, sums), ops.fold(big.layout, small.layout, counts)
 
 
 @torch.no_grad()

@@ -157,12 +157,6 @@ static void fuzz_chain(void) {
     fairfold_fold_groups(real, big, big_size, told_repeats, told_chunk, small, small_size, threads);
     fairfold_unfold_groups(real, small, small_size, told_repeats, told_chunk, big, big_size, (int)below(2), threads);
     if (real == 4) fairfold_fold_groups(-4, big, big_size, told_repeats, told_chunk, small, small_size, threads);
-    const void *vectors[5];
-    double weights[5] = {0.5, 1, -1, 2, 0};
-    int64_t count = below(6);
-    for (int i = 0; i < 5; i++) vectors[i] = chance(50) ? NULL : buffer(small_size, real);
-    fairfold_weighted_sum(real, vectors, weights, count, small, chance(20) ? -small_size : small_size, threads);
-    for (int i = 0; i < 5; i++) free((void *)vectors[i]);
     free(small), free(big);
 }
 

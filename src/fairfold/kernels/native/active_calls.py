@@ -1,7 +1,6 @@
 """C calls for the active slots of a round, and for vectors of different sizes; see :mod:`.calls` for the manners."""
 
 import ctypes
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -204,23 +203,4 @@ def unfold_groups(values: Tensor, repeats: int, chunk: int, out: Tensor, add: bo
     done = settle(code)
     if done:
         changed(out)
-    return done
-
-
-def weighted_sum(total: Tensor, vectors: Sequence[Tensor], weights: Sequence[float]) -> bool:
-    """See :func:`fairfold.kernels.reference_chain.weighted_sum`."""
-    loaded = serving(total, *vectors)
-    if loaded is None or not total.is_contiguous():
-        return False
-    if len(vectors) != len(weights) or any(vector.shape != total.shape for vector in vectors):
-        return False  # the reference raises what torch would
-    kept = [vector.contiguous() for vector in vectors]
-    pointers = (ctypes.c_void_p * len(kept))(*[vector.data_ptr() for vector in kept])
-    factors = (ctypes.c_double * len(kept))(*weights)
-    code = loaded.fairfold_weighted_sum(
-        REAL_BYTES[total.dtype], pointers, factors, len(kept), total.data_ptr(), total.numel(), threads()
-    )
-    done = settle(code)
-    if done:
-        changed(total)
     return done

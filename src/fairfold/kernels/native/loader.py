@@ -42,7 +42,6 @@ _SIGNATURES: dict[str, list[type]] = {
     ],
     "fold_groups": [_int, _pointer, _long, _long, _long, _pointer, _long, _int],
     "unfold_groups": [_int, _pointer, _long, _long, _long, _pointer, _long, _int, _int],
-    "weighted_sum": [_int, _pointer, _pointer, _long, _pointer, _long, _int],
     "number": [_pointer, _long, _pointer, _pointer, _pointer],
     "train": [_pointer, _int, _pointer],
 }
@@ -123,6 +122,19 @@ def use_instructions(name: str) -> bool:
     """Use another instruction set than the best one; False where the processor lacks it. For tests."""
     loaded, _ = _load()
     return loaded is not None and loaded.fairfold_use_instructions(name.encode()) == 0
+
+
+def workers() -> int:
+    """How many threads may each train a client in compiled code: 1 where there is none."""
+    return torch.get_num_threads() if library() is not None else 1
+
+
+def work_alone() -> None:
+    """Let the calling thread, one of several workers, start no threads of OpenMP, in torch as in ours."""
+    torch.get_num_threads()  # torch sets up a new thread when it is first asked, and would undo what follows
+    loaded = library()
+    if loaded is not None:
+        loaded.fairfold_work_alone()
 
 
 def _after_fork() -> None:

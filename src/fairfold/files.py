@@ -1,17 +1,12 @@
-"""Files that are either whole or not there."""
+"""Files that are either whole or not there: the one place where they are written."""
 
 import contextlib
 import errno
-import hashlib
-import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from fairfold.errors import CannotWrite
 
@@ -77,7 +72,7 @@ def write_atomically(
         finally:
             os.close(descriptor)
         disk.replace(temporary, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         _forget(temporary)
         raise _cannot_write(path, error, needed) from error
@@ -92,8 +87,10 @@ def _write_all(descriptor: int, content: memoryview) -> None:
         content = content[written:]
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """So that a new name survives a power cut as well."""
+    if sys.platform == "win32":
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         disk.fsync(descriptor)
@@ -123,62 +120,3 @@ def remove_leftovers(folder: Path) -> None:
     """Remove what writers left that were killed."""
     for path in folder.glob(f".*{TEMPORARY}"):
         disk.remove(path)
-
-
-# -- tensors -----------------------------------------------------------------------------------------------------------
-
-_DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
-}  # fmt: skip
-
-
-def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, private: bool = False
-) -> dict[str, Any]:
-    """Write tensors as a safetensors file, atomically, and return its size and SHA-256.
-
-    The library's own writer holds the file in memory twice over; here a tensor goes to disk from where it lies, so
-    that a table of gigabytes can be saved on a machine that just holds it.
-    """
-    header = _header(tensors, metadata)
-    size = len(header) + sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    checksum = hashlib.sha256()
-
-    def pieces() -> Iterator[bytes | memoryview]:
-        checksum.update(header)
-        yield header
-        for tensor in tensors.values():
-            content = bytes_of(tensor)
-            for start in range(0, content.nbytes, PIECE):
-                checksum.update(content[start : start + PIECE])
-                yield content[start : start + PIECE]
-
-    write_atomically(path, pieces(), size, private=private)
-    return {"file": path.name, "bytes": size, "sha256": checksum.hexdigest()}
-
-
-def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """The length of the description, and the description: where each tensor lies behind it."""
-    described: dict[str, Any] = {"__metadata__": dict(metadata)}
-    end = 0
-    for name, tensor in tensors.items():
-        start, end = end, end + tensor.numel() * tensor.element_size()
-        described[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(described, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # so that the tensors are aligned
-    return len(text).to_bytes(8, "little") + text
-
-
-def bytes_of(tensor: Tensor) -> memoryview:
-    """A tensor's bytes, where they lie."""
-    if not tensor.numel():
-        return memoryview(b"")
-    flat = tensor.detach().cpu().contiguous().view(-1)
-    return flat.view(torch.uint8).numpy().data.cast("B")
-
-
-def checksum_of(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

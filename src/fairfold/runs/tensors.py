@@ -1,0 +1,68 @@
+"""Tensors on disk, as safetensors files that are either whole or not there."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairfold.files import PIECE, write_atomically
+
+_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, private: bool = False
+) -> dict[str, Any]:
+    """Write tensors as a safetensors file, atomically, and return its size and SHA-256.
+
+    The library's own writer holds the file in memory twice over; here a tensor goes to disk from where it lies, so
+    that a table of gigabytes can be saved on a machine that just holds it.
+    """
+    header = _header(tensors, metadata)
+    size = len(header) + sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    checksum = hashlib.sha256()
+
+    def pieces() -> Iterator[bytes | memoryview]:
+        checksum.update(header)
+        yield header
+        for tensor in tensors.values():
+            content = bytes_of(tensor)
+            for start in range(0, content.nbytes, PIECE):
+                checksum.update(content[start : start + PIECE])
+                yield content[start : start + PIECE]
+
+    write_atomically(path, pieces(), size, private=private)
+    return {"file": path.name, "bytes": size, "sha256": checksum.hexdigest()}
+
+
+def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """The length of the description, and the description: where each tensor lies behind it."""
+    described: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        described[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(described, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that the tensors are aligned
+    return len(text).to_bytes(8, "little") + text
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """A tensor's bytes, where they lie."""
+    if not tensor.numel():
+        return memoryview(b"")
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    return flat.view(torch.uint8).numpy().data.cast("B")
+
+
+def checksum_of(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

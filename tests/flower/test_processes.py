@@ -1,0 +1,231 @@
+"""Faults against real programs on loopback: the run ends well, no wrong value enters, the log says who and why.
+
+One federation serves all kinds of bad clients at once: each node fails in its own way, and the model must come out as
+if only the good ones had taken part.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fairfold.federation.settings import Settings
+from fairfold.flower.federate import Trial, trial_of
+from fairfold.flower.processes import Program, stopping
+from fairfold.flower.store import DeviceStore
+from fairfold.flower.strategy import FairStrategy
+from fairfold.runs import checkpoint
+
+pytestmark = pytest.mark.slow
+
+WORLD = {"users": 24, "items": 80, "interactions_per_user": 12}
+
+BAD_CLIENT = """
+import errno, os, time
+from pathlib import Path
+from flwr.app import Array, Context, Message
+from flwr.clientapp import ClientApp
+from fairfold.flower import make_client_app
+
+KINDS = {kinds!r}
+inner = make_client_app()
+app = ClientApp()
+
+
+def kind_of(context: Context) -> str:
+    return KINDS[int(Path(context.node_config["state"]).parent.name)]
+
+
+@app.query("capacity")
+def capacity(message: Message, context: Context) -> Message:
+    return inner(message, context)
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    return inner(message, context)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    kind = kind_of(context)
+    Path(context.node_config["state"]).parent.joinpath("training").touch()
+    if kind == "raises":
+        raise RuntimeError("no electricity")
+    if kind == "hangs":
+        time.sleep(100_000)
+    if kind == "slow":
+        time.sleep(15)
+    if kind == "disk full":
+        from fairfold.runs import files
+
+        class Full(files.Disk):
+            def write(self, descriptor, piece):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        files.disk = Full()
+    reply = inner(message, context)
+    arrays, facts = reply.content["arrays"], reply.content["fairfold"]
+    name = next(iter(arrays))
+    values = arrays[name].numpy().copy()
+    if kind == "NaN":
+        arrays[name] = Array(values * float("nan"))
+    elif kind == "wrong size":
+        arrays[name] = Array(values[:-1].copy())
+    elif kind == "another seed":
+        facts["seed"] = "0" * 16
+    elif kind == "another version":
+        facts["version"] = 99
+    return reply
+"""
+
+REASONS = {
+    "raises": "the device failed",
+    "NaN": "NaN or infinity",
+    "wrong size": "wrong size",
+    "another seed": "an answer to another hash",
+    "another version": "another version of the protocol",
+    "disk full": "the device failed",
+}
+
+
+def made(folder: Path, kinds: list[str], rounds: int, timeout: float) -> Trial:
+    """A federation whose nodes behave as told; all hold the full model."""
+    settings = Settings.model_validate({"rounds": rounds, "evaluate_every": 100, "world": WORLD,
+                                        "server_optimiser": "sgd", "server_step": 1.0})  # fmt: skip
+    trial, data = trial_of(settings, ",".join(["1x", "2x"][number % 2] for number in range(len(kinds))), folder)
+    trial.round_timeout = timeout
+    trial.prepare(data)
+    (folder / "app" / "fairfold_trial" / "client_app.py").write_text(BAD_CLIENT.replace("{kinds!r}", repr(kinds)))
+    return trial
+
+
+def started(trial: Trial) -> Program:
+    """Everything is started; returns the run."""
+    trial.start_superlink()
+    for number in range(len(trial.capacities)):
+        trial.register(number)
+    for number in range(len(trial.capacities)):
+        trial.start_node(number)
+    return trial.start("run", trial.run_command())
+
+
+def wait_for(condition: Callable[[], bool], job: Program, seconds: float = 1800.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert job.status() is None, job.tail(40)
+        assert time.monotonic() < deadline, job.tail(40)
+        time.sleep(0.2)
+
+
+def ended(trial: Trial, job: Program, seconds: float = 3600.0) -> dict[str, torch.Tensor]:
+    """The model, once the run has ended well."""
+    assert job.wait(seconds) is not None, job.tail(40)
+    assert (trial.run_folder / "result.json").exists(), job.tail(60)
+    model = load_file(trial.run_folder / "model.safetensors")
+    assert all(bool(tensor.isfinite().all()) for tensor in model.values())
+    return model
+
+
+def log_of(trial: Trial) -> str:
+    return (trial.run_folder / "run.log").read_text()
+
+
+def test_clients_that_fail_in_every_way_are_left_out_by_name(tmp_path: Path) -> None:
+    kinds = ["good", "good", *REASONS]
+    trial = made(tmp_path / "trial", kinds, rounds=2, timeout=1800)
+    with stopping(trial.programs):
+        model = ended(trial, started(trial))
+    counts = json.loads((trial.run_folder / "result.json").read_text())["rejections"]
+    expected: dict[str, int] = {}
+    for reason in REASONS.values():
+        expected[reason] = expected.get(reason, 0) + 2
+    assert {reason: counts[reason] for reason in expected} == expected
+    assert [answers for _, answers in trial.rounds()] == [2, 2]
+    log = log_of(trial)
+    assert "no electricity" in log
+    for reason in REASONS.values():
+        assert f"left out: {reason}" in log
+    # What came out is what the two good nodes alone make of it.
+    alone = made(tmp_path / "alone", ["good", "good"], rounds=2, timeout=1800)
+    for number in range(2):  # the same files: users of the first two nodes of eight
+        for part in ("train.csv", "test.csv"):
+            (alone.node(number) / part).write_bytes((trial.node(number) / part).read_bytes())
+    with stopping(alone.programs):
+        expected_model = ended(alone, started(alone))
+    for name, tensor in expected_model.items():
+        torch.testing.assert_close(model[name], tensor, rtol=0, atol=0)
+    # The device whose disk was full still has nothing half-written; others have kept what they learned.
+    assert not list((trial.node(kinds.index("disk full")) / "state").glob("*"))
+    assert DeviceStore(trial.node(0) / "state").load().round_number == 2
+
+
+def test_a_client_that_hangs_is_left_out_when_the_time_is_over(tmp_path: Path) -> None:
+    trial = made(tmp_path / "trial", ["good", "hangs"], rounds=1, timeout=240)
+    with stopping(trial.programs):
+        ended(trial, started(trial))
+    assert trial.rounds() == [(1, 1)]
+    assert "left out: no answer in time" in log_of(trial)
+
+
+def test_a_node_killed_while_it_trains_and_one_that_joins_late(tmp_path: Path) -> None:
+    """The killed one is left out, and comes back with its key and its vectors; the late one joins between rounds."""
+    trial = made(tmp_path / "trial", ["good", "slow", "good"], rounds=6, timeout=1800)
+    with stopping(trial.programs):
+        trial.start_superlink()
+        for number in range(3):
+            trial.register(number)
+        nodes = [trial.start_node(number) for number in range(2)]
+        app = trial.folder / "app" / "pyproject.toml"
+        app.write_text(app.read_text().replace("nodes = 3", "nodes = 2"))  # the third comes late
+        job = trial.start("run", trial.run_command())
+        wait_for((trial.node(1) / "training").exists, job)
+        nodes[1].kill()
+        wait_for(lambda: len(trial.rounds()) >= 1, job)
+        assert trial.rounds()[0] == (1, 1)
+        trial.start_node(2)
+        again = trial.start_node(1)
+        deadline = time.monotonic() + 1800
+        while len({node["node_id"] for node in trial.took_part() if node["rounds"]}) < 3:
+            if again.status() is not None:  # refused while the server still believes the first one alive
+                time.sleep(5)
+                again = trial.start_node(1)
+            assert time.monotonic() < deadline, log_of(trial)
+            if job.status() is not None:
+                break
+            time.sleep(0.5)
+        ended(trial, job)
+    took_part = trial.took_part()
+    assert len(took_part) == 3, "the same key is the same node"
+    assert all(node["rounds"] >= 1 for node in took_part), log_of(trial)
+    assert "left out" in log_of(trial)
+
+
+def test_a_server_killed_in_a_round_loses_that_round_and_no_other(tmp_path: Path) -> None:
+    trial = made(tmp_path / "trial", ["good", "slow"], rounds=4, timeout=1800)
+    with stopping(trial.programs):
+        job = started(trial)
+        wait_for(lambda: len(trial.rounds()) >= 2, job)
+        (trial.node(1) / "training").unlink(missing_ok=True)
+        wait_for((trial.node(1) / "training").exists, job)  # a round is open
+        done = len(trial.rounds())
+        trial.programs[0].kill()  # the SuperLink and the server app it runs
+        before = checkpoint.require(trial.run_folder / "checkpoints").progress
+        assert before.state.round_number == done
+        for program in trial.programs[1:]:
+            program.stop()
+        trial.programs.clear()
+        data_items = before.state.full["item.weight"].numel() // trial.settings.factors
+        # In this process, to look; then by a new run of the app.
+        resumed = FairStrategy(trial.settings, data_items, folder=trial.run_folder, resume=True)
+        assert resumed.progress.state.round_number == done
+        app = trial.folder / "app" / "pyproject.toml"
+        app.write_text(app.read_text().replace("resume = false", "resume = true"))
+        ended(trial, started(trial))
+    assert [number for number, _ in trial.rounds()] == [1, 2, 3, 4]
+    assert log_of(trial).count("answers used") == 4
+    assert DeviceStore(trial.node(0) / "state").load().round_number == 4
