@@ -255,6 +255,6 @@ def test_recommend_to_a_new_user_from_their_history(tmp_path: Path, ratings_fold
 
 def test_a_recipe_knows_data_sets_and_gives_way_to_what_is_asked(tmp_path: Path) -> None:
     best = load_settings(None, {"data": "ml-1m"}, "best")
-    assert (best.solver, best.weighting, best.chunk) == ("least_squares", 0.5, best.factors)
-    assert load_settings(None, {"data": "ml-1m", "weighting": "data"}, "best").weighting == "data"
+    assert (best.solver, best.weighting, best.chunk) == ("least_squares", "data", best.factors)
+    assert load_settings(None, {"data": "ml-1m", "weighting": 0.5}, "best").weighting == 0.5
     assert load_settings(None, {}, "best").weighting == "equal"
