@@ -22,36 +22,40 @@ from fairfold.simulate import simulate
 
 GRIDS: dict[str, dict[str, list[Any]]] = {
     "goodreads-100": {
-        "capacities": ["1x", "64x"],
+        "capacities": ["64x"],
+        "reference_factors": [8],
         "factors": [8, 16, 32],
-        "ridge": [0.5, 1.0, 2.0],
-        "support": [5, 10, 15],
+        "ridge": [0.5, 1.0],
+        "support": [5, 8, 12],
         "weighting": ["equal"],
     },
     "ml-1m": {
-        "capacities": ["1x", "1x-16x"],
-        "factors": [16, 32],
-        "ridge": [0.1, 0.3, 1.0],
-        "support": [10],
-        "weighting": ["equal", 0.5],
-    },
-    "gowalla": {
-        "capacities": ["1x", "1x-16x"],
-        "factors": [32, 64],
-        "ridge": [0.1, 0.3, 1.0],
-        "support": [5, 10],
-        "weighting": ["equal"],
-    },
-    "book-crossing": {
-        "capacities": ["1x"],
+        "capacities": ["1x-16x"],
+        "reference_factors": [16],
         "factors": [16, 32],
         "ridge": [0.3, 1.0],
-        "support": [5, 10, 20],
+        "support": [10],
+        "weighting": ["equal", 0.5, "data"],
+    },
+    "gowalla": {
+        "capacities": ["1x-16x"],
+        "reference_factors": [32],
+        "factors": [32, 64],
+        "ridge": [0.3, 1.0],
+        "support": [5],
+        "weighting": ["equal", 0.5],
+    },
+    "book-crossing": {
+        "capacities": ["1x-16x"],
+        "reference_factors": [16],
+        "factors": [16, 32],
+        "ridge": [0.3, 1.0],
+        "support": [5, 10],
         "weighting": ["equal", 0.5],
     },
 }
-ROUNDS = {"goodreads-100": (20, 40), "ml-1m": (200, 60), "gowalla": (1000, 60), "book-crossing": (3000, 60)}
-OPTIONS: dict[str, dict[str, Any]] = {"ml-1m": {"resplit": True}}
+ROUNDS = {"goodreads-100": (20, 40), "ml-1m": (200, 60), "gowalla": (1000, 60), "book-crossing": (200, 40)}
+OPTIONS: dict[str, dict[str, Any]] = {"ml-1m": {"resplit": True}, "book-crossing": {"top_users": 2000}}
 
 
 def validation(name: str, fold: int, share: float) -> Dataset:

@@ -1,6 +1,6 @@
 """Every method on every scheme of capacities, side by side in one report with the reference rows.
 
-    FAIRFOLD_DATA=... python benchmarks/methods.py RUNS [--data goodreads-100] [--rounds 30] [--table FILE]
+    FAIRFOLD_DATA=... python benchmarks/methods.py RUNS [--data goodreads-100] [--rounds 10] [--table FILE]
 
 Each line is the command a user would type: ``fairfold train --recipe paper --data … --method … --capacities …``. A
 scheme that a method cannot serve is refused before any work and stands in the table as N/A. Central training knows no
@@ -15,7 +15,7 @@ from pathlib import Path
 
 METHODS = ("fair", "fair_hom", "full_trn", "fedavg", "fedhm", "heterofl", "inconsistent")
 SCHEMES = ("1x", "1x-2x", "1x-16x")
-CENTRAL_ROUNDS = 10
+CENTRAL_ROUNDS = 4
 FAIRFOLD = (str(Path(sys.executable).with_name("fairfold")),)
 
 
@@ -23,7 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, help="folder for the runs and the report")
     parser.add_argument("--data", default="goodreads-100")
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--table", type=Path, help="also write the report's table to this file")
     arguments = parser.parse_args()
@@ -34,13 +34,14 @@ def main() -> None:
             continue
         command = [*FAIRFOLD, "train", "--recipe", "paper", "--data", arguments.data, "--method", method]
         command += ["--capacities", scheme, "--rounds", str(rounds), "--seed", str(arguments.seed), "--out", str(out)]
+        command += ["--set", "evaluate_every=2"] if method == "central" else []
         print(" ".join(["fairfold", *command[1:]]), flush=True)
         subprocess.run([*command, *(["--resume"] if out.is_dir() else [])], check=False)  # a refusal is a result
     report = [*FAIRFOLD, "report", str(arguments.runs), "--out", str(arguments.runs / "report")]
     found = subprocess.run(report, check=True, capture_output=True, text=True).stdout
     print(found)
     if arguments.table:
-        arguments.table.write_text(found.split("Page:")[0])
+        arguments.table.write_text(found.split("Page:")[0].replace(f"{arguments.runs}/", ""))
 
 
 if __name__ == "__main__":

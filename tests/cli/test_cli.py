@@ -17,7 +17,7 @@ from fairfold.errors import CannotWrite
 
 runner = CliRunner()
 SMALL = ["--rounds", "4", "--set", "world.users=40", "--set", "world.items=200", "--set", "clients_per_round=20",
-         "--set", "world.interactions_per_user=20", "--set", "evaluate_every=2", "--set", "chunk=1"]  # fmt: skip
+         "--set", "world.interactions_per_user=20", "--set", "evaluate_every=2", "--set", "support=0"]  # fmt: skip
 
 
 def test_train_leaves_a_folder_that_can_be_read(tmp_path: Path) -> None:
@@ -35,9 +35,9 @@ def test_train_leaves_a_folder_that_can_be_read(tmp_path: Path) -> None:
     assert [row["round"] for row in rows if row["server"]] == ["2", "4"]
     result = json.loads((out / "result.json").read_text())
     assert [group["capacity"] for group in result["groups"]] == ["1x", "4x", "16x"]
-    assert [group["bytes_held"] for group in result["groups"]] == [6_400, 1_600, 400]
+    assert [group["bytes_held"] for group in result["groups"]] == [13_824, 4_224, 1_792]  # with the Gram matrix
     with safe_open(out / "model.safetensors", "pt") as model:
-        assert model.get_tensor("item.weight").shape == (200 * 8,)
+        assert model.get_tensor("item.weight").shape == (200 * 16,)
         assert model.metadata()["round"] == "4"
     again = runner.invoke(app, ["train", str(out / "settings.toml"), "--out", str(tmp_path / "again")])
     assert again.exit_code == 0

@@ -22,7 +22,7 @@ from tests.runs.worlds import GRADIENT, small
 
 runner = CliRunner()
 TINY = ["--set", "world.users=12", "--set", "world.items=60", "--set", "world.interactions_per_user=10",
-        "--set", "clients_per_round=6", "--set", "chunk=1", "--set", "factors=4",
+        "--set", "clients_per_round=6", "--set", "factors=4",
         "--rounds", "4", "--set", "evaluate_every=2"]  # fmt: skip
 
 
@@ -57,7 +57,7 @@ def test_train_names_method_data_and_recipe(tmp_path: Path, ratings_folder: Path
           "--set", "clients_per_round=none", "--out", str(out))  # fmt: skip
     settings = load_settings(out / "settings.toml", {})
     assert (settings.method, settings.model, settings.clients_per_round) == ("heterofl", "neumf", None)
-    assert "one of paper" in fails("train", "--recipe", "other")
+    assert "one of best, paper" in fails("train", "--recipe", "other")
     assert "did you mean" not in fails("train", "--data", "no-such-data")
 
 
@@ -176,7 +176,7 @@ def test_a_refused_run_leaves_a_note_and_makes_room(several: Path) -> None:
 def test_recommend_by_original_ids_with_titles(tmp_path: Path, ratings_folder: Path) -> None:
     out = tmp_path / "run"
     works("train", "--data", str(ratings_folder), "--rounds", "2", "--capacities", "1x-2x",
-          "--set", "clients_per_round=5", "--set", "chunk=1", "--out", str(out))  # fmt: skip
+          "--set", "clients_per_round=5", "--out", str(out))  # fmt: skip
     opened = open_run(out)
     assert opened.interactions.user_ids is not None
     assert opened.interactions.item_ids is not None
@@ -235,3 +235,26 @@ def test_export_says_what_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "broken").write_bytes(b"no model")
     with pytest.raises(Exception, match="Export it again"):
         read_device_model(tmp_path / "broken")
+
+
+def test_recommend_to_a_new_user_from_their_history(tmp_path: Path, ratings_folder: Path) -> None:
+    out, history = tmp_path / "run", tmp_path / "history.txt"
+    works("train", "--data", str(ratings_folder), "--rounds", "3", "--set", "clients_per_round=none",
+          "--set", "factors=4", "--set", "support=2", "--capacities", "1x-2x", "--out", str(out))  # fmt: skip
+    history.write_text("101\n104\n")
+    for options in ([], ["--capacity", "2x"]):
+        shown = works("recommend", str(out), "--history", str(history), "--top", "3", *options)
+        assert "Left out: the 2 items" in shown
+        assert "104" not in shown
+    known = load_settings(out / "settings.toml", {})
+    assert known.solver == "least_squares"
+    history.write_text("101\nnobody\n")
+    assert "'nobody'" in fails("recommend", str(out), "--history", str(history))
+    assert "one of them" in fails("recommend", str(out))
+
+
+def test_a_recipe_knows_data_sets_and_gives_way_to_what_is_asked(tmp_path: Path) -> None:
+    best = load_settings(None, {"data": "ml-1m"}, "best")
+    assert (best.solver, best.weighting, best.chunk) == ("least_squares", "data", best.factors)
+    assert load_settings(None, {"data": "ml-1m", "weighting": 0.5}, "best").weighting == 0.5
+    assert load_settings(None, {}, "best").weighting == "equal"

@@ -109,3 +109,21 @@ def test_no_private_vector_and_no_history_enters_a_message(
             check(messages, forbidden, tensors)
     else:
         check(messages, forbidden, tensors)
+
+
+def test_a_device_that_fails_does_not_say_on_what(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An error quotes what was given. The device's own log may have it; the message may not."""
+    (tmp_path / "anna.csv").write_text("user,item\nAnna,A-Secret-Book\n")
+    config: Any = {"partition-id": 0, "data": str(tmp_path / "anna.csv"), "capacity": "1x", "state": str(tmp_path)}
+    reasons: list[str] = []
+
+    def inspect(message: Message) -> None:
+        if message.has_error():
+            reasons.append(str(message.error.reason))
+
+    settings = tiny_settings(rounds=1, clients_per_round=None, capacities="1x")
+    FairStrategy(settings, ITEMS, evaluate=False).start(InProcessGrid(make_client_app(), [config], inspect=inspect))
+    assert len(reasons) == 1
+    assert "InvalidData" in reasons[0]
+    assert not any(word in reasons[0] for word in ("A-Secret-Book", "Anna", "anna", str(tmp_path)))
+    assert "A-Secret-Book" in caplog.text

@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fairfold.data import Dataset, Interactions
 from fairfold.federation.replies import Rejections
 from fairfold.federation.task import Task
 from fairfold.kernels.native import loader
@@ -139,6 +140,22 @@ def test_generated_federations(data: st.DataObject) -> None:
         "method": data.draw(st.sampled_from(["fair", "fedavg", "inconsistent"])),
     }
     check_parity(data.draw(st.integers(0, 99)), rounds=1, ratings=model == "neumf-mlp", **changes)
+
+
+@pytest.mark.parametrize("model", ["mf", "neumf"])
+@pytest.mark.parametrize("weighting", ["data", "equal"])
+def test_users_without_a_sample(model: str, weighting: str) -> None:
+    """They take part, change nothing, and count as the settings say."""
+    full = tiny_data(8, 9, 40)
+    kept = full.train.users % 3 != 1
+    train = Interactions.from_pairs(full.train.users[kept], full.train.items[kept], 9, 40)
+    results = []
+    for backend in (loop, batched):
+        chosen = tiny_settings(model=model, weighting=weighting, capacities="1x-4x", clients_per_round=None)
+        federation, state, private = tiny_federation(Dataset("gaps", train, train), chosen)
+        results.append(backend.run_round(state, private, federation, Rejections()).full)
+    for name, tensor in results[0].items():
+        torch.testing.assert_close(results[1][name], tensor, rtol=1e-6, atol=1e-9)
 
 
 def test_faults_leave_out_the_same_clients() -> None:

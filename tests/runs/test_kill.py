@@ -52,8 +52,6 @@ def test_the_command_killed_and_resumed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from fairfold.cli import app; app()", "train", "--rounds", "160"]
     command += [
         "--set",
-        "chunk=1",
-        "--set",
         "world.users=60",
         "--set",
         "world.items=400",

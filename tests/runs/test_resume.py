@@ -118,7 +118,7 @@ def test_other_settings_are_refused_by_name(changes: dict[str, Any], named: list
         resumed(small(**changes), tmp_path / "run")
     for text in named:
         assert text in str(refused.value)
-    assert "rounds, patience, threshold, evaluate_every may change" in str(refused.value)
+    assert "rounds, patience, threshold, evaluate_every, user_storage may change" in str(refused.value)
     assert (tmp_path / "run" / "settings.toml").read_bytes() == before
 
 

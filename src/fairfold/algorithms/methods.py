@@ -37,8 +37,7 @@ def _nested(shape: tuple[int, ...], capacities: Sequence[Capacity], settings: Se
     )  # only tables have ranks
     chunk = 1 if mapping == "element" else settings.chunk
     # A tensor of which the smallest device holds less than a chunk (a bias, a first convolution) has shorter ones.
-    parts = round(1 / settings.tail_share) if mapping == "ranked" else 1
-    smallest = min(capacity.limit(full_size) for capacity in capacities) // parts
+    smallest = min(capacity.limit(full_size) for capacity in capacities) // (2 if mapping == "ranked" else 1)
     while chunk > max(smallest, 1):
         chunk //= 2
     return nested_subspaces(

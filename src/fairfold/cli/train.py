@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 def train(
     file: Annotated[Path | None, typer.Argument(help="Settings (TOML). Without: the built-in example.")] = None,
     recipe: Annotated[
-        str | None, typer.Option(help="Settings that come with fairfold: 'paper' is the authors' example.")
+        str | None,
+        typer.Option(help="Settings that come with fairfold: 'best' (the default), or 'paper', the authors' example."),
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="'synthetic', a name from `fairfold data list`, or a folder or file.")
@@ -104,10 +105,12 @@ def train(
 def _settings(file: Path | None, recipe: str | None, changes: dict[str, Any], resumed: Path | None) -> Settings:
     """From a file, a recipe, or, when a run goes on and neither is named, from the run's own folder."""
     from fairfold.runs.folder import SETTINGS
-    from fairfold.runs.settings import load_settings
+    from fairfold.runs.settings import BEST, load_settings
 
     if file is None and recipe is None and resumed is not None and (resumed / SETTINGS).is_file():
         file = resumed / SETTINGS
+    if file is None and recipe is None and not changes.keys() & {"solver", "model"}:
+        recipe = BEST  # whoever names another solver or model starts from the settings' own defaults
     return load_settings(file, changes, recipe)
 
 

@@ -7,12 +7,14 @@ sums over users. So a device sends the *change* of its own summands since it las
 subspace, and the server adds. Nothing is drawn at random but who takes part, there is no step size, and one setting
 serves all cohorts and schemes: the server's sums always hold everybody's latest word, whoever was drawn.
 
-Three things make that work in nested subspaces:
+Four things make that work in nested subspaces:
 
 * *Rows are folded whole* (no signs, a row a chunk), so folding commutes with d × d matrices: reduce(V)·A = reduce(V·A).
   All of the server's algebra happens in the compact space of the largest device.
 * *An item counts by what is held of it.* In its tail a device holds sums of many items, which say little about each:
   a user's vector is solved from those of their items that own a row, and the user counts by how many these are.
+* *Everybody solves in the server's metric.* A user's vector needs VᵀV of all items; the server sends it, d × d. From
+  its own rows alone a small device would find vectors of another scale, and the sums of both kinds would not fit.
 * *A row is divided by those who hold it.* The sums and M are kept per size; rows that only larger devices own come from
   their sums and their M alone. Averaging over all would halve them where half of the devices cannot own them.
 """
@@ -26,28 +28,31 @@ from torch import Tensor
 from fairfold.federation.aggregate import ServerState
 from fairfold.federation.projection import Assignment, Hashed, Projection
 from fairfold.federation.settings import Settings
-from fairfold.federation.task import CODES, Task, Weights
+from fairfold.federation.task import GRAM, Task, Weights
 from fairfold.federation.train import Device, Trained
 from fairfold.kernels import ops
-from fairfold.subspace import Subspace, Sums
+from fairfold.subspace import Subspace
 from fairfold.subspace.nesting import require_nested
 
 
 def least_squares(received: Weights, device: Device, settings: Settings) -> Trained:
-    """Solve the user's vector; send what that changes in the sums of rows and of outer products."""
+    """Solve the user's vector; send what that changes in the sums of rows and of outer products.
+
+    What is received as the Gram matrix of the items goes back with the change of the users' added.
+    """
     (name,), (own_name,) = device.task.tables, device.task.own
     subspace, factors, compact = subspace_of(device.projections[name]), settings.factors, received[name]
     mine = device.task.data.train.of(device.client)
     owned = mine[mine < owned_rows(subspace, factors)]
     rows = subspace.recover_rows(compact, owned, factors)
-    user = solve_users(rows.sum(0)[None], gram(compact, subspace, factors), settings)[0]
+    user = solve_users(rows.sum(0)[None], received[GRAM].view(factors, factors), settings)[0]
     before = device.own[own_name].to(user.dtype)
     weight = history_weight(len(owned), settings)
     moved = weight * (user - before)
     sums = subspace.accumulate_rows(moved.expand(len(mine), factors).contiguous(), mine)
     outer = weight * (torch.outer(user, user) - torch.outer(before, before))
     return Trained(
-        {name: compact + sums / subspace.counts().clamp(min=1), CODES: received[CODES] + outer.view(-1)},
+        {name: compact + sums / subspace.counts().clamp(min=1), GRAM: received[GRAM] + outer.view(-1)},
         {own_name: user},
     )
 
@@ -75,6 +80,16 @@ def gram(compact: Tensor, subspace: Subspace, factors: int) -> Tensor:
     if subspace.head:
         return rows.T @ rows
     return rows.T @ (rows * row_counts(subspace, factors)[:, None].to(rows.dtype))  # nobody owns a row: all count
+
+
+@torch.no_grad()
+def first_state(full: Weights, assignments: Sequence[Assignment], task: Task) -> Weights:
+    """The server's tensors before the first round: inside the space of its largest devices, with the Gram matrix."""
+    (name,), factors = task.tables, task.settings.factors
+    held = [assignment.projections for assignment in assignments if assignment.projections is not None]
+    largest = require_nested(subspace_of(projections[name]) for projections in held)[-1]
+    compact = largest.reduce(full[name])
+    return full | {name: largest.recover(compact), GRAM: gram(compact, largest, factors).view(-1)}
 
 
 def owned_rows(subspace: Subspace, factors: int) -> int:
@@ -120,7 +135,7 @@ class SizeTotals:
     def add(self, projections: dict[str, Projection], changes: Weights, weight: float) -> None:  # noqa: ARG002
         """Add what one device, or several of one size, changed; their weights are in it already."""
         subspace = subspace_of(projections[self._name])
-        for sums, change in ((self._rows, changes[self._name]), (self._codes, changes[CODES])):
+        for sums, change in ((self._rows, changes[self._name]), (self._codes, changes[GRAM])):
             sums[subspace] = sums[subspace] + change if subspace in sums else change.clone()
 
     @torch.no_grad()
@@ -134,15 +149,14 @@ class SizeTotals:
             key = f"sums-{subspace.size}"
             kept = moments.get(key) or {
                 name: torch.zeros(subspace.size, dtype=state.full[name].dtype),
-                CODES: torch.zeros(factors * factors, dtype=state.full[name].dtype),
+                GRAM: torch.zeros(factors * factors, dtype=state.full[name].dtype),
             }
             rows[subspace] = kept[name] + self._rows.get(subspace, 0)
-            codes[subspace] = kept[CODES] + self._codes.get(subspace, 0)
-            moments[key] = {name: rows[subspace], CODES: codes[subspace]}
+            codes[subspace] = kept[GRAM] + self._codes.get(subspace, 0)
+            moments[key] = {name: rows[subspace], GRAM: codes[subspace]}
         largest = chain[-1]
         solved = _solved(chain, rows, codes, largest.reduce(state.full[name]), settings)
-        everybody = torch.stack(list(codes.values())).sum(0)
-        full = state.full | {name: largest.recover(solved), CODES: everybody}
+        full = state.full | {name: largest.recover(solved), GRAM: gram(solved, largest, factors).view(-1)}
         return ServerState(full, state.round_number + 1, moments)
 
 
@@ -162,12 +176,8 @@ def _solved(
         total = torch.stack([rows[subspace][start:stop] for subspace in owners]).sum(0)
         _divide(table[start // factors : stop // factors], total, [codes[subspace] for subspace in owners], settings)
         start = stop
-    if largest.layout.tail:  # rows that nobody owns: what all sizes know of them, each in its own tail
-        everything = Sums()
-        for subspace in chain:
-            everything.add(subspace, rows[subspace])
-        _, mean = everything.mean()
-        _divide(table[start // factors :], mean[start:] * everything.weight, list(codes.values()), settings)
+    # What the largest devices do not own they know best: in smaller tails, items that others own outweigh the rest.
+    _divide(table[start // factors :], rows[largest][start:], [codes[largest]], settings)
     return table.view(-1)
 
 

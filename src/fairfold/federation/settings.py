@@ -119,7 +119,8 @@ class Settings(Frozen):
         rank_rule: FedHM's rank at a capacity: ``"budget"``, the largest whose two factors fit, or ``"share"``, that
             share of the columns, which goes over the budget by the small factor.
         mapping: ``"element"``, ``"chunk"`` or ``"ranked"``.
-        tail_share: Share of a ranked subspace's slots that unpopular items share; the others are owned (ranked only).
+        tail_share: The tail that unpopular items share has one length for all devices, this share of the smallest
+            size; all else is owned by popular items. None: each size is half owned, half shared (ranked only).
         support: An item owns slots only if at least this many users have it: no device holds more than that needs,
             whatever its capacity (ranked only; 0: no limit).
         reference_factors: Capacities are shares of a table of this many factors instead of ``factors``, so that longer
@@ -184,7 +185,7 @@ class Settings(Frozen):
     size_rule: Literal["fitted", "paper"] = "fitted"
     rank_rule: Literal["budget", "share"] = "budget"
     mapping: Literal["element", "chunk", "ranked"] = "ranked"
-    tail_share: float = Field(0.5, gt=0, le=0.5)
+    tail_share: float | None = Field(None, gt=0, lt=1)
     support: int = Field(0, ge=0)
     reference_factors: int | None = Field(None, ge=1)
     chunk: int = Field(8, ge=1)
@@ -257,8 +258,6 @@ class Settings(Frozen):
                 raise ValueError(f"solver={self.solver!r} does not serve method={self.method!r}: use solver='gradient'")
         if self.solver == "least_squares":
             self._fits_least_squares()
-        if abs(1 / self.tail_share - round(1 / self.tail_share)) > 1e-9:
-            raise ValueError(f"tail_share = {self.tail_share}: one part in a whole number, such as 0.5 or 0.125")
         if (self.support or self.reference_factors) and self.model != "mf":
             raise ValueError("support and reference_factors are for model='mf', which has one table")
         if self.method == "fedhm" and self.aggregation == "delta":

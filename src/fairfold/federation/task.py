@@ -27,8 +27,8 @@ from fairfold.models import MF, NeuMF, NeuMFMLP
 SMALLEST_COMPRESSED = 64
 """Tensors of fewer numbers are held whole: compressing them saves nothing."""
 
-CODES = "codes"
-"""Name of the d × d matrix Σ ω u uᵀ that federated least squares sums beside the item table."""
+GRAM = "gram"
+"""Name of the d × d matrix of federated least squares: a device receives that of the items, adds that of its user."""
 
 Weights = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
@@ -140,7 +140,7 @@ class Task:
         sent = settings.user_vectors == "uploaded"
         self.user_tables = {name: shapes[name] for name in self.own} if sent else {}
         if settings.solver == "least_squares":
-            self.dense[CODES] = (settings.factors, settings.factors)
+            self.dense[GRAM] = (settings.factors, settings.factors)
         self._negatives = None if self.ratings else NegativeSampler(data.train, settings.negatives)
 
     def initial(self, generator: torch.Generator, storage: Storage | None = None) -> tuple[Weights, Weights]:
@@ -157,7 +157,7 @@ class Task:
             model = _make(self.data, self.settings)
         everything = {name: tensor.detach() for name, tensor in model.named_parameters()}
         if self.settings.solver == "least_squares":  # before a user's first word the sums hold nothing of theirs
-            everything[CODES] = torch.zeros(self.dense[CODES])
+            everything[GRAM] = torch.zeros(self.dense[GRAM])
             for name in self.own:
                 everything[name].zero_()
         # A copy where there are as many items as users, and an item table has been placed as well.

@@ -5,6 +5,7 @@ Flower starts a new process for every message, so whatever is imported here is p
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fairfold.errors import InvalidCapacity, InvalidData, InvalidSettings
+from fairfold.errors import InvalidCapacity, InvalidData, InvalidSettings, InvalidState
 from fairfold.flower.protocol import CAPACITY, FACTS, VERSION
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from fairfold.flower.store import DeviceState, DeviceStore
 
     DataSource = str | Path | LocalFile | Callable[[Context, int], LocalData]
+
+
+log = logging.getLogger("fairfold.flower")
 
 
 def make_client_app(
@@ -51,17 +55,31 @@ def make_client_app(
 
     @app.query(CAPACITY.partition(".")[2])
     def capacity(message: Message, context: Context) -> Message:
-        return node.capacity(message, context)
+        return _discreetly(node.capacity, message, context)
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return node.train(message, context)
+        return _discreetly(node.train, message, context)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        return node.evaluate(message, context)
+        return _discreetly(node.evaluate, message, context)
 
     return app
+
+
+def _discreetly(work: Callable[[Message, Context], Message], message: Message, context: Context) -> Message:
+    """What goes wrong is told in full in the device's own log; the server learns its kind alone.
+
+    Flower sends an exception's text to the server, and ours quote what was given: names of items, users, files.
+    """
+    try:
+        return work(message, context)
+    except Exception as error:
+        log.exception("this device cannot answer")
+        raise InvalidState(
+            f"{type(error).__name__} on the device", "a device that can answer", "Its own log says more."
+        ) from None
 
 
 class _Device:

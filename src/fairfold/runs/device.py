@@ -135,9 +135,10 @@ def _projections(run: OpenRun, capacity: Capacity) -> tuple[dict[str, Projection
         (alone,) = assign(hashed, task.compressed, dense, [capacity], seed, task.reads)
     assert alone.projections is not None
     projections, nests = dict(alone.projections), True
+    one_tail = settings.mapping == "ranked" and settings.tail_share is not None
     for name in task.compressed:
         chain = _chain(federation, held, name)
-        found = _on_chain(chain, capacity) if chain else None
+        found = _on_chain(chain, capacity, one_tail) if chain else None
         if found is not None:
             projections[name] = Hashed(task.compressed[name], found)
         nests = nests and (found is not None or not chain)
@@ -153,19 +154,27 @@ def _chain(federation: Federation, held: list[Assignment], name: str) -> list[Su
     return [held.subspace for held in found if isinstance(held, Hashed) and not held.subspace.is_full]
 
 
-def _on_chain(chain: list[Subspace], capacity: Capacity) -> Subspace | None:
-    """The largest subspace within a capacity that nests with those of the chain: their sizes, doubled or halved."""
+def _on_chain(chain: list[Subspace], capacity: Capacity, one_tail: bool) -> Subspace | None:
+    """The largest subspace within a capacity that nests with those of the chain.
+
+    Their sizes, doubled or halved; or, where all have one tail, that tail and all that is left to own.
+    """
     known = min(chain, key=lambda subspace: subspace.size)
     limit = capacity.limit(known.full_size)
     if limit >= known.full_size:
         return Subspace(known.full_size, known.full_size)
-    parts = known.size // known.layout.tail if known.mapping == "ranked" else 1
-    unit, size = known.chunk * parts, known.size
-    while 2 * size <= limit:
-        size *= 2
-    while size > limit and size % (2 * unit) == 0:
-        size //= 2
-    if size > limit:
-        return None
-    head = size - size // parts if parts > 1 else 0
+    size, head = known.size, 0
+    if one_tail:
+        head = (limit - known.layout.tail) // known.chunk * known.chunk
+        if head <= 0:
+            return None
+        size = head + known.layout.tail
+    else:
+        unit = known.chunk * (2 if known.mapping == "ranked" else 1)
+        while 2 * size <= limit:
+            size *= 2
+        while size > limit and size % (2 * unit) == 0:
+            size //= 2
+        if size > limit:
+            return None
     return Subspace(known.full_size, size, known.seed, known.mapping, known.chunk, head, sign=known.sign)

@@ -14,6 +14,12 @@ from fairfold.federation.settings import Settings, read_settings
 NONE = "none"
 """How a file says None, for which TOML has no word: ``clients_per_round = "none"`` takes everybody."""
 
+FOR = "for"
+"""The table of a recipe with what known data sets take instead, by their names."""
+
+BEST = "best"
+"""The recipe that is taken where none is named."""
+
 
 def recipes() -> list[str]:
     """Names of the settings that come with the package."""
@@ -37,7 +43,8 @@ def load_settings(path: Path | None, overrides: dict[str, Any], recipe: str | No
     Args:
         path: Of the file.
         overrides: By key; ``world.users`` reaches into a table.
-        recipe: Name of settings that come with the package, instead of a file.
+        recipe: Name of settings that come with the package, instead of a file; what it says for the data set at hand
+            comes before what it says for all.
     """
     values: dict[str, Any] = {}
     if recipe is not None:
@@ -46,6 +53,8 @@ def load_settings(path: Path | None, overrides: dict[str, Any], recipe: str | No
                 f"{path} and recipe {recipe!r}", "one of them", "Start from the recipe, or from a file."
             )
         values = tomllib.loads(recipe_text(recipe))
+        known = values.pop(FOR, {}).get(Path(str(overrides.get("data", values.get("data", "")))).name, {})
+        values |= known
     elif path is not None:
         values = _read(path)
     for key, value in overrides.items():

@@ -145,6 +145,8 @@ class Changes:
             reply = spoil(self._reply(trained, changed), fault)
             return problem_with(reply, held.received, held.projections, settings)
         for change in changed.values():
+            if not change.numel():
+                continue
             low, high = (float(end) for end in torch.aminmax(change))  # NaN, if there is one, is both
             if not math.isfinite(low) or not math.isfinite(high):
                 return "NaN or infinity"

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fairfold.algorithms import assign
 from fairfold.errors import InvalidSettings
+from fairfold.federation.least_squares import first_state
 from fairfold.federation.projection import Assignment
 from fairfold.federation.sampling import Purpose, generator, hash_seed, sample_cohort
 from fairfold.federation.settings import Settings
@@ -75,19 +76,25 @@ class Federation:
         if not settings.support and settings.reference_factors is None:
             return capacity
         ((items, factors),) = task.tables.values()
-        limit = capacity.limit(items * (settings.reference_factors or factors))
+        reference = items * (settings.reference_factors or factors)
+        limit = capacity.limit(reference)
         if settings.support and settings.mapping == "ranked":
-            limit = min(limit, self._supported(items, factors))
+            smallest = min(known.limit(reference) for known in [*self.capacities, capacity])
+            limit = min(limit, self._supported(items, factors, smallest))
         return capacity if limit >= items * factors else Capacity(budget=limit * BYTES)
 
-    def _supported(self, items: int, factors: int) -> int:
-        """Numbers enough for every item that ``support`` users have to own a row, and for the tail's share."""
-        owned = int((self.task.data.train.counts_by_item >= self.settings.support).sum())
-        parts = round(1 / self.settings.tail_share)
-        whole_rows = -(-owned // (parts - 1)) * parts
-        return items * factors if owned == items else max(whole_rows, parts) * factors
+    def _supported(self, items: int, factors: int, smallest: int) -> int:
+        """Numbers enough for every item that ``support`` users have to own a row, and for the tail."""
+        owned = max(1, int((self.task.data.train.counts_by_item >= self.settings.support).sum()))
+        if self.settings.tail_share is None:  # half of every size
+            return min(items, 2 * owned) * factors
+        share = self.settings.tail_share
+        shared = int(min(smallest // factors * share, owned * share / (1 - share)))
+        return min(items, owned + max(shared, 1)) * factors
 
     def initial(self, storage: Storage | None = None) -> tuple[Weights, Weights]:
         """The server's tensors and the users' own vectors, kept in ``storage``, before training."""
-        source = generator(self.settings, Purpose.MODEL)
-        return self.task.initial(source) if storage is None else self.task.initial(source, storage)
+        full, own = self.task.initial(generator(self.settings, Purpose.MODEL), storage)
+        if self.settings.solver == "least_squares":
+            full = first_state(full, self.assignments(0), self.task)
+        return full, own

@@ -9,7 +9,6 @@ import torch
 from fairfold.federation.aggregate import ServerState
 from fairfold.federation.least_squares import (
     SizeTotals,
-    gram,
     history_weight,
     least_squares,
     owned_rows,
@@ -22,7 +21,7 @@ from fairfold.federation.projection import Projection
 from fairfold.federation.replies import Rejections, fault_of, problem_with, spoil
 from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.send import send
-from fairfold.federation.task import CODES, Weights
+from fairfold.federation.task import GRAM, Weights
 from fairfold.federation.train import Device
 from fairfold.simulate.federation import Federation
 
@@ -87,7 +86,7 @@ def _train(
     counted = items < owned_rows(subspace, factors)
     sums = torch.zeros(len(clients), factors, dtype=table.dtype)
     sums.index_add_(0, client_of[counted], table[row[counted]])
-    users = solve_users(sums, gram(received[name], subspace, factors), settings)
+    users = solve_users(sums, received[GRAM].view(factors, factors), settings)
     owned = torch.bincount(client_of[counted], minlength=len(clients)).tolist()
     weights = torch.tensor([history_weight(count, settings) for count in owned], dtype=table.dtype)
     before = private[own_name][clients].to(table.dtype)
@@ -95,4 +94,4 @@ def _train(
     total /= row_counts(subspace, factors).clamp(min=1)[:, None]
     outer = users.T @ (weights[:, None] * users) - before.T @ (weights[:, None] * before)
     private[own_name][clients] = users.to(private[own_name].dtype)
-    return {name: total.view(-1), CODES: outer.view(-1)}
+    return {name: total.view(-1), GRAM: outer.view(-1)}

@@ -13,7 +13,7 @@ from fairfold.federation.image_task import ImageTask, as_input
 from fairfold.federation.least_squares import server_owned, solve_users
 from fairfold.federation.projection import Assignment
 from fairfold.federation.settings import Settings
-from fairfold.federation.task import Task, Weights
+from fairfold.federation.task import GRAM, Task, Weights
 from fairfold.federation.train import solve_user
 from fairfold.metrics import accuracy, evaluate_ranking
 from fairfold.metrics.ranking import Scorer
@@ -142,7 +142,7 @@ def history_scorer(
             torch.stack([solve_user(table[of(user)], everything, settings) for user in users.tolist()]) @ table.T
         )
     owned = server_owned(held, name, settings.factors)
-    gram_matrix = table[:owned].T @ table[:owned]
+    gram_matrix = full[GRAM].view(settings.factors, settings.factors)
 
     def score(users: Tensor) -> Tensor:
         sums = torch.stack([table[mine[mine < owned]].sum(0) for mine in map(of, users.tolist())])

@@ -91,7 +91,7 @@ def nested_subspaces(
     orthonormal: bool = False,
     itemsize: int = 4,
     rule: str = "fitted",
-    tail_share: float = 0.5,
+    tail_share: float | None = None,
 ) -> list[Subspace]:
     """One subspace a capacity, all on one chain.
 
@@ -105,27 +105,39 @@ def nested_subspaces(
         orthonormal: Columns of unit length.
         itemsize: Bytes a coordinate, for budgets in bytes.
         rule: See :func:`fit_sizes`.
-        tail_share: Of a ranked subspace's slots, the share that hashed coordinates go to; one part in a whole number,
-            so that tails divide each other when sizes do.
+        tail_share: For ranked subspaces: all hash into one tail of the same length, this share of the smallest of
+            them, and own all other slots. They then nest whatever their sizes are, and no memory is left unused.
+            None: each owns and hashes half of its size.
     """
     limits = [Capacity.parse(capacity).limit(full_size, itemsize) for capacity in capacities]
-    parts = round(1 / tail_share) if mapping == "ranked" else 1
-    unit = parts * chunk
+    if mapping == "ranked" and tail_share is not None:
+        sizes = _one_tail(limits, full_size, chunk, tail_share)
+    else:
+        unit = 2 * chunk if mapping == "ranked" else chunk
+        sizes = [(size, 0) for size in fit_sizes(limits, full_size, unit=unit, rule=rule)]
     subspaces = [
-        Subspace(
-            full_size,
-            size,
-            seed,
-            mapping,
-            chunk,
-            size - size // parts if parts > 1 and size < full_size else 0,
-            sign=sign,
-            orthonormal=orthonormal,
-        )
-        for size in fit_sizes(limits, full_size, unit=unit, rule=rule)
+        Subspace(full_size, size, seed, mapping, chunk, head, sign=sign, orthonormal=orthonormal)
+        for size, head in sizes
     ]
     require_nested(subspaces)
     return subspaces
+
+
+def _one_tail(limits: Sequence[int], full_size: int, chunk: int, tail_share: float) -> list[tuple[int, int]]:
+    """Size and head of every device, in whole chunks; the tail has one chunk at least, and so has each head."""
+    smallest = min(limits, default=full_size)
+    if smallest < 2 * chunk:
+        raise InvalidCapacity(
+            f"a device that can hold {smallest} coordinates",
+            f"at least {2 * chunk}: a part of its own and one that is shared",
+            "Leave this device out, or use a shorter chunk.",
+        )
+    tail = max(int(smallest * tail_share) // chunk, 1) * chunk
+    found = []
+    for limit in limits:
+        head = (limit - tail) // chunk * chunk
+        found.append((full_size, 0) if limit >= full_size else (head + tail, head))
+    return found
 
 
 def assign_groups(

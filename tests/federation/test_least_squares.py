@@ -1,0 +1,127 @@
+"""Federated least squares: what its sums come to, and what it asks of its settings."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairfold.errors import InvalidCapacity, InvalidSettings
+from fairfold.federation.least_squares import subspace_of
+from fairfold.federation.replies import Rejections
+from fairfold.federation.settings import read_settings
+from fairfold.federation.task import GRAM
+from fairfold.simulate import batched, loop, simulate
+from fairfold.subspace import Subspace, nested_subspaces
+from tests.federations import tiny_data, tiny_federation, tiny_settings
+
+
+def chosen(**changes: Any) -> Any:
+    base = {"solver": "least_squares", "aggregation": "delta", "chunk": 3, "weighting": "equal", "support": 0}
+    return tiny_settings(**base | {"tail_share": 0.5} | changes)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32), rows=st.integers(6, 60), factors=st.integers(1, 6))
+def test_rows_folded_whole_commute_with_matrices(seed: int, rows: int, factors: int) -> None:
+    source = torch.Generator().manual_seed(seed)
+    table = torch.randn(rows, factors, generator=source, dtype=torch.float64)
+    matrix = torch.randn(factors, factors, generator=source, dtype=torch.float64)
+    small = Subspace(rows * factors, 4 * factors, seed, "ranked", factors, 2 * factors, sign=False)
+    first = small.reduce((table @ matrix).view(-1)).view(-1, factors)
+    torch.testing.assert_close(first, small.reduce(table.view(-1)).view(-1, factors) @ matrix)
+
+
+def test_signs_would_not_commute() -> None:
+    table, matrix = torch.randn(50, 4, dtype=torch.float64), torch.randn(4, 4, dtype=torch.float64)
+    small = Subspace(200, 16, 1, "ranked", 4, 8)
+    first = small.reduce((table @ matrix).view(-1)).view(-1, 4)
+    assert not torch.allclose(first, small.reduce(table.view(-1)).view(-1, 4) @ matrix)
+
+
+@pytest.mark.parametrize("backend", [loop, batched])
+def test_the_server_holds_the_least_squares_of_everybodys_latest_vectors(backend: Any) -> None:
+    federation, state, private = tiny_federation(tiny_data(3, 9, 40), chosen(capacities="1x", clients_per_round=4))
+    for _ in range(12):  # until all have been drawn
+        state = backend.run_round(state, private, federation, Rejections())
+    data, users = federation.task.data.train, private["user.weight"]
+    assert bool((users.abs().sum(1) > 0).all())
+    weights = 1 / data.counts_by_user.float()
+    sums, outer = torch.zeros(40, 3), users.T @ (weights[:, None] * users)
+    sums.index_add_(0, data.items, (weights[:, None] * users)[data.users])
+    ridge = federation.settings.ridge * outer.diagonal().mean() * torch.eye(3)
+    expected = torch.linalg.solve(outer + ridge, sums.T).T
+    found = state.full["item.weight"].view(40, 3)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(state.full[GRAM].view(3, 3), found.T @ found, rtol=1e-3, atol=1e-4)
+
+
+def test_rows_that_small_devices_lack_are_divided_by_those_who_own_them() -> None:
+    settings_ = chosen(capacities="1x-4x", clients_per_round=None)
+    federation, state, private = tiny_federation(tiny_data(4, 10, 40), settings_)
+    state = batched.run_round(state, private, federation, Rejections())
+    large = federation.group == 0
+    data, users = federation.task.data.train, private["user.weight"]
+    weights = torch.where(large, 1 / data.counts_by_user.float(), 0)  # 1x devices own every item
+    sums, outer = torch.zeros(40, 3), users.T @ (weights[:, None] * users)
+    sums.index_add_(0, data.items, (weights[:, None] * users)[data.users])
+    ridge = settings_.ridge * outer.diagonal().mean() * torch.eye(3)
+    expected = torch.linalg.solve(outer + ridge, sums.T).T
+    last = 20  # owned by 1x devices alone
+    torch.testing.assert_close(state.full["item.weight"].view(40, 3)[last:], expected[last:], rtol=1e-3, atol=1e-4)
+
+
+def test_a_refused_reply_was_never_said() -> None:
+    federation, state, private = tiny_federation(tiny_data(5), chosen(faults={"nan": 1.0}, capacities="1x-2x"))
+    before = state.full["item.weight"].clone()
+    rejections = Rejections()
+    for backend in (loop, batched):
+        state = backend.run_round(state, private, federation, rejections)
+    assert sum(rejections.counts.values()) == 8
+    assert not private["user.weight"].any()
+    assert torch.equal(state.full["item.weight"], before)
+
+
+def test_support_limits_what_devices_hold() -> None:
+    data = tiny_data(6, 30, 80)
+    counts = data.train.counts_by_item
+    wanted = int((counts >= 14).sum())
+    assert 0 < wanted < 70
+    federation, _, _ = tiny_federation(data, chosen(support=14, tail_share=0.2, capacities="1x-2x-8x"))
+    held = [assignment.projections for assignment in federation.assignments(0)]
+    heads = [subspace_of(projections["item.weight"]).head // 3 for projections in held if projections is not None]
+    assert wanted - 1 <= heads[0] <= wanted + 1
+    assert heads[-1] <= 80 // 8
+
+
+def test_one_tail_for_all_sizes_leaves_no_memory_unused() -> None:
+    found = nested_subspaces(10_000, ["1x", 0.37, 0.11, "64x"], mapping="ranked", chunk=10, sign=False, tail_share=0.25)
+    assert [space.size for space in found] == [10_000, 3_700, 1_100, 150]
+    assert {space.layout.tail for space in found[1:]} == {30}
+    with pytest.raises(InvalidCapacity, match="one that is shared"):
+        nested_subspaces(1_000, [0.01], mapping="ranked", chunk=10, tail_share=0.25)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"sign": True}, {"chunk": 2}, {"mapping": "element"}, {"rehash": True}, {"aggregation": "paper"},
+     {"model": "neumf"}, {"method": "fedhm"}, {"weighting": 2.0}],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSettings):
+        read_settings({"solver": "least_squares"} | changes)
+
+
+def test_it_learns_more_than_popularity_at_every_size() -> None:
+    world = {"users": 120, "items": 400, "interactions_per_user": 60}
+    result = simulate(
+        read_settings(
+            {"solver": "least_squares", "world": world, "capacities": "1x-4x-8x", "rounds": 15,
+             "clients_per_round": 40, "factors": 8, "support": 5}
+        )
+    )  # fmt: skip
+    assert result.quality > 1.1 * result.references["popularity"]
+    for group in result.groups:
+        assert group.quality is not None
+        assert group.quality > group.references["popularity"]
