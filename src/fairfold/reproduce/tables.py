@@ -181,7 +181,9 @@ def detail_rows(grid: Grid) -> list[tuple[str, ...]]:
 
 def _detail(entry: Entry) -> tuple[str, ...]:
     if entry.state != "done":
-        return (entry.row, entry.column, shown(entry.paper), entry.state, "", "", "", "", "", "", entry.reason)
+        # Where data is missing, the reason names folders of this machine: for the terminal, not for files that travel.
+        reason = "the command says what to put where" if entry.state == "no data" else entry.reason
+        return (entry.row, entry.column, shown(entry.paper), entry.state, "", "", "", "", "", "", reason)
     rounds = f"{mean(entry.rounds):.0f}"
     if entry.paper_round is not None:
         rounds += f" (paper {entry.paper_round:g})" if isinstance(entry.paper_round, float | int) else ""
