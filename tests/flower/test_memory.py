@@ -7,7 +7,16 @@ import sys
 import weakref
 from collections.abc import Iterable
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+import numpy
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
+from flwr.proto.runtime_pb2 import PullAppMessagesResponse
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.run import Run
+from flwr.superlink.grid.http_grid import HttpGrid
 
 from fairfold.flower.exchange import FETCHED_AT_ONCE, StreamingGrid
 from fairfold.flower.inprocess import InProcessGrid
@@ -87,8 +96,50 @@ def test_answers_are_handed_on_and_forgotten() -> None:
     grid = LazyGrid(40)
     messages = [Message(RecordDict({"f": ConfigRecord()}), node, "train") for node in grid.get_node_ids()]
     seen = 0
-    for answer in StreamingGrid(grid).send_and_receive(messages, timeout=5):
+    for answer in StreamingGrid(grid, 1000).send_and_receive(messages, timeout=5):
         seen += answer.has_content()
         del answer
     assert seen == 40
     assert grid.most <= 2 * FETCHED_AT_ONCE
+
+
+class Pieces:
+    """Flower's way to the SuperLink, which holds one answer in pieces of about 1,000 bytes."""
+
+    def __init__(self, answer: Message) -> None:
+        self.fetched = 0
+        self.contents = {name: part.deflate() for name, part in get_all_nested_objects(answer).items()}
+        self._tree = get_object_tree(answer)
+        self._proto = message_to_proto(remove_content_from_message(answer))
+
+    def PullMessages(self, _request: object) -> PullAppMessagesResponse:  # noqa: N802 - Flower's name
+        return PullAppMessagesResponse(messages_list=[self._proto], message_object_trees=[self._tree])
+
+    def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:  # noqa: N802
+        self.fetched += len(self.contents[request.object_id])
+        return PullObjectResponse(
+            object_found=True, object_available=True, object_content=self.contents[request.object_id]
+        )
+
+    def ConfirmMessageReceived(self, _request: object) -> None:  # noqa: N802
+        pass
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_an_answer_of_too_many_bytes_is_not_fetched_to_its_end(allowed: bool) -> None:
+    arrays = ArrayRecord({f"a{number}": Array(numpy.full(250, number, numpy.float32)) for number in range(400)})
+    InProcessGrid(None, [{}])  # type: ignore[arg-type]  # messages belong to a run, which this one names
+    asked = Message(RecordDict({"f": ConfigRecord()}), 7, "train")
+    asked.metadata.__dict__.update(_message_id="asked", _run_id=1)
+    answer = Message(RecordDict({"a": arrays}), reply_to=asked)
+    answer.metadata.__dict__["_message_id"] = answer.object_id
+    link = Pieces(answer)
+    grid = HttpGrid(token="none")
+    grid._run, grid._client = Run.create_empty(1), link  # type: ignore[assignment]
+    watched = StreamingGrid(grid, 200_000 if allowed else 10_000)
+    (found,) = watched._answers({"asked"}, timeout=5)
+    assert found.has_content() == allowed
+    assert (link.fetched > 400 * 1_000) == allowed
+    if not allowed:
+        assert "more bytes than an answer can have" in str(found.error.reason)
+        assert link.fetched < 150_000, "what a few threads had already asked for, not the rest"

@@ -37,6 +37,8 @@ from fairfold.simulate.run import Progress
 log = logging.getLogger("fairfold.flower")
 
 DEVICES = "devices"
+LARGEST_OVERHEAD = 1 << 20
+"""Bytes of an answer that are not its vectors: names, figures, Flower's own records."""
 """What stands for the data in a run's settings: the server has none."""
 
 
@@ -144,7 +146,8 @@ class FairStrategy(Strategy):
         left = self.settings.rounds - state.round_number if num_rounds is None else num_rounds
         self._last_round = state.round_number + left
         self._arrays_each_round = evaluate_fn is not None
-        self._grid = StreamingGrid(grid)
+        largest = max(BYTES * held.size() for held in self.plan.assignments(0))
+        self._grid = StreamingGrid(grid, 2 * largest + LARGEST_OVERHEAD)
         self.round_timeout = self.round_timeout if timeout is None else timeout
         with self._recording():
             result = super().start(
