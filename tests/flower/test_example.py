@@ -40,6 +40,11 @@ def test_each_side_is_under_forty_lines_and_light() -> None:
     subprocess.run([sys.executable, "-c", program], cwd=EXAMPLE, check=True)
 
 
+def test_a_device_trains_without_the_engine_that_reads_data_sets() -> None:
+    script = "import sys, fairfold.flower.device; assert 'polars' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_the_example_learns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

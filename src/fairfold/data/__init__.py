@@ -1,7 +1,25 @@
-"""From files to clients: readers, prepared data sets, client splits, negatives, the synthetic world."""
+"""From files to clients: readers, prepared data sets, client splits, negatives, the synthetic world.
+
+What reads files is imported when it is first asked for: a device that trains needs no engine for tables, and starts
+anew with every message.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from fairfold.data.images import ImageDataset, Images
 from fairfold.data.interactions import Dataset, Interactions
-from fairfold.data.prepare import Prepared, load, load_images, prepare
+
+if TYPE_CHECKING:
+    from fairfold.data.prepare import Prepared, load, load_images, prepare
 
 __all__ = ["Dataset", "ImageDataset", "Images", "Interactions", "Prepared", "load", "load_images", "prepare"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Prepared", "load", "load_images", "prepare"):
+        module = import_module("fairfold.data.prepare")
+        # All at once: importing the module has put it in the place of its function of the same name.
+        globals().update({known: getattr(module, known) for known in ("Prepared", "load", "load_images", "prepare")})
+        return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

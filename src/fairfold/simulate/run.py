@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fairfold.data import Dataset, load, load_images
+import fairfold.data  # its readers are reached through it, so that a device need not import them
+from fairfold.data import Dataset
 from fairfold.data.images import ImageDataset
 from fairfold.data.synthetic import SyntheticWorld
 from fairfold.errors import InvalidSettings
@@ -205,7 +206,7 @@ def _result(federation: Federation, judge: Judge, progress: Progress) -> Result:
 def load_data(settings: Settings) -> tuple[Dataset | ImageDataset, dict[str, Scorer]]:
     """What a run trains on, and the reference rows that go with it."""
     if settings.reads_images:
-        return load_images(settings.data), {}
+        return fairfold.data.load_images(settings.data), {}
     return load_interactions(settings)
 
 
@@ -223,7 +224,7 @@ def load_interactions(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
             options["ratings"] = True
         if settings.resplit:
             options["resplit"] = True
-        data = load(settings.data, **options)  # type: ignore[arg-type]
+        data = fairfold.data.load(settings.data, **options)  # type: ignore[arg-type]
         return data, _popularity(data)
     world = SyntheticWorld(
         users=settings.world.users,
