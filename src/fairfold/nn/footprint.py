@@ -44,11 +44,6 @@ class Footprint:
     serving: int
     training: int
 
-    @property
-    def round_bytes(self) -> int:
-        """Down and up together."""
-        return 2 * self.stored
-
 
 def footprint(size: int, dim: int, batch: int, rows: int, itemsize: int = 4) -> Footprint:
     """The formula of this page.

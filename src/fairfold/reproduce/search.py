@@ -40,7 +40,8 @@ def search(experiment: Experiment, out: Path, say: Callable[[str], None]) -> Pat
     """Try all values in all cells that the experiment names; what is kept is not run again. Returns the record."""
     plan = experiment.file.search
     assert plan is not None
-    logging.getLogger("fairfold").addHandler(logging.NullHandler())  # replies of runs that diverge: counted, not shown
+    if not any(isinstance(known, logging.NullHandler) for known in logging.getLogger("fairfold").handlers):
+        logging.getLogger("fairfold").addHandler(logging.NullHandler())  # replies of runs that diverge are counted only
     place = out / experiment.folder / SEARCH
     place.mkdir(parents=True, exist_ok=True)
     trials, path = list[Trial](), place.with_suffix(".csv")

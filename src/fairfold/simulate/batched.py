@@ -57,7 +57,7 @@ def run_round(state: ServerState, private: Weights, federation: Federation, reje
         return gather(client, task, holding(client), private, number)
 
     with ThreadPoolExecutor(loader.workers(), initializer=loader.work_alone) as workers:
-        for clients in _at_once(cohort):
+        for clients in at_once(cohort, CLIENTS_AT_ONCE):
             for trained in train_at_once(clients, gathered, task, workers):
                 changes.take(trained)
                 for name in private:
@@ -82,11 +82,11 @@ def _holding(state: ServerState, federation: Federation, assignments: list[Assig
     return lambda client: by_group[int(federation.group[client])]
 
 
-def _at_once(cohort: list[int]) -> Iterator[list[int]]:
-    """Clients to train at once: nobody twice, since the second time starts from what the first one learned."""
+def at_once(cohort: list[int], most: int) -> Iterator[list[int]]:
+    """Clients to train at once, nobody twice: a second time starts from what the first one learned."""
     clients: list[int] = []
     for client in cohort:
-        if client in clients or len(clients) == CLIENTS_AT_ONCE:
+        if client in clients or len(clients) == most:
             yield clients
             clients = []
         clients.append(client)

@@ -23,6 +23,7 @@ from fairfold.federation.send import send
 from fairfold.federation.settings import Settings
 from fairfold.federation.task import Task, Weights
 from fairfold.kernels import ops
+from fairfold.simulate.batched import at_once
 from fairfold.simulate.cohort import Lookups, Samples, draw_samples, find_lookups, lay_out
 from fairfold.simulate.federation import Federation
 
@@ -138,7 +139,7 @@ class Cohorts:
 
     def _draw(self, number: int) -> list[Samples]:
         cohort = self.federation.cohort(number).tolist()
-        return [draw_samples(self.task, clients, number) for clients in together(cohort, self.at_once)]
+        return [draw_samples(self.task, clients, number) for clients in at_once(cohort, self.at_once)]
 
     def _train(
         self,
@@ -218,16 +219,6 @@ def capture(step: Callable[[], None], changed: list[Tensor]) -> torch.cuda.CUDAG
     for tensor, before in zip(changed, kept, strict=True):
         tensor.copy_(before)
     return graph
-
-
-def together(cohort: list[int], most: int) -> list[list[int]]:
-    """Clients to train together: nobody twice, since the second time starts from what the first one learned."""
-    found: list[list[int]] = []
-    for client in cohort:
-        if not found or client in found[-1] or len(found[-1]) == most:
-            found.append([])
-        found[-1].append(client)
-    return found
 
 
 def sources(lookups: Lookups) -> Tensor:

@@ -13,10 +13,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from fairfold.federation.projection import Assignment, Hashed, Projection
+from fairfold.federation.projection import Assignment, Coordinatewise, Projection
 from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.task import Batch, Task, Weights
-from fairfold.kernels import ops
 from fairfold.kernels.reference import row_coordinates
 
 FLAGS_A_KEY = 64
@@ -216,10 +215,8 @@ def _used_by_all(
 
 
 def _places(projection: Projection, coordinates: Tensor) -> tuple[Tensor, Tensor]:
-    assert isinstance(projection, Hashed)
-    if projection.subspace.is_full:
-        return coordinates, torch.ones_like(coordinates, dtype=torch.int8)
-    return ops.slots_and_signs(projection.subspace.layout, coordinates)
+    assert isinstance(projection, Coordinatewise)  # see serves
+    return projection.places(coordinates)
 
 
 def _put(
