@@ -143,3 +143,27 @@ def test_an_answer_of_too_many_bytes_is_not_fetched_to_its_end(allowed: bool) ->
     if not allowed:
         assert "more bytes than an answer can have" in str(found.error.reason)
         assert link.fetched < 150_000, "what a few threads had already asked for, not the rest"
+
+
+class Dribble(Pieces):
+    """The last piece never comes."""
+
+    def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:  # noqa: N802
+        if request.object_id == max(self.contents):
+            return PullObjectResponse(object_found=True, object_available=False)
+        return super().PullObject(request)
+
+
+def test_an_answer_that_does_not_come_to_its_end_is_given_up_when_the_time_is_over() -> None:
+    """Flower alone would wait two hours for it; answers that are there are still fetched."""
+    InProcessGrid(None, [{}])  # type: ignore[arg-type]
+    asked = Message(RecordDict({"f": ConfigRecord()}), 7, "train")
+    asked.metadata.__dict__.update(_message_id="asked", _run_id=1)
+    answer = Message(RecordDict({"a": ArrayRecord({"a": Array(numpy.ones(9, numpy.float32))})}), reply_to=asked)
+    answer.metadata.__dict__["_message_id"] = answer.object_id
+    for link, good in ((Dribble(answer), False), (Pieces(answer), True)):
+        grid = HttpGrid(token="none")
+        grid._run, grid._client = Run.create_empty(1), link  # type: ignore[assignment]
+        (found,) = StreamingGrid(grid, 1000)._answers({"asked"}, timeout=0.0)
+        assert found.has_content() == good
+        assert good or "did not come in time" in str(found.error.reason)

@@ -2,7 +2,7 @@
 
 Flower's own ``send_and_receive`` returns a list, which for a hundred devices of 400 MB would be 40 GB. Here an answer
 is handed on, checked, added to the sum of its size and forgotten before the next ones are fetched. And a device decides
-how much it sends, so fetching stops when it is more than an answer can be.
+how much it sends and how fast, so fetching stops when it is more than an answer can be, or when the time is over.
 """
 
 import threading
@@ -19,10 +19,10 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
 
 
 class Meter:
-    """Counts what is fetched of some answers, and stops Flower's fetching when it is too much.
+    """Counts what is fetched of some answers, and stops Flower's fetching when it is too much or takes too long.
 
-    Flower fetches an answer in pieces, as many as the device announced. What this raises it turns into an answer that
-    has an error in place of a content.
+    Flower fetches an answer in pieces, as many as the device announced, and waits two hours for those that have not
+    come. What this raises it turns into an answer that has an error in place of a content.
 
     Args:
         most: Bytes that may be fetched between two calls of :meth:`restart`.
@@ -30,10 +30,11 @@ class Meter:
 
     def __init__(self, most: int) -> None:
         self._most, self._fetched, self._lock = most, 0, threading.Lock()
+        self._deadline = float("inf")
 
-    def restart(self) -> None:
-        """Other answers are fetched from now on."""
-        self._fetched = 0
+    def restart(self, deadline: float) -> None:
+        """Other answers are fetched from now on; after the deadline only pieces that are there."""
+        self._fetched, self._deadline = 0, deadline
 
     def watch(self, fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The same fetching of a piece, counted; pieces are fetched by several threads."""
@@ -42,6 +43,8 @@ class Meter:
             if self._fetched > self._most:  # other pieces were too many: this one is not even asked for
                 raise ObjectPullError(request.object_id, "more bytes than an answer can have")
             response = fetch(request)
+            if not response.object_available and time.monotonic() >= self._deadline:
+                raise ObjectPullError(request.object_id, "it did not come in time")
             with self._lock:
                 self._fetched += len(response.object_content)
             if self._fetched > self._most:
@@ -87,15 +90,15 @@ class StreamingGrid:
 
     def _answers(self, waiting: set[str], timeout: float | None) -> Iterator[Message]:
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
-        pause = SHORTEST_PAUSE
-        while waiting and time.monotonic() < deadline:
-            before = len(waiting)
+        pause, over = SHORTEST_PAUSE, False
+        while waiting and not over:
+            before, over = len(waiting), time.monotonic() >= deadline
             asked = sorted(waiting)
             for start in range(0, len(asked), FETCHED_AT_ONCE):
-                self._meter.restart()
+                self._meter.restart(deadline)
                 for answer in self._grid.pull_messages(asked[start : start + FETCHED_AT_ONCE]):
                     waiting.discard(answer.metadata.reply_to_message_id)
                     yield answer
-            if waiting:
+            if waiting and not over:
                 pause = SHORTEST_PAUSE if len(waiting) < before else min(pause * 1.5, LONGEST_PAUSE)
                 time.sleep(min(pause, max(deadline - time.monotonic(), 0.0)))

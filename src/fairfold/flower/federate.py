@@ -8,6 +8,7 @@ import csv
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -123,7 +124,7 @@ class Trial:
         """The server."""
         keys = self.folder / "keys"
         return [
-            tool("flower-superlink"), "--host", HOST, "--port", str(self.ports[0]),
+            sys.executable, "-m", "fairfold.flower.superlink", "--host", HOST, "--port", str(self.ports[0]),
             "--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.pem"),
             "--ssl-keyfile", str(keys / "server.key"), "--enable-supernode-auth",
             "--disable-runtime-dependency-installation",
@@ -334,7 +335,7 @@ clientapp = "fairfold_trial.client_app:app"
 """
 
 COMMANDS = """On the server, whose name server.example.org the certificate must carry:
-  flower-superlink --host 0.0.0.0 --port 8000 --ssl-ca-certfile ca.crt --ssl-certfile server.pem \\
+  python -m fairfold.flower.superlink --host 0.0.0.0 --port 8000 --ssl-ca-certfile ca.crt --ssl-certfile server.pem \\
     --ssl-keyfile server.key --enable-supernode-auth --database state.db
 For every device, once:
   ssh-keygen -t ecdsa -b 384 -N "" -f device1                          (on the device: device1 never leaves it)
@@ -342,5 +343,5 @@ For every device, once:
 On every device, under a supervisor that starts it again:
   flower-supernode --superlink server.example.org:8000 --root-certificates ca.crt \\
     --auth-supernode-private-key device1 --node-config 'capacity="40MB" data="mine.csv" state="/var/lib/fairfold"'
-To train, from any machine whose ~/.flwr/config.toml has [superlink.mylink] with address and root-certificates:
+To train, on the server, whose ~/.flwr/config.toml has [superlink.mylink] with address and root-certificates:
   flwr run examples/flower mylink --stream"""

@@ -1,0 +1,199 @@
+"""How much of the SuperLink one node may fill.
+
+Flower's SuperLink keeps whatever a node with a key uploads, until it is fetched or the run ends. Here a node may upload
+only what answers a message it was given, in pieces that together stay within its share. What was fetched since is
+taken off; what nobody fetched in time is thrown away.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+SMALLEST_CHARGE = 1 << 16
+"""Bytes that an announced piece counts at least: its names and lists take memory too, even if it never comes."""
+
+TRIES = 8
+"""How often one message may be answered: a connection may break in the middle."""
+
+REMEMBERED = 64
+"""Messages a node may have open; Flower gives it one at a time."""
+
+PAUSE = 1.0
+"""Seconds between two looks at what is still there, so that being refused costs the server nothing."""
+
+
+class Refused(Exception):
+    """An upload that is not taken.
+
+    Args:
+        reason: What is wrong with it.
+        later: Whether it may be taken later: others fill the server, not this node.
+    """
+
+    def __init__(self, reason: str, *, later: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.later = reason, later
+
+
+class Tree(Protocol):
+    """Flower's tree of the pieces of a message."""
+
+    object_id: str
+
+    @property
+    def children(self) -> Iterable["Tree"]:
+        """The pieces that a piece is made of."""
+
+
+@dataclass
+class _Account:
+    """What a node was given and what it has stored.
+
+    Attributes:
+        given: Messages it may answer: how often still, and until when.
+        answers: What it has stored, by answer: the message answered, and the charge of every piece.
+    """
+
+    given: OrderedDict[str, list[float]] = field(default_factory=OrderedDict)
+    answers: dict[str, tuple[str, float, dict[str, int]]] = field(default_factory=dict)
+    used: int = 0
+
+
+class Quota:
+    """Keeps the accounts of all nodes.
+
+    Args:
+        each: Bytes that one node may have stored.
+        total: Bytes that all nodes may have stored.
+
+    Attributes:
+        stored: What all nodes are charged for now.
+    """
+
+    def __init__(self, each: int, total: int) -> None:
+        self.each, self.total = each, total
+        self.lock = threading.RLock()
+        self.stored = 0
+        self._accounts: dict[int, _Account] = {}
+        self._looked = -PAUSE
+
+    def used(self, node: int) -> int:
+        """What a node is charged for now."""
+        return self._accounts[node].used if node in self._accounts else 0
+
+    def given(self, node: int, message: str, until: float) -> None:
+        """A node was given a message, which it may answer until a time (seconds since the epoch)."""
+        with self.lock:
+            account = self._accounts.setdefault(node, _Account())
+            account.given[message] = [TRIES, until]
+            while len(account.given) > REMEMBERED:
+                account.given.popitem(last=False)
+
+    def announce(self, node: int, asked: str, tree: Tree, size: int, state: Any) -> None:
+        """Charge a node for an answer that it announces; refused unless it was asked, and has room.
+
+        Args:
+            node: Who announces.
+            asked: The message that is answered.
+            tree: Of the answer's pieces.
+            size: Bytes of the announcement itself.
+            state: Flower's, with its store of pieces.
+        """
+        with self.lock:
+            account = self._accounts.get(node)
+            if account is None or asked not in account.given:
+                raise Refused("an answer to a message that this node was not given")
+            tries, until = account.given[asked]
+            if tries < 1 or until < time.time():
+                raise Refused("an answer too late or too often")
+            account.given[asked][0] -= 1
+            names = _consistent(tree, state.object_store)
+            _, _, charges = account.answers.setdefault(tree.object_id, (asked, until, {}))
+            wanted = {name: max(charges.get(name, 0), SMALLEST_CHARGE) for name in names}
+            wanted[tree.object_id] = max(wanted[tree.object_id], size)
+            try:
+                self._charge(account, charges, wanted, state)
+            except Refused:
+                if not charges:
+                    account.answers.pop(tree.object_id, None)
+                raise
+
+    def upload(self, node: int, name: str, size: int, state: Any) -> None:
+        """Charge a node for a piece of an answer that it has announced."""
+        with self.lock:
+            account = self._accounts.get(node, _Account())
+            for _, _, charges in account.answers.values():
+                if name in charges:
+                    self._charge(account, charges, {name: max(charges[name], size)}, state)
+                    return
+            raise Refused("a piece of no answer that this node has announced")
+
+    def _charge(self, account: _Account, charges: dict[str, int], wanted: dict[str, int], state: Any) -> None:
+        def more() -> int:
+            return sum(size - charges.get(name, 0) for name, size in wanted.items())
+
+        def over() -> tuple[bool, bool]:
+            return account.used + more() > self.each, self.stored + more() > self.total
+
+        if any(over()) and time.monotonic() - self._looked >= PAUSE:
+            for other in self._accounts.values():
+                self._look(other, state, keep=charges)
+            self._looked = time.monotonic()
+        too_much, too_full = over()
+        if too_much:
+            raise Refused(f"more than the {self.each} bytes that a node may have stored")
+        if too_full:
+            raise Refused(f"more than the {self.total} bytes that all nodes may have stored", later=True)
+        self._book(account, more())
+        charges.update(wanted)
+
+    def _book(self, account: _Account, size: int) -> None:
+        account.used += size
+        self.stored += size
+
+    def _look(self, account: _Account, state: Any, keep: dict[str, int]) -> None:
+        """Throw away what nobody fetched in time, and forget what is not there any more."""
+        store = state.object_store
+        for root, (asked, until, charges) in list(account.answers.items()):
+            if until < time.time():
+                state.delete_messages({asked})
+                store.delete(root)
+            for name in [name for name in charges if name not in store]:
+                self._book(account, -charges.pop(name))
+            if not charges and charges is not keep:
+                del account.answers[root]
+
+
+def _consistent(tree: Tree, store: Any) -> set[str]:
+    """The names in a tree; refused if a name stands for two things, here or in the store.
+
+    Flower keeps the children of every piece once, by its name, and writes the tree out again for whoever fetches the
+    answer. A few pieces that each contain the next one twice would become more than any memory holds.
+    """
+    seen: dict[str, list[str]] = {}
+    for one in _walk(tree):
+        children = [child.object_id for child in one.children]
+        if seen.setdefault(one.object_id, children) != children:
+            raise Refused("a piece with two contents")
+    waiting, done = [tree], set()
+    while waiting:
+        one = waiting.pop()
+        if one.object_id in done:
+            continue
+        done.add(one.object_id)
+        if one.object_id not in store:
+            waiting.extend(one.children)
+        elif store.get_object_tree(one.object_id) != one:
+            raise Refused("a piece with another content than the one that is stored")
+    return set(seen)
+
+
+def _walk(tree: Tree) -> Iterator[Tree]:
+    waiting = [tree]
+    while waiting:
+        one = waiting.pop()
+        yield one
+        waiting.extend(one.children)

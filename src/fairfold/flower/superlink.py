@@ -1,0 +1,245 @@
+"""Flower's SuperLink behind a gate: ``python -m fairfold.flower.superlink``, with the options of ``flower-superlink``.
+
+Flower's own takes bodies of any length, keeps whatever a node with a key uploads, and lets whoever reaches its port
+register keys and start runs, which is to run code. Here
+
+- nodes reach what nodes need; everything else is for this machine alone, and for the addresses it is told;
+- no request is longer than a piece of an answer can be, and only so many are at work at once;
+- what a node has stored is counted (``quota``).
+"""
+
+import argparse
+import asyncio
+import functools
+import gc
+import inspect
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from fairfold.errors import FairfoldError, InvalidSettings, InvalidState
+from fairfold.flower.quota import Quota, Refused
+from fairfold.runs.units import human_bytes
+from fairfold.subspace import Capacity
+
+FLEET = "/v1/fleet/"
+LIMITS = {FLEET + "push-object": (8 << 20, 16), FLEET + "pull-object": (1 << 20, 16), FLEET: (1 << 20, 64)}
+"""Bytes of a request, and how many such are at work at once; others wait, unread, for their turn. Flower cuts arrays
+into pieces of 5 MiB; all else that a node says is short. Turns are apart, so that heartbeats do not wait for pieces."""
+
+COLLECTED_AFTER = 64 << 20
+"""Bytes of requests after which garbage is collected: a request that was served is left behind in cycles, and until
+it looks for those Python counts objects, not bytes."""
+
+SLOWEST = 120.0
+"""Seconds in which a request must have come, and its response must have been read."""
+
+KNOWN = "1.41."
+PARAMETERS = {
+    "pull_messages": ("request", "state", "store"),
+    "push_messages": ("request", "state"),
+    "push_object": ("request", "state"),
+}
+"""The handlers that are counted, as Flower of the known version has them."""
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+"""What serves requests, by the ASGI convention."""
+
+
+class Gate:
+    """Stands before a SuperLink.
+
+    Args:
+        app: The SuperLink.
+        trusted: Addresses that may do everything, beside this machine's own.
+        slowest: Seconds a request may take to come, and a response to be read.
+    """
+
+    def __init__(self, app: App, trusted: frozenset[str] = frozenset(), slowest: float = SLOWEST) -> None:
+        self.app, self.trusted, self.slowest = app, trusted, slowest
+        self._uncollected = 0
+        self._turns = {path: asyncio.Semaphore(at_once) for path, (_, at_once) in LIMITS.items()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, or refuse it."""
+        if scope["type"] == "lifespan" or (not scope["path"].startswith(FLEET) and self._at_home(scope)):
+            await self.app(scope, receive, send)
+        elif scope["type"] != "http" or not scope["path"].startswith(FLEET):
+            await _refuse(send, 403, "only for the server's own machine")
+        else:
+            kind = scope["path"] if scope["path"] in LIMITS else FLEET
+            async with self._turns[kind]:
+                await self._serve(LIMITS[kind][0], scope, receive, send)
+
+    def _at_home(self, scope: Scope) -> bool:
+        """Whoever comes from the address that he came to is on this machine."""
+        client, server = scope.get("client") or [None], scope.get("server") or [""]
+        return client[0] == server[0] or client[0] in self.trusted
+
+    async def _serve(self, most: int, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await asyncio.wait_for(_read(receive, most), self.slowest)
+        except TimeoutError:
+            await _refuse(send, 408, "too slow")
+            return
+        if body is None:
+            await _refuse(send, 413, f"more than {most} bytes")
+            return
+        waiting, size = [{"type": "http.request", "body": body, "more_body": False}], len(body)
+        del body
+
+        async def replay() -> MutableMapping[str, Any]:
+            return waiting.pop() if waiting else await receive()
+
+        async def patient(message: MutableMapping[str, Any]) -> None:
+            """The server's ``send`` waits until what was sent before has been read: so the turn lasts until then."""
+            last = message["type"] == "http.response.body" and not message.get("more_body")
+            await send({**message, "more_body": True} if last else message)
+            if last:
+                await asyncio.wait_for(send({"type": "http.response.body", "body": b""}), self.slowest)
+
+        await self.app(scope, replay, patient)
+        self._uncollected += size
+        if self._uncollected > COLLECTED_AFTER:
+            self._uncollected = 0
+            gc.collect()
+
+
+async def _read(receive: Receive, most: int) -> bytes | None:
+    """A request's body; None if it is longer than allowed or breaks off."""
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        body += message.get("body", b"")
+        if len(body) > most:
+            return None
+        if not message.get("more_body"):
+            return bytes(body)
+
+
+async def _refuse(send: Send, status: int, reason: str) -> None:
+    body = json.dumps({"detail": reason}).encode()
+    # The connection is closed: the rest of a body that is too long must not be read.
+    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def count(handlers: Any, quota: Quota) -> None:
+    """Put a quota before the handlers that take in what nodes upload."""
+    from fastapi import HTTPException
+    from flwr.proto.message_pb2 import PushObjectResponse
+
+    pull_messages, push_messages, push_object = (getattr(handlers, name) for name in PARAMETERS)
+
+    @functools.wraps(pull_messages)
+    def pull(request: Any, state: Any, store: Any) -> Any:
+        response = pull_messages(request=request, state=state, store=store)
+        for message in response.messages_list:
+            facts = message.metadata
+            quota.given(request.node.node_id, facts.message_id, facts.created_at + facts.ttl)
+        return response
+
+    @functools.wraps(push_messages)
+    def announce(request: Any, state: Any) -> Any:
+        if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
+            raise HTTPException(400, "one answer with one tree")
+        facts, tree = request.messages_list[0].metadata, request.message_object_trees[0]
+        if facts.message_id != tree.object_id:
+            raise HTTPException(400, "a tree of another answer")
+        with quota.lock:  # two trees that do not fit together must not be stored at the same time
+            node, size = request.node.node_id, request.ByteSize()
+            try:
+                quota.announce(node, facts.reply_to_message_id, tree, size, state)
+            except Refused as refused:  # 503 is what a SuperNode tries again
+                raise HTTPException(503 if refused.later else 429, refused.reason) from None
+            return push_messages(request=request, state=state)
+
+    @functools.wraps(push_object)
+    def upload(request: Any, state: Any) -> Any:
+        try:
+            quota.upload(request.node.node_id, request.object_id, len(request.object_content), state)
+        except Refused as refused:
+            if not refused.later:
+                return PushObjectResponse(stored=False)  # Flower's own way to say so
+            raise HTTPException(503, refused.reason) from None
+        return push_object(request=request, state=state)
+
+    handlers.pull_messages, handlers.push_messages, handlers.push_object = pull, announce, upload
+
+
+def require_known(version: str, handlers: Any, router: Any) -> None:
+    """Refuse a Flower that may not be built as expected: a gate that stands beside the door is worse than none."""
+    found = {name: tuple(inspect.signature(getattr(handlers, name, lambda: None)).parameters) for name in PARAMETERS}
+    if not version.startswith(KNOWN) or found != PARAMETERS or getattr(router, "fleet_handlers", None) is not handlers:
+        raise InvalidState(
+            f"Flower {version}, whose SuperLink may be built differently",
+            f"Flower {KNOWN}x",
+            "pip install 'fairfold[flower]', or start flower-superlink itself, which has no such limits.",
+        )
+
+
+def bytes_of(text: str) -> int:
+    """What ``2GB`` means."""
+    budget = Capacity.parse(text).budget
+    if budget is None:
+        raise InvalidSettings(f"a quota of {text!r}", "a number of bytes", 'Write e.g. "2GB".')
+    return budget
+
+
+def half_of_memory() -> int:
+    """Bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def main() -> None:
+    """Start a SuperLink behind a gate."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fairfold.flower.superlink",
+        description="Flower's SuperLink with limits on what nodes can do. All other options are flower-superlink's.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--node-quota", default="2GB", help="what one node may have stored (default: %(default)s)")
+    parser.add_argument("--total-quota", help="what all nodes may have stored (default: half of the memory)")
+    parser.add_argument(
+        "--control-from", action="append", default=[], metavar="ADDRESS",
+        help="another machine that may start runs and register keys; may be repeated (default: this one alone)",
+    )  # fmt: skip
+    own, others = parser.parse_known_args()
+    try:
+        quota = Quota(bytes_of(own.node_quota), bytes_of(own.total_quota) if own.total_quota else half_of_memory())
+        guard(quota, frozenset(own.control_from))
+    except FairfoldError as error:
+        parser.exit(2, f"{error}\n")
+    sys.stderr.write(f"A node may store {human_bytes(quota.each)}, all nodes {human_bytes(quota.total)}.\n")
+    from flwr.superlink.cli.flower_superlink import flower_superlink
+
+    sys.argv = ["flower-superlink", *others]
+    flower_superlink()
+
+
+def guard(quota: Quota, trusted: frozenset[str]) -> None:
+    """Make every SuperLink that this process starts one behind a gate."""
+    import flwr
+    from flwr.superlink import extensions
+    from flwr.superlink.routers.fleet import router
+    from flwr.superlink.servicer.fleet import fleet_handlers
+    from starlette.middleware import Middleware
+
+    require_known(flwr.__version__, fleet_handlers, router)
+    for legacy in ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"):
+        os.environ.pop(legacy, None)  # other doors, without a gate
+    count(fleet_handlers, quota)
+    others = extensions.get_middleware
+    extensions.get_middleware = lambda: (Middleware(Gate, trusted=trusted), *others())
+
+
+if __name__ == "__main__":
+    main()

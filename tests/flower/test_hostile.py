@@ -1,0 +1,189 @@
+"""Somebody with a registered key against a real SuperLink: it keeps its bounds, and an honest run goes on."""
+
+import contextlib
+import hashlib
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PushMessagesRequest
+from flwr.proto.message_pb2 import Message as MessageProto
+from flwr.proto.message_pb2 import Metadata, ObjectTree, PushObjectRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from fairfold.federation.settings import Settings
+from fairfold.flower.federate import HOST, Trial, trial_of
+from fairfold.flower.processes import stopping, wait_for_port
+from fairfold.flower.superlink import LIMITS
+from tests.flower.test_superlink import PIECE, name, tree
+
+WORLD = {"users": 24, "items": 80, "interactions_per_user": 12}
+
+
+class Hostile:
+    """Somebody with a registered key and a program of his own."""
+
+    def __init__(self, trial: Trial, number: int) -> None:
+        key = load_ssh_private_key(trial.key(number).read_bytes(), None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        self.address, self.ca = f"{HOST}:{trial.ports[0]}", str(trial.folder / "keys" / "ca.crt")
+        self.link = FleetHttpClient.from_server_address(
+            self.address, False, self.ca, interceptors=[NodeAuthHttpInterceptor(key, key.public_key())]
+        )
+        public = public_key_to_bytes(key.public_key())
+        self.node = Node(
+            node_id=self.link.ActivateNode(ActivateNodeRequest(public_key=public, heartbeat_interval=600)).node_id
+        )
+        self.sent = self.stored = self.refused = 0
+        self.lock = threading.Lock()
+
+    def wait_for_message(self, seconds: float = 300.0) -> MessageProto:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if found := self.link.PullMessages(PullMessagesRequest(node=self.node)).messages_list:
+                message: MessageProto = found[0]
+                return message
+            time.sleep(0.3)
+        raise AssertionError("was never asked")
+
+    def answer(self, asked: MessageProto, pieces: list[str]) -> str:
+        """Announce an answer made of pieces; returns the session in which to send them."""
+        facts = asked.metadata
+        root = ObjectTree(object_id=name(("root", *pieces[:1])), children=[ObjectTree(object_id=one) for one in pieces])
+        metadata = Metadata(
+            run_id=facts.run_id, message_id=root.object_id,
+            src_node_id=self.node.node_id, dst_node_id=facts.src_node_id,
+            reply_to_message_id=facts.message_id, group_id=facts.group_id, created_at=time.time(),
+            ttl=facts.created_at + facts.ttl - time.time() - 1,
+            message_type=facts.message_type,
+        )  # fmt: skip
+        return self.push(metadata, root)
+
+    def push(self, metadata: Metadata, root: ObjectTree) -> str:
+        answer = MessageProto(metadata=metadata)
+        answer.content.SetInParent()
+        request = PushMessagesRequest(node=self.node, messages_list=[answer], message_object_trees=[root])
+        return self.link.PushMessages(request).session_id
+
+    def upload(self, run: int, session: str, contents: Iterator[bytes]) -> None:
+        for content in contents:
+            request = PushObjectRequest(
+                node=self.node, run_id=run, session_id=session, object_content=content,
+                object_id=hashlib.sha256(content).hexdigest(),
+            )  # fmt: skip
+            stored = self.link.PushObject(request).stored
+            with self.lock:
+                self.sent += len(content)
+                self.stored += stored * len(content)
+                self.refused += not stored
+
+    def pour(self, path: str, megabytes: int) -> int:
+        """A request without an end; returns the bytes that were sent before the connection broke."""
+        context = ssl.create_default_context(cafile=self.ca)
+        host, port = self.address.split(":")
+        poured = 0
+        with (
+            socket.create_connection((host, int(port)), timeout=60) as plain,
+            context.wrap_socket(plain, server_hostname=host) as link,
+        ):
+            head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/x-protobuf\r\n"
+            link.sendall(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
+            try:
+                for _ in range(megabytes):
+                    link.sendall(b"100000\r\n" + PIECE + b"\r\n")
+                    poured += len(PIECE)
+            except OSError:
+                pass
+        return poured
+
+
+def content(number: int) -> bytes:
+    body = number.to_bytes(8, "big") * (5 << 17)
+    return b"ArrayChunk  %d\0" % len(body) + body
+
+
+def memory_of(pid: int, key: str) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split(f"{key}:")[1].split()[0]) * 1024
+
+
+def together(*works: Any) -> None:
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.verify=<str>:DeprecationWarning")  # Flower calls it so
+def test_a_node_that_uploads_without_end_fills_its_share_and_the_run_goes_on(tmp_path: Path) -> None:
+    """Stated bound: what the SuperLink had, the node's share, and three copies of every piece that is at work.
+
+    One node is honest. The other has a registered key, and in place of an answer it announces thousands of pieces and
+    sends 2 GB of them from 24 threads, announces again and again, sends requests that do not end, and trees that would
+    grow. The SuperLink of Flower alone takes all of it.
+    """
+    share = 64_000_000
+    settings = Settings.model_validate({"rounds": 2, "evaluate_every": 100, "world": WORLD})
+    trial, data = trial_of(settings, "1x,2x", tmp_path / "trial")
+    trial.round_timeout = 240.0
+    trial.prepare(data)
+    app = trial.folder / "app" / "pyproject.toml"
+    app.write_text(app.read_text().replace("nodes = 2", "nodes = 1"))
+    numbers = range(400)
+    names = [hashlib.sha256(content(number)).hexdigest() for number in numbers]
+    with stopping(trial.programs), contextlib.ExitStack() as opened:
+        server = trial.start("superlink", [*trial.superlink_command(), "--node-quota", "64MB"])
+        wait_for_port(trial.ports[0], server)
+        for number in range(2):
+            trial.register(number)
+        hostile = Hostile(trial, 1)
+        opened.enter_context(hostile.link)
+        trial.start_node(0)
+        job = trial.start("run", trial.run_command())
+        asked = hostile.wait_for_message()
+        before = memory_of(server.pid, "VmRSS")
+        # Anything that is no answer; trees that grow.
+        for wrong in (Metadata(run_id=asked.metadata.run_id), asked.metadata):
+            with pytest.raises(httpx.HTTPStatusError):
+                hostile.push(wrong, tree("a"))
+        # An answer of more pieces than its share has room for; then one that has, with far more bytes.
+        with pytest.raises(httpx.HTTPStatusError, match="429"):
+            hostile.answer(asked, [name(number) for number in range(2000)])
+        session = hostile.answer(asked, names)
+        pieces = [map(content, numbers[start::24]) for start in range(24)]
+        run = asked.metadata.run_id
+        together(*(lambda part=part: hostile.upload(run, session, part) for part in pieces))
+        assert hostile.sent > 2e9
+        assert 0 < hostile.stored <= share
+        assert hostile.refused > 300
+        # Requests without an end, some of them to where one needs no key.
+        taken: list[int] = []
+        paths = ["/v1/fleet/push-object", "/v1/fleet/push-messages", "/v1/fleet/activate-node", "/v1/fleet/nothing"]
+        together(*(lambda path=path: taken.append(hostile.pour(path, 200)) for path in paths * 4))
+        assert len(taken) == 16
+        at_work = sum(3 * size * at_once for size, at_once in LIMITS.values())
+        assert memory_of(server.pid, "VmHWM") < before + share + at_work
+        # All but a node's own paths are shut to whoever comes from elsewhere, key or not.
+        for path, status in (("/v1/control/list-nodes", 403), ("/v1/runtime/acquire-task", 403), ("/docs", 403)):
+            elsewhere = httpx.HTTPTransport(
+                local_address="127.0.0.2", verify=ssl.create_default_context(cafile=hostile.ca)
+            )
+            with httpx.Client(transport=elsewhere) as client:
+                assert client.post(f"https://{hostile.address}{path}").status_code == status
+        assert job.wait(1200) == 0, job.tail(40)
+        assert server.status() is None
+    assert [answers for _, answers in trial.rounds()] == [1, 1]
+    assert (trial.run_folder / "result.json").exists()

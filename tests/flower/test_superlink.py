@@ -1,0 +1,285 @@
+"""What a node with a key can do to the SuperLink: fill its share, and no more; nothing but what nodes need."""
+
+import asyncio
+import hashlib
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
+from flwr.proto.message_pb2 import Message as MessageProto
+from flwr.proto.message_pb2 import Metadata, ObjectTree, PushObjectRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.superlink.routers.fleet import router
+from flwr.superlink.servicer.fleet import fleet_handlers
+
+from fairfold.errors import InvalidSettings, InvalidState
+from fairfold.flower import superlink
+from fairfold.flower.quota import SMALLEST_CHARGE, TRIES, Quota, Refused
+from fairfold.flower.superlink import LIMITS, Gate, bytes_of, require_known
+
+PIECE = b"x" * (1 << 20)
+
+
+def name(number: object) -> str:
+    return hashlib.sha256(str(number).encode()).hexdigest()
+
+
+def tree(root: object, *children: ObjectTree) -> ObjectTree:
+    return ObjectTree(object_id=name(root), children=children)
+
+
+class State(SimpleNamespace):
+    """What the quota needs of Flower's state: its real store of pieces."""
+
+    def __init__(self) -> None:
+        super().__init__(object_store=InMemoryObjectStore(verify=False), deleted=set())
+
+    def delete_messages(self, message_ins_ids: set[str]) -> None:
+        self.deleted |= message_ins_ids
+
+
+def announced(quota: Quota, state: State, asked: str, root: ObjectTree, node: int = 1) -> None:
+    quota.announce(node, asked, root, 100, state)
+    state.object_store.preregister(1, root)
+
+
+def soon() -> float:
+    return time.time() + 100
+
+
+def test_a_node_may_only_answer_what_it_was_given_and_not_for_ever() -> None:
+    quota, state = Quota(1 << 30, 1 << 30), State()
+    quota.given(2, "asked", soon())
+    for node, asked in ((1, "asked"), (2, "other"), (2, "")):
+        with pytest.raises(Refused, match="was not given"):
+            announced(quota, state, asked, tree("a"), node)
+    for _ in range(TRIES):
+        announced(quota, state, "asked", tree("a"), 2)
+    with pytest.raises(Refused, match="too often"):
+        announced(quota, state, "asked", tree("a"), 2)
+    quota.given(2, "old", time.time() - 1)
+    with pytest.raises(Refused, match="too late"):
+        announced(quota, state, "old", tree("b"), 2)
+    with pytest.raises(Refused, match="announced"):
+        quota.upload(2, name("c"), 5, state)
+    assert quota.stored == quota.used(2) == SMALLEST_CHARGE
+
+
+def test_pieces_count_until_they_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairfold.flower.quota.PAUSE", 0.0)
+    quota, state = Quota(4 << 20, 6 << 20), State()
+    for node in (1, 2):
+        for number in range(3):
+            quota.given(node, f"asked-{number}", soon())
+    root = tree("root", *(tree(number) for number in range(5)))
+    announced(quota, state, "asked-0", root)
+    for number in range(3):
+        quota.upload(1, name(number), len(PIECE), state)
+        state.object_store.put(name(number), PIECE)
+    with pytest.raises(Refused, match="a node may have stored") as refused:
+        quota.upload(1, name(3), len(PIECE), state)
+    assert not refused.value.later
+    with pytest.raises(Refused, match="a node may have stored"):
+        announced(quota, state, "asked-1", tree("many", *(tree(("many", number)) for number in range(64))))
+    announced(quota, state, "asked-0", tree("two", *(tree(("two", number)) for number in range(2))), node=2)
+    quota.upload(2, name(("two", 0)), len(PIECE), state)
+    state.object_store.put(name(("two", 0)), PIECE)
+    with pytest.raises(Refused, match="all nodes") as refused:
+        quota.upload(2, name(("two", 1)), 2 * len(PIECE), state)
+    assert refused.value.later
+    state.object_store.delete(name("root"))  # the server has fetched it
+    quota.upload(2, name(("two", 1)), 2 * len(PIECE), state)
+    assert quota.used(1) == 0
+    assert quota.stored == quota.used(2) == 3 * len(PIECE) + SMALLEST_CHARGE
+
+
+def test_what_nobody_fetched_in_time_is_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairfold.flower.quota.PAUSE", 0.0)
+    quota, state = Quota(2 << 20, 1 << 30), State()
+    quota.given(1, "first", time.time() + 0.2)
+    announced(quota, state, "first", tree("root", tree(0)))
+    quota.upload(1, name(0), len(PIECE), state)
+    state.object_store.put(name(0), PIECE)
+    quota.given(1, "second", soon())
+    announced(quota, state, "second", tree("next", tree(1)))
+    with pytest.raises(Refused):
+        quota.upload(1, name(1), len(PIECE), state)
+    time.sleep(0.3)
+    quota.upload(1, name(1), len(PIECE), state)
+    assert state.deleted == {"first"}
+    assert len(state.object_store) == 2
+    with pytest.raises(Refused, match="announced"):
+        quota.upload(1, name(0), len(PIECE), state)
+
+
+def test_trees_that_would_grow_when_they_are_read_are_refused() -> None:
+    """Each piece contains the next one twice, which is said once: two to the thirtieth when it is written out."""
+    quota, state = Quota(1 << 30, 1 << 30), State()
+    quota.given(1, "asked", soon())
+    bomb = tree(0)
+    for number in range(1, 30):
+        bomb = tree(number, bomb, tree(number - 1))
+    with pytest.raises(Refused, match="two contents"):
+        announced(quota, state, "asked", bomb)
+    zeros = tree("array", tree("zeros"), tree("zeros"))  # pieces that are equal have one name
+    announced(quota, state, "asked", tree("m", zeros))
+    announced(quota, state, "asked", tree("m", zeros))
+    for grown in (tree("m", zeros, zeros), tree("n", tree("array")), tree("n", tree("m"), tree("m"))):
+        with pytest.raises(Refused, match="that is stored"):
+            announced(quota, state, "asked", grown)
+    assert len(state.object_store) == 3
+
+
+# -- the gate ----------------------------------------------------------------------------------------------------------
+
+
+class Caller:
+    """One request, piece by piece, and what came back."""
+
+    def __init__(self, path: str, body: list[bytes], client: str = "192.0.2.7") -> None:
+        self.scope: dict[str, Any] = {
+            "type": "http",
+            "path": path,
+            "client": (client, 5),
+            "server": ("192.0.2.1", 8000),
+        }
+        self.waiting, self.read, self.sent = list(body), 0, list[Any]()
+
+    async def receive(self) -> dict[str, Any]:
+        if not self.waiting:
+            await asyncio.sleep(100)
+        part = self.waiting.pop(0)
+        self.read += len(part)
+        return {"type": "http.request", "body": part, "more_body": bool(self.waiting)}
+
+    async def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def call(self, slowest: float = 5.0, **options: Any) -> int:
+        async def echo(_scope: Any, receive: Any, send: Any) -> None:
+            message = await receive()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": message["body"][:10]})
+
+        asyncio.run(Gate(echo, slowest=slowest, **options)(self.scope, self.receive, self.send))
+        return int(self.sent[0]["status"])
+
+
+def test_nodes_reach_what_nodes_need_and_this_machine_everything() -> None:
+    for path in ("/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/v1/fleetx", "/v1/control/../fleet/x"):
+        assert Caller(path, [b""]).call() == 403
+        assert Caller(path, [b""], client="192.0.2.1").call() == 200
+        assert Caller(path, [b""]).call(trusted=frozenset({"192.0.2.7"})) == 200
+    unknown = Caller("/v1/control/start-run", [b""])
+    del unknown.scope["client"]
+    assert unknown.call() == 403
+    good = Caller("/v1/fleet/pull-messages", [b"hello ", b"world"])
+    assert good.call() == 200
+    assert b"".join(part["body"] for part in good.sent[1:]) == b"hello worl"
+
+
+@pytest.mark.parametrize("path", [*LIMITS, "/v1/fleet/push-messages"])
+def test_a_request_that_is_too_long_is_not_read_to_its_end(path: str) -> None:
+    most = LIMITS.get(path, LIMITS["/v1/fleet/"])[0]
+    caller = Caller(path, [bytes(1 << 18)] * 1000)
+    assert caller.call() == 413
+    assert caller.read <= most + (1 << 18)
+    assert Caller(path, [bytes(most)]).call() == 200
+
+
+def test_a_request_that_does_not_come_ends() -> None:
+    caller = Caller("/v1/fleet/push-object", [b"a"])
+    caller.waiting.clear()
+    assert caller.call(slowest=0.05) == 408
+
+
+def test_only_so_many_are_at_work_and_a_turn_lasts_until_the_response_is_read() -> None:
+    """Callers who do not read their responses keep the next ones waiting, not the server's memory filling."""
+    served = 0
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        nonlocal served
+        served += 1
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": PIECE})
+
+    async def many() -> int:
+        gate, reading = Gate(app), asyncio.Event()
+
+        async def one() -> None:
+            caller = Caller("/v1/fleet/pull-object", [b""])
+
+            async def send(message: Any) -> None:
+                if caller.sent and caller.sent[-1].get("body"):
+                    await reading.wait()  # as the server does when what it sent has not been read
+                caller.sent.append(message)
+
+            await gate(caller.scope, caller.receive, send)
+
+        tasks = [asyncio.create_task(one()) for _ in range(100)]
+        await asyncio.sleep(0.05)
+        at_first = served
+        reading.set()
+        await asyncio.gather(*tasks)
+        return at_first
+
+    assert asyncio.run(many()) == LIMITS["/v1/fleet/pull-object"][1]
+    assert served == 100
+
+
+def test_another_flower_is_refused() -> None:
+    require_known("1.41.0", fleet_handlers, router)
+    other = SimpleNamespace(**vars(fleet_handlers))
+    other.push_object = lambda request: request
+    for version, handlers, routes in (
+        ("1.42.0", fleet_handlers, router),
+        ("1.41.0", other, SimpleNamespace(fleet_handlers=other)),
+        ("1.41.0", fleet_handlers, SimpleNamespace(fleet_handlers=other)),
+        ("1.41.0", SimpleNamespace(), router),
+    ):
+        with pytest.raises(InvalidState, match=r"1\.41"):
+            require_known(version, handlers, routes)
+    assert bytes_of("2MB") == 2_000_000
+    with pytest.raises(InvalidSettings):
+        bytes_of("16x")
+
+
+def test_the_handlers_flower_calls_are_counted() -> None:
+    from fastapi import HTTPException
+
+    calls = []
+    asked = Metadata(message_id=name("asked"), created_at=time.time(), ttl=100)
+
+    def pull_messages(request: Any, state: Any, store: Any) -> Any:
+        return SimpleNamespace(messages_list=[SimpleNamespace(metadata=asked)])
+
+    def push_messages(request: Any, state: Any) -> None:
+        state.object_store.preregister(1, request.message_object_trees[0])
+
+    def push_object(request: Any, state: Any) -> None:
+        calls.append(request.object_id)
+
+    handlers = SimpleNamespace(pull_messages=pull_messages, push_messages=push_messages, push_object=push_object)
+    superlink.count(handlers, Quota(2 << 20, 1 << 30))
+    node, state = Node(node_id=7), State()
+    answer = Metadata(message_id=name("root"), reply_to_message_id=name("asked"))
+    request = PushMessagesRequest(
+        node=node, messages_list=[MessageProto(metadata=answer)], message_object_trees=[tree("root", tree(0))]
+    )
+    with pytest.raises(HTTPException, match="was not given"):
+        handlers.push_messages(request=request, state=state)
+    handlers.pull_messages(request=PullMessagesRequest(node=node), state=state, store=state.object_store)
+    handlers.push_messages(request=request, state=state)
+    handlers.push_object(request=PushObjectRequest(node=node, object_id=name(0), object_content=PIECE), state=state)
+    more = PushObjectRequest(node=node, object_id=name(0), object_content=2 * PIECE)
+    assert not handlers.push_object(request=more, state=state).stored
+    assert calls == [name(0)]
+    for wrong in (PushMessagesRequest(node=node), request.__class__()):
+        with pytest.raises(HTTPException, match="one answer"):
+            handlers.push_messages(request=wrong, state=state)
+    request.message_object_trees[0].object_id = name("other")
+    with pytest.raises(HTTPException, match="another answer"):
+        handlers.push_messages(request=request, state=state)
