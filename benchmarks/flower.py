@@ -6,11 +6,13 @@
 
 A round is everything: reduce, encode, send, start a program on the device, train there, send back, check, recover,
 update, write a checkpoint. The device holds half of the model ("2x"), has one user and takes closed-form steps.
-Peaks are of each program's own memory (VmHWM), so Linux only.
+A round's time is the median of three. Peaks are of each program's own memory (VmHWM), so Linux only. The load is the
+machine's over the last five minutes, this benchmark included: where it is above the number of cores, others were at work.
 """
 
 import argparse
 import csv
+import os
 import re
 import signal
 import statistics
@@ -18,6 +20,7 @@ import tempfile
 import threading
 import time
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -35,7 +38,7 @@ from fairfold.subspace import Capacity
 RESULTS = Path(__file__).parent / "results"
 ROLES = {
     "flwr-serverapp": "server app",
-    "flower-superlink": "SuperLink",
+    "fairfold.flower.superlink": "SuperLink",
     "flower-supernode": "SuperNode",
     "flwr-clientapp": "client app",
 }
@@ -100,7 +103,7 @@ def measure(megabytes: int, half: bool) -> dict[str, object]:
         (node,) = trial.took_part()
         log = (trial.run_folder / "run.log").read_text()
     stamps = [datetime.fromisoformat(line[:19]) for line in log.splitlines() if " answers used" in line]
-    seconds = (stamps[-1] - stamps[0]).total_seconds() / (len(stamps) - 1)
+    seconds = statistics.median((after - before).total_seconds() for before, after in pairwise(stamps))
     # Training rounds and one evaluation were sent down, training rounds alone came up.
     down, up = node["bytes_down"] // (ROUNDS + 1), node["bytes_up"] // ROUNDS
     return {
@@ -111,6 +114,7 @@ def measure(megabytes: int, half: bool) -> dict[str, object]:
         "rounds_a_minute": round(60 / seconds, 2),
         "mb_down_a_round": down / 1e6,
         "mb_up_a_round": up / 1e6,
+        "load": round(os.getloadavg()[1], 1),
     } | {f"peak_mb_{role.lower().replace(' ', '_')}": round(peaks.found.get(role, 0) / 1e6) for role in ROLES.values()}
 
 

@@ -145,7 +145,7 @@ def test_a_node_that_uploads_without_end_fills_its_share_and_the_run_goes_on(tmp
     numbers = range(400)
     names = [hashlib.sha256(content(number)).hexdigest() for number in numbers]
     with stopping(trial.programs), contextlib.ExitStack() as opened:
-        server = trial.start("superlink", [*trial.superlink_command(), "--node-quota", "64MB"])
+        server = trial.start("superlink", [*trial.superlink_command(), "--node-quota", "64"])
         wait_for_port(trial.ports[0], server)
         for number in range(2):
             trial.register(number)

@@ -2,6 +2,8 @@
 
 import asyncio
 import hashlib
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +17,10 @@ from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectSto
 from flwr.superlink.routers.fleet import router
 from flwr.superlink.servicer.fleet import fleet_handlers
 
-from fairfold.errors import InvalidSettings, InvalidState
+from fairfold.errors import InvalidState
 from fairfold.flower import superlink
 from fairfold.flower.quota import SMALLEST_CHARGE, TRIES, Quota, Refused
-from fairfold.flower.superlink import LIMITS, Gate, bytes_of, require_known
+from fairfold.flower.superlink import LIMITS, Gate, require_known
 
 PIECE = b"x" * (1 << 20)
 
@@ -242,9 +244,16 @@ def test_another_flower_is_refused() -> None:
     ):
         with pytest.raises(InvalidState, match=r"1\.41"):
             require_known(version, handlers, routes)
-    assert bytes_of("2MB") == 2_000_000
-    with pytest.raises(InvalidSettings):
-        bytes_of("16x")
+
+
+def test_the_command_is_light_and_refuses_a_quota_that_is_none() -> None:
+    script = "import sys, fairfold.flower.superlink; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)
+    for quota in ("0", "16x", "-1", "2GB"):
+        command = [sys.executable, "-m", "fairfold.flower.superlink", "--node-quota", quota]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert "a whole number of megabytes" in done.stderr
 
 
 def test_the_handlers_flower_calls_are_counted() -> None:

@@ -19,10 +19,8 @@ import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from fairfold.errors import FairfoldError, InvalidSettings, InvalidState
+from fairfold.errors import InvalidState
 from fairfold.flower.quota import Quota, Refused
-from fairfold.runs.units import human_bytes
-from fairfold.subspace import Capacity
 
 FLEET = "/v1/fleet/"
 LIMITS = {FLEET + "push-object": (8 << 20, 16), FLEET + "pull-object": (1 << 20, 16), FLEET: (1 << 20, 64)}
@@ -36,6 +34,7 @@ it looks for those Python counts objects, not bytes."""
 SLOWEST = 120.0
 """Seconds in which a request must have come, and its response must have been read."""
 
+MEGABYTE = 10**6
 KNOWN = "1.41."
 PARAMETERS = {
     "pull_messages": ("request", "state", "store"),
@@ -186,17 +185,15 @@ def require_known(version: str, handlers: Any, router: Any) -> None:
         )
 
 
-def bytes_of(text: str) -> int:
-    """What ``2GB`` means."""
-    budget = Capacity.parse(text).budget
-    if budget is None:
-        raise InvalidSettings(f"a quota of {text!r}", "a number of bytes", 'Write e.g. "2GB".')
-    return budget
-
-
 def half_of_memory() -> int:
     """Bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}; needed: a whole number of megabytes, at least 1")
+    return int(text)
 
 
 def main() -> None:
@@ -206,19 +203,24 @@ def main() -> None:
         description="Flower's SuperLink with limits on what nodes can do. All other options are flower-superlink's.",
         allow_abbrev=False,
     )
-    parser.add_argument("--node-quota", default="2GB", help="what one node may have stored (default: %(default)s)")
-    parser.add_argument("--total-quota", help="what all nodes may have stored (default: half of the memory)")
+    parser.add_argument(
+        "--node-quota", type=_positive, default=2000, metavar="MB",
+        help="megabytes that one node may have stored (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--total-quota", type=_positive, default=half_of_memory() // MEGABYTE, metavar="MB",
+        help="megabytes that all nodes may have stored (default: half of this machine's memory, %(default)s)",
+    )  # fmt: skip
     parser.add_argument(
         "--control-from", action="append", default=[], metavar="ADDRESS",
         help="another machine that may start runs and register keys; may be repeated (default: this one alone)",
     )  # fmt: skip
     own, others = parser.parse_known_args()
     try:
-        quota = Quota(bytes_of(own.node_quota), bytes_of(own.total_quota) if own.total_quota else half_of_memory())
-        guard(quota, frozenset(own.control_from))
-    except FairfoldError as error:
+        guard(Quota(own.node_quota * MEGABYTE, own.total_quota * MEGABYTE), frozenset(own.control_from))
+    except InvalidState as error:
         parser.exit(2, f"{error}\n")
-    sys.stderr.write(f"A node may store {human_bytes(quota.each)}, all nodes {human_bytes(quota.total)}.\n")
+    sys.stderr.write(f"A node may store {own.node_quota} MB, all nodes {own.total_quota} MB.\n")
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
     sys.argv = ["flower-superlink", *others]
