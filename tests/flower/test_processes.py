@@ -61,7 +61,7 @@ def train(message: Message, context: Context) -> Message:
     if kind == "slow":
         time.sleep(15)
     if kind == "disk full":
-        from fairfold.runs import files
+        from fairfold import files
 
         class Full(files.Disk):
             def write(self, descriptor, piece):
@@ -122,12 +122,28 @@ def wait_for(condition: Callable[[], bool], job: Program, seconds: float = 1800.
         time.sleep(0.2)
 
 
+def nothing_private(trial: Trial) -> None:
+    """What the server has written, and what its programs and Flower's said, holds no user's vector and no secret."""
+    seen = [path.read_bytes() for path in trial.run_folder.rglob("*") if path.is_file()]
+    seen += [(trial.folder / "logs" / f"{name}.log").read_bytes() for name in ("superlink", "run")]
+    looked = 0
+    for number in range(len(trial.capacities)):
+        kept = DeviceStore(trial.node(number) / "state").load()
+        rows = [row for vectors in kept.vectors.values() for row in vectors]
+        private = [row.numpy().tobytes() for row in rows] + [f"{kept.secret:x}".encode(), str(kept.secret).encode()]
+        assert not any(secret in content for secret in private for content in seen), f"of node {number}"
+        looked += len(rows)
+    assert looked
+    assert len(seen) > 5
+
+
 def ended(trial: Trial, job: Program, seconds: float = 3600.0) -> dict[str, torch.Tensor]:
-    """The model, once the run has ended well."""
+    """The model, once the run has ended well and nothing private is where the server can see it."""
     assert job.wait(seconds) is not None, job.tail(40)
     assert (trial.run_folder / "result.json").exists(), job.tail(60)
     model = load_file(trial.run_folder / "model.safetensors")
     assert all(bool(tensor.isfinite().all()) for tensor in model.values())
+    nothing_private(trial)
     return model
 
 
@@ -159,6 +175,7 @@ def test_clients_that_fail_in_every_way_are_left_out_by_name(tmp_path: Path) -> 
         expected_model = ended(alone, started(alone))
     for name, tensor in expected_model.items():
         torch.testing.assert_close(model[name], tensor, rtol=0, atol=0)
+    assert "CannotWrite on the device" in log
     # The device whose disk was full still has nothing half-written; others have kept what they learned.
     assert not list((trial.node(kinds.index("disk full")) / "state").glob("*"))
     assert DeviceStore(trial.node(0) / "state").load().round_number == 2

@@ -117,6 +117,32 @@ def test_a_bad_answer_is_left_out_and_named(fault: str, tmp_path: Path, caplog: 
     assert "\x1b[31m" not in caplog.text, "a stranger's text does not reach the terminal as it came"
 
 
+def test_nothing_that_a_node_says_becomes_a_path(tmp_path: Path) -> None:
+    """Names of tensors, records and facts, texts: all of them lead out of the folder, and nothing goes there."""
+    out = "../../escape"
+
+    def spoiled(node: int, message: Message, reply: Message) -> Message:
+        if node == 2 and message.metadata.message_type == "train":
+            arrays = tensors(reply)
+            for name in list(arrays):
+                arrays[out] = arrays.pop(name)
+            facts(reply)[out] = str(tmp_path / "escape")
+            reply.content[str(tmp_path / "escape")] = ConfigRecord({out: out})
+        if node == 3:
+            facts(reply)["seed"] = out
+        if node == 4 and message.metadata.message_type == "query.capacity":
+            facts(reply)["capacity"] = out
+        return reply
+
+    (tmp_path / "server").mkdir()
+    strategy, _ = run(settings_of(rounds=2), tmp_path / "devices", spoiled, folder=tmp_path / "server" / "run")
+    assert len(strategy.nodes.left_out) == 1
+    assert sum(strategy.progress.rejections.counts.values()) >= 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["devices", "server"]
+    assert [path.name for path in (tmp_path / "server").iterdir()] == ["run"]
+    assert not list(tmp_path.rglob("*escape*"))
+
+
 def test_nobody_answers_and_the_model_stays(tmp_path: Path) -> None:
     def spoiled(_node: int, message: Message, reply: Message) -> Message:
         return raises(reply) if message.metadata.message_type == "train" else reply

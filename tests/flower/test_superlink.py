@@ -5,6 +5,7 @@ import hashlib
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.proto.message_pb2 import Metadata, ObjectTree, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.superlink.routers.fleet import router
 from flwr.superlink.servicer.fleet import fleet_handlers
 
@@ -36,8 +38,8 @@ def tree(root: object, *children: ObjectTree) -> ObjectTree:
 class State(SimpleNamespace):
     """What the quota needs of Flower's state: its real store of pieces."""
 
-    def __init__(self) -> None:
-        super().__init__(object_store=InMemoryObjectStore(verify=False), deleted=set())
+    def __init__(self, store: Any = None) -> None:
+        super().__init__(object_store=store or InMemoryObjectStore(verify=False), deleted=set())
 
     def delete_messages(self, message_ins_ids: set[str]) -> None:
         self.deleted |= message_ins_ids
@@ -117,22 +119,45 @@ def test_what_nobody_fetched_in_time_is_thrown_away(monkeypatch: pytest.MonkeyPa
         quota.upload(1, name(0), len(PIECE), state)
 
 
-def test_trees_that_would_grow_when_they_are_read_are_refused() -> None:
+def database() -> SqlObjectStore:
+    """What ``--database`` uses."""
+    store = SqlObjectStore(":memory:", verify=False)
+    store.initialize()
+    return store
+
+
+@pytest.mark.parametrize("store", [InMemoryObjectStore, database])
+def test_trees_that_would_grow_when_they_are_read_are_refused(store: Callable[[], Any]) -> None:
     """Each piece contains the next one twice, which is said once: two to the thirtieth when it is written out."""
-    quota, state = Quota(1 << 30, 1 << 30), State()
+    quota, state = Quota(1 << 30, 1 << 30), State(store())
     quota.given(1, "asked", soon())
     bomb = tree(0)
     for number in range(1, 30):
         bomb = tree(number, bomb, tree(number - 1))
     with pytest.raises(Refused, match="two contents"):
         announced(quota, state, "asked", bomb)
-    zeros = tree("array", tree("zeros"), tree("zeros"))  # pieces that are equal have one name
-    announced(quota, state, "asked", tree("m", zeros))
-    announced(quota, state, "asked", tree("m", zeros))
-    for grown in (tree("m", zeros, zeros), tree("n", tree("array")), tree("n", tree("m"), tree("m"))):
+    array = tree("array", *(tree(("part", number)) for number in range(9)))
+    announced(quota, state, "asked", tree("m", array))
+    announced(quota, state, "asked", tree("m", array))
+    for grown in (tree("m", array, array), tree("n", tree("array")), tree("n", tree("m"), tree("m"))):
         with pytest.raises(Refused, match="that is stored"):
             announced(quota, state, "asked", grown)
-    assert len(state.object_store) == 3
+    assert len(state.object_store) == 11
+
+
+def test_a_quota_counts_in_a_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairfold.flower.quota.PAUSE", 0.0)
+    quota, state = Quota(2 << 20, 1 << 30), State(database())
+    quota.given(1, "asked", soon())
+    announced(quota, state, "asked", tree("root", tree(0), tree(1)))
+    quota.upload(1, name(0), len(PIECE), state)
+    state.object_store.put(name(0), PIECE)
+    with pytest.raises(Refused):
+        quota.upload(1, name(1), len(PIECE), state)
+    state.object_store.delete(name("root"))
+    announced(quota, state, "asked", tree("next", tree(2)))
+    quota.upload(1, name(2), 2 * len(PIECE) - SMALLEST_CHARGE, state)
+    assert quota.stored == quota.used(1) == 2 * len(PIECE)
 
 
 # -- the gate ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ taken off; what nobody fetched in time is thrown away.
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -173,11 +173,7 @@ def _consistent(tree: Tree, store: Any) -> set[str]:
     Flower keeps the children of every piece once, by its name, and writes the tree out again for whoever fetches the
     answer. A few pieces that each contain the next one twice would become more than any memory holds.
     """
-    seen: dict[str, list[str]] = {}
-    for one in _walk(tree):
-        children = [child.object_id for child in one.children]
-        if seen.setdefault(one.object_id, children) != children:
-            raise Refused("a piece with two contents")
+    seen = _contents(tree)
     waiting, done = [tree], set()
     while waiting:
         one = waiting.pop()
@@ -186,14 +182,21 @@ def _consistent(tree: Tree, store: Any) -> set[str]:
         done.add(one.object_id)
         if one.object_id not in store:
             waiting.extend(one.children)
-        elif store.get_object_tree(one.object_id) != one:
+            continue
+        stored = _contents(store.get_object_tree(one.object_id))
+        if any(seen.get(name) != children for name, children in stored.items()):
             raise Refused("a piece with another content than the one that is stored")
     return set(seen)
 
 
-def _walk(tree: Tree) -> Iterator[Tree]:
+def _contents(tree: Tree) -> dict[str, list[str]]:
+    """Of what every piece is made; not every store keeps the order."""
+    found: dict[str, list[str]] = {}
     waiting = [tree]
     while waiting:
         one = waiting.pop()
-        yield one
+        children = sorted(child.object_id for child in one.children)
+        if found.setdefault(one.object_id, children) != children:
+            raise Refused("a piece with two contents")
         waiting.extend(one.children)
+    return found
