@@ -7,7 +7,7 @@
 A round is everything: reduce, encode, send, start a program on the device, train there, send back, check, recover,
 update, write a checkpoint. The device holds half of the model ("2x"), has one user and takes closed-form steps.
 A round's time is the median of three. Peaks are of each program's own memory (VmHWM), so Linux only. The load is the
-machine's over the last five minutes, this benchmark included: where it is above the number of cores, others were at work.
+machine's over the last five minutes, this benchmark included: above the number of cores, others were at work.
 """
 
 import argparse
