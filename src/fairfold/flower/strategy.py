@@ -231,7 +231,7 @@ class FairStrategy(Strategy):
                 dst_node_id=node.node_id,
                 message_type=kind,
                 group_id=str(number + 1),
-                ttl=self.round_timeout + 60,
+                ttl=2 * self.round_timeout + 60,  # answers that are there at the deadline are still to be fetched
             )
             for node in cohort
         ]
