@@ -26,7 +26,7 @@ from fairfold.federation.settings import Settings
 from fairfold.flower.federate import HOST, Trial, trial_of
 from fairfold.flower.processes import stopping, wait_for_port
 from fairfold.flower.superlink import LIMITS
-from tests.flower.test_superlink import PIECE, name, tree
+from tests.flower.test_superlink import PIECE, tree
 
 WORLD = {"users": 24, "items": 80, "interactions_per_user": 12}
 
@@ -57,16 +57,13 @@ class Hostile:
             time.sleep(0.3)
         raise AssertionError("was never asked")
 
-    def answer(self, asked: MessageProto, pieces: list[str]) -> str:
+    def answer(self, asked: MessageProto, root: ObjectTree) -> str:
         """Announce an answer made of pieces; returns the session in which to send them."""
         facts = asked.metadata
-        root = ObjectTree(object_id=name(("root", *pieces[:1])), children=[ObjectTree(object_id=one) for one in pieces])
         metadata = Metadata(
-            run_id=facts.run_id, message_id=root.object_id,
-            src_node_id=self.node.node_id, dst_node_id=facts.src_node_id,
-            reply_to_message_id=facts.message_id, group_id=facts.group_id, created_at=time.time(),
-            ttl=facts.created_at + facts.ttl - time.time() - 1,
-            message_type=facts.message_type,
+            run_id=facts.run_id, message_id=root.object_id, message_type=facts.message_type, group_id=facts.group_id,
+            src_node_id=self.node.node_id, dst_node_id=facts.src_node_id, reply_to_message_id=facts.message_id,
+            created_at=time.time(), ttl=facts.created_at + facts.ttl - time.time() - 1,
         )  # fmt: skip
         return self.push(metadata, root)
 
@@ -131,9 +128,8 @@ def together(*works: Any) -> None:
 def test_a_node_that_uploads_without_end_fills_its_share_and_the_run_goes_on(tmp_path: Path) -> None:
     """Stated bound: what the SuperLink had, the node's share, and three copies of every piece that is at work.
 
-    One node is honest. The other has a registered key, and in place of an answer it announces thousands of pieces and
-    sends 2 GB of them from 24 threads, announces again and again, sends requests that do not end, and trees that would
-    grow. The SuperLink of Flower alone takes all of it.
+    One node is honest. The other has a registered key: in place of an answer it announces more pieces than it may, and
+    trees that would grow, sends 2 GB from 24 threads, and requests that do not end. Flower's own SuperLink keeps the 2 GB.
     """
     share = 64_000_000
     settings = Settings.model_validate({"rounds": 2, "evaluate_every": 100, "world": WORLD})
@@ -155,14 +151,18 @@ def test_a_node_that_uploads_without_end_fills_its_share_and_the_run_goes_on(tmp
         job = trial.start("run", trial.run_command())
         asked = hostile.wait_for_message()
         before = memory_of(server.pid, "VmRSS")
-        # Anything that is no answer; trees that grow.
+        # What is no answer; a tree that would grow; an answer of more pieces than a share has room for.
         for wrong in (Metadata(run_id=asked.metadata.run_id), asked.metadata):
-            with pytest.raises(httpx.HTTPStatusError):
+            with pytest.raises(httpx.HTTPStatusError, match="400"):
                 hostile.push(wrong, tree("a"))
-        # An answer of more pieces than its share has room for; then one that has, with far more bytes.
-        with pytest.raises(httpx.HTTPStatusError, match="429"):
-            hostile.answer(asked, [name(number) for number in range(2000)])
-        session = hostile.answer(asked, names)
+        bomb = tree(0)
+        for number in range(1, 30):
+            bomb = tree(number, bomb, tree(number - 1))
+        for root in (bomb, tree("many", *(tree(number) for number in range(2000)))):
+            with pytest.raises(httpx.HTTPStatusError, match="429"):
+                hostile.answer(asked, root)
+        # One that has room, with far more bytes.
+        session = hostile.answer(asked, tree("root", *(ObjectTree(object_id=one) for one in names)))
         pieces = [map(content, numbers[start::24]) for start in range(24)]
         run = asked.metadata.run_id
         together(*(lambda part=part: hostile.upload(run, session, part) for part in pieces))
