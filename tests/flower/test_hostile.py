@@ -129,7 +129,7 @@ def test_a_node_that_uploads_without_end_fills_its_share_and_the_run_goes_on(tmp
     """Stated bound: what the SuperLink had, the node's share, and three copies of every piece that is at work.
 
     One node is honest. The other has a registered key: in place of an answer it announces more pieces than it may, and
-    trees that would grow, sends 2 GB from 24 threads, and requests that do not end. Flower's own SuperLink keeps the 2 GB.
+    trees that would grow, sends 2 GB from 24 threads, and requests that do not end. Flower alone keeps the 2 GB.
     """
     share = 64_000_000
     settings = Settings.model_validate({"rounds": 2, "evaluate_every": 100, "world": WORLD})
