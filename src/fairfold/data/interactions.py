@@ -70,7 +70,8 @@ class Interactions:
     @cached_property
     def users(self) -> Tensor:
         """The user of every interaction, aligned with ``items``."""
-        return torch.repeat_interleave(torch.arange(self.num_users), self.counts_by_user)
+        numbers = torch.arange(self.num_users, device=self.offsets.device)
+        return torch.repeat_interleave(numbers, self.counts_by_user, output_size=len(self))
 
     @property
     def counts_by_user(self) -> Tensor:
