@@ -36,7 +36,6 @@ from fairfold.models import NeuMF, bpr_loss
 from fairfold.simulate import batched, captured
 from fairfold.simulate.federation import Federation
 
-
 WARM_UP, IN_A_ROW = 10, 100
 """Rounds that a GPU is given to reach its clock, and rounds that are measured after them."""
 

@@ -227,7 +227,7 @@ def capture(step: Callable[[], None], changed: list[Tensor]) -> torch.cuda.CUDAG
             step()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # others may be pinning memory meanwhile
         step()
     for tensor, before in zip(changed, kept, strict=True):
         tensor.copy_(before)
