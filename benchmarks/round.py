@@ -130,7 +130,7 @@ def prepared(data: Dataset, settings: Settings, device: str = "cpu") -> tuple[Fe
 
 
 def compare(data: Dataset, rounds: int, device: str = "cpu") -> None:
-    federation, state, private = prepared(data, authors_example(), device)
+    federation, state, private = prepared(data, authors_example(rounds=WARM_UP + IN_A_ROW), device)
     cohorts = captured.Cohorts(federation, torch.device(device)) if device == "cuda" else None
     ours, plain = [], []
     after: list[Weights] = [{}, {}]

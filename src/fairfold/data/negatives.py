@@ -50,7 +50,7 @@ class NegativeSampler:
 
     def of_user(self, user: int, chance: Tensor) -> Tensor:
         """Negatives of one user: :func:`chosen`, with a search among that user's items alone."""
-        part = slice(int(self.train.offsets[user]), int(self.train.offsets[user + 1]))
+        part = self.train.span(user)
         others = self.train.num_items - (part.stop - part.start)
         rank = (chance * others).long().clamp_(max=others - 1)
         below = self._non_items_below[part]

@@ -193,7 +193,8 @@ class Task:
 
     def samples(self, client: int) -> int:
         """How much data a client has."""
-        return int(self.data.train.offsets[client + 1] - self.data.train.offsets[client])
+        span = self.data.train.span(client)
+        return span.stop - span.start
 
     def chances(self, client: int, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
         """All that chance decides of a client's round.

@@ -20,12 +20,12 @@ from fairfold.federation.projection import Assignment
 from fairfold.federation.replies import Rejections, fault_of, problem_with, spoil
 from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.send import send
-from fairfold.federation.settings import Settings
+from fairfold.federation.settings import FaultSettings, Settings
 from fairfold.federation.task import Task, Weights
 from fairfold.kernels import ops
 from fairfold.kernels.form import Lines, Places
 from fairfold.simulate.batched import at_once
-from fairfold.simulate.cohort import Draws, Lookups, Samples, draw, find_lookups, lay_out, put
+from fairfold.simulate.cohort import Draws, Lookups, Samples, draw, find_lookups, lay_out, put, whose
 from fairfold.simulate.federation import Federation
 
 CLIENTS_AT_ONCE = 128
@@ -267,10 +267,7 @@ class Back:
                       for name, at in of.items()), default=0)  # fmt: skip
         self._keep_own(private)
         of_server = self._came_from < shared
-        ends = self._lookups.ends
-        lengths = ends.diff(prepend=ends[:1] * 0)
-        numbers = torch.arange(len(ends), device=ends.device)
-        place = torch.repeat_interleave(numbers, lengths, output_size=len(self._change))
+        place = whose(self._lookups.ends, len(self._change))
         problems = self._problems(place, of_server, number)
         weights = []
         for client, problem in zip(self._clients, problems, strict=True):
@@ -288,10 +285,12 @@ class Back:
             if not weight or held is None:
                 continue
             sent = self._received[group]
-            means = {name: sums[at : at + sent[name].numel()] / weight for name, at in starts.items()}
+            # Vectors of their own: not every slice begins where a kernel can read fast.
+            parts = {name: sums[at : at + sent[name].numel()].clone() for name, at in starts.items()}
             if self._settings.aggregation == "paper":
-                means = {name: mean.add_(sent[name]) for name, mean in means.items()}
-            totals.add(held, means, weight)
+                for name, part in parts.items():
+                    part.add_(sent[name], alpha=weight)
+            totals.add_sums(held, parts, weight)
 
     def _keep_own(self, private: Weights) -> None:
         who, start = put(self._clients, self._change.device), 0
@@ -307,7 +306,10 @@ class Back:
         largest = torch.stack([size[start:end].amax() for start, end in pairwise(ends)]).tolist()
         found: list[str | None] = []
         for index, most in enumerate(largest):
-            fault = fault_of(self._settings, generator(self._settings, Purpose.FAULTS, number, self._clients[index]))
+            fault = None
+            if self._settings.faults != FaultSettings():
+                source = generator(self._settings, Purpose.FAULTS, number, self._clients[index])
+                fault = fault_of(self._settings, source)
             if fault is not None:
                 found.append(self._fault(index, place, of_server, fault))
             elif not math.isfinite(most):

@@ -27,8 +27,17 @@ FLAGS_A_KEY = 64
 
 def put(values: Sequence[int | float], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """Numbers of the host on a device, which the host does not wait for."""
-    tensor = torch.tensor(values, dtype=dtype)
+    return moved(torch.tensor(values, dtype=dtype), device)
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """The same for a tensor."""
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def whose(ends: Tensor, count: int) -> Tensor:
+    """The place of each of ``count`` things that stand one place after another, each ending where ``ends`` says."""
+    return torch.searchsorted(ends, torch.arange(count, device=ends.device), right=True)
 
 
 @dataclass(frozen=True)
@@ -88,8 +97,7 @@ class Draws:
     def samples(self) -> Samples:
         """What the readable loop trains on, on the device where the draws are."""
         train, counts = self.train, self.train.counts_by_user
-        numbers = torch.arange(len(self.clients), device=counts.device)
-        place = torch.repeat_interleave(numbers, counts * self.epochs, output_size=len(self.order))
+        place = whose(train.offsets[1:] * self.epochs, len(self.order))
         mine = train.offsets[place] + self.order
         items = train.items[mine, None]
         if self.chance is not None:
@@ -147,7 +155,7 @@ class Sections:
     Attributes:
         names: Tensors of a client, in order: item tables, the user's vectors, dense tensors.
         bounds: int64 [clients · tensors + 1]: where each section of the virtual vector starts.
-        size: Of the virtual vector.
+        starts: The same on the host.
         sent_at: int64 [clients · tensors]: where the section's vector starts in ``source``.
         source: What was sent to each group, tensor after tensor, and behind it the clients' own vectors.
         groups: The start of every group's tensors in ``source``.
@@ -155,7 +163,7 @@ class Sections:
 
     names: list[str]
     bounds: Tensor
-    size: int
+    starts: list[int]
     sent_at: Tensor
     source: Tensor
     groups: dict[int, dict[str, int]]
@@ -185,8 +193,8 @@ def lay_out(
         for name in names:
             sizes.append(task.own[name] if name in private else sent[group][name].numel())
             sent_at.append(own_at[name] + place * task.own[name] if name in private else starts[group][name])
-    bounds = put([0, *accumulate(sizes)], device)
-    return Sections(names, bounds, sum(sizes), put(sent_at, device), torch.cat(pieces), starts)
+    bounds = [0, *accumulate(sizes)]
+    return Sections(names, put(bounds, device), bounds, put(sent_at, device), torch.cat(pieces), starts)
 
 
 @dataclass(frozen=True)
@@ -218,29 +226,24 @@ def find_lookups(
     count, tensors = len(samples.clients), len(sections.names)
     row_keys, places = distinct(samples.items + samples.place[:, None] * num_items, count * num_items)
     row_place, row_item = row_keys // num_items, row_keys % num_items
-    group_of, clients = put(groups, device), put(samples.clients, device)
+    group_of = put(groups, device)
     width = sum(shape[1] for shape in task.tables.values())
     used = sum(task.own.values()) + sum(prod(shape) for shape in task.dense.values())
     virtual = torch.empty(len(row_keys) * width + count * used, dtype=torch.int64, device=device)
     signs = torch.empty(virtual.numel(), dtype=torch.int8, device=device)
     cut = len(row_keys) * width
     rows, row_signs = virtual[:cut].view(-1, width), signs[:cut].view(-1, width)
-    fixed, fixed_signs = virtual[cut:].view(count, used), signs[cut:].view(count, used)
+    fixed, fixed_signs = (moved(found, device) for found in _used_by_all(task, samples.clients, groups, held, sections))
+    virtual[cut:], signs[cut:] = fixed.view(-1), fixed_signs.view(-1)
     for group in dict.fromkeys(groups):
         projections = held[group].projections or {}
-        members = put([place for place, mine in enumerate(groups) if mine == group], device)
         mine = (group_of[row_place] == group).nonzero().view(-1)
         column = 0
         for number, (name, (_, size)) in enumerate(task.tables.items()):
             found = _places(projections[name], row_coordinates(row_item[mine], size))
             _put(rows, row_signs, mine, column, found, sections.bounds[row_place[mine] * tensors + number])
             column += size
-        column = 0
-        for number, name in enumerate(sections.names[len(task.tables) :], len(task.tables)):
-            found = _used_by_all(task, name, projections, clients[members])
-            _put(fixed, fixed_signs, members, column, found, sections.bounds[members * tensors + number])
-            column += found[0].shape[-1]
-    keys, found_at = distinct(virtual, sections.size)
+    keys, found_at = distinct(virtual, sections.starts[-1])
     found_at = found_at.to(torch.int32)
     ends = torch.searchsorted(keys, sections.bounds[tensors::tensors].contiguous())
     return Lookups(
@@ -254,13 +257,32 @@ def find_lookups(
 
 
 def _used_by_all(
-    task: Task, name: str, projections: Mapping[str, Projection], clients: Tensor
+    task: Task, clients: list[int], groups: list[int], held: dict[int, Assignment], sections: Sections
 ) -> tuple[Tensor, Tensor]:
-    """Slots and signs of what every sample of these clients uses of a tensor, a line a client (or one for all)."""
+    """Positions and signs of what every sample of a client uses, a line a client: few, so found on the host."""
+    names = sections.names[len(task.tables) :]
+    starts = torch.tensor(sections.starts[:-1]).view(len(clients), -1)[:, len(task.tables) :]
+    used = sum(task.own.values()) + sum(prod(shape) for shape in task.dense.values())
+    positions, signs = (
+        torch.empty(len(clients), used, dtype=torch.int64),
+        torch.empty(len(clients), used, dtype=torch.int8),
+    )
+    for group in dict.fromkeys(groups):
+        members = [place for place, mine in enumerate(groups) if mine == group]
+        who = torch.tensor([clients[place] for place in members])
+        found = [_numbers(task, name, held[group].projections or {}, who) for name in names]
+        begin = starts[members].unbind(1)
+        positions[members] = torch.cat([of + at[:, None] for (of, _), at in zip(found, begin, strict=True)], dim=1)
+        signs[members] = torch.cat([of.expand(len(members), -1) for _, of in found], dim=1)
+    return positions, signs
+
+
+def _numbers(task: Task, name: str, projections: Mapping[str, Projection], clients: Tensor) -> tuple[Tensor, Tensor]:
+    """Slots and signs of what these clients use of a tensor at every sample, a line a client (or one for all)."""
     if name in task.user_tables:
         return _places(projections[name], row_coordinates(clients, task.own[name]))
     size = task.own[name] if name in task.own else prod(task.dense[name])
-    everything = torch.arange(size, device=clients.device)[None]
+    everything = torch.arange(size)[None]
     if name in task.own:
         return everything, torch.ones_like(everything, dtype=torch.int8)
     return _places(projections[name], everything)
