@@ -1,7 +1,5 @@
 """Negatives: items a user did not interact with, drawn uniformly and without rejection."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -46,7 +44,8 @@ class NegativeSampler:
 
     def draw(self, users: Tensor, source: torch.Generator) -> Tensor:
         """One negative for every entry of ``users``, a tensor of any shape."""
-        return chosen(self.train, self._non_items_below, users, chances(users.shape, source))
+        chance = draw_chances(torch.empty(users.shape, dtype=torch.float64), source)
+        return chosen(self.train, self._non_items_below, users, chance)
 
     def of_user(self, user: int, chance: Tensor) -> Tensor:
         """Negatives of one user: :func:`chosen`, with a search among that user's items alone."""
@@ -57,12 +56,12 @@ class NegativeSampler:
         return rank.add_(torch.searchsorted(below, rank + user * self.train.num_items, right=True))
 
 
-def chances(shape: Sequence[int], source: torch.Generator) -> Tensor:
-    """Numbers of [0, 1), each of which stands for a negative.
+def draw_chances(into: Tensor, source: torch.Generator) -> Tensor:
+    """Fill a tensor (float64) with numbers of [0, 1), each of which stands for a negative.
 
     Of 53 random bits: a rank's chance is off by less than 1 part in 10^10 for catalogues of a million items.
     """
-    return torch.rand(*shape, generator=source, dtype=torch.float64)
+    return into.uniform_(generator=source)
 
 
 def non_items_below(train: Interactions) -> Tensor:

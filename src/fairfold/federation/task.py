@@ -17,7 +17,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from fairfold.data import Dataset
-from fairfold.data.negatives import NegativeSampler, chances
+from fairfold.data.negatives import NegativeSampler, draw_chances
 from fairfold.errors import InvalidSettings
 from fairfold.federation.settings import Settings
 from fairfold.federation.storage import Storage, tables_placed
@@ -196,30 +196,35 @@ class Task:
         span = self.data.train.span(client)
         return span.stop - span.start
 
-    def chances(self, client: int, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
-        """All that chance decides of a client's round.
+    def draw(self, client: int, generator: torch.Generator, order: Tensor, chance: Tensor | None) -> None:
+        """Draw all that chance decides of a client's round.
 
-        Returns:
-            Which of the client's interactions each sample is, int64 [samples], epoch after epoch; and a number of
-            [0, 1) for every negative, [samples, negatives], or None where there are none.
+        Args:
+            client: Its number.
+            generator: Of the numbers.
+            order: Becomes which of the client's interactions each sample is, int64 [samples], epoch after epoch.
+            chance: Becomes a number of [0, 1) for every negative, float64 [samples, negatives]; None for ratings.
         """
-        settings, count, epochs = self.settings, self.samples(client), self.settings.local_epochs
-        if settings.shuffle:
-            order = torch.cat([torch.randperm(count, generator=generator) for _ in range(epochs)])
-        else:
-            order = torch.arange(count).repeat(epochs)
-        # Negatives are independent of their positive, so in no need of its order.
-        return order, None if self._negatives is None else chances((epochs * count, settings.negatives), generator)
+        count = self.samples(client)
+        for epoch in order.view(self.settings.local_epochs, count):
+            if self.settings.shuffle:
+                torch.randperm(count, generator=generator, out=epoch)
+            else:
+                torch.arange(count, out=epoch)
+        if chance is not None:  # negatives are independent of their positive, so in no need of its order
+            draw_chances(chance, generator)
 
     def local(self, client: int, generator: torch.Generator) -> LocalData:
         """What a client trains on in a round."""
         train, size, epochs = self.data.train, self.settings.batch_size, self.settings.local_epochs
-        order, chance = self.chances(client, generator)
+        count = self.samples(client)
+        order = torch.empty(epochs * count, dtype=torch.int64)
+        chance = None if self.ratings else torch.empty(len(order), self.settings.negatives, dtype=torch.float64)
+        self.draw(client, generator, order, chance)
         items = train.of(client)[order, None]
         if self._negatives is not None and chance is not None:
             items = torch.cat([items, self._negatives.of_user(client, chance)], dim=1)
         targets = train.ratings_of(client)[order] if self.ratings else None
-        count = self.samples(client)
         stops = [min(stop, count) for stop in range(size, count + size, size)]
         return LocalData(items, targets, [epoch * count + stop for epoch in range(epochs) for stop in stops])
 

@@ -130,8 +130,7 @@ class Cohorts:
         sent = dict(enumerate(send(state.full, assignments)))
         totals = RoundTotals(state.full)
         for drawn in self._drawn(number):
-            samples = drawn.each(lambda tensor: tensor.to(self.device, non_blocking=True)).samples()
-            self._train(samples, assignments, sent, private, number, rejections, totals)
+            self._train(drawn.to(self.device).samples(), assignments, sent, private, number, rejections, totals)
         return aggregate(state, totals, self.settings)
 
     def _drawn(self, number: int) -> list[Draws]:
@@ -144,8 +143,8 @@ class Cohorts:
 
     def _draw(self, number: int) -> list[Draws]:
         cohort = self.federation.cohort(number).tolist()
-        drawn = [draw(self.task, clients, number) for clients in at_once(cohort, self.at_once)]
-        return [of.each(torch.Tensor.pin_memory) for of in drawn] if self.device.type == "cuda" else drawn
+        pinned = self.device.type == "cuda"
+        return [draw(self.task, clients, number, pinned=pinned) for clients in at_once(cohort, self.at_once)]
 
     def _train(
         self,

@@ -6,9 +6,9 @@ in that vector with a sign. Sizes, methods and kinds of tensors are data, not co
 step serve them all, and what came of it goes back by one scatter.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import prod
 
 import torch
@@ -86,13 +86,15 @@ class Draws:
     batch: int
     steps: int
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> "Draws":
-        """The same with every tensor put through ``change``: pinned, or moved."""
-        train = self.train
-        ratings = None if train.ratings is None else change(train.ratings)
-        interactions = replace(train, offsets=change(train.offsets), items=change(train.items), ratings=ratings)
-        chance = None if self.chance is None else change(self.chance)
-        return replace(self, train=interactions, order=change(self.order), chance=chance)
+    def to(self, device: torch.device) -> "Draws":
+        """The same on a device, which the host does not wait for."""
+        train, chance = self.train, self.chance
+        ratings = None if train.ratings is None else moved(train.ratings, device)
+        interactions = replace(
+            train, offsets=moved(train.offsets, device), items=moved(train.items, device), ratings=ratings
+        )
+        order, chance = moved(self.order, device), None if chance is None else moved(chance, device)
+        return replace(self, train=interactions, order=order, chance=chance)
 
     def samples(self) -> Samples:
         """What the readable loop trains on, on the device where the draws are."""
@@ -112,29 +114,34 @@ class Draws:
         return Samples(self.clients, items, targets, place, starts * (sizes > 0), sizes)
 
 
-def draw(task: Task, clients: list[int], round_number: int) -> Draws:
-    """Draw for every client what the readable loop draws."""
+def draw(task: Task, clients: list[int], round_number: int, *, pinned: bool = False) -> Draws:
+    """Draw for every client what the readable loop draws; into pinned memory if asked, from where a GPU reads fast."""
     settings, train = task.settings, task.data.train
     counts = {client: task.samples(client) for client in clients}
     steps = {client: -(-count // settings.batch_size) * settings.local_epochs for client, count in counts.items()}
     ordered = sorted(clients, key=lambda client: -steps[client])  # those still at work are then always a prefix
-    drawn = [task.chances(each, generator(settings, Purpose.TRAINING, round_number, each)) for each in ordered]
+    offsets = [0, *accumulate(counts[client] for client in ordered)]
+
+    def make(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, pin_memory=pinned)
+
+    def joined(parts: list[Tensor]) -> Tensor:
+        return torch.cat(parts, out=make(offsets[-1], dtype=parts[0].dtype))
+
+    order = make(offsets[-1] * settings.local_epochs, dtype=torch.int64)
+    chance = None if task.ratings else make(len(order), settings.negatives, dtype=torch.float64)
+    for client, (start, stop) in zip(ordered, pairwise(offsets), strict=True):
+        part = slice(start * settings.local_epochs, stop * settings.local_epochs)
+        source = generator(settings, Purpose.TRAINING, round_number, client)
+        task.draw(client, source, order[part], None if chance is None else chance[part])
     interactions = Interactions(
         len(ordered),
         train.num_items,
-        torch.tensor([0, *accumulate(counts[client] for client in ordered)]),
-        torch.cat([train.of(client) for client in ordered]),
-        torch.cat([train.ratings_of(client) for client in ordered]) if task.ratings else None,
+        torch.tensor(offsets),
+        joined([train.of(client) for client in ordered]),
+        joined([train.ratings_of(client) for client in ordered]) if task.ratings else None,
     )
-    return Draws(
-        ordered,
-        interactions,
-        torch.cat([order for order, _ in drawn]),
-        None if task.ratings else torch.cat([chance for _, chance in drawn if chance is not None]),
-        settings.local_epochs,
-        settings.batch_size,
-        max(steps.values()),
-    )
+    return Draws(ordered, interactions, order, chance, settings.local_epochs, settings.batch_size, max(steps.values()))
 
 
 def distinct(keys: Tensor, bound: int) -> tuple[Tensor, Tensor]:
