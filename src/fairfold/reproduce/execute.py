@@ -20,6 +20,7 @@ from fairfold.reproduce.watcher import Watcher
 
 CELLS, UNDER_WAY = "cells", ".under-way"
 POLL_SECONDS = 0.5
+_SPAWN = multiprocessing.get_context("spawn")  # a fork after OpenMP work hangs
 
 
 @dataclass(frozen=True)
@@ -122,27 +123,35 @@ def _run_here(jobs: list[Job], watcher: Watcher) -> Iterator[tuple[Job, Outcome]
 
 def _run_in_processes(processes: int) -> Run:
     def run(jobs: list[Job], watcher: Watcher) -> Iterator[tuple[Job, Outcome]]:
-        context = multiprocessing.get_context("spawn")
-        shares: Any = context.Queue()
+        shares: Any = _SPAWN.Queue()
         by_mark = {job.mark: job for job in jobs}
-        with _one_thread_each():
-            pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_start, initargs=(shares,))
-            with pool:
-                futures: dict[Future[Outcome], Job] = {pool.submit(_in_process, job): job for job in jobs}
-                try:
-                    while futures:
-                        done, _ = wait(futures, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
-                        for mark, share in _drained(shares):
-                            watcher.on_share(by_mark[mark].cell, share)
-                        for future in done:
-                            yield futures.pop(future), future.result()
-                except BaseException:
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    for process in list((pool._processes or {}).values()):
-                        process.terminate()
-                    raise
+        with workers(processes, initializer=_start, initargs=(shares,)) as pool:
+            assert pool is not None
+            futures: dict[Future[Outcome], Job] = {pool.submit(_in_process, job): job for job in jobs}
+            while futures:
+                done, _ = wait(futures, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+                for mark, share in _drained(shares):
+                    watcher.on_share(by_mark[mark].cell, share)
+                for future in done:
+                    yield futures.pop(future), future.result()
 
     return run
+
+
+@contextmanager
+def workers(processes: int, **start: Any) -> Iterator[ProcessPoolExecutor | None]:
+    """Processes of one thread each, all of them ended if the work here breaks off; None where one is asked for."""
+    if processes == 1:
+        yield None
+        return
+    with _one_thread_each(), ProcessPoolExecutor(processes, mp_context=_SPAWN, **start) as pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
+            raise
 
 
 @contextmanager
