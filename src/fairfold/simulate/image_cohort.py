@@ -1,0 +1,397 @@
+"""A cohort of image devices trained as one program; on a GPU its steps are captured once and replayed.
+
+Every client's weights stand realised in one line of a matrix. A step is forward and backward of all networks at once
+(:mod:`.stacked`), then one pass over the slots of what the clients hold: gradients are added up, the optimiser moves
+the slots, and the weights are brought up to date (:func:`fairfold.kernels.ops.step_slots`). Methods differ by data
+alone: which weights live in which slot, and which a client does not have. All sums have a fixed order.
+
+Clients stand in the order of their number of steps, so those still at work are the first ones; there is one recorded
+program for every number of them. The server's part of the round is that of :mod:`.loop`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import groupby, islice
+from math import gcd, prod
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fairfold.federation.aggregate import ServerState
+from fairfold.federation.blocks import LeadingBlock
+from fairfold.federation.image_task import WHOLE_MODEL, ImageTask
+from fairfold.federation.projection import Hashed, LowRank, Projection
+from fairfold.federation.replies import Rejections
+from fairfold.federation.sampling import Purpose, generator
+from fairfold.federation.settings import Settings
+from fairfold.federation.task import Shapes, Weights
+from fairfold.federation.train import Trained
+from fairfold.kernels import ops
+from fairfold.kernels.reference_stacked import SlotTables
+from fairfold.simulate import loop
+from fairfold.simulate.captured import capture, step_sizes
+from fairfold.simulate.federation import Federation
+from fairfold.simulate.loop import Visit
+from fairfold.simulate.stacked import LEFT, RIGHT, Part, stacked_network
+
+if TYPE_CHECKING:
+    from fairfold.kernels.gpu.affine import Link
+
+CLIENTS_AT_ONCE = 32
+STEPS_AT_ONCE = 8
+"""Steps that one recorded program takes: the start of a program costs more than that of a kernel inside it."""
+ROUNDS_AHEAD = 2
+PIECE = 8
+"""Coordinates moved as one, where hashes keep so many together."""
+USE_CHAIN = True
+CROWDED = 12
+"""Pieces a slot from which on a slot is given more lanes."""
+
+
+def serves(settings: Settings) -> bool:
+    """Whether a round of these settings can run here."""
+    return (
+        settings.reads_images and settings.solver == "gradient" and not settings.prox and settings.method != "central"
+    )
+
+
+class Plan:
+    """Where everything stands in a client's line of weights, and in its line of slots.
+
+    A *section* is what one vector of the client stands for: a tensor, its factors, or all tensors. Sections start at
+    whole pieces. A hashed section has the slots of its hash; of any other the slots are its weights themselves, those
+    that the client does not hold with sign 0.
+
+    Attributes:
+        parts: Name of every matrix or vector of the stacked network: its start and its shape.
+        coordinates: Length of a line of weights.
+        slots: Length of a line of slots.
+        width: Coordinates a piece.
+    """
+
+    def __init__(self, federation: Federation) -> None:
+        task = federation.task
+        assert isinstance(task, ImageTask)
+        held = [one.projections for one in federation.assignments(0) if one.projections is not None]
+        self.parts: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self._starts: dict[str, int] = {}
+        self._layers = task.layers
+        at = 0
+        for name in held[0]:
+            mine = [projections[name] for projections in held]
+            for section, parts in _sections(name, mine, task.layers).items():
+                self._starts[section] = at
+                for part, shape in parts.items():
+                    self.parts[part] = (at, shape)
+                    at += prod(shape)
+                at = _whole_pieces(at)
+        self.coordinates = at
+        self._hashed = all(isinstance(one, Hashed) for projections in held for one in projections.values())
+        self.slots = max(sum(_whole_pieces(one.size) for one in projections.values()) for projections in held)
+        if not self._hashed:
+            self.slots = self.coordinates
+        self.width = PIECE
+        for projection in (one for projections in held for one in projections.values()):
+            if isinstance(projection, Hashed) and not projection.subspace.is_full:
+                self.width = gcd(self.width, projection.subspace.layout.chunk, projection.subspace.layout.head)
+
+    def positions(self, projections: dict[str, Projection]) -> Tensor:
+        """Where the numbers of a client's vectors, one after the other, stand in its line of slots."""
+        found, at = [], 0
+        for name, projection in projections.items():
+            start = at if self._hashed else self._starts[name if name in self._starts else name + LEFT]
+            if isinstance(projection, LowRank):
+                rank = self.parts[name + LEFT][1][1]
+                left = torch.arange(projection.shape[0])[:, None] * rank + torch.arange(projection.rank)
+                right = torch.arange(projection.rank * projection.shape[1])
+                found += [self._starts[name + LEFT] + left.view(-1), self._starts[name + RIGHT] + right]
+            elif isinstance(projection, LeadingBlock):
+                everything = torch.arange(prod(projection.shape)).view(projection.shape)
+                found.append(start + everything[tuple(slice(side) for side in projection.kept)].reshape(-1))
+            else:
+                found.append(start + torch.arange(projection.size))
+            at += _whole_pieces(projection.size)
+        return torch.cat(found)
+
+    def table(self, projections: dict[str, Projection], device: torch.device) -> SlotTables:
+        """The table of one client, on a device."""
+        if self._hashed:
+            slots, signs = self._hash(projections, device)
+        else:
+            slots = torch.arange(self.coordinates, device=device)
+            signs = torch.zeros(self.coordinates, dtype=torch.int8, device=device)
+            signs[self.positions(projections).to(device)] = 1
+        of_piece, count = slots.view(-1, self.width)[:, 0] // self.width, self.slots // self.width
+        counts = torch.bincount(of_piece, minlength=count)
+        starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        order = torch.sort(of_piece, stable=True).indices
+        crowded = len(of_piece) >= CROWDED * int((counts > 0).sum())
+        return SlotTables(
+            starts.to(torch.int32)[None], order.to(torch.int32)[None], signs[None],
+            torch.tensor([int(crowded)], dtype=torch.int32, device=device),
+        )  # fmt: skip
+
+    def _hash(self, projections: dict[str, Projection], device: torch.device) -> tuple[Tensor, Tensor]:
+        """Slot and sign of every coordinate; what fills up a section's last piece has sign 0."""
+        slots = torch.zeros(self.coordinates, dtype=torch.int64, device=device)
+        signs = torch.zeros(self.coordinates, dtype=torch.int8, device=device)
+        at = 0
+        for name, projection in projections.items():
+            assert isinstance(projection, Hashed)
+            size, first = prod(projection.shape), self._starts[name]
+            everything = torch.arange(size, device=device)
+            slots[first : first + size], signs[first : first + size] = projection.places(everything)
+            filled = torch.arange(size, _whole_pieces(size), device=device)
+            if len(filled):  # in the last piece's lanes, where that piece is cut; else in a piece of their own
+                lanes = filled % self.width
+                last = slots[first + size - 1] // self.width * self.width
+                slots[first + filled] = last + lanes
+            slots[first : first + _whole_pieces(size)] += at
+            at += _whole_pieces(projection.size)
+        return slots, signs
+
+
+def _whole_pieces(size: int) -> int:
+    return -(-size // PIECE) * PIECE
+
+
+def _sections(name: str, held: list[Projection], layers: Shapes) -> dict[str, Shapes]:
+    """The sections of one vector of the clients, and the parts of each, weights as matrices."""
+    if name == WHOLE_MODEL:
+        return {name: {layer: _matrix(shape) for layer, shape in layers.items()}}
+    found: dict[str, Shapes] = {}
+    factored = [one for one in held if isinstance(one, LowRank)]
+    if len(factored) < len(held):
+        found[name] = {name: _matrix(layers[name])}
+    if factored:
+        rank, (rows, columns) = max(one.rank for one in factored), factored[0].shape
+        found[name + LEFT] = {name + LEFT: (rows, rank)}
+        found[name + RIGHT] = {name + RIGHT: (rank, columns)}
+    return found
+
+
+def _matrix(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (shape[0], prod(shape[1:])) if len(shape) > 1 else shape
+
+
+def chain_of(names: Sequence[str], parts: Mapping[str, Part]) -> "list[Link]":
+    """Layers one after the other; empty if one of them is the sum of a whole layer and of factors."""
+    from fairfold.kernels.gpu.affine import Link
+
+    chain = []
+    for number, name in enumerate(names):
+        weight, bias, last = f"{name}.weight", parts[f"{name}.bias"], number == len(names) - 1
+        factors = [] if weight + LEFT not in parts else [parts[weight + RIGHT], parts[weight + LEFT]]
+        if factors and weight in parts:
+            return []
+        *before, end = factors or [parts[weight]]
+        chain += [Link(part.values, part.slopes, None, None, rectify=False) for part in before]
+        chain.append(Link(end.values, end.slopes, bias.values, bias.slopes, rectify=not last))
+    return chain
+
+
+class ImageCohorts:
+    """Runs the rounds of one federation; holds the buffers and, on a GPU, the captured steps."""
+
+    def __init__(self, federation: Federation, device: torch.device) -> None:
+        task, settings = federation.task, federation.settings
+        assert isinstance(task, ImageTask)
+        self.federation, self.task, self.settings, self.device = federation, task, settings, device
+        self.plan = Plan(federation)
+        self._positions: dict[int, Tensor] = {}
+        self._tables: dict[int, SlotTables] = {}
+        clients = min(settings.clients_per_round or task.num_clients, CLIENTS_AT_ONCE)
+        biggest = max(task.samples(client) for client in federation.taking_part.tolist())
+        self._steps = -(-biggest // settings.batch_size) * settings.local_epochs
+        kind = torch.get_default_dtype()
+
+        def make(*shape: int, of: torch.dtype = kind) -> Tensor:
+            return torch.zeros(shape, dtype=of, device=device)
+
+        plan = self.plan
+        self._full, self._gradient = make(clients, plan.coordinates), make(clients, plan.coordinates)
+        self._values = make(clients, plan.slots)
+        self._moments = [
+            make(clients, plan.slots) for _ in range({"sgd": 0, "adagrad": 1, "adam": 2}[settings.local_optimiser])
+        ]
+        pieces = plan.coordinates // plan.width
+        self._lists = SlotTables(
+            make(clients, plan.slots // plan.width + 1, of=torch.int32), make(clients, pieces, of=torch.int32),
+            make(clients, plan.coordinates, of=torch.int8), make(clients, of=torch.int32),
+        )  # fmt: skip
+        self._rows = make(self._steps, clients, settings.batch_size, of=torch.int64)
+        self._shares = make(self._steps, clients, settings.batch_size)
+        self._step = make(1, of=torch.int64)
+        self._rates = step_sizes(settings, self._steps).to(device, kind)
+        train = task.images.train
+        self._pixels = train.images.to(device).to(kind).div_(255).flatten(1)
+        self._labels = train.labels.to(device)
+        self._wanted = torch.nn.functional.one_hot(train.labels, task.images.num_classes).to(device, kind)
+        self._networks: dict[int, torch.nn.Module] = {}
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self._feeder = ThreadPoolExecutor(ROUNDS_AHEAD, thread_name_prefix="fairfold-images")
+        self._ahead: dict[int, Future[dict[int, Tensor]]] = {}
+
+    def run_round(self, state: ServerState, private: Weights, rejections: Rejections) -> ServerState:
+        """One round; see :func:`fairfold.simulate.loop.run_round`."""
+        if self.settings.rehash:
+            self._tables.clear()
+        orders = self._orders(state.round_number)
+
+        def train(visits: Iterable[Visit]) -> Iterator[tuple[Visit, Trained]]:
+            coming = iter(visits)
+            while some := list(islice(coming, len(self._full))):
+                yield from self._train_some(some, orders)
+
+        return loop.run_round(state, private, self.federation, rejections, train)
+
+    def _train_some(self, visits: list[Visit], orders: dict[int, Tensor]) -> Iterator[tuple[Visit, Trained]]:
+        """Train these together, those with most steps first."""
+        lengths = [self.task.samples(visit.device.client) for visit in visits]
+        placed = sorted(range(len(visits)), key=lambda index: -lengths[index])
+        for place, index in enumerate(placed):
+            self._set_up(place, visits[index])
+        self._fill([orders[visits[index].device.client] for index in placed])
+        for moment in self._moments:
+            moment.zero_()
+        self._step.zero_()
+        self._gradient.zero_()
+        count = len(visits)
+        self._update(count)  # with no gradient nothing moves: it only recovers the weights
+        batches = [-(-lengths[index] // self.settings.batch_size) * self.settings.local_epochs for index in placed]
+        at_work = [sum(have > step for have in batches) for step in range(batches[0])]
+        for working, same in groupby(at_work):
+            self._run(working, len(list(same)))
+        trained = self._values[:count].cpu()
+        place_of = {index: place for place, index in enumerate(placed)}
+        for index, visit in enumerate(visits):
+            projections = visit.device.projections
+            mine = trained[place_of[index]][self._positions_of(visit)]
+            sizes = [projection.size for projection in projections.values()]
+            yield visit, Trained(dict(zip(projections, torch.split(mine, sizes), strict=True)), {})
+
+    def _set_up(self, place: int, visit: Visit) -> None:
+        """Bring one client's vectors and table to its line."""
+        sent = torch.cat([visit.received[name] for name in visit.device.projections])
+        line = torch.zeros(self.plan.slots, dtype=sent.dtype)
+        line[self._positions_of(visit)] = sent
+        self._values[place].copy_(line)
+        table = self._table_of(visit)
+        for into, of in zip(vars(self._lists).values(), vars(table).values(), strict=True):
+            into[place] = of[0]
+
+    def _positions_of(self, visit: Visit) -> Tensor:
+        group = int(self.federation.group[visit.device.client])
+        if group not in self._positions:
+            self._positions[group] = self.plan.positions(visit.device.projections)
+        return self._positions[group]
+
+    def _table_of(self, visit: Visit) -> SlotTables:
+        """Made once a size, or once a client whose hash is its own; anew where hashes change with the round."""
+        client = visit.device.client
+        key = client if self.settings.method == "inconsistent" else int(self.federation.group[client])
+        if key not in self._tables:
+            self._tables[key] = self.plan.table(visit.device.projections, self.device)
+        return self._tables[key]
+
+    def _orders(self, number: int) -> dict[int, Tensor]:
+        """Every client's images, epoch after epoch; those of the next rounds are drawn while this one runs."""
+        coming = range(number, min(number + ROUNDS_AHEAD, self.settings.rounds - 1) + 1)
+        self._ahead = {
+            each: self._ahead.get(each) or self._feeder.submit(self._draw, each) for each in {number, *coming}
+        }
+        return self._ahead[number].result()
+
+    def _draw(self, number: int) -> dict[int, Tensor]:
+        """As the readable loop draws them: [epochs, images] of every client."""
+        return {
+            client: torch.stack(self.task.orders(client, generator(self.settings, Purpose.TRAINING, number, client)))
+            for client in self.federation.cohort(number).tolist()
+        }
+
+    def _fill(self, orders: list[Tensor]) -> None:
+        """Set up the batches of a round, the last of an epoch filled up with an image whose share in the loss is 0."""
+        size, clients = self.settings.batch_size, len(orders)
+        steps = -(-orders[0].shape[1] // size) * len(orders[0])
+        rows = torch.zeros(steps, clients, size, dtype=torch.int64)
+        shares = torch.zeros(steps, clients, size, dtype=self._shares.dtype)
+        for place, order in enumerate(orders):
+            epochs, images = order.shape
+            count = -(-images // size)
+            padded = torch.nn.functional.pad(order, (0, count * size - images))
+            rows[: epochs * count, place] = padded.view(epochs * count, size)
+            in_batch = torch.full((count,), size)
+            in_batch[-1] = images - (count - 1) * size
+            share = (torch.arange(size) < in_batch[:, None]) / in_batch[:, None]
+            shares[: epochs * count, place] = share.repeat(epochs, 1).to(shares.dtype)
+        self._rows[:steps, :clients].copy_(rows)
+        self._shares[:steps, :clients].copy_(shares)
+
+    def _run(self, working: int, steps: int) -> None:
+        """The next steps of the first clients."""
+        if self.device.type != "cuda":
+            for _ in range(steps):
+                self._take_step(working)
+            return
+        for many in [STEPS_AT_ONCE] * (steps // STEPS_AT_ONCE) + [1] * (steps % STEPS_AT_ONCE):
+            if (working, many) not in self._graphs:
+                self._graphs[working, many] = capture(partial(self._take_steps, working, many), self._changed())
+            self._graphs[working, many].replay()
+
+    def _changed(self) -> list[Tensor]:
+        return [self._full, self._gradient, self._values, *self._moments, self._step]
+
+    def _take_steps(self, working: int, many: int) -> None:
+        for _ in range(many):
+            self._take_step(working)
+
+    def _take_step(self, working: int) -> None:
+        """Forward, backward and update of the first clients, all at once."""
+        if chain := self._chain(working):
+            from fairfold.kernels.gpu.affine import Batches, chain_slopes  # needs Triton, so only where it is there
+
+            chain_slopes(chain, Batches(self._pixels, self._labels, self._rows, self._shares, self._step))
+        else:
+            self._slopes(working)
+        self._update(working)
+        self._step += 1
+
+    def _slopes(self, working: int) -> None:
+        """Gradients by torch, for any network."""
+        network = self._network(working)
+        rows = self._rows[:, :working].index_select(0, self._step).view(-1)
+        shares = self._shares[:, :working].index_select(0, self._step).view(-1, 1)
+        with torch.enable_grad():
+            logits = network(self._pixels.index_select(0, rows))
+        # The gradient of the cross-entropy, its mean over a batch: (softmax - wanted) / size.
+        slope = torch.softmax(logits.detach(), 1).sub_(self._wanted.index_select(0, rows)).mul_(shares)
+        torch.autograd.backward(logits, slope)
+
+    def _update(self, working: int) -> None:
+        ops.step_slots(
+            self._full[:working], self._gradient[:working], self._values, self._moments, self._lists,
+            self._rates, self._step,
+        )  # fmt: skip
+
+    def _chain(self, working: int) -> "list[Link]":
+        """The network as a chain of linear layers, for kernels of our own; empty where it is none."""
+        names: tuple[str, ...] = getattr(self.task.network, "chain", ())
+        if not (USE_CHAIN and names and self.device.type == "cuda" and self._full.dtype == torch.float32):
+            return []
+        return chain_of(names, self._parts(working))
+
+    def _parts(self, working: int) -> dict[str, Part]:
+        parts = {}
+        for name, (at, shape) in self.plan.parts.items():
+            line = slice(at, at + prod(shape))
+            views = [of[:working, line].view(working, *shape) for of in (self._full, self._gradient)]
+            parts[name] = Part(*views)
+        return parts
+
+    def _network(self, working: int) -> torch.nn.Module:
+        if working not in self._networks:
+            parts = self._parts(working)
+            self._networks[working] = stacked_network(self.task.empty_network(), parts)
+        return self._networks[working]
