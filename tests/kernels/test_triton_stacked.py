@@ -22,24 +22,22 @@ from fairfold.simulate.stacked import LEFT, RIGHT, Part, stacked_network
 
 
 def tables(clients: int, pieces: int, slots: list[int], width: int, seed: int) -> SlotTables:
-    """Random lists; every client has as many slots in use as it is given."""
+    """Random lists; every client has at most as many slots in use as it is given."""
     source = torch.Generator().manual_seed(seed)
-    starts, order, crowded = [], [], []
-    for used in slots:
-        slot = torch.randint(used, (pieces,), generator=source)
-        counts = torch.bincount(slot, minlength=max(slots))
-        starts.append(torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]))
-        order.append(torch.sort(slot, stable=True).indices)
-        crowded.append(int(pieces >= 12 * used))
-    signs = torch.randint(-1, 2, (clients, pieces * width), generator=source).to(torch.int8)
-    found = (torch.stack(starts).int(), torch.stack(order).int(), signs, torch.tensor(crowded, dtype=torch.int32))
-    return SlotTables(*(tensor.to(DEVICE) for tensor in found))
+    device = torch.device(DEVICE)
+    found = SlotTables.empty(clients, max(slots), pieces * width, width, device)
+    for client, used in enumerate(slots):
+        slot = torch.randint(used, (pieces,), generator=source).to(device)
+        signs = torch.randint(-1, 2, (pieces * width,), generator=source).to(device, torch.int8)
+        found.put(client, SlotTables.of_client(slot, signs, max(slots)))
+    return found
 
 
 @pytest.mark.parametrize("width", [1, 2, 8])
 @pytest.mark.parametrize("moments", [0, 1, 2])
-def test_a_step_of_slots(moments: int, width: int) -> None:
-    clients, pieces, slots = 3, 300, [300, 70, 9]
+def test_a_step_of_slots(moments: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked, "FEWEST_PROGRAMS", 2)  # so that some take more than one turn
+    clients, pieces, slots = 3, 300, [300, 9, 70]
     lists = tables(clients, pieces, slots, width, seed=moments)
     torch.manual_seed(1)
     start = torch.randn(clients, 300 * width, dtype=torch.float64, device=DEVICE)

@@ -63,7 +63,7 @@ def test_methods_and_optimisers(device: torch.device, method: str, optimiser: st
     check(device, 1, method=method, local_optimiser=optimiser, local_step=0.01, capacities="1x-2x-4x")
 
 
-@pytest.mark.parametrize("scheme", ["2x-4x", "2x-16x", "1x-2x-4x-8x"])
+@pytest.mark.parametrize("scheme", ["2x-16x", "1x-2x-4x"])
 @pytest.mark.parametrize("rule", ["budget", "share"])
 def test_ranks_of_both_rules(device: torch.device, rule: str, scheme: str) -> None:
     check(device, 3, side=28, method="fedhm", rank_rule=rule, capacities=scheme, clients_per_round=5, local_epochs=1)
@@ -105,3 +105,28 @@ def test_a_second_run_gives_the_same_bits(device: torch.device) -> None:
         full, private = federation.initial()
         ends.append(ImageCohorts(federation, device).run_round(ServerState(full), private, Rejections()).full)
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+@NO_GPU
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": "fedavg", "capacities": "1x"},
+        {"capacities": "2x-4x-64x"},
+        {"method": "fedhm", "rank_rule": "share"},
+        {"method": "inconsistent"},
+    ],
+)
+def test_single_precision_stays_close(changes: dict[str, Any]) -> None:
+    """Kernels of our own serve float32: after 40 steps no weight is further off than rounding explains."""
+    torch.set_default_dtype(torch.float32)
+    try:
+        chosen = read_settings(SMALL | {"local_epochs": 10} | changes)
+        federation = Federation.of(chosen, task_of(pictures(4, count=300, side=28), chosen))
+        full, private = federation.initial()
+        expected = loop.run_round(ServerState(full), private, federation, Rejections()).full
+        found = ImageCohorts(federation, torch.device("cuda")).run_round(ServerState(full), private, Rejections()).full
+    finally:
+        torch.set_default_dtype(torch.float64)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4)

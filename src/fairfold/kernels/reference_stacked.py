@@ -13,27 +13,64 @@ from torch import Tensor
 
 from fairfold.kernels.reference_active import direction
 
+CROWDED = 12
+"""Pieces a slot from which on slots count as holding many."""
+
 
 @dataclass(frozen=True)
 class SlotTables:
-    """Which pieces live in which slots, a line a client.
+    """Which pieces live in which slots, a line a client. Slots are counted in pieces, too.
 
     Attributes:
-        starts: int32 [clients, slots + 1]: where the list of each slot begins; ``slots`` counts pieces too.
-        pieces: int32 [clients, pieces]: the pieces, slot after slot.
+        slots: int32 [clients, slots]: those that hold pieces, the fullest first.
+        starts: int32 [clients, slots + 1]: where the list of each of these begins.
+        pieces: int32 [clients, pieces]: their pieces, list after list.
+        slot_of: int32 [clients, pieces]: the slot of every piece.
         signs: int8 [clients, coordinates]: 0 for what the client does not hold, which then is 0 and has no gradient.
-        crowded: int32 [clients]: 1 where slots hold many pieces on average; a matter of speed.
+        used: int32 [clients, 2]: how many slots hold pieces, and whether they hold many, which is a matter of speed.
     """
 
+    slots: Tensor
     starts: Tensor
     pieces: Tensor
+    slot_of: Tensor
     signs: Tensor
-    crowded: Tensor
+    used: Tensor
 
     @property
     def width(self) -> int:
         """Coordinates a piece."""
         return self.signs.shape[1] // self.pieces.shape[1]
+
+    @staticmethod
+    def empty(clients: int, slots: int, coordinates: int, width: int, device: torch.device) -> "SlotTables":
+        """Memory for the tables of some clients, of at most so many slots (of ``width`` numbers)."""
+        pieces = coordinates // width
+
+        def make(size: int, kind: torch.dtype = torch.int32) -> Tensor:
+            return torch.zeros(clients, size, dtype=kind, device=device)
+
+        lists = make(slots), make(slots + 1), make(pieces), make(pieces)
+        return SlotTables(*lists, make(coordinates, torch.int8), make(2))
+
+    @staticmethod
+    def of_client(slot_of: Tensor, signs: Tensor, slots: int) -> "SlotTables":
+        """The table of one client from the slot of each of its pieces, and the sign of each coordinate."""
+        counts = torch.bincount(slot_of, minlength=slots)
+        fullest = torch.sort(counts, descending=True, stable=True).indices
+        starts = torch.cat([counts.new_zeros(1), counts[fullest].cumsum(0)])
+        rank = torch.empty_like(fullest)
+        rank[fullest] = torch.arange(slots, device=rank.device)
+        pieces = torch.sort(rank[slot_of], stable=True).indices
+        used = (counts > 0).sum()
+        about = torch.stack([used, (len(slot_of) >= CROWDED * used).to(used.dtype)])
+        found = [tensor.to(torch.int32)[None] for tensor in (fullest, starts, pieces, slot_of, about)]
+        return SlotTables(*found[:4], signs[None], found[4])
+
+    def put(self, place: int, table: "SlotTables") -> None:
+        """Make a client's table that of a line."""
+        for into, of in zip(vars(self).values(), vars(table).values(), strict=True):
+            into[place] = of[0]
 
 
 def step_slots(
@@ -59,11 +96,9 @@ def step_slots(
     rate, root = rates[int(number)].tolist()
     width = tables.width
     for client in range(len(full)):
-        counts = tables.starts[client].diff()
-        slot = torch.repeat_interleave(torch.arange(len(counts), device=full.device), counts)
-        order, signs = tables.pieces[client].long(), tables.signs[client].view(-1, width).to(full.dtype)
+        slot, signs = tables.slot_of[client].long(), tables.signs[client].view(-1, width).to(full.dtype)
         slope = torch.zeros_like(values[client]).view(-1, width)
-        slope.index_add_(0, slot, (gradient[client].view(-1, width) * signs)[order])
+        slope.index_add_(0, slot, gradient[client].view(-1, width) * signs)
         kept = [moment[client] for moment in moments]
         values[client].sub_(direction(slope.view(-1), kept, root), alpha=rate)
-        full[client].view(-1, width)[order] = values[client].view(-1, width)[slot] * signs[order]
+        full[client] = (values[client].view(-1, width)[slot] * signs).view(-1)

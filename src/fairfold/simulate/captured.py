@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -202,8 +203,11 @@ class Cohorts:
         held.step += 1
 
 
-def capture(step: Callable[[], None], changed: list[Tensor]) -> torch.cuda.CUDAGraph:
-    """Record a step. It is run a few times first, as torch asks, and what it changed is put back."""
+def capture(step: Callable[[], None], changed: list[Tensor], pool: Any = None) -> torch.cuda.CUDAGraph:
+    """Record a step. It is run a few times first, as torch asks, and what it changed is put back.
+
+    Recordings that never run at once may share the memory of a ``pool``.
+    """
     kept = [tensor.clone() for tensor in changed]
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
@@ -214,7 +218,7 @@ def capture(step: Callable[[], None], changed: list[Tensor]) -> torch.cuda.CUDAG
             step()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=pool):
         step()
     for tensor, before in zip(changed, kept, strict=True):
         tensor.copy_(before)

@@ -46,8 +46,6 @@ ROUNDS_AHEAD = 2
 PIECE = 8
 """Coordinates moved as one, where hashes keep so many together."""
 USE_CHAIN = True
-CROWDED = 12
-"""Pieces a slot from which on a slot is given more lanes."""
 
 
 def serves(settings: Settings) -> bool:
@@ -123,15 +121,8 @@ class Plan:
             slots = torch.arange(self.coordinates, device=device)
             signs = torch.zeros(self.coordinates, dtype=torch.int8, device=device)
             signs[self.positions(projections).to(device)] = 1
-        of_piece, count = slots.view(-1, self.width)[:, 0] // self.width, self.slots // self.width
-        counts = torch.bincount(of_piece, minlength=count)
-        starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        order = torch.sort(of_piece, stable=True).indices
-        crowded = len(of_piece) >= CROWDED * int((counts > 0).sum())
-        return SlotTables(
-            starts.to(torch.int32)[None], order.to(torch.int32)[None], signs[None],
-            torch.tensor([int(crowded)], dtype=torch.int32, device=device),
-        )  # fmt: skip
+        of_piece = slots.view(-1, self.width)[:, 0] // self.width
+        return SlotTables.of_client(of_piece, signs, self.slots // self.width)
 
     def _hash(self, projections: dict[str, Projection], device: torch.device) -> tuple[Tensor, Tensor]:
         """Slot and sign of every coordinate; what fills up a section's last piece has sign 0."""
@@ -216,12 +207,8 @@ class ImageCohorts:
         self._moments = [
             make(clients, plan.slots) for _ in range({"sgd": 0, "adagrad": 1, "adam": 2}[settings.local_optimiser])
         ]
-        pieces = plan.coordinates // plan.width
-        self._lists = SlotTables(
-            make(clients, plan.slots // plan.width + 1, of=torch.int32), make(clients, pieces, of=torch.int32),
-            make(clients, plan.coordinates, of=torch.int8), make(clients, of=torch.int32),
-        )  # fmt: skip
-        self._rows = make(self._steps, clients, settings.batch_size, of=torch.int64)
+        self._lists = SlotTables.empty(clients, plan.slots // plan.width, plan.coordinates, plan.width, device)
+        self._rows = make(self._steps, clients, settings.batch_size, of=torch.int32)
         self._shares = make(self._steps, clients, settings.batch_size)
         self._step = make(1, of=torch.int64)
         self._rates = step_sizes(settings, self._steps).to(device, kind)
@@ -231,6 +218,7 @@ class ImageCohorts:
         self._wanted = torch.nn.functional.one_hot(train.labels, task.images.num_classes).to(device, kind)
         self._networks: dict[int, torch.nn.Module] = {}
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self._feeder = ThreadPoolExecutor(ROUNDS_AHEAD, thread_name_prefix="fairfold-images")
         self._ahead: dict[int, Future[dict[int, Tensor]]] = {}
 
@@ -238,54 +226,49 @@ class ImageCohorts:
         """One round; see :func:`fairfold.simulate.loop.run_round`."""
         if self.settings.rehash:
             self._tables.clear()
-        orders = self._orders(state.round_number)
+        batches = self._drawn(state.round_number)
 
         def train(visits: Iterable[Visit]) -> Iterator[tuple[Visit, Trained]]:
             coming = iter(visits)
             while some := list(islice(coming, len(self._full))):
-                yield from self._train_some(some, orders)
+                yield from self._train_some(some, batches)
 
         return loop.run_round(state, private, self.federation, rejections, train)
 
-    def _train_some(self, visits: list[Visit], orders: dict[int, Tensor]) -> Iterator[tuple[Visit, Trained]]:
+    def _train_some(self, visits: list[Visit], batches: dict[int, Tensor]) -> Iterator[tuple[Visit, Trained]]:
         """Train these together, those with most steps first."""
-        lengths = [self.task.samples(visit.device.client) for visit in visits]
-        placed = sorted(range(len(visits)), key=lambda index: -lengths[index])
+        placed = sorted(range(len(visits)), key=lambda index: -len(batches[visits[index].device.client]))
         for place, index in enumerate(placed):
-            self._set_up(place, visits[index])
-        self._fill([orders[visits[index].device.client] for index in placed])
+            self._values[place] = self._line_of(visits[index])
+            self._lists.put(place, self._table_of(visits[index]))
+        drawn = [batches[visits[index].device.client] for index in placed]
+        self._fill(drawn)
         for moment in self._moments:
             moment.zero_()
         self._step.zero_()
         self._gradient.zero_()
         count = len(visits)
         self._update(count)  # with no gradient nothing moves: it only recovers the weights
-        batches = [-(-lengths[index] // self.settings.batch_size) * self.settings.local_epochs for index in placed]
-        at_work = [sum(have > step for have in batches) for step in range(batches[0])]
+        at_work = [sum(len(mine) > step for mine in drawn) for step in range(len(drawn[0]))]
         for working, same in groupby(at_work):
             self._run(working, len(list(same)))
-        trained = self._values[:count].cpu()
         place_of = {index: place for place, index in enumerate(placed)}
-        for index, visit in enumerate(visits):
+        kept = [self._values[place_of[index]][self._positions_of(visit)] for index, visit in enumerate(visits)]
+        trained = torch.split(torch.cat(kept).cpu(), [len(vector) for vector in kept])
+        for visit, mine in zip(visits, trained, strict=True):
             projections = visit.device.projections
-            mine = trained[place_of[index]][self._positions_of(visit)]
             sizes = [projection.size for projection in projections.values()]
             yield visit, Trained(dict(zip(projections, torch.split(mine, sizes), strict=True)), {})
 
-    def _set_up(self, place: int, visit: Visit) -> None:
-        """Bring one client's vectors and table to its line."""
-        sent = torch.cat([visit.received[name] for name in visit.device.projections])
-        line = torch.zeros(self.plan.slots, dtype=sent.dtype)
-        line[self._positions_of(visit)] = sent
-        self._values[place].copy_(line)
-        table = self._table_of(visit)
-        for into, of in zip(vars(self._lists).values(), vars(table).values(), strict=True):
-            into[place] = of[0]
+    def _line_of(self, visit: Visit) -> Tensor:
+        """What a client received, as its line of slots."""
+        sent = torch.cat([visit.received[name] for name in visit.device.projections]).to(self.device)
+        return torch.zeros_like(self._values[0]).index_copy_(0, self._positions_of(visit), sent)
 
     def _positions_of(self, visit: Visit) -> Tensor:
         group = int(self.federation.group[visit.device.client])
         if group not in self._positions:
-            self._positions[group] = self.plan.positions(visit.device.projections)
+            self._positions[group] = self.plan.positions(visit.device.projections).to(self.device)
         return self._positions[group]
 
     def _table_of(self, visit: Visit) -> SlotTables:
@@ -296,8 +279,8 @@ class ImageCohorts:
             self._tables[key] = self.plan.table(visit.device.projections, self.device)
         return self._tables[key]
 
-    def _orders(self, number: int) -> dict[int, Tensor]:
-        """Every client's images, epoch after epoch; those of the next rounds are drawn while this one runs."""
+    def _drawn(self, number: int) -> dict[int, Tensor]:
+        """Every client's batches; those of the next rounds are drawn while this one runs."""
         coming = range(number, min(number + ROUNDS_AHEAD, self.settings.rounds - 1) + 1)
         self._ahead = {
             each: self._ahead.get(each) or self._feeder.submit(self._draw, each) for each in {number, *coming}
@@ -305,29 +288,31 @@ class ImageCohorts:
         return self._ahead[number].result()
 
     def _draw(self, number: int) -> dict[int, Tensor]:
-        """As the readable loop draws them: [epochs, images] of every client."""
+        """As the readable loop draws them: the batches of every client."""
         return {
-            client: torch.stack(self.task.orders(client, generator(self.settings, Purpose.TRAINING, number, client)))
+            client: self._batches(torch.stack(self.task.orders(client, self._source(number, client))))
             for client in self.federation.cohort(number).tolist()
         }
 
-    def _fill(self, orders: list[Tensor]) -> None:
-        """Set up the batches of a round, the last of an epoch filled up with an image whose share in the loss is 0."""
-        size, clients = self.settings.batch_size, len(orders)
-        steps = -(-orders[0].shape[1] // size) * len(orders[0])
-        rows = torch.zeros(steps, clients, size, dtype=torch.int64)
-        shares = torch.zeros(steps, clients, size, dtype=self._shares.dtype)
-        for place, order in enumerate(orders):
-            epochs, images = order.shape
-            count = -(-images // size)
-            padded = torch.nn.functional.pad(order, (0, count * size - images))
-            rows[: epochs * count, place] = padded.view(epochs * count, size)
-            in_batch = torch.full((count,), size)
-            in_batch[-1] = images - (count - 1) * size
-            share = (torch.arange(size) < in_batch[:, None]) / in_batch[:, None]
-            shares[: epochs * count, place] = share.repeat(epochs, 1).to(shares.dtype)
-        self._rows[:steps, :clients].copy_(rows)
-        self._shares[:steps, :clients].copy_(shares)
+    def _source(self, number: int, client: int) -> torch.Generator:
+        return generator(self.settings, Purpose.TRAINING, number, client)
+
+    def _batches(self, orders: Tensor) -> Tensor:
+        """Images by step, int32 [steps, batch], from those of each epoch; -1 where the last of an epoch is not full."""
+        size = self.settings.batch_size
+        padded = torch.nn.functional.pad(orders.to(torch.int32), (0, -orders.shape[1] % size), value=-1)
+        return padded.view(-1, size)
+
+    def _fill(self, batches: list[Tensor]) -> None:
+        """Set up the batches of a round; what fills one up is an image whose share in the loss is 0."""
+        steps, clients = len(batches[0]), len(batches)
+        rows = torch.full((steps, clients, self.settings.batch_size), -1, dtype=torch.int32)
+        for place, of_client in enumerate(batches):
+            rows[: len(of_client), place] = of_client
+        found = rows.to(self.device)
+        real = found >= 0
+        self._rows[:steps, :clients] = found.clamp_(min=0)
+        self._shares[:steps, :clients] = real / real.sum(2, keepdim=True).clamp_(min=1)
 
     def _run(self, working: int, steps: int) -> None:
         """The next steps of the first clients."""
@@ -337,7 +322,9 @@ class ImageCohorts:
             return
         for many in [STEPS_AT_ONCE] * (steps // STEPS_AT_ONCE) + [1] * (steps % STEPS_AT_ONCE):
             if (working, many) not in self._graphs:
-                self._graphs[working, many] = capture(partial(self._take_steps, working, many), self._changed())
+                self._graphs[working, many] = capture(
+                    partial(self._take_steps, working, many), self._changed(), self._pool
+                )
             self._graphs[working, many].replay()
 
     def _changed(self) -> list[Tensor]:

@@ -17,6 +17,22 @@ PRECISION = "tf32x3"
 
 
 @dataclass(frozen=True)
+class Tile:
+    """The work of one program: rows and columns of the result, terms of a sum at a time, warps, loads under way."""
+
+    tall: int
+    wide: int
+    deep: int
+    warps: int
+    stages: int
+
+
+TILES = {"forward": Tile(64, 32, 64, 8, 3), "weights": Tile(64, 64, 64, 8, 2), "inputs": Tile(64, 64, 32, 4, 2)}
+SMALL = 16
+"""The least that a side of a product on tensor cores can be; layers of so few units are one tile wide."""
+
+
+@dataclass(frozen=True)
 class Link:
     """A layer of all clients.
 
@@ -40,7 +56,7 @@ class Batches:
     Attributes:
         pixels: [images, inputs].
         labels: int64 [images].
-        rows: int64 [steps, all clients, batch]: which images.
+        rows: int32 [steps, all clients, batch]: which images.
         shares: Like ``rows``: of each in the loss.
         number: int64 [1]: which step it is.
     """
@@ -72,12 +88,13 @@ def _forward(link: Link, given: Tensor, batches: Batches, *, first: bool) -> Ten
     working, outputs, inputs = link.weight.shape
     _, clients, batch = batches.rows.shape
     out = torch.empty(working, batch, outputs, device=given.device)
-    tall, wide, deep = 64, 32 if outputs > 16 else 16, 64
-    device.forward_kernel[-(-outputs // wide), working, -(-batch // tall)](
+    tile = TILES["forward"]
+    wide = tile.wide if outputs > SMALL else SMALL
+    device.forward_kernel[-(-outputs // wide), working, -(-batch // tile.tall)](
         given, batches.rows, batches.number, link.weight, link.weight if link.bias is None else link.bias, out,
         link.weight.stride(0), batch=batch, clients=clients, inputs=inputs, outputs=outputs,
         looked_up=first, has_bias=link.bias is not None, rectify=link.rectify, precision=PRECISION,
-        tall=tall, wide=wide, deep=deep, num_warps=4, num_stages=3,
+        tall=tile.tall, wide=wide, deep=tile.deep, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out
 
@@ -94,13 +111,14 @@ def _cross_entropy(logits: Tensor, batches: Batches) -> None:
 def _weight_slope(link: Link, slope: Tensor, given: Tensor, batches: Batches, *, first: bool) -> None:
     working, outputs, inputs = link.weight.shape
     _, clients, batch = batches.rows.shape
-    tall, wide, deep = 64 if outputs > 16 else 16, 64, 64
-    device.weight_slope_kernel[-(-inputs // wide), working, -(-outputs // tall)](
+    tile = TILES["weights"]
+    tall = tile.tall if outputs > SMALL else SMALL
+    device.weight_slope_kernel[-(-inputs // tile.wide), working, -(-outputs // tall)](
         slope, given, batches.rows, batches.number, link.weight_slope,
         link.weight_slope if link.bias_slope is None else link.bias_slope,
         link.weight.stride(0), batch=batch, clients=clients, inputs=inputs, outputs=outputs,
         looked_up=first, has_bias=link.bias_slope is not None, precision=PRECISION,
-        tall=tall, wide=wide, deep=deep, num_warps=4, num_stages=2,
+        tall=tall, wide=tile.wide, deep=tile.deep, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 
 
@@ -108,9 +126,11 @@ def _input_slope(link: Link, slope: Tensor, given: Tensor, *, rectified: bool) -
     working, outputs, inputs = link.weight.shape
     batch = slope.shape[1]
     out = torch.empty(working, batch, inputs, device=slope.device)
-    tall, wide, deep = 64, 64, 32 if outputs > 16 else 16
-    device.input_slope_kernel[-(-inputs // wide), working, -(-batch // tall)](
+    tile = TILES["inputs"]
+    deep = tile.deep if outputs > SMALL else SMALL
+    device.input_slope_kernel[-(-inputs // tile.wide), working, -(-batch // tile.tall)](
         slope, link.weight, given, out, link.weight.stride(0), batch=batch, inputs=inputs, outputs=outputs,
-        rectified=rectified, precision=PRECISION, tall=tall, wide=wide, deep=deep, num_warps=4, num_stages=2,
+        rectified=rectified, precision=PRECISION,
+        tall=tile.tall, wide=tile.wide, deep=deep, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

@@ -9,8 +9,11 @@ from fairfold.kernels.gpu.launch import on_device
 from fairfold.kernels.reference_active import ADAGRAD_EPSILON, ADAM_EPSILON, BETAS
 from fairfold.kernels.reference_stacked import SlotTables
 
-TILE, FEW, MANY = 1024, 4, 16
-"""Coordinates of a program, and pieces of a slot that it takes at a time where slots hold few or many."""
+TILE = 256
+"""Numbers that a warp takes at a time."""
+AT_ONCE = 16
+"""Pieces of a slot that are added up at a time, where slots hold many."""
+FEWEST_PROGRAMS = 256
 
 
 def step_slots(
@@ -24,13 +27,17 @@ def step_slots(
 ) -> None:
     """See :func:`fairfold.kernels.reference_stacked.step_slots`; all without gaps."""
     first, second = (*moments, values, values)[:2]  # those that are not there are not touched
-    slots, width = values.shape[1] // tables.width, tables.width
-    grid = (-(-slots * MANY * width // TILE), len(full))
+    width, pieces, slots = tables.width, tables.pieces.shape[1], tables.slots.shape[1]
+    few, many = TILE // width, max(4 * TILE // (AT_ONCE * width), 1)
     with on_device(values):
-        device.step_slots_kernel[grid](
-            full, gradient, values, first, second, tables.starts, tables.pieces, tables.signs, tables.crowded,
-            rates, number, slots, tables.pieces.shape[1],
+        device.move_slots_kernel[max(-(-slots // few), FEWEST_PROGRAMS), len(full)](
+            gradient, values, first, second, tables.slots, tables.starts, tables.pieces, tables.signs, tables.used,
+            rates, number, slots, pieces,
             kept=len(moments), beta1=BETAS[0], beta2=BETAS[1],
             epsilon=ADAM_EPSILON if len(moments) == 2 else ADAGRAD_EPSILON,
-            width=width, few=FEW, many=MANY, tile=TILE,
+            width=width, few=few, many=many, at_once=AT_ONCE, num_warps=1,
         )  # fmt: skip
+        tile = 4 * TILE // width
+        device.recover_pieces_kernel[-(-pieces // tile), len(full)](
+            full, values, tables.slot_of, tables.signs, slots, pieces, width=width, tile=tile, num_warps=4
+        )
