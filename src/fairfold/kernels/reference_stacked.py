@@ -50,8 +50,9 @@ class SlotTables:
         def make(size: int, kind: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(clients, size, dtype=kind, device=device)
 
-        lists = make(slots), make(slots + 1), make(pieces), make(pieces)
-        return SlotTables(*lists, make(coordinates, torch.int8), make(2))
+        return SlotTables(
+            make(slots), make(slots + 1), make(pieces), make(pieces), make(coordinates, torch.int8), make(2)
+        )
 
     @staticmethod
     def of_client(slot_of: Tensor, signs: Tensor, slots: int) -> "SlotTables":
@@ -64,8 +65,10 @@ class SlotTables:
         pieces = torch.sort(rank[slot_of], stable=True).indices
         used = (counts > 0).sum()
         about = torch.stack([used, (len(slot_of) >= CROWDED * used).to(used.dtype)])
-        found = [tensor.to(torch.int32)[None] for tensor in (fullest, starts, pieces, slot_of, about)]
-        return SlotTables(*found[:4], signs[None], found[4])
+        return SlotTables(
+            fullest.to(torch.int32)[None], starts.to(torch.int32)[None], pieces.to(torch.int32)[None],
+            slot_of.to(torch.int32)[None], signs[None], about.to(torch.int32)[None],
+        )  # fmt: skip
 
     def put(self, place: int, table: "SlotTables") -> None:
         """Make a client's table that of a line."""
