@@ -12,7 +12,7 @@ program for every number of them. The server's part of the round is that of :mod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import groupby, islice
+from itertools import islice
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -135,9 +135,11 @@ class ImageCohorts:
         self._gradient.zero_()
         count = len(visits)
         self._update(count)  # with no gradient nothing moves: it only recovers the weights
-        at_work = [sum(len(mine) > step for mine in drawn) for step in range(len(drawn[0]))]
-        for working, same in groupby(at_work):
-            self._run(working, len(list(same)))
+        done = 0
+        for working in range(count, 0, -1):  # until the last of these has no more batches
+            steps = len(drawn[working - 1])
+            self._run(working, steps - done)
+            done = steps
         place_of = {index: place for place, index in enumerate(placed)}
         kept = [self._values[place_of[index]][self._positions_of(visit)] for index, visit in enumerate(visits)]
         trained = torch.split(torch.cat(kept).cpu(), [len(vector) for vector in kept])
