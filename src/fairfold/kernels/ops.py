@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fairfold.kernels import gpu, hashing, reference, reference_active, reference_chain, reference_stacked
+from fairfold.kernels.form import Form, Lines
 from fairfold.kernels.hashing import Layout
 from fairfold.kernels.native import active_calls, calls
 from fairfold.kernels.reference_stacked import SlotTables
@@ -29,6 +30,7 @@ __all__ = [
     "adagrad_rows",
     "adagrad_slots",
     "adam_slots",
+    "add_slopes",
     "count_range",
     "fold",
     "number",
@@ -264,6 +266,12 @@ def step_slots(
         body.step_slots(full, gradient, values, moments, tables, rates, number)
     else:
         reference_stacked.step_slots(full, gradient, values, moments, tables, rates, number)
+
+
+def add_slopes(form: Form, regulariser: float, values: Tensor, gradient: Tensor, lines: Lines) -> bool:
+    """Add the gradient of a cohort's step in one pass; False where nothing but autograd serves."""
+    body = _gpu(values, gradient)
+    return body is not None and bool(body.add_slopes(form, regulariser, values, gradient, lines))
 
 
 def recover_lines(source: Tensor, found: Tensor, signs: Tensor, lines: Tensor) -> Tensor:
