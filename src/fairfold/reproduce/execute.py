@@ -33,13 +33,21 @@ class Job:
     mark: str
 
 
+MEMORY_A_JOB = 4 * 2**30
+"""Memory of a GPU that a process is reckoned with."""
+
+
 def default_jobs(cells: int) -> int:
-    """A process a core, at most one a cell; a single one where a GPU does the work."""
+    """A process a core, at most one a cell; they share a GPU, where there is one, as far as its memory goes.
+
+    A single cell rarely fills a GPU, and much of a run (evaluation, aggregation, files) is the CPU's.
+    """
     import torch
 
+    jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if torch.cuda.is_available():
-        return 1
-    return max(1, min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, cells))
+        jobs = min(jobs, torch.cuda.get_device_properties(0).total_memory // MEMORY_A_JOB)
+    return max(1, min(jobs, cells))
 
 
 def execute(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -214,8 +215,11 @@ class Cohorts:
         ops.accumulate_lines(for_always, held.fixed, held.fixed_signs, held.everybody, held.gradient)
 
 
-def capture(step: Callable[[], None], changed: list[Tensor]) -> torch.cuda.CUDAGraph:
-    """Record a step. It is run a few times first, as torch asks, and what it changed is put back."""
+def capture(step: Callable[[], None], changed: list[Tensor], pool: Any = None) -> torch.cuda.CUDAGraph:
+    """Record a step. It is run a few times first, as torch asks, and what it changed is put back.
+
+    Recordings that never run at once may share the memory of a ``pool``.
+    """
     kept = [tensor.clone() for tensor in changed]
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
@@ -226,7 +230,8 @@ def capture(step: Callable[[], None], changed: list[Tensor]) -> torch.cuda.CUDAG
             step()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # others may be pinning memory meanwhile
+    # Others may be pinning memory meanwhile.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         step()
     for tensor, before in zip(changed, kept, strict=True):
         tensor.copy_(before)

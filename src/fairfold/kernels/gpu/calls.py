@@ -15,6 +15,7 @@ from fairfold.kernels.gpu.launch import CHECKED, on_device, place_arguments, sum
 from fairfold.kernels.gpu.placement import placement
 from fairfold.kernels.gpu.positions import accumulate_lines, recover_lines, step_prefix
 from fairfold.kernels.gpu.slopes import add_slopes
+from fairfold.kernels.gpu.stacked import step_slots
 from fairfold.kernels.gpu.steps import adagrad_rows, add_rows, sgd_rows, touched_rows
 from fairfold.kernels.hashing import Layout
 
@@ -32,6 +33,7 @@ __all__ = [
     "sgd_rows",
     "slots_and_signs",
     "step_prefix",
+    "step_slots",
     "touched_rows",
     "unfold_groups",
     "weighted_sum",
