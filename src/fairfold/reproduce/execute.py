@@ -15,7 +15,7 @@ from fairfold.errors import InvalidData, InvalidSettings
 from fairfold.reproduce.experiment import Cell, Experiment
 from fairfold.reproduce.kinds import KINDS, no_data, run_kind
 from fairfold.reproduce.machine import machine
-from fairfold.reproduce.outcome import Outcome, file_name, fingerprint, read_outcome, write_outcome
+from fairfold.reproduce.outcome import Outcome, file_name, fingerprint, kept_in, read_outcome, write_outcome
 from fairfold.reproduce.watcher import Watcher
 
 CELLS, UNDER_WAY = "cells", ".under-way"
@@ -72,6 +72,7 @@ def execute(
     found: dict[str, Outcome] = {}
     todo: dict[str, Job] = {}
     same: dict[Cell, str] = {}
+    elsewhere = kept_in(out)
     for cell in experiment.cells:
         try:
             data = KINDS[cell.kind].data(cell.values)
@@ -79,11 +80,14 @@ def execute(
             same[cell] = missing = f"no data: {error}"
             found[missing] = no_data(error)
             continue
-        mark = fingerprint(cell.kind, cell.values, cell.seed, data)
+        mark = fingerprint(cell.kind, KINDS[cell.kind].meaning(cell.values), cell.seed, data)
         same[cell] = mark
         name = file_name(cell.label)
         kept = place / CELLS / f"{name}.json"
         outcome = read_outcome(kept, mark)
+        if not isinstance(outcome, Outcome) and mark in elsewhere:
+            shutil.copyfile(elsewhere[mark], kept)  # another experiment has the same cell
+            outcome = read_outcome(kept, mark)
         if isinstance(outcome, Outcome):
             found[mark] = outcome
             continue

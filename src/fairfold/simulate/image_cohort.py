@@ -242,7 +242,8 @@ class ImageCohorts:
             logits = network(self._pixels.index_select(0, rows))
         # The gradient of the cross-entropy, its mean over a batch: (softmax - wanted) / size.
         slope = torch.softmax(logits.detach(), 1).sub_(self._wanted.index_select(0, rows)).mul_(shares)
-        torch.autograd.backward(logits, slope)
+        with torch.autograd.set_multithreading_enabled(False):  # here, where the stream being captured is current
+            torch.autograd.backward(logits, slope)
 
     def _update(self, working: int) -> None:
         ops.step_slots(

@@ -5,6 +5,7 @@ patches. A layer's weight may be whole, a product of two factors, or the sum of 
 hold zeros there (see :mod:`.image_cohort`), so one program serves whole and factored layers, of any rank.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 LEFT, RIGHT = "/left", "/right"
+MANY_ROWS, PIECES = 4096, 64
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,22 @@ class _Affine(torch.autograd.Function):
         (slope,) = slopes
         given, weight = ctx.saved_tensors
         weight_part, bias = ctx.parts
-        torch.bmm(slope.transpose(1, 2), given, out=weight_part.slopes)
+        _add_products(slope, given, weight_part.slopes)
         if bias is not None:
             torch.sum(slope, 1, out=bias.slopes)
         return torch.bmm(slope, weight) if ctx.needs_input_grad[0] else None, None, None, None
+
+
+def _add_products(slope: Tensor, given: Tensor, out: Tensor) -> None:
+    """slopeᵀ @ given for every client; over very many rows (patches of images) in pieces, side by side on a GPU."""
+    clients, rows = slope.shape[:2]
+    pieces = math.gcd(rows, PIECES) if rows >= MANY_ROWS else 1
+    if pieces == 1:
+        torch.bmm(slope.transpose(1, 2), given, out=out)
+        return
+    parts = (tensor.reshape(clients * pieces, rows // pieces, tensor.shape[2]) for tensor in (slope, given))
+    left, right = parts
+    torch.sum(torch.bmm(left.transpose(1, 2), right).view(clients, pieces, *out.shape[1:]), 1, out=out)
 
 
 def _affine(given: Tensor, weight: Part, bias: Part | None) -> Tensor:

@@ -27,7 +27,7 @@ class Tile:
     stages: int
 
 
-TILES = {"forward": Tile(64, 32, 64, 8, 3), "weights": Tile(64, 64, 64, 8, 2), "inputs": Tile(64, 64, 32, 4, 2)}
+TILES = {"forward": Tile(64, 32, 64, 4, 3), "weights": Tile(128, 64, 64, 8, 2), "inputs": Tile(64, 64, 32, 4, 2)}
 SMALL = 16
 """The least that a side of a product on tensor cores can be; layers of so few units are one tile wide."""
 

@@ -9,7 +9,7 @@ from fairfold.kernels.gpu.launch import on_device
 from fairfold.kernels.reference_active import ADAGRAD_EPSILON, ADAM_EPSILON, BETAS
 from fairfold.kernels.reference_stacked import SlotTables
 
-TILE = 256
+TILE = 128
 """Numbers that a warp takes at a time."""
 AT_ONCE = 16
 """Pieces of a slot that are added up at a time, where slots hold many."""
