@@ -33,7 +33,8 @@ def train(
         str | None, typer.Option(help="'synthetic', a name from `fairfold data list`, or a folder or file.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="mf, neumf (rankings), neumf-mlp (ratings), mlp, lenet (images: --data mnist).")
+        str | None,
+        typer.Option(help="mf, neumf (rankings), mf-ratings, neumf-mlp (ratings), mlp, lenet (images: --data mnist)."),
     ] = None,
     method: Annotated[
         str | None,

@@ -142,7 +142,7 @@ class References(Kind):
 
         settings = load_settings(None, values)
         data, _ = load_interactions(settings)
-        task = RatingTask(data) if settings.model == "neumf-mlp" else RankingTask(data, settings.top)
+        task = RatingTask(data) if settings.predicts_ratings else RankingTask(data, settings.top)
         started, found = time.monotonic(), dict[str, Any]()
         for name, row in task.references():
             found[name] = row if isinstance(row, str) else float(row[0])

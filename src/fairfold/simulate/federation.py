@@ -9,6 +9,7 @@ from fairfold.algorithms import assign
 from fairfold.errors import InvalidSettings
 from fairfold.federation.least_squares import first_state
 from fairfold.federation.projection import Assignment
+from fairfold.federation.rating_squares import first_ratings
 from fairfold.federation.sampling import Purpose, generator, hash_seed, sample_cohort
 from fairfold.federation.settings import Settings
 from fairfold.federation.storage import Storage
@@ -96,5 +97,6 @@ class Federation:
         """The server's tensors and the users' own vectors, kept in ``storage``, before training."""
         full, own = self.task.initial(generator(self.settings, Purpose.MODEL), storage)
         if self.settings.solver == "least_squares":
-            full = first_state(full, self.assignments(0), self.task)
+            first = first_ratings if self.task.ratings else first_state
+            full = first(full, self.assignments(0), self.task)
         return full, own

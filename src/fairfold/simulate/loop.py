@@ -2,14 +2,21 @@
 
 from fairfold.federation.aggregate import RoundTotals, ServerState, aggregate
 from fairfold.federation.least_squares import SizeTotals, least_squares
+from fairfold.federation.rating_squares import RatingTotals, rating_squares
 from fairfold.federation.replies import Rejections, fault_of, problem_with, spoil
 from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.send import send
-from fairfold.federation.task import Weights
+from fairfold.federation.settings import Settings
+from fairfold.federation.task import Task, Weights
 from fairfold.federation.train import SOLVERS, Device, LocalSolver
 from fairfold.simulate.federation import Federation
 
-ALL_SOLVERS = SOLVERS | {"least_squares": least_squares}
+
+def solver_of(settings: Settings) -> LocalSolver:
+    """What a device computes, by the settings."""
+    if settings.solver == "least_squares":
+        return rating_squares if settings.predicts_ratings else least_squares
+    return SOLVERS[settings.solver]
 
 
 def run_round(
@@ -33,7 +40,8 @@ def run_round(
     assignments = federation.assignments(number)  # S of every capacity, of this round's hash
     sent = send(state.full, assignments)  # ψ ← projection(S, θ), once a size
     remembered = settings.solver == "least_squares"
-    totals = SizeTotals(assignments, task) if remembered else RoundTotals(state.full)
+    sums = RatingTotals if settings.predicts_ratings else SizeTotals
+    totals = sums(assignments, task) if remembered else RoundTotals(state.full)
     for client in cohort.tolist():
         group = int(federation.group[client])
         projections, received = assignments[group].projections, sent[group]
@@ -43,18 +51,18 @@ def run_round(
             projections = federation.assignments(number, client)[group].projections
             received = {name: held.reduce(state.full[name]) for name, held in (projections or {}).items()}
             assert projections is not None
-        own = {name: rows[client] for name, rows in private.items()}
+        own = {name: rows[task.rows_of(name, client)] for name, rows in private.items()}
         device = Device(client, task, projections, own, generator(settings, Purpose.TRAINING, number, client))
-        trained = (solver or ALL_SOLVERS[settings.solver])(received, device, settings)  # Optimise Fᵢ(Sᵢψᵢ)
+        trained = (solver or solver_of(settings))(received, device, settings)  # Optimise Fᵢ(Sᵢψᵢ)
         if not remembered:
-            _keep(trained.own, private, client)
+            _keep(trained.own, private, client, task)
         reply = spoil(trained.compacts, fault_of(settings, generator(settings, Purpose.FAULTS, number, client)))
         problem = problem_with(reply, received, projections, settings)
         if problem is not None or reply is None:
             rejections.note(number + 1, client, problem or "no answer")
             continue
         if remembered:  # what a device last said is what the server took: a refused reply was never said
-            _keep(trained.own, private, client)
+            _keep(trained.own, private, client, task)
         weight = settings.weight(task.samples(client))  # pᵢ
         if settings.aggregation == "delta":
             reply = {name: vector - received[name] for name, vector in reply.items()}
@@ -64,6 +72,6 @@ def run_round(
     return aggregate(state, totals, settings)  # θ ← Σ pᵢ Sᵢψᵢ′
 
 
-def _keep(own: Weights, private: Weights, client: int) -> None:
+def _keep(own: Weights, private: Weights, client: int, task: Task) -> None:
     for name, vector in own.items():
-        private[name][client] = vector
+        private[name][task.rows_of(name, client)] = vector
