@@ -19,7 +19,7 @@ Four things make that work in nested subspaces:
   their sums and their M alone. Averaging over all would halve them where half of the devices cannot own them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -125,62 +125,60 @@ class SizeTotals:
     """What the devices of a round changed, size by size. Takes the place of ``RoundTotals`` in a round."""
 
     def __init__(self, assignments: Sequence[Assignment], task: Task) -> None:
-        (self.name,) = task.tables
+        (self._name,) = task.tables
         self._subspaces = [
-            subspace_of(held.projections[self.name]) for held in assignments if held.projections is not None
+            subspace_of(held.projections[self._name]) for held in assignments if held.projections is not None
         ]
         self._rows: dict[Subspace, Tensor] = {}
         self._codes: dict[Subspace, Tensor] = {}
 
     def add(self, projections: dict[str, Projection], changes: Weights, weight: float) -> None:  # noqa: ARG002
         """Add what one device, or several of one size, changed; their weights are in it already."""
-        subspace = subspace_of(projections[self.name])
-        for sums, change in ((self._rows, changes[self.name]), (self._codes, changes[GRAM])):
+        subspace = subspace_of(projections[self._name])
+        for sums, change in ((self._rows, changes[self._name]), (self._codes, changes[GRAM])):
             sums[subspace] = sums[subspace] + change if subspace in sums else change.clone()
 
     @torch.no_grad()
     def applied(self, state: ServerState, settings: Settings) -> ServerState:
         """The server's state after the round: its sums, and the items' rows that follow from them."""
-        name, moments = self.name, dict(state.moments)
+        name, factors = self._name, settings.factors
         chain = require_nested(self._subspaces)
         rows, codes = dict[Subspace, Tensor](), dict[Subspace, Tensor]()
+        moments = dict(state.moments)
         for subspace in chain:
             key = f"sums-{subspace.size}"
             kept = moments.get(key) or {
                 name: torch.zeros(subspace.size, dtype=state.full[name].dtype),
-                GRAM: torch.zeros_like(state.full[GRAM]),
+                GRAM: torch.zeros(factors * factors, dtype=state.full[name].dtype),
             }
             rows[subspace] = kept[name] + self._rows.get(subspace, 0)
             codes[subspace] = kept[GRAM] + self._codes.get(subspace, 0)
             moments[key] = {name: rows[subspace], GRAM: codes[subspace]}
-        return ServerState(self.solved(chain, rows, codes, state, settings), state.round_number + 1, moments)
-
-    def solved(
-        self, chain: list[Subspace], rows: dict[Subspace, Tensor], codes: dict[Subspace, Tensor], state: ServerState,
-        settings: Settings,
-    ) -> Weights:  # fmt: skip
-        """The server's tensors from its sums; rows that nobody has spoken of stay as they were."""
-        factors, largest = settings.factors, chain[-1]
-        table = largest.reduce(state.full[self.name]).view(-1, factors)
-        for start, stop, owners in blocks_by_owner(chain):
-            total = torch.stack([rows[subspace][start:stop] for subspace in owners]).sum(0)
-            outer = [codes[subspace] for subspace in owners]
-            _divide(table[start // factors : stop // factors], total, outer, settings)
-        solved = table.view(-1)
-        return state.full | {self.name: largest.recover(solved), GRAM: gram(solved, largest, factors).view(-1)}
+        largest = chain[-1]
+        solved = _solved(chain, rows, codes, largest.reduce(state.full[name]), settings)
+        full = state.full | {name: largest.recover(solved), GRAM: gram(solved, largest, factors).view(-1)}
+        return ServerState(full, state.round_number + 1, moments)
 
 
-def blocks_by_owner(chain: list[Subspace]) -> Iterator[tuple[int, int, list[Subspace]]]:
-    """Parts of the largest compact vector, each with the sizes whose sums say what is in it.
-
-    What is owned is known by all who own it. What the largest devices do not own they know best: in smaller tails, items
-    that others own outweigh the rest.
-    """
+def _solved(
+    chain: list[Subspace],
+    rows: dict[Subspace, Tensor],
+    codes: dict[Subspace, Tensor],
+    before: Tensor,
+    settings: Settings,
+) -> Tensor:
+    """The items' rows in the compact space of the largest size; those that nobody has spoken of stay as they were."""
+    factors, largest = settings.factors, chain[-1]
+    table = before.clone().view(-1, factors)
     start = 0
     for stop in sorted({subspace.head for subspace in chain}):
-        yield start, stop, [subspace for subspace in chain if subspace.head >= stop]
+        owners = [subspace for subspace in chain if subspace.head >= stop]
+        total = torch.stack([rows[subspace][start:stop] for subspace in owners]).sum(0)
+        _divide(table[start // factors : stop // factors], total, [codes[subspace] for subspace in owners], settings)
         start = stop
-    yield start, chain[-1].size, [chain[-1]]
+    # What the largest devices do not own they know best: in smaller tails, items that others own outweigh the rest.
+    _divide(table[start // factors :], rows[largest][start:], [codes[largest]], settings)
+    return table.view(-1)
 
 
 def _divide(into: Tensor, sums: Tensor, codes: list[Tensor], settings: Settings) -> None:

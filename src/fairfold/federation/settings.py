@@ -71,7 +71,7 @@ RATING_DEFAULTS: dict[str, Any] = {
     "solver": "least_squares",
     "factors": 8,
     "reference_factors": 32,
-    "tail_share": 0.375,
+    "tail_share": 0.25,
     "support": 0,
     "ridge": 10.0,
     "weighting": "data",
@@ -301,8 +301,10 @@ class Settings(Frozen):
     def _fits_ratings(self) -> None:
         if self.solver != "least_squares":
             raise ValueError("model='mf-ratings' needs solver='least_squares'; 'neumf-mlp' has gradient steps")
-        if self.factors < 3 or not self.ridge:
-            raise ValueError("model='mf-ratings' needs factors >= 3 (a count, a bias, a taste) and a ridge above 0")
+        if self.factors < 2 or not self.ridge:
+            raise ValueError("model='mf-ratings' needs factors >= 2 (a bias, a taste) and a ridge above 0")
+        if self.weighting != "data":
+            raise ValueError("model='mf-ratings' counts every rating alike: use weighting='data'")
         if self.alike and self.mapping != "ranked":
             raise ValueError("alike=true is about the tail that unpopular items share: use mapping='ranked'")
 

@@ -7,6 +7,7 @@ first round, beside the counts that rank the items by popularity: what a rating 
 """
 
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ def places(train: Interactions, settings: Settings, federation: Federation) -> T
     place = torch.arange(train.num_items)
     means = mean_ratings(train, settings.damping)
     cuts = sorted({0, train.num_items, *(subspace.head // settings.factors for subspace in chain)})
-    for start, stop in zip(cuts, cuts[1:], strict=False):
+    for start, stop in pairwise(cuts):
         here = torch.arange(start, stop)
         row = rows_of(chain[0], here, settings.factors)  # equal tails: what the smallest size folds, all fold alike
         place[here[means[here].argsort(stable=True)]] = here[row.argsort(stable=True)]

@@ -17,14 +17,14 @@ from fairfold.federation.least_squares import (
     subspace_of,
 )
 from fairfold.federation.projection import Projection
-from fairfold.federation.rating_squares import RatingTotals, codes, said_of
+from fairfold.federation.rating_squares import RatingTotals, Speech, Window
 from fairfold.federation.replies import Rejections, fault_of, problem_with, spoil
 from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.send import send
 from fairfold.federation.task import CENTRE, GRAM, SAID, Weights
 from fairfold.federation.train import Device
 from fairfold.simulate.federation import Federation
-from fairfold.simulate.loop import solver_of
+from fairfold.simulate.loop import largest_of, solver_of
 
 
 def run_round(state: ServerState, private: Weights, federation: Federation, rejections: Rejections) -> ServerState:
@@ -45,7 +45,7 @@ def run_round(state: ServerState, private: Weights, federation: Federation, reje
             if _answers(client, received, projections, private, federation, number, rejections)
         ]
         if answering:  # one who is drawn twice has nothing new to say the second time
-            changes = train(list(dict.fromkeys(answering)), received, projections, private, federation)
+            changes = train(list(dict.fromkeys(answering)), received, projections, private, federation, number)
             totals.add(projections, changes, 1.0)
     return totals.applied(state, settings)
 
@@ -66,7 +66,9 @@ def _answers(
         return True
     own = {name: rows[federation.task.rows_of(name, client)] for name, rows in private.items()}
     source = generator(settings, Purpose.TRAINING, number, client)
-    trained = solver_of(settings)(received, Device(client, federation.task, projections, own, source), settings)
+    largest = largest_of(federation.assignments(number))
+    device = Device(client, federation.task, projections, own, source, number, largest)
+    trained = solver_of(settings)(received, device, settings)
     problem = problem_with(spoil(trained.compacts, fault), received, projections, settings)
     if problem is not None:
         rejections.note(number + 1, client, problem)
@@ -74,7 +76,12 @@ def _answers(
 
 
 def _train(
-    clients: list[int], received: Weights, projections: dict[str, Projection], private: Weights, federation: Federation
+    clients: list[int],
+    received: Weights,
+    projections: dict[str, Projection],
+    private: Weights,
+    federation: Federation,
+    number: int,  # noqa: ARG001
 ) -> Weights:
     """What these clients change together."""
     settings, task = federation.settings, federation.task
@@ -100,7 +107,12 @@ def _train(
 
 
 def _train_ratings(
-    clients: list[int], received: Weights, projections: dict[str, Projection], private: Weights, federation: Federation
+    clients: list[int],
+    received: Weights,
+    projections: dict[str, Projection],
+    private: Weights,
+    federation: Federation,
+    number: int,
 ) -> Weights:
     """What these clients change together in what they say of their items."""
     settings, task = federation.settings, federation.task
@@ -111,14 +123,15 @@ def _train_ratings(
     chosen = torch.cat([torch.arange(start, start + size) for start, size in zip(
         train.offsets[clients].tolist(), sizes.tolist(), strict=True)])  # fmt: skip
     assert train.ratings is not None
-    row = rows_of(subspace_of(projections[name]), train.items[chosen], factors)
-    targets = train.ratings[chosen].to(table.dtype) - received[CENTRE]
-    said, users = said_of(table[row], targets, client_of, len(clients), received[GRAM], settings)
-    weights = torch.tensor([history_weight(size, settings) for size in sizes.tolist()], dtype=table.dtype)
-    said *= weights[client_of, None]
-    before = private[own_name][clients].to(table.dtype)
-    total = torch.zeros_like(table).index_add_(0, row, said - private[SAID][chosen].to(table.dtype))
-    outer = codes(users, weights * sizes) - codes(before, weights * sizes)
+    subspace, largest = subspace_of(projections[name]), largest_of(federation.assignments(number))
+    assert largest is not None
+    window = Window(subspace_of(largest[name]), subspace, number, factors)
+    items, dtype = train.items[chosen], table.dtype
+    speech = Speech(
+        table[rows_of(subspace, items, factors)], train.ratings[chosen].to(dtype) - received[CENTRE][0], client_of,
+        private[SAID][chosen].to(dtype), private[own_name][clients].to(dtype),
+    )  # fmt: skip
+    (rows, outer, counted), said, users = speech.changes(window, window.places(items), received[GRAM], settings)
     private[own_name][clients] = users.to(private[own_name].dtype)
     private[SAID][chosen] = said.to(private[SAID].dtype)
-    return {name: total.view(-1), GRAM: outer.view(-1)}
+    return {name: rows, GRAM: outer, CENTRE: counted}

@@ -2,6 +2,7 @@
 
 from fairfold.federation.aggregate import RoundTotals, ServerState, aggregate
 from fairfold.federation.least_squares import SizeTotals, least_squares
+from fairfold.federation.projection import Assignment, Projection
 from fairfold.federation.rating_squares import RatingTotals, rating_squares
 from fairfold.federation.replies import Rejections, fault_of, problem_with, spoil
 from fairfold.federation.sampling import Purpose, generator
@@ -17,6 +18,12 @@ def solver_of(settings: Settings) -> LocalSolver:
     if settings.solver == "least_squares":
         return rating_squares if settings.predicts_ratings else least_squares
     return SOLVERS[settings.solver]
+
+
+def largest_of(assignments: list[Assignment]) -> dict[str, Projection] | None:
+    """What the largest devices hold."""
+    held = [assignment for assignment in assignments if assignment.projections is not None]
+    return max(held, key=Assignment.size).projections if held else None
 
 
 def run_round(
@@ -39,6 +46,7 @@ def run_round(
     cohort = federation.cohort(number)  # C ← a random set of clients
     assignments = federation.assignments(number)  # S of every capacity, of this round's hash
     sent = send(state.full, assignments)  # ψ ← projection(S, θ), once a size
+    largest = largest_of(assignments)
     remembered = settings.solver == "least_squares"
     sums = RatingTotals if settings.predicts_ratings else SizeTotals
     totals = sums(assignments, task) if remembered else RoundTotals(state.full)
@@ -52,7 +60,8 @@ def run_round(
             received = {name: held.reduce(state.full[name]) for name, held in (projections or {}).items()}
             assert projections is not None
         own = {name: rows[task.rows_of(name, client)] for name, rows in private.items()}
-        device = Device(client, task, projections, own, generator(settings, Purpose.TRAINING, number, client))
+        source = generator(settings, Purpose.TRAINING, number, client)
+        device = Device(client, task, projections, own, source, number, largest)
         trained = (solver or solver_of(settings))(received, device, settings)  # Optimise Fᵢ(Sᵢψᵢ)
         if not remembered:
             _keep(trained.own, private, client, task)
