@@ -1,17 +1,18 @@
 """Federated least squares for ratings: biases and tastes, from sums that remember.
 
-A rating is modelled as m + bᵤ + bᵢ + u·vᵢ. A row of the item table is w = (bᵢ, vᵢ), a user's private row (bᵤ, u). With
-c = (1, u) a user's *code*, the exact rows solve Σ (r − m − bᵤ − c·w) c = ridge·w over an item's raters: a d × d matrix
-for every item, far more than a row. Sums of rows suffice all the same. With C the mean of c cᵀ over ratings, which the
-server sends, a device adds for each of its items
+A rating, less the mean of all and in units of their spread, is modelled as bᵤ + bᵢ + u·vᵢ. A row of the item table is
+w = (bᵢ, vᵢ), a user's private row (bᵤ, u). Given w, a user's row follows from their own ratings alone. With c = (1, u)
+a user's *code* and e the error that is left, an item's row solves Σ e·c = ridge·w over its raters. That takes a d × d
+matrix for every item, far more than a row; but sums of rows suffice. A device adds, for each of its items,
 
-    e·c + C·w,   e being the error that is left,
+    e·c + κ·w
 
-and the server divides by (n·C + ridge), n being how many spoke. Where nothing moves any more that *is* the equation
-above, so the end is exact; and as c cᵀ is C in the mean, what a device said about old rows hardly ages. So there is no
-step size here either, whoever is drawn. A device keeps what it last said of its own items, and sends the change.
+and the server divides by κ·n + ridge, n being how many spoke. Where nothing moves any more that *is* the equation
+above, so the end is exact. A user's tastes are drawn to 0 with weight 1, which makes codes about as long as the sum takes
+them to be; then what was said of an old row hardly ages. So there is no step size here either, whoever is drawn. A device
+keeps what it last said of its own items, and sends the change.
 
-That sum hardly depends on w, so a device need not own an item's row to speak of it. It receives its own compact table,
+As the sum hardly depends on w, a device need not own an item's row to speak of it. It receives its own compact table,
 and speaks in the rows of the *largest* devices, as many a round as its own table has: a window that moves on from round
 to round, the same for all devices of a size, so that a secure sum can take it. Every row is known to all in turn.
 
@@ -26,16 +27,21 @@ import torch
 from torch import Tensor
 
 from fairfold.data import Interactions
+from fairfold.errors import InvalidSettings
 from fairfold.federation.aggregate import ServerState
-from fairfold.federation.least_squares import SizeTotals, row_counts, rows_of, subspace_of
+from fairfold.federation.least_squares import row_counts, rows_of, subspace_of
 from fairfold.federation.projection import Assignment, Projection
 from fairfold.federation.settings import Settings
-from fairfold.federation.task import CENTRE, GRAM, SAID, Task, Weights
+from fairfold.federation.task import CENTRE, SAID, Task, Weights
 from fairfold.federation.train import Device, Trained
 from fairfold.metrics.rating import Predictor
 from fairfold.subspace import Subspace
 from fairfold.subspace.nesting import require_nested
 
+CAUTION = 1.5
+"""κ: rows settle where the codes of an item's raters have a mean square below 2κ in every direction."""
+USER_RIDGE = 1.0
+"""Draws users' tastes to 0. Only its product with the items' ridge matters to what is learned, so it is no setting."""
 BLOCK_RATINGS = 1 << 16
 """Ratings whose outer products are in memory at a time."""
 
@@ -49,49 +55,58 @@ def rating_squares(received: Weights, device: Device, settings: Settings) -> Tra
     rows = subspace.recover_rows(compact, mine, factors)
     assert device.largest is not None
     window = Window(subspace_of(device.largest[name]), subspace, device.round_number, factors)
-    speech = Speech(
-        rows, ratings - received[CENTRE][0], torch.zeros_like(mine), device.own[SAID].to(compact.dtype),
-        device.own[own_name].to(compact.dtype)[None],
+    spoken = speak(
+        Ratings(rows, centred(ratings, received[CENTRE]), torch.zeros_like(mine), 1),
+        device.own[SAID].to(compact.dtype), window, window.places(mine), settings,
     )  # fmt: skip
-    changes, said, user = speech.changes(window, window.places(mine), received[GRAM], settings)
-    compacts = {key: received[key] + change for key, change in zip((name, GRAM, CENTRE), changes, strict=True)}
-    return Trained(compacts, {own_name: user[0], SAID: said})
+    compacts = {name: compact + spoken.change, CENTRE: received[CENTRE] + spoken.counted}
+    return Trained(compacts, {own_name: spoken.users[0], SAID: spoken.said})
 
 
 @dataclass(frozen=True)
-class Speech:
-    """What some users have to go by.
+class Ratings:
+    """Ratings of some users.
 
     Attributes:
         rows: Of the item of every rating, [ratings, factors].
-        targets: Ratings less their mean over everybody.
-        owner: Which user each rating is of.
-        last: What was last said of each: a row, whether it was said, whether the user took part.
-        before: The users' private rows.
+        targets: The ratings, centred.
+        owner: Which user each is of.
+        users: How many users.
     """
 
     rows: Tensor
     targets: Tensor
     owner: Tensor
-    last: Tensor
-    before: Tensor
+    users: int
 
-    def changes(
-        self, window: "Window", place: Tensor, code_matrix: Tensor, settings: Settings
-    ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor, Tensor]:
-        """Changes of the window's rows, of Σ c cᵀ and of what is counted; what is said now; the users' rows now."""
-        users, factors = len(self.before), self.rows.shape[1]
-        own = solve_raters(self.rows, self.targets, self.owner, users, settings)
-        code = code_of(own)[self.owner]
-        errors = self.targets - own[self.owner, 0] - (code * self.rows).sum(1)
-        ones = torch.ones_like(errors)[:, None]
-        now = torch.cat([errors[:, None] * code + self.rows @ code_matrix.view(factors, factors), ones, ones], dim=1)
-        now[:, :-1] = torch.where((place >= 0)[:, None], now[:, :-1], self.last[:, :-1])
-        moved = now - self.last
-        old = code_of(self.before)[self.owner] * self.last[:, -1:]
-        counted = torch.stack([torch.zeros_like(moved[0, 0]), moved[:, -2].sum()]) if len(moved) else moved.new_zeros(2)
-        outer = code.T @ code - old.T @ old
-        return (window.sums(place, moved[:, :factors]), outer.reshape(-1), counted), now, own
+
+@dataclass(frozen=True)
+class Spoken:
+    """What some users say.
+
+    Attributes:
+        change: Of the window's rows.
+        counted: Of what is counted.
+        said: Of every rating the row said of it, and whether any was.
+        users: Their private rows.
+    """
+
+    change: Tensor
+    counted: Tensor
+    said: Tensor
+    users: Tensor
+
+
+def speak(given: Ratings, last: Tensor, window: "Window", place: Tensor, settings: Settings) -> Spoken:
+    """What users say of their items in a window, given what they said last."""
+    own = solve_raters(given, settings)
+    code = code_of(own)[given.owner]
+    errors = given.targets - own[given.owner, 0] - (code * given.rows).sum(1)
+    now = torch.cat([errors[:, None] * code + CAUTION * given.rows, torch.ones_like(errors)[:, None]], dim=1)
+    said = torch.where((place >= 0)[:, None], now, last)
+    moved = said - last
+    none = torch.zeros(2, dtype=moved.dtype)
+    return Spoken(window.sums(place, moved[:, :-1]), torch.cat([none, moved[:, -1].sum()[None]]), said, own)
 
 
 class Window:
@@ -119,100 +134,98 @@ class Window:
         return total.index_add_(0, place[inside], said[inside]).view(-1)
 
 
-def solve_raters(rows: Tensor, targets: Tensor, owner: Tensor, users: int, settings: Settings) -> Tensor:
+def solve_raters(given: Ratings, settings: Settings) -> Tensor:
     """The private rows of users, [users, factors], from their own ratings alone."""
-    inputs = torch.cat([torch.ones_like(rows[:, :1]), rows[:, 1:]], dim=1)
-    left, size = targets - rows[:, 0], inputs.shape[1]
-    matrix = torch.zeros(users, size * size, dtype=rows.dtype)
-    for part in torch.split(torch.arange(len(rows)), BLOCK_RATINGS):
+    inputs = code_of(given.rows)
+    left, size = given.targets - given.rows[:, 0], inputs.shape[1]
+    matrix = torch.zeros(given.users, size * size, dtype=inputs.dtype)
+    for part in torch.split(torch.arange(len(inputs)), BLOCK_RATINGS):
         outer = inputs[part][:, :, None] * inputs[part][:, None]
-        matrix.index_add_(0, owner[part], outer.view(-1, size * size))
-    sums = torch.zeros(users, size, dtype=rows.dtype).index_add_(0, owner, inputs * left[:, None])
-    ridges = torch.diag(_ridges(size, settings, rows.dtype))
-    solution: Tensor = torch.linalg.solve(matrix.view(users, size, size) + ridges, sums)
+        matrix.index_add_(0, given.owner[part], outer.view(-1, size * size))
+    sums = torch.zeros(given.users, size, dtype=inputs.dtype).index_add_(0, given.owner, inputs * left[:, None])
+    pull = torch.diag(_pull(size, settings.damping, USER_RIDGE, inputs.dtype))
+    solution: Tensor = torch.linalg.solve(matrix.view(-1, size, size) + pull, sums)
     return solution
 
 
-def code_of(own: Tensor) -> Tensor:
-    """Codes (1, u) from users' private rows (b, u)."""
-    return torch.cat([torch.ones_like(own[:, :1]), own[:, 1:]], dim=1)
+def code_of(rows: Tensor) -> Tensor:
+    """(1, u) from a row (b, u)."""
+    return torch.cat([torch.ones_like(rows[:, :1]), rows[:, 1:]], dim=1)
 
 
-def _ridges(size: int, settings: Settings, dtype: torch.dtype) -> Tensor:
-    """What draws a bias (the first number) and the tastes to zero."""
-    found = torch.full((size,), float(settings.ridge), dtype=dtype)
-    found[0] = settings.damping
+def centred(ratings: Tensor, centre: Tensor) -> Tensor:
+    """Ratings less their mean over everybody, in units of their spread."""
+    return (ratings - centre[0]) / centre[1]
+
+
+def _pull(size: int, damping: float, ridge: float, dtype: torch.dtype) -> Tensor:
+    """What draws a row to zero: its bias, which comes first, and its tastes."""
+    found = torch.full((size,), float(ridge), dtype=dtype)
+    found[0] = damping
     return found
 
 
 @torch.no_grad()
 def first_ratings(full: Weights, assignments: Sequence[Assignment], task: Task) -> Weights:
-    """The server's tensors before the first round: tastes by chance, no biases, the mean of all ratings."""
+    """The server's tensors before the first round: tastes by chance, no biases, mean and spread of all ratings."""
     (name,), factors = task.tables, task.settings.factors
-    held = [assignment.projections for assignment in assignments if assignment.projections is not None]
-    largest = require_nested(subspace_of(projections[name]) for projections in held)[-1]
+    largest = _largest(assignments, name)
     compact = largest.reduce(full[name])
     compact.view(-1, factors)[:, 0] = 0
-    matrix = torch.zeros(task.dense[GRAM], dtype=compact.dtype)
-    matrix[0, 0] = 1
     assert task.data.train.ratings is not None
-    mean = task.data.train.ratings.to(compact.dtype).mean()
-    centre = torch.stack([mean, torch.zeros_like(mean)])
-    return full | {name: largest.recover(compact), GRAM: matrix.view(-1), CENTRE: centre}
+    ratings = task.data.train.ratings.to(compact.dtype)
+    spread = float(ratings.std(correction=0)) if len(ratings) else 0.0
+    centre = torch.tensor([float(ratings.mean()) if len(ratings) else 0.0, spread or 1.0, 0.0], dtype=compact.dtype)
+    return full | {name: largest.recover(compact), CENTRE: centre}
 
 
-class RatingTotals(SizeTotals):
-    """What the devices of a round changed, window by window."""
+def _largest(assignments: Sequence[Assignment], name: str) -> Subspace:
+    held = [assignment.projections for assignment in assignments if assignment.projections is not None]
+    return require_nested(subspace_of(projections[name]) for projections in held)[-1]
+
+
+class RatingTotals:
+    """What the devices of a round said, window by window. Takes the place of ``RoundTotals`` in a round."""
 
     def __init__(self, assignments: Sequence[Assignment], task: Task) -> None:
-        super().__init__(assignments, task)
+        (self._name,) = task.tables
+        self._largest = _largest(assignments, self._name)
         self._counts = task.data.train.counts_by_item
+        self._rows: dict[Subspace, Tensor] = {}
         self._counted: Tensor | None = None
 
-    def add(self, projections: dict[str, Projection], changes: Weights, weight: float) -> None:
-        """Add what one device, or several of one size, changed."""
-        super().add(projections, changes, weight)
+    def add(self, projections: dict[str, Projection], changes: Weights, weight: float) -> None:  # noqa: ARG002
+        """Add what one device, or several of one size, changed: every rating counts alike."""
+        subspace, change = subspace_of(projections[self._name]), changes[self._name]
+        self._rows[subspace] = self._rows[subspace] + change if subspace in self._rows else change
         self._counted = changes[CENTRE] if self._counted is None else self._counted + changes[CENTRE]
 
     @torch.no_grad()
     def applied(self, state: ServerState, settings: Settings) -> ServerState:
         """The server's state after the round: its sums, and the rows that follow; what nobody spoke of is zero."""
-        name, factors, number = self._name, settings.factors, state.round_number
+        name, factors, largest = self._name, settings.factors, self._largest
         if self._counted is None:
-            return replace(state, round_number=number + 1)
-        largest = require_nested(self._subspaces)[-1]
-        kept = state.moments.get("sums") or {
-            name: torch.zeros(largest.size, dtype=state.full[name].dtype), GRAM: torch.zeros_like(state.full[GRAM])
-        }  # fmt: skip
-        sums, outer = kept[name].view(-1, factors).clone(), kept[GRAM].clone()
+            return replace(state, round_number=state.round_number + 1)
+        kept = state.moments.get("sums") or {name: torch.zeros(largest.size, dtype=state.full[name].dtype)}
+        sums = kept[name].view(-1, factors).clone()
         for subspace, change in self._rows.items():
-            sums.index_add_(0, Window(largest, subspace, number, factors).rows, change.view(-1, factors))
-            outer += self._codes[subspace]
-        centre, total = state.full[CENTRE] + self._counted, outer.view(factors, factors)
-        matrix = total / total[0, 0].clamp(min=1)
-        table = _divided(sums, matrix, self._behind(largest, factors) * centre[1], largest, settings)
-        full = state.full | {name: largest.recover(table.view(-1)), GRAM: matrix.reshape(-1), CENTRE: centre}
-        return ServerState(full, number + 1, {"sums": {name: sums.view(-1), GRAM: outer}})
+            rows = Window(largest, subspace, state.round_number, factors).rows
+            sums.index_add_(0, rows, change.view(-1, factors))
+        centre = state.full[CENTRE] + self._counted
+        # The ridge is one of the full table, so a row that k items share has it k times. Without that, a row of items
+        # with one rating each would believe what none of them can.
+        sharing = row_counts(largest, factors).clamp(min=1)[:, None].to(sums.dtype)
+        pull = sharing * _pull(factors, settings.damping, settings.ridge, sums.dtype)
+        table = sums / (CAUTION * self._spoken(centre[2], factors).to(sums.dtype)[:, None] + pull)
+        full = state.full | {name: largest.recover(table.view(-1)), CENTRE: centre}
+        return ServerState(full, state.round_number + 1, {"sums": {name: sums.view(-1)}})
 
-    def _behind(self, largest: Subspace, factors: int) -> Tensor:
-        """The share of all ratings that is behind each row."""
-        row = rows_of(largest, torch.arange(len(self._counts)), factors)
-        counts = torch.zeros(largest.size // factors, dtype=torch.float64).index_add_(0, row, self._counts.double())
-        return (counts / counts.sum().clamp(min=1)).to(torch.get_default_dtype())
-
-
-def _divided(sums: Tensor, matrix: Tensor, behind: Tensor, largest: Subspace, settings: Settings) -> Tensor:
-    """Rows w from their sums s: (n·C + k·ridge) w = s, all at once by one decomposition.
-
-    The ridge is one of the full table, so a row that k items share has it k times. Without that, a row of items with
-    one rating each would believe what none of them can.
-    """
-    scale = _ridges(len(matrix), settings, matrix.dtype).rsqrt()
-    values, vectors = torch.linalg.eigh(scale[:, None] * matrix * scale)
-    sharing = row_counts(largest, settings.factors).clamp(min=1).to(sums.dtype)
-    inside = (sums * scale) @ vectors
-    weights: Tensor = (inside / (behind[:, None] * values.clamp(min=0) + sharing[:, None])) @ vectors.T * scale
-    return weights
+    def _spoken(self, spoken: Tensor, factors: int) -> Tensor:
+        """n, how many ratings were spoken of, by row."""
+        row = rows_of(self._largest, torch.arange(len(self._counts)), factors)
+        counts = torch.zeros(self._largest.size // factors, dtype=torch.float64)
+        counts.index_add_(0, row, self._counts.double())
+        return counts * (spoken.double() / counts.sum().clamp(min=1))
 
 
 def rating_predictor(full: Weights, task: Task, settings: Settings, histories: Interactions | None = None) -> Predictor:
@@ -225,14 +238,19 @@ def rating_predictor(full: Weights, task: Task, settings: Settings, histories: I
         histories: Of the users asked for, with ratings; those of the task if not given.
     """
     (name,) = task.tables
-    table, centre = full[name].view(task.tables[name]), full[CENTRE][0]
+    table, centre = full[name].view(task.tables[name]), full[CENTRE]
     known = task.data.train if histories is None else histories
-    assert known.ratings is not None
-    own = solve_raters(
-        table[known.items], known.ratings.to(table.dtype) - centre, known.users, known.num_users, settings
-    )
+    if known.ratings is None:
+        raise InvalidSettings(
+            "a history without ratings for a model of ratings", "what the user thinks of each item",
+            "Ask for a user of the run, or train a model of rankings (model='mf').",
+        )  # fmt: skip
+    targets = centred(known.ratings.to(table.dtype), centre)
+    own = solve_raters(Ratings(table[known.items], targets, known.users, known.num_users), settings)
 
     def predict(users: Tensor, items: Tensor) -> Tensor:
-        return centre + own[users][..., 0] + (code_of(own)[users] * table[items]).sum(-1)
+        mine, theirs = own[users], table[items]
+        scores = mine[..., 0] + theirs[..., 0] + (mine[..., 1:] * theirs[..., 1:]).sum(-1)
+        return centre[0] + centre[1] * scores
 
     return predict

@@ -71,9 +71,9 @@ RATING_DEFAULTS: dict[str, Any] = {
     "solver": "least_squares",
     "factors": 8,
     "reference_factors": 32,
-    "tail_share": 0.25,
+    "tail_share": 0.125,
     "support": 0,
-    "ridge": 10.0,
+    "ridge": 80.0,
     "weighting": "data",
     "alike": True,
 }
@@ -168,7 +168,8 @@ class Settings(Frozen):
         prox: μ of FedProx: ½μ‖S(ψ − ψ_sent)‖² is added to the loss.
         unobserved_weight: What an item the user did not touch counts, against 1 for one they did (closed form).
         ridge: Pull of the user's vector towards zero (closed form); with least squares that of users' and items' alike,
-            in units of the mean eigenvalue of what is inverted; for ratings of the tastes of both, as they are.
+            in units of the mean eigenvalue of what is inverted; for ratings that of the items' tastes, in
+            imagined ratings.
         damping: Imagined ratings without any bias that draw the biases of users and items to zero (``"mf-ratings"``).
         alike: Number the items so that those which share a row have similar mean ratings (``"mf-ratings"``, ranked).
         aggregation: ``"paper"``: θ ← Σ pᵢ Sᵢψᵢ′. ``"delta"``: θ ← θ + what the optimiser makes of Σ pᵢ Sᵢ(ψᵢ′ − ψᵢ).

@@ -31,8 +31,8 @@ GRAM = "gram"
 """Name of the d × d matrix of federated least squares: a device receives that of the items, adds that of its user."""
 
 CENTRE = "centre"
-"""Name of two numbers: the mean of all ratings, summed with the counts of items before the first round, and how many
-ratings have been spoken of."""
+"""Name of three numbers: mean and spread of all ratings, summed with the counts of items before the first round, and
+how many ratings have been spoken of."""
 
 SAID = "said"
 """Name of what a device last said of each of its items, a row a rating: it stays there, and changes are sent."""
@@ -147,7 +147,7 @@ class Task:
         sent = settings.user_vectors == "uploaded"
         self.user_tables = {name: shapes[name] for name in self.own} if sent else {}
         if settings.solver == "least_squares":
-            self.dense |= {GRAM: (settings.factors, settings.factors)} | ({CENTRE: (2,)} if self.ratings else {})
+            self.dense |= {CENTRE: (3,)} if self.ratings else {GRAM: (settings.factors, settings.factors)}
         self._negatives = None if self.ratings else NegativeSampler(data.train, settings.negatives)
 
     def initial(self, generator: torch.Generator, storage: Storage | None = None) -> tuple[Weights, Weights]:
@@ -178,7 +178,7 @@ class Task:
     def remembered(self) -> Shapes:
         """Name and shape of what devices keep of each of their samples, all devices' together."""
         remembers = self.ratings and self.settings.solver == "least_squares"
-        return {SAID: (len(self.data.train), self.settings.factors + 2)} if remembers else {}
+        return {SAID: (len(self.data.train), self.settings.factors + 1)} if remembers else {}
 
     def rows_of(self, name: str, client: int) -> int | slice:
         """Which rows of a private tensor are a client's: its vector, or one row a sample."""

@@ -39,7 +39,8 @@ class Kind(ABC):
 
     def relevant(self, values: Values) -> Values:
         """The settings that decide what the reference rows of a cell are."""
-        return {key: values[key] for key in DATA_KEYS if key in values} | {"solver": "gradient"}  # serves every model
+        found = {key: values[key] for key in DATA_KEYS if key in values} | {"solver": "gradient"}  # serves most models
+        return found | ({"model": "neumf-mlp"} if found.get("model") == "mf-ratings" else {})  # the same ratings
 
     def data(self, values: Values) -> dict[str, Any]:
         """What identifies the data; an :class:`InvalidData` that says what to put where if it is not at hand."""

@@ -82,7 +82,7 @@ class Federation:
         if settings.support and settings.mapping == "ranked":
             smallest = min(known.limit(reference) for known in [*self.capacities, capacity])
             limit = min(limit, self._supported(items, factors, smallest))
-        return capacity if limit >= items * factors else Capacity(budget=limit * BYTES)
+        return Capacity.parse("1x") if limit >= items * factors else Capacity(budget=limit * BYTES)
 
     def _supported(self, items: int, factors: int, smallest: int) -> int:
         """Numbers enough for every item that ``support`` users have to own a row, and for the tail."""

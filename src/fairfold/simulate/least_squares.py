@@ -17,7 +17,7 @@ from fairfold.federation.least_squares import (
     subspace_of,
 )
 from fairfold.federation.projection import Projection
-from fairfold.federation.rating_squares import RatingTotals, Speech, Window
+from fairfold.federation.rating_squares import Ratings, RatingTotals, Window, centred, speak
 from fairfold.federation.replies import Rejections, fault_of, problem_with, spoil
 from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.send import send
@@ -32,7 +32,7 @@ def run_round(state: ServerState, private: Weights, federation: Federation, reje
     settings, task, number = federation.settings, federation.task, state.round_number
     assignments = federation.assignments(number)
     cohort = federation.cohort(number)
-    totals = (RatingTotals if task.ratings else SizeTotals)(assignments, task)
+    totals = RatingTotals(assignments, task) if task.ratings else SizeTotals(assignments, task)
     train = _train_ratings if task.ratings else _train
     for group, received in enumerate(send(state.full, assignments)):
         projections = assignments[group].projections
@@ -127,11 +127,11 @@ def _train_ratings(
     assert largest is not None
     window = Window(subspace_of(largest[name]), subspace, number, factors)
     items, dtype = train.items[chosen], table.dtype
-    speech = Speech(
-        table[rows_of(subspace, items, factors)], train.ratings[chosen].to(dtype) - received[CENTRE][0], client_of,
-        private[SAID][chosen].to(dtype), private[own_name][clients].to(dtype),
+    given = Ratings(
+        table[rows_of(subspace, items, factors)], centred(train.ratings[chosen].to(dtype), received[CENTRE]), client_of,
+        len(clients),
     )  # fmt: skip
-    (rows, outer, counted), said, users = speech.changes(window, window.places(items), received[GRAM], settings)
-    private[own_name][clients] = users.to(private[own_name].dtype)
-    private[SAID][chosen] = said.to(private[SAID].dtype)
-    return {name: rows, GRAM: outer, CENTRE: counted}
+    spoken = speak(given, private[SAID][chosen].to(dtype), window, window.places(items), settings)
+    private[own_name][clients] = spoken.users.to(private[own_name].dtype)
+    private[SAID][chosen] = spoken.said.to(private[SAID].dtype)
+    return {name: spoken.change, CENTRE: spoken.counted}

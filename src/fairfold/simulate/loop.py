@@ -20,6 +20,13 @@ def solver_of(settings: Settings) -> LocalSolver:
     return SOLVERS[settings.solver]
 
 
+def totals_of(assignments: list[Assignment], state: ServerState, task: Task) -> RoundTotals | SizeTotals | RatingTotals:
+    """What adds up a round, by the settings."""
+    if task.settings.solver != "least_squares":
+        return RoundTotals(state.full)
+    return RatingTotals(assignments, task) if task.ratings else SizeTotals(assignments, task)
+
+
 def largest_of(assignments: list[Assignment]) -> dict[str, Projection] | None:
     """What the largest devices hold."""
     held = [assignment for assignment in assignments if assignment.projections is not None]
@@ -48,8 +55,7 @@ def run_round(
     sent = send(state.full, assignments)  # ψ ← projection(S, θ), once a size
     largest = largest_of(assignments)
     remembered = settings.solver == "least_squares"
-    sums = RatingTotals if settings.predicts_ratings else SizeTotals
-    totals = sums(assignments, task) if remembered else RoundTotals(state.full)
+    totals = totals_of(assignments, state, task)
     for client in cohort.tolist():
         group = int(federation.group[client])
         projections, received = assignments[group].projections, sent[group]
@@ -76,7 +82,7 @@ def run_round(
         if settings.aggregation == "delta":
             reply = {name: vector - received[name] for name, vector in reply.items()}
         totals.add(projections, reply, weight)
-    if isinstance(totals, SizeTotals):
+    if not isinstance(totals, RoundTotals):
         return totals.applied(state, settings)
     return aggregate(state, totals, settings)  # θ ← Σ pᵢ Sᵢψᵢ′
 
