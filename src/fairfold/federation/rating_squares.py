@@ -8,9 +8,9 @@ matrix for every item, far more than a row; but sums of rows suffice. A device a
     e·c + κ·w
 
 and the server divides by κ·n + ridge, n being how many spoke. Where nothing moves any more that *is* the equation
-above, so the end is exact. A user's tastes are drawn to 0 with weight 1, which makes codes about as long as the sum takes
-them to be; then what was said of an old row hardly ages. So there is no step size here either, whoever is drawn. A device
-keeps what it last said of its own items, and sends the change.
+above, so the end is exact. A user's tastes are drawn to 0 with weight 1, which makes codes about as long as the sum
+takes them to be; then what was said of an old row hardly ages. So there is no step size here either, whoever is drawn.
+A device keeps what it last said of its own items, and sends the change.
 
 As the sum hardly depends on w, a device need not own an item's row to speak of it. It receives its own compact table,
 and speaks in the rows of the *largest* devices, as many a round as its own table has: a window that moves on from round
