@@ -61,9 +61,10 @@ class FairTable(FairModule):
         active: ActiveRows | None = self.__dict__["_active"]
         if active is not None:
             return active.rows(ids)
-        check_ids(ids, self.num_embeddings, self.memory)
-        flat = ids.reshape(-1)
-        if flat.numel() > self.num_embeddings:
+        many = isinstance(ids, Tensor) and ids.numel() > self.num_embeddings
+        check_ids(ids, self.num_embeddings, self.memory, kernel_checks=not many and not self.is_shared)
+        flat = ids if ids.dim() == 1 else ids.reshape(-1)
+        if many:
             # Every row is asked for more than once on average: each is recovered once, in less memory than the answer.
             every = self._lookup(torch.arange(self.num_embeddings, device=flat.device))
             return self.without_padding(flat, functional.embedding(flat, every))
