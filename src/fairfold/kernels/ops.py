@@ -88,10 +88,8 @@ def reduce(layout: Layout, full: Tensor) -> Tensor:
     The numbers of :func:`accumulate_range` divided by its counts, without counts of the compact size in memory.
     """
     if body := _gpu(full):
-        sums = torch.zeros(layout.size, dtype=torch.promote_types(full.dtype, torch.float32), device=full.device)
-        counts = torch.zeros(layout.size, dtype=torch.int32, device=full.device)
-        body.accumulate_range(layout, full, 0, sums, counts)
-        return sums.div_(counts.clamp_(min=1)).to(full.dtype)
+        reduced: Tensor = body.reduce(layout, full)
+        return reduced
     compact = calls.reduce(layout, full)
     return reference.reduce(layout, full) if compact is None else compact
 
