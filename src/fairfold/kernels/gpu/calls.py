@@ -29,6 +29,7 @@ __all__ = [
     "adagrad_rows",
     "count_range",
     "fold_groups",
+    "forget_counts",
     "recover_lines",
     "recover_range",
     "recover_rows",
@@ -129,6 +130,11 @@ def _kept_tally(layout: Layout, where: torch.device) -> Tensor:
     """The tally of the whole layout, at least 1 each. It depends on no values, so the next round finds it here."""
     first = layout.head // layout.chunk
     return _tally(layout, first, layout.full_size // layout.chunk - first, where).clamp_(min=1)
+
+
+def forget_counts() -> None:
+    """Give back the memory of the counts that reductions keep."""
+    _kept_tally.cache_clear()
 
 
 def reduce(layout: Layout, full: Tensor) -> Tensor:
