@@ -166,14 +166,15 @@ def recover_rows(layout: Layout, compact: Tensor, rows: Tensor, row_size: int) -
         compact = compact.contiguous()
     if not rows.is_contiguous():
         rows = rows.contiguous()
-    count = rows.numel()
+    count, size, real = rows.numel(), compact.numel(), REAL_BYTES[compact.dtype]
     out = torch.empty((count, row_size), dtype=compact.dtype)
-    pages.in_use(compact)
+    if size * real >= pages.LEAST_BYTES:
+        pages.in_use(compact)
     code = loaded.fairfold_recover_rows(
         address_of(layout),
-        REAL_BYTES[compact.dtype],
+        real,
         compact.data_ptr(),
-        compact.numel(),
+        size,
         rows.data_ptr(),
         id_bytes,
         count,
