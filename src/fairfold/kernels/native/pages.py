@@ -11,7 +11,7 @@ from collections import OrderedDict
 
 from torch import Tensor
 
-LEAST_BYTES = 2 * 2**20
+LEAST_BYTES = 8 * 2**20
 """Vectors smaller than this are left alone: the page table of so little memory stays in cache."""
 
 _PAGE = 2**21
