@@ -166,8 +166,9 @@ def recover_rows(layout: Layout, compact: Tensor, rows: Tensor, row_size: int) -
         compact = compact.contiguous()
     if not rows.is_contiguous():
         rows = rows.contiguous()
-    count, size, real = rows.numel(), compact.numel(), REAL_BYTES[compact.dtype]
-    out = torch.empty((count, row_size), dtype=compact.dtype)
+    count, size, dtype = rows.numel(), compact.numel(), compact.dtype
+    real = REAL_BYTES[dtype]
+    out = torch.empty((count, row_size), dtype=dtype)
     if size * real >= pages.LEAST_BYTES:
         pages.in_use(compact)
     code = loaded.fairfold_recover_rows(
