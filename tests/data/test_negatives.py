@@ -79,6 +79,7 @@ def test_a_user_with_everything_and_no_negatives_at_all_are_refused() -> None:
 def test_one_user_alone_draws_the_same(seed: int, users: int, items: int, density: float) -> None:
     sampler = NegativeSampler(random_train(seed, users, items, density))
     for user in range(users):
-        alone = sampler.of_user(user, 50, torch.Generator().manual_seed(seed))
+        chance = torch.rand(50, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        alone = sampler.of_user(user, chance)
         together = sampler.draw(torch.full((50,), user), torch.Generator().manual_seed(seed))
         assert torch.equal(alone, together)

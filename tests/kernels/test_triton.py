@@ -18,10 +18,15 @@ if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before the imports below
 
 from fairfold.errors import InvalidSubspace
+from fairfold.federation.aggregate import ServerState
+from fairfold.federation.replies import Rejections
 from fairfold.kernels import gpu, hashing, reference, reference_active
+from fairfold.kernels.form import Form, Lines, Places
 from fairfold.kernels.gpu import calls
 from fairfold.kernels.gpu.placement import placement
 from fairfold.kernels.hashing import Layout, expand_seed
+from fairfold.simulate.captured import Cohorts
+from tests.federations import tiny_data, tiny_federation, tiny_settings
 from tests.kernels import gpu_checks
 
 CHUNKS = [1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 100]
@@ -189,3 +194,52 @@ def test_step_of_a_prefix(size: int, share: float, moments: int, step: int, seed
     calls.step_prefix(ours[0], ours[1], ours[2:], rates.to(DEVICE), moving.to(DEVICE), number.to(DEVICE))
     for mine, expected in zip(ours, vectors, strict=True):
         torch.testing.assert_close(mine.cpu(), expected, rtol=1e-5, atol=1e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.sampled_from(["mf", "neumf"]),
+    st.integers(1, 9),
+    st.integers(1, 3),
+    st.sampled_from([3, 40]),
+    st.sampled_from([{}, {"user_vectors": "uploaded", "compress": "all"}, {"regulariser": 0.1}]),
+    st.integers(0, 2**16),
+)
+def test_slopes_of_a_step(
+    model: str, factors: int, negatives: int, batch: int, changes: dict[str, Any], seed: int
+) -> None:
+    """One pass adds the gradient that autograd finds, at every step of a round."""
+    chosen = tiny_settings(
+        model=model, factors=factors, negatives=negatives, batch_size=batch, seed=seed, capacities="1x-4x",
+        local_optimiser="sgd", **changes,
+    )  # fmt: skip
+    federation, state, private = tiny_federation(tiny_data(seed, 9, 40), chosen)
+    device = torch.device(DEVICE)
+    cohorts = Cohorts(federation, device, torch.float64)
+    full = {name: tensor.to(device, torch.float64) for name, tensor in state.full.items()}
+    own = {name: tensor.to(device, torch.float64) for name, tensor in private.items()}
+    found: list[torch.Tensor] = []
+
+    def run(steps: int) -> None:
+        held, form = cohorts.buffers, federation.task.form
+        assert form is not None
+        for _ in range(steps):
+            before = held.gradient.clone()
+            assert calls.add_slopes(form, chosen.regulariser, held.values, held.gradient, held.lines)
+            found.append(held.gradient.clone())
+            held.gradient.copy_(before)
+            cohorts.add_slopes()
+            torch.testing.assert_close(found[-1], held.gradient, rtol=1e-9, atol=1e-13)
+            reference_active.step_prefix(held.values, held.gradient, held.moments, held.rates, held.moving, held.step)
+            held.step += 1
+
+    cohorts._run = run  # type: ignore[method-assign]
+    cohorts.run_round(ServerState(full), own, Rejections())
+    assert any(bool(each.any()) for each in found)
+
+
+def test_a_form_that_registers_cannot_hold_is_left_to_autograd() -> None:
+    nothing = torch.zeros(1)
+    lines = Lines(Places(nothing, nothing), Places(nothing, nothing), nothing.view(1, 1, 1, 1), nothing, nothing)
+    for form in (Form(user=8, item=8, layers=(8, 8)), Form(user=64, item=64, layers=(64,))):
+        assert not calls.add_slopes(form, 0.0, nothing, nothing, lines)

@@ -57,6 +57,19 @@ def test_a_finished_cell_is_not_run_again(experiment: Experiment, tmp_path: Path
     assert [cell.column for cell in again.planned] == ["FAIR"]
 
 
+def test_a_cell_of_another_experiment_is_taken_over(experiment: Experiment, tmp_path: Path) -> None:
+    first = execute(experiment, tmp_path, jobs=1)
+    said = SMALL.replace("clients_per_round = 6", "clients_per_round = 6\nsign = true")  # the default, in words
+    other = read_experiment(write(tmp_path, said, name="other"), seeds=1)
+    listener = Listener()
+    again = execute(other, tmp_path, jobs=1, watcher=listener)
+    assert not [cell for cell in listener.planned if cell.kind == "federated"]
+    assert without_time(again) == without_time(first)
+    different = read_experiment(write(tmp_path, SMALL.replace("rounds = 4", "rounds = 3"), name="third"), seeds=1)
+    execute(different, tmp_path, jobs=1, watcher=(listener := Listener()))
+    assert [cell.column for cell in listener.planned if cell.kind == "federated"] == ["FedAvg", "FAIR", "HeteroFL"]
+
+
 def test_what_is_kept_can_be_shown_without_running(experiment: Experiment, tmp_path: Path) -> None:
     assert execute(experiment, tmp_path, 1, run=False) == {}
     with pytest.raises(KeyboardInterrupt):

@@ -104,7 +104,7 @@ def test_the_quick_version_is_marked_and_kept_apart(tmp_path: Path) -> None:
 
 def test_search_records_every_trial_and_marks_the_best(tmp_path: Path) -> None:
     experiment, said = read_experiment(write(tmp_path), seeds=1), list[str]()
-    path = search(experiment, tmp_path, said.append)
+    path = search(experiment, tmp_path, said.append, jobs=1)
     rows = list(csv.DictReader(path.read_text().splitlines()))
     assert [float(row["local_step"]) for row in rows] == [0.1, 0.001]
     (chosen,) = [row for row in rows if row["chosen"]]
@@ -112,3 +112,6 @@ def test_search_records_every_trial_and_marks_the_best(tmp_path: Path) -> None:
     kept = {entry: entry.stat().st_mtime_ns for entry in (tmp_path / "small" / "search").iterdir()}
     search(experiment, tmp_path, said.append)
     assert kept == {entry: entry.stat().st_mtime_ns for entry in (tmp_path / "small" / "search").iterdir()}
+    alone = path.read_text()
+    search(experiment, tmp_path / "processes", said.append, jobs=2)
+    assert (tmp_path / "processes" / "small" / "search.csv").read_text() == alone

@@ -68,7 +68,7 @@ def reproduce(
         experiments = [read_experiment(each, quick=quick, seeds=seeds) for each in names]
         require_plots()
         if search:
-            _search(console, experiments, out)
+            _search(console, experiments, out, jobs)
             return
         finished = [_run(console, experiment, out, jobs, run=not show) for experiment in experiments]
         if len(finished) > 1:
@@ -119,15 +119,19 @@ def _page(finished: list[Results], out: Path) -> Path:
     return path
 
 
-def _search(console: Console, experiments: list[Experiment], out: Path) -> None:
+def _search(console: Console, experiments: list[Experiment], out: Path, jobs: int | None) -> None:
     from fairfold.reproduce.search import search
 
     for experiment in experiments:
         if experiment.file.search is None:
             console.print(f"{experiment.name}: nothing to choose", highlight=False)
             continue
-        path = search(experiment, out, lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True))
+        path = search(experiment, out, lambda line: _say(console, line), jobs)
         console.print(f"Record: {path}", highlight=False, soft_wrap=True)
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _list(console: Console) -> None:

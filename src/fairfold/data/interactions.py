@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,20 +58,29 @@ class Interactions:
     def __len__(self) -> int:
         return int(self.items.numel())
 
+    def span(self, user: int) -> "slice[int, int, None]":
+        """Where the items of one user stand."""
+        return slice(int(self._bounds[user]), int(self._bounds[user + 1]))
+
+    @cached_property
+    def _bounds(self) -> Any:
+        return self.offsets.numpy()  # the same memory: reading a number of it makes no tensor
+
     def of(self, user: int) -> Tensor:
         """The items of one user, ascending."""
-        return self.items[int(self.offsets[user]) : int(self.offsets[user + 1])]
+        return self.items[self.span(user)]
 
     def ratings_of(self, user: int) -> Tensor:
         """The ratings of one user, aligned with :meth:`of`."""
         if self.ratings is None:
             raise InvalidData("implicit interactions", "ratings", "Prepare the data with ratings kept.")
-        return self.ratings[int(self.offsets[user]) : int(self.offsets[user + 1])]
+        return self.ratings[self.span(user)]
 
     @cached_property
     def users(self) -> Tensor:
         """The user of every interaction, aligned with ``items``."""
-        return torch.repeat_interleave(torch.arange(self.num_users), self.counts_by_user)
+        numbers = torch.arange(self.num_users, device=self.offsets.device)
+        return torch.repeat_interleave(numbers, self.counts_by_user, output_size=len(self))
 
     @property
     def counts_by_user(self) -> Tensor:

@@ -35,9 +35,7 @@ class NegativeSampler:
         self.train = train
         self.per_positive = per_positive
         self.seed = seed
-        position = torch.arange(len(train)) - train.offsets[train.users]
-        # Ascending over all users, since the number of non-items below an item is less than num_items.
-        self._non_items_below = train.users * train.num_items + (train.items - position)
+        self._non_items_below = non_items_below(train)
 
     def epoch(self, number: int) -> Tensor:
         """Negatives for one epoch, int64 [interactions, per_positive], aligned with ``train.items``."""
@@ -46,19 +44,38 @@ class NegativeSampler:
 
     def draw(self, users: Tensor, source: torch.Generator) -> Tensor:
         """One negative for every entry of ``users``, a tensor of any shape."""
-        others = self.train.num_items - self.train.counts_by_user[users]
-        # 53 random bits: a rank's chance is off by less than 1 part in 10^10 for catalogues of a million
-        # items.
-        chance = torch.rand(users.shape, generator=source, dtype=torch.float64)
-        rank = (chance * others).long().clamp_(max=others - 1)
-        below = torch.searchsorted(self._non_items_below, users * self.train.num_items + rank, right=True)
-        return rank + below - self.train.offsets[users]
+        chance = draw_chances(torch.empty(users.shape, dtype=torch.float64), source)
+        return chosen(self.train, self._non_items_below, users, chance)
 
-    def of_user(self, user: int, count: int, source: torch.Generator) -> Tensor:
-        """Negatives of one user: :meth:`draw`, with a search among that user's items alone."""
-        part = slice(int(self.train.offsets[user]), int(self.train.offsets[user + 1]))
+    def of_user(self, user: int, chance: Tensor) -> Tensor:
+        """Negatives of one user: :func:`chosen`, with a search among that user's items alone."""
+        part = self.train.span(user)
         others = self.train.num_items - (part.stop - part.start)
-        chance = torch.rand(count, generator=source, dtype=torch.float64)
-        rank = chance.mul_(others).long().clamp_(max=others - 1)
+        rank = (chance * others).long().clamp_(max=others - 1)
         below = self._non_items_below[part]
         return rank.add_(torch.searchsorted(below, rank + user * self.train.num_items, right=True))
+
+
+def draw_chances(into: Tensor, source: torch.Generator) -> Tensor:
+    """Fill a tensor (float64) with numbers of [0, 1), each of which stands for a negative.
+
+    Of 53 random bits: a rank's chance is off by less than 1 part in 10^10 for catalogues of a million items.
+    """
+    return into.uniform_(generator=source)
+
+
+def non_items_below(train: Interactions) -> Tensor:
+    """How many of its user's non-items lie below each item, plus ``num_items`` for every user before.
+
+    Ascending over all users, since an item has less than ``num_items`` non-items below it.
+    """
+    position = torch.arange(len(train), device=train.items.device) - train.offsets[train.users]
+    return train.users * train.num_items + (train.items - position)
+
+
+def chosen(train: Interactions, below: Tensor, users: Tensor, chance: Tensor) -> Tensor:
+    """The negative of each user that a number of [0, 1) stands for; ``below`` as :func:`non_items_below` gives it."""
+    others = train.num_items - train.counts_by_user[users]
+    rank = torch.minimum((chance * others).long(), others - 1)
+    found = torch.searchsorted(below, users * train.num_items + rank, right=True)
+    return rank + found - train.offsets[users]

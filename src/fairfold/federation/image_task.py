@@ -89,11 +89,18 @@ class ImageTask(Task):
 
     def batches(self, client: int, generator: torch.Generator) -> list[Batch]:
         """All batches of a device's round, epoch after epoch: numbers of images, and their labels."""
-        settings, rows, found = self.settings, self.clients.of(client), []
-        for _ in range(settings.local_epochs):
-            order = rows[torch.randperm(len(rows), generator=generator)] if settings.shuffle else rows
-            found += [Batch(part, self.images.train.labels[part]) for part in torch.split(order, settings.batch_size)]
-        return found
+        return [
+            Batch(part, self.images.train.labels[part])
+            for order in self.orders(client, generator)
+            for part in torch.split(order, self.settings.batch_size)
+        ]
+
+    def orders(self, client: int, generator: torch.Generator) -> list[Tensor]:
+        """A device's images in the order in which each epoch takes them."""
+        rows = self.clients.of(client)
+        if not self.settings.shuffle:
+            return [rows] * self.settings.local_epochs
+        return [rows[torch.randperm(len(rows), generator=generator)] for _ in range(self.settings.local_epochs)]
 
     def losses(self, batch: Batch, dense: Weights, users: Sequence[Tensor], items: Sequence[Tensor]) -> Tensor:  # noqa: ARG002
         """The cross-entropy of every image of a batch."""

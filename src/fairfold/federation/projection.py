@@ -205,6 +205,11 @@ class LowRank(Projection):
         right = (top / scale).T @ table
         return torch.cat([(top * scale).reshape(-1), right.reshape(-1)])
 
+    def cut(self, compact: Tensor, rank: int) -> Tensor:
+        """What :meth:`reduce` gives at a smaller rank, from what it gave at this one: large components are last."""
+        left, right = self.factors(compact)
+        return torch.cat([left[:, -rank:].reshape(-1), right[-rank:].reshape(-1)])
+
     def slots(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Where chosen rows of the first factor stand, [*ids.shape, rank], and all of the second, [rank, columns]."""
         right = torch.arange(self.shape[0] * self.rank, self.size).view(self.rank, self.shape[1])

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fairfold.federation.projection import Assignment, Hashed, Projection
+from fairfold.federation.projection import Assignment, Hashed, LowRank, Projection
 from fairfold.federation.task import Weights
 from fairfold.subspace import reduce_all
 
@@ -22,11 +22,16 @@ def send(full: Weights, assignments: Sequence[Assignment]) -> list[Weights | Non
 
 
 def _reduce_each(full: Tensor, projections: list[Projection]) -> dict[Projection, Tensor]:
-    """Every distinct projection of a tensor; a nested chain of subspaces takes one pass over it."""
+    """Every distinct projection of a tensor; a nested chain of subspaces takes one pass over it, all ranks one SVD."""
     hashed = [projection for projection in projections if isinstance(projection, Hashed)]
     compacts = reduce_all(full, [held.subspace for held in hashed if not held.subspace.is_full])
     # The full space is sent as it is, not as a copy: what is sent is only ever read.
     found: dict[Projection, Tensor] = {held: compacts.get(held.subspace, full) for held in hashed}
+    factored = [projection for projection in projections if isinstance(projection, LowRank)]
+    if factored:
+        largest = max(factored, key=lambda projection: projection.rank)
+        whole = largest.reduce(full)
+        found |= {projection: largest.cut(whole, projection.rank) for projection in factored}
     for projection in projections:
         if projection not in found:
             found[projection] = projection.reduce(full)

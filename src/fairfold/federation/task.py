@@ -17,7 +17,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from fairfold.data import Dataset
-from fairfold.data.negatives import NegativeSampler
+from fairfold.data.negatives import NegativeSampler, draw_chances
 from fairfold.errors import InvalidSettings
 from fairfold.federation.settings import Settings
 from fairfold.federation.storage import Storage, tables_placed
@@ -193,25 +193,39 @@ class Task:
 
     def samples(self, client: int) -> int:
         """How much data a client has."""
-        return int(self.data.train.offsets[client + 1] - self.data.train.offsets[client])
+        span = self.data.train.span(client)
+        return span.stop - span.start
+
+    def draw(self, client: int, generator: torch.Generator, order: Tensor, chance: Tensor | None) -> None:
+        """Draw all that chance decides of a client's round.
+
+        Args:
+            client: Its number.
+            generator: Of the numbers.
+            order: Becomes which of the client's interactions each sample is, int64 [samples], epoch after epoch.
+            chance: Becomes a number of [0, 1) for every negative, float64 [samples, negatives]; None for ratings.
+        """
+        count = self.samples(client)
+        for epoch in order.view(self.settings.local_epochs, count):
+            if self.settings.shuffle:
+                torch.randperm(count, generator=generator, out=epoch)
+            else:
+                torch.arange(count, out=epoch)
+        if chance is not None:  # negatives are independent of their positive, so in no need of its order
+            draw_chances(chance, generator)
 
     def local(self, client: int, generator: torch.Generator) -> LocalData:
         """What a client trains on in a round."""
-        settings, train, epochs = self.settings, self.data.train, self.settings.local_epochs
-        mine, ratings = train.of(client), train.ratings_of(client) if self.ratings else None
-        count = len(mine)
-        order = torch.arange(count).expand(epochs, -1)
-        if settings.shuffle:
-            order = torch.stack([torch.randperm(count, generator=generator) for _ in range(epochs)])
-        drawn = 0 if self._negatives is None else settings.negatives
-        items = torch.empty(epochs * count, 1 + drawn, dtype=torch.int64)
-        items[:, 0] = mine[order.reshape(-1)]
-        if self._negatives is not None:  # independent of their positive, so in no need of its order
-            items[:, 1:] = self._negatives.of_user(client, epochs * count * drawn, generator).view(-1, drawn)
-        targets = None if ratings is None else ratings[order.reshape(-1)]
-        stops = [
-            min(stop, count) for stop in range(settings.batch_size, count + settings.batch_size, settings.batch_size)
-        ]
+        train, size, epochs = self.data.train, self.settings.batch_size, self.settings.local_epochs
+        count = self.samples(client)
+        order = torch.empty(epochs * count, dtype=torch.int64)
+        chance = None if self.ratings else torch.empty(len(order), self.settings.negatives, dtype=torch.float64)
+        self.draw(client, generator, order, chance)
+        items = train.of(client)[order, None]
+        if self._negatives is not None and chance is not None:
+            items = torch.cat([items, self._negatives.of_user(client, chance)], dim=1)
+        targets = train.ratings_of(client)[order] if self.ratings else None
+        stops = [min(stop, count) for stop in range(size, count + size, size)]
         return LocalData(items, targets, [epoch * count + stop for epoch in range(epochs) for stop in stops])
 
     def batches(self, client: int, generator: torch.Generator) -> list[Batch]:

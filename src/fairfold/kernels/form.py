@@ -87,3 +87,22 @@ class Samples:
     rows: Tensor
     targets: Tensor | None
     ends: Tensor
+
+
+@dataclass(frozen=True)
+class Lines:
+    """What the steps of a cohort look up, at fixed addresses.
+
+    Attributes:
+        rows: [rows, numbers an item has in all tables] of all clients.
+        fixed: [clients, numbers]: what every sample of a client uses, the user's vectors and the dense tensors.
+        places: int32 [steps, clients, samples, width]: the row of each item of each sample.
+        shares: [steps, clients, samples]: what each sample counts in the loss; 0 for padding.
+        step: int64 [1]: which one is next.
+    """
+
+    rows: Places
+    fixed: Places
+    places: Tensor
+    shares: Tensor
+    step: Tensor

@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairfold.kernels import gpu, hashing, reference, reference_active, reference_chain
+from fairfold.kernels import gpu, hashing, reference, reference_active, reference_chain, reference_stacked
+from fairfold.kernels.form import Form, Lines
 from fairfold.kernels.hashing import Layout
 from fairfold.kernels.native import active_calls, calls
+from fairfold.kernels.reference_stacked import SlotTables
 
 __all__ = [
     "accumulate_lines",
@@ -28,6 +30,7 @@ __all__ = [
     "adagrad_rows",
     "adagrad_slots",
     "adam_slots",
+    "add_slopes",
     "count_range",
     "fold",
     "number",
@@ -40,6 +43,7 @@ __all__ = [
     "sgd_rows",
     "slots_and_signs",
     "step_prefix",
+    "step_slots",
     "touched_rows",
     "unfold",
 ]
@@ -242,6 +246,32 @@ def step_prefix(
         body.step_prefix(values, gradient, moments, rates, moving, number)
     else:
         reference_active.step_prefix(values, gradient, moments, rates, moving, number)
+
+
+@torch.no_grad()
+def step_slots(
+    full: Tensor,
+    gradient: Tensor,
+    values: Tensor,
+    moments: Sequence[Tensor],
+    tables: SlotTables,
+    rates: Tensor,
+    number: Tensor,
+) -> None:
+    """One step of a cohort, and its weights realised; see :func:`fairfold.kernels.reference_stacked.step_slots`.
+
+    On a GPU nothing waits for the device, and sums have a fixed order.
+    """
+    if body := _gpu(values, gradient):
+        body.step_slots(full, gradient, values, moments, tables, rates, number)
+    else:
+        reference_stacked.step_slots(full, gradient, values, moments, tables, rates, number)
+
+
+def add_slopes(form: Form, regulariser: float, values: Tensor, gradient: Tensor, lines: Lines) -> bool:
+    """Add the gradient of a cohort's step in one pass; False where nothing but autograd serves."""
+    body = _gpu(values, gradient)
+    return body is not None and bool(body.add_slopes(form, regulariser, values, gradient, lines))
 
 
 def recover_lines(source: Tensor, found: Tensor, signs: Tensor, lines: Tensor) -> Tensor:

@@ -121,13 +121,17 @@ def step_prefix(
     end = int(moving[step])
     rate, root = rates[step].tolist()
     part, slope, kept = values[:end], gradient[:end], [moment[:end] for moment in moments]
-    direction: Tensor = slope
-    if len(kept) == 1:
-        kept[0].addcmul_(slope, slope)
-        direction = slope / (kept[0].sqrt() + ADAGRAD_EPSILON)
-    elif len(kept) == 2:
-        kept[0].lerp_(slope, 1 - BETAS[0])
-        kept[1].mul_(BETAS[1]).addcmul_(slope, slope, value=1 - BETAS[1])
-        direction = kept[0] / (kept[1].sqrt() / root + ADAM_EPSILON)
-    part.sub_(direction, alpha=rate)
+    part.sub_(direction(slope, kept, root), alpha=rate)
     slope.zero_()
+
+
+def direction(slope: Tensor, moments: Sequence[Tensor], root: float) -> Tensor:
+    """Where SGD, Adagrad or Adam (0, 1 or 2 moments, written) goes for a gradient, per unit of the rate."""
+    if len(moments) == 1:
+        moments[0].addcmul_(slope, slope)
+        return slope / (moments[0].sqrt() + ADAGRAD_EPSILON)
+    if len(moments) == 2:
+        moments[0].lerp_(slope, 1 - BETAS[0])
+        moments[1].mul_(BETAS[1]).addcmul_(slope, slope, value=1 - BETAS[1])
+        return moments[0] / (moments[1].sqrt() / root + ADAM_EPSILON)
+    return slope

@@ -12,6 +12,9 @@ class MLP(nn.Module):
         classes: Number of classes.
     """
 
+    chain = ("hidden", "output")
+    """Its layers, a rectifier between each and the next: all there is to know for a program that runs them itself."""
+
     def __init__(self, inputs: int = 784, hidden: int = 512, classes: int = 10) -> None:
         super().__init__()
         self.hidden = nn.Linear(inputs, hidden)

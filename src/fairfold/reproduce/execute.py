@@ -15,11 +15,12 @@ from fairfold.errors import InvalidData, InvalidSettings
 from fairfold.reproduce.experiment import Cell, Experiment
 from fairfold.reproduce.kinds import KINDS, no_data, run_kind
 from fairfold.reproduce.machine import machine
-from fairfold.reproduce.outcome import Outcome, file_name, fingerprint, read_outcome, write_outcome
+from fairfold.reproduce.outcome import Outcome, file_name, fingerprint, kept_in, read_outcome, write_outcome
 from fairfold.reproduce.watcher import Watcher
 
 CELLS, UNDER_WAY = "cells", ".under-way"
 POLL_SECONDS = 0.5
+_SPAWN = multiprocessing.get_context("spawn")  # a fork after OpenMP work hangs
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,21 @@ class Job:
     mark: str
 
 
+MEMORY_A_JOB = 4 * 2**30
+"""Memory of a GPU that a process is reckoned with."""
+
+
 def default_jobs(cells: int) -> int:
-    """A process a core, at most one a cell; a single one where a GPU does the work."""
+    """A process a core, at most one a cell; they share a GPU, where there is one, as far as its memory goes.
+
+    A single cell rarely fills a GPU, and much of a run (evaluation, aggregation, files) is the CPU's.
+    """
     import torch
 
+    jobs = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if torch.cuda.is_available():
-        return 1
-    return max(1, min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, cells))
+        jobs = min(jobs, torch.cuda.get_device_properties(0).total_memory // MEMORY_A_JOB)
+    return max(1, min(jobs, cells))
 
 
 def execute(
@@ -63,6 +72,7 @@ def execute(
     found: dict[str, Outcome] = {}
     todo: dict[str, Job] = {}
     same: dict[Cell, str] = {}
+    elsewhere = kept_in(out)
     for cell in experiment.cells:
         try:
             data = KINDS[cell.kind].data(cell.values)
@@ -70,11 +80,14 @@ def execute(
             same[cell] = missing = f"no data: {error}"
             found[missing] = no_data(error)
             continue
-        mark = fingerprint(cell.kind, cell.values, cell.seed, data)
+        mark = fingerprint(cell.kind, KINDS[cell.kind].meaning(cell.values), cell.seed, data)
         same[cell] = mark
         name = file_name(cell.label)
         kept = place / CELLS / f"{name}.json"
         outcome = read_outcome(kept, mark)
+        if not isinstance(outcome, Outcome) and mark in elsewhere:
+            shutil.copyfile(elsewhere[mark], kept)  # another experiment has the same cell
+            outcome = read_outcome(kept, mark)
         if isinstance(outcome, Outcome):
             found[mark] = outcome
             continue
@@ -122,27 +135,35 @@ def _run_here(jobs: list[Job], watcher: Watcher) -> Iterator[tuple[Job, Outcome]
 
 def _run_in_processes(processes: int) -> Run:
     def run(jobs: list[Job], watcher: Watcher) -> Iterator[tuple[Job, Outcome]]:
-        context = multiprocessing.get_context("spawn")
-        shares: Any = context.Queue()
+        shares: Any = _SPAWN.Queue()
         by_mark = {job.mark: job for job in jobs}
-        with _one_thread_each():
-            pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_start, initargs=(shares,))
-            with pool:
-                futures: dict[Future[Outcome], Job] = {pool.submit(_in_process, job): job for job in jobs}
-                try:
-                    while futures:
-                        done, _ = wait(futures, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
-                        for mark, share in _drained(shares):
-                            watcher.on_share(by_mark[mark].cell, share)
-                        for future in done:
-                            yield futures.pop(future), future.result()
-                except BaseException:
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    for process in list((pool._processes or {}).values()):
-                        process.terminate()
-                    raise
+        with workers(processes, initializer=_start, initargs=(shares,)) as pool:
+            assert pool is not None
+            futures: dict[Future[Outcome], Job] = {pool.submit(_in_process, job): job for job in jobs}
+            while futures:
+                done, _ = wait(futures, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+                for mark, share in _drained(shares):
+                    watcher.on_share(by_mark[mark].cell, share)
+                for future in done:
+                    yield futures.pop(future), future.result()
 
     return run
+
+
+@contextmanager
+def workers(processes: int, **start: Any) -> Iterator[ProcessPoolExecutor | None]:
+    """Processes of one thread each, all of them ended if the work here breaks off; None where one is asked for."""
+    if processes == 1:
+        yield None
+        return
+    with _one_thread_each(), ProcessPoolExecutor(processes, mp_context=_SPAWN, **start) as pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
+            raise
 
 
 @contextmanager

@@ -47,17 +47,18 @@ def _compared(grid: Grid, done: list[Entry]) -> Figure:
             fmt="o", color=COLOURS[number % len(COLOURS)], capsize=3, label=column or grid.file.metric,
         )  # fmt: skip
     published = [(place, entry.paper) for place, entry in enumerate(done) if isinstance(entry.paper, float | int)]
-    axes.plot(
-        [value for _, value in published], [place for place, _ in published],
-        "x", color=INK, markersize=7, label="the paper's figure",
-    )  # fmt: skip
-    for name, value in grid.references.items():
-        if isinstance(value, float):
-            axes.axvline(value, color=FAINT, linestyle=(0, (5, 4)), linewidth=1.1, zorder=0.5)
-            axes.annotate(
-                name, (value, 1.0), xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points",
-                color="#616e7c", fontsize=8, ha="left", va="bottom", rotation=30, annotation_clip=False,
-            )  # fmt: skip
+    if published:
+        axes.plot(
+            [value for _, value in published], [place for place, _ in published],
+            "x", color=INK, markersize=7, label="the paper's figure",
+        )  # fmt: skip
+    low, high = axes.get_xlim()
+    for name, value in _together(grid, 0.02 * (high - low)):
+        axes.axvline(value, color=FAINT, linestyle=(0, (5, 4)), linewidth=1.1, zorder=0.5)
+        axes.annotate(
+            name, (value, 1.0), xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points",
+            color="#616e7c", fontsize=8, ha="left", va="bottom", rotation=30, annotation_clip=False,
+        )  # fmt: skip
     axes.set_yticks(range(len(done)), [f"{entry.row} {entry.column}" for entry in done], fontsize=8.5)
     axes.set_ylim(len(done) - 0.5, -0.5)
     axes.set_xlabel(_label(grid))
@@ -65,6 +66,18 @@ def _compared(grid: Grid, done: list[Entry]) -> Figure:
         axes.set_xscale("log")
     _legend(figure, axes)
     return figure
+
+
+def _together(grid: Grid, room: float) -> list[tuple[str, float]]:
+    """Reference rows by value; those closer than a label needs share one, at the first of them."""
+    found: list[tuple[str, float]] = []
+    values = {name: value for name, value in grid.references.items() if isinstance(value, float)}
+    for name, value in sorted(values.items(), key=lambda row: row[1]):
+        if found and value - found[-1][1] < room:
+            found[-1] = (f"{found[-1][0]}, {name}", found[-1][1])
+        else:
+            found.append((name, value))
+    return found
 
 
 def _curves(grid: Grid, done: list[Entry]) -> Figure:
@@ -89,8 +102,8 @@ def _curves(grid: Grid, done: list[Entry]) -> Figure:
         axes.set_xlim(left=0)
         _leave_out_the_start(axes, done)
     low, high = axes.get_ylim()
-    for name, value in grid.references.items():
-        if isinstance(value, float) and low < value < high:  # others would be drawn outside of the plot
+    for name, value in _together(grid, 0.03 * (high - low)):
+        if low < value < high:  # others would be drawn outside of the plot
             axes.axhline(value, color=FAINT, linestyle=(0, (5, 4)), linewidth=1.1, zorder=0.5)
             axes.annotate(
                 name, (1.01, value), xycoords=("axes fraction", "data"), color="#616e7c", fontsize=8, va="center",

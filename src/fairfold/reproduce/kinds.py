@@ -37,6 +37,10 @@ class Kind(ABC):
     def check(self, values: Values) -> None:
         """Refuse settings that this kind cannot use."""
 
+    def meaning(self, values: Values) -> Values:
+        """The same for settings that mean the same, however they are written."""
+        return values
+
     def relevant(self, values: Values) -> Values:
         """The settings that decide what the reference rows of a cell are."""
         return {key: values[key] for key in DATA_KEYS if key in values} | {"solver": "gradient"}  # serves every model
@@ -73,6 +77,10 @@ class Federated(Kind):
     def check(self, values: Values) -> None:
         """See the base class."""
         self.settings(values, 0)
+
+    def meaning(self, values: Values) -> Values:
+        """What differs from the defaults; so settings to come leave kept cells as they are."""
+        return self.settings(values, 0).model_dump(mode="json", exclude_defaults=True, exclude={"seed"})
 
     def settings(self, values: Values, seed: int) -> Settings:
         """Of one run."""

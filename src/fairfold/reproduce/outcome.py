@@ -1,5 +1,6 @@
 """What came of a cell, and how it is kept: one small JSON file a cell, whole or not there."""
 
+import contextlib
 import hashlib
 import json
 import math
@@ -54,7 +55,7 @@ class Outcome:
 
 
 def fingerprint(kind: str, values: dict[str, Any], seed: int, data: dict[str, Any]) -> str:
-    """What makes two cells the same: settings, seed and the data's own checksum."""
+    """What makes two cells the same: what their settings mean, seed and the data's own checksum."""
     content = {"format": FORMAT, "kind": kind, "values": values, "seed": seed, "data": data}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -75,6 +76,15 @@ def write_outcome(path: Path, outcome: Outcome, mark: str, described: dict[str, 
     """
     content = {"fingerprint": mark, "fairfold": __version__, **described, "outcome": asdict(outcome)}
     write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def kept_in(out: Path) -> dict[str, Path]:
+    """All finished cells of all experiments by fingerprint."""
+    found: dict[str, Path] = {}
+    for path in sorted(out.glob("*/cells/*.json")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found.setdefault(json.loads(path.read_bytes())["fingerprint"], path)
+    return found
 
 
 def read_outcome(path: Path, mark: str) -> Outcome | str:

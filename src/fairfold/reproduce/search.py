@@ -18,6 +18,7 @@ from fairfold.data import Dataset, ImageDataset
 from fairfold.data.holdout import hold_out, hold_out_images
 from fairfold.errors import InvalidSettings
 from fairfold.files import write_atomically
+from fairfold.reproduce.execute import default_jobs, workers
 from fairfold.reproduce.experiment import Cell, Experiment, SearchFile
 from fairfold.reproduce.kinds import KINDS
 from fairfold.reproduce.outcome import Outcome, file_name, fingerprint, read_outcome, write_outcome
@@ -36,20 +37,31 @@ class Trial:
     outcome: Outcome
 
 
-def search(experiment: Experiment, out: Path, say: Callable[[str], None]) -> Path:
-    """Try all values in all cells that the experiment names; what is kept is not run again. Returns the record."""
+def search(experiment: Experiment, out: Path, say: Callable[[str], None], jobs: int | None = None) -> Path:
+    """Try all values in all cells that the experiment names; what is kept is not run again. Returns the record.
+
+    Args:
+        experiment: With a search in its file.
+        out: Its results go to a folder of its name in here.
+        say: Told every trial, in order.
+        jobs: Processes; None is :func:`fairfold.reproduce.execute.default_jobs`. One runs here.
+    """
     plan = experiment.file.search
     assert plan is not None
-    if not any(isinstance(known, logging.NullHandler) for known in logging.getLogger("fairfold").handlers):
-        logging.getLogger("fairfold").addHandler(logging.NullHandler())  # replies of runs that diverge are counted only
     place = out / experiment.folder / SEARCH
     place.mkdir(parents=True, exist_ok=True)
+    todo = [
+        (_cell(experiment, labels), dict(zip(plan.values, numbers, strict=True)))
+        for labels in plan.cells
+        for numbers in itertools.product(*plan.values.values())
+    ]
+    cells, tries = zip(*todo, strict=True)
     trials, path = list[Trial](), place.with_suffix(".csv")
-    for cell in [_cell(experiment, labels) for labels in plan.cells]:
-        for numbers in itertools.product(*plan.values.values()):
-            trial = _trial(cell, dict(zip(plan.values, numbers, strict=True)), plan, place)
+    with workers(default_jobs(len(todo)) if jobs is None else jobs) as pool:
+        for trial in (pool.map if pool else map)(_trial, cells, tries, itertools.repeat(plan), itertools.repeat(place)):
             trials.append(trial)
-            say(f"{cell.table} {cell.row} {cell.column} {_words(trial.tried)}: {_shown(trial.outcome.last)}")
+            label = f"{trial.cell.table} {trial.cell.row} {trial.cell.column} {_words(trial.tried)}"
+            say(f"{label}: {_shown(trial.outcome.last)}")
             write_atomically(path, record(trials, plan).encode())
     return path
 
@@ -62,6 +74,8 @@ def _cell(experiment: Experiment, labels: tuple[str, str, str]) -> Cell:
 
 
 def _trial(cell: Cell, tried: dict[str, float], plan: SearchFile, place: Path) -> Trial:
+    if not any(isinstance(known, logging.NullHandler) for known in logging.getLogger("fairfold").handlers):
+        logging.getLogger("fairfold").addHandler(logging.NullHandler())  # replies of runs that diverge are counted only
     values = cell.values | plan.set | tried
     data = KINDS[cell.kind].data(values) | {"held out": plan.held_out}
     mark = fingerprint("search", values, plan.seed, data)
@@ -97,7 +111,7 @@ def record(trials: list[Trial], plan: SearchFile) -> str:
     writer.writerow(["table", "row", "column", *plan.values, *headings])
     for trial in trials:
         cell, outcome = trial.cell, trial.outcome
-        rivals = [other for other in trials if other.cell == cell]
+        rivals = [other for other in trials if other.cell.label == cell.label]
         writer.writerow(
             [
                 cell.table, cell.row, cell.column, *trial.tried.values(), outcome.facts["metric"],

@@ -41,7 +41,7 @@ def run_round(state: ServerState, private: Weights, federation: Federation, reje
     """One round; see :func:`fairfold.simulate.loop.run_round`."""
     settings, task, number = federation.settings, federation.task, state.round_number
     if settings.reads_images:
-        return loop.run_round(state, private, federation, rejections, images.solve)
+        return loop.run_round(state, private, federation, rejections, loop.in_turn(images.solve, settings))
     if settings.solver == "closed_form":
         return closed_form.run_round(state, private, federation, rejections)
     if settings.solver == "least_squares":

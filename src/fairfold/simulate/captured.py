@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,11 +21,12 @@ from fairfold.federation.projection import Assignment
 from fairfold.federation.replies import Rejections, fault_of, problem_with, spoil
 from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.send import send
-from fairfold.federation.settings import Settings
+from fairfold.federation.settings import FaultSettings, Settings
 from fairfold.federation.task import Task, Weights
 from fairfold.kernels import ops
+from fairfold.kernels.form import Lines, Places
 from fairfold.simulate.batched import at_once
-from fairfold.simulate.cohort import Lookups, Samples, draw_samples, find_lookups, lay_out
+from fairfold.simulate.cohort import Draws, Lookups, Samples, draw, find_lookups, lay_out, put, whose
 from fairfold.simulate.federation import Federation
 
 CLIENTS_AT_ONCE = 128
@@ -69,6 +71,9 @@ class Buffers:
         self.step = make(1, kind=torch.int64)
         self.rates = step_sizes(settings, self.steps).to(device, dtype)
         self.within = torch.arange(batch, device=device)
+        self.lines = Lines(
+            Places(self.rows, self.row_signs), Places(self.fixed, self.fixed_signs), self.places, self.shares, self.step
+        )
         self.everybody = torch.arange(clients, device=device, dtype=torch.int32)
 
     def fill(self, samples: Samples, lookups: Lookups) -> None:
@@ -117,7 +122,7 @@ class Cohorts:
         self._losses = vmap(self.task.unpenalised_losses, in_dims=(0, 0, 0, 0 if self.task.ratings else None))
         self._graph: torch.cuda.CUDAGraph | None = None
         self._feeder = ThreadPoolExecutor(ROUNDS_AHEAD, thread_name_prefix="fairfold-samples")
-        self._ahead: dict[int, Future[list[Samples]]] = {}
+        self._ahead: dict[int, Future[list[Draws]]] = {}
 
     def run_round(self, state: ServerState, private: Weights, rejections: Rejections) -> ServerState:
         """One round; see :func:`fairfold.simulate.loop.run_round`."""
@@ -125,21 +130,22 @@ class Cohorts:
         assignments = self.federation.assignments(number)
         sent = dict(enumerate(send(state.full, assignments)))
         totals = RoundTotals(state.full)
-        for samples in self._samples(number):
-            self._train(samples.to(self.device), assignments, sent, private, number, rejections, totals)
+        for drawn in self._drawn(number):
+            self._train(drawn.to(self.device).samples(), assignments, sent, private, number, rejections, totals)
         return aggregate(state, totals, self.settings)
 
-    def _samples(self, number: int) -> list[Samples]:
-        """A round's samples; those of the next rounds are drawn while this one runs."""
+    def _drawn(self, number: int) -> list[Draws]:
+        """A round's draws; those of the next rounds are made while this one runs."""
         coming = range(number, min(number + ROUNDS_AHEAD, self.settings.rounds - 1) + 1)
         self._ahead = {
             each: self._ahead.get(each) or self._feeder.submit(self._draw, each) for each in {number, *coming}
         }
         return self._ahead[number].result()
 
-    def _draw(self, number: int) -> list[Samples]:
+    def _draw(self, number: int) -> list[Draws]:
         cohort = self.federation.cohort(number).tolist()
-        return [draw_samples(self.task, clients, number) for clients in at_once(cohort, self.at_once)]
+        pinned = self.device.type == "cuda"
+        return [draw(self.task, clients, number, pinned=pinned) for clients in at_once(cohort, self.at_once)]
 
     def _train(
         self,
@@ -179,6 +185,15 @@ class Cohorts:
 
     def _step(self) -> None:
         """The next step of every client that is still at work."""
+        held, form = self.buffers, None if self.task.ratings else self.task.form
+        weight = self.settings.regulariser
+        if form is None or not ops.add_slopes(form, weight, held.values, held.gradient, held.lines):
+            self.add_slopes()
+        ops.step_prefix(held.values, held.gradient, held.moments, held.rates, held.moving, held.step)
+        held.step += 1
+
+    def add_slopes(self) -> None:
+        """Add the gradient of the next step, under autograd: the specification of :func:`ops.add_slopes`."""
         task, held = self.task, self.buffers
         places = held.places.index_select(0, held.step)[0]  # [clients, samples, width]
         shares = held.shares.index_select(0, held.step)[0]
@@ -198,12 +213,13 @@ class Cohorts:
             for_always[:, :own].addcmul_(users, shares.sum(1, keepdim=True), value=weight)
         ops.accumulate_lines(for_rows, held.rows, held.row_signs, places, held.gradient)
         ops.accumulate_lines(for_always, held.fixed, held.fixed_signs, held.everybody, held.gradient)
-        ops.step_prefix(held.values, held.gradient, held.moments, held.rates, held.moving, held.step)
-        held.step += 1
 
 
-def capture(step: Callable[[], None], changed: list[Tensor]) -> torch.cuda.CUDAGraph:
-    """Record a step. It is run a few times first, as torch asks, and what it changed is put back."""
+def capture(step: Callable[[], None], changed: list[Tensor], pool: Any = None) -> torch.cuda.CUDAGraph:
+    """Record a step. It is run a few times first, as torch asks, and what it changed is put back.
+
+    Recordings that never run at once may share the memory of a ``pool``.
+    """
     kept = [tensor.clone() for tensor in changed]
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
@@ -214,7 +230,8 @@ def capture(step: Callable[[], None], changed: list[Tensor]) -> torch.cuda.CUDAG
             step()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # Others may be pinning memory meanwhile.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         step()
     for tensor, before in zip(changed, kept, strict=True):
         tensor.copy_(before)
@@ -254,8 +271,7 @@ class Back:
                       for name, at in of.items()), default=0)  # fmt: skip
         self._keep_own(private)
         of_server = self._came_from < shared
-        ends = self._lookups.ends
-        place = torch.repeat_interleave(torch.arange(len(ends), device=ends.device), ends.diff(prepend=ends[:1] * 0))
+        place = whose(self._lookups.ends, len(self._change))
         problems = self._problems(place, of_server, number)
         weights = []
         for client, problem in zip(self._clients, problems, strict=True):
@@ -263,7 +279,7 @@ class Back:
                 rejections.note(number + 1, client, problem)
             weight = self._settings.weight(self._task.samples(client))
             weights.append(0.0 if problem is not None else weight)
-        factor = torch.tensor(weights, dtype=source.dtype, device=source.device)[place]
+        factor = put(weights, source.device, source.dtype)[place]
         # Zero times NaN is NaN: what is refused is left out, not weighted down.
         counted = torch.where(factor > 0, self._change * factor, 0)
         sums = torch.zeros_like(source).index_add_(0, self._came_from, counted)
@@ -273,16 +289,18 @@ class Back:
             if not weight or held is None:
                 continue
             sent = self._received[group]
-            means = {name: sums[at : at + sent[name].numel()] / weight for name, at in starts.items()}
+            # Vectors of their own: not every slice begins where a kernel can read fast.
+            parts = {name: sums[at : at + sent[name].numel()].clone() for name, at in starts.items()}
             if self._settings.aggregation == "paper":
-                means = {name: mean.add_(sent[name]) for name, mean in means.items()}
-            totals.add(held, means, weight)
+                for name, part in parts.items():
+                    part.add_(sent[name], alpha=weight)
+            totals.add_sums(held, parts, weight)
 
     def _keep_own(self, private: Weights) -> None:
-        chosen, start = torch.tensor(self._clients, device=self._change.device), 0
+        who, start = put(self._clients, self._change.device), 0
         for name, size in self._task.own.items():
             if name in private:
-                private[name][chosen] = self._values[self._lookups.fixed[0][:, start : start + size].long()]
+                private[name][who] = self._values[self._lookups.fixed[0][:, start : start + size].long()]
             start += size
 
     def _problems(self, place: Tensor, of_server: Tensor, number: int) -> list[str | None]:
@@ -292,7 +310,10 @@ class Back:
         largest = torch.stack([size[start:end].amax() for start, end in pairwise(ends)]).tolist()
         found: list[str | None] = []
         for index, most in enumerate(largest):
-            fault = fault_of(self._settings, generator(self._settings, Purpose.FAULTS, number, self._clients[index]))
+            fault = None
+            if self._settings.faults != FaultSettings():
+                source = generator(self._settings, Purpose.FAULTS, number, self._clients[index])
+                fault = fault_of(self._settings, source)
             if fault is not None:
                 found.append(self._fault(index, place, of_server, fault))
             elif not math.isfinite(most):

@@ -6,20 +6,38 @@ in that vector with a sign. Sizes, methods and kinds of tensors are data, not co
 step serve them all, and what came of it goes back by one scatter.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from math import prod
 
 import torch
 from torch import Tensor
 
+from fairfold.data import Interactions
+from fairfold.data.negatives import chosen, non_items_below
 from fairfold.federation.projection import Assignment, Coordinatewise, Projection
 from fairfold.federation.sampling import Purpose, generator
-from fairfold.federation.task import Batch, Task, Weights
+from fairfold.federation.task import Task, Weights
 from fairfold.kernels.reference import row_coordinates
 
 FLAGS_A_KEY = 64
 """A flag for every possible key is cheaper than sorting the keys unless there are many times more flags."""
+
+
+def put(values: Sequence[int | float], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Numbers of the host on a device, which the host does not wait for."""
+    return moved(torch.tensor(values, dtype=dtype), device)
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """The same for a tensor."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def whose(ends: Tensor, count: int) -> Tensor:
+    """The place of each of ``count`` things that stand one place after another, each ending where ``ends`` says."""
+    return torch.searchsorted(ends, torch.arange(count, device=ends.device), right=True)
 
 
 @dataclass(frozen=True)
@@ -30,6 +48,7 @@ class Samples:
         clients: Who they are, by place.
         items: int64 [samples, width].
         targets: float [samples], or None.
+        place: int64 [samples]: whose each is.
         starts: int64 [steps, clients]: where the batch of a step starts; 0 once a client has finished.
         sizes: int64 [steps, clients]: its samples; 0 once a client has finished.
     """
@@ -37,44 +56,92 @@ class Samples:
     clients: list[int]
     items: Tensor
     targets: Tensor | None
+    place: Tensor
     starts: Tensor
     sizes: Tensor
 
-    def to(self, device: torch.device) -> "Samples":
-        """The same on another device."""
-        if device.type == "cpu":
-            return self
-        moved = [
-            None if tensor is None else tensor.pin_memory().to(device, non_blocking=True)
-            for tensor in (self.items, self.targets, self.starts, self.sizes)
-        ]
-        return Samples(self.clients, moved[0], moved[1], moved[2], moved[3])  # type: ignore[arg-type]
+
+@dataclass(frozen=True)
+class Draws:
+    """What chance decides of a cohort's round, and the interactions it is about.
+
+    Random numbers come from the host, one client after another; all that follows from them is worked out where the
+    cohort is trained, for all clients at once.
+
+    Attributes:
+        clients: Those with most steps first; their index is their place.
+        train: Their interactions; users are numbered by place.
+        order: int64 [samples]: which of its client's interactions each sample is.
+        chance: float64 [samples, negatives]: which negatives go with it; None for ratings.
+        epochs: Each has all interactions of a client.
+        batch: Samples in a step, at most.
+        steps: Of the busiest client.
+    """
+
+    clients: list[int]
+    train: Interactions
+    order: Tensor
+    chance: Tensor | None
+    epochs: int
+    batch: int
+    steps: int
+
+    def to(self, device: torch.device) -> "Draws":
+        """The same on a device, which the host does not wait for."""
+        train, chance = self.train, self.chance
+        ratings = None if train.ratings is None else moved(train.ratings, device)
+        interactions = replace(
+            train, offsets=moved(train.offsets, device), items=moved(train.items, device), ratings=ratings
+        )
+        order, chance = moved(self.order, device), None if chance is None else moved(chance, device)
+        return replace(self, train=interactions, order=order, chance=chance)
+
+    def samples(self) -> Samples:
+        """What the readable loop trains on, on the device where the draws are."""
+        train, counts = self.train, self.train.counts_by_user
+        place = whose(train.offsets[1:] * self.epochs, len(self.order))
+        mine = train.offsets[place] + self.order
+        items = train.items[mine, None]
+        if self.chance is not None:
+            owners = place[:, None].expand(self.chance.shape)
+            items = torch.cat([items, chosen(train, non_items_below(train), owners, self.chance)], dim=1)
+        in_epoch = ((counts + self.batch - 1) // self.batch).clamp(min=1)
+        step = torch.arange(self.steps, device=counts.device)[:, None]
+        before = step % in_epoch * self.batch
+        sizes = (counts - before).clamp(max=self.batch) * (step < in_epoch * self.epochs)
+        starts = train.offsets[:-1] * self.epochs + step // in_epoch * counts + before
+        targets = None if train.ratings is None else train.ratings[mine]
+        return Samples(self.clients, items, targets, place, starts * (sizes > 0), sizes)
 
 
-def draw_samples(task: Task, clients: list[int], round_number: int) -> Samples:
-    """The batches that every client draws in a round, as the readable loop draws them."""
-    drawn: list[tuple[int, list[Batch]]] = [
-        (client, task.batches(client, generator(task.settings, Purpose.TRAINING, round_number, client)))
-        for client in clients
-    ]
-    drawn.sort(key=lambda pair: -len(pair[1]))  # those still at work are then always a prefix
-    batches = [batch for _, of_client in drawn for batch in of_client]
-    steps = max((len(of_client) for _, of_client in drawn), default=0)
-    starts = torch.zeros(steps, len(clients), dtype=torch.int64)
-    sizes = torch.zeros_like(starts)
-    begin = 0
-    for place, (_, of_client) in enumerate(drawn):
-        lengths = torch.tensor([len(batch) for batch in of_client], dtype=torch.int64)
-        ends = lengths.cumsum(0)
-        starts[: len(of_client), place] = begin + ends - lengths
-        sizes[: len(of_client), place] = lengths
-        begin += int(ends[-1]) if len(of_client) else 0
-    width = batches[0].items.shape[1] if batches else 1
-    items = torch.cat([batch.items for batch in batches]) if batches else torch.empty(0, width, dtype=torch.int64)
-    targets = None
-    if task.ratings:
-        targets = torch.cat([batch.targets for batch in batches if batch.targets is not None])
-    return Samples([client for client, _ in drawn], items, targets, starts, sizes)
+def draw(task: Task, clients: list[int], round_number: int, *, pinned: bool = False) -> Draws:
+    """Draw for every client what the readable loop draws; into pinned memory if asked, from where a GPU reads fast."""
+    settings, train = task.settings, task.data.train
+    counts = {client: task.samples(client) for client in clients}
+    steps = {client: -(-count // settings.batch_size) * settings.local_epochs for client, count in counts.items()}
+    ordered = sorted(clients, key=lambda client: -steps[client])  # those still at work are then always a prefix
+    offsets = [0, *accumulate(counts[client] for client in ordered)]
+
+    def make(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, pin_memory=pinned)
+
+    def joined(parts: list[Tensor]) -> Tensor:
+        return torch.cat(parts, out=make(offsets[-1], dtype=parts[0].dtype))
+
+    order = make(offsets[-1] * settings.local_epochs, dtype=torch.int64)
+    chance = None if task.ratings else make(len(order), settings.negatives, dtype=torch.float64)
+    for client, (start, stop) in zip(ordered, pairwise(offsets), strict=True):
+        part = slice(start * settings.local_epochs, stop * settings.local_epochs)
+        source = generator(settings, Purpose.TRAINING, round_number, client)
+        task.draw(client, source, order[part], None if chance is None else chance[part])
+    interactions = Interactions(
+        len(ordered),
+        train.num_items,
+        torch.tensor(offsets),
+        joined([train.of(client) for client in ordered]),
+        joined([train.ratings_of(client) for client in ordered]) if task.ratings else None,
+    )
+    return Draws(ordered, interactions, order, chance, settings.local_epochs, settings.batch_size, max(steps.values()))
 
 
 def distinct(keys: Tensor, bound: int) -> tuple[Tensor, Tensor]:
@@ -95,6 +162,7 @@ class Sections:
     Attributes:
         names: Tensors of a client, in order: item tables, the user's vectors, dense tensors.
         bounds: int64 [clients · tensors + 1]: where each section of the virtual vector starts.
+        starts: The same on the host.
         sent_at: int64 [clients · tensors]: where the section's vector starts in ``source``.
         source: What was sent to each group, tensor after tensor, and behind it the clients' own vectors.
         groups: The start of every group's tensors in ``source``.
@@ -102,6 +170,7 @@ class Sections:
 
     names: list[str]
     bounds: Tensor
+    starts: list[int]
     sent_at: Tensor
     source: Tensor
     groups: dict[int, dict[str, int]]
@@ -121,18 +190,18 @@ def lay_out(
                 starts[group][name] = at
                 at += sent[group][name].numel()
                 pieces.append(sent[group][name])
-    own_at, chosen = {}, torch.tensor(clients, device=device)
+    own_at, who = {}, put(clients, device)
     for name, vectors in private.items():
         own_at[name] = at
         at += len(clients) * task.own[name]
-        pieces.append(vectors[chosen].view(-1))
+        pieces.append(vectors[who].view(-1))
     sizes, sent_at = [], []
     for place, group in enumerate(groups):
         for name in names:
             sizes.append(task.own[name] if name in private else sent[group][name].numel())
             sent_at.append(own_at[name] + place * task.own[name] if name in private else starts[group][name])
-    bounds = torch.tensor([0, *sizes]).cumsum(0)
-    return Sections(names, bounds.to(device), torch.tensor(sent_at, device=device), torch.cat(pieces), starts)
+    bounds = [0, *accumulate(sizes)]
+    return Sections(names, put(bounds, device), bounds, put(sent_at, device), torch.cat(pieces), starts)
 
 
 @dataclass(frozen=True)
@@ -162,33 +231,26 @@ def find_lookups(
     """Hash everything the cohort will look up, once."""
     device, num_items = samples.items.device, task.data.num_items
     count, tensors = len(samples.clients), len(sections.names)
-    per_client = (samples.sizes.sum(0)).to(device)
-    place_of_sample = torch.repeat_interleave(torch.arange(count, device=device), per_client)
-    row_keys, places = distinct(samples.items + place_of_sample[:, None] * num_items, count * num_items)
+    row_keys, places = distinct(samples.items + samples.place[:, None] * num_items, count * num_items)
     row_place, row_item = row_keys // num_items, row_keys % num_items
-    group_of, clients = torch.tensor(groups, device=device), torch.tensor(samples.clients, device=device)
+    group_of = put(groups, device)
     width = sum(shape[1] for shape in task.tables.values())
     used = sum(task.own.values()) + sum(prod(shape) for shape in task.dense.values())
     virtual = torch.empty(len(row_keys) * width + count * used, dtype=torch.int64, device=device)
     signs = torch.empty(virtual.numel(), dtype=torch.int8, device=device)
     cut = len(row_keys) * width
     rows, row_signs = virtual[:cut].view(-1, width), signs[:cut].view(-1, width)
-    fixed, fixed_signs = virtual[cut:].view(count, used), signs[cut:].view(count, used)
+    fixed, fixed_signs = (moved(found, device) for found in _used_by_all(task, samples.clients, groups, held, sections))
+    virtual[cut:], signs[cut:] = fixed.view(-1), fixed_signs.view(-1)
     for group in dict.fromkeys(groups):
         projections = held[group].projections or {}
-        members = (group_of == group).nonzero().view(-1)
         mine = (group_of[row_place] == group).nonzero().view(-1)
         column = 0
         for number, (name, (_, size)) in enumerate(task.tables.items()):
             found = _places(projections[name], row_coordinates(row_item[mine], size))
             _put(rows, row_signs, mine, column, found, sections.bounds[row_place[mine] * tensors + number])
             column += size
-        column = 0
-        for number, name in enumerate(sections.names[len(task.tables) :], len(task.tables)):
-            found = _used_by_all(task, name, projections, clients[members])
-            _put(fixed, fixed_signs, members, column, found, sections.bounds[members * tensors + number])
-            column += found[0].shape[-1]
-    keys, found_at = distinct(virtual, int(sections.bounds[-1]))
+    keys, found_at = distinct(virtual, sections.starts[-1])
     found_at = found_at.to(torch.int32)
     ends = torch.searchsorted(keys, sections.bounds[tensors::tensors].contiguous())
     return Lookups(
@@ -202,13 +264,32 @@ def find_lookups(
 
 
 def _used_by_all(
-    task: Task, name: str, projections: Mapping[str, Projection], clients: Tensor
+    task: Task, clients: list[int], groups: list[int], held: dict[int, Assignment], sections: Sections
 ) -> tuple[Tensor, Tensor]:
-    """Slots and signs of what every sample of these clients uses of a tensor, a line a client (or one for all)."""
+    """Positions and signs of what every sample of a client uses, a line a client: few, so found on the host."""
+    names = sections.names[len(task.tables) :]
+    starts = torch.tensor(sections.starts[:-1]).view(len(clients), -1)[:, len(task.tables) :]
+    used = sum(task.own.values()) + sum(prod(shape) for shape in task.dense.values())
+    positions, signs = (
+        torch.empty(len(clients), used, dtype=torch.int64),
+        torch.empty(len(clients), used, dtype=torch.int8),
+    )
+    for group in dict.fromkeys(groups):
+        members = [place for place, mine in enumerate(groups) if mine == group]
+        who = torch.tensor([clients[place] for place in members])
+        found = [_numbers(task, name, held[group].projections or {}, who) for name in names]
+        begin = starts[members].unbind(1)
+        positions[members] = torch.cat([of + at[:, None] for (of, _), at in zip(found, begin, strict=True)], dim=1)
+        signs[members] = torch.cat([of.expand(len(members), -1) for _, of in found], dim=1)
+    return positions, signs
+
+
+def _numbers(task: Task, name: str, projections: Mapping[str, Projection], clients: Tensor) -> tuple[Tensor, Tensor]:
+    """Slots and signs of what these clients use of a tensor at every sample, a line a client (or one for all)."""
     if name in task.user_tables:
         return _places(projections[name], row_coordinates(clients, task.own[name]))
     size = task.own[name] if name in task.own else prod(task.dense[name])
-    everything = torch.arange(size, device=clients.device)[None]
+    everything = torch.arange(size)[None]
     if name in task.own:
         return everything, torch.ones_like(everything, dtype=torch.int8)
     return _places(projections[name], everything)

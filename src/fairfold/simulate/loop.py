@@ -1,15 +1,35 @@
 """The page that reads like the paper's Algorithms 1 (server) and 2 (client): the oracle for everything faster."""
 
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
 from fairfold.federation.aggregate import RoundTotals, ServerState, aggregate
 from fairfold.federation.least_squares import SizeTotals, least_squares
 from fairfold.federation.replies import Rejections, fault_of, problem_with, spoil
 from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.send import send
+from fairfold.federation.settings import Settings
 from fairfold.federation.task import Weights
-from fairfold.federation.train import SOLVERS, Device, LocalSolver
+from fairfold.federation.train import SOLVERS, Device, LocalSolver, Trained
 from fairfold.simulate.federation import Federation
 
 ALL_SOLVERS = SOLVERS | {"least_squares": least_squares}
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A device that takes part in a round, and what it receives."""
+
+    device: Device
+    received: Weights
+
+
+Train = Callable[[Iterable[Visit]], Iterable[tuple[Visit, Trained]]]
+
+
+def in_turn(solver: LocalSolver, settings: Settings) -> Train:
+    """Devices train one after the other, each when it is asked for."""
+    return lambda visits: ((visit, solver(visit.received, visit.device, settings)) for visit in visits)
 
 
 def run_round(
@@ -17,7 +37,7 @@ def run_round(
     private: Weights,
     federation: Federation,
     rejections: Rejections,
-    solver: LocalSolver | None = None,
+    train: Train | None = None,
 ) -> ServerState:
     """One round: sample, reduce once a size, send, train, check, sum per size, recover once, update.
 
@@ -26,26 +46,14 @@ def run_round(
         private: Every user's own vectors, a row each; row i stands for what device i keeps on its own disk. Written to.
         federation: What does not change over the run.
         rejections: Counts the replies that were left out.
-        solver: What a device computes, if not as the settings say: a faster way to the same numbers.
+        train: What the devices compute, if not as the settings say: a faster way to the same numbers.
     """
     settings, task, number = federation.settings, federation.task, state.round_number
-    cohort = federation.cohort(number)  # C ← a random set of clients
-    assignments = federation.assignments(number)  # S of every capacity, of this round's hash
-    sent = send(state.full, assignments)  # ψ ← projection(S, θ), once a size
     remembered = settings.solver == "least_squares"
-    totals = SizeTotals(assignments, task) if remembered else RoundTotals(state.full)
-    for client in cohort.tolist():
-        group = int(federation.group[client])
-        projections, received = assignments[group].projections, sent[group]
-        assert projections is not None  # the cohort has none that the method leaves out
-        assert received is not None
-        if settings.method == "inconsistent":
-            projections = federation.assignments(number, client)[group].projections
-            received = {name: held.reduce(state.full[name]) for name, held in (projections or {}).items()}
-            assert projections is not None
-        own = {name: rows[client] for name, rows in private.items()}
-        device = Device(client, task, projections, own, generator(settings, Purpose.TRAINING, number, client))
-        trained = (solver or ALL_SOLVERS[settings.solver])(received, device, settings)  # Optimise Fᵢ(Sᵢψᵢ)
+    totals = SizeTotals(federation.assignments(number), task) if remembered else RoundTotals(state.full)
+    train = train or in_turn(ALL_SOLVERS[settings.solver], settings)
+    for visit, trained in train(visits(state, private, federation)):  # Optimise Fᵢ(Sᵢψᵢ)
+        client, projections, received = visit.device.client, visit.device.projections, visit.received
         if not remembered:
             _keep(trained.own, private, client)
         reply = spoil(trained.compacts, fault_of(settings, generator(settings, Purpose.FAULTS, number, client)))
@@ -62,6 +70,26 @@ def run_round(
     if isinstance(totals, SizeTotals):
         return totals.applied(state, settings)
     return aggregate(state, totals, settings)  # θ ← Σ pᵢ Sᵢψᵢ′
+
+
+def visits(state: ServerState, private: Weights, federation: Federation) -> Iterator[Visit]:
+    """The devices of a round in their order: sample, reduce once a size, send."""
+    settings, number = federation.settings, state.round_number
+    cohort = federation.cohort(number)  # C ← a random set of clients
+    assignments = federation.assignments(number)  # S of every capacity, of this round's hash
+    sent = send(state.full, assignments)  # ψ ← projection(S, θ), once a size
+    for client in cohort.tolist():
+        group = int(federation.group[client])
+        projections, received = assignments[group].projections, sent[group]
+        assert projections is not None  # the cohort has none that the method leaves out
+        assert received is not None
+        if settings.method == "inconsistent":
+            projections = federation.assignments(number, client)[group].projections
+            received = {name: held.reduce(state.full[name]) for name, held in (projections or {}).items()}
+            assert projections is not None
+        own = {name: rows[client] for name, rows in private.items()}
+        source = generator(settings, Purpose.TRAINING, number, client)
+        yield Visit(Device(client, federation.task, projections, own, source), received)
 
 
 def _keep(own: Weights, private: Weights, client: int) -> None:

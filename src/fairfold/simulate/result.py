@@ -12,6 +12,7 @@ from fairfold.federation.aggregate import ServerState
 from fairfold.federation.image_task import ImageTask, as_input
 from fairfold.federation.least_squares import server_owned, solve_users
 from fairfold.federation.projection import Assignment
+from fairfold.federation.send import send
 from fairfold.federation.settings import Settings
 from fairfold.federation.task import GRAM, Task, Weights
 from fairfold.federation.train import solve_user
@@ -79,10 +80,19 @@ class Result:
 
 
 class Judge:
-    """Evaluates models of one federation against the test set, with reference rows that need no training."""
+    """Evaluates models of one federation against the test set, with reference rows that need no training.
 
-    def __init__(self, federation: Federation, references: Mapping[str, Scorer]) -> None:
+    Args:
+        federation: Whose models they are.
+        references: Rows beside them.
+        device: Where networks of images are run; recommenders are judged where their tensors are.
+    """
+
+    def __init__(
+        self, federation: Federation, references: Mapping[str, Scorer], device: torch.device | None = None
+    ) -> None:
         self.federation = federation
+        self._device = device or torch.device("cpu")
         self._references = references
         self.metric = federation.settings.metric
 
@@ -90,12 +100,12 @@ class Judge:
         """The server's model for everybody, and each size's own model for the users who hold it."""
         everybody = torch.arange(self.federation.task.num_clients)
         by_group: list[float | None] = []
-        for number, held in enumerate(assignments):
+        for number, (held, sent) in enumerate(zip(assignments, send(state.full, assignments), strict=True)):
             members = (self.federation.group == number).nonzero().flatten()
-            if held.projections is None:
+            if held.projections is None or sent is None:
                 by_group.append(None)
                 continue
-            device = {name: p.recover(p.reduce(state.full[name])) for name, p in held.projections.items()}
+            device = {name: projection.recover(sent[name]) for name, projection in held.projections.items()}
             by_group.append(self._value(device, private, members, [held]))
         return Quality(self._value(state.full, private, everybody, assignments), tuple(by_group))
 
@@ -111,7 +121,7 @@ class Judge:
             return self._ndcg(history_scorer(full, task, settings, held), users)
         model = task.model_of(full, private)
         if isinstance(task, ImageTask):
-            return _accuracy(model, task.images.test)
+            return _accuracy(model.to(self._device), task.images.test)
         if task.ratings:
             return _mean_squared_error(model, task.data.test, users)
         return self._ndcg(scorer(model), users)
@@ -152,8 +162,9 @@ def history_scorer(
 
 
 def _accuracy(model: nn.Module, test: Images) -> float:
-    with torch.no_grad():
-        logits = [model(as_input(part)) for part in torch.split(test.images, TEST_BLOCK)]
+    device = next(model.parameters()).device
+    with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False, deterministic=True):
+        logits = [model(as_input(part.to(device))).cpu() for part in torch.split(test.images, TEST_BLOCK)]
     return accuracy(torch.cat(logits), test.labels)
 
 

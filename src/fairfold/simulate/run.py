@@ -20,7 +20,7 @@ from fairfold.federation.storage import Storage
 from fairfold.federation.task import Weights
 from fairfold.kernels import gpu
 from fairfold.metrics.ranking import Scorer
-from fairfold.simulate import batched, captured, central, loop
+from fairfold.simulate import batched, captured, central, image_cohort, loop
 from fairfold.simulate.federation import Federation
 from fairfold.simulate.result import GroupReport, Judge, Result, RoundReport
 
@@ -62,12 +62,13 @@ def simulate(
     if data is None:
         data, references = load_data(settings)
     federation = Federation.of(settings, task_of(data, settings))
-    judge = Judge(federation, _popularity(data) if references is None else references)
+    device = choose_device(settings)
+    judge = Judge(federation, _popularity(data) if references is None else references, device)
     if progress is None:
         full, private = federation.initial(storage)
         progress = Progress(ServerState(full), private, [], Rejections())
-    device = choose_device(settings)
-    progress.state, progress.private = _moved(progress.state, device), _on(progress.private, device)
+    if not settings.reads_images:  # there the server's part, small and in a fixed order, stays on the CPU
+        progress.state, progress.private = _moved(progress.state, device), _on(progress.private, device)
     run_round = _backend(federation, device)
     while stop_reason(progress.history, settings) is None:
         started = time.monotonic()
@@ -84,11 +85,11 @@ def simulate(
 
 def choose_device(settings: Settings) -> torch.device:
     """Where a run of these settings works."""
-    fits = settings.backend == "batched" and captured.serves(settings)
+    fits = settings.backend == "batched" and (captured.serves(settings) or image_cohort.serves(settings))
     if settings.device == "cuda" and not fits:
         raise InvalidSettings(
             "device='cuda' with settings that run on the CPU only",
-            "backend='batched', solver='gradient', prox=0 and a method of hashed subspaces",
+            "backend='batched', solver='gradient', prox=0 and, but for images, a method of hashed subspaces",
             "Use device='auto', which takes a GPU where it can be used.",
         )
     if settings.device == "cuda" and not gpu.available():
@@ -105,6 +106,8 @@ RunRound = Callable[[ServerState, Weights, Rejections], ServerState]
 
 def _backend(federation: Federation, device: torch.device) -> RunRound:
     """What runs a round on a device."""
+    if device.type == "cuda" and federation.settings.reads_images:
+        return image_cohort.ImageCohorts(federation, device).run_round
     if device.type == "cuda":
         return captured.Cohorts(federation, device).run_round
     settings = federation.settings

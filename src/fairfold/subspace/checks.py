@@ -57,7 +57,8 @@ def check_finite(name: str, vector: Tensor) -> None:
     length = _FINITE_BLOCK if vector.is_cpu else max(vector.numel(), 1)  # elsewhere every look stops the device
     for start in range(0, vector.numel(), length):
         block = vector[start : start + length]
-        if not all(math.isfinite(end) for end in torch.aminmax(block)):  # NaN is both ends: no mask, one pass
+        ends = torch.stack(torch.aminmax(block)).tolist()  # NaN is both ends: no mask, one pass
+        if not all(math.isfinite(end) for end in ends):
             where = start + int((~torch.isfinite(block)).nonzero()[0, 0])
             raise InvalidVector(
                 f"{name} with {float(vector[where])} at position {where}",

@@ -16,6 +16,8 @@ from fairfold.kernels.gpu.chain import fold_groups, unfold_groups, weighted_sum
 from fairfold.kernels.gpu.launch import CHECKED, on_device, place_arguments, sum_dtype, tiled, writable
 from fairfold.kernels.gpu.placement import placement
 from fairfold.kernels.gpu.positions import accumulate_lines, recover_lines, step_prefix
+from fairfold.kernels.gpu.slopes import add_slopes
+from fairfold.kernels.gpu.stacked import step_slots
 from fairfold.kernels.gpu.steps import adagrad_rows, add_rows, sgd_rows, touched_rows
 from fairfold.kernels.hashing import Layout
 
@@ -27,6 +29,7 @@ __all__ = [
     "accumulate_range",
     "accumulate_rows",
     "adagrad_rows",
+    "add_slopes",
     "count_range",
     "fold_groups",
     "forget_counts",
@@ -37,6 +40,7 @@ __all__ = [
     "sgd_rows",
     "slots_and_signs",
     "step_prefix",
+    "step_slots",
     "touched_rows",
     "unfold_groups",
     "weighted_sum",

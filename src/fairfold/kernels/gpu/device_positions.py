@@ -58,4 +58,4 @@ def step_kernel(
         tl.store(second + at, square, mask=inside)
         direction = mean / (tl.sqrt(square) / tl.load(rates + 2 * step + 1) + number(epsilon, kind))
     tl.store(values + at, value - direction * rate, mask=inside)
-    tl.store(gradient + at, tl.zeros_like(slope), mask=inside)
+    tl.store(gradient + at, tl.zeros_like(slope), mask=inside & (slope != 0))  # most are 0 already

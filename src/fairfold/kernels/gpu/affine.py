@@ -1,0 +1,136 @@
+"""A chain of linear layers of many clients on a CUDA device: the gradient of their cross-entropy, in a few kernels.
+
+The same numbers as :mod:`fairfold.simulate.stacked` gives, up to rounding. The order of every sum is fixed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fairfold.kernels.gpu import device_affine as device
+from fairfold.kernels.gpu.launch import on_device
+
+PRECISION = "tf32x3"
+"""How a product of float32 is formed: by three products of tensor cores, as exact as one of float32."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The work of one program: rows and columns of the result, terms of a sum at a time, warps, loads under way."""
+
+    tall: int
+    wide: int
+    deep: int
+    warps: int
+    stages: int
+
+
+TILES = {"forward": Tile(64, 32, 64, 4, 3), "weights": Tile(128, 64, 64, 8, 2), "inputs": Tile(64, 64, 32, 4, 2)}
+SMALL = 16
+"""The least that a side of a product on tensor cores can be; layers of so few units are one tile wide."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A layer of all clients.
+
+    Attributes:
+        weight: [clients, outputs, inputs], and where its gradient goes; clients may stand apart.
+        bias: [clients, outputs], or None.
+        rectify: Whether negative results are cut.
+    """
+
+    weight: Tensor
+    weight_slope: Tensor
+    bias: Tensor | None
+    bias_slope: Tensor | None
+    rectify: bool
+
+
+@dataclass(frozen=True)
+class Batches:
+    """What the steps of a round read.
+
+    Attributes:
+        pixels: [images, inputs].
+        labels: int64 [images].
+        rows: int32 [steps, all clients, batch]: which images.
+        shares: Like ``rows``: of each in the loss.
+        number: int64 [1]: which step it is.
+    """
+
+    pixels: Tensor
+    labels: Tensor
+    rows: Tensor
+    shares: Tensor
+    number: Tensor
+
+
+def chain_slopes(chain: Sequence[Link], batches: Batches) -> None:
+    """Write the gradients of the cross-entropy of the next step's batches, for the clients of the chain."""
+    given, kept = batches.pixels, []
+    with on_device(given):
+        for link in chain:
+            kept.append(given)
+            given = _forward(link, given, batches, first=len(kept) == 1)
+        _cross_entropy(given, batches)
+        slope = given
+        for number in range(len(chain) - 1, -1, -1):
+            link, given = chain[number], kept[number]
+            _weight_slope(link, slope, given, batches, first=number == 0)
+            if number:
+                slope = _input_slope(link, slope, given, rectified=chain[number - 1].rectify)
+
+
+def _forward(link: Link, given: Tensor, batches: Batches, *, first: bool) -> Tensor:
+    working, outputs, inputs = link.weight.shape
+    _, clients, batch = batches.rows.shape
+    out = torch.empty(working, batch, outputs, device=given.device)
+    tile = TILES["forward"]
+    wide = tile.wide if outputs > SMALL else SMALL
+    device.forward_kernel[-(-outputs // wide), working, -(-batch // tile.tall)](
+        given, batches.rows, batches.number, link.weight, link.weight if link.bias is None else link.bias, out,
+        link.weight.stride(0), batch=batch, clients=clients, inputs=inputs, outputs=outputs,
+        looked_up=first, has_bias=link.bias is not None, rectify=link.rectify, precision=PRECISION,
+        tall=tile.tall, wide=wide, deep=tile.deep, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return out
+
+
+def _cross_entropy(logits: Tensor, batches: Batches) -> None:
+    working, batch, classes = logits.shape
+    tall, wide = 64, max(16, 1 << (classes - 1).bit_length())
+    device.cross_entropy_kernel[working, -(-batch // tall)](
+        logits, batches.labels, batches.rows, batches.shares, batches.number,
+        batch=batch, clients=batches.rows.shape[1], classes=classes, tall=tall, wide=wide,
+    )  # fmt: skip
+
+
+def _weight_slope(link: Link, slope: Tensor, given: Tensor, batches: Batches, *, first: bool) -> None:
+    working, outputs, inputs = link.weight.shape
+    _, clients, batch = batches.rows.shape
+    tile = TILES["weights"]
+    tall = tile.tall if outputs > SMALL else SMALL
+    device.weight_slope_kernel[-(-inputs // tile.wide), working, -(-outputs // tall)](
+        slope, given, batches.rows, batches.number, link.weight_slope,
+        link.weight_slope if link.bias_slope is None else link.bias_slope,
+        link.weight.stride(0), batch=batch, clients=clients, inputs=inputs, outputs=outputs,
+        looked_up=first, has_bias=link.bias_slope is not None, precision=PRECISION,
+        tall=tall, wide=tile.wide, deep=tile.deep, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+
+
+def _input_slope(link: Link, slope: Tensor, given: Tensor, *, rectified: bool) -> Tensor:
+    working, outputs, inputs = link.weight.shape
+    batch = slope.shape[1]
+    out = torch.empty(working, batch, inputs, device=slope.device)
+    tile = TILES["inputs"]
+    deep = tile.deep if outputs > SMALL else SMALL
+    device.input_slope_kernel[-(-inputs // tile.wide), working, -(-batch // tile.tall)](
+        slope, link.weight, given, out, link.weight.stride(0), batch=batch, inputs=inputs, outputs=outputs,
+        rectified=rectified, precision=PRECISION,
+        tall=tile.tall, wide=tile.wide, deep=deep, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return out
