@@ -3,13 +3,18 @@
 The test set is not read. Items are numbered anew by their popularity in what is kept, as a user of the validation
 split would know it. Every trial is a line of the CSV; the choice is the best mean over folds (docs/beyond.md).
 
-    python benchmarks/beyond_search.py goodreads-100 --folds 3 --out benchmarks/results/beyond_search.csv
+    python benchmarks/beyond_search.py gowalla --folds 1 --jobs 15 --out benchmarks/results/beyond_search.csv
 """
 
 import argparse
 import csv
 import itertools
+import os
 import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,91 +24,158 @@ from fairfold.data import Dataset, Interactions, load
 from fairfold.data.holdout import hold_out
 from fairfold.federation.settings import read_settings
 from fairfold.simulate import simulate
+from fairfold.simulate.alike import numbered_alike
 
-GRIDS: dict[str, dict[str, list[Any]]] = {
-    "goodreads-100": {
-        "capacities": ["64x"],
-        "reference_factors": [8],
-        "factors": [8, 16, 32],
-        "ridge": [0.5, 1.0],
-        "support": [5, 8, 12],
-        "weighting": ["equal"],
-    },
-    "ml-1m": {
-        "capacities": ["1x-16x"],
-        "reference_factors": [16],
-        "factors": [16, 32],
-        "ridge": [0.3, 1.0],
-        "support": [10],
-        "weighting": ["equal", 0.5, "data"],
-    },
-    "gowalla": {
-        "capacities": ["1x-16x"],
-        "reference_factors": [32],
-        "factors": [32, 64],
-        "ridge": [0.3, 1.0],
-        "support": [5],
-        "weighting": ["equal", 0.5],
-    },
-    "book-crossing": {
-        "capacities": ["1x-16x"],
-        "reference_factors": [16],
-        "factors": [16, 32],
-        "ridge": [0.3, 1.0],
-        "support": [5, 10],
-        "weighting": ["equal", 0.5],
-    },
+HEADINGS = ["data", "fold", "settings", "metric", "value", "sizes", "seconds_a_round", "bytes"]
+
+
+@dataclass(frozen=True)
+class Search:
+    """One data set: how it is loaded, what all trials share, what is tried."""
+
+    data: str
+    base: dict[str, Any]
+    grid: dict[str, list[Any]]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+RATINGS = {"model": "mf-ratings", "reference_factors": 32}
+SEARCHES = {
+    "goodreads-100": Search(
+        "goodreads-100",
+        {"solver": "least_squares", "clients_per_round": 20, "rounds": 40, "capacities": "64x", "reference_factors": 8},
+        {"factors": [8, 16, 32], "ridge": [0.5, 1.0], "support": [5, 8, 12], "weighting": ["equal"]},
+    ),
+    "ml-1m": Search(
+        "ml-1m",
+        {"solver": "least_squares", "clients_per_round": 200, "rounds": 60, "support": 10},
+        {"capacities": ["1x", "1x-16x"], "factors": [16, 32], "ridge": [0.3, 1.0], "weighting": ["equal", 0.5, "data"]},
+        {"resplit": True},
+    ),
+    "gowalla": Search(
+        "gowalla",
+        {"solver": "least_squares", "clients_per_round": 1000, "rounds": 60},
+        {
+            "capacities": ["1x", "1x-16x"],
+            "factors": [64, 128],
+            "ridge": [0.1, 0.3, 1.0],
+            "support": [3, 5],
+            "weighting": ["equal", 0.5],
+        },
+    ),
+    "book-crossing": Search(
+        "book-crossing",
+        {"solver": "least_squares", "clients_per_round": 200, "rounds": 60},
+        {
+            "capacities": ["1x", "1x-16x"],
+            "factors": [16, 32, 64],
+            "ridge": [0.3, 1.0, 3.0],
+            "support": [5, 10],
+            "weighting": ["equal", 0.5],
+        },
+        {"top_users": 2000},
+    ),
+    "goodreads-ratings": Search(
+        "goodreads-interactions-200k",
+        RATINGS | {"clients_per_round": 20, "rounds": 60},
+        {
+            "capacities": ["1x", "8x-16x", "16x-32x-64x"],
+            "factors": [4, 8],
+            "ridge": [100.0, 300.0, 1000.0, 3000.0],
+            "damping": [5.0, 10.0, 15.0],
+            "tail_share": [0.125],
+        },
+        {"top_users": 100, "ratings": True},
+    ),
+    "ml-1m-ratings": Search(
+        "ml-1m",
+        RATINGS | {"clients_per_round": 200, "rounds": 400},
+        {
+            "capacities": ["1x", "8x-16x", "16x-32x-64x"],
+            "factors": [4, 5, 6, 7, 9, 11],
+            "ridge": [40.0, 80.0, 160.0],
+            "damping": [3.0, 6.0],
+            "tail_share": [0.0625, 0.125],
+        },
+        {"resplit": True, "ratings": True},
+    ),
 }
-ROUNDS = {"goodreads-100": (20, 40), "ml-1m": (200, 60), "gowalla": (1000, 60), "book-crossing": (200, 40)}
-OPTIONS: dict[str, dict[str, Any]] = {"ml-1m": {"resplit": True}, "book-crossing": {"top_users": 2000}}
 
 
+@cache
 def validation(name: str, fold: int, share: float) -> Dataset:
     """What is kept and what is held out of the training set, numbered by the popularity of what is kept."""
-    kept, held = hold_out(load(name, **OPTIONS.get(name, {})).train, share, fold)
+    search = SEARCHES[name]
+    kept, held = hold_out(load(search.data, **search.options).train, share, fold)
     order = torch.argsort(kept.counts_by_item, descending=True, stable=True)
     number = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
     kept, held = (
-        Interactions.from_pairs(part.users, number[part.items], part.num_users, part.num_items) for part in (kept, held)
+        Interactions.from_pairs(part.users, number[part.items], part.num_users, part.num_items, part.ratings)
+        for part in (kept, held)
     )
     return Dataset(f"{name}-validation-{fold}", kept, held)
+
+
+def trials(search: Search, narrowed: list[str]) -> Iterator[dict[str, Any]]:
+    """All combinations; rows as long as the reference at 1x have no tail, whose share then makes no difference."""
+    grid = dict(search.grid)
+    for words in narrowed:
+        key, _, given = words.partition("=")
+        grid[key] = [_number(value) for value in given.split(",")]
+    for values in itertools.product(*grid.values()):
+        trial = dict(zip(grid, values, strict=True))
+        whole = trial.get("capacities") == "1x" and not (search.base | trial).get("support")
+        if not whole or trial.get("tail_share") == grid.get("tail_share", [None])[0]:
+            yield trial
+
+
+def run(name: str, fold: int, share: float, trial: dict[str, Any]) -> list[Any]:
+    """One line of the record."""
+    torch.set_num_threads(1)
+    base = SEARCHES[name].base | {"seed": fold}
+    settings = read_settings(base | {"evaluate_every": base["rounds"]} | trial)
+    data = validation(name, fold, share)
+    result = simulate(settings, data=numbered_alike(data, settings) if settings.alike else data, references={})
+    each = sum(report.seconds for report in result.history) / settings.rounds
+    sizes = " ".join(f"{group.capacity}:{group.quality:.4f}" for group in result.groups)
+    words = " ".join(f"{key}={value}" for key, value in trial.items())
+    largest = max(group.bytes_held for group in result.groups)
+    return [name, fold, words, result.metric, f"{result.quality:.5f}", sizes, f"{each:.4f}", largest]
 
 
 def main() -> None:
     """Run the grid."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", choices=sorted(GRIDS))
-    parser.add_argument("--folds", type=int, default=3)
+    parser.add_argument("data", choices=sorted(SEARCHES))
+    parser.add_argument("--folds", type=int, default=1)
     parser.add_argument("--share", type=float, default=0.15)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--jobs", type=int, default=1, help="Trials at a time, one thread each.")
+    parser.add_argument("--out", type=Path, required=True, help="CSV; lines are added, what is there is not run again.")
     parser.add_argument("--only", action="append", default=[], metavar="KEY=V1,V2", help="Narrow or add a dimension.")
     chosen = parser.parse_args()
-    grid = dict(GRIDS[chosen.data])
-    for narrowed in chosen.only:
-        key, values = narrowed.split("=")
-        grid[key] = [_number(value) for value in values.split(",")]
-    clients, rounds = ROUNDS[chosen.data]
-    new = not chosen.out.exists()
-    with chosen.out.open("a", newline="") as file:
-        writer = csv.writer(file)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    done, new = set[tuple[str, ...]](), not chosen.out.exists()
+    if not new:
+        with chosen.out.open(newline="") as file:
+            done = {tuple(line[:3]) for line in csv.reader(file)}
+    started = time.perf_counter()
+    with chosen.out.open("a", newline="") as file, ProcessPoolExecutor(chosen.jobs) as workers:
+        writer = csv.writer(file, lineterminator="\n")
         if new:
-            writer.writerow(["data", "fold", "settings", "ndcg", "sizes_ndcg", "seconds_a_round", "bytes"])
+            writer.writerow(HEADINGS)
+        waiting = []
         for fold in range(chosen.folds):
-            data = validation(chosen.data, fold, chosen.share)
-            for values in itertools.product(*grid.values()):
-                trial = dict(zip(grid, values, strict=True))
-                base = {"solver": "least_squares", "clients_per_round": clients, "rounds": rounds, "seed": fold}
-                settings = read_settings(base | {"evaluate_every": rounds} | trial)
-                started = time.perf_counter()
-                result = simulate(settings, data=data, references={})
-                each = sum(report.seconds for report in result.history) / rounds
-                sizes = " ".join(f"{group.capacity}:{group.quality:.4f}" for group in result.groups)
+            for trial in trials(SEARCHES[chosen.data], chosen.only):
                 words = " ".join(f"{key}={value}" for key, value in trial.items())
-                largest = max(group.bytes_held for group in result.groups)
-                writer.writerow([chosen.data, fold, words, f"{result.quality:.5f}", sizes, f"{each:.4f}", largest])
-                file.flush()
-                print(f"{words}  fold {fold}  {result.quality:.4f}  {sizes}  {each * 1e3:.0f} ms a round, "
-                      f"{largest} bytes, {time.perf_counter() - started:.0f} s in all", flush=True)  # fmt: skip
+                if (chosen.data, str(fold), words) not in done:
+                    waiting.append(workers.submit(run, chosen.data, fold, chosen.share, trial))
+        for count, found in enumerate(as_completed(waiting), 1):
+            line = found.result()
+            writer.writerow(line)
+            file.flush()
+            print(
+                f"{count}/{len(waiting)} {time.perf_counter() - started:.0f} s  {' '.join(map(str, line))}", flush=True
+            )
 
 
 def _number(text: str) -> float | int | str:

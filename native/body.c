@@ -24,6 +24,16 @@ static inline uint32_t spot_boundary(const fairfold_plan *plan, int part, int pa
     return (uint32_t)(each * number + (number < left ? number : left));
 }
 
+/* All pieces of the job that land in this part's range of spots. */
+static inline walk walk_spots(const fairfold_job *job, int part, int parts) {
+    walk w = walk_part(job, 0, 1);
+    if (parts > 1) {
+        w.first_spot = spot_boundary(&job->plan, part, parts);
+        w.spots = spot_boundary(&job->plan, part + 1, parts) - w.first_spot;
+    }
+    return w;
+}
+
 static inline void share(int64_t work, int part, int parts, int64_t *start, int64_t *stop) {
     int64_t each = work / parts, left = work % parts;
     *start = each * part + (part < left ? part : left);
@@ -82,15 +92,11 @@ static void int_fold(const void *argument, int part, int parts) {
 
 static void count(const void *argument, int part, int parts) {
     const fairfold_job *job = argument;
-    const uint32_t first = spot_boundary(&job->plan, part, parts);
-    const uint32_t range = spot_boundary(&job->plan, part + 1, parts) - first;
-    int chosen[BATCH + 1];
-    walk w = walk_part(job, 0, 1);
+    walk w = walk_spots(job, part, parts);
     batch b;
-    while (walk_next(&w, &b)) {
-        int owned = float_owned(&b, first, range, chosen);
-        for (int j = 0; j < owned; j++) count_piece(job, b.spot[chosen[j]]);
-    }
+    walk_start(&w, &b);
+    while (walk_next(&w, &b))
+        for (int i = 0; i < b.count; i++) count_piece(job, b.spot[i]);
 }
 
 static void place(const void *argument, int part, int parts) {
@@ -98,6 +104,7 @@ static void place(const void *argument, int part, int parts) {
     const fairfold_placed *placed = job->target;
     walk w = walk_part(job, part, parts);
     batch b;
+    walk_start(&w, &b);
     while (walk_next(&w, &b)) {
         memcpy(placed->spots + b.ordinal, b.spot, (size_t)b.count * sizeof(uint32_t));
         if (placed->words) memcpy(placed->words + b.ordinal, b.word, (size_t)b.count * sizeof(uint32_t));

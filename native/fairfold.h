@@ -17,7 +17,7 @@
 #endif
 
 /* Raised whenever a signature below changes, so that Python never calls a library of another time. */
-#define FAIRFOLD_ABI 3
+#define FAIRFOLD_ABI 4
 
 typedef enum {
     FAIRFOLD_OK = 0,
@@ -69,8 +69,8 @@ FAIRFOLD_API int fairfold_recover_range(const fairfold_layout *layout, int real,
 
 /* sums[slot(a)] += scale * sign(a) * values[a]; with scale = -learning rate this is the whole step of SGD. */
 FAIRFOLD_API int fairfold_accumulate_rows(const fairfold_layout *layout, int real, const void *values,
-                                          const fairfold_rows *rows, double scale, void *sums, int64_t size,
-                                          int threads);
+                                          const void *ids, int row_bytes, int64_t row_count, int64_t row_size,
+                                          double scale, void *sums, int64_t size, int threads);
 /* counts may be NULL. */
 FAIRFOLD_API int fairfold_accumulate_range(const fairfold_layout *layout, int real, const void *values, int64_t start,
                                            int64_t length, void *sums, int32_t *counts, int64_t size, int threads);

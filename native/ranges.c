@@ -44,16 +44,18 @@ int fairfold_recover_rows(const fairfold_layout *layout, int real, const void *c
     return FAIRFOLD_OK;
 }
 
-int fairfold_accumulate_rows(const fairfold_layout *layout, int real, const void *values, const fairfold_rows *rows,
-                             double scale, void *sums, int64_t size, int threads) {
+int fairfold_accumulate_rows(const fairfold_layout *layout, int real, const void *values, const void *ids,
+                             int row_bytes, int64_t row_count, int64_t row_size, double scale, void *sums, int64_t size,
+                             int threads) {
+    const fairfold_rows rows = {ids, row_bytes, row_count, row_size};
     fairfold_job job;
-    int status = fairfold_plan_rows(layout, rows, &job);
-    if (status != FAIRFOLD_OK || rows->count == 0) return status;
+    int status = fairfold_plan_rows(layout, &rows, &job);
+    if (status != FAIRFOLD_OK || row_count == 0) return status;
     if (real_index(real) < 0 || size != layout->head + layout->tail || !values || !sums) return FAIRFOLD_BAD_ARGUMENT;
     job.source = values;
     job.target = sums;
     job.scale = scale;
-    fairfold_parallel(fairfold_parts(threads, rows->count * rows->row_size),
+    fairfold_parallel(fairfold_parts(threads, row_count * row_size),
                       fairfold_active_body()->scatter[real_index(real)], &job);
     return FAIRFOLD_OK;
 }

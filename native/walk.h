@@ -1,37 +1,45 @@
 /* From rows or a run to spots and words of signs, a batch of pieces at a time.
  *
- * A whole batch is hashed before any of it is moved: the hash runs on vectors, and addresses are known before their
- * turn.
+ * A batch is hashed as a whole, on vectors, and one batch before its turn: while a piece is moved, the line of one AHEAD
+ * of it can be asked for, across the ends of batches too.
  */
 #ifndef FAIRFOLD_WALK_H
 #define FAIRFOLD_WALK_H
 
+#include <string.h>
+
 #include "plan.h"
 
 #define BATCH 128
-#define AHEAD 16 /* pieces */
+#define AHEAD BATCH /* pieces; half of it took a tenth longer, less took more */
 #define NEAR_BYTES (1u << 19) /* a compact vector no larger than this stays in the second cache */
 
 #define STREAM_BYTES (1u << 25) /* results larger than this leave the caches before anyone reads them */
-#define LANES 8 /* `low` is written this many at a time, past its end */
+#define LINE 64 /* bytes of memory that are fetched together */
+#define LANES 8 /* single values and piece numbers go this many at a time; `low` is written past its end */
+#define WINDOW (2 * BATCH + LANES)
 
 typedef struct {
-    int count;
-    uint64_t ordinal; /* of the first piece among all pieces of the job */
-    uint32_t low[BATCH + LANES];
-    uint32_t high[BATCH + LANES]; /* set in wide plans only */
-    uint32_t spot[BATCH + LANES];
-    uint32_t word[BATCH + LANES]; /* bit k: the sign of coordinate k of the piece */
+    int count;        /* pieces whose turn it is: the first of each array */
+    int coming;       /* pieces after them */
+    uint64_t ordinal; /* of the batch's first piece among all pieces of the job */
+    uint64_t coming_ordinal;
+    uint32_t low[BATCH + LANES];  /* of the pieces last filled in */
+    uint32_t high[BATCH + LANES]; /* the same, in wide plans only */
+    uint32_t spot[WINDOW];        /* after the last piece: 0, a spot like any other to prefetch */
+    uint32_t word[WINDOW];        /* bit k: the sign of coordinate k of the piece */
+    uint32_t at[WINDOW];          /* place in its batch; set in walks of a range of spots only */
 } batch;
 
 typedef struct {
     const fairfold_job *job;
     int64_t row, row_stop;
     uint64_t unit, unit_stop; /* within a row */
+    uint32_t first_spot, spots; /* pieces elsewhere are left out; spots = 0: none are */
 } walk;
 
 static walk walk_part(const fairfold_job *job, int part, int parts) {
-    walk w = {job, 0, 1, 0, job->row_units};
+    walk w = {job, 0, 1, 0, job->row_units, 0, 0};
     if (job->ids) {
         w.row = job->row_count / parts * part + (part < job->row_count % parts ? part : job->row_count % parts);
         w.row_stop = w.row + job->row_count / parts + (part < job->row_count % parts);
@@ -45,80 +53,87 @@ static walk walk_part(const fairfold_job *job, int part, int parts) {
     return w;
 }
 
-static inline uint64_t row_first_unit(const fairfold_job *job, int64_t row) {
-    if (!job->ids) return job->first_unit;
-    uint64_t id = job->row_bytes == 8 ? (uint64_t)((const int64_t *)job->ids)[row]
-                                      : (uint64_t)((const int32_t *)job->ids)[row];
-    return id * job->row_units;
+/* The numbers first, first + 1, ... of `count` pieces; `low` is written up to the next multiple of LANES. */
+static inline void fill_run(const walk *w, batch *b, int at, uint64_t first, int count) {
+    typedef uint32_t lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+    const lanes steps = {0, 1, 2, 3, 4, 5, 6, 7};
+    for (int i = 0; i < count; i += LANES) *(lanes *)(b->low + at + i) = steps + (uint32_t)(first + (uint64_t)i);
+    if (w->job->plan.wide)
+        for (int i = 0; i < count; i++) b->high[at + i] = (uint32_t)((first + (uint64_t)i) >> 32);
 }
 
-/* The next pieces: their numbers, in the order of the job. */
+static inline uint64_t row_id(const fairfold_job *job, int64_t row) {
+    return job->row_bytes == 8 ? (uint64_t)((const int64_t *)job->ids)[row]
+                               : (uint64_t)((const int32_t *)job->ids)[row];
+}
+
+/* The next pieces: their numbers, in the order of the job. Whole rows where one fits into a batch. */
 static inline int walk_fill(walk *w, batch *b) {
-    const int wide = w->job->plan.wide;
-    int count = 0;
-    b->ordinal = (uint64_t)w->row * w->job->row_units + w->unit;
-    while (count < BATCH && w->row < w->row_stop) {
-        uint64_t rest = w->unit_stop - w->unit;
-        int take = rest < (uint64_t)(BATCH - count) ? (int)rest : BATCH - count;
-        uint64_t first = row_first_unit(w->job, w->row) + w->unit;
-        for (int i = 0; i < take; i += LANES)
-            for (int k = 0; k < LANES; k++) b->low[count + i + k] = (uint32_t)first + (uint32_t)(i + k);
-        if (wide)
-            for (int i = 0; i < take; i++) b->high[count + i] = (uint32_t)((first + (uint64_t)i) >> 32);
-        count += take;
-        w->unit += (uint64_t)take;
-        if (w->unit == w->unit_stop) {
-            w->unit = 0;
-            w->row++;
-        }
+    const fairfold_job *job = w->job;
+    const uint64_t units = job->row_units;
+    b->coming_ordinal = (uint64_t)w->row * units + w->unit;
+    if (w->row >= w->row_stop) return 0;
+    if (job->ids && units <= BATCH) {
+        const int64_t rest = w->row_stop - w->row, room = (int64_t)(BATCH / units);
+        const int rows = (int)(rest < room ? rest : room);
+        for (int r = 0; r < rows; r++) fill_run(w, b, r * (int)units, row_id(job, w->row + r) * units, (int)units);
+        w->row += rows;
+        return rows * (int)units;
     }
-    b->count = count;
+    const uint64_t rest = w->unit_stop - w->unit;
+    const int count = rest < BATCH ? (int)rest : BATCH;
+    fill_run(w, b, 0, (job->ids ? row_id(job, w->row) * units : job->first_unit) + w->unit, count);
+    w->unit += (uint64_t)count;
+    if (w->unit == w->unit_stop) {
+        w->unit = 0;
+        w->row++;
+    }
     return count;
 }
 
 /* Piece numbers below 2**32: all arithmetic fits 32 bits, and the loops below become vector code. */
-static inline void place_narrow(const fairfold_plan *plan, batch *b) {
+static inline void place_narrow(const fairfold_plan *plan, const uint32_t *low, int count, uint32_t *spot,
+                                uint32_t *word) {
     const uint32_t outer = plan->keys.outer, inner = plan->keys.inner, blocks = plan->blocks, mask = plan->sign_mask;
     const uint32_t head = plan->head_spots, ratio = plan->ratio, unit = plan->unit;
-    const int count = b->count;
     if (ratio == 1) {
         for (int i = 0; i < count; i++) {
-            uint32_t hash = fairfold_mix(b->low[i] ^ outer, inner);
-            b->spot[i] = head + fairfold_choose(hash, blocks);
-            b->word[i] = fairfold_sign_word(hash, 0) & mask;
+            uint32_t hash = fairfold_mix(low[i] ^ outer, inner);
+            spot[i] = head + fairfold_choose(hash, blocks);
+            word[i] = fairfold_sign_word(hash, 0) & mask;
         }
     } else if (plan->ratio_shift >= 0) {
         const int shift = plan->ratio_shift;
         for (int i = 0; i < count; i++) {
-            uint32_t rest = b->low[i] & (ratio - 1), offset = rest * unit;
-            uint32_t hash = fairfold_mix((b->low[i] >> shift) ^ outer, inner);
-            b->spot[i] = head + fairfold_choose(hash, blocks) * ratio + rest;
-            b->word[i] = (fairfold_sign_word(hash, offset) >> (offset & 31)) & mask;
+            uint32_t rest = low[i] & (ratio - 1), offset = rest * unit;
+            uint32_t hash = fairfold_mix((low[i] >> shift) ^ outer, inner);
+            spot[i] = head + fairfold_choose(hash, blocks) * ratio + rest;
+            word[i] = (fairfold_sign_word(hash, offset) >> (offset & 31)) & mask;
         }
     } else {
         for (int i = 0; i < count; i++) {
-            uint32_t block = b->low[i] / ratio, rest = b->low[i] - block * ratio, offset = rest * unit;
+            uint32_t block = low[i] / ratio, rest = low[i] - block * ratio, offset = rest * unit;
             uint32_t hash = fairfold_mix(block ^ outer, inner);
-            b->spot[i] = head + fairfold_choose(hash, blocks) * ratio + rest;
-            b->word[i] = (fairfold_sign_word(hash, offset) >> (offset & 31)) & mask;
+            spot[i] = head + fairfold_choose(hash, blocks) * ratio + rest;
+            word[i] = (fairfold_sign_word(hash, offset) >> (offset & 31)) & mask;
         }
     }
     if (head)
         for (int i = 0; i < count; i++) {
-            uint32_t hashed = b->low[i] < head ? 0u : ~0u;
-            b->spot[i] = (b->spot[i] & hashed) | (b->low[i] & ~hashed);
-            b->word[i] &= hashed;
+            uint32_t hashed = low[i] < head ? 0u : ~0u;
+            spot[i] = (spot[i] & hashed) | (low[i] & ~hashed);
+            word[i] &= hashed;
         }
 }
 
-static inline void place_wide(const fairfold_plan *plan, batch *b) {
+static inline void place_wide(const fairfold_plan *plan, const batch *b, int count, uint32_t *spot, uint32_t *word) {
     fairfold_keys keys = plan->keys;
     uint32_t keys_high = 0;
-    for (int i = 0; i < b->count; i++) {
+    for (int i = 0; i < count; i++) {
         uint64_t number = (uint64_t)b->high[i] << 32 | b->low[i];
         if (number < plan->head_spots) {
-            b->spot[i] = (uint32_t)number;
-            b->word[i] = 0;
+            spot[i] = (uint32_t)number;
+            word[i] = 0;
             continue;
         }
         uint64_t block = number / plan->ratio;
@@ -129,19 +144,51 @@ static inline void place_wide(const fairfold_plan *plan, batch *b) {
             keys_high = high;
         }
         uint32_t hash = fairfold_mix((uint32_t)block ^ keys.outer, keys.inner);
-        b->spot[i] = plan->head_spots + fairfold_choose(hash, plan->blocks) * plan->ratio + rest;
-        b->word[i] = (fairfold_sign_word(hash, offset) >> (offset & 31)) & plan->sign_mask;
+        spot[i] = plan->head_spots + fairfold_choose(hash, plan->blocks) * plan->ratio + rest;
+        word[i] = (fairfold_sign_word(hash, offset) >> (offset & 31)) & plan->sign_mask;
     }
 }
 
-/* Fill and place the next batch; 0 when the job is done. */
-static inline int walk_next(walk *w, batch *b) {
-    if (!walk_fill(w, b)) return 0;
+/* Drop the pieces that do not live in the walk's range of spots. Without a branch: which thread owns a spot is as random
+ * as the hash. */
+static inline int walk_choose(const walk *w, int count, uint32_t *spot, uint32_t *word, uint32_t *at) {
+    int chosen = 0;
+    for (int i = 0; i < count; i++) {
+        const uint32_t here = spot[i];
+        spot[chosen] = here;
+        word[chosen] = word[i];
+        at[chosen] = (uint32_t)i;
+        chosen += here - w->first_spot < w->spots;
+    }
+    return chosen;
+}
+
+static inline int walk_coming(walk *w, batch *b) {
+    uint32_t *spot = b->spot + b->count, *word = b->word + b->count;
+    int count = walk_fill(w, b);
     if (w->job->plan.wide)
-        place_wide(&w->job->plan, b);
+        place_wide(&w->job->plan, b, count, spot, word);
     else
-        place_narrow(&w->job->plan, b);
-    return 1;
+        place_narrow(&w->job->plan, b->low, count, spot, word);
+    b->coming = w->spots ? walk_choose(w, count, spot, word, b->at + b->count) : count;
+    memset(spot + b->coming, 0, sizeof(uint32_t) * (size_t)(BATCH - b->coming));
+    return count;
+}
+
+static inline void walk_start(walk *w, batch *b) {
+    b->count = 0;
+    walk_coming(w, b);
+}
+
+/* What was coming is the batch now; 0 when the job is done. */
+static inline int walk_next(walk *w, batch *b) {
+    const size_t bytes = sizeof(uint32_t) * (size_t)b->coming;
+    memmove(b->spot, b->spot + b->count, bytes);
+    memmove(b->word, b->word + b->count, bytes);
+    if (w->spots) memmove(b->at, b->at + b->count, bytes);
+    b->count = b->coming;
+    b->ordinal = b->coming_ordinal;
+    return walk_coming(w, b) || b->count;
 }
 
 #endif

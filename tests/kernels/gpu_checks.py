@@ -104,6 +104,12 @@ def _ranges(layout: Layout, dtype: torch.dtype, device: str) -> Iterator[Check]:
     reference.accumulate_range(layout, values.double(), start, expected, expected_counts)
     yield close("accumulate_range", sums, expected, TOLERANCE[dtype])
     yield Check("counts", torch.equal(counts, expected_counts))
+    if layout.full_size > 2**24:
+        return
+    full = torch.randn(layout.full_size, device=device).to(dtype)
+    for again in ("", ", counts kept"):
+        reduced = calls.reduce(layout, full)
+        yield close(f"reduce{again}", reduced, reference.reduce(layout, full.double()), TOLERANCE[dtype])
 
 
 def chain_checks(device: str, repeats: int = 3, chunk: int = 8, groups: int = 1001) -> Iterator[Check]:

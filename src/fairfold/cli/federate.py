@@ -83,7 +83,7 @@ def federate(
 
 def _show(console: Console, trial: Trial, seconds: float) -> None:
     took_part = trial.took_part()
-    metric = "MSE" if trial.settings.model == "neumf-mlp" else f"NDCG@{trial.settings.top}"
+    metric = "MSE" if trial.settings.predicts_ratings else f"NDCG@{trial.settings.top}"
     table = Table(title=f"Who took part, and {metric} on what their users had held back")
     for heading in ("node", "can hold", "memory", "received", "sent", "rounds", "before", "after"):
         table.add_column(heading, justify="left" if heading == "node" else "right")

@@ -27,13 +27,17 @@ def train(
     file: Annotated[Path | None, typer.Argument(help="Settings (TOML). Without: the built-in example.")] = None,
     recipe: Annotated[
         str | None,
-        typer.Option(help="Settings that come with fairfold: 'best' (the default), or 'paper', the authors' example."),
+        typer.Option(
+            help="Settings that come with fairfold: 'best' (the default), 'ratings' (the best for those), or 'paper', "
+            "the authors' example."
+        ),
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="'synthetic', a name from `fairfold data list`, or a folder or file.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="mf, neumf (rankings), neumf-mlp (ratings), mlp, lenet (images: --data mnist).")
+        str | None,
+        typer.Option(help="mf, neumf (rankings), mf-ratings, neumf-mlp (ratings), mlp, lenet (images: --data mnist)."),
     ] = None,
     method: Annotated[
         str | None,

@@ -66,6 +66,19 @@ LEAST_SQUARES_DEFAULTS: dict[str, Any] = {
 }
 """What ``solver="least_squares"`` takes where nothing else is said; ``chunk`` is ``factors``: rows are folded whole."""
 
+RATING_MODELS = ("neumf-mlp", "mf-ratings")
+RATING_DEFAULTS: dict[str, Any] = {
+    "solver": "least_squares",
+    "factors": 8,
+    "reference_factors": 32,
+    "tail_share": 0.125,
+    "support": 0,
+    "ridge": 80.0,
+    "weighting": "data",
+    "alike": True,
+}
+"""What ``model="mf-ratings"`` takes where nothing else is said, before what its solver does."""
+
 
 class FaultSettings(Frozen):
     """Shares of a round's clients that fail, each in one way.
@@ -104,8 +117,9 @@ class Settings(Frozen):
         world: The synthetic world, where ``data`` is that.
         seed: Of everything random; the same settings and seed give the same numbers on the same hardware.
         images: Who holds which images, where the model reads images.
-        model: ``"mf"``, ``"neumf"`` (rankings), ``"neumf-mlp"`` (ratings), ``"mlp"`` or ``"lenet"`` (images). The last
-            two have defaults of their own, ``IMAGE_DEFAULTS``.
+        model: ``"mf"``, ``"neumf"`` (rankings), ``"mf-ratings"`` (ratings: biases and tastes, by least squares alone),
+            ``"neumf-mlp"`` (ratings), ``"mlp"`` or ``"lenet"`` (images). The second and the last two have defaults of
+            their own, ``RATING_DEFAULTS`` and ``IMAGE_DEFAULTS``.
         factors: d, numbers an item in each of its tables.
         initial_spread: Standard deviation of the tables before training; None takes the model's own.
         method: ``"fair"`` (FAIR-HET), ``"fair_hom"`` (everybody at the smallest size), ``"full_trn"`` (only devices
@@ -154,7 +168,10 @@ class Settings(Frozen):
         prox: μ of FedProx: ½μ‖S(ψ − ψ_sent)‖² is added to the loss.
         unobserved_weight: What an item the user did not touch counts, against 1 for one they did (closed form).
         ridge: Pull of the user's vector towards zero (closed form); with least squares that of users' and items' alike,
-            in units of the mean eigenvalue of what is inverted.
+            in units of the mean eigenvalue of what is inverted; for ratings that of the items' tastes, in
+            imagined ratings.
+        damping: Imagined ratings without any bias that draw the biases of users and items to zero (``"mf-ratings"``).
+        alike: Number the items so that those which share a row have similar mean ratings (``"mf-ratings"``, ranked).
         aggregation: ``"paper"``: θ ← Σ pᵢ Sᵢψᵢ′. ``"delta"``: θ ← θ + what the optimiser makes of Σ pᵢ Sᵢ(ψᵢ′ − ψᵢ).
         server_optimiser: For the delta rule: ``"sgd"``, ``"momentum"``, ``"adam"``, ``"yogi"`` or ``"adagrad"``.
         server_step: Its step size, η.
@@ -175,7 +192,7 @@ class Settings(Frozen):
     world: WorldSettings = WorldSettings()
     seed: int = Field(0, ge=0, lt=2**62)
     images: ImageSettings = ImageSettings()
-    model: Literal["mf", "neumf", "neumf-mlp", "mlp", "lenet"] = "mf"
+    model: Literal["mf", "mf-ratings", "neumf", "neumf-mlp", "mlp", "lenet"] = "mf"
     factors: int = Field(8, ge=1)
     initial_spread: float | None = Field(0.1, gt=0)
     method: Literal["fair", "fair_hom", "full_trn", "fedavg", "fedhm", "heterofl", "inconsistent", "central"] = "fair"
@@ -210,6 +227,8 @@ class Settings(Frozen):
     prox: float = Field(0.0, ge=0)
     unobserved_weight: float = Field(0.5, gt=0, le=1)
     ridge: float = Field(1.0, ge=0)
+    damping: float = Field(5.0, gt=0)
+    alike: bool = False
     aggregation: Literal["paper", "delta"] = "delta"
     server_optimiser: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = "adam"
     server_step: float = Field(0.03, gt=0)
@@ -227,6 +246,8 @@ class Settings(Frozen):
     def _defaults_of_the_model(cls, values: Any) -> Any:
         if isinstance(values, Mapping) and values.get("model") in IMAGE_MODELS:
             return IMAGE_DEFAULTS | dict(values)
+        if isinstance(values, Mapping) and values.get("model") == "mf-ratings":
+            values = RATING_DEFAULTS | dict(values)
         if isinstance(values, Mapping) and values.get("solver") == "least_squares":
             own = LEAST_SQUARES_DEFAULTS | dict(values)
             return {"chunk": own["factors"]} | own
@@ -252,14 +273,20 @@ class Settings(Frozen):
         ):
             raise ValueError(f"shares = {self.shares} for {self.capacities}: one above 0 for each capacity")
         if self.solver != "gradient":
-            if self.model != "mf" or self.user_vectors != "private":
-                raise ValueError(f"solver={self.solver!r} needs model='mf' and user_vectors='private'")
+            served = ("mf", "mf-ratings") if self.solver == "least_squares" else ("mf",)
+            if self.model not in served or self.user_vectors != "private":
+                words = " or ".join(map(repr, served))
+                raise ValueError(f"solver={self.solver!r} needs model={words} and user_vectors='private'")
             if self.method not in ("fair", "fair_hom", "full_trn", "fedavg", "central"):
                 raise ValueError(f"solver={self.solver!r} does not serve method={self.method!r}: use solver='gradient'")
         if self.solver == "least_squares":
             self._fits_least_squares()
-        if (self.support or self.reference_factors) and self.model != "mf":
-            raise ValueError("support and reference_factors are for model='mf', which has one table")
+        if (self.support or self.reference_factors) and self.model not in ("mf", "mf-ratings"):
+            raise ValueError("support and reference_factors are for model='mf' and 'mf-ratings', which have one table")
+        if self.model == "mf-ratings":
+            self._fits_ratings()
+        elif self.alike:
+            raise ValueError("alike=true needs model='mf-ratings'")
         if self.method == "fedhm" and self.aggregation == "delta":
             raise ValueError("method='fedhm' averages models: use aggregation='paper'")
         return self
@@ -271,6 +298,16 @@ class Settings(Frozen):
             )
         if self.rehash or self.aggregation != "delta" or self.compress != "tables":
             raise ValueError("solver='least_squares' needs rehash=false, aggregation='delta' and compress='tables'")
+
+    def _fits_ratings(self) -> None:
+        if self.solver != "least_squares":
+            raise ValueError("model='mf-ratings' needs solver='least_squares'; 'neumf-mlp' has gradient steps")
+        if self.factors < 2 or not self.ridge:
+            raise ValueError("model='mf-ratings' needs factors >= 2 (a bias, a taste) and a ridge above 0")
+        if self.weighting != "data":
+            raise ValueError("model='mf-ratings' counts every rating alike: use weighting='data'")
+        if self.alike and self.mapping != "ranked":
+            raise ValueError("alike=true is about the tail that unpopular items share: use mapping='ranked'")
 
     def _fits_images(self) -> None:
         if self.data == "synthetic":
@@ -304,7 +341,12 @@ class Settings(Frozen):
         """Name of the quality."""
         if self.reads_images:
             return "accuracy"
-        return "MSE" if self.model == "neumf-mlp" else f"NDCG@{self.top}"
+        return "MSE" if self.predicts_ratings else f"NDCG@{self.top}"
+
+    @property
+    def predicts_ratings(self) -> bool:
+        """Whether the model is one of ratings, and not of rankings."""
+        return self.model in RATING_MODELS
 
     @property
     def smaller_is_better(self) -> bool:

@@ -30,6 +30,13 @@ SMALLEST_COMPRESSED = 64
 GRAM = "gram"
 """Name of the d × d matrix of federated least squares: a device receives that of the items, adds that of its user."""
 
+CENTRE = "centre"
+"""Name of three numbers: mean and spread of all ratings, summed with the counts of items before the first round, and
+how many ratings have been spoken of."""
+
+SAID = "said"
+"""Name of what a device last said of each of its items, a row a rating: it stays there, and changes are sent."""
+
 Weights = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
 
@@ -125,10 +132,10 @@ class Task:
         self.data = data
         self.settings = settings
         self.num_clients = data.num_users
-        self.ratings = settings.model == "neumf-mlp"
+        self.ratings = settings.predicts_ratings
         if self.ratings and data.train.ratings is None:
             raise InvalidSettings(
-                f"model='neumf-mlp' on {data.name!r}, which has no ratings", "ratings", "Use 'mf' or 'neumf'."
+                f"model={settings.model!r} on {data.name!r}, which has no ratings", "ratings", "Use 'mf' or 'neumf'."
             )
         with torch.device("meta"):  # the architecture alone: its tensors are never made on a device
             model = _make(data, settings)
@@ -140,7 +147,7 @@ class Task:
         sent = settings.user_vectors == "uploaded"
         self.user_tables = {name: shapes[name] for name in self.own} if sent else {}
         if settings.solver == "least_squares":
-            self.dense[GRAM] = (settings.factors, settings.factors)
+            self.dense |= {CENTRE: (3,)} if self.ratings else {GRAM: (settings.factors, settings.factors)}
         self._negatives = None if self.ratings else NegativeSampler(data.train, settings.negatives)
 
     def initial(self, generator: torch.Generator, storage: Storage | None = None) -> tuple[Weights, Weights]:
@@ -157,14 +164,27 @@ class Task:
             model = _make(self.data, self.settings)
         everything = {name: tensor.detach() for name, tensor in model.named_parameters()}
         if self.settings.solver == "least_squares":  # before a user's first word the sums hold nothing of theirs
-            everything[GRAM] = torch.zeros(self.dense[GRAM])
+            everything |= {name: torch.zeros(shape) for name, shape in self.dense.items()}
             for name in self.own:
                 everything[name].zero_()
         # A copy where there are as many items as users, and an item table has been placed as well.
         in_memory = storage is None or self.data.num_items != self.num_clients
         shared = {name: everything[name].reshape(-1) for name in self.shapes}
         shared = shared if in_memory else {name: tensor.clone() for name, tensor in shared.items()}
-        return shared, {} if self.user_tables else {name: everything[name] for name in self.own}
+        own = {} if self.user_tables else {name: everything[name] for name in self.own}
+        return shared, own | {name: torch.zeros(shape) for name, shape in self.remembered.items()}
+
+    @property
+    def remembered(self) -> Shapes:
+        """Name and shape of what devices keep of each of their samples, all devices' together."""
+        remembers = self.ratings and self.settings.solver == "least_squares"
+        return {SAID: (len(self.data.train), self.settings.factors + 1)} if remembers else {}
+
+    def rows_of(self, name: str, client: int) -> int | slice:
+        """Which rows of a private tensor are a client's: its vector, or one row a sample."""
+        if name not in self.remembered:
+            return client
+        return slice(int(self.data.train.offsets[client]), int(self.data.train.offsets[client + 1]))
 
     @property
     def reads(self) -> dict[str, tuple[str, int]]:
@@ -303,7 +323,7 @@ def _is_table(name: str, side: str) -> bool:
 
 def _make(data: Dataset, settings: Settings) -> MF | NeuMF | NeuMFMLP:
     users, items, factors = data.num_users, data.num_items, settings.factors
-    if settings.model == "mf":
+    if settings.model in ("mf", "mf-ratings"):
         return MF(users, items, factors, spread=settings.initial_spread or 0.01)
     if settings.model == "neumf":
         return NeuMF(users, items, factors)

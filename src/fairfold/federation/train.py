@@ -30,6 +30,8 @@ class Device:
         projections: What it holds of every tensor.
         own: Its user's vectors, where they are private.
         generator: Its random numbers.
+        round_number: Rounds done before this one.
+        largest: What the largest devices of the round hold, for solvers that speak in their terms.
     """
 
     client: int
@@ -37,6 +39,8 @@ class Device:
     projections: dict[str, Projection]
     own: Weights
     generator: torch.Generator
+    round_number: int = 0
+    largest: dict[str, Projection] | None = None
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ class _Device:
         order, received = unpack_order(message.content)
         tables = [held.shape[0] for name, held in order.projections.items() if name.startswith("item")]
         num_items = max(tables, default=0)
-        data = self._load(context, num_items, ratings=order.settings.model == "neumf-mlp")
+        data = self._load(context, num_items, ratings=order.settings.predicts_ratings)
         store = DeviceStore(self._folder(context))
         kept = store.load()
         work = LocalTask(order, received, data, order.settings.seed if self._repeatable else kept.secret)

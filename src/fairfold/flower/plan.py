@@ -20,7 +20,7 @@ BYTES = 4
 
 def task_of(num_items: int, settings: Settings, users: int = 1) -> Task:
     """The model alone: its tensors for a catalogue, with nobody's data."""
-    ratings = torch.empty(0) if settings.model == "neumf-mlp" else None
+    ratings = torch.empty(0) if settings.predicts_ratings else None
     nothing = torch.empty(0, dtype=torch.int64)
     nobody = Interactions(users, num_items, torch.zeros(users + 1, dtype=torch.int64), nothing, ratings)
     return Task(Dataset("catalogue", nobody, nobody), settings)

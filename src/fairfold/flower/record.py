@@ -97,7 +97,7 @@ class Record:
 
     def _result(self, progress: Progress, nodes: Nodes) -> Result:
         settings = self._plan.settings
-        metric = "MSE" if settings.model == "neumf-mlp" else f"NDCG@{settings.top}"
+        metric = "MSE" if settings.predicts_ratings else f"NDCG@{settings.top}"
         last = next((report.quality for report in reversed(progress.history) if report.quality is not None), None)
         groups = []
         for number, (capacity, held) in enumerate(zip(self._plan.capacities, self._plan.assignments(0), strict=True)):

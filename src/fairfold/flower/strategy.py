@@ -352,7 +352,7 @@ class FairStrategy(Strategy):
     @property
     def metric(self) -> str:
         """What quality is."""
-        return "MSE" if self.settings.model == "neumf-mlp" else f"NDCG@{self.settings.top}"
+        return "MSE" if self.settings.predicts_ratings else f"NDCG@{self.settings.top}"
 
     def _quality(self, heard: list[tuple[int, tuple[float, int]]]) -> Quality | None:
         if not heard:

@@ -233,7 +233,7 @@ def _quality(facts: ConfigRecord, settings: Settings) -> tuple[float, int] | Non
         return None
     if not isinstance(total, float) or type(users) is not int or not 0 < users < 2**31:
         raise _refused("a quality that is no number", "a sum and a count of users")
-    most = math.inf if settings.model == "neumf-mlp" else float(users) * (1 + 1e-9)  # an NDCG is at most 1
+    most = math.inf if settings.predicts_ratings else float(users) * (1 + 1e-9)  # an NDCG is at most 1
     if not (0 <= total <= most and math.isfinite(total)):
         raise _refused("a quality out of range", "at most 1 a user")
     return total, users

@@ -49,12 +49,14 @@ __all__ = [
 ]
 
 
-def _gpu(*tensors: Tensor | None) -> Any:
-    """The Triton body where it can serve these tensors: on a CUDA device, and not followed by autograd."""
-    present = [tensor for tensor in tensors if tensor is not None]
-    if not present or not present[0].is_cuda or not gpu.available():
+def _gpu(*tensors: Tensor, followed: bool = True) -> Any:
+    """The Triton body where it can serve these tensors: on a CUDA device, and not followed by autograd.
+
+    ``followed=False`` is for optimiser steps, which autograd does not follow whatever the tensors say.
+    """
+    if not tensors[0].is_cuda or not gpu.available():
         return None
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in present):
+    if followed and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return None
     from fairfold.kernels.gpu import calls as gpu_calls  # needs Triton, so only where it is there
 
@@ -90,10 +92,8 @@ def reduce(layout: Layout, full: Tensor) -> Tensor:
     The numbers of :func:`accumulate_range` divided by its counts, without counts of the compact size in memory.
     """
     if body := _gpu(full):
-        sums = torch.zeros(layout.size, dtype=torch.promote_types(full.dtype, torch.float32), device=full.device)
-        counts = torch.zeros(layout.size, dtype=torch.int32, device=full.device)
-        body.accumulate_range(layout, full, 0, sums, counts)
-        return sums.div_(counts.clamp_(min=1)).to(full.dtype)
+        reduced: Tensor = body.reduce(layout, full)
+        return reduced
     compact = calls.reduce(layout, full)
     return reference.reduce(layout, full) if compact is None else compact
 
@@ -155,7 +155,7 @@ def touched_rows(layout: Layout, values: Tensor, rows: Tensor) -> tuple[Tensor, 
 
 def sgd_rows(layout: Layout, compact: Tensor, values: Tensor, rows: Tensor, rate: float) -> None:
     """A whole step of SGD in place: compact[slot] -= rate · (sum of the signed gradients ``values`` in that slot)."""
-    if body := _gpu(compact.detach(), values.detach()):
+    if body := _gpu(compact, values, followed=False):
         body.sgd_rows(layout, compact.detach(), values.detach(), rows, rate)
         return
     if calls.accumulate_rows(layout, values, rows, compact, -rate, followed=False):
@@ -175,7 +175,7 @@ def adagrad_rows(
     epsilon: float = 1e-10,
 ) -> None:
     """A whole step of Adagrad in place, on the slots of the batch; ``state`` is shaped like ``compact``."""
-    if body := _gpu(compact.detach(), values.detach()):
+    if body := _gpu(compact, values, followed=False):
         body.adagrad_rows(layout, compact.detach(), state, values.detach(), rows, rate, epsilon)
         return
     if calls.adagrad_rows(layout, compact, state, values, rows, rate, epsilon):

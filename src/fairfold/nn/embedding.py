@@ -17,4 +17,5 @@ class FairEmbedding(FairTable):
 
     def forward(self, ids: Tensor) -> Tensor:
         """The rows of ``ids``."""
-        return self.rows(ids).view(*ids.shape, self.embedding_dim)
+        rows = self.rows(ids)
+        return rows if ids.dim() == 1 else rows.view(*ids.shape, self.embedding_dim)

@@ -26,7 +26,6 @@ class FusedSGD:
             raise InvalidSettings(f"lr={lr}", "a rate of 0 or more", "Try 0.01.")
         self.lr = lr
 
-    @torch.no_grad()
     def apply(self, layout: Layout, compact: Tensor, rows: Tensor, gradient: Tensor) -> None:
         """Update ``compact`` in place."""
         ops.sgd_rows(layout, compact, gradient, rows, self.lr)

@@ -20,14 +20,17 @@ class Update(Protocol):
         """Update ``compact`` in place, given the gradient (len(rows), row_size) of looked-up rows."""
 
 
-def check_ids(ids: Tensor, count: int, memory: Tensor) -> None:
-    """Refuse ids that name no row: a hash would answer them all the same, with another row's numbers."""
+def check_ids(ids: Tensor, count: int, memory: Tensor, *, kernel_checks: bool = False) -> None:
+    """Refuse ids that name no row: a hash would answer them all the same, with another row's numbers.
+
+    ``kernel_checks`` says that a kernel of exactly this table comes next, which on the CPU looks at every id itself.
+    """
     if not isinstance(ids, Tensor):
         raise InvalidDtype(f"ids of type {type(ids).__name__}", "a torch.Tensor", "Wrap them: torch.tensor([...]).")
     if ids.dtype not in (torch.int64, torch.int32):
         raise InvalidDtype(f"ids of dtype {ids.dtype}", "int64 or int32", "Convert them, e.g. with .long().")
     check_same_device("ids", ids, memory)
-    if ids.numel() == 0 or ids.is_meta:
+    if ids.numel() == 0 or ids.is_meta or (kernel_checks and ids.is_cpu):
         return
     if ids.is_cuda:
         # As torch's own kernels do: asking for the result here would stop the whole stream.
@@ -66,8 +69,10 @@ class _Lookup(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(rows)
         ctx.layout, ctx.sparse, ctx.update = layout, sparse, update
-        ctx.memory = memory.detach() if update is not None else memory.new_empty(0)
-        return ops.recover_rows(layout, memory.detach(), rows, row_size)
+        memory = memory.detach()
+        if update is not None:
+            ctx.memory = memory
+        return ops.recover_rows(layout, memory, rows, row_size)
 
     @staticmethod
     @once_differentiable

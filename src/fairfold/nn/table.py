@@ -61,13 +61,15 @@ class FairTable(FairModule):
         active: ActiveRows | None = self.__dict__["_active"]
         if active is not None:
             return active.rows(ids)
-        check_ids(ids, self.num_embeddings, self.memory)
-        flat = ids.reshape(-1)
-        if flat.numel() > self.num_embeddings:
+        many = isinstance(ids, Tensor) and ids.numel() > self.num_embeddings
+        memory = self.memory
+        check_ids(ids, self.num_embeddings, memory, kernel_checks=not many and not self.is_shared)
+        flat = ids if ids.dim() == 1 else ids.reshape(-1)
+        if many:
             # Every row is asked for more than once on average: each is recovered once, in less memory than the answer.
-            every = self._lookup(torch.arange(self.num_embeddings, device=flat.device))
+            every = self._lookup(memory, torch.arange(self.num_embeddings, device=flat.device))
             return self.without_padding(flat, functional.embedding(flat, every))
-        return self.without_padding(flat, self._lookup(flat))
+        return self.without_padding(flat, self._lookup(memory, flat))
 
     def without_padding(self, ids: Tensor, found: Tensor) -> Tensor:
         """``found`` with zeros where ``ids`` is the padding; so is its gradient."""
@@ -88,11 +90,11 @@ class FairTable(FairModule):
         check_ids(ids, self.num_embeddings, self.memory)
         return ActiveRows(self, ids)
 
-    def _lookup(self, rows: Tensor) -> Tensor:
+    def _lookup(self, memory: Tensor, rows: Tensor) -> Tensor:
         # A shared memory places every table at a multiple of its row size.
         rows = rows + self.offset // self.embedding_dim if self.offset else rows
         update: Update | None = self.__dict__["_update"]
-        return lookup(self.memory, self.subspace.layout, rows, self.embedding_dim, sparse=self.sparse, update=update)
+        return lookup(memory, self.subspace.layout, rows, self.embedding_dim, sparse=self.sparse, update=update)
 
     def _refuse_shared(self, what: str) -> None:
         if self.is_shared:

@@ -35,6 +35,7 @@ class TableFile(Frozen):
         value: The figure that counts: of the ``best`` evaluation, or of the ``last``.
         set: Settings of all cells.
         quick: Settings that make the quick version.
+        quick_rows: The rows of the quick version; all if not given.
         rows: What each row adds; ``columns = [...]`` in it leaves out all other columns.
         columns: What each column adds; ``rows = [...]`` in it leaves out all other rows; ``kind`` says what is run.
         paper: The paper's figures, by row and column; text such as ``"N/A"`` stands for none.
@@ -51,6 +52,7 @@ class TableFile(Frozen):
     value: Literal["best", "last"] = "best"
     set: Values = Field(default_factory=dict)
     quick: Values = Field(default_factory=dict)
+    quick_rows: tuple[str, ...] | None = None
     rows: dict[str, Values]
     columns: dict[str, Values]
     paper: dict[str, dict[str, Figure]] = Field(default_factory=dict)
@@ -212,6 +214,8 @@ def _cells(
     shared, small = file.set | content.set, file.quick | content.quick if quick else {}
     cells: list[Cell] = []
     for row, of_row in content.rows.items():
+        if quick and content.quick_rows is not None and row not in content.quick_rows:
+            continue
         for column, of_column in content.columns.items():
             if column not in of_row.get("columns", [column]) or row not in of_column.get("rows", [row]):
                 continue
@@ -249,6 +253,11 @@ def _check(where: str, kind: str, values: Values) -> None:
 
 def _refuse_unknown_labels(name: str, table: str, content: TableFile) -> None:
     """A figure of the paper that stands beside no cell would be lost without a word."""
+    for row in content.quick_rows or ():
+        if row not in content.rows:
+            raise InvalidSettings(
+                f"{name}, table {table!r}: quick_rows names {row!r}", f"one of {', '.join(content.rows)}", "Mend it."
+            )
     for what, figures in (("paper", content.paper), ("rounds_of_best", content.rounds_of_best)):
         for row, of_row in figures.items():
             for known, label in ((content.rows, row), *((content.columns, column) for column in of_row)):

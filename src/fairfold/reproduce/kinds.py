@@ -43,7 +43,8 @@ class Kind(ABC):
 
     def relevant(self, values: Values) -> Values:
         """The settings that decide what the reference rows of a cell are."""
-        return {key: values[key] for key in DATA_KEYS if key in values} | {"solver": "gradient"}  # serves every model
+        found = {key: values[key] for key in DATA_KEYS if key in values} | {"solver": "gradient"}  # serves most models
+        return found | ({"model": "neumf-mlp"} if found.get("model") == "mf-ratings" else {})  # the same ratings
 
     def data(self, values: Values) -> dict[str, Any]:
         """What identifies the data; an :class:`InvalidData` that says what to put where if it is not at hand."""
@@ -150,7 +151,7 @@ class References(Kind):
 
         settings = load_settings(None, values)
         data, _ = load_interactions(settings)
-        task = RatingTask(data) if settings.model == "neumf-mlp" else RankingTask(data, settings.top)
+        task = RatingTask(data) if settings.predicts_ratings else RankingTask(data, settings.top)
         started, found = time.monotonic(), dict[str, Any]()
         for name, row in task.references():
             found[name] = row if isinstance(row, str) else float(row[0])

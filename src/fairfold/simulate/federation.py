@@ -9,6 +9,7 @@ from fairfold.algorithms import assign
 from fairfold.errors import InvalidSettings
 from fairfold.federation.least_squares import first_state
 from fairfold.federation.projection import Assignment
+from fairfold.federation.rating_squares import first_ratings
 from fairfold.federation.sampling import Purpose, generator, hash_seed, sample_cohort
 from fairfold.federation.settings import Settings
 from fairfold.federation.storage import Storage
@@ -81,7 +82,7 @@ class Federation:
         if settings.support and settings.mapping == "ranked":
             smallest = min(known.limit(reference) for known in [*self.capacities, capacity])
             limit = min(limit, self._supported(items, factors, smallest))
-        return capacity if limit >= items * factors else Capacity(budget=limit * BYTES)
+        return Capacity.parse("1x") if limit >= items * factors else Capacity(budget=limit * BYTES)
 
     def _supported(self, items: int, factors: int, smallest: int) -> int:
         """Numbers enough for every item that ``support`` users have to own a row, and for the tail."""
@@ -96,5 +97,6 @@ class Federation:
         """The server's tensors and the users' own vectors, kept in ``storage``, before training."""
         full, own = self.task.initial(generator(self.settings, Purpose.MODEL), storage)
         if self.settings.solver == "least_squares":
-            full = first_state(full, self.assignments(0), self.task)
+            first = first_ratings if self.task.ratings else first_state
+            full = first(full, self.assignments(0), self.task)
         return full, own

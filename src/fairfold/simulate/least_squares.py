@@ -10,7 +10,6 @@ from fairfold.federation.aggregate import ServerState
 from fairfold.federation.least_squares import (
     SizeTotals,
     history_weight,
-    least_squares,
     owned_rows,
     row_counts,
     rows_of,
@@ -18,12 +17,14 @@ from fairfold.federation.least_squares import (
     subspace_of,
 )
 from fairfold.federation.projection import Projection
+from fairfold.federation.rating_squares import Ratings, RatingTotals, Window, centred, speak
 from fairfold.federation.replies import Rejections, fault_of, problem_with, spoil
 from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.send import send
-from fairfold.federation.task import GRAM, Weights
+from fairfold.federation.task import CENTRE, GRAM, SAID, Weights
 from fairfold.federation.train import Device
 from fairfold.simulate.federation import Federation
+from fairfold.simulate.loop import largest_of, solver_of
 
 
 def run_round(state: ServerState, private: Weights, federation: Federation, rejections: Rejections) -> ServerState:
@@ -31,7 +32,8 @@ def run_round(state: ServerState, private: Weights, federation: Federation, reje
     settings, task, number = federation.settings, federation.task, state.round_number
     assignments = federation.assignments(number)
     cohort = federation.cohort(number)
-    totals = SizeTotals(assignments, task)
+    totals = RatingTotals(assignments, task) if task.ratings else SizeTotals(assignments, task)
+    train = _train_ratings if task.ratings else _train
     for group, received in enumerate(send(state.full, assignments)):
         projections = assignments[group].projections
         clients = cohort[federation.group[cohort] == group].tolist()
@@ -43,7 +45,7 @@ def run_round(state: ServerState, private: Weights, federation: Federation, reje
             if _answers(client, received, projections, private, federation, number, rejections)
         ]
         if answering:  # one who is drawn twice has nothing new to say the second time
-            changes = _train(list(dict.fromkeys(answering)), received, projections, private, federation)
+            changes = train(list(dict.fromkeys(answering)), received, projections, private, federation, number)
             totals.add(projections, changes, 1.0)
     return totals.applied(state, settings)
 
@@ -62,9 +64,11 @@ def _answers(
     fault = fault_of(settings, generator(settings, Purpose.FAULTS, number, client))
     if fault is None:
         return True
-    own = {name: rows[client] for name, rows in private.items()}
+    own = {name: rows[federation.task.rows_of(name, client)] for name, rows in private.items()}
     source = generator(settings, Purpose.TRAINING, number, client)
-    trained = least_squares(received, Device(client, federation.task, projections, own, source), settings)
+    largest = largest_of(federation.assignments(number))
+    device = Device(client, federation.task, projections, own, source, number, largest)
+    trained = solver_of(settings)(received, device, settings)
     problem = problem_with(spoil(trained.compacts, fault), received, projections, settings)
     if problem is not None:
         rejections.note(number + 1, client, problem)
@@ -72,7 +76,12 @@ def _answers(
 
 
 def _train(
-    clients: list[int], received: Weights, projections: dict[str, Projection], private: Weights, federation: Federation
+    clients: list[int],
+    received: Weights,
+    projections: dict[str, Projection],
+    private: Weights,
+    federation: Federation,
+    number: int,  # noqa: ARG001
 ) -> Weights:
     """What these clients change together."""
     settings, task = federation.settings, federation.task
@@ -95,3 +104,34 @@ def _train(
     outer = users.T @ (weights[:, None] * users) - before.T @ (weights[:, None] * before)
     private[own_name][clients] = users.to(private[own_name].dtype)
     return {name: total.view(-1), GRAM: outer.view(-1)}
+
+
+def _train_ratings(
+    clients: list[int],
+    received: Weights,
+    projections: dict[str, Projection],
+    private: Weights,
+    federation: Federation,
+    number: int,
+) -> Weights:
+    """What these clients change together in what they say of their items."""
+    settings, task = federation.settings, federation.task
+    (name,), (own_name,), factors, train = task.tables, task.own, settings.factors, task.data.train
+    table = received[name].view(-1, factors)
+    sizes = torch.tensor([task.samples(client) for client in clients])
+    client_of = torch.repeat_interleave(torch.arange(len(clients)), sizes)
+    chosen = torch.cat([torch.arange(start, start + size) for start, size in zip(
+        train.offsets[clients].tolist(), sizes.tolist(), strict=True)])  # fmt: skip
+    assert train.ratings is not None
+    subspace, largest = subspace_of(projections[name]), largest_of(federation.assignments(number))
+    assert largest is not None
+    window = Window(subspace_of(largest[name]), subspace, number, factors)
+    items, dtype = train.items[chosen], table.dtype
+    given = Ratings(
+        table[rows_of(subspace, items, factors)], centred(train.ratings[chosen].to(dtype), received[CENTRE]), client_of,
+        len(clients),
+    )  # fmt: skip
+    spoken = speak(given, private[SAID][chosen].to(dtype), window, window.places(items), settings)
+    private[own_name][clients] = spoken.users.to(private[own_name].dtype)
+    private[SAID][chosen] = spoken.said.to(private[SAID].dtype)
+    return {name: spoken.change, CENTRE: spoken.counted}

@@ -5,15 +5,35 @@ from dataclasses import dataclass
 
 from fairfold.federation.aggregate import RoundTotals, ServerState, aggregate
 from fairfold.federation.least_squares import SizeTotals, least_squares
+from fairfold.federation.projection import Assignment, Projection
+from fairfold.federation.rating_squares import RatingTotals, rating_squares
 from fairfold.federation.replies import Rejections, fault_of, problem_with, spoil
 from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.send import send
 from fairfold.federation.settings import Settings
-from fairfold.federation.task import Weights
+from fairfold.federation.task import Task, Weights
 from fairfold.federation.train import SOLVERS, Device, LocalSolver, Trained
 from fairfold.simulate.federation import Federation
 
-ALL_SOLVERS = SOLVERS | {"least_squares": least_squares}
+
+def solver_of(settings: Settings) -> LocalSolver:
+    """What a device computes, by the settings."""
+    if settings.solver == "least_squares":
+        return rating_squares if settings.predicts_ratings else least_squares
+    return SOLVERS[settings.solver]
+
+
+def totals_of(assignments: list[Assignment], state: ServerState, task: Task) -> RoundTotals | SizeTotals | RatingTotals:
+    """What adds up a round, by the settings."""
+    if task.settings.solver != "least_squares":
+        return RoundTotals(state.full)
+    return RatingTotals(assignments, task) if task.ratings else SizeTotals(assignments, task)
+
+
+def largest_of(assignments: list[Assignment]) -> dict[str, Projection] | None:
+    """What the largest devices hold."""
+    held = [assignment for assignment in assignments if assignment.projections is not None]
+    return max(held, key=Assignment.size).projections if held else None
 
 
 @dataclass(frozen=True)
@@ -50,34 +70,35 @@ def run_round(
     """
     settings, task, number = federation.settings, federation.task, state.round_number
     remembered = settings.solver == "least_squares"
-    totals = SizeTotals(federation.assignments(number), task) if remembered else RoundTotals(state.full)
-    train = train or in_turn(ALL_SOLVERS[settings.solver], settings)
+    totals = totals_of(federation.assignments(number), state, task)
+    train = train or in_turn(solver_of(settings), settings)
     for visit, trained in train(visits(state, private, federation)):  # Optimise Fᵢ(Sᵢψᵢ)
         client, projections, received = visit.device.client, visit.device.projections, visit.received
         if not remembered:
-            _keep(trained.own, private, client)
+            _keep(trained.own, private, client, task)
         reply = spoil(trained.compacts, fault_of(settings, generator(settings, Purpose.FAULTS, number, client)))
         problem = problem_with(reply, received, projections, settings)
         if problem is not None or reply is None:
             rejections.note(number + 1, client, problem or "no answer")
             continue
         if remembered:  # what a device last said is what the server took: a refused reply was never said
-            _keep(trained.own, private, client)
+            _keep(trained.own, private, client, task)
         weight = settings.weight(task.samples(client))  # pᵢ
         if settings.aggregation == "delta":
             reply = {name: vector - received[name] for name, vector in reply.items()}
         totals.add(projections, reply, weight)
-    if isinstance(totals, SizeTotals):
+    if not isinstance(totals, RoundTotals):
         return totals.applied(state, settings)
     return aggregate(state, totals, settings)  # θ ← Σ pᵢ Sᵢψᵢ′
 
 
 def visits(state: ServerState, private: Weights, federation: Federation) -> Iterator[Visit]:
     """The devices of a round in their order: sample, reduce once a size, send."""
-    settings, number = federation.settings, state.round_number
+    settings, task, number = federation.settings, federation.task, state.round_number
     cohort = federation.cohort(number)  # C ← a random set of clients
     assignments = federation.assignments(number)  # S of every capacity, of this round's hash
     sent = send(state.full, assignments)  # ψ ← projection(S, θ), once a size
+    largest = largest_of(assignments)
     for client in cohort.tolist():
         group = int(federation.group[client])
         projections, received = assignments[group].projections, sent[group]
@@ -87,11 +108,11 @@ def visits(state: ServerState, private: Weights, federation: Federation) -> Iter
             projections = federation.assignments(number, client)[group].projections
             received = {name: held.reduce(state.full[name]) for name, held in (projections or {}).items()}
             assert projections is not None
-        own = {name: rows[client] for name, rows in private.items()}
+        own = {name: rows[task.rows_of(name, client)] for name, rows in private.items()}
         source = generator(settings, Purpose.TRAINING, number, client)
-        yield Visit(Device(client, federation.task, projections, own, source), received)
+        yield Visit(Device(client, task, projections, own, source, number, largest), received)
 
 
-def _keep(own: Weights, private: Weights, client: int) -> None:
+def _keep(own: Weights, private: Weights, client: int, task: Task) -> None:
     for name, vector in own.items():
-        private[name][client] = vector
+        private[name][task.rows_of(name, client)] = vector

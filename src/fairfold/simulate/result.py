@@ -12,13 +12,16 @@ from fairfold.federation.aggregate import ServerState
 from fairfold.federation.image_task import ImageTask, as_input
 from fairfold.federation.least_squares import server_owned, solve_users
 from fairfold.federation.projection import Assignment
+from fairfold.federation.rating_squares import rating_predictor
 from fairfold.federation.send import send
 from fairfold.federation.settings import Settings
 from fairfold.federation.task import GRAM, Task, Weights
 from fairfold.federation.train import solve_user
 from fairfold.metrics import accuracy, evaluate_ranking
 from fairfold.metrics.ranking import Scorer
+from fairfold.metrics.rating import Predictor
 from fairfold.models import scorer
+from fairfold.models.tasks import predictor
 from fairfold.simulate.federation import Federation
 
 TEST_BLOCK = 1_000
@@ -117,13 +120,15 @@ class Judge:
 
     def _value(self, full: Weights, private: Weights, users: Tensor, held: list[Assignment]) -> float:
         task, settings = self.federation.task, self.federation.settings
+        if task.ratings and settings.solver != "gradient":
+            return _mean_squared_error(rating_predictor(full, task, settings), task.data.test, users)
         if settings.solver != "gradient":
             return self._ndcg(history_scorer(full, task, settings, held), users)
         model = task.model_of(full, private)
         if isinstance(task, ImageTask):
             return _accuracy(model.to(self._device), task.images.test)
         if task.ratings:
-            return _mean_squared_error(model, task.data.test, users)
+            return _mean_squared_error(predictor(model), task.data.test, users)
         return self._ndcg(scorer(model), users)
 
     def _ndcg(self, score: Scorer, users: Tensor) -> float:
@@ -143,6 +148,9 @@ def history_scorer(
         held: What the devices hold whose model this is: all of them for the server's.
         histories: Of the users asked for, who need not have taken part; those of the task if not given.
     """
+    if task.ratings:
+        predict, everything = rating_predictor(full, task, settings, histories), torch.arange(task.data.num_items)
+        return lambda users: predict(users[:, None], everything)
     (name,) = task.tables
     table = full[name].view(task.tables[name])
     of = (task.data.train if histories is None else histories).of
@@ -168,10 +176,8 @@ def _accuracy(model: nn.Module, test: Images) -> float:
     return accuracy(torch.cat(logits), test.labels)
 
 
-def _mean_squared_error(model: nn.Module, test: Interactions, users: Tensor) -> float:
+def _mean_squared_error(predict: Predictor, test: Interactions, users: Tensor) -> float:
     chosen = torch.isin(test.users, users)
-    device = next(model.parameters()).device
     assert test.ratings is not None  # checked when the task was made
-    with torch.no_grad():
-        predicted: Tensor = model(test.users[chosen].to(device), test.items[chosen].to(device)).cpu()
+    predicted = predict(test.users[chosen], test.items[chosen]).cpu()
     return float((predicted - test.ratings[chosen]).square().mean())

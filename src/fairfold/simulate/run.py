@@ -21,6 +21,7 @@ from fairfold.federation.task import Weights
 from fairfold.kernels import gpu
 from fairfold.metrics.ranking import Scorer
 from fairfold.simulate import batched, captured, central, image_cohort, loop
+from fairfold.simulate.alike import numbered_alike
 from fairfold.simulate.federation import Federation
 from fairfold.simulate.result import GroupReport, Judge, Result, RoundReport
 
@@ -219,15 +220,16 @@ def load_interactions(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
         raise InvalidSettings(
             f"model={settings.model!r}, which reads images, where only recommenders are served",
             "a model of interactions",
-            "Use mf, neumf or neumf-mlp here; `fairfold train` serves images.",
+            "Use mf, mf-ratings, neumf or neumf-mlp here; `fairfold train` serves images.",
         )
     if settings.data != "synthetic":
         options = {} if settings.top_users is None else {"top_users": settings.top_users}
-        if settings.model == "neumf-mlp":
+        if settings.predicts_ratings:
             options["ratings"] = True
         if settings.resplit:
             options["resplit"] = True
         data = fairfold.data.load(settings.data, **options)  # type: ignore[arg-type]
+        data = numbered_alike(data, settings) if settings.alike else data
         return data, _popularity(data)
     world = SyntheticWorld(
         users=settings.world.users,

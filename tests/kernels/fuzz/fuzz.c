@@ -104,7 +104,8 @@ static void fuzz_rows(void) {
     if (kind == 4 || kind == 8) kind = real;
     fairfold_recover_rows(&layout, kind, compact, told, rows.ids, (int)rows.row_bytes, rows.count, rows.row_size, sums,
                           threads);
-    fairfold_accumulate_rows(&layout, kind, values, &rows, 0.5, compact, told, threads);
+    fairfold_accumulate_rows(&layout, kind, values, rows.ids, (int)rows.row_bytes, rows.count, rows.row_size, 0.5,
+                             compact, told, threads);
     fairfold_adagrad_rows(&layout, kind, values, &rows, 0.1, 1e-10, compact, squares, told);
     int64_t room = count * row_size;
     int status = fairfold_touched_rows(&layout, kind, values, &rows, slots, sums, chance(20) ? room - 1 : room, &touched);

@@ -5,6 +5,8 @@ Values are float32, float64, float16 or bfloat16; sums of the two short types ar
 atomic additions, whose order the hardware chooses: they may differ in their last bits from run to run.
 """
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,9 @@ from fairfold.kernels.gpu.stacked import step_slots
 from fairfold.kernels.gpu.steps import adagrad_rows, add_rows, sgd_rows, touched_rows
 from fairfold.kernels.hashing import Layout
 
+_KEPT_CHUNK = 8
+"""Counts of chunks at least this long are kept: they take an eighth of the memory of the compact vector, or less."""
+
 __all__ = [
     "accumulate_lines",
     "accumulate_range",
@@ -27,9 +32,11 @@ __all__ = [
     "add_slopes",
     "count_range",
     "fold_groups",
+    "forget_counts",
     "recover_lines",
     "recover_range",
     "recover_rows",
+    "reduce",
     "sgd_rows",
     "slots_and_signs",
     "step_prefix",
@@ -98,13 +105,19 @@ def count_range(layout: Layout, start: int, stop: int, counts: Tensor) -> None:
     count = (high - low) // layout.chunk
     if count == 0:
         return
+    tally = _tally(layout, low // layout.chunk, count, counts.device)
+    counts[layout.head :].view(-1, layout.chunk).add_(tally[:, None])
+
+
+def _tally(layout: Layout, first: int, count: int, where: torch.device) -> Tensor:
+    """How many of ``count`` hashed chunks from number ``first`` on live in each chunk of the compact vector."""
     place = placement(layout, width=1)
-    tally = torch.zeros(layout.blocks, dtype=torch.int32, device=counts.device)
+    tally = torch.zeros(layout.blocks, dtype=torch.int32, device=where)
     grid, pieces, warps = tiled("count", count)
     with on_device(tally):
         device.count_kernel[grid](
             tally,
-            first=low // layout.chunk,
+            first=first,
             count=count,
             blocks=place.blocks,
             key_low=place.key_low,
@@ -113,7 +126,36 @@ def count_range(layout: Layout, start: int, stop: int, counts: Tensor) -> None:
             pieces=pieces,
             num_warps=warps,
         )
-    counts[layout.head :].view(-1, layout.chunk).add_(tally[:, None])
+    return tally
+
+
+@lru_cache(maxsize=8)
+def _kept_tally(layout: Layout, where: torch.device) -> Tensor:
+    """The tally of the whole layout, at least 1 each. It depends on no values, so the next round finds it here."""
+    first = layout.head // layout.chunk
+    return _tally(layout, first, layout.full_size // layout.chunk - first, where).clamp_(min=1)
+
+
+def forget_counts() -> None:
+    """Give back the memory of the counts that reductions keep."""
+    _kept_tally.cache_clear()
+
+
+def reduce(layout: Layout, full: Tensor) -> Tensor:
+    """The signed mean of each slot over the whole full vector, 0 if it is empty."""
+    sums = torch.zeros(layout.size, dtype=sum_dtype(full.dtype), device=full.device)
+    whole = layout.head % layout.chunk == layout.full_size % layout.chunk == 0
+    if layout.tail and layout.chunk >= _KEPT_CHUNK and whole:
+        accumulate_range(layout, full, 0, sums)
+        # While a graph is captured nothing is computed, so nothing may be kept.
+        capturing = full.is_cuda and torch.cuda.is_current_stream_capturing()
+        find = _kept_tally.__wrapped__ if capturing else _kept_tally
+        sums[layout.head :].view(-1, layout.chunk).div_(find(layout, full.device)[:, None])
+    else:  # single slots or a cut chunk: counts of every slot, which are not worth keeping
+        counts = torch.zeros(layout.size, dtype=torch.int32, device=full.device)
+        accumulate_range(layout, full, 0, sums, counts)
+        sums.div_(counts.clamp_(min=1))
+    return sums.to(full.dtype)
 
 
 def recover_range(layout: Layout, compact: Tensor, start: int, out: Tensor) -> None:

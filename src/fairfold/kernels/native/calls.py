@@ -87,7 +87,10 @@ def serving(*tensors: Tensor, followed: bool = True) -> Any:
 
 def integers(*tensors: Tensor) -> bool:
     """Whether these are plain int64 or int32 tensors on the CPU."""
-    return all(type(tensor) in _PLAIN and tensor.is_cpu and tensor.dtype in ID_BYTES for tensor in tensors)
+    for tensor in tensors:  # not all(...): a generator costs more than what it asks here
+        if type(tensor) not in _PLAIN or not tensor.is_cpu or tensor.dtype not in ID_BYTES:
+            return False
+    return True
 
 
 def changed(*tensors: Tensor) -> None:
@@ -129,13 +132,14 @@ def bad_rows(layout: Layout, rows: Tensor, row_size: int) -> InvalidRow:
 
 def batch(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, int]:
     """Values and row ids without gaps, and the length of a row."""
-    if values.dim() != 2 or rows.dim() != 1 or len(values) != len(rows):
+    shape = values.shape
+    if len(shape) != 2 or rows.shape != shape[:1]:
         raise InvalidVector(
-            f"values of shape {tuple(values.shape)} for rows of shape {tuple(rows.shape)}",
+            f"values of shape {tuple(shape)} for rows of shape {tuple(rows.shape)}",
             "one line of values a row",
             "Flatten a batch of ids, and its values with it.",
         )
-    return values.contiguous(), rows.contiguous(), values.shape[1]
+    return values.contiguous(), rows.contiguous(), shape[1]
 
 
 def slots_and_signs(layout: Layout, coordinates: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -162,14 +166,16 @@ def recover_rows(layout: Layout, compact: Tensor, rows: Tensor, row_size: int) -
         compact = compact.contiguous()
     if not rows.is_contiguous():
         rows = rows.contiguous()
-    count = rows.numel()
-    out = torch.empty((count, row_size), dtype=compact.dtype)
-    pages.in_use(compact)
+    count, size, dtype = rows.numel(), compact.numel(), compact.dtype
+    real = REAL_BYTES[dtype]
+    out = torch.empty((count, row_size), dtype=dtype)
+    if size * real >= pages.LEAST_BYTES:
+        pages.in_use(compact)
     code = loaded.fairfold_recover_rows(
         address_of(layout),
-        REAL_BYTES[compact.dtype],
+        real,
         compact.data_ptr(),
-        compact.numel(),
+        size,
         rows.data_ptr(),
         id_bytes,
         count,
@@ -222,7 +228,10 @@ def accumulate_rows(
         address_of(layout),
         REAL_BYTES[sums.dtype],
         values.data_ptr(),
-        ctypes.byref(rows_of(rows, row_size)),
+        rows.data_ptr(),
+        ID_BYTES[rows.dtype],
+        rows.numel(),
+        row_size,
         scale,
         sums.data_ptr(),
         sums.numel(),

@@ -11,7 +11,7 @@ import torch  # loaded before our library, which then shares the OpenMP threads 
 
 import fairfold.kernels.native as package
 
-ABI = 3
+ABI = 4
 """What native/fairfold.h calls FAIRFOLD_ABI: a library of another number is not called."""
 
 _NAME = "fairfold_native.so"
@@ -26,7 +26,10 @@ _SIGNATURES: dict[str, list[type]] = {
         *(_pointer, _int, _long, _long, _pointer, _int),
     ],
     "recover_range": [_pointer, _int, _pointer, _long, _long, _long, _pointer, _int],
-    "accumulate_rows": [_pointer, _int, _pointer, _pointer, _double, _pointer, _long, _int],
+    "accumulate_rows": [
+        *(_pointer, _int, _pointer),
+        *(_pointer, _int, _long, _long, _double, _pointer, _long, _int),
+    ],
     "accumulate_range": [_pointer, _int, _pointer, _long, _long, _pointer, _pointer, _long, _int],
     "count_range": [_pointer, _long, _long, _pointer, _long, _int],
     "reduce": [_pointer, _int, _pointer, _pointer, _long, _int],
