@@ -6,7 +6,7 @@ import queue
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,8 @@ def execute(
     for job, outcome in way(waiting, watcher):
         found[job.mark] = outcome
         watcher.on_cell(job.cell, outcome)
-    shutil.rmtree(place / UNDER_WAY, ignore_errors=True)
+    with suppress(OSError):  # what another process has under way here stays
+        (place / UNDER_WAY).rmdir()
     return {cell: found[mark] for cell, mark in same.items()}
 
 
