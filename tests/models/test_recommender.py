@@ -1,5 +1,9 @@
 """A model of one's own: found by its name, checked when it is made, trained like the built-in ones."""
 
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +21,19 @@ from tests.federations import tiny_data, tiny_federation, tiny_settings
 OWN = "tests.own_models:BiasedMF"
 
 
-def test_it_scores_with_combine_alone() -> None:
-    model = make_named(OWN, 4, 7, 3)
+def documented(num_users: int, num_items: int, factors: int) -> Recommender:
+    """The class that docs/deployment.md shows."""
+    text = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
+    (shown,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "class BiasedMF" in block]
+    found: dict[str, Any] = {}
+    exec(shown, found)
+    model: Recommender = found["BiasedMF"](num_users, num_items, factors)
+    return model
+
+
+@pytest.mark.parametrize("make", [partial(make_named, OWN), documented])
+def test_it_scores_with_combine_alone(make: Callable[[int, int, int], Recommender]) -> None:
+    model = make(4, 7, 3)
     users, items = torch.arange(4), torch.arange(7)
     held = {name: tensor.detach() for name, tensor in model.named_parameters()}
     expected = held["user.weight"] @ held["item.weight"].T + held["item_bias.weight"][:, 0]
