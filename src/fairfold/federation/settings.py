@@ -149,6 +149,9 @@ class Settings(Frozen):
         chunk: Z, how many neighbouring coordinates share one hash (docs/decisions/chunk.md); the element mapping has 1.
         sign: Random signs.
         rehash: A new hash every round, as in the paper's Algorithm 1, or one for the whole run.
+        start: Where a hashed network of images starts: ``"full"``, at random in the full space, so that the smallest
+            device, which gets means of many such numbers, starts close to zero; or ``"subspace"``, at random in the
+            subspace of the smallest device, so that every size starts with numbers as large as they should be.
         compress: ``"tables"``: item tables; ``"all"``: every tensor of the model, each in a subspace of its own;
             ``"model"``: all tensors as one vector, so that weights of any layer share slots with those of any other
             (images only).
@@ -216,6 +219,7 @@ class Settings(Frozen):
     chunk: int = Field(8, ge=1)
     sign: bool = True
     rehash: bool = False
+    start: Literal["full", "subspace"] = "full"
     compress: Literal["tables", "all", "model"] = "tables"
     user_vectors: Literal["private", "uploaded"] = "private"
     user_storage: Literal["auto", "memory", "disk"] = "auto"
@@ -283,6 +287,8 @@ class Settings(Frozen):
             self._fits_images()
         elif self.compress == "model":
             raise ValueError("compress='model' is for models of images: use 'tables' or 'all'")
+        elif self.start == "subspace":
+            raise ValueError("start='subspace' is for models of images: tables start small anyway")
         if self.shares is not None and (
             len(self.shares) != len(parse_scheme(self.capacities)) or not all(share > 0 for share in self.shares)
         ):
