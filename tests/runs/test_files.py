@@ -56,7 +56,7 @@ def test_settings_are_read_back_as_they_were(changes: dict[str, Any], tmp_path: 
 
 
 def test_the_paper_s_recipe() -> None:
-    assert recipes() == ["best", "paper"]
+    assert recipes() == ["best", "paper", "ratings"]
     settings = load_settings(None, {"rounds": 3}, "paper")
     assert (settings.model, settings.local_epochs, settings.clients_per_round, settings.rounds) == ("neumf", 5, 10, 3)
     with pytest.raises(InvalidSettings, match="one of best, paper"):
