@@ -36,7 +36,7 @@ except ImportError:  # a machine with torch and Triton only: the kernels need no
 from tests.kernels.gpu_checks import Check, chain_checks, golden_checks, layout_checks
 from triton.testing import do_bench
 
-from fairfold.kernels.gpu import calls, tuning
+from fairfold.kernels.gpu import calls, segments, tuning
 from fairfold.kernels.hashing import Layout, expand_seed
 
 FULL = 2**28
@@ -60,6 +60,8 @@ def check_all() -> list[str]:
         (640_000, 0, 10_000, 8, True, 64),
         (640_000, 5_000, 5_000, 8, True, 32),
         (500_000, 0, 4_800, 48, True, 50),
+        (480_000, 960, 4_800, 48, True, 50),
+        (640_000, 0, 1_280_000, 8, True, 64),
         (500_000, 1_001, 4_999, 1, False, 20),
         (6_400_000_000, 0, 100_000, 1, True, 64),
         (640_000, 640_000, 0, 1, True, 64),
@@ -149,9 +151,18 @@ def accumulate(layout: Layout, full: Tensor, sums: Tensor) -> None:
 
 
 def first_reduce(layout: Layout, full: Tensor) -> None:
-    """What a server does to send for the first time: its next reduction finds the counts of the layout."""
-    calls.forget_counts()
+    """What a server does to send by a hash for the first time: count chunks, and add up by atomics."""
+    calls.forget_layouts()
     calls.reduce(layout, full)
+
+
+def atomics_seconds(layout: Layout, full: Tensor) -> float:
+    """Reductions of a layout that keeps its counts, also where an order would be kept."""
+    usual, segments.CACHED = segments.CACHED, layout.size
+    calls.forget_layouts()
+    spent = eager_seconds(partial(calls.reduce, layout, full))
+    segments.CACHED = usual
+    return spent
 
 
 def bench_ranges(full: Tensor, quick: bool) -> Iterable[Row]:
@@ -163,13 +174,21 @@ def bench_ranges(full: Tensor, quick: bool) -> Iterable[Row]:
         layout = Layout(FULL, 0, FULL // compression, chunk, expand_seed(1), True)
         compact = torch.randn(layout.size, device=DEVICE)
         fields = {**common, "chunk": chunk, "compression": compression, "size": layout.size}
-        for name, spent in {
+        times = {
             "recover": seconds([partial(calls.recover_range, layout, compact, 0, out)]),
             "accumulate": seconds([partial(accumulate, layout, full, compact)]),
-            # No graphs for these: while one is captured, counts are neither made nor kept.
+            # No graphs for these: while one is captured, nothing is kept. What is timed is from the third call on.
             "reduce": eager_seconds(partial(calls.reduce, layout, full)),
             "reduce, first": eager_seconds(partial(first_reduce, layout, full)),
-        }.items():
+        }
+        if chunk >= 8:  # both ways whatever the rule of kernels/gpu/segments.py, so that the rule can be judged
+            order = segments.order_of(layout, full.device)
+            times["reduce by order"] = seconds([partial(segments.segment_means, layout, full, order)])
+            times["making the order"] = eager_seconds(partial(segments.order_of, layout, full.device))
+            del order
+            times["reduce by atomics"] = atomics_seconds(layout, full)
+        calls.forget_layouts()
+        for name, spent in times.items():
             yield {"benchmark": name, **fields, "seconds": spent, "ratio": spent / base}
 
 
@@ -252,6 +271,9 @@ def bench_tiles(full: Tensor, batch: int = 262_144, row_size: int = 64) -> Itera
             "recover_rows": [partial(calls.recover_rows, layout, compact, ids, row_size) for ids in sets],
             "accumulate_rows": [partial(calls.accumulate_rows, layout, gradient, ids, compact) for ids in sets],
         }
+        if chunk > 1:
+            order = segments.order_of(layout, full.device)
+            work["segment_mean"] = [partial(segments.segment_means, layout, full, order)]
         for name, functions in work.items():
             kept, times = tuning.TILES[name], {}
             for tile in tuning.CANDIDATES:
@@ -280,8 +302,9 @@ def show_targets(rows: list[Row]) -> None:
     print(f"  lookup Z>=8   target 1.2   {worst('lookup', lambda row: row['chunk'] >= 8)}")
     print(f"  lookup Z=1    target 2.0   {worst('lookup', lambda row: row['chunk'] == 1)}")
     print(f"  by stored index            {worst('by stored index', lambda _: True)}")
-    for name in ("recover", "accumulate", "reduce", "reduce, first"):
-        print(f"  {name:<13} Z>=8 target 1.67  {worst(name, lambda row: row['chunk'] >= 8)}")
+    for name in ("recover", "accumulate", "reduce", "reduce, first", "reduce by order", "reduce by atomics"):
+        print(f"  {name:<17} Z>=8 target 1.67  {worst(name, lambda row: row['chunk'] >= 8)}")
+    print(f"  making the order  Z>=8              {worst('making the order', lambda _: True)}")
     for name in ("sgd step", "adagrad step", "sgd step, called", "adagrad step, called"):
         print(f"  {name:<22}{worst(name, lambda _: True)}")
 

@@ -55,7 +55,7 @@ def in_process(
     for number, users in enumerate(parts):
         rows = {name: tensor[users].clone() for name, tensor in private.items()}
         DeviceStore(state / f"node-{number}").save(DeviceState(rows, [str(user) for user in users]))
-    app = make_client_app(local, state=state, repeatable=True)
+    app = make_client_app(local, model=settings.model if settings.own_model else None, state=state, repeatable=True)
     grid = InProcessGrid(app, node_configs(data, settings, nodes, federation), inspect=inspect)
     strategy = FairStrategy(settings, data.num_items, **options)
     full, _ = federation.initial()

@@ -19,6 +19,8 @@ from tests.flower.common import in_process, simulated
 def check(state: Path, nodes: int = 6, seed: int = 0, users: int = 12, ratings: bool = False, **changes: Any) -> None:
     base: dict[str, Any] = {"rounds": 3, "clients_per_round": None, "capacities": "1x-2x-4x", "evaluate_every": 2}
     settings = tiny_settings(seed=seed, **base | changes)
+    if settings.own_model:  # of the built-in ones it is known
+        settings = settings.model_copy(update={"ratings": ratings})
     data = tiny_data(seed, users, 40, ratings)
     full, private = simulated(data, settings)
     strategy, grid, _, _ = in_process(data, settings, nodes, state)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fairfold.kernels import reference
-from fairfold.kernels.gpu import calls
+from fairfold.kernels.gpu import calls, segments
 from fairfold.kernels.gpu.placement import placement
 from fairfold.kernels.hashing import Layout, expand_seed, slots_and_signs
 
@@ -107,9 +107,12 @@ def _ranges(layout: Layout, dtype: torch.dtype, device: str) -> Iterator[Check]:
     if layout.full_size > 2**24:
         return
     full = torch.randn(layout.full_size, device=device).to(dtype)
-    for again in ("", ", counts kept"):
-        reduced = calls.reduce(layout, full)
-        yield close(f"reduce{again}", reduced, reference.reduce(layout, full.double()), TOLERANCE[dtype])
+    expected = reference.reduce(layout, full.double())
+    for again in ("", ", again"):
+        yield close(f"reduce{again}", calls.reduce(layout, full), expected, TOLERANCE[dtype])
+    if layout.tail and layout.head % layout.chunk == layout.full_size % layout.chunk == 0:
+        means = segments.segment_means(layout, full, segments.order_of(layout, full.device))
+        yield close("reduce by order", means.to(dtype), expected, TOLERANCE[dtype])
 
 
 def chain_checks(device: str, repeats: int = 3, chunk: int = 8, groups: int = 1001) -> Iterator[Check]:

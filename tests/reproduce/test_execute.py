@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fairfold.reproduce.execute import CELLS, execute
+from fairfold.reproduce.execute import CELLS, execute, execute_all
 from fairfold.reproduce.experiment import Cell, Experiment, read_experiment
 from fairfold.reproduce.kinds import KINDS
 from fairfold.reproduce.memory import MemorySettings, largest_compression
@@ -68,6 +68,21 @@ def test_a_cell_of_another_experiment_is_taken_over(experiment: Experiment, tmp_
     different = read_experiment(write(tmp_path, SMALL.replace("rounds = 4", "rounds = 3"), name="third"), seeds=1)
     execute(different, tmp_path, jobs=1, watcher=(listener := Listener()))
     assert [cell.column for cell in listener.planned if cell.kind == "federated"] == ["FedAvg", "FAIR", "HeteroFL"]
+
+
+def test_several_experiments_run_what_they_share_once(experiment: Experiment, tmp_path: Path) -> None:
+    more = SMALL.replace("rounds = 4", "rounds = 3")
+    others = [read_experiment(write(tmp_path, text, name=n), seeds=1) for n, text in (("twin", SMALL), ("more", more))]
+    listener = Listener()
+    together = execute_all([experiment, *others], tmp_path / "together", jobs=2, watcher=listener)
+    assert (
+        sorted(cell.experiment for cell in listener.planned if cell.kind == "federated") == ["more"] * 3 + ["small"] * 3
+    )
+    for each, outcomes in zip([experiment, *others], together, strict=True):
+        assert without_time(outcomes) == without_time(execute(each, tmp_path / "alone" / each.name, jobs=1))
+        kept = execute(each, tmp_path / "together", watcher=(again := Listener()), jobs=1)
+        assert again.planned == []
+        assert without_time(kept) == without_time(outcomes)
 
 
 def test_what_is_kept_can_be_shown_without_running(experiment: Experiment, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from fairfold.data.interactions import Dataset, Interactions
-    from fairfold.models.central import Recommender
+    from fairfold.models import Recommender
     from fairfold.models.tasks import Task
 
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     import torch
 
     from fairfold.data.interactions import Dataset, Interactions
-    from fairfold.models.central import CentralSettings, EpochReport, Recommender
+    from fairfold.models import Recommender
+    from fairfold.models.central import CentralSettings, EpochReport
     from fairfold.models.tasks import Row, Task
 
 # Name, epoch, loss, metrics (or why there are none), seconds.

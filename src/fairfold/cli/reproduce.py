@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -70,7 +72,10 @@ def reproduce(
         if search:
             _search(console, experiments, out, jobs)
             return
-        finished = [_run(console, experiment, out, jobs, run=not show) for experiment in experiments]
+        together = len(experiments) > 1 and not show
+        if together:
+            _run_together(console, experiments, out, jobs)
+        finished = [_run(console, experiment, out, jobs, run=not (show or together)) for experiment in experiments]
         if len(finished) > 1:
             console.print(f"All on one page: {_page(finished, out)}", highlight=False, soft_wrap=True)
         missing = [entry for results in finished for grid in results.grids for entry in grid.entries]
@@ -83,14 +88,8 @@ def _run(console: Console, experiment: Experiment, out: Path, jobs: int | None, 
     from fairfold.reproduce.output import Results, write_results
     from fairfold.reproduce.tables import grids
 
-    display = Display(console, experiment.folder)
-    try:
+    with _shown(console, experiment.folder) as display:
         outcomes = execute(experiment, out, jobs, display, run=run)
-    except KeyboardInterrupt:
-        console.print("What is done is kept: the same command goes on.", highlight=False)
-        raise
-    finally:
-        display.close()
     results = Results(experiment, grids(experiment, outcomes))
     for grid in results.grids:
         console.print(grid_table(grid))
@@ -99,6 +98,26 @@ def _run(console: Console, experiment: Experiment, out: Path, jobs: int | None, 
     written = write_results(results, out)
     console.print(f"Page: {written[-1]} (Markdown, CSV and plots beside it)", highlight=False, soft_wrap=True)
     return results
+
+
+def _run_together(console: Console, experiments: list[Experiment], out: Path, jobs: int | None) -> None:
+    """Cells of all experiments side by side: none waits for the last ones of another."""
+    from fairfold.reproduce.execute import execute_all
+
+    with _shown(console, "all-quick" if experiments[0].quick else "all") as display:
+        execute_all(experiments, out, jobs, display)
+
+
+@contextmanager
+def _shown(console: Console, name: str) -> Iterator[Display]:
+    display = Display(console, name)
+    try:
+        yield display
+    except KeyboardInterrupt:
+        _say(console, "What is done is kept: the same command goes on.")
+        raise
+    finally:
+        display.close()
 
 
 def _page(finished: list[Results], out: Path) -> Path:
@@ -187,15 +206,15 @@ class Display(Watcher):
     def on_share(self, cell: Cell, share: float) -> None:
         """Move on within a cell."""
         self._shares[cell] = min(share, 1.0)
-        self._show(cell.label)
+        self._show(f"{cell.experiment} {cell.label}")
 
     def on_cell(self, cell: Cell, outcome: Outcome) -> None:
         """One cell more."""
         self._over += 1
         self._shares[cell] = 1.0
         found = outcome.state if outcome.best is None else f"{outcome.best:.4f} (round {outcome.best_round:.0f})"
-        line = f"[{self._over}/{self._total}] {cell.label}: {found}, {human_seconds(outcome.seconds)}{self._left()}"
-        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        times = f"{human_seconds(outcome.seconds)}{self._left()}"
+        _say(self._console, f"[{self._over}/{self._total}] {cell.experiment} {cell.label}: {found}, {times}")
         self._spoke = time.monotonic()
         self._show("")
 

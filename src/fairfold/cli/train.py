@@ -37,7 +37,10 @@ def train(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="mf, neumf (rankings), mf-ratings, neumf-mlp (ratings), mlp, lenet (images: --data mnist)."),
+        typer.Option(
+            help="mf, neumf (rankings), mf-ratings, neumf-mlp (ratings), mlp, lenet (images: --data mnist), "
+            "or your own: package.module:Class."
+        ),
     ] = None,
     method: Annotated[
         str | None,

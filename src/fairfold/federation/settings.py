@@ -1,6 +1,7 @@
 """Settings of a federation: frozen, checked before any work, the same as the content of a TOML file."""
 
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -42,6 +43,9 @@ class ImageSettings(Frozen):
     seed: int | None = Field(None, ge=0, lt=2**62)
 
 
+OWN_MODEL = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+"""How a model of one's own is named: ``package.module:Class``."""
+
 IMAGE_MODELS = ("mlp", "lenet")
 IMAGE_DEFAULTS: dict[str, Any] = {
     "compress": "all",
@@ -67,6 +71,7 @@ LEAST_SQUARES_DEFAULTS: dict[str, Any] = {
 """What ``solver="least_squares"`` takes where nothing else is said; ``chunk`` is ``factors``: rows are folded whole."""
 
 RATING_MODELS = ("neumf-mlp", "mf-ratings")
+MODELS = ("mf", "neumf", *RATING_MODELS, *IMAGE_MODELS)
 RATING_DEFAULTS: dict[str, Any] = {
     "solver": "least_squares",
     "factors": 8,
@@ -118,8 +123,10 @@ class Settings(Frozen):
         seed: Of everything random; the same settings and seed give the same numbers on the same hardware.
         images: Who holds which images, where the model reads images.
         model: ``"mf"``, ``"neumf"`` (rankings), ``"mf-ratings"`` (ratings: biases and tastes, by least squares alone),
-            ``"neumf-mlp"`` (ratings), ``"mlp"`` or ``"lenet"`` (images). The second and the last two have defaults of
-            their own, ``RATING_DEFAULTS`` and ``IMAGE_DEFAULTS``.
+            ``"neumf-mlp"`` (ratings), ``"mlp"`` or ``"lenet"`` (images), or a recommender of one's own, by where it can
+            be imported from (``"package.module:Class"``, see :class:`fairfold.models.Recommender`). The third and the
+            images' have defaults of their own, ``RATING_DEFAULTS`` and ``IMAGE_DEFAULTS``.
+        ratings: Whether a model of one's own predicts ratings; else it ranks. Of the others it is known.
         factors: d, numbers an item in each of its tables.
         initial_spread: Standard deviation of the tables before training; None takes the model's own.
         method: ``"fair"`` (FAIR-HET), ``"fair_hom"`` (everybody at the smallest size), ``"full_trn"`` (only devices
@@ -142,6 +149,9 @@ class Settings(Frozen):
         chunk: Z, how many neighbouring coordinates share one hash (docs/decisions/chunk.md); the element mapping has 1.
         sign: Random signs.
         rehash: A new hash every round, as in the paper's Algorithm 1, or one for the whole run.
+        start: Where a hashed network of images starts: ``"full"``, at random in the full space, so that the smallest
+            device, which gets means of many such numbers, starts close to zero; or ``"subspace"``, at random in the
+            subspace of the smallest device, so that every size starts with numbers as large as they should be.
         compress: ``"tables"``: item tables; ``"all"``: every tensor of the model, each in a subspace of its own;
             ``"model"``: all tensors as one vector, so that weights of any layer share slots with those of any other
             (images only).
@@ -194,7 +204,8 @@ class Settings(Frozen):
     world: WorldSettings = WorldSettings()
     seed: int = Field(0, ge=0, lt=2**62)
     images: ImageSettings = ImageSettings()
-    model: Literal["mf", "mf-ratings", "neumf", "neumf-mlp", "mlp", "lenet"] = "mf"
+    model: str = "mf"
+    ratings: bool = False
     factors: int = Field(8, ge=1)
     initial_spread: float | None = Field(0.1, gt=0)
     method: Literal["fair", "fair_hom", "full_trn", "fedavg", "fedhm", "heterofl", "inconsistent", "central"] = "fair"
@@ -210,6 +221,7 @@ class Settings(Frozen):
     chunk: int = Field(8, ge=1)
     sign: bool = True
     rehash: bool = False
+    start: Literal["full", "subspace"] = "full"
     compress: Literal["tables", "all", "model"] = "tables"
     user_vectors: Literal["private", "uploaded"] = "private"
     user_storage: Literal["auto", "memory", "disk"] = "auto"
@@ -256,6 +268,13 @@ class Settings(Frozen):
             return {"chunk": own["factors"]} | own
         return values
 
+    @field_validator("model")
+    @classmethod
+    def _known_model(cls, name: str) -> str:
+        if name not in MODELS and not OWN_MODEL.fullmatch(name):
+            raise ValueError(f"not one of {', '.join(map(repr, MODELS))}, and not 'package.module:Class'")
+        return name
+
     @field_validator("capacities")
     @classmethod
     def _readable_scheme(cls, scheme: str) -> str:
@@ -271,6 +290,8 @@ class Settings(Frozen):
             self._fits_images()
         elif self.compress == "model":
             raise ValueError("compress='model' is for models of images: use 'tables' or 'all'")
+        elif self.start == "subspace":
+            raise ValueError("start='subspace' is for models of images: tables start small anyway")
         if self.shares is not None and (
             len(self.shares) != len(parse_scheme(self.capacities)) or not all(share > 0 for share in self.shares)
         ):
@@ -286,6 +307,10 @@ class Settings(Frozen):
             self._fits_least_squares()
         if (self.support or self.reference_factors) and self.model not in ("mf", "mf-ratings"):
             raise ValueError("support and reference_factors are for model='mf' and 'mf-ratings', which have one table")
+        if self.ratings and not self.own_model:
+            raise ValueError(f"ratings=true is for models of one's own: what model={self.model!r} predicts is known")
+        if self.own_model and self.method == "heterofl":
+            raise ValueError("method='heterofl' has to know which layers read a table's columns: use a built-in model")
         if self.model == "mf-ratings":
             self._fits_ratings()
         elif self.alike or self.streamed:
@@ -340,6 +365,11 @@ class Settings(Frozen):
         return self.model in IMAGE_MODELS
 
     @property
+    def own_model(self) -> bool:
+        """Whether the model is not one of ours."""
+        return ":" in self.model
+
+    @property
     def metric(self) -> str:
         """Name of the quality."""
         if self.reads_images:
@@ -349,7 +379,7 @@ class Settings(Frozen):
     @property
     def predicts_ratings(self) -> bool:
         """Whether the model is one of ratings, and not of rankings."""
-        return self.model in RATING_MODELS
+        return self.ratings or self.model in RATING_MODELS
 
     @property
     def smaller_is_better(self) -> bool:

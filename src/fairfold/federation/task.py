@@ -22,7 +22,8 @@ from fairfold.errors import InvalidSettings
 from fairfold.federation.settings import Settings
 from fairfold.federation.storage import Storage, tables_placed
 from fairfold.kernels.form import Form
-from fairfold.models import MF, NeuMF, NeuMFMLP
+from fairfold.models import MF, NeuMF, NeuMFMLP, Recommender
+from fairfold.models.recommender import make_named
 
 SMALLEST_COMPRESSED = 64
 """Tensors of fewer numbers are held whole: compressing them saves nothing."""
@@ -143,10 +144,11 @@ class Task:
             )
         with torch.device("meta"):  # the architecture alone: its tensors are never made on a device
             model = _make(data, settings)
-        self._combine, self.form = _Combine(model), model.form
+        # No dropout: all that chance decides of a round comes from its seed.
+        self._combine, self.form = _Combine(model).eval(), model.form
         shapes = {name: tuple(tensor.shape) for name, tensor in self._combine.model.named_parameters()}
-        self.own = {name: shape[1] for name, shape in shapes.items() if _is_table(name, "user")}
-        self.tables = {name: shape for name, shape in shapes.items() if _is_table(name, "item")}
+        self.own = {name: shape[1] for name, shape in shapes.items() if is_table(name, "user")}
+        self.tables = {name: shape for name, shape in shapes.items() if is_table(name, "item")}
         self.dense = {name: shape for name, shape in shapes.items() if name not in self.own and name not in self.tables}
         sent = settings.user_vectors == "uploaded"
         self.user_tables = {name: shapes[name] for name in self.own} if sent else {}
@@ -323,12 +325,15 @@ class Task:
         return model
 
 
-def _is_table(name: str, side: str) -> bool:
+def is_table(name: str, side: str) -> bool:
+    """Whether a tensor has a row a user, or a row an item."""
     return name.startswith(side) and name.endswith(".weight")
 
 
-def _make(data: Dataset, settings: Settings) -> MF | NeuMF | NeuMFMLP:
+def _make(data: Dataset, settings: Settings) -> Recommender:
     users, items, factors = data.num_users, data.num_items, settings.factors
+    if settings.own_model:
+        return make_named(settings.model, users, items, factors)
     if settings.model in ("mf", "mf-ratings"):
         return MF(users, items, factors, spread=settings.initial_spread or 0.01)
     if settings.model == "neumf":

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fairfold.errors import InvalidCapacity, InvalidData, InvalidSettings, InvalidState
+from fairfold.errors import InvalidCapacity, InvalidData, InvalidMessage, InvalidSettings, InvalidState
 from fairfold.flower.protocol import CAPACITY, FACTS, VERSION
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ log = logging.getLogger("fairfold.flower")
 def make_client_app(
     data: DataSource | None = None,
     *,
+    model: str | None = None,
     budget: str | Callable[[Context], str] | None = None,
     state: str | Path | None = None,
     share_quality: bool = True,
@@ -43,6 +44,8 @@ def make_client_app(
     Args:
         data: The device's own CSV or SQLite file (or :class:`LocalFile`, which names its columns), or a function from
             Flower's context and the size of the catalogue to :class:`LocalData`.
+        model: What the device trains, as the settings of the run name it; any of fairfold's if not given. One of your
+            own, ``"package.module:Class"``, has to be named here: no server chooses what code a device runs.
         budget: What the device can hold: ``"40MB"``, or ``"16x"`` for a sixteenth of the model; or a function of the
             context, for simulations. More is refused.
         state: Folder for what the device keeps to itself; with a ``partition-id``, a folder of its own in it.
@@ -51,7 +54,7 @@ def make_client_app(
         mods: Flower's, wrapped around every call.
     """
     app = ClientApp(mods=mods)
-    node = _Device(data, budget, state, share_quality, repeatable)
+    node = _Device(data, model, budget, state, share_quality, repeatable)
 
     @app.query(CAPACITY.partition(".")[2])
     def capacity(message: Message, context: Context) -> Message:
@@ -88,17 +91,20 @@ class _Device:
     def __init__(
         self,
         data: DataSource | None,
+        model: str | None,
         budget: str | Callable[[Context], str] | None,
         state: str | Path | None,
         share_quality: bool,
         repeatable: bool,
     ) -> None:
-        self._data, self._budget, self._state = data, budget, state
+        self._data, self._model, self._budget, self._state = data, model, budget, state
         self._share_quality, self._repeatable = share_quality, repeatable
 
     def capacity(self, message: Message, context: Context) -> Message:
         """Say what this device can hold."""
         facts: dict[str, Any] = {"version": VERSION, "capacity": self._capacity(context), "number": _number(context)}
+        if self._model is not None:
+            facts["model"] = self._model
         return Message(RecordDict({FACTS: ConfigRecord(facts)}), reply_to=message)
 
     def train(self, message: Message, context: Context) -> Message:
@@ -126,14 +132,18 @@ class _Device:
         return Message(pack_answer(work.order, Answer({}, 0.0, quality)), reply_to=message)
 
     def _open(self, message: Message, context: Context) -> tuple[LocalTask, DeviceStore, DeviceState]:
+        from fairfold.federation.task import is_table
         from fairfold.flower.device import LocalTask
-        from fairfold.flower.plan import fits
+        from fairfold.flower.plan import fits, trains
         from fairfold.flower.store import DeviceStore
         from fairfold.flower.wire import unpack_order
         from fairfold.subspace import Capacity
 
         order, received = unpack_order(message.content)
-        tables = [held.shape[0] for name, held in order.projections.items() if name.startswith("item")]
+        if not trains(self._model, order.settings):  # before its name is used for anything
+            mine = "one of fairfold's" if self._model is None else self._model
+            raise InvalidMessage(f"an order for model={order.settings.model!r}", mine, "Name it in make_client_app.")
+        tables = [held.shape[0] for name, held in order.projections.items() if is_table(name, "item")]
         num_items = max(tables, default=0)
         data = self._load(context, num_items, ratings=order.settings.predicts_ratings)
         store = DeviceStore(self._folder(context))

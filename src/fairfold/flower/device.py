@@ -50,7 +50,11 @@ class LocalTask:
         wanted = {name: tuple(shape) for name, shape in self.task.shapes.items()}
         given = {name: tuple(held.shape) for name, held in order.projections.items()}
         if wanted != given:
-            raise InvalidMessage(f"tensors {given}", f"those of the model, {wanted}", "Check the catalogue's size.")
+            raise InvalidMessage(
+                f"tensors {given}",
+                f"those of the model, {wanted}",
+                "Check the catalogue's size, and that both sides have the same model.",
+            )
 
     def fresh(self) -> Weights:
         """Vectors of users the device has not seen before; the item tables are not made for it."""

@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fairfold.errors import FairfoldError
-from fairfold.flower.plan import Plan
+from fairfold.flower.plan import Plan, trains
 from fairfold.flower.protocol import CAPACITY, FACTS, VERSION
 from fairfold.flower.wire import facts_in
 from fairfold.subspace import Capacity
@@ -17,6 +17,7 @@ from fairfold.subspace import Capacity
 log = logging.getLogger("fairfold.flower")
 
 LONGEST_CAPACITY = 32
+LONGEST_MODEL = 256
 
 
 @dataclass
@@ -125,12 +126,19 @@ class Nodes:
             text, number = facts.get("capacity"), facts.get("number")
             if not isinstance(text, str) or len(text) > LONGEST_CAPACITY or type(number) is not int:
                 raise ValueError
+            model = facts.get("model")
+            if model is not None and (not isinstance(model, str) or len(model) > LONGEST_MODEL):
+                raise ValueError
             capacity = Capacity.parse(text)
         except FairfoldError as error:
             self._leave_out(node, error.given)
             return
         except ValueError:
             self._leave_out(node, "it did not say what it can hold")
+            return
+        if not trains(model, self.plan.settings):
+            mine = "fairfold's own models" if model is None else ascii(model)
+            self._leave_out(node, f"it trains {mine}, and this run is of {self.plan.settings.model!r}")
             return
         group = self.plan.group_of(capacity)
         if group is None:

@@ -45,6 +45,11 @@ def refuse_unserved(settings: Settings) -> None:
         raise InvalidSettings("; ".join(problems), "settings a real federation can serve", "Change these.")
 
 
+def trains(model: str | None, settings: Settings) -> bool:
+    """Whether a device that was given this model takes part in such a run; without one it trains any of fairfold's."""
+    return settings.model == model if model is not None else not settings.own_model
+
+
 @dataclass(frozen=True)
 class Plan:
     """The sizes of a federation: one a capacity of the scheme, fixed before anybody joins.

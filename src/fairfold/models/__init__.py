@@ -1,4 +1,4 @@
-"""Models of the paper's experiments, as plain modules of standard layers, and their losses."""
+"""Models of the paper's experiments, as plain modules of standard layers; their losses; the recommenders' base."""
 
 from fairfold.models.lenet import LeNet
 from fairfold.models.losses import bpr_loss, cross_entropy, squared_error
@@ -6,6 +6,7 @@ from fairfold.models.mf import MF
 from fairfold.models.mlp import MLP
 from fairfold.models.neumf import NeuMF
 from fairfold.models.neumf_mlp import NeuMFMLP
+from fairfold.models.recommender import Recommender
 from fairfold.models.scoring import scorer
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "LeNet",
     "NeuMF",
     "NeuMFMLP",
+    "Recommender",
     "bpr_loss",
     "cross_entropy",
     "scorer",

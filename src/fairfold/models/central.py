@@ -18,11 +18,7 @@ from fairfold.data.negatives import NegativeSampler
 from fairfold.data.seeds import generator
 from fairfold.errors import InvalidData, InvalidSettings, InvalidVector
 from fairfold.models.losses import bpr_loss, squared_error
-from fairfold.models.mf import MF
-from fairfold.models.neumf import NeuMF
-from fairfold.models.neumf_mlp import NeuMFMLP
-
-Recommender = MF | NeuMF | NeuMFMLP
+from fairfold.models.recommender import Recommender
 
 
 @dataclass(frozen=True)

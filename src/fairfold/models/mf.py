@@ -3,9 +3,10 @@
 from torch import Tensor, nn
 
 from fairfold.kernels.form import Form
+from fairfold.models.recommender import Recommender
 
 
-class MF(nn.Module):
+class MF(Recommender):
     """A vector a user and a vector an item; the score is their inner product (Koren, Bell, Volinsky 2009).
 
     Args:
@@ -16,8 +17,7 @@ class MF(nn.Module):
     """
 
     def __init__(self, num_users: int, num_items: int, factors: int = 8, spread: float = 0.01) -> None:
-        super().__init__()
-        self.num_users, self.num_items = num_users, num_items
+        super().__init__(num_users, num_items)
         self.user = nn.Embedding(num_users, factors)
         self.item = nn.Embedding(num_items, factors)
         for table in (self.user, self.item):
@@ -28,21 +28,9 @@ class MF(nn.Module):
         """What its scores are made of, for training in one call."""
         return Form(product=self.item.embedding_dim)
 
-    def embed_users(self, users: Tensor) -> tuple[Tensor, ...]:
-        """What the model holds of some users."""
-        return (self.user(users),)
-
-    def embed_items(self, items: Tensor) -> tuple[Tensor, ...]:
-        """What the model holds of some items."""
-        return (self.item(items),)
-
     def combine(self, users: tuple[Tensor, ...], items: tuple[Tensor, ...]) -> Tensor:
         """Scores of embedded users with embedded items; their shapes may broadcast."""
         return (users[0] * items[0]).sum(-1)
-
-    def forward(self, users: Tensor, items: Tensor) -> Tensor:
-        """Scores of pairs, of the shape that ``users`` and ``items`` broadcast to."""
-        return self.combine(self.embed_users(users), self.embed_items(items))
 
     def score_block(self, users: Tensor, items: Tensor) -> Tensor:
         """Scores of every user with every item, [users, items]."""

@@ -6,9 +6,10 @@ from torch import Tensor, nn
 from fairfold.errors import InvalidSettings
 from fairfold.kernels.form import Form
 from fairfold.models.affine import weight_and_bias
+from fairfold.models.recommender import Recommender
 
 
-class NeuMF(nn.Module):
+class NeuMF(Recommender):
     """Neural matrix factorisation (He et al. 2017): two tables a side, one for each branch.
 
     The *product* branch multiplies a user's and an item's vector element by element. The *network* branch puts two
@@ -24,10 +25,9 @@ class NeuMF(nn.Module):
     """
 
     def __init__(self, num_users: int, num_items: int, factors: int = 8, layers: int = 1, dropout: float = 0.0) -> None:
-        super().__init__()
+        super().__init__(num_users, num_items)
         if layers < 1:
             raise InvalidSettings(f"layers = {layers}", "at least 1", "Use MF for a model without a network.")
-        self.num_users, self.num_items = num_users, num_items
         self.factors = factors
         width = factors * 2 ** (layers - 1)
         self.user_product = nn.Embedding(num_users, factors)
@@ -61,14 +61,6 @@ class NeuMF(nn.Module):
         nn.init.kaiming_uniform_(self.output.weight, a=1, nonlinearity="sigmoid")
         nn.init.zeros_(self.output.bias)
 
-    def embed_users(self, users: Tensor) -> tuple[Tensor, ...]:
-        """What the model holds of some users: vectors for the product and for the network."""
-        return self.user_product(users), self.user_network(users)
-
-    def embed_items(self, items: Tensor) -> tuple[Tensor, ...]:
-        """What the model holds of some items: vectors for the product and for the network."""
-        return self.item_product(items), self.item_network(items)
-
     def combine(self, users: tuple[Tensor, ...], items: tuple[Tensor, ...]) -> Tensor:
         """Scores of embedded users with embedded items; their shapes may broadcast."""
         product = users[0] * items[0]
@@ -76,10 +68,6 @@ class NeuMF(nn.Module):
         network = self.network(torch.cat(pair, dim=-1))
         scores: Tensor = self.output(torch.cat([product, network], dim=-1))
         return scores.squeeze(-1)
-
-    def forward(self, users: Tensor, items: Tensor) -> Tensor:
-        """Scores of pairs, of the shape that ``users`` and ``items`` broadcast to."""
-        return self.combine(self.embed_users(users), self.embed_items(items))
 
     @torch.no_grad()
     def score_block(self, users: Tensor, items: Tensor) -> Tensor:

@@ -4,9 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from fairfold.kernels.form import Form
+from fairfold.models.recommender import Recommender
 
 
-class NeuMFMLP(nn.Module):
+class NeuMFMLP(Recommender):
     """One table a side; user and item vector side by side go through layers of 10, 10 and 1 units.
 
     Args:
@@ -25,8 +26,7 @@ class NeuMFMLP(nn.Module):
         hidden: tuple[int, ...] = (10, 10),
         start: float = 0.0,
     ) -> None:
-        super().__init__()
-        self.num_users, self.num_items = num_users, num_items
+        super().__init__(num_users, num_items)
         self.user = nn.Embedding(num_users, factors)
         self.item = nn.Embedding(num_items, factors)
         for table in (self.user, self.item):
@@ -51,24 +51,8 @@ class NeuMFMLP(nn.Module):
         width = self.item.embedding_dim
         return Form(user=width, item=width, layers=units, output=True)
 
-    def embed_users(self, users: Tensor) -> tuple[Tensor, ...]:
-        """What the model holds of some users."""
-        return (self.user(users),)
-
-    def embed_items(self, items: Tensor) -> tuple[Tensor, ...]:
-        """What the model holds of some items."""
-        return (self.item(items),)
-
     def combine(self, users: tuple[Tensor, ...], items: tuple[Tensor, ...]) -> Tensor:
         """Ratings of embedded items by embedded users; their shapes may broadcast."""
         pair: list[Tensor] = torch.broadcast_tensors(users[0], items[0])  # type: ignore[no-untyped-call]
         ratings: Tensor = self.output(self.network(torch.cat(pair, dim=-1)))
         return ratings.squeeze(-1)
-
-    def forward(self, users: Tensor, items: Tensor) -> Tensor:
-        """Ratings of pairs, of the shape that ``users`` and ``items`` broadcast to."""
-        return self.combine(self.embed_users(users), self.embed_items(items))
-
-    def score_block(self, users: Tensor, items: Tensor) -> Tensor:
-        """Ratings of every user for every item, [users, items]."""
-        return self(users[:, None], items)  # type: ignore[no-any-return]

@@ -14,11 +14,11 @@ from fairfold.metrics.references import Means, Popularity, PureSVD, Ridge, UserN
 from fairfold.models.central import (
     CentralSettings,
     EpochReport,
-    Recommender,
     ignore,
     train_ranking,
     train_ratings,
 )
+from fairfold.models.recommender import Recommender
 from fairfold.models.scoring import scorer
 
 Row = tuple[float, ...]

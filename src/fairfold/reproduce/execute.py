@@ -50,6 +50,19 @@ def default_jobs(cells: int) -> int:
     return max(1, min(jobs, cells))
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What an experiment has and what it lacks: outcomes by mark, the mark of every cell, what is to be run."""
+
+    found: dict[str, Outcome]
+    marks: dict[Cell, str]
+    waiting: list[Job]
+
+    def outcomes(self) -> dict[Cell, Outcome]:
+        """Of all cells that are done."""
+        return {cell: self.found[mark] for cell, mark in self.marks.items() if mark in self.found}
+
+
 def execute(
     experiment: Experiment, out: Path, jobs: int | None = None, watcher: Watcher | None = None, *, run: bool = True
 ) -> dict[Cell, Outcome]:
@@ -63,25 +76,51 @@ def execute(
         run: Or take what is kept, and run nothing.
     """
     watcher = watcher or Watcher()
+    plan = _plan(experiment, out, watcher)
+    if run:
+        watcher.on_plan(len(experiment.cells) - len(plan.waiting), [job.cell for job in plan.waiting])
+        plan.found.update(_run(plan.waiting, jobs, watcher))
+    return plan.outcomes()
+
+
+def execute_all(
+    experiments: list[Experiment], out: Path, jobs: int | None = None, watcher: Watcher | None = None
+) -> list[dict[Cell, Outcome]]:
+    """Run what several experiments lack, side by side, what they have in common once; arguments as for one."""
+    watcher = watcher or Watcher()
+    todo: dict[str, Job] = {}
+    for experiment in experiments:
+        for job in _plan(experiment, out, watcher).waiting:
+            todo.setdefault(job.mark, job)
+    waiting = sorted(todo.values(), key=lambda job: job.cell.seed)
+    cells = sum(len(experiment.cells) for experiment in experiments)
+    watcher.on_plan(cells - len(waiting), [job.cell for job in waiting])
+    fresh = _run(waiting, jobs, watcher)
+    plans = [_plan(experiment, out, watcher) for experiment in experiments]  # takes over what another has run
+    for plan in plans:
+        plan.found.update(fresh)
+    return [plan.outcomes() for plan in plans]
+
+
+def _plan(experiment: Experiment, out: Path, watcher: Watcher) -> Plan:
     place = out / experiment.folder
     try:
         (place / CELLS).mkdir(parents=True, exist_ok=True)
-        (place / UNDER_WAY).mkdir(exist_ok=True)
     except OSError as error:
         raise InvalidSettings(f"--out {out}: {error.strerror}", "a folder to write to", "Name another.") from None
     found: dict[str, Outcome] = {}
     todo: dict[str, Job] = {}
-    same: dict[Cell, str] = {}
+    marks: dict[Cell, str] = {}
     elsewhere = kept_in(out)
     for cell in experiment.cells:
         try:
             data = KINDS[cell.kind].data(cell.values)
         except InvalidData as error:
-            same[cell] = missing = f"no data: {error}"
+            marks[cell] = missing = f"no data: {error}"
             found[missing] = no_data(error)
             continue
         mark = fingerprint(cell.kind, KINDS[cell.kind].meaning(cell.values), cell.seed, data)
-        same[cell] = mark
+        marks[cell] = mark
         name = file_name(cell.label)
         kept = place / CELLS / f"{name}.json"
         outcome = read_outcome(kept, mark)
@@ -96,17 +135,21 @@ def execute(
         todo.setdefault(mark, Job(cell, kept, place / UNDER_WAY / name, mark))
     waiting = [job for mark, job in todo.items() if mark not in found]
     waiting.sort(key=lambda job: job.cell.seed)  # the whole table with one seed first: it can be read early
-    if not run:
-        return {cell: found[mark] for cell, mark in same.items() if mark in found}
-    watcher.on_plan(len(experiment.cells) - len(waiting), [job.cell for job in waiting])
+    return Plan(found, marks, waiting)
+
+
+def _run(waiting: list[Job], jobs: int | None, watcher: Watcher) -> dict[str, Outcome]:
+    """Outcomes by mark."""
     processes = default_jobs(len(waiting)) if jobs is None else jobs
     way = _run_here if processes == 1 or len(waiting) < 2 else _run_in_processes(processes)
+    found = {}
     for job, outcome in way(waiting, watcher):
         found[job.mark] = outcome
         watcher.on_cell(job.cell, outcome)
-    with suppress(OSError):  # what another process has under way here stays
-        (place / UNDER_WAY).rmdir()
-    return {cell: found[mark] for cell, mark in same.items()}
+    for folder in {job.folder.parent for job in waiting}:
+        with suppress(OSError):  # what another process has under way here stays
+            folder.rmdir()
+    return found
 
 
 Run = Callable[[list[Job], Watcher], Iterator[tuple[Job, Outcome]]]

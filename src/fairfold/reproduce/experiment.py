@@ -120,6 +120,7 @@ class Cell:
         kind: What is run, a key of :data:`fairfold.reproduce.kinds.KINDS`.
         values: Its settings, without the seed.
         seed: Its seed.
+        experiment: Name of its experiment.
     """
 
     table: str
@@ -128,6 +129,7 @@ class Cell:
     kind: str
     values: Values = field(hash=False)
     seed: int
+    experiment: str = ""
 
     @property
     def label(self) -> str:
@@ -224,11 +226,11 @@ def _cells(
                 values.pop(key, None)
             kind = str(values.pop("kind", "federated"))
             _check(f"{name}, table {table!r}, row {row!r}, column {column!r}", kind, values)
-            cells += [Cell(table, row, column, kind, values, seed) for seed in seeds]
+            cells += [Cell(table, row, column, kind, values, seed, name) for seed in seeds]
     if content.references:
         # Once for each data set and metric; what needs no training has no seed.
         for values in _distinct([KINDS["references"].relevant(cell.values) for cell in cells]):
-            cells.append(Cell(table, "references", str(values.get("data", "")), "references", values, 0))
+            cells.append(Cell(table, "references", str(values.get("data", "")), "references", values, 0, name))
     return cells
 
 

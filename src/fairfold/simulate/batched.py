@@ -31,7 +31,8 @@ CLIENTS_AT_ONCE = 16
 def batches_well(settings: Settings) -> bool:
     """Whether a round of these settings can run here; the others run in ``loop``.
 
-    What stays behind are models of images, and FedProx with FedHM: the norm of a product is no sum over its factors.
+    What stays behind are models of images, models of one's own, which need not bear being trained in step, and FedProx
+    with FedHM: the norm of a product is no sum over its factors.
     """
     recommender = settings.model in ("mf", "neumf", "neumf-mlp")
     return recommender and settings.solver == "gradient" and not (settings.method == "fedhm" and settings.prox)

@@ -37,7 +37,8 @@ ROUNDS_AHEAD = 3
 def serves(settings: Settings) -> bool:
     """Whether a round of these settings can run here."""
     hashed = settings.method in ("fair", "fair_hom", "full_trn", "fedavg")
-    return hashed and settings.solver == "gradient" and not settings.prox and not settings.reads_images
+    built_in = not settings.reads_images and not settings.own_model
+    return hashed and built_in and settings.solver == "gradient" and not settings.prox
 
 
 class Buffers:

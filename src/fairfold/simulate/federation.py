@@ -8,7 +8,7 @@ from torch import Tensor
 from fairfold.algorithms import assign
 from fairfold.errors import InvalidSettings
 from fairfold.federation.least_squares import first_state
-from fairfold.federation.projection import Assignment
+from fairfold.federation.projection import Assignment, Hashed
 from fairfold.federation.rating_squares import first_ratings
 from fairfold.federation.sampling import Purpose, generator, hash_seed, sample_cohort
 from fairfold.federation.settings import Settings
@@ -17,6 +17,16 @@ from fairfold.federation.task import Task, Weights
 from fairfold.subspace import Capacity, assign_groups, parse_scheme
 
 BYTES = 4
+
+
+def _started_in(smallest: Assignment, full: Weights) -> Weights:
+    """Random tensors moved into a subspace, as large there as they were: √count makes up for taking means."""
+    moved = dict(full)
+    for name, projection in (smallest.projections or {}).items():
+        if isinstance(projection, Hashed):
+            counts = projection.counts(torch.arange(projection.size)).clamp(min=1)
+            moved[name] = projection.recover(projection.reduce(full[name]) * counts.to(full[name].dtype).sqrt())
+    return moved
 
 
 @dataclass(frozen=True)
@@ -99,4 +109,7 @@ class Federation:
         if self.settings.solver == "least_squares":
             first = first_ratings if self.task.ratings else first_state
             full = first(full, self.assignments(0), self.task)
+        if self.settings.start == "subspace":
+            held = [known for known in self.assignments(0) if known.projections is not None]
+            full = _started_in(min(held, key=lambda known: known.size()), full)
         return full, own

@@ -171,7 +171,7 @@ def history_scorer(
 
 def _accuracy(model: nn.Module, test: Images) -> float:
     device = next(model.parameters()).device
-    with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False, deterministic=True):
+    with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
         logits = [model(as_input(part.to(device))).cpu() for part in torch.split(test.images, TEST_BLOCK)]
     return accuracy(torch.cat(logits), test.labels)
 

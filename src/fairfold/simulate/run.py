@@ -90,7 +90,7 @@ def choose_device(settings: Settings) -> torch.device:
     if settings.device == "cuda" and not fits:
         raise InvalidSettings(
             "device='cuda' with settings that run on the CPU only",
-            "backend='batched', solver='gradient', prox=0 and, but for images, a method of hashed subspaces",
+            "a built-in model, backend='batched', solver='gradient', prox=0 and, but for images, hashed subspaces",
             "Use device='auto', which takes a GPU where it can be used.",
         )
     if settings.device == "cuda" and not gpu.available():

@@ -2,10 +2,9 @@
 
 Names, arguments and results are those of :mod:`fairfold.kernels.reference`. Slots and signs equal it bit for bit.
 Values are float32, float64, float16 or bfloat16; sums of the two short types are formed in float32. Sums are formed by
-atomic additions, whose order the hardware chooses: they may differ in their last bits from run to run.
+atomic additions, whose order the hardware chooses: they may differ in their last bits from run to run. Reductions by a
+kept order (:func:`reduce`) do not.
 """
-
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -16,13 +15,14 @@ from fairfold.kernels.gpu.chain import fold_groups, unfold_groups, weighted_sum
 from fairfold.kernels.gpu.launch import CHECKED, on_device, place_arguments, sum_dtype, tiled, writable
 from fairfold.kernels.gpu.placement import placement
 from fairfold.kernels.gpu.positions import accumulate_lines, recover_lines, step_prefix
+from fairfold.kernels.gpu.segments import Order, counts_or_order, forget_layouts, segment_means, tally
 from fairfold.kernels.gpu.slopes import add_slopes
 from fairfold.kernels.gpu.stacked import step_slots
 from fairfold.kernels.gpu.steps import adagrad_rows, add_rows, sgd_rows, touched_rows
 from fairfold.kernels.hashing import Layout
 
 _KEPT_CHUNK = 8
-"""Counts of chunks at least this long are kept: they take an eighth of the memory of the compact vector, or less."""
+"""Counts or orders of chunks at least this long are kept: an eighth of the memory of their vectors, or less."""
 
 __all__ = [
     "accumulate_lines",
@@ -32,7 +32,7 @@ __all__ = [
     "add_slopes",
     "count_range",
     "fold_groups",
-    "forget_counts",
+    "forget_layouts",
     "recover_lines",
     "recover_range",
     "recover_rows",
@@ -105,52 +105,26 @@ def count_range(layout: Layout, start: int, stop: int, counts: Tensor) -> None:
     count = (high - low) // layout.chunk
     if count == 0:
         return
-    tally = _tally(layout, low // layout.chunk, count, counts.device)
-    counts[layout.head :].view(-1, layout.chunk).add_(tally[:, None])
-
-
-def _tally(layout: Layout, first: int, count: int, where: torch.device) -> Tensor:
-    """How many of ``count`` hashed chunks from number ``first`` on live in each chunk of the compact vector."""
-    place = placement(layout, width=1)
-    tally = torch.zeros(layout.blocks, dtype=torch.int32, device=where)
-    grid, pieces, warps = tiled("count", count)
-    with on_device(tally):
-        device.count_kernel[grid](
-            tally,
-            first=first,
-            count=count,
-            blocks=place.blocks,
-            key_low=place.key_low,
-            key_high=place.key_high,
-            wide=place.wide,
-            pieces=pieces,
-            num_warps=warps,
-        )
-    return tally
-
-
-@lru_cache(maxsize=8)
-def _kept_tally(layout: Layout, where: torch.device) -> Tensor:
-    """The tally of the whole layout, at least 1 each. It depends on no values, so the next round finds it here."""
-    first = layout.head // layout.chunk
-    return _tally(layout, first, layout.full_size // layout.chunk - first, where).clamp_(min=1)
-
-
-def forget_counts() -> None:
-    """Give back the memory of the counts that reductions keep."""
-    _kept_tally.cache_clear()
+    found = tally(layout, low // layout.chunk, count, counts.device)
+    counts[layout.head :].view(-1, layout.chunk).add_(found[:, None])
 
 
 def reduce(layout: Layout, full: Tensor) -> Tensor:
-    """The signed mean of each slot over the whole full vector, 0 if it is empty."""
-    sums = torch.zeros(layout.size, dtype=sum_dtype(full.dtype), device=full.device)
+    """The signed mean of each slot over the whole full vector, 0 if it is empty.
+
+    With chunks of 8 and more, the second reduction by a layout sorts its chunks by their place; the order is kept for
+    those that follow (:mod:`.segments` says when not). It takes n/Z + m/Z int32 numbers on the device of the full
+    vector, the server's, for each of the last eight layouts; :func:`forget_layouts` gives them back. By an order the
+    result has the same bits every time, by atomics it may differ in the last ones.
+    """
     whole = layout.head % layout.chunk == layout.full_size % layout.chunk == 0
-    if layout.tail and layout.chunk >= _KEPT_CHUNK and whole:
+    known = counts_or_order(layout, full.device) if layout.tail and layout.chunk >= _KEPT_CHUNK and whole else None
+    if isinstance(known, Order):
+        return segment_means(layout, full, known).to(full.dtype)
+    sums = torch.zeros(layout.size, dtype=sum_dtype(full.dtype), device=full.device)
+    if known is not None:
         accumulate_range(layout, full, 0, sums)
-        # While a graph is captured nothing is computed, so nothing may be kept.
-        capturing = full.is_cuda and torch.cuda.is_current_stream_capturing()
-        find = _kept_tally.__wrapped__ if capturing else _kept_tally
-        sums[layout.head :].view(-1, layout.chunk).div_(find(layout, full.device)[:, None])
+        sums[layout.head :].view(-1, layout.chunk).div_(known[:, None])
     else:  # single slots or a cut chunk: counts of every slot, which are not worth keeping
         counts = torch.zeros(layout.size, dtype=torch.int32, device=full.device)
         accumulate_range(layout, full, 0, sums, counts)

@@ -24,6 +24,7 @@ TILES: dict[str, Tile] = {
     "recover_rows": Tile(1024, 4),
     "accumulate_range": Tile(2048, 4),
     "accumulate_rows": Tile(1024, 4),
+    "segment_mean": Tile(512, 4),
     "count": Tile(1024, 4),
     "touched": Tile(1024, 4),
     "chain": Tile(2048, 4),

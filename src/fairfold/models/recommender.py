@@ -1,0 +1,92 @@
+"""What all recommenders share, and how a model of one's own is found by its name."""
+
+from importlib import import_module
+
+from torch import Tensor, nn
+
+from fairfold.errors import InvalidSettings
+from fairfold.kernels.form import Form
+
+
+class Recommender(nn.Module):
+    """A module with tables of users and of items, whose rows ``combine`` turns into scores.
+
+    A model of one's own makes its tensors in ``__init__(num_users, num_items, factors)`` and defines :meth:`combine`.
+    Which tensors are whose is told by their names. A child whose name begins with ``user`` is an ``nn.Embedding`` with
+    a row a user, which stays on that user's device; one whose name begins with ``item`` has a row an item, and devices
+    hold it compressed. All other parameters are dense: devices hold them whole, unless told to compress everything.
+    In a federation dropout has no effect.
+
+    Args:
+        num_users: Number of users.
+        num_items: Size of the catalogue.
+    """
+
+    def __init__(self, num_users: int, num_items: int) -> None:
+        super().__init__()
+        self.num_users, self.num_items = num_users, num_items
+
+    @property
+    def form(self) -> Form | None:
+        """What its scores are made of, for training in one native call; None where that does not know the model."""
+        return None
+
+    def embed_users(self, users: Tensor) -> tuple[Tensor, ...]:
+        """What the model holds of some users: a row of each of their tables, in the order these were made."""
+        return tuple(table(users) for name, table in self.named_children() if name.startswith("user"))
+
+    def embed_items(self, items: Tensor) -> tuple[Tensor, ...]:
+        """What the model holds of some items."""
+        return tuple(table(items) for name, table in self.named_children() if name.startswith("item"))
+
+    def combine(self, users: tuple[Tensor, ...], items: tuple[Tensor, ...]) -> Tensor:
+        """Scores of embedded users with embedded items: their last dimension goes, the others may broadcast."""
+        raise NotImplementedError
+
+    def forward(self, users: Tensor, items: Tensor) -> Tensor:
+        """Scores of pairs, of the shape that ``users`` and ``items`` broadcast to."""
+        return self.combine(self.embed_users(users), self.embed_items(items))
+
+    def score_block(self, users: Tensor, items: Tensor) -> Tensor:
+        """Scores of every user with every item, [users, items]."""
+        return self(users[:, None], items)  # type: ignore[no-any-return]
+
+
+def make_named(name: str, num_users: int, num_items: int, factors: int) -> Recommender:
+    """A model of one's own, named ``package.module:Class``; refused where it is not as :class:`Recommender` says."""
+    kind = _found(name)
+    model = kind(num_users, num_items, factors)  # type: ignore[call-arg]
+    problems = [
+        f"{child} is not an nn.Embedding with a row {side}"
+        for side, rows in (("user", num_users), ("item", num_items))
+        for child, table in model.named_children()
+        if child.startswith(side) and not (isinstance(table, nn.Embedding) and table.num_embeddings == rows)
+    ]
+    named = [child for child, _ in model.named_children()]
+    problems += [f"no table named {side}..." for side in ("user", "item") if not any(c.startswith(side) for c in named)]
+    tables = ("user", "item")
+    problems += [f"{own} is no table" for own, _ in model.named_parameters(recurse=False) if own.startswith(tables)]
+    # Whatever is neither sent nor kept would differ from device to device without anybody's knowing.
+    problems += [f"{buffer} is a buffer" for buffer, _ in model.named_buffers()]
+    if problems:
+        raise InvalidSettings(
+            f"model={name!r}: {'; '.join(problems)}",
+            "tables user... and item..., parameters for all else, no buffers",
+            "See fairfold.models.Recommender.",
+        )
+    return model
+
+
+def _found(name: str) -> type[Recommender]:
+    module, _, attribute = name.partition(":")
+    try:
+        kind = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise InvalidSettings(
+            f"model={name!r}: {error}",
+            "'package.module:Class', which Python can import",
+            "Install it, or mend the name.",
+        ) from None
+    if not (isinstance(kind, type) and issubclass(kind, Recommender)):
+        raise InvalidSettings(f"model={name!r}", "a subclass of fairfold.models.Recommender", "Derive it from that.")
+    return kind

@@ -1,0 +1,121 @@
+"""A model of the user's own over messages: the numbers of the simulator's loop; refused where the two sides differ."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Context, Message
+
+from fairfold.data import Dataset
+from fairfold.data.synthetic import SyntheticWorld
+from fairfold.flower.client import make_client_app
+from fairfold.flower.inprocess import InProcessGrid
+from fairfold.flower.local import LocalData, share_of
+from fairfold.flower.protocol import FACTS
+from fairfold.flower.strategy import FairStrategy
+from tests import own_models
+from tests.federations import tiny_settings
+from tests.flower.test_parity import check
+
+OWN = "tests.own_models:BiasedMF"
+
+
+def test_rankings_as_in_the_loop(tmp_path: Path) -> None:
+    check(tmp_path, model=OWN, rehash=True, local_epochs=2)
+
+
+def test_ratings_as_in_the_loop(tmp_path: Path) -> None:
+    check(tmp_path, model="tests.own_models:Bilinear", ratings=True, local_step=0.02)
+
+
+@pytest.fixture(scope="module")
+def world() -> Dataset:
+    """Eighty users."""
+    return SyntheticWorld(users=80, items=200, interactions_per_user=40).dataset()
+
+
+def federation(
+    world: Dataset, state: Path, given: str | None, model: str = OWN, **changes: Any
+) -> tuple[FairStrategy, InProcessGrid]:
+    """Four nodes that were given a model, and a server that asks for one."""
+
+    def data(context: Context, _num_items: int) -> LocalData:
+        return share_of(world, context)
+
+    app = make_client_app(data, model=given, state=state, repeatable=True)
+    sizes = ("1x", "2x", "1x", "2x")
+    grid = InProcessGrid(
+        app,
+        [{"partition-id": number, "num-partitions": 4, "capacity": size} for number, size in enumerate(sizes)],
+    )
+    settings = tiny_settings(
+        model=model, clients_per_round=None, capacities="1x-2x", aggregation="delta", server_step=0.1, batch_size=64,
+        **changes,
+    )  # fmt: skip
+    return FairStrategy(settings, world.num_items, patience=0.0), grid
+
+
+def test_it_learns(world: Dataset, tmp_path: Path) -> None:
+    strategy, grid = federation(world, tmp_path, OWN, rounds=12, evaluate_every=12)
+    strategy.start(grid)
+    last = strategy.progress.history[-1].quality
+    assert not strategy.progress.rejections.counts
+    assert strategy.start_quality is not None
+    assert last is not None
+    assert last.server > 1.2 * strategy.start_quality.server
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [(None, OWN), (OWN, "neumf"), ("neumf", OWN), ("tests.own_models:Larger", OWN), ("neumf", "mf")],
+)
+def test_nodes_with_another_model_are_left_out_by_name(
+    given: str | None, asked: str, world: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy, grid = federation(world, tmp_path, given, asked, rounds=1)
+    with caplog.at_level(logging.WARNING, "fairfold.flower"):
+        strategy.start(grid)
+    assert not strategy.nodes.usable
+    assert len(strategy.nodes.left_out) == 4
+    mine = "fairfold's own models" if given is None else repr(given)
+    assert f"it trains {mine}, and this run is of {asked!r}" in caplog.text
+
+
+def test_a_device_does_not_load_what_only_the_server_names(
+    world: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that lies about what it was told, or never asked: the module it names is not even imported."""
+    strategy, grid = federation(world, tmp_path, None, rounds=1)
+
+    def agree(message: Message) -> None:
+        if message.metadata.message_type == "query.capacity":
+            facts = message.content[FACTS]
+            assert isinstance(facts, ConfigRecord)
+            facts["model"] = OWN
+
+    grid.inspect = agree
+    made = []
+    with monkeypatch.context() as patched:
+        patched.setattr("fairfold.flower.device.Task", lambda *_: made.append(1))
+        strategy.start(grid)
+    assert len(strategy.nodes.usable) == 4
+    assert strategy.progress.rejections.counts == {
+        "the device failed": 8
+    }  # in training, and when asked for its quality
+    assert f"an order for model={OWN!r}" in caplog.text
+    assert not made
+
+
+def test_another_version_of_the_same_model_is_refused(
+    world: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy, grid = federation(world, tmp_path, OWN, rounds=1)
+    monkeypatch.setattr(own_models, "BiasedMF", own_models.Larger)
+    before = {name: vector.clone() for name, vector in strategy.progress.state.full.items()}
+    strategy.start(grid)
+    assert strategy.progress.rejections.counts == {
+        "the device failed": 8
+    }  # in training, and when asked for its quality
+    assert "both sides have the same model" in caplog.text
+    assert all(before[name].equal(vector) for name, vector in strategy.progress.state.full.items())
