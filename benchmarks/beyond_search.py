@@ -99,6 +99,12 @@ SEARCHES = {
         },
         {"resplit": True, "ratings": True},
     ),
+    "ml-1m-ratings-streamed": Search(
+        "ml-1m",
+        RATINGS | {"clients_per_round": 200, "rounds": 1500, "ridge": 80.0, "damping": 3.0, "tail_share": 0.0625},
+        {"capacities": ["1x", "8x-16x", "16x-32x-64x"], "factors": [5, 7, 9, 11], "streamed": [False, True]},
+        {"resplit": True, "ratings": True},
+    ),
 }
 
 

@@ -11,7 +11,7 @@ from fairfold.federation.least_squares import rows_of, subspace_of
 from fairfold.federation.rating_squares import Window, centred, code_of, rating_predictor
 from fairfold.federation.replies import Rejections
 from fairfold.federation.settings import read_settings
-from fairfold.federation.task import CENTRE, SAID
+from fairfold.federation.task import CAUGHT, CENTRE, SAID
 from fairfold.simulate import batched, simulate
 from fairfold.simulate.alike import mean_ratings, numbered_alike
 from fairfold.subspace import nested_subspaces
@@ -48,13 +48,41 @@ def test_devices_of_every_size_speak_of_every_row_in_turn() -> None:
         key=lambda subspace: subspace.size,
     )
     rounds = -(-large.size // small.size)
-    spoken = torch.cat([Window(large, small, number, 3).rows for number in range(rounds)])
+    spoken = torch.cat([Window(large, small, number, chosen()).rows for number in range(rounds)])
     assert set(spoken.tolist()) == set(range(large.size // 3))
     items = torch.arange(100)
-    window = Window(large, small, 1, 3)
+    window = Window(large, small, 1, chosen())
     place = window.places(items)
     inside = place >= 0
     assert torch.equal(window.rows[place[inside]], rows_of(large, items[inside], 3))
+
+
+def test_a_device_keeps_the_full_rows_of_its_own_items_as_they_pass() -> None:
+    wanted = chosen(capacities="4x", clients_per_round=None, streamed=True)
+    federation, state, private = tiny_federation(tiny_data(7, 20, 40, ratings=True), wanted)
+    items = federation.task.data.train.items
+    passed = torch.full((len(items), 4), 0.0)
+    for _ in range(6):
+        before, number = state.full["item.weight"].view(40, 3), state.round_number
+        (held,) = federation.assignments(number)
+        assert held.projections is not None
+        subspace = subspace_of(held.projections["item.weight"])
+        assert subspace.size < 120
+        here = Window(subspace, subspace, number, wanted).places(items) >= 0
+        passed[here] = torch.cat([before[items[here]], torch.ones(int(here.sum()), 1)], dim=1)
+        state = batched.run_round(state, private, federation, Rejections())
+        torch.testing.assert_close(private[CAUGHT], passed)
+    assert passed[:, -1].all()  # in six rounds all rows have passed a device that holds a quarter of them
+
+
+def test_streamed_rows_free_the_server_of_what_devices_hold() -> None:
+    data, wanted = planted(), {"model": "mf-ratings", "factors": 3, "ridge": 0.5, "rounds": 120, "alike": False}
+    wanted |= {"clients_per_round": 20, "capacities": "8x-16x", "reference_factors": 3}
+    folded, streamed = (simulate(read_settings(wanted | {"streamed": way}), data=data) for way in (False, True))
+    assert streamed.quality < 0.3 * folded.quality
+    assert streamed.groups[0].bytes_held == folded.groups[0].bytes_held
+    assert streamed.groups[0].bytes_up == folded.groups[0].bytes_up
+    assert streamed.groups[0].bytes_down == 2 * folded.groups[0].bytes_down
 
 
 def test_a_refused_reply_was_never_said() -> None:
@@ -90,7 +118,8 @@ def test_alike_items_share_rows_and_nothing_else_changes() -> None:
     assert spread(found.train) < 0.5 * spread(data.train)
 
 
-def test_it_learns_tastes_at_every_size() -> None:
+def planted() -> Dataset:
+    """Ratings that two tastes explain."""
     source = torch.Generator().manual_seed(0)
     users, items = torch.randn(80, 2, generator=source), torch.randn(120, 2, generator=source)
     pairs = (torch.rand(80, 120, generator=source) < 0.5).nonzero()
@@ -99,7 +128,13 @@ def test_it_learns_tastes_at_every_size() -> None:
     train, test = (
         Interactions.from_pairs(pairs[part, 0], pairs[part, 1], 80, 120, scores[part]) for part in (kept, ~kept)
     )
-    data = Dataset("planted", train, test)
+    return Dataset("planted", train, test)
+
+
+def test_it_learns_tastes_at_every_size() -> None:
+    data = planted()
+    train, scores = data.train, data.train.ratings
+    assert scores is not None
     wanted = {"model": "mf-ratings", "factors": 3, "ridge": 0.5, "rounds": 80, "clients_per_round": 20, "alike": False}
     result = simulate(read_settings(wanted | {"capacities": "8x-16x"}), data=data)
     assert result.metric == "MSE"
@@ -112,7 +147,7 @@ def test_it_learns_tastes_at_every_size() -> None:
 @pytest.mark.parametrize(
     "changes",
     [{"solver": "gradient"}, {"weighting": "equal"}, {"factors": 1}, {"ridge": 0.0}, {"mapping": "chunk"},
-     {"model": "mf", "alike": True}],
+     {"model": "mf", "alike": True}, {"model": "mf", "streamed": True}],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidSettings):

@@ -27,6 +27,7 @@ def double() -> Iterator[None]:
     mapping=st.sampled_from(["ranked", "chunk"]),
     support=st.integers(0, 4),
     replacement=st.booleans(),
+    streamed=st.booleans(),
     faulty=st.booleans(),
 )
 def test_any_federation(seed: int, faulty: bool, mapping: str, **changes: Any) -> None:

@@ -182,6 +182,8 @@ class Settings(Frozen):
             imagined ratings.
         damping: Imagined ratings without any bias that draw the biases of users and items to zero (``"mf-ratings"``).
         alike: Number the items so that those which share a row have similar mean ratings (``"mf-ratings"``, ranked).
+        streamed: The server's rows stream by: a device also receives as many rows of the full table as its own has,
+            others every round, speaks of these, and keeps those of its own items (``"mf-ratings"``; docs/beyond.md).
         aggregation: ``"paper"``: θ ← Σ pᵢ Sᵢψᵢ′. ``"delta"``: θ ← θ + what the optimiser makes of Σ pᵢ Sᵢ(ψᵢ′ − ψᵢ).
         server_optimiser: For the delta rule: ``"sgd"``, ``"momentum"``, ``"adam"``, ``"yogi"`` or ``"adagrad"``.
         server_step: Its step size, η.
@@ -241,6 +243,7 @@ class Settings(Frozen):
     ridge: float = Field(1.0, ge=0)
     damping: float = Field(5.0, gt=0)
     alike: bool = False
+    streamed: bool = False
     aggregation: Literal["paper", "delta"] = "delta"
     server_optimiser: Literal["sgd", "momentum", "adam", "yogi", "adagrad"] = "adam"
     server_step: float = Field(0.03, gt=0)
@@ -310,8 +313,8 @@ class Settings(Frozen):
             raise ValueError("method='heterofl' has to know which layers read a table's columns: use a built-in model")
         if self.model == "mf-ratings":
             self._fits_ratings()
-        elif self.alike:
-            raise ValueError("alike=true needs model='mf-ratings'")
+        elif self.alike or self.streamed:
+            raise ValueError("alike=true and streamed=true need model='mf-ratings'")
         if self.method == "fedhm" and self.aggregation == "delta":
             raise ValueError("method='fedhm' averages models: use aggregation='paper'")
         return self

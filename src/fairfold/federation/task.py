@@ -29,7 +29,8 @@ SMALLEST_COMPRESSED = 64
 """Tensors of fewer numbers are held whole: compressing them saves nothing."""
 
 GRAM = "gram"
-"""Name of the d × d matrix of federated least squares: a device receives that of the items, adds that of its user."""
+"""Name of the d × d matrix of federated least squares: a device receives that of the items (for ratings that of the
+users), adds that of its user."""
 
 CENTRE = "centre"
 """Name of three numbers: mean and spread of all ratings, summed with the counts of items before the first round, and
@@ -37,6 +38,9 @@ how many ratings have been spoken of."""
 
 SAID = "said"
 """Name of what a device last said of each of its items, a row a rating: it stays there, and changes are sent."""
+
+CAUGHT = "caught"
+"""Name of the full rows of its own items that a device has kept, a row a rating, and whether one has come."""
 
 Weights = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
@@ -149,7 +153,7 @@ class Task:
         sent = settings.user_vectors == "uploaded"
         self.user_tables = {name: shapes[name] for name in self.own} if sent else {}
         if settings.solver == "least_squares":
-            self.dense |= {CENTRE: (3,)} if self.ratings else {GRAM: (settings.factors, settings.factors)}
+            self.dense |= ({CENTRE: (3,)} if self.ratings else {}) | {GRAM: (settings.factors, settings.factors)}
         self._negatives = None if self.ratings else NegativeSampler(data.train, settings.negatives)
 
     def initial(self, generator: torch.Generator, storage: Storage | None = None) -> tuple[Weights, Weights]:
@@ -179,8 +183,10 @@ class Task:
     @property
     def remembered(self) -> Shapes:
         """Name and shape of what devices keep of each of their samples, all devices' together."""
-        remembers = self.ratings and self.settings.solver == "least_squares"
-        return {SAID: (len(self.data.train), self.settings.factors + 1)} if remembers else {}
+        if not self.ratings or self.settings.solver != "least_squares":
+            return {}
+        names = [SAID, CAUGHT] if self.settings.streamed else [SAID]
+        return dict.fromkeys(names, (len(self.data.train), self.settings.factors + 1))
 
     def rows_of(self, name: str, client: int) -> int | slice:
         """Which rows of a private tensor are a client's: its vector, or one row a sample."""

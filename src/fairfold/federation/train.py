@@ -32,6 +32,7 @@ class Device:
         generator: Its random numbers.
         round_number: Rounds done before this one.
         largest: What the largest devices of the round hold, for solvers that speak in their terms.
+        passing: Rows of the server's table that pass by the device, where they are streamed.
     """
 
     client: int
@@ -41,6 +42,7 @@ class Device:
     generator: torch.Generator
     round_number: int = 0
     largest: dict[str, Projection] | None = None
+    passing: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ into rows. A round costs what the cohort's histories have, plus one pass over th
 """
 
 import torch
+from torch import Tensor
 
 from fairfold.federation.aggregate import ServerState
 from fairfold.federation.least_squares import (
@@ -17,11 +18,21 @@ from fairfold.federation.least_squares import (
     subspace_of,
 )
 from fairfold.federation.projection import Projection
-from fairfold.federation.rating_squares import Ratings, RatingTotals, Window, centred, speak
+from fairfold.federation.rating_squares import (
+    Ratings,
+    RatingTotals,
+    Window,
+    caught,
+    centred,
+    codes,
+    known_rows,
+    passing_rows,
+    speak,
+)
 from fairfold.federation.replies import Rejections, fault_of, problem_with, spoil
 from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.send import send
-from fairfold.federation.task import CENTRE, GRAM, SAID, Weights
+from fairfold.federation.task import CAUGHT, CENTRE, GRAM, SAID, Weights
 from fairfold.federation.train import Device
 from fairfold.simulate.federation import Federation
 from fairfold.simulate.loop import largest_of, solver_of
@@ -39,13 +50,15 @@ def run_round(state: ServerState, private: Weights, federation: Federation, reje
         clients = cohort[federation.group[cohort] == group].tolist()
         if projections is None or received is None:
             continue
+        passing = passing_rows(state.full, projections, number, task)
         answering = [
             client
             for client in clients
-            if _answers(client, received, projections, private, federation, number, rejections)
+            if _answers(client, received, projections, private, federation, number, passing, rejections)
         ]
         if answering:  # one who is drawn twice has nothing new to say the second time
-            changes = train(list(dict.fromkeys(answering)), received, projections, private, federation, number)
+            answered = list(dict.fromkeys(answering))
+            changes = train(answered, received, projections, private, federation, number, passing)
             totals.add(projections, changes, 1.0)
     return totals.applied(state, settings)
 
@@ -57,6 +70,7 @@ def _answers(
     private: Weights,
     federation: Federation,
     number: int,
+    passing: Tensor | None,
     rejections: Rejections,
 ) -> bool:
     """Whether this client's reply arrives and can be used; one that fails is made in full and checked."""
@@ -67,7 +81,7 @@ def _answers(
     own = {name: rows[federation.task.rows_of(name, client)] for name, rows in private.items()}
     source = generator(settings, Purpose.TRAINING, number, client)
     largest = largest_of(federation.assignments(number))
-    device = Device(client, federation.task, projections, own, source, number, largest)
+    device = Device(client, federation.task, projections, own, source, number, largest, passing)
     trained = solver_of(settings)(received, device, settings)
     problem = problem_with(spoil(trained.compacts, fault), received, projections, settings)
     if problem is not None:
@@ -82,6 +96,7 @@ def _train(
     private: Weights,
     federation: Federation,
     number: int,  # noqa: ARG001
+    passing: Tensor | None,  # noqa: ARG001
 ) -> Weights:
     """What these clients change together."""
     settings, task = federation.settings, federation.task
@@ -113,6 +128,7 @@ def _train_ratings(
     private: Weights,
     federation: Federation,
     number: int,
+    passing: Tensor | None,
 ) -> Weights:
     """What these clients change together in what they say of their items."""
     settings, task = federation.settings, federation.task
@@ -125,13 +141,16 @@ def _train_ratings(
     assert train.ratings is not None
     subspace, largest = subspace_of(projections[name]), largest_of(federation.assignments(number))
     assert largest is not None
-    window = Window(subspace_of(largest[name]), subspace, number, factors)
+    window = Window(subspace_of(largest[name]), subspace, number, settings)
     items, dtype = train.items[chosen], table.dtype
-    given = Ratings(
-        table[rows_of(subspace, items, factors)], centred(train.ratings[chosen].to(dtype), received[CENTRE]), client_of,
-        len(clients),
-    )  # fmt: skip
-    spoken = speak(given, private[SAID][chosen].to(dtype), window, window.places(items), settings)
+    rows, place = table[rows_of(subspace, items, factors)], window.places(items)
+    if passing is not None:
+        private[CAUGHT][chosen] = kept = caught(private[CAUGHT][chosen].to(dtype), place, passing)
+        rows = known_rows(kept, rows)
+    given = Ratings(rows, centred(train.ratings[chosen].to(dtype), received[CENTRE]), client_of, len(clients))
+    spoken = speak(given, private[SAID][chosen].to(dtype), window, place, received[GRAM], settings)
+    before = private[own_name][clients].to(dtype)
+    outer = codes(spoken.users, sizes.tolist()) - codes(before, sizes.tolist())
     private[own_name][clients] = spoken.users.to(private[own_name].dtype)
     private[SAID][chosen] = spoken.said.to(private[SAID].dtype)
-    return {name: spoken.change, CENTRE: spoken.counted}
+    return {name: spoken.change, CENTRE: spoken.counted, GRAM: outer}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fairfold.federation.aggregate import RoundTotals, ServerState, aggregate
 from fairfold.federation.least_squares import SizeTotals, least_squares
 from fairfold.federation.projection import Assignment, Projection
-from fairfold.federation.rating_squares import RatingTotals, rating_squares
+from fairfold.federation.rating_squares import RatingTotals, passing_rows, rating_squares
 from fairfold.federation.replies import Rejections, fault_of, problem_with, spoil
 from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.send import send
@@ -110,7 +110,8 @@ def visits(state: ServerState, private: Weights, federation: Federation) -> Iter
             assert projections is not None
         own = {name: rows[task.rows_of(name, client)] for name, rows in private.items()}
         source = generator(settings, Purpose.TRAINING, number, client)
-        yield Visit(Device(client, task, projections, own, source, number, largest), received)
+        passing = passing_rows(state.full, projections, number, task)
+        yield Visit(Device(client, task, projections, own, source, number, largest, passing), received)
 
 
 def _keep(own: Weights, private: Weights, client: int, task: Task) -> None:

@@ -164,7 +164,8 @@ def _bytes_moved(held: Assignment, state: ServerState, settings: Settings) -> tu
     if settings.method == "central" or held.projections is None:
         return 0, 0
     full_size = sum(tensor.numel() for tensor in state.full.values())
-    return (full_size if settings.broadcast else held.size()) * BYTES, held.size() * BYTES
+    received = 2 * held.size() if settings.streamed else held.size()
+    return (full_size if settings.broadcast else received) * BYTES, held.size() * BYTES
 
 
 def _result(federation: Federation, judge: Judge, progress: Progress) -> Result:
