@@ -129,7 +129,7 @@ def test_it_learns_more_than_popularity_at_every_size() -> None:
 
 @pytest.mark.parametrize("capacity", ["64x", "100x"])
 def test_a_device_without_room_for_whole_rows_is_refused(capacity: str) -> None:
-    world = {"users": 40, "items": 120, "interactions_per_user": 10}
+    world = {"users": 60, "items": 120, "interactions_per_user": 10}
     tried = read_settings({"world": world, "solver": "least_squares", "factors": 3, "capacities": capacity})
     with pytest.raises(InvalidCapacity, match="at least 6"):
         simulate(tried)

@@ -36,8 +36,8 @@ def _nested(shape: tuple[int, ...], capacities: Sequence[Capacity], settings: Se
         "chunk" if settings.mapping == "ranked" and len(shape) == 1 else settings.mapping
     )  # only tables have ranks
     chunk = 1 if mapping == "element" else settings.chunk
-    # A tensor of which the smallest device holds less than a chunk (a bias, a first convolution) has shorter ones; least
-    # squares is about whole rows, so a device that cannot hold them is refused below.
+    # A tensor of which the smallest device holds less than a chunk (a bias, a first convolution) has shorter ones.
+    # Least squares is about whole rows, so there a device that cannot hold them is refused.
     smallest = min(capacity.limit(full_size) for capacity in capacities) // (2 if mapping == "ranked" else 1)
     while settings.solver != "least_squares" and chunk > max(smallest, 1):
         chunk //= 2
