@@ -187,7 +187,7 @@ def test_recommend_by_original_ids_with_titles(tmp_path: Path, ratings_folder: P
     assert all(int(item) == 100 + int(title) for item, title in listed)
     known = {opened.interactions.item_ids[item] for item in opened.interactions.train.of(3).tolist()}
     assert {item for item, _ in listed} == set(opened.interactions.item_ids) - known
-    assert "16x device" in works("recommend", str(out), "--user", name, "--capacity", "16x")
+    assert "8x device" in works("recommend", str(out), "--user", name, "--capacity", "8x")
     assert "an id of ml-tiny" in fails("recommend", str(out), "--user", "nobody")
     assert "#0 to #8" in fails("recommend", str(out), "--user", "#9")
 
