@@ -40,7 +40,7 @@ def reproduce(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the results, one of its own inside for each.")] = DEFAULT_OUT,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes of one thread each; default: a core each, one with a GPU.")
+        int | None, typer.Option(min=1, help="Processes of one thread each, which share a GPU; default: a core each.")
     ] = None,
     search: Annotated[
         bool,

@@ -1,13 +1,21 @@
 """Settings of a federation: frozen, checked before any work, the same as the content of a TOML file."""
 
 import difflib
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fairfold.errors import FairfoldError, InvalidSettings
+from fairfold.federation.defaults import (
+    IMAGE_DEFAULTS,
+    IMAGE_MODELS,
+    LEAST_SQUARES_DEFAULTS,
+    MODELS,
+    OWN_MODEL,
+    RATING_DEFAULTS,
+    RATING_MODELS,
+)
 from fairfold.subspace import parse_scheme
 
 
@@ -41,48 +49,6 @@ class ImageSettings(Frozen):
     devices: int = Field(30, ge=1)
     concentration: float = Field(0.5, gt=0)
     seed: int | None = Field(None, ge=0, lt=2**62)
-
-
-OWN_MODEL = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
-"""How a model of one's own is named: ``package.module:Class``."""
-
-IMAGE_MODELS = ("mlp", "lenet")
-IMAGE_DEFAULTS: dict[str, Any] = {
-    "compress": "all",
-    "mapping": "chunk",
-    "solver": "gradient",
-    "clients_per_round": 10,
-    "weighting": "data",
-    "local_epochs": 20,
-    "batch_size": 64,
-    "local_step": 0.1,
-    "aggregation": "paper",
-    "rounds": 200,
-}
-"""What a model of images takes where nothing else is said: K, E, T and the rule of the paper's experiment on them."""
-
-LEAST_SQUARES_DEFAULTS: dict[str, Any] = {
-    "factors": 16,
-    "sign": False,
-    "tail_share": 0.125,
-    "support": 10,
-    "ridge": 1.0,
-}
-"""What ``solver="least_squares"`` takes where nothing else is said; ``chunk`` is ``factors``: rows are folded whole."""
-
-RATING_MODELS = ("neumf-mlp", "mf-ratings")
-MODELS = ("mf", "neumf", *RATING_MODELS, *IMAGE_MODELS)
-RATING_DEFAULTS: dict[str, Any] = {
-    "solver": "least_squares",
-    "factors": 8,
-    "reference_factors": 32,
-    "tail_share": 0.125,
-    "support": 0,
-    "ridge": 80.0,
-    "weighting": "data",
-    "alike": True,
-}
-"""What ``model="mf-ratings"`` takes where nothing else is said, before what its solver does."""
 
 
 class FaultSettings(Frozen):

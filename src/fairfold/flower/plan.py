@@ -8,9 +8,10 @@ import torch
 from fairfold.algorithms import assign
 from fairfold.data import Dataset, Interactions
 from fairfold.errors import InvalidSettings
+from fairfold.federation.defaults import IMAGE_MODELS
 from fairfold.federation.projection import Assignment, Projection
 from fairfold.federation.sampling import hash_seed
-from fairfold.federation.settings import IMAGE_MODELS, Settings
+from fairfold.federation.settings import Settings
 from fairfold.federation.task import Task
 from fairfold.subspace import Capacity, parse_scheme
 
