@@ -72,10 +72,8 @@ def reproduce(
         if search:
             _search(console, experiments, out, jobs)
             return
-        together = len(experiments) > 1 and not show
-        if together:
-            _run_together(console, experiments, out, jobs)
-        finished = [_run(console, experiment, out, jobs, run=not (show or together)) for experiment in experiments]
+        outcomes = _run(console, experiments, out, jobs, run=not show)
+        finished = [_write(console, *each, out) for each in zip(experiments, outcomes, strict=True)]
         if len(finished) > 1:
             console.print(f"All on one page: {_page(finished, out)}", highlight=False, soft_wrap=True)
         missing = [entry for results in finished for grid in results.grids for entry in grid.entries]
@@ -83,13 +81,21 @@ def reproduce(
             raise InvalidData(missing[0].reason.split("; needed")[0], "data for at least one cell", missing[0].reason)
 
 
-def _run(console: Console, experiment: Experiment, out: Path, jobs: int | None, *, run: bool) -> Results:
-    from fairfold.reproduce.execute import execute
+def _run(
+    console: Console, experiments: list[Experiment], out: Path, jobs: int | None, *, run: bool
+) -> list[dict[Cell, Outcome]]:
+    """Outcomes of each; cells of several experiments run side by side, none waits for the last ones of another."""
+    from fairfold.reproduce.execute import execute_all
+
+    name = experiments[0].folder if len(experiments) == 1 else "all-quick" if experiments[0].quick else "all"
+    with _shown(console, name) as display:
+        return execute_all(experiments, out, jobs, display, run=run)
+
+
+def _write(console: Console, experiment: Experiment, outcomes: dict[Cell, Outcome], out: Path) -> Results:
     from fairfold.reproduce.output import Results, write_results
     from fairfold.reproduce.tables import grids
 
-    with _shown(console, experiment.folder) as display:
-        outcomes = execute(experiment, out, jobs, display, run=run)
     results = Results(experiment, grids(experiment, outcomes))
     for grid in results.grids:
         console.print(grid_table(grid))
@@ -98,14 +104,6 @@ def _run(console: Console, experiment: Experiment, out: Path, jobs: int | None, 
     written = write_results(results, out)
     console.print(f"Page: {written[-1]} (Markdown, CSV and plots beside it)", highlight=False, soft_wrap=True)
     return results
-
-
-def _run_together(console: Console, experiments: list[Experiment], out: Path, jobs: int | None) -> None:
-    """Cells of all experiments side by side: none waits for the last ones of another."""
-    from fairfold.reproduce.execute import execute_all
-
-    with _shown(console, "all-quick" if experiments[0].quick else "all") as display:
-        execute_all(experiments, out, jobs, display)
 
 
 @contextmanager

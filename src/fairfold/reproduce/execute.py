@@ -66,39 +66,43 @@ class Plan:
 def execute(
     experiment: Experiment, out: Path, jobs: int | None = None, watcher: Watcher | None = None, *, run: bool = True
 ) -> dict[Cell, Outcome]:
-    """Run what is not kept yet, and return everything.
-
-    Args:
-        experiment: What to run.
-        out: Its results go to a folder of its name in here.
-        jobs: Processes; None is :func:`default_jobs`. One runs here.
-        watcher: Told how it goes.
-        run: Or take what is kept, and run nothing.
-    """
-    watcher = watcher or Watcher()
-    plan = _plan(experiment, out, watcher)
-    if run:
-        watcher.on_plan(len(experiment.cells) - len(plan.waiting), [job.cell for job in plan.waiting])
-        plan.found.update(_run(plan.waiting, jobs, watcher))
-    return plan.outcomes()
+    """Run what is not kept yet, and return everything; arguments as for :func:`execute_all`."""
+    return execute_all([experiment], out, jobs, watcher, run=run)[0]
 
 
 def execute_all(
-    experiments: list[Experiment], out: Path, jobs: int | None = None, watcher: Watcher | None = None
+    experiments: list[Experiment],
+    out: Path,
+    jobs: int | None = None,
+    watcher: Watcher | None = None,
+    *,
+    run: bool = True,
 ) -> list[dict[Cell, Outcome]]:
-    """Run what several experiments lack, side by side, what they have in common once; arguments as for one."""
+    """Run what is not kept yet of several experiments, side by side, what they have in common once.
+
+    Args:
+        experiments: What to run.
+        out: Results of each go to a folder of its name in here.
+        jobs: Processes; None is :func:`default_jobs`. One runs here.
+        watcher: Told how it goes.
+        run: Or take what is kept, and run nothing.
+
+    Returns:
+        The outcomes of each experiment.
+    """
     watcher = watcher or Watcher()
-    todo: dict[str, Job] = {}
-    for experiment in experiments:
-        for job in _plan(experiment, out, watcher).waiting:
-            todo.setdefault(job.mark, job)
-    waiting = sorted(todo.values(), key=lambda job: job.cell.seed)
-    cells = sum(len(experiment.cells) for experiment in experiments)
-    watcher.on_plan(cells - len(waiting), [job.cell for job in waiting])
-    fresh = _run(waiting, jobs, watcher)
-    plans = [_plan(experiment, out, watcher) for experiment in experiments]  # takes over what another has run
-    for plan in plans:
-        plan.found.update(fresh)
+    plans = [_plan(experiment, out, watcher) for experiment in experiments]
+    if run:
+        todo = {job.mark: job for plan in reversed(plans) for job in plan.waiting}  # the first that has it keeps it
+        waiting = sorted(todo.values(), key=lambda job: job.cell.seed)  # tables of one seed first: to be read early
+        cells = sum(len(experiment.cells) for experiment in experiments)
+        watcher.on_plan(cells - len(waiting), [job.cell for job in waiting])
+        found = _run(waiting, jobs, watcher)
+        for plan in plans:
+            plan.found.update(found)
+            for job in plan.waiting:  # what another experiment has run is kept here too
+                if todo[job.mark] is not job and todo[job.mark].kept.exists():
+                    shutil.copyfile(todo[job.mark].kept, job.kept)
     return [plan.outcomes() for plan in plans]
 
 
@@ -133,9 +137,7 @@ def _plan(experiment: Experiment, out: Path, watcher: Watcher) -> Plan:
         if outcome.startswith("unreadable"):
             watcher.on_note(f"{kept.name} is {outcome}: the cell is run again")
         todo.setdefault(mark, Job(cell, kept, place / UNDER_WAY / name, mark))
-    waiting = [job for mark, job in todo.items() if mark not in found]
-    waiting.sort(key=lambda job: job.cell.seed)  # the whole table with one seed first: it can be read early
-    return Plan(found, marks, waiting)
+    return Plan(found, marks, [job for mark, job in todo.items() if mark not in found])
 
 
 def _run(waiting: list[Job], jobs: int | None, watcher: Watcher) -> dict[str, Outcome]:

@@ -52,8 +52,9 @@ def _compared(grid: Grid, done: list[Entry]) -> Figure:
             [value for _, value in published], [place for place, _ in published],
             "x", color=INK, markersize=7, label="the paper's figure",
         )  # fmt: skip
-    low, high = axes.get_xlim()
-    for name, value in _together(grid, 0.02 * (high - low)):
+    known = [value for value in grid.references.values() if isinstance(value, float)]
+    low, high = min([axes.get_xlim()[0], *known]), max([axes.get_xlim()[1], *known])
+    for name, value in _together(grid, 0.025 * (high - low)):
         axes.axvline(value, color=FAINT, linestyle=(0, (5, 4)), linewidth=1.1, zorder=0.5)
         axes.annotate(
             name, (value, 1.0), xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points",
