@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fairfold.data import Interactions
+from fairfold.data.counted import Counted
 from fairfold.data.images import Images
 from fairfold.federation.aggregate import ServerState
 from fairfold.federation.image_task import ImageTask, as_input
@@ -80,6 +81,7 @@ class Result:
     references: Mapping[str, float]
     users: int
     rejections: Mapping[str, int] = field(default_factory=dict)
+    counted: Counted | None = None
 
 
 class Judge:
