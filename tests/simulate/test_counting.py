@@ -136,7 +136,7 @@ def test_the_cost_is_in_the_first_rounds_bytes() -> None:
     owned = len(told.leading)
     assert 0 < owned < 90
     assert told.bytes_up == 24 * (32 + 90)  # a public key, and a byte an item for 24 devices
-    assert told.bytes_down == 24 * (8 * 32 + 4 * owned)  # the neighbours' keys, and the items that lead
+    assert told.bytes_down == 24 * (12 * 32 + 4 * owned)  # the neighbours' keys, and the items that lead
     more = [one.bytes_down - other.bytes_down for one, other in zip(found.history, plain.history, strict=True)]
     assert more == [told.bytes_down, 0, 0]
     assert [one.bytes_up - other.bytes_up for one, other in zip(found.history, plain.history, strict=True)] == [

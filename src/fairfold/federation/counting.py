@@ -9,9 +9,9 @@ their number serves: one byte an item for up to 255 devices.
 The catalogue is counted a window at a time. A device that counts holds one window and one mask, whatever n.
 
 A device that does not answer leaves the masks of its pairs behind. Its neighbours then tell the server their keys with
-it, and the server takes these masks off. A device tells keys only while at least half of its neighbours stay in the
-count, and is not counted otherwise. So whoever is counted stands in a sum with at least half of its neighbours: no sum
-of fewer than five devices can be seen where nine or more were asked.
+it, and the server takes these masks off. A device tells keys only while enough of its neighbours stay in the count,
+and is not counted otherwise. So whoever is counted stands in a sum with four others at least, where nine or more
+devices were asked: the server can see no sum of fewer.
 """
 
 import hashlib
@@ -30,8 +30,12 @@ from fairfold.errors import InvalidData
 WINDOW = 65_536
 """Items counted at a time."""
 
-NEIGHBOURS = 8
-"""Devices with which a device shares a key: four on either side of the ring, or all others where these are fewer."""
+NEIGHBOURS = 12
+"""Devices with which a device shares a key: six on either side of the ring, or all others where these are fewer."""
+
+STAYING = 4
+"""Neighbours that a counted device keeps, or half of them where it has fewer than eight. A third of twelve, so that a
+device that answers hardly ever goes uncounted, even where three in ten are silent."""
 
 FEWEST = 3
 """Devices that a sum needs: a sum of one is no secret, and of two none between them."""
@@ -59,10 +63,11 @@ def neighbours(devices: int) -> NDArray[np.int64]:
 
 
 def staying(answered: Flags) -> Flags:
-    """Who is counted of those who answered: whoever keeps at least half of their neighbours, among such."""
+    """Who is counted of those who answered: whoever keeps enough neighbours who are counted as well."""
     near, counted = neighbours(len(answered)), answered
+    needed = min(STAYING, -(-near.shape[1] // 2))
     while True:
-        left = counted & (2 * counted[near].sum(1) >= near.shape[1])
+        left = counted & (counted[near].sum(1) >= needed)
         if bool((left == counted).all()):
             break
         counted = left
