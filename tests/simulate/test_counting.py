@@ -19,6 +19,7 @@ from fairfold.federation.settings import Settings, read_settings
 from fairfold.flower.plan import refuse_unserved
 from fairfold.runs.device import device_model, read_device_model, write_device_model
 from fairfold.runs.opened import item_name, open_run, read_history
+from fairfold.runs.summary import read_run
 from fairfold.runs.train import run
 from fairfold.simulate import simulate
 from fairfold.simulate.counting import numbered_by_counts, plain_count
@@ -160,6 +161,10 @@ def test_a_run_speaks_of_items_by_the_numbers_of_the_catalogue(tmp_path: Path) -
     finished = run(chosen, tmp_path / "run")
     counted = finished.result.counted
     assert counted is not None
+    words = read_run(tmp_path / "run").popularity
+    assert words is not None
+    assert words.startswith("Popularity: counted once by 40 of 40 devices, ")
+    assert f"{len(counted.leading):,} items lead" in words
     opened = open_run(tmp_path / "run")
     data = opened.interactions
     names = [item_name(rank, data) for rank in range(200)]

@@ -36,11 +36,11 @@ def numbered_by_counts(data: Dataset, settings: Settings) -> Dataset:
         devices = devices[torch.randperm(len(devices), generator=source)]
         secret = int(torch.randint(2**62, (), generator=source))
         answered = _answers(devices, settings)
-        counted = int(staying(answered).sum())
         if settings.backend == "loop":
-            told = Counted(masked_count(data.train, devices, answered, secret), NONE_LEADS, len(devices), counted)
+            counts = masked_count(data.train, devices, answered, secret)
         else:
-            told = Counted(plain_count(data.train, devices, answered), NONE_LEADS, len(devices), counted)
+            counts = plain_count(data.train, devices, answered)
+        told = Counted(counts, NONE_LEADS, len(devices), int(staying(answered).sum()))
     # Sizes depend on how many items have which count, not on their order; what they own says how many items lead.
     owned = owned_items(Federation.of(settings, Task(replace(data, counted=told), settings)))
     leading = told.counts.argsort(descending=True, stable=True)[:owned].to(torch.int32)
