@@ -67,6 +67,14 @@ static inline uint64_t row_id(const fairfold_job *job, int64_t row) {
                                : (uint64_t)((const int32_t *)job->ids)[row];
 }
 
+/* Rows of one piece each: the id is the number, and the loop needs no more than a copy on vectors. */
+static inline void fill_single(const walk *w, batch *b, int rows) {
+    if (w->job->row_bytes == 8)
+        for (int r = 0; r < rows; r++) b->low[r] = (uint32_t)((const int64_t *)w->job->ids)[w->row + r];
+    else
+        for (int r = 0; r < rows; r++) b->low[r] = (uint32_t)((const int32_t *)w->job->ids)[w->row + r];
+}
+
 /* The next pieces: their numbers, in the order of the job. Whole rows where one fits into a batch. */
 static inline int walk_fill(walk *w, batch *b) {
     const fairfold_job *job = w->job;
@@ -76,7 +84,10 @@ static inline int walk_fill(walk *w, batch *b) {
     if (job->ids && units <= BATCH) {
         const int64_t rest = w->row_stop - w->row, room = (int64_t)(BATCH / units);
         const int rows = (int)(rest < room ? rest : room);
-        for (int r = 0; r < rows; r++) fill_run(w, b, r * (int)units, row_id(job, w->row + r) * units, (int)units);
+        if (units == 1 && !job->plan.wide)
+            fill_single(w, b, rows);
+        else
+            for (int r = 0; r < rows; r++) fill_run(w, b, r * (int)units, row_id(job, w->row + r) * units, (int)units);
         w->row += rows;
         return rows * (int)units;
     }
