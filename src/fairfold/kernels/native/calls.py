@@ -156,7 +156,7 @@ def bad_rows(layout: Layout, rows: Tensor, row_size: int) -> InvalidRow:
 def batch(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, int]:
     """Values and row ids without gaps, and the length of a row."""
     shape = values.shape
-    if len(shape) != 2 or rows.shape != shape[:1]:
+    if len(shape) != 2 or rows.dim() != 1 or rows.numel() != shape[0]:
         raise InvalidVector(
             f"values of shape {tuple(shape)} for rows of shape {tuple(rows.shape)}",
             "one line of values a row",
