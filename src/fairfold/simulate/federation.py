@@ -86,7 +86,7 @@ class Federation:
         settings, task = self.settings, self.task
         if not settings.support and settings.reference_factors is None:
             return capacity
-        ((items, factors),) = task.tables.values()
+        items, factors = next(iter(task.tables.values()))  # the only one, but for a bias
         reference = items * (settings.reference_factors or factors)
         limit = capacity.limit(reference)
         if settings.support and settings.mapping == "ranked":
