@@ -1,13 +1,8 @@
 """``fairfold plan``: what a device with so much memory gets, before anything is trained."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    from fairfold.subspace import Capacity
 
 
 def plan(
@@ -35,6 +30,7 @@ def plan(
     from fairfold.errors import InvalidSettings
     from fairfold.nn import footprint
     from fairfold.nn.placement import place
+    from fairfold.subspace import Capacity
 
     beside = items if item_bias else 0
     rows = min(items, interactions * (1 + negatives))
@@ -50,7 +46,8 @@ def plan(
         if item_bias and measure:
             raise InvalidSettings("--measure with --item-bias", "one of them", "What is measured is a table alone.")
         for text in budget:
-            subspace = place(items * dim, capacity=_left(text, beside), mapping=mapping or None, chunk=chunk)
+            capacity = Capacity.parse(text).beside(4 * beside)
+            subspace = place(items * dim, capacity=capacity, mapping=mapping or None, chunk=chunk)
             needs = footprint.footprint(subspace.size + beside, dim + item_bias, batch, rows)
             held = subspace.size + beside
             cells = [text, f"{held:,}", f"{(subspace.full_size + beside) / held:.4g}x"]
@@ -64,20 +61,6 @@ def plan(
     # A narrow terminal wraps the cells; a file or a pipe gets whole lines.
     (console if console.is_terminal else Console(width=140)).print(table)
     typer.echo("Peaks are above an idle process (the interpreter and torch). Formula: docs/modules.md.")
-
-
-def _left(text: str, beside: int) -> Capacity:
-    """What a budget leaves to the table when so many numbers are held beside it; a share is one of the table anyway."""
-    from fairfold.errors import InvalidCapacity
-    from fairfold.subspace import Capacity
-
-    capacity = Capacity.parse(text)
-    if capacity.budget is None or not beside:
-        return capacity
-    if capacity.budget <= 4 * beside:
-        needed = f"more than the {readable_bytes(4 * beside)} of the bias"
-        raise InvalidCapacity(f"budget {text!r}", needed, "Allow more, or leave out --item-bias.")
-    return Capacity(budget=capacity.budget - 4 * beside)
 
 
 def readable_bytes(count: int) -> str:

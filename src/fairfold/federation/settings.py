@@ -95,7 +95,8 @@ class Settings(Frozen):
         ratings: Whether a model of one's own predicts ratings; else it ranks. Of the others it is known.
         factors: d, numbers an item in each of its tables.
         item_bias: One number more an item, added to its score and 0 at first. Devices of all capacities hold it whole,
-            beside their tables: n numbers more to hold, receive and send (``"mf"`` with gradient steps).
+            beside their tables: n numbers more to hold, receive and send. Of a capacity in bytes the table gets what
+            that leaves, a share such as 16x is one of the table (``"mf"`` with gradient steps).
         initial_spread: Standard deviation of the tables before training; None takes the model's own.
         method: ``"fair"`` (FAIR-HET), ``"fair_hom"`` (everybody at the smallest size), ``"full_trn"`` (only devices
             that hold the full model), ``"fedavg"`` (everybody holds it), ``"fedhm"`` (low rank), ``"heterofl"``
@@ -282,8 +283,11 @@ class Settings(Frozen):
                 f"objective={self.objective!r} is for gradient steps that rank items: use solver='gradient' and "
                 "model='mf', 'neumf' or one of one's own"
             )
-        if self.item_bias:
-            self._fits_item_bias()
+        if self.item_bias and (self.model != "mf" or self.solver != "gradient"):
+            raise ValueError(
+                f"item_bias=true needs model='mf' and solver='gradient', not {self.model!r} and {self.solver!r} "
+                "(a model of one's own makes a table of one column, which is compressed like the others)"
+            )
         if self.solver == "least_squares":
             self._fits_least_squares()
         if (self.support or self.reference_factors) and self.model not in ("mf", "mf-ratings"):
@@ -299,18 +303,6 @@ class Settings(Frozen):
         if self.method == "fedhm" and self.aggregation == "delta":
             raise ValueError("method='fedhm' averages models: use aggregation='paper'")
         return self
-
-    def _fits_item_bias(self) -> None:
-        if self.model != "mf" or self.solver != "gradient":
-            raise ValueError(
-                f"item_bias=true needs model='mf' and solver='gradient', not {self.model!r} and {self.solver!r} "
-                "(a model of one's own makes a table of one column, which is compressed like the others)"
-            )
-        if any(capacity.budget is not None for capacity in parse_scheme(self.capacities)):
-            raise ValueError(
-                f"item_bias=true comes on top of capacities = {self.capacities!r}, and bytes would be overdrawn: write "
-                "shares of the table, such as 16x"
-            )
 
     def _fits_least_squares(self) -> None:
         if self.mapping == "element" or self.chunk != self.factors or self.sign:

@@ -24,9 +24,13 @@ from fairfold.federation.storage import Storage, tables_placed
 from fairfold.kernels.form import Form
 from fairfold.models import MF, NeuMF, NeuMFMLP, Recommender, sampled_softmax, sampled_squares
 from fairfold.models.recommender import make_named
+from fairfold.subspace import Capacity
 
 SMALLEST_COMPRESSED = 64
 """Tensors of fewer numbers are held whole: compressing them saves nothing."""
+
+BYTES = 4
+"""Of a number."""
 
 ITEM_BIAS = "item_bias.weight"
 """Name of the table of one column that ``item_bias`` asks for: no device holds it compressed."""
@@ -227,6 +231,10 @@ class Task:
         if self.settings.item_bias:
             found = {name: shape for name, shape in found.items() if name != ITEM_BIAS}
         return found
+
+    def left(self, capacity: Capacity) -> Capacity:
+        """What a capacity leaves to the compressed tensors: a budget in bytes has to hold the items' bias as well."""
+        return capacity.beside(BYTES * self.data.num_items if self.settings.item_bias else 0)
 
     def samples(self, client: int) -> int:
         """How much data a client has."""
