@@ -121,9 +121,9 @@ def test_closed_form_is_the_minimum_for_the_user_and_a_descent_step_for_the_item
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("client", [0, 1])
-def test_squares_of_drawn_items_expect_the_whole_catalogue(client: int) -> None:
-    """Over all draws of a negative: the gradient is the one by which the closed form moves the items, a c-th of it."""
+@pytest.mark.parametrize(("client", "negatives"), [(0, 1), (1, 1), (1, 2)])
+def test_squares_of_drawn_items_expect_the_whole_catalogue(client: int, negatives: int) -> None:
+    """Over all draws of negatives: the gradient is the one by which the closed form moves the items, a c-th of it."""
     changes: dict[str, Any] = {"unobserved_weight": 0.3, "capacities": "1x", "local_step": 1.0}
     federation, _, private = tiny_federation(tiny_data(3), tiny_settings(solver="closed_form", **changes))
     held = federation.assignments(0)[0].projections
@@ -133,9 +133,9 @@ def test_squares_of_drawn_items_expect_the_whole_catalogue(client: int) -> None:
     step = SOLVERS["closed_form"]({"item.weight": table}, device, federation.settings)
     mine = federation.task.data.train.of(client)
     others = torch.tensor([item for item in range(11) if item not in mine.tolist()])
-    sampled = tiny_settings(objective="squared", negatives=1, regulariser=0.0, **changes)
+    sampled = tiny_settings(objective="squared", negatives=negatives, regulariser=0.0, **changes)
     task = Task(federation.task.data, sampled)
-    every = torch.cartesian_prod(mine, others)  # each positive with each negative, all as likely as the others
+    every = torch.cartesian_prod(mine, *[others] * negatives)  # each positive with each draw, all as likely
     rows = table.clone().requires_grad_()
     weight = task.local(client, torch.Generator()).targets
     assert weight is not None

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fairfold.federation.aggregate import ServerState
 from fairfold.federation.replies import Rejections
 from fairfold.federation.task import ITEM_BIAS, Weights
+from fairfold.kernels import gpu, ops
 from fairfold.simulate import batched, loop
 from fairfold.simulate.captured import Cohorts
 from fairfold.simulate.federation import Federation
@@ -27,8 +28,19 @@ def double() -> Iterator[None]:
 
 
 def captured(state: ServerState, private: Weights, federation: Federation, rejections: Rejections) -> ServerState:
-    """The program of a GPU, on the CPU."""
-    return Cohorts(federation, torch.device("cpu"), torch.float64).run_round(state, private, rejections)
+    """The program of a GPU, on one where there is one."""
+    device, cpu = torch.device("cuda" if gpu.available() else "cpu"), torch.device("cpu")
+    moments = {moment: on(of, device) for moment, of in state.moments.items()}
+    before, own = ServerState(on(state.full, device), state.round_number, moments), on(private, device)
+    after = Cohorts(federation, device, torch.float64).run_round(before, own, rejections)
+    for name, rows in own.items():
+        private[name].copy_(rows)
+    moments = {moment: on(of, cpu) for moment, of in after.moments.items()}
+    return ServerState(on(after.full, cpu), after.round_number, moments)
+
+
+def on(weights: Weights, device: torch.device) -> Weights:
+    return {name: tensor.to(device) for name, tensor in weights.items()}
 
 
 def check(backend: Round, seed: int, rounds: int = 2, **changes: Any) -> None:
@@ -96,6 +108,20 @@ def test_generated_federations(data: st.DataObject) -> None:
         "mapping": data.draw(st.sampled_from(["element", "chunk", "ranked"])),
     }
     check(data.draw(st.sampled_from([batched.run_round, captured])), data.draw(st.integers(0, 99)), rounds=1, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "served"),
+    [({}, True), ({"item_bias": True}, False), ({"objective": "softmax"}, False), ({"objective": "squared"}, False)],
+)
+def test_only_pairs_go_to_the_kernel_of_pairs(
+    changes: dict[str, Any], served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(ops, "add_slopes", lambda *_: asked.append(1))
+    federation, state, private = tiny_federation(tiny_data(3, 9, 40), tiny_settings(**changes))
+    captured(state, private, federation, Rejections())
+    assert bool(asked) is served
 
 
 def test_one_negative_makes_the_softmax_bpr() -> None:
