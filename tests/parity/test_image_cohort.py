@@ -92,6 +92,10 @@ def test_any_choice(
     check(device, seed, capacities=scheme, compress=compress, mapping=mapping, **changes)
 
 
+def test_pixels_are_shifted_and_scaled(device: torch.device) -> None:
+    check(device, 7, capacities="2x-4x", images=SMALL["images"] | {"mean": 0.25, "deviation": 0.5})
+
+
 def test_faults_leave_out_the_same_clients(device: torch.device) -> None:
     faults = {"drop": 0.1, "late": 0.1, "nan": 0.1, "infinite": 0.1, "wrong_size": 0.1, "out_of_range": 0.1}
     check(device, 5, rounds=3, faults=faults, capacities="1x-4x")

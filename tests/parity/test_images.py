@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairfold.federation.aggregate import ServerState
-from fairfold.federation.image_task import task_of
+from fairfold.federation.image_task import ImageTask, task_of
 from fairfold.federation.replies import Rejections
 from fairfold.federation.settings import read_settings
 from fairfold.simulate import batched, loop
@@ -85,3 +85,14 @@ def test_faults_and_the_proximal_term() -> None:
     faults = {"drop": 0.1, "late": 0.1, "nan": 0.1, "infinite": 0.1, "wrong_size": 0.1, "out_of_range": 0.1}
     check_parity(5, rounds=3, faults=faults, capacities="1x-4x")
     check_parity(5, rounds=1, prox=0.1, capacities="1x-4x")
+
+
+def test_pixels_are_shifted_and_scaled() -> None:
+    scaled = SMALL["images"] | {"mean": 0.25, "deviation": 0.5}
+    check_parity(7, capacities="2x-4x", images=scaled)
+    chosen = read_settings(SMALL | {"images": scaled})
+    data = pictures(7, side=6)
+    task = task_of(data, chosen)
+    assert isinstance(task, ImageTask)
+    expected = (data.train.images[[3, 0]].double() / 255 - 0.25) / 0.5
+    torch.testing.assert_close(task.pixels(torch.tensor([3, 0])), expected)

@@ -108,8 +108,13 @@ class ImageTask(Task):
         return self.image_losses(dense, self.pixels(batch.items), batch.targets)
 
     def pixels(self, rows: Tensor) -> Tensor:
-        """Training images as the network takes them, from 0 (black) to 1."""
-        return as_input(self.images.train.images[rows])
+        """Training images as the network takes them."""
+        return self.as_input(self.images.train.images[rows])
+
+    def as_input(self, images: Tensor) -> Tensor:
+        """Grey values as the network takes them: from 0 to 1, less the mean, over the deviation."""
+        chosen = self.settings.images
+        return images.to(torch.get_default_dtype()).div_(255).sub_(chosen.mean).div_(chosen.deviation)
 
     def image_losses(self, dense: Weights, pixels: Tensor, labels: Tensor) -> Tensor:
         """The cross-entropy of every image, by a network of the given tensors."""
@@ -128,11 +133,6 @@ class ImageTask(Task):
         network = self.empty_network()
         network.load_state_dict(self.tensors(shared), assign=True)
         return network
-
-
-def as_input(images: Tensor) -> Tensor:
-    """Grey values as numbers from 0 to 1."""
-    return images.to(torch.get_default_dtype()).div_(255)
 
 
 def _divided(data: ImageDataset, settings: Settings) -> Clients:

@@ -35,7 +35,7 @@ class WorldSettings(Frozen):
 
 
 class ImageSettings(Frozen):
-    """How the training images are divided among devices.
+    """How the training images are divided among devices, and how a network sees them.
 
     Attributes:
         split: ``"dirichlet"``: every label's images in shares drawn from a Dirichlet distribution; ``"writer"``: a
@@ -43,12 +43,17 @@ class ImageSettings(Frozen):
         devices: Number of devices (Dirichlet); one that is left without an image does not exist.
         concentration: Parameter of the distribution. Small values leave a device few labels.
         seed: Of the shares; None takes the run's.
+        mean: Subtracted from every pixel, which is a number from 0 to 1. A constant that everybody knows, as no device
+            can work out the mean of all.
+        deviation: What the result is divided by.
     """
 
     split: Literal["dirichlet", "writer"] = "dirichlet"
     devices: int = Field(30, ge=1)
     concentration: float = Field(0.5, gt=0)
     seed: int | None = Field(None, ge=0, lt=2**62)
+    mean: float = Field(0.0, ge=0, le=1)
+    deviation: float = Field(1.0, gt=0)
 
 
 class FaultSettings(Frozen):

@@ -99,7 +99,7 @@ class ImageCohorts:
         self._step = make(1, of=torch.int64)
         self._rates = step_sizes(settings, self._steps).to(device, kind)
         train = task.images.train
-        self._pixels = train.images.to(device).to(kind).div_(255).flatten(1)
+        self._pixels = task.as_input(train.images.to(device)).flatten(1)
         self._labels = train.labels.to(device)
         self._wanted = torch.nn.functional.one_hot(train.labels, task.images.num_classes).to(device, kind)
         self._networks: dict[int, torch.nn.Module] = {}

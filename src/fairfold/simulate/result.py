@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from fairfold.data import Interactions
-from fairfold.data.images import Images
 from fairfold.federation.aggregate import ServerState
-from fairfold.federation.image_task import ImageTask, as_input
+from fairfold.federation.image_task import ImageTask
 from fairfold.federation.least_squares import server_owned, solve_users
 from fairfold.federation.projection import Assignment
 from fairfold.federation.rating_squares import rating_predictor
@@ -126,7 +125,7 @@ class Judge:
             return self._ndcg(history_scorer(full, task, settings, held), users)
         model = task.model_of(full, private)
         if isinstance(task, ImageTask):
-            return _accuracy(model.to(self._device), task.images.test)
+            return _accuracy(model.to(self._device), task)
         if task.ratings:
             return _mean_squared_error(predictor(model), task.data.test, users)
         return self._ndcg(scorer(model), users)
@@ -169,10 +168,11 @@ def history_scorer(
     return score
 
 
-def _accuracy(model: nn.Module, test: Images) -> float:
+def _accuracy(model: nn.Module, task: ImageTask) -> float:
+    test = task.images.test
     device = next(model.parameters()).device
     with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
-        logits = [model(as_input(part.to(device))).cpu() for part in torch.split(test.images, TEST_BLOCK)]
+        logits = [model(task.as_input(part.to(device))).cpu() for part in torch.split(test.images, TEST_BLOCK)]
     return accuracy(torch.cat(logits), test.labels)
 
 
