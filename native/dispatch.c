@@ -86,7 +86,7 @@ int fairfold_work_alone(void) {
 /* Scattering threads each hash everything, so many of them stop paying. */
 #define MAX_PARTS 64
 
-int fairfold_parts(int threads, int64_t work) {
+int fairfold_parts(int64_t threads, int64_t work) {
     if (threads <= 1 || !fairfold_threaded()) return 1;
     int64_t parts = work / WORTH_A_THREAD;
     if (parts > threads) parts = threads;

@@ -17,7 +17,7 @@
 #endif
 
 /* Raised whenever a signature below changes, so that Python never calls a library of another time. */
-#define FAIRFOLD_ABI 4
+#define FAIRFOLD_ABI 5
 
 typedef enum {
     FAIRFOLD_OK = 0,
@@ -47,6 +47,18 @@ typedef struct {
     int64_t row_size;
 } fairfold_rows;
 
+/* Rows on their way between a compact vector and a batch of values, one line a row. All in one place, because a call
+ * from another language pays for every argument: ten of them took longer than looking up a few hundred short rows. */
+typedef struct {
+    const fairfold_layout *layout;
+    int64_t real;
+    void *compact;
+    int64_t size; /* of compact */
+    fairfold_rows rows;
+    void *values;
+    int64_t threads;
+} fairfold_move;
+
 FAIRFOLD_API int fairfold_abi(void);
 /* The instruction set in use: "avx512", "avx2" or "portable". */
 FAIRFOLD_API const char *fairfold_instructions(void);
@@ -60,17 +72,13 @@ FAIRFOLD_API int fairfold_work_alone(void);
 FAIRFOLD_API int fairfold_slots_and_signs(const fairfold_layout *layout, const int64_t *coordinates, int64_t count,
                                           int64_t *slots, int8_t *signs);
 
-/* full[a] = sign(a) * compact[slot(a)], for rows and for a range. */
-FAIRFOLD_API int fairfold_recover_rows(const fairfold_layout *layout, int real, const void *compact, int64_t size,
-                                       const void *ids, int row_bytes, int64_t row_count, int64_t row_size, void *out,
-                                       int threads);
+/* full[a] = sign(a) * compact[slot(a)], for rows (written to `values`) and for a range. */
+FAIRFOLD_API int fairfold_recover_rows(const fairfold_move *move);
 FAIRFOLD_API int fairfold_recover_range(const fairfold_layout *layout, int real, const void *compact, int64_t size,
                                         int64_t start, int64_t length, void *out, int threads);
 
-/* sums[slot(a)] += scale * sign(a) * values[a]; with scale = -learning rate this is the whole step of SGD. */
-FAIRFOLD_API int fairfold_accumulate_rows(const fairfold_layout *layout, int real, const void *values,
-                                          const void *ids, int row_bytes, int64_t row_count, int64_t row_size,
-                                          double scale, void *sums, int64_t size, int threads);
+/* compact[slot(a)] += scale * sign(a) * values[a]; with scale = -learning rate this is the whole step of SGD. */
+FAIRFOLD_API int fairfold_accumulate_rows(const fairfold_move *move, double scale);
 /* counts may be NULL. */
 FAIRFOLD_API int fairfold_accumulate_range(const fairfold_layout *layout, int real, const void *values, int64_t start,
                                            int64_t length, void *sums, int32_t *counts, int64_t size, int threads);
@@ -85,10 +93,8 @@ FAIRFOLD_API int fairfold_reduce(const fairfold_layout *layout, int real, const 
 FAIRFOLD_API int fairfold_touched_rows(const fairfold_layout *layout, int real, const void *values,
                                        const fairfold_rows *rows, int64_t *slots, void *sums, int64_t capacity,
                                        int64_t *touched);
-/* One step of Adagrad on the slots of the rows; `state` is shaped like `compact`. */
-FAIRFOLD_API int fairfold_adagrad_rows(const fairfold_layout *layout, int real, const void *values,
-                                       const fairfold_rows *rows, double rate, double epsilon, void *compact,
-                                       void *state, int64_t size);
+/* One step of Adagrad on the slots of the rows, `values` being their gradient; `state` is shaped like `compact`. */
+FAIRFOLD_API int fairfold_adagrad_rows(const fairfold_move *move, double rate, double epsilon, void *state);
 /* Where each coordinate of the rows stands in `active`, a sorted list of distinct slots. */
 FAIRFOLD_API int fairfold_positions(const fairfold_layout *layout, const fairfold_rows *rows, const int64_t *active,
                                     int64_t active_count, int32_t *positions, int8_t *signs, int threads);

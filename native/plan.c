@@ -31,16 +31,18 @@ int fairfold_check_rows(const fairfold_layout *layout, const fairfold_rows *rows
     if (!rows || (rows->row_bytes != 4 && rows->row_bytes != 8)) return FAIRFOLD_BAD_ARGUMENT;
     if (rows->row_size < 1 || rows->count < 0 || (rows->count && !rows->ids)) return FAIRFOLD_BAD_ARGUMENT;
     if (rows->count > LARGEST / 16 / rows->row_size) return FAIRFOLD_BAD_ARGUMENT;
-    const uint64_t limit = (uint64_t)(layout->full_size / rows->row_size);
-    uint64_t bad = 0; /* without an early exit, so that the loop runs on vectors */
+    /* Below 0, or beyond the last: either way a sign bit. Signs add up on the plainest of vectors, without an early exit,
+     * where comparing 64 bits needs better ones. */
+    const int64_t last = layout->full_size / rows->row_size - 1;
+    int64_t signs = 0;
     if (rows->row_bytes == 8) {
         const int64_t *ids = rows->ids;
-        for (int64_t i = 0; i < rows->count; i++) bad |= (uint64_t)ids[i] >= limit;
+        for (int64_t i = 0; i < rows->count; i++) signs |= ids[i] | (int64_t)((uint64_t)last - (uint64_t)ids[i]);
     } else {
         const int32_t *ids = rows->ids;
-        for (int64_t i = 0; i < rows->count; i++) bad |= (uint64_t)(int64_t)ids[i] >= limit;
+        for (int64_t i = 0; i < rows->count; i++) signs |= (int64_t)ids[i] | (last - (int64_t)ids[i]);
     }
-    return bad ? FAIRFOLD_BAD_ROW : FAIRFOLD_OK;
+    return signs < 0 ? FAIRFOLD_BAD_ROW : FAIRFOLD_OK;
 }
 
 /* Everything of a plan that follows from layout and unit. `head_spots` and `base` are the caller's. */
@@ -78,6 +80,15 @@ int fairfold_plan_rows(const fairfold_layout *layout, const fairfold_rows *rows,
     status = finish_plan(layout, unit, head_spots + (uint64_t)layout->tail / unit, &job->plan);
     job->plan.head_spots = (uint32_t)head_spots;
     return status;
+}
+
+int fairfold_plan_move(const fairfold_move *move, fairfold_job *job) {
+    if (!move) return FAIRFOLD_BAD_ARGUMENT;
+    const int status = fairfold_plan_rows(move->layout, &move->rows, job);
+    if (status != FAIRFOLD_OK || move->rows.count == 0) return status;
+    if ((move->real != 4 && move->real != 8) || move->size != move->layout->head + move->layout->tail)
+        return FAIRFOLD_BAD_ARGUMENT;
+    return move->compact && move->values ? FAIRFOLD_OK : FAIRFOLD_BAD_ARGUMENT;
 }
 
 /* The longest piece that suits every whole chunk. */

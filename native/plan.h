@@ -47,6 +47,8 @@ typedef struct {
 int fairfold_check_layout(const fairfold_layout *layout);
 int fairfold_check_rows(const fairfold_layout *layout, const fairfold_rows *rows);
 int fairfold_plan_rows(const fairfold_layout *layout, const fairfold_rows *rows, fairfold_job *job);
+/* The same for a move, all of which is checked. */
+int fairfold_plan_move(const fairfold_move *move, fairfold_job *job);
 int fairfold_plan_run(const fairfold_layout *layout, uint32_t unit, int64_t start, int64_t length, fairfold_job *job);
 uint32_t fairfold_run_unit(const fairfold_layout *layout);
 
@@ -54,7 +56,7 @@ uint32_t fairfold_run_unit(const fairfold_layout *layout);
 typedef void (*fairfold_part)(const void *job, int part, int parts);
 void fairfold_parallel(int parts, fairfold_part function, const void *job);
 /* How many parts `work` (in coordinates) is worth, at most `threads`. */
-int fairfold_parts(int threads, int64_t work);
+int fairfold_parts(int64_t threads, int64_t work);
 
 /* Folding and unfolding: loops without a hash. */
 typedef struct {

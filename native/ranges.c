@@ -30,33 +30,29 @@ int fairfold_slots_and_signs(const fairfold_layout *layout, const int64_t *coord
     return status;
 }
 
-int fairfold_recover_rows(const fairfold_layout *layout, int real, const void *compact, int64_t size, const void *ids,
-                          int row_bytes, int64_t row_count, int64_t row_size, void *out, int threads) {
-    const fairfold_rows rows = {ids, row_bytes, row_count, row_size};
+static void move_rows(const fairfold_move *move, const fairfold_part *loops, const fairfold_job *job) {
+    const int parts = fairfold_parts(move->threads, move->rows.count * move->rows.row_size);
+    fairfold_parallel(parts, loops[real_index((int)move->real)], job);
+}
+
+int fairfold_recover_rows(const fairfold_move *move) {
     fairfold_job job;
-    int status = fairfold_plan_rows(layout, &rows, &job);
-    if (status != FAIRFOLD_OK || row_count == 0) return status;
-    if (real_index(real) < 0 || size != layout->head + layout->tail || !compact || !out) return FAIRFOLD_BAD_ARGUMENT;
-    job.source = compact;
-    job.target = out;
-    fairfold_parallel(fairfold_parts(threads, row_count * row_size), fairfold_active_body()->gather[real_index(real)],
-                      &job);
+    const int status = fairfold_plan_move(move, &job);
+    if (status != FAIRFOLD_OK || job.row_count == 0) return status;
+    job.source = move->compact;
+    job.target = move->values;
+    move_rows(move, fairfold_active_body()->gather, &job);
     return FAIRFOLD_OK;
 }
 
-int fairfold_accumulate_rows(const fairfold_layout *layout, int real, const void *values, const void *ids,
-                             int row_bytes, int64_t row_count, int64_t row_size, double scale, void *sums, int64_t size,
-                             int threads) {
-    const fairfold_rows rows = {ids, row_bytes, row_count, row_size};
+int fairfold_accumulate_rows(const fairfold_move *move, double scale) {
     fairfold_job job;
-    int status = fairfold_plan_rows(layout, &rows, &job);
-    if (status != FAIRFOLD_OK || row_count == 0) return status;
-    if (real_index(real) < 0 || size != layout->head + layout->tail || !values || !sums) return FAIRFOLD_BAD_ARGUMENT;
-    job.source = values;
-    job.target = sums;
+    const int status = fairfold_plan_move(move, &job);
+    if (status != FAIRFOLD_OK || job.row_count == 0) return status;
+    job.source = move->values;
+    job.target = move->compact;
     job.scale = scale;
-    fairfold_parallel(fairfold_parts(threads, row_count * row_size),
-                      fairfold_active_body()->scatter[real_index(real)], &job);
+    move_rows(move, fairfold_active_body()->scatter, &job);
     return FAIRFOLD_OK;
 }
 

@@ -175,19 +175,17 @@ int fairfold_touched_rows(const fairfold_layout *layout, int real, const void *v
 DEFINE_ADAGRAD(float, adagrad_float, sum_float, sqrtf)
 DEFINE_ADAGRAD(double, adagrad_double, sum_double, sqrt)
 
-int fairfold_adagrad_rows(const fairfold_layout *layout, int real, const void *values, const fairfold_rows *rows,
-                          double rate, double epsilon, void *compact, void *state, int64_t size) {
+int fairfold_adagrad_rows(const fairfold_move *move, double rate, double epsilon, void *state) {
     fairfold_job job;
-    int status = fairfold_plan_rows(layout, rows, &job);
-    if (status != FAIRFOLD_OK || rows->count == 0) return status;
-    if ((real != 4 && real != 8) || size != layout->head + layout->tail || !values || !compact || !state)
-        return FAIRFOLD_BAD_ARGUMENT;
+    int status = fairfold_plan_move(move, &job);
+    if (status != FAIRFOLD_OK || move->rows.count == 0) return status;
+    if (!state) return FAIRFOLD_BAD_ARGUMENT;
     batch_slots batch;
     status = place_sorted(&job, &batch);
-    if (status == FAIRFOLD_OK && real == 4)
-        adagrad_float(&batch, values, job.plan.unit, (float)rate, (float)epsilon, compact, state);
+    if (status == FAIRFOLD_OK && move->real == 4)
+        adagrad_float(&batch, move->values, job.plan.unit, (float)rate, (float)epsilon, move->compact, state);
     else if (status == FAIRFOLD_OK)
-        adagrad_double(&batch, values, job.plan.unit, rate, epsilon, compact, state);
+        adagrad_double(&batch, move->values, job.plan.unit, rate, epsilon, move->compact, state);
     release(&batch);
     return status;
 }

@@ -53,11 +53,12 @@ static walk walk_part(const fairfold_job *job, int part, int parts) {
     return w;
 }
 
+typedef uint32_t lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+#define STEPS ((lanes){0, 1, 2, 3, 4, 5, 6, 7})
+
 /* The numbers first, first + 1, ... of `count` pieces; `low` is written up to the next multiple of LANES. */
 static inline void fill_run(const walk *w, batch *b, int at, uint64_t first, int count) {
-    typedef uint32_t lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-    const lanes steps = {0, 1, 2, 3, 4, 5, 6, 7};
-    for (int i = 0; i < count; i += LANES) *(lanes *)(b->low + at + i) = steps + (uint32_t)(first + (uint64_t)i);
+    for (int i = 0; i < count; i += LANES) *(lanes *)(b->low + at + i) = STEPS + (uint32_t)(first + (uint64_t)i);
     if (w->job->plan.wide)
         for (int i = 0; i < count; i++) b->high[at + i] = (uint32_t)((first + (uint64_t)i) >> 32);
 }
@@ -65,6 +66,16 @@ static inline void fill_run(const walk *w, batch *b, int at, uint64_t first, int
 static inline uint64_t row_id(const fairfold_job *job, int64_t row) {
     return job->row_bytes == 8 ? (uint64_t)((const int64_t *)job->ids)[row]
                                : (uint64_t)((const int32_t *)job->ids)[row];
+}
+
+/* Rows of a few pieces, numbers below 2**32. A row of one piece is its own number, so that reading the ids is all. */
+static inline void fill_short(const walk *w, batch *b, int rows, uint32_t units) {
+    uint32_t room[BATCH], *ids = units == 1 ? b->low : room;
+    if (w->job->row_bytes == 8)
+        for (int r = 0; r < rows; r++) ids[r] = (uint32_t)((const int64_t *)w->job->ids)[w->row + r];
+    else
+        for (int r = 0; r < rows; r++) ids[r] = (uint32_t)((const int32_t *)w->job->ids)[w->row + r];
+    for (int r = 0; units > 1 && r < rows; r++) *(lanes *)(b->low + r * (int)units) = STEPS + ids[r] * units;
 }
 
 /* The next pieces: their numbers, in the order of the job. Whole rows where one fits into a batch. */
@@ -76,7 +87,10 @@ static inline int walk_fill(walk *w, batch *b) {
     if (job->ids && units <= BATCH) {
         const int64_t rest = w->row_stop - w->row, room = (int64_t)(BATCH / units);
         const int rows = (int)(rest < room ? rest : room);
-        for (int r = 0; r < rows; r++) fill_run(w, b, r * (int)units, row_id(job, w->row + r) * units, (int)units);
+        if (units <= LANES && !job->plan.wide)
+            fill_short(w, b, rows, (uint32_t)units);
+        else
+            for (int r = 0; r < rows; r++) fill_run(w, b, r * (int)units, row_id(job, w->row + r) * units, (int)units);
         w->row += rows;
         return rows * (int)units;
     }

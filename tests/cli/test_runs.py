@@ -78,6 +78,17 @@ def test_the_end_says_why(tmp_path: Path) -> None:
     assert "round 2/4  NDCG@20" in shown
 
 
+def test_train_and_report_say_where_popularity_came_from(tmp_path: Path) -> None:
+    for source, words in (("counts", "counted once by"), ("none", "Popularity: none"), ("catalogue", None)):
+        out = str(tmp_path / source)
+        for said in (
+            works("train", *TINY, "--set", f"popularity={source}", "--out", out),
+            works("report", out, "--no-page"),
+        ):
+            assert ("Popularity:" in said) == (words is not None)
+            assert words is None or words in said
+
+
 def test_interrupting_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -20,10 +20,17 @@ def body(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return str(request.param)
 
 
-@pytest.mark.parametrize("bad", [-1, 100, 2**40, -(2**63), 2**63 - 1])
+LONGS, WORDS = torch.int64, torch.int32
+
+
+@pytest.mark.parametrize(
+    ("bad", "dtype"),
+    [(bad, LONGS) for bad in (-1, 100, 2**40, -(2**63), 2**63 - 1)]
+    + [(bad, WORDS) for bad in (-1, 100, -(2**31), 2**31 - 1)],
+)
 @pytest.mark.parametrize("at", [0, 7, -1])
-def test_rows_the_table_does_not_have(bad: int, at: int) -> None:
-    rows = torch.arange(50)
+def test_rows_the_table_does_not_have(bad: int, dtype: torch.dtype, at: int) -> None:
+    rows = torch.arange(50, dtype=dtype)
     rows[at] = bad
     compact, values = torch.randn(LAYOUT.size), torch.randn(50, 8)
     before, state = compact.clone(), torch.zeros_like(compact)

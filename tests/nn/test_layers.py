@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from fairfold.errors import InvalidDtype, InvalidRow, InvalidSettings, InvalidVector
 from fairfold.nn import FairConv2d, FairEmbedding, FairEmbeddingBag, FairLinear, FairModule, blocks
@@ -163,6 +164,41 @@ def test_a_gradient_that_is_not_contiguous() -> None:
     assert layer.compact is not None
     expected = layer.subspace.accumulate_rows(torch.ones(3, 6), torch.tensor([1, 2, 2]))
     torch.testing.assert_close(layer.compact.grad, expected)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_lookup_without_gradients_reads_the_same(sparse: bool) -> None:
+    layer = FairEmbedding(13, 6, capacity=1 / 4, sparse=sparse)
+    ids = example_input(layer)
+    followed = layer(ids)
+    assert followed.requires_grad
+    with torch.no_grad():
+        assert torch.equal(layer(ids), followed)
+        assert not layer(ids).requires_grad
+    with torch.inference_mode():
+        assert layer(ids).is_inference()
+    frozen = layer.requires_grad_(False)(ids)
+    assert torch.equal(frozen, followed)
+    assert not frozen.requires_grad
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, when it makes a dual number
+def test_derivatives_that_are_not_there_are_refused() -> None:
+    layer = FairEmbedding(13, 6, capacity=1 / 4)
+    ids, vector = example_input(layer), layer.memory.detach()
+
+    def look_up(compact: Tensor) -> Tensor:
+        found: Tensor = torch.func.functional_call(layer, {"compact": compact}, (ids,))
+        return found
+
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="jvp"):
+        look_up(forward_ad.make_dual(vector, torch.ones_like(vector)))  # type: ignore[no-untyped-call]
+    with pytest.raises(RuntimeError, match="functorch transforms"):
+        torch.func.vmap(look_up)(vector.expand(2, -1))
+    scale = torch.ones((), requires_grad=True)
+    (gradient,) = torch.autograd.grad((layer(ids) * scale).sum(), layer.memory, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()  # type: ignore[no-untyped-call]
 
 
 def test_padding_reads_zero_and_is_not_trained() -> None:

@@ -52,6 +52,13 @@ def test_quick_and_seeds(tmp_path: Path) -> None:
         read_experiment(write(tmp_path), seeds=0)
 
 
+def test_the_quick_version_can_do_without_references(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    Path(path).write_text(Path(path).read_text().replace("references = true", "references = true\nquick_references = false"))
+    assert any(cell.row == "references" for cell in read_experiment(path).cells)
+    assert not any(cell.row == "references" for cell in read_experiment(path, quick=True).cells)
+
+
 def test_like_takes_over_the_settings_of_another(tmp_path: Path) -> None:
     base = write(tmp_path, name="base")
     text = f'title = "Other"\nlike = "{base}"\n[set]\nfactors = 2\n'

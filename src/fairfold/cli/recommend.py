@@ -29,7 +29,7 @@ def recommend(
     from fairfold.federation.projection import Assignment
     from fairfold.metrics.ranking import recommend as best_items
     from fairfold.runs.device import device_model
-    from fairfold.runs.opened import find_user, open_run, read_history
+    from fairfold.runs.opened import find_user, item_name, open_run, read_history
     from fairfold.subspace import Capacity
 
     console = wide_console()
@@ -59,7 +59,7 @@ def recommend(
             table.add_column("title")
         table.add_column("score", justify="right")
         for rank, item in enumerate((item for item in items if item >= 0), 1):
-            cells = [str(rank), f"#{item}" if data.item_ids is None else escape(data.item_ids[item])]
+            cells = [str(rank), escape(item_name(item, data))]
             cells += [] if data.titles is None else [escape(data.titles[item])]
             table.add_row(*cells, f"{float(scores[item]):.4f}")
         console.print(f"{name}, by {model} after round {state.round_number}", highlight=False, markup=False)

@@ -34,8 +34,11 @@ def report(
         for (data, metric), members in by_data(found).items():
             console.print(comparison(data, metric, members))
             for run in members:
-                if run.state == "N/A":
-                    console.print(f"N/A {run.path}: {run.reason}", highlight=False, soft_wrap=True, markup=False)
+                note = f"N/A {run.path}: {run.reason}" if run.state == "N/A" else None
+                if run.state != "N/A" and run.popularity is not None:
+                    note = f"{run.path}: {run.popularity}"
+                if note is not None:
+                    console.print(note, highlight=False, soft_wrap=True, markup=False)
         if page:
             written = write_report(found, out)
             console.print(f"Page: {written[0]} ({len(written) - 1} plots beside it)", soft_wrap=True, highlight=False)

@@ -122,11 +122,16 @@ def _settings(file: Path | None, recipe: str | None, changes: dict[str, Any], re
 
 
 def _show(console: Console, finished: Finished) -> None:
+    from fairfold.runs.popularity import facts_of, words_for
+
     result, history = finished.result, finished.result.history
     console.print(closing_table(result))
     if result.rejections:
         reasons = ", ".join(f"{count} {reason}" for reason, count in result.rejections.items())
         console.print(f"Replies left out: {reasons} (run.log names them).", soft_wrap=True, highlight=False)
+    words = words_for(result.settings, facts_of(result))
+    if words is not None:
+        console.print(words, soft_wrap=True, highlight=False, markup=False)
     each = sum(report.seconds for report in history) / max(len(history), 1)
     console.print(
         f"{result.state.round_number} rounds in {finished.seconds:.1f} s ({human_seconds(each)} a round): "

@@ -1,12 +1,13 @@
 """Who touched what: interactions grouped by user, in memory proportional to their number."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fairfold.data.counted import Counted
 from fairfold.errors import InvalidData
 
 
@@ -55,6 +56,10 @@ class Interactions:
         kept = None if ratings is None else ratings[order].to(torch.float32)
         return cls(num_users, num_items, offsets, pairs % num_items, kept)
 
+    def renumbered(self, place: Tensor) -> "Interactions":
+        """The same interactions with item i at number ``place[i]``."""
+        return Interactions.from_pairs(self.users, place[self.items], self.num_users, self.num_items, self.ratings)
+
     def __len__(self) -> int:
         return int(self.items.numel())
 
@@ -95,7 +100,10 @@ class Interactions:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A prepared data set: what is trained on, what is asked for, and the way back to the original ids."""
+    """A prepared data set: what is trained on, what is asked for, and the way back to the original ids.
+
+    ``counted`` is there where the items have been numbered anew, by a count among devices.
+    """
 
     name: str
     train: Interactions
@@ -104,6 +112,20 @@ class Dataset:
     user_ids: list[str] | None = field(default=None, repr=False)
     item_ids: list[str] | None = field(default=None, repr=False)
     titles: list[str] | None = field(default=None, repr=False)
+    counted: Counted | None = None
+
+    def renumbered(self, place: Tensor, counted: Counted | None = None) -> "Dataset":
+        """The same data with item i at number ``place[i]``."""
+        order = place.argsort().tolist()
+        return replace(
+            self,
+            train=self.train.renumbered(place),
+            test=self.test.renumbered(place),
+            valid=None if self.valid is None else self.valid.renumbered(place),
+            item_ids=None if self.item_ids is None else [self.item_ids[item] for item in order],
+            titles=None if self.titles is None else [self.titles[item] for item in order],
+            counted=counted,
+        )
 
     @property
     def num_users(self) -> int:

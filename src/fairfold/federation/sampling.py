@@ -16,6 +16,7 @@ class Purpose(IntEnum):
     MODEL = 2
     TRAINING = 3
     FAULTS = 4
+    COUNTING = 5
 
 
 def generator(settings: Settings, purpose: Purpose, round_number: int = 0, client: int = 0) -> torch.Generator:

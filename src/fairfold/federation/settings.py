@@ -114,6 +114,10 @@ class Settings(Frozen):
         rank_rule: FedHM's rank at a capacity: ``"budget"``, the largest whose two factors fit, or ``"share"``, that
             share of the columns, which goes over the budget by the small factor.
         mapping: ``"element"``, ``"chunk"`` or ``"ranked"``.
+        popularity: Where the order of ``"ranked"`` comes from: ``"catalogue"``, its numbers are a public order;
+            ``"counts"``, they mean nothing, and devices count before the first round, as sums under masks
+            (docs/beyond.md); ``"none"``, there is no order, and ``"ranked"`` falls back to ``"element"``, or to
+            ``"chunk"`` with least squares.
         tail_share: The tail that unpopular items share has one length for all devices, this share of the smallest
             size; all else is owned by popular items. None: each size is half owned, half shared (ranked only).
         support: An item owns slots only if at least this many users have it: no device holds more than that needs,
@@ -160,6 +164,7 @@ class Settings(Frozen):
             imagined ratings.
         damping: Imagined ratings without any bias that draw the biases of users and items to zero (``"mf-ratings"``).
         alike: Number the items so that those which share a row have similar mean ratings (``"mf-ratings"``, ranked).
+            Needs sums of ratings beside the counts, so it is left out where ``popularity`` is not ``"catalogue"``.
         streamed: The server's rows stream by: a device also receives as many rows of the full table as its own has,
             others every round, speaks of these, and keeps those of its own items (``"mf-ratings"``; docs/beyond.md).
         aggregation: ``"paper"``: θ ← Σ pᵢ Sᵢψᵢ′. ``"delta"``: θ ← θ + what the optimiser makes of Σ pᵢ Sᵢ(ψᵢ′ − ψᵢ).
@@ -194,6 +199,7 @@ class Settings(Frozen):
     size_rule: Literal["fitted", "paper"] = "fitted"
     rank_rule: Literal["budget", "share"] = "budget"
     mapping: Literal["element", "chunk", "ranked"] = "ranked"
+    popularity: Literal["catalogue", "counts", "none"] = "catalogue"
     tail_share: float | None = Field(None, gt=0, lt=1)
     support: int = Field(0, ge=0)
     reference_factors: int | None = Field(None, ge=1)
@@ -239,13 +245,19 @@ class Settings(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _defaults_of_the_model(cls, values: Any) -> Any:
-        if isinstance(values, Mapping) and values.get("model") in IMAGE_MODELS:
+        if not isinstance(values, Mapping):
+            return values
+        if values.get("model") in IMAGE_MODELS:
             return IMAGE_DEFAULTS | dict(values)
-        if isinstance(values, Mapping) and values.get("model") == "mf-ratings":
-            values = RATING_DEFAULTS | dict(values)
-        if isinstance(values, Mapping) and values.get("solver") == "least_squares":
+        popularity = values.get("popularity", "catalogue")
+        if values.get("model") == "mf-ratings":
+            values = RATING_DEFAULTS | {"alike": popularity == "catalogue"} | dict(values)
+        if values.get("solver") == "least_squares":
             own = LEAST_SQUARES_DEFAULTS | dict(values)
-            return {"chunk": own["factors"]} | own
+            values = {"chunk": own["factors"]} | own
+        if popularity == "none" and values.get("mapping", "ranked") == "ranked":
+            whole_rows = values.get("solver") == "least_squares"
+            values = dict(values) | {"mapping": "chunk" if whole_rows else "element"}
         return values
 
     @field_validator("model")
@@ -301,6 +313,8 @@ class Settings(Frozen):
             raise ValueError(f"ratings=true is for models of one's own: what model={self.model!r} predicts is known")
         if self.own_model and self.method == "heterofl":
             raise ValueError("method='heterofl' has to know which layers read a table's columns: use a built-in model")
+        if self.popularity == "counts":
+            self._fits_counts()
         if self.model == "mf-ratings":
             self._fits_ratings()
         elif self.alike or self.streamed:
@@ -326,6 +340,16 @@ class Settings(Frozen):
             raise ValueError("model='mf-ratings' counts every rating alike: use weighting='data'")
         if self.alike and self.mapping != "ranked":
             raise ValueError("alike=true is about the tail that unpopular items share: use mapping='ranked'")
+
+    def _fits_counts(self) -> None:
+        if self.mapping != "ranked" or self.method in ("fedhm", "heterofl"):
+            raise ValueError(
+                "popularity='counts' is for methods with subspaces of mapping='ranked': nothing else needs it"
+            )
+        if self.alike:
+            raise ValueError(
+                "popularity='counts' sums counts alone, and alike=true asks for sums of ratings: use alike=false"
+            )
 
     def _fits_images(self) -> None:
         if self.data == "synthetic":

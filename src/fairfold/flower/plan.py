@@ -42,6 +42,8 @@ def refuse_unserved(settings: Settings) -> None:
         problems.append("faults (none: real devices have their own)")
     if settings.solver == "least_squares" or settings.support or settings.reference_factors or settings.tail_share:
         problems.append("solver='least_squares', support, reference_factors, tail_share (so far in simulations alone)")
+    if settings.popularity == "counts":
+        problems.append("popularity='counts' (so far in simulations alone: number the items by a public order)")
     if problems:
         raise InvalidSettings("; ".join(problems), "settings a real federation can serve", "Change these.")
 

@@ -4,6 +4,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 from fairfold.errors import InvalidDtype, InvalidRow
@@ -56,8 +57,20 @@ def lookup(
         sparse: Hand back a sparse gradient of the touched slots, not one of the size of ``memory``.
         update: Apply this in the backward; ``memory`` then gets no gradient at all.
     """
+    if not _followed(memory):
+        return ops.recover_rows(layout, memory, rows, row_size)
     result: Tensor = _Lookup.apply(memory, layout, rows, row_size, sparse, update)  # type: ignore[no-untyped-call]
     return result
+
+
+def _followed(memory: Tensor) -> bool:
+    """Whether autograd must know of the lookup.
+
+    Forward-mode derivatives and transforms (``torch.func``) must, too: it answers them with an error of its own.
+    """
+    if memory.requires_grad and torch.is_grad_enabled():
+        return True
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
 class _Lookup(torch.autograd.Function):
@@ -75,20 +88,27 @@ class _Lookup(torch.autograd.Function):
         return ops.recover_rows(layout, memory, rows, row_size)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None, None, None]:
-        (rows,) = ctx.saved_tensors
-        gradient = gradient.contiguous()
-        result: Tensor | None = None
-        if ctx.update is not None:
-            ctx.update.apply(ctx.layout, ctx.memory, rows, gradient)
-        elif ctx.sparse:
-            slots, values = ops.touched_rows(ctx.layout, gradient, rows)
-            result = torch.sparse_coo_tensor(
-                slots[None], values, (ctx.layout.size,), check_invariants=False, is_coalesced=True
-            )
-        else:
-            sums = torch.zeros(ctx.layout.size, dtype=SUM_DTYPE[gradient.dtype], device=gradient.device)
-            ops.accumulate_rows(ctx.layout, gradient, rows, sums)
-            result = sums.to(gradient.dtype)
+        # Grad mode is on in a backward with create_graph only. Elsewhere the guard against a second derivative would
+        # switch off what is off already, at the price of a lookup.
+        result = _gradient_once(ctx, gradient) if torch.is_grad_enabled() else _gradient(ctx, gradient)
         return result, None, None, None, None, None
+
+
+def _gradient(ctx: Any, gradient: Tensor) -> Tensor | None:
+    """Sᵀ of the gradient of the rows; None if it was applied on the spot."""
+    (rows,) = ctx.saved_tensors
+    if ctx.update is not None:
+        ctx.update.apply(ctx.layout, ctx.memory, rows, gradient.contiguous())
+        return None
+    if ctx.sparse:
+        slots, values = ops.touched_rows(ctx.layout, gradient.contiguous(), rows)
+        return torch.sparse_coo_tensor(
+            slots[None], values, (ctx.layout.size,), check_invariants=False, is_coalesced=True
+        )
+    sums = torch.zeros(ctx.layout.size, dtype=SUM_DTYPE[gradient.dtype], device=gradient.device)
+    ops.accumulate_rows(ctx.layout, gradient.contiguous(), rows, sums)
+    return sums.to(gradient.dtype)
+
+
+_gradient_once = once_differentiable(_gradient)

@@ -36,6 +36,7 @@ class TableFile(Frozen):
         set: Settings of all cells.
         quick: Settings that make the quick version.
         quick_rows: The rows of the quick version; all if not given.
+        quick_references: Whether the quick version has the references, which take minutes on large data.
         rows: What each row adds; ``columns = [...]`` in it leaves out all other columns.
         columns: What each column adds; ``rows = [...]`` in it leaves out all other rows; ``kind`` says what is run.
         paper: The paper's figures, by row and column; text such as ``"N/A"`` stands for none.
@@ -53,6 +54,7 @@ class TableFile(Frozen):
     set: Values = Field(default_factory=dict)
     quick: Values = Field(default_factory=dict)
     quick_rows: tuple[str, ...] | None = None
+    quick_references: bool = True
     rows: dict[str, Values]
     columns: dict[str, Values]
     paper: dict[str, dict[str, Figure]] = Field(default_factory=dict)
@@ -229,7 +231,7 @@ def _cells(
             kind = str(values.pop("kind", "federated"))
             _check(f"{name}, table {table!r}, row {row!r}, column {column!r}", kind, values)
             cells += [Cell(table, row, column, kind, values, seed, name) for seed in seeds]
-    if content.references:
+    if content.references and (content.quick_references or not quick):
         # Once for each data set and metric; what needs no training has no seed.
         for values in _distinct([KINDS["references"].relevant(cell.values) for cell in cells]):
             cells.append(Cell(table, "references", str(values.get("data", "")), "references", values, 0, name))

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fairfold.algorithms import assign
+from fairfold.data.images import ImageDataset
 from fairfold.errors import InvalidCheckpoint
 from fairfold.federation.facts import facts_of, projection_of
 from fairfold.federation.projection import Assignment, Hashed, Projection
@@ -25,6 +26,9 @@ from fairfold.version import __version__
 
 FORMAT = 1
 
+LEADING = "leading"
+"""Name of the items that come first, beside the tensors of a device."""
+
 
 @dataclass(frozen=True)
 class DeviceModel:
@@ -36,6 +40,8 @@ class DeviceModel:
         compacts: What is held.
         trained: Whether devices of this capacity took part in the run.
         nests: Whether they could: its subspaces nest with those of the run.
+        leading: Where items are numbered by a count: the catalogue's numbers of those that come first
+            (:mod:`fairfold.data.counted` finds the rank of any item by it).
     """
 
     capacity: Capacity
@@ -43,6 +49,7 @@ class DeviceModel:
     compacts: Weights
     trained: bool = False
     nests: bool = True
+    leading: Tensor | None = None
 
     @property
     def size(self) -> int:
@@ -63,7 +70,8 @@ def device_model(run: OpenRun, capacity: Capacity) -> DeviceModel:
     projections, trained, nests = _projections(run, capacity)
     full = run.progress.state.full
     compacts = {name: held.reduce(full[name]) for name, held in projections.items()}
-    return DeviceModel(capacity, projections, compacts, trained, nests)
+    counted = None if isinstance(run.data, ImageDataset) else run.data.counted
+    return DeviceModel(capacity, projections, compacts, trained, nests, None if counted is None else counted.leading)
 
 
 def quality(run: OpenRun, device: DeviceModel) -> tuple[str, float, float]:
@@ -94,7 +102,8 @@ def write_device_model(run: OpenRun, device: DeviceModel, path: Path, measured: 
         "settings": run.settings.model_dump_json(),
         "data": json.dumps(run.facts),
     }
-    return int(write_tensors(path, device.compacts, metadata)["bytes"])
+    order = {} if device.leading is None else {LEADING: device.leading}
+    return int(write_tensors(path, device.compacts | order, metadata)["bytes"])
 
 
 def read_device_model(path: Path) -> tuple[DeviceModel, dict[str, Any]]:
@@ -106,12 +115,14 @@ def read_device_model(path: Path) -> tuple[DeviceModel, dict[str, Any]]:
                 raise InvalidCheckpoint(f"{path}", f"a device model of format {FORMAT}", "Export it again.")
             facts = json.loads(metadata["projections"])
             compacts: dict[str, Tensor] = {name: opened.get_tensor(name) for name in facts}
+            leading = opened.get_tensor(LEADING) if LEADING in opened.keys() else None  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise InvalidCheckpoint(f"{path}: {error}", "what `fairfold export` wrote", "Export it again.") from None
     projections = {name: projection_of(values) for name, values in facts.items()}
     told = metadata | {key: json.loads(metadata[key]) for key in ("quality", "settings", "data", "trained", "nests")}
     del told["projections"]
-    return DeviceModel(Capacity.parse(told["capacity"]), projections, compacts, told["trained"], told["nests"]), told
+    capacity = Capacity.parse(told["capacity"])
+    return DeviceModel(capacity, projections, compacts, told["trained"], told["nests"], leading), told
 
 
 # -- inside ------------------------------------------------------------------------------------------------------------

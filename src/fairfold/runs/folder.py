@@ -20,6 +20,7 @@ import torch
 from fairfold.errors import CannotWrite, InvalidSettings
 from fairfold.federation.settings import Settings
 from fairfold.files import TEMPORARY, remove_leftovers, write_atomically
+from fairfold.runs import popularity
 from fairfold.runs.settings import to_toml
 from fairfold.runs.tensors import write_tensors
 from fairfold.simulate.result import Result, RoundReport
@@ -159,6 +160,7 @@ class RunFolder:
             "best": None if best is None else {"round": best.round_number, "quality": _server(best)},
             "groups": [vars(group) | {"references": dict(group.references)} for group in result.groups],
             "rejections": dict(result.rejections),
+            "popularity": popularity.facts_of(result),
             "data": data,
             "versions": {"fairfold": __version__, "torch": torch.__version__},
         }

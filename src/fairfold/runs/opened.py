@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fairfold.data import Dataset, Interactions
+from fairfold.data.counted import items_at, ranks_of
 from fairfold.data.images import ImageDataset
 from fairfold.errors import InvalidSettings
 from fairfold.federation.image_task import task_of
@@ -128,7 +129,7 @@ def read_history(path: Path, data: Dataset) -> Interactions:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidSettings(f"{path}: {error}", "a readable text file", "Write one item id a line.") from None
     known = {} if data.item_ids is None else {word: number for number, word in enumerate(data.item_ids)}
-    items = [_item(word, known, data.num_items) for word in words]
+    items = [_item(word, known, data) for word in words]
     unknown = [word for word, item in zip(words, items, strict=True) if item is None]
     if not items or unknown:
         given = (
@@ -140,8 +141,17 @@ def read_history(path: Path, data: Dataset) -> Interactions:
     return Interactions.from_pairs(torch.zeros_like(found), found, 1, data.num_items)
 
 
-def _item(word: str, known: dict[str, int], num_items: int) -> int | None:
+def item_name(item: int, data: Dataset) -> str:
+    """The id of an item in the source file, or where that has none ``#number``, the catalogue's own."""
+    if data.item_ids is not None:
+        return data.item_ids[item]
+    return f"#{item if data.counted is None else int(items_at(torch.tensor([item]), data.counted.leading))}"
+
+
+def _item(word: str, known: dict[str, int], data: Dataset) -> int | None:
     if not word.startswith("#") and known:
         return known.get(word)
     digits = word.removeprefix("#")
-    return int(digits) if digits.isdecimal() and int(digits) < num_items else None
+    if not digits.isdecimal() or int(digits) >= data.num_items:
+        return None
+    return int(digits) if data.counted is None else int(ranks_of(torch.tensor([int(digits)]), data.counted.leading))

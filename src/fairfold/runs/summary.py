@@ -10,6 +10,7 @@ from typing import Any
 from fairfold.errors import InvalidSettings
 from fairfold.federation.settings import Settings
 from fairfold.runs.folder import METRICS, RESULT, ROUND_COLUMNS, SETTINGS
+from fairfold.runs.popularity import words_for
 from fairfold.runs.settings import load_settings
 
 
@@ -39,6 +40,7 @@ class RunSummary:
         rejected: Replies left out.
         state: ``finished``, ``unfinished`` or ``N/A``.
         reason: Why it ended, or why the method cannot serve the scheme.
+        popularity: Where the order of the items came from and what that cost, in words; None for the catalogue's own.
     """
 
     path: Path
@@ -52,6 +54,7 @@ class RunSummary:
     rejected: int = 0
     state: str = "unfinished"
     reason: str = ""
+    popularity: str | None = None
 
     @property
     def metric(self) -> str:
@@ -113,6 +116,7 @@ def read_run(path: Path) -> RunSummary:
         rejected=sum(result.get("rejections", {}).values()),
         state="finished" if result else "unfinished",
         reason=result.get("stopped", ""),
+        popularity=words_for(settings, result.get("popularity", {})),
     )
 
 

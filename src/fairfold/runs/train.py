@@ -4,7 +4,7 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -15,7 +15,6 @@ from fairfold.errors import InvalidCapacity, InvalidCheckpoint
 from fairfold.federation.image_task import task_of
 from fairfold.federation.settings import Settings
 from fairfold.federation.storage import Storage
-from fairfold.federation.task import Task
 from fairfold.runs import checkpoint
 from fairfold.runs.callbacks import Callback
 from fairfold.runs.folder import RunFolder
@@ -69,9 +68,12 @@ def run(
     if out is not None:
         RunFolder(out).require_free(again=resume)
     found = _checkpoint(settings, out, say) if resume and out is not None else None
-    data, references = load_data(settings)
-    task = task_of(data, settings)
-    federation = _federation(settings, task, out)
+    if settings.popularity == "counts":
+        say("Counting how many devices hold each item.")
+    with _refusals_noted(settings, out):
+        data, references = load_data(settings)
+        task = task_of(data, settings)
+        federation = Federation.of(settings, task)
     facts = checkpoint.data_facts(data)
     if found is not None and out is not None:
         checkpoint.refuse_other_data(found, facts, out)
@@ -110,10 +112,11 @@ def run(
     return Finished(result, folder, stopped, recorder.seconds)
 
 
-def _federation(settings: Settings, task: Task, out: Path | None) -> Federation:
-    """Refuses what cannot work, before any work; what a method cannot serve is noted in a folder that was asked for."""
+@contextlib.contextmanager
+def _refusals_noted(settings: Settings, out: Path | None) -> Iterator[None]:
+    """Refusals come before any work; what a method cannot serve is noted in a folder that was asked for."""
     try:
-        return Federation.of(settings, task)
+        yield
     except InvalidCapacity as error:
         if out is not None and not RunFolder(out).holds_a_run():
             reason = re.search(r"N/A: (.*)\)", error.needed)

@@ -6,7 +6,6 @@ rating, along the rows that they share where they are not owned. The means come 
 first round, beside the counts that rank the items by popularity: what a rating is above its user's mean.
 """
 
-from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -22,16 +21,7 @@ from fairfold.subspace.nesting import require_nested
 
 def numbered_alike(data: Dataset, settings: Settings) -> Dataset:
     """The data set with its items renumbered for a federation of these settings."""
-    place = places(data.train, settings, Federation.of(settings, Task(data, settings)))
-    order = place.argsort().tolist()
-    return replace(
-        data,
-        train=_moved(data.train, place),
-        test=_moved(data.test, place),
-        valid=None if data.valid is None else _moved(data.valid, place),
-        item_ids=None if data.item_ids is None else [data.item_ids[item] for item in order],
-        titles=None if data.titles is None else [data.titles[item] for item in order],
-    )
+    return data.renumbered(places(data.train, settings, Federation.of(settings, Task(data, settings))))
 
 
 def places(train: Interactions, settings: Settings, federation: Federation) -> Tensor:
@@ -56,7 +46,3 @@ def mean_ratings(train: Interactions, damping: float) -> Tensor:
     means = torch.zeros(train.num_users, dtype=torch.float64).index_add_(0, train.users, ratings) / counts.clamp(min=1)
     sums = torch.zeros(train.num_items, dtype=torch.float64).index_add_(0, train.items, ratings - means[train.users])
     return sums / (train.counts_by_item + damping)
-
-
-def _moved(part: Interactions, place: Tensor) -> Interactions:
-    return Interactions.from_pairs(part.users, place[part.items], part.num_users, part.num_items, part.ratings)

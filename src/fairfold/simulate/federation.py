@@ -95,7 +95,9 @@ class Federation:
 
     def _supported(self, items: int, factors: int, smallest: int) -> int:
         """Numbers enough for every item that ``support`` users have to own a row, and for the tail."""
-        owned = max(1, int((self.task.data.train.counts_by_item >= self.settings.support).sum()))
+        data = self.task.data
+        counts = data.train.counts_by_item if data.counted is None else data.counted.counts
+        owned = max(1, int((counts >= self.settings.support).sum()))
         if self.settings.tail_share is None:  # half of every size
             return min(items, 2 * owned) * factors
         share = self.settings.tail_share

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fairfold.data import Interactions
+from fairfold.data.counted import Counted
 from fairfold.federation.aggregate import ServerState
 from fairfold.federation.image_task import ImageTask
 from fairfold.federation.least_squares import server_owned, solve_users
@@ -79,6 +80,7 @@ class Result:
     references: Mapping[str, float]
     users: int
     rejections: Mapping[str, int] = field(default_factory=dict)
+    counted: Counted | None = None
 
 
 class Judge:

@@ -22,6 +22,7 @@ from fairfold.kernels import gpu
 from fairfold.metrics.ranking import Scorer
 from fairfold.simulate import batched, captured, central, image_cohort, loop
 from fairfold.simulate.alike import numbered_alike
+from fairfold.simulate.counting import numbered_by_counts, renumbered_scores
 from fairfold.simulate.federation import Federation
 from fairfold.simulate.result import GroupReport, Judge, Result, RoundReport
 
@@ -55,13 +56,17 @@ def simulate(
     Args:
         settings: Of the run.
         watch: Told of every round as it ends.
-        data: Used instead of loading ``settings.data``.
+        data: Used instead of loading ``settings.data``; its items are numbered anew under ``popularity="counts"``,
+            as the result's ``counted`` says, unless they have been.
         references: Rows beside the model's, where ``data`` is given; popularity if not.
         progress: Where to go on; from the start if not given.
         storage: Where private vectors of a run from the start are kept; in memory if not given.
     """
     if data is None:
         data, references = load_data(settings)
+    elif settings.popularity == "counts" and isinstance(data, Dataset) and data.counted is None:
+        data = numbered_by_counts(data, settings)
+        references = None if references is None else renumbered_scores(references, data)
     federation = Federation.of(settings, task_of(data, settings))
     device = choose_device(settings)
     judge = Judge(federation, _popularity(data) if references is None else references, device)
@@ -156,7 +161,12 @@ def _report(federation: Federation, judge: Judge, progress: Progress, seconds: f
     quality = None
     if number == settings.rounds or number % settings.evaluate_every == 0:
         quality = judge.quality(progress.state, progress.private, assignments)
-    return RoundReport(number, seconds, int(taking_part.sum()), int(moved[0]), int(moved[1]), quality)
+    down, up = int(moved[0]), int(moved[1])
+    if number == 1 and settings.popularity == "counts":  # the count before it belongs to the bytes of the run
+        counted = federation.task.data.counted
+        assert counted is not None
+        down, up = down + counted.bytes_down, up + counted.bytes_up
+    return RoundReport(number, seconds, int(taking_part.sum()), down, up, quality)
 
 
 def _bytes_moved(held: Assignment, state: ServerState, settings: Settings) -> tuple[int, int]:
@@ -205,6 +215,7 @@ def _result(federation: Federation, judge: Judge, progress: Progress) -> Result:
         judge.references(everybody),
         federation.task.num_clients,
         dict(progress.rejections.counts),
+        None if settings.popularity != "counts" else federation.task.data.counted,
     )
 
 
@@ -231,6 +242,7 @@ def load_interactions(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
             options["resplit"] = True
         data = fairfold.data.load(settings.data, **options)  # type: ignore[arg-type]
         data = numbered_alike(data, settings) if settings.alike else data
+        data = numbered_by_counts(data, settings) if settings.popularity == "counts" else data
         return data, _popularity(data)
     world = SyntheticWorld(
         users=settings.world.users,
@@ -239,8 +251,11 @@ def load_interactions(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
         taste_strength=settings.world.taste_strength,
         seed=settings.seed,
     )
-    data = world.dataset()
-    return data, _popularity(data) | {"best possible": world.best_scores}
+    data, best = world.dataset(), dict[str, Scorer]({"best possible": world.best_scores})
+    if settings.popularity == "counts":
+        data = numbered_by_counts(data, settings)
+        best = renumbered_scores(best, data)
+    return data, _popularity(data) | best
 
 
 def _popularity(data: Dataset | ImageDataset) -> dict[str, Scorer]:

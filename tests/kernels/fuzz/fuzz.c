@@ -102,11 +102,11 @@ static void fuzz_rows(void) {
     if (told == layout.head + (uint64_t)layout.tail) told = size;
     int kind = chance(40) ? (int)hostile() : real, threads = 1 + (int)below(3);
     if (kind == 4 || kind == 8) kind = real;
-    fairfold_recover_rows(&layout, kind, compact, told, rows.ids, (int)rows.row_bytes, rows.count, rows.row_size, sums,
-                          threads);
-    fairfold_accumulate_rows(&layout, kind, values, rows.ids, (int)rows.row_bytes, rows.count, rows.row_size, 0.5,
-                             compact, told, threads);
-    fairfold_adagrad_rows(&layout, kind, values, &rows, 0.1, 1e-10, compact, squares, told);
+    fairfold_move out = {&layout, kind, compact, told, rows, sums, threads}, in = out;
+    in.values = values;
+    fairfold_recover_rows(chance(100) ? NULL : &out);
+    fairfold_accumulate_rows(chance(100) ? NULL : &in, 0.5);
+    fairfold_adagrad_rows(chance(100) ? NULL : &in, 0.1, 1e-10, squares);
     int64_t room = count * row_size;
     int status = fairfold_touched_rows(&layout, kind, values, &rows, slots, sums, chance(20) ? room - 1 : room, &touched);
     if (status == FAIRFOLD_OK) {

@@ -23,7 +23,7 @@ from fairfold.kernels.hashing import Layout
 CACHED = 2**23
 """Slots up to which counts are kept and no order: 32 MB of float32, of 50 MB of cache on an NVIDIA H200.
 
-With chunks of 8, atomics took 0.86 copies of the full vector on 16 MB where an order took 1.53; 1.82 against 1.36 on
+With chunks of 8, atomics took 0.86 copies of the full vector on 16 MB where an order took 1.55; 1.82 against 1.35 on
 64 MB (docs/speed.md)."""
 
 _LONGEST = 2**31

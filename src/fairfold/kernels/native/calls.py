@@ -5,6 +5,7 @@ did: False or None means that the reference body must. Ids and lengths are check
 """
 
 import ctypes
+import struct
 from typing import Any
 
 import torch
@@ -64,6 +65,28 @@ def address_of(layout: Layout) -> int:
 def rows_of(rows: Tensor, row_size: int) -> _Rows:
     """The C form of a batch of row ids; it points into ``rows`` and does not keep it alive."""
     return _Rows(rows.data_ptr(), ID_BYTES[rows.dtype], rows.numel(), row_size)
+
+
+_pack_move = struct.Struct("PqPqPqqqPq").pack
+
+
+def moving(layout: Layout, compact: Tensor, rows: Tensor, row_size: int, values: Tensor) -> bytes:
+    """The C form (``fairfold_move``) of rows between ``compact`` and ``values``; it keeps neither alive.
+
+    Packed, not a ``ctypes.Structure`` or ten arguments: those take as long as the lookup of a few hundred short rows.
+    """
+    return _pack_move(
+        address_of(layout),
+        REAL_BYTES[compact.dtype],
+        compact.data_ptr(),
+        compact.numel(),
+        rows.data_ptr(),
+        ID_BYTES[rows.dtype],
+        rows.numel(),
+        row_size,
+        values.data_ptr(),
+        threads(),
+    )
 
 
 def serving(*tensors: Tensor, followed: bool = True) -> Any:
@@ -133,7 +156,7 @@ def bad_rows(layout: Layout, rows: Tensor, row_size: int) -> InvalidRow:
 def batch(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, int]:
     """Values and row ids without gaps, and the length of a row."""
     shape = values.shape
-    if len(shape) != 2 or rows.shape != shape[:1]:
+    if len(shape) != 2 or rows.dim() != 1 or rows.numel() != shape[0]:
         raise InvalidVector(
             f"values of shape {tuple(shape)} for rows of shape {tuple(rows.shape)}",
             "one line of values a row",
@@ -159,33 +182,13 @@ def slots_and_signs(layout: Layout, coordinates: Tensor) -> tuple[Tensor, Tensor
 def recover_rows(layout: Layout, compact: Tensor, rows: Tensor, row_size: int) -> Tensor | None:
     """See :func:`fairfold.kernels.reference.recover_rows`."""
     loaded = serving(compact)
-    id_bytes = ID_BYTES.get(rows.dtype)
-    if loaded is None or id_bytes is None or not rows.is_cpu:
+    if loaded is None or not integers(rows):
         return None
-    if not compact.is_contiguous():
-        compact = compact.contiguous()
-    if not rows.is_contiguous():
-        rows = rows.contiguous()
-    count, size, dtype = rows.numel(), compact.numel(), compact.dtype
-    real = REAL_BYTES[dtype]
-    out = torch.empty((count, row_size), dtype=dtype)
-    if size * real >= pages.LEAST_BYTES:
-        pages.in_use(compact)
-    code = loaded.fairfold_recover_rows(
-        address_of(layout),
-        real,
-        compact.data_ptr(),
-        size,
-        rows.data_ptr(),
-        id_bytes,
-        count,
-        row_size,
-        out.data_ptr(),
-        threads(),
-    )
-    if code == _OK or settle(code, layout, rows, row_size):
-        return out
-    return None
+    compact, rows = compact.contiguous(), rows.contiguous()
+    pages.in_use(compact)
+    out = compact.new_empty(rows.numel(), row_size)  # sizes one by one: torch reads a tuple of them half as fast
+    code = loaded.fairfold_recover_rows(moving(layout, compact, rows, row_size, out))
+    return out if settle(code, layout, rows, row_size) else None
 
 
 def recover_range(layout: Layout, compact: Tensor, start: int, out: Tensor) -> bool:
@@ -224,19 +227,7 @@ def accumulate_rows(
         return False
     values, rows, row_size = batch(values, rows)
     pages.in_use(sums)
-    code = loaded.fairfold_accumulate_rows(
-        address_of(layout),
-        REAL_BYTES[sums.dtype],
-        values.data_ptr(),
-        rows.data_ptr(),
-        ID_BYTES[rows.dtype],
-        rows.numel(),
-        row_size,
-        scale,
-        sums.data_ptr(),
-        sums.numel(),
-        threads(),
-    )
+    code = loaded.fairfold_accumulate_rows(moving(layout, sums, rows, row_size, values), scale)
     done = settle(code, layout, rows, row_size)
     if done:
         changed(sums)
@@ -364,15 +355,7 @@ def adagrad_rows(
     if state.numel() != compact.numel():
         return settle(_BAD_ARGUMENT, layout)
     code = loaded.fairfold_adagrad_rows(
-        address_of(layout),
-        REAL_BYTES[compact.dtype],
-        values.data_ptr(),
-        ctypes.byref(rows_of(rows, row_size)),
-        rate,
-        epsilon,
-        compact.data_ptr(),
-        state.data_ptr(),
-        compact.numel(),
+        moving(layout, compact, rows, row_size, values), rate, epsilon, state.data_ptr()
     )
     done = settle(code, layout, rows, row_size)
     if done:

@@ -11,7 +11,7 @@ import torch  # loaded before our library, which then shares the OpenMP threads 
 
 import fairfold.kernels.native as package
 
-ABI = 4
+ABI = 5
 """What native/fairfold.h calls FAIRFOLD_ABI: a library of another number is not called."""
 
 _NAME = "fairfold_native.so"
@@ -19,22 +19,17 @@ _SWITCH = "FAIRFOLD_NATIVE"
 _log = logging.getLogger("fairfold")
 
 _pointer, _int, _long, _double = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_double
+_packed = ctypes.c_char_p  # a structure as bytes
 _SIGNATURES: dict[str, list[type]] = {
     "slots_and_signs": [_pointer, _pointer, _long, _pointer, _pointer],
-    "recover_rows": [
-        *(_pointer, _int, _pointer, _long),
-        *(_pointer, _int, _long, _long, _pointer, _int),
-    ],
+    "recover_rows": [_packed],
     "recover_range": [_pointer, _int, _pointer, _long, _long, _long, _pointer, _int],
-    "accumulate_rows": [
-        *(_pointer, _int, _pointer),
-        *(_pointer, _int, _long, _long, _double, _pointer, _long, _int),
-    ],
+    "accumulate_rows": [_packed, _double],
     "accumulate_range": [_pointer, _int, _pointer, _long, _long, _pointer, _pointer, _long, _int],
     "count_range": [_pointer, _long, _long, _pointer, _long, _int],
     "reduce": [_pointer, _int, _pointer, _pointer, _long, _int],
     "touched_rows": [_pointer, _int, _pointer, _pointer, _pointer, _pointer, _long, _pointer],
-    "adagrad_rows": [_pointer, _int, _pointer, _pointer, _double, _double, _pointer, _pointer, _long],
+    "adagrad_rows": [_packed, _double, _double, _pointer],
     "positions": [_pointer, _pointer, _pointer, _long, _pointer, _pointer, _int],
     "recover_positions": [_int, _pointer, _long, _pointer, _pointer, _long, _pointer, _int],
     "accumulate_positions": [_int, _pointer, _pointer, _pointer, _long, _pointer, _long],

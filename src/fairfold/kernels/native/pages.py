@@ -24,13 +24,13 @@ _moved: OrderedDict[tuple[int, int], None] = OrderedDict()
 
 def before_first_touch(tensor: Tensor) -> None:
     """Ask for large pages under a vector that has just been allocated."""
-    if tensor.numel() * tensor.element_size() >= LEAST_BYTES:
+    if tensor.nbytes >= LEAST_BYTES:
         _advise(tensor, _HUGEPAGE)
 
 
 def in_use(tensor: Tensor) -> None:
     """Ask for large pages under a vector that will be read or written all over, once for each vector."""
-    size = tensor.numel() * tensor.element_size()
+    size = tensor.nbytes
     if size < LEAST_BYTES:
         return
     key = (tensor.data_ptr(), size)
@@ -46,7 +46,7 @@ def in_use(tensor: Tensor) -> None:
 def _advise(tensor: Tensor, advice: int) -> None:
     if _libc is None:
         return
-    start, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
+    start, size = tensor.data_ptr(), tensor.nbytes
     first = -(-start // _PAGE) * _PAGE
     last = (start + size) // _PAGE * _PAGE
     if last > first:  # a refusal is no error: the advice is only a wish

@@ -1,0 +1,214 @@
+"""A count gives what a public order gives: the same model, whatever the catalogue's numbers were."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fairfold.data import Dataset
+from fairfold.data.counted import items_at
+from fairfold.data.synthetic import SyntheticWorld
+from fairfold.errors import InvalidData, InvalidSettings
+from fairfold.federation.counting import masked_count
+from fairfold.federation.settings import Settings, read_settings
+from fairfold.flower.plan import refuse_unserved
+from fairfold.runs.device import device_model, read_device_model, write_device_model
+from fairfold.runs.opened import item_name, open_run, read_history
+from fairfold.runs.summary import read_run
+from fairfold.runs.train import run
+from fairfold.simulate import simulate
+from fairfold.simulate.counting import numbered_by_counts, plain_count
+from fairfold.subspace import Capacity
+from tests.federations import tiny_data
+
+SQUARES: dict[str, Any] = {"solver": "least_squares", "factors": 3, "support": 4, "tail_share": 0.25}
+CHOICES: list[dict[str, Any]] = [
+    SQUARES,
+    SQUARES | {"support": 0},
+    {"solver": "closed_form", "factors": 3},
+    {"solver": "closed_form", "factors": 3, "method": "central"},
+    {"solver": "gradient", "factors": 3, "model": "neumf", "local_step": 0.05, "rehash": True},
+    {"solver": "gradient", "factors": 3, "model": "mf", "chunk": 1, "method": "fair_hom"},
+]
+
+
+def wanted(**changes: Any) -> Settings:
+    base = {"capacities": "1x-2x-8x", "rounds": 3, "clients_per_round": 8, "evaluate_every": 3, "top": 5}
+    return read_settings(base | changes)
+
+
+def ordered(data: Dataset) -> Dataset:
+    """Numbered by counts, as prepared data sets are."""
+    return data.renumbered(data.train.counts_by_item.argsort(descending=True, stable=True).argsort())
+
+
+def shuffled_but_for_ties(data: Dataset, leading: int, seed: int) -> Tensor:
+    """New numbers by chance; items that a count cannot tell apart, and all that do not lead, keep their order."""
+    place = torch.randperm(data.num_items, generator=torch.Generator().manual_seed(seed))
+    counts = data.train.counts_by_item
+    tied = counts.clamp(min=counts[min(leading, data.num_items - 1)])  # the first that does not lead, and what is below
+    for count in set(tied.tolist()):
+        here = (tied == count).nonzero().flatten()
+        place[here] = place[here].sort().values
+    return place
+
+
+@pytest.mark.parametrize("backend", ["loop", "batched"])
+@pytest.mark.parametrize("changes", CHOICES, ids=lambda changes: " ".join(map(str, changes.values())))
+def test_the_same_model_whatever_the_numbers_of_the_catalogue(changes: dict[str, Any], backend: str) -> None:
+    data = ordered(tiny_data(2, users=24, items=90))
+    public = wanted(**changes, backend=backend)
+    counts = wanted(**changes, backend=backend, popularity="counts")
+    expected = simulate(public, data=data)
+    told = numbered_by_counts(data, counts).counted
+    assert told is not None
+    place = shuffled_but_for_ties(data, len(told.leading), seed=5)
+    found = simulate(counts, data=data.renumbered(place))
+    assert all(torch.equal(found.state.full[name], full) for name, full in expected.state.full.items())
+    assert all(torch.equal(found.private[name], own) for name, own in expected.private.items())
+    assert found.quality == expected.quality
+    assert found.counted is not None
+    assert torch.equal(place[: len(found.counted.leading)], found.counted.leading.long())
+
+
+def test_devices_that_the_method_leaves_out_are_not_asked() -> None:
+    told = numbered_by_counts(tiny_data(2, users=24, items=90), wanted(method="full_trn", popularity="counts")).counted
+    assert told is not None
+    assert (told.asked, told.devices) == (8, 8)  # those of 1x
+
+
+def test_any_shuffle_reaches_about_the_quality_of_the_order_it_destroyed() -> None:
+    data = ordered(SyntheticWorld(users=150, items=1_000, interactions_per_user=40, seed=3).dataset())
+    mixed = data.renumbered(torch.randperm(1_000, generator=torch.Generator().manual_seed(0)))
+    common: dict[str, Any] = {"solver": "least_squares", "factors": 8, "support": 5, "rounds": 15, "top": 20}
+    common |= {"clients_per_round": 60, "capacities": "4x-16x"}
+    public = simulate(read_settings(common), data=data).quality
+    counted = simulate(read_settings(common | {"popularity": "counts"}), data=mixed).quality
+    lost = simulate(read_settings(common), data=mixed).quality
+    assert counted == pytest.approx(public, rel=0.05)
+    assert lost < 0.7 * public  # or the order would not matter here
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 2**32), users=st.integers(3, 25), silent=st.sets(st.integers(0, 24), max_size=6))
+def test_the_plain_count_has_the_numbers_of_the_masked_one(seed: int, users: int, silent: set[int]) -> None:
+    train = tiny_data(seed, users=users, items=30).train
+    order = torch.randperm(users, generator=torch.Generator().manual_seed(seed))
+    answered = np.array([place not in silent for place in range(users)])
+    try:
+        expected = masked_count(train, order, answered, seed)
+    except InvalidData:
+        with pytest.raises(InvalidData):
+            plain_count(train, order, answered)
+        return
+    assert torch.equal(plain_count(train, order, answered), expected)
+
+
+@pytest.mark.parametrize("backend", ["loop", "batched"])
+def test_devices_that_fail_are_left_out_of_the_count(backend: str) -> None:
+    data = tiny_data(1, users=40, items=60)
+    chosen = wanted(
+        **SQUARES | {"support": 18, "capacities": "1x"}, popularity="counts", backend=backend,
+        faults={"drop": 0.1, "nan": 0.1},
+    )  # fmt: skip
+    told = numbered_by_counts(data, chosen).counted
+    assert told is not None
+    assert told.asked == 40
+    assert 20 < told.devices < 40
+    assert int(told.counts.sum()) < len(data.train)
+    # Support is what was counted, not what is.
+    assert len(told.leading) == int((told.counts >= 18).sum()) < int((data.train.counts_by_item >= 18).sum())
+    with pytest.raises(InvalidData, match="of 40 devices answered"):
+        numbered_by_counts(data, wanted(**SQUARES, popularity="counts", faults={"drop": 1.0}))
+
+
+def test_the_cost_is_in_the_first_rounds_bytes() -> None:
+    data = ordered(tiny_data(2, users=24, items=90))
+    found = simulate(wanted(**SQUARES, popularity="counts"), data=data)
+    plain = simulate(wanted(**SQUARES), data=data)
+    told = found.counted
+    assert told is not None
+    assert plain.counted is None
+    owned = len(told.leading)
+    assert 0 < owned < 90
+    assert told.bytes_up == 24 * (32 + 90)  # a public key, and a byte an item for 24 devices
+    assert told.bytes_down == 24 * (12 * 32 + 4 * owned)  # the neighbours' keys, and the items that lead
+    more = [one.bytes_down - other.bytes_down for one, other in zip(found.history, plain.history, strict=True)]
+    assert more == [told.bytes_down, 0, 0]
+    assert [one.bytes_up - other.bytes_up for one, other in zip(found.history, plain.history, strict=True)] == [
+        told.bytes_up, 0, 0
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["loop", "batched"])
+def test_a_run_goes_on_with_the_order_it_began_with(tmp_path: Path, backend: str) -> None:
+    chosen = wanted(**SQUARES, popularity="counts", backend=backend, rounds=4, world={"users": 40, "items": 200})
+    whole = run(chosen, tmp_path / "whole", checkpoint_every=1)
+    run(chosen.model_copy(update={"rounds": 2}), tmp_path / "broken", checkpoint_every=1)
+    again = run(chosen, tmp_path / "broken", resume=True, checkpoint_every=1)
+    for name, tensor in whole.result.state.full.items():
+        assert torch.equal(again.result.state.full[name], tensor)
+    assert [report.bytes_up for report in again.result.history] == [report.bytes_up for report in whole.result.history]
+
+
+def test_a_run_speaks_of_items_by_the_numbers_of_the_catalogue(tmp_path: Path) -> None:
+    chosen = wanted(**SQUARES, popularity="counts", world={"users": 40, "items": 200})
+    finished = run(chosen, tmp_path / "run")
+    counted = finished.result.counted
+    assert counted is not None
+    words = read_run(tmp_path / "run").popularity
+    assert words is not None
+    assert words.startswith("Popularity: counted once by 40 of 40 devices, ")
+    assert f"{len(counted.leading):,} items lead" in words
+    opened = open_run(tmp_path / "run")
+    data = opened.interactions
+    names = [item_name(rank, data) for rank in range(200)]
+    assert names == [f"#{item}" for item in items_at(torch.arange(200), counted.leading).tolist()]
+    assert names != [f"#{rank}" for rank in range(200)]
+    (tmp_path / "history").write_text("\n".join(names[:3]), encoding="utf-8")
+    assert read_history(tmp_path / "history", data).items.tolist() == [0, 1, 2]
+    path = tmp_path / "device.safetensors"
+    device = device_model(opened, Capacity.parse("8x"))
+    write_device_model(opened, device, path, ("NDCG@5", 0.0, 0.0))
+    leading = read_device_model(path)[0].leading
+    assert leading is not None
+    assert torch.equal(leading, counted.leading)
+
+
+def test_without_popularity_ranked_falls_back_to_hashing() -> None:
+    assert wanted(popularity="none").mapping == "element"
+    assert wanted(popularity="none", mapping="chunk").mapping == "chunk"
+    assert wanted(**SQUARES, popularity="none", mapping="ranked").mapping == "chunk"
+    ratings = read_settings({"model": "mf-ratings", "popularity": "none"})
+    assert (ratings.mapping, ratings.alike) == ("chunk", False)
+    again = read_settings(ratings.model_dump())
+    assert again == ratings
+    data = tiny_data(2, users=24, items=90)
+    hashed = simulate(wanted(**SQUARES, mapping="chunk"), data=data)
+    found = simulate(wanted(**SQUARES, popularity="none"), data=data)
+    assert torch.equal(found.state.full["item.weight"], hashed.state.full["item.weight"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mapping": "chunk"}, "mapping='ranked'"),
+        ({"method": "heterofl", "solver": "gradient"}, "methods with subspaces"),
+        ({"model": "mf-ratings", "alike": True}, "use alike=false"),
+        ({"model": "mlp", "data": "mnist"}, "mapping='ranked'"),
+    ],
+)
+def test_counts_that_nothing_needs_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidSettings, match=words):
+        read_settings({"popularity": "counts"} | changes)
+
+
+def test_ratings_are_counted_without_alike_and_over_a_network_not_at_all() -> None:
+    assert not read_settings({"model": "mf-ratings", "popularity": "counts"}).alike
+    with pytest.raises(InvalidSettings, match="popularity='counts'"):
+        refuse_unserved(wanted(popularity="counts"))
