@@ -18,7 +18,7 @@ from fairfold.runs.device import read_device_model
 from fairfold.runs.opened import open_run
 from fairfold.runs.settings import load_settings
 from fairfold.runs.train import run
-from tests.runs.worlds import GRADIENT, small
+from tests.runs.worlds import GRADIENT, from_before, small
 
 runner = CliRunner()
 TINY = ["--set", "world.users=12", "--set", "world.items=60", "--set", "world.interactions_per_user=10",
@@ -69,6 +69,19 @@ def test_resume_from_the_command(tmp_path: Path) -> None:
     assert "seed = 0, now 3" in fails("train", "--out", str(out), "--resume", "--seed", "3")
     assert "--resume without --out" in fails("train", "--resume")
     assert "go on with --resume" in fails("train", *TINY, "--out", str(out))
+
+
+def test_a_folder_from_before_some_settings_serves_every_command(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    works("train", *TINY, "--out", str(out))
+    from_before(out, "popularity", "streamed", "images.mean")
+    result = json.loads((out / "result.json").read_text())
+    del result["popularity"]
+    (out / "result.json").write_text(json.dumps(result))
+    assert "synthetic: 12 users" in works("report", str(out), "--no-page")
+    assert "user #3" in works("recommend", str(out), "--user", "3")
+    works("export", str(out), "--capacity", "4x")
+    assert "Going on after round 4" in works("train", "--out", str(out), "--resume", "--rounds", "5")
 
 
 def test_the_end_says_why(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Federated least squares: what its sums come to, and what it asks of its settings."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,6 +82,22 @@ def test_a_refused_reply_was_never_said() -> None:
     assert sum(rejections.counts.values()) == 8
     assert not private["user.weight"].any()
     assert torch.equal(state.full["item.weight"], before)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"model": "mf-ratings", "weighting": "data"}, {"model": "mf-ratings", "weighting": "data",
+                                                                   "streamed": True}]
+)  # fmt: skip
+def test_who_has_nothing_new_to_say_sends_zeros(changes: dict[str, Any]) -> None:
+    """All that is sent are summands. Sent as a changed copy of the model, they would have lost their last digits."""
+    settings_ = chosen(capacities="1x-4x", clients_per_round=None, **changes)
+    federation, state, private = tiny_federation(tiny_data(7, 9, 40, ratings=bool(changes)), settings_)
+    for visit in loop.visits(state, private, federation):
+        solve = loop.solver_of(settings_)
+        first = solve(visit.received, visit.device, settings_)
+        assert all(vector.any() for vector in first.compacts.values())
+        again = solve(visit.received, replace(visit.device, own=visit.device.own | first.own), settings_)
+        assert not any(vector.any() for vector in again.compacts.values())
 
 
 def test_support_limits_what_devices_hold() -> None:

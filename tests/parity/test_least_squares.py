@@ -1,48 +1,27 @@
 """Federated least squares: the batched round gives the numbers of the loop."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairfold.federation.replies import Rejections
-from fairfold.simulate import batched, loop
-from tests.federations import tiny_data, tiny_federation, tiny_settings
+from fairfold.data.synthetic import SyntheticWorld
+from fairfold.federation.settings import read_settings
+from tests.federations import tiny_data, tiny_settings
+from tests.parity.rounds import DOUBLE, SINGLE, check_rounds
 
 
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def check_parity(seed: int, **changes: Any) -> None:
-    results = []
+def check_parity(seed: int, digits: str = DOUBLE, **changes: Any) -> None:
     wanted = {"solver": "least_squares", "aggregation": "delta", "chunk": 3, "weighting": "equal", "tail_share": 0.5}
-    for backend in (loop, batched):
-        chosen = tiny_settings(seed=seed, **wanted | {"support": 0} | changes)
-        federation, state, private = tiny_federation(tiny_data(seed, 9, 40), chosen)
-        rejections = Rejections()
-        for _ in range(3):
-            state = backend.run_round(state, private, federation, rejections)
-        results.append((state, private, rejections.counts))
-    (state, own, left_out), (batched_state, batched_own, batched_left_out) = results
-    compared = [(state.full, batched_state.full), (own, batched_own)]
-    compared += [(of, batched_state.moments[key]) for key, of in state.moments.items()]
-    for expected, found in compared:
-        assert expected.keys() == found.keys()
-        for name, tensor in expected.items():
-            torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-8)
-    assert left_out == batched_left_out
+    chosen = tiny_settings(seed=seed, **wanted | {"support": 0} | changes)
+    check_rounds(lambda: tiny_data(seed, 9, 40), chosen, digits)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
+    digits=st.sampled_from([DOUBLE, SINGLE]),
     capacities=st.sampled_from(["1x", "4x", "1x-4x", "1x-2x-8x", "2x-8x"]),
     mapping=st.sampled_from(["ranked", "chunk"]),
     weighting=st.sampled_from(["data", "equal", 0.5]),
@@ -63,3 +42,8 @@ def test_methods(method: str) -> None:
 
 def test_longer_rows_for_the_same_bytes() -> None:
     check_parity(6, reference_factors=1, capacities="1x-4x")
+
+
+def test_single_precision_where_the_sums_are_far_smaller_than_the_model() -> None:
+    world = SyntheticWorld(users=600, items=4_000, interactions_per_user=100)
+    check_rounds(world.dataset, read_settings({"solver": "least_squares"}), SINGLE, rounds=5)

@@ -47,8 +47,10 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"clients_per_round": None}, {"initial_spread": None, "patience": 3}, GRADIENT | {"top_users": 5}]
-)
+    "changes",
+    [{}, {"clients_per_round": None}, {"initial_spread": None, "patience": 3}, GRADIENT | {"top_users": 5},
+     {"solver": "least_squares", "tail_share": None}, {"model": "mf-ratings", "reference_factors": None}],
+)  # fmt: skip
 def test_settings_are_read_back_as_they_were(changes: dict[str, Any], tmp_path: Path) -> None:
     settings = Settings(**changes)
     (tmp_path / "settings.toml").write_text(to_toml(settings))

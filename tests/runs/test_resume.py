@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ from fairfold.federation.settings import Settings
 from fairfold.runs import checkpoint
 from fairfold.runs.callbacks import Callback
 from fairfold.runs.folder import RunFolder
+from fairfold.runs.opened import open_run
 from fairfold.runs.settings import load_settings
+from fairfold.runs.summary import read_run
 from fairfold.runs.train import Finished, run
 from fairfold.simulate import simulate
 from fairfold.simulate.result import RoundReport
-from tests.runs.worlds import GRADIENT, assert_same_end, small
+from tests.runs.worlds import GRADIENT, assert_same_end, from_before, small, write_manifest
 
 
 class Interrupted(Exception):
@@ -123,11 +126,40 @@ def test_other_settings_are_refused_by_name(changes: dict[str, Any], named: list
     assert (tmp_path / "run" / "settings.toml").read_bytes() == before
 
 
-def write_manifest(path: Path, **changes: Any) -> None:
-    content = json.loads(path.read_text()) | changes
-    del content["checksum"]
-    content["checksum"] = checkpoint._checksum(content)
-    path.write_text(json.dumps(content))
+NEWER = ("popularity", "support", "prox", "images.mean", "faults.late")
+
+
+def test_a_run_from_before_some_settings_goes_on(tmp_path: Path) -> None:
+    settings, out = small(), tmp_path / "run"
+    interrupted(settings, out)
+    from_before(out, *NEWER)
+    finished, told = resumed(load_settings(out / "settings.toml", {}, recorded=True), out)
+    assert told == ["Going on after round 2."]
+    assert_same_end(finished.result, simulate(settings))
+    assert load_settings(out / "settings.toml", {}) == settings
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"popularity": "none"}, "popularity = 'catalogue', now 'none'"), ({"prox": 0.5}, "prox = 0.0, now 0.5"),
+     ({"faults": {"late": 0.1}}, "faults.late = 0.0, now 0.1")],
+)  # fmt: skip
+def test_before_a_setting_is_not_with_another_value_of_it(changes: dict[str, Any], named: str, tmp_path: Path) -> None:
+    run(small(mapping="element"), tmp_path / "run")
+    from_before(tmp_path / "run", *NEWER)
+    with pytest.raises(InvalidCheckpoint, match=f"was trained with {re.escape(named)}; "):
+        resumed(small(mapping="element", **changes), tmp_path / "run")
+
+
+def test_what_a_solver_takes_by_now_is_not_what_it_took_before_the_setting(tmp_path: Path) -> None:
+    squares: dict[str, Any] = {"solver": "least_squares", "chunk": 4, "support": 0}
+    first = run(small(**squares, tail_share=None), tmp_path / "run")
+    from_before(tmp_path / "run", "tail_share")
+    assert small(**squares).tail_share is not None
+    with pytest.raises(InvalidCheckpoint, match=r"trained with tail_share = None, now 0\.125"):
+        resumed(small(**squares), tmp_path / "run")
+    for settings in (open_run(tmp_path / "run").settings, read_run(tmp_path / "run").settings):
+        assert settings == first.result.settings
 
 
 def newest_manifest(out: Path) -> Path:

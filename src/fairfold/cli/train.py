@@ -115,7 +115,7 @@ def _settings(file: Path | None, recipe: str | None, changes: dict[str, Any], re
     from fairfold.runs.settings import BEST, load_settings
 
     if file is None and recipe is None and resumed is not None and (resumed / SETTINGS).is_file():
-        file = resumed / SETTINGS
+        return load_settings(resumed / SETTINGS, changes, recorded=True)
     if file is None and recipe is None and not changes.keys() & {"solver", "model"}:
         recipe = BEST  # whoever names another solver or model starts from the settings' own defaults
     return load_settings(file, changes, recipe)

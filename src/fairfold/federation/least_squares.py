@@ -38,7 +38,8 @@ from fairfold.subspace.nesting import require_nested
 def least_squares(received: Weights, device: Device, settings: Settings) -> Trained:
     """Solve the user's vector; send what that changes in the sums of rows and of outer products.
 
-    What is received as the Gram matrix of the items goes back with the change of the users' added.
+    What came as the table goes back as the change of the rows' sums, what came as the items' Gram matrix as that of
+    the users' outer products.
     """
     (name,), (own_name,) = device.task.tables, device.task.own
     subspace, factors, compact = subspace_of(device.projections[name]), settings.factors, received[name]
@@ -51,10 +52,7 @@ def least_squares(received: Weights, device: Device, settings: Settings) -> Trai
     moved = weight * (user - before)
     sums = subspace.accumulate_rows(moved.expand(len(mine), factors).contiguous(), mine)
     outer = weight * (torch.outer(user, user) - torch.outer(before, before))
-    return Trained(
-        {name: compact + sums / subspace.counts().clamp(min=1), GRAM: received[GRAM] + outer.view(-1)},
-        {own_name: user},
-    )
+    return Trained({name: sums / subspace.counts().clamp(min=1), GRAM: outer.view(-1)}, {own_name: user})
 
 
 def solve_users(sums: Tensor, gram_matrix: Tensor, settings: Settings) -> Tensor:

@@ -70,10 +70,8 @@ def rating_squares(received: Weights, device: Device, settings: Settings) -> Tra
         device.own[SAID].to(compact.dtype), window, place, received[GRAM], settings,
     )  # fmt: skip
     outer = codes(spoken.users, [len(mine)]) - codes(device.own[own_name][None].to(compact.dtype), [len(mine)])
-    compacts = {
-        name: compact + spoken.change, CENTRE: received[CENTRE] + spoken.counted, GRAM: received[GRAM] + outer,
-    }  # fmt: skip
-    return Trained(compacts, kept | {own_name: spoken.users[0], SAID: spoken.said})
+    changes = {name: spoken.change, CENTRE: spoken.counted, GRAM: outer}
+    return Trained(changes, kept | {own_name: spoken.users[0], SAID: spoken.said})
 
 
 def caught(kept: Tensor, place: Tensor, passing: Tensor) -> Tensor:

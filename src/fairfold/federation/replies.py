@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from fairfold.federation.projection import Projection
 from fairfold.federation.settings import Settings
@@ -28,6 +29,15 @@ class Rejections:
         log.warning("round %d: client %d left out: %s", round_number, client, reason)
 
 
+def change_of(vector: Tensor, sent: Tensor, settings: Settings) -> Tensor:
+    """What a reply changes: ψ′ − ψ of a trained ψ′; sums that remember are sent as changes, and taken as they are.
+
+    Their summands are thousands of times smaller than the model: added to what was sent and taken out again, they would
+    lose as many digits.
+    """
+    return vector if settings.solver == "least_squares" else vector - sent
+
+
 def problem_with(
     reply: Weights | None, sent: Weights, projections: dict[str, Projection], settings: Settings
 ) -> str | None:
@@ -41,7 +51,7 @@ def problem_with(
             return "wrong size"
         if not bool(torch.isfinite(vector).all()):
             return "NaN or infinity"
-        if float((vector - sent[name]).abs().max()) > settings.largest_change:
+        if float(change_of(vector, sent[name], settings).abs().max()) > settings.largest_change:
             return "values out of range"
     return None
 

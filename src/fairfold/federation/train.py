@@ -47,7 +47,12 @@ class Device:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of it: the compact vectors, which are sent, and the user's own, which are not."""
+    """What came of it: the compact vectors, which are sent, and the user's own, which are not.
+
+    Attributes:
+        compacts: ψ′; from a solver of sums that remember, their change (:func:`fairfold.federation.replies.change_of`).
+        own: The user's vectors.
+    """
 
     compacts: Weights
     own: Weights

@@ -27,6 +27,7 @@ from fairfold.federation.replies import Rejections
 from fairfold.federation.sampling import hash_seed
 from fairfold.federation.settings import Settings
 from fairfold.federation.storage import Storage
+from fairfold.runs.settings import in_full
 from fairfold.runs.tensors import bytes_of, checksum_of, write_tensors
 from fairfold.simulate.result import Quality, RoundReport
 from fairfold.simulate.run import Progress
@@ -50,7 +51,7 @@ class Checkpoint:
 
     Attributes:
         progress: Where the run stood.
-        settings: Of the run, as plain values.
+        settings: Of the run, as plain values: those that the version which wrote it knew.
         data: Facts of the data it was trained on.
         versions: Of fairfold and torch, which wrote it.
         seconds: How long the run had taken.
@@ -144,7 +145,7 @@ def remove_strays(folder: Path) -> None:
 
 def refuse_other_run(checkpoint: Checkpoint, settings: Settings, where: Path) -> None:
     """Refuse a checkpoint of other settings, with the keys that differ."""
-    saved, wanted = _flat(checkpoint.settings), _flat(settings.model_dump(mode="json"))
+    saved, wanted = _flat(in_full(checkpoint.settings)), _flat(settings.model_dump(mode="json"))
     differing = [key for key in sorted(saved.keys() | wanted.keys()) if saved.get(key) != wanted.get(key)]
     differing = [key for key in differing if key not in MAY_DIFFER]
     if differing:

@@ -20,6 +20,7 @@ from fairfold.metrics.ranking import Scorer
 from fairfold.models import scorer
 from fairfold.runs import checkpoint
 from fairfold.runs.folder import SETTINGS, RunFolder
+from fairfold.runs.settings import in_full
 from fairfold.simulate.federation import Federation
 from fairfold.simulate.result import history_scorer
 from fairfold.simulate.run import Progress, load_data
@@ -94,7 +95,7 @@ def open_run(path: Path) -> OpenRun:
             f"{path}, which holds no {SETTINGS}", "the folder of a run", "Name what `fairfold train` wrote."
         )
     found = checkpoint.require(folder.checkpoints)
-    settings = read_settings(found.settings)
+    settings = read_settings(in_full(found.settings))
     data, _ = load_data(settings)
     task = task_of(data, settings)
     facts = checkpoint.data_facts(data)

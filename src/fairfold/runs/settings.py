@@ -1,6 +1,7 @@
 """Where a run's settings come from: a recipe or a TOML file, then single changes."""
 
 import tomllib
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from types import NoneType
@@ -37,7 +38,22 @@ def recipe_text(name: str) -> str:
     return (resources.files("fairfold.runs") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
 
 
-def load_settings(path: Path | None, overrides: dict[str, Any], recipe: str | None = None) -> Settings:
+def in_full(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run wrote down, with the settings that its version did not know yet at their own defaults.
+
+    A setting's own default is how things were before there was the setting. What a model or a solver takes instead
+    where nothing is said is for new runs: an old one never heard of it.
+    """
+    own = Settings().model_dump(mode="json")
+    return own | {
+        key: own[key] | value if isinstance(value, dict) and isinstance(own.get(key), dict) else value
+        for key, value in recorded.items()
+    }
+
+
+def load_settings(
+    path: Path | None, overrides: dict[str, Any], recipe: str | None = None, *, recorded: bool = False
+) -> Settings:
     """Settings from a TOML file or a recipe (or the defaults), with overrides.
 
     Args:
@@ -45,6 +61,7 @@ def load_settings(path: Path | None, overrides: dict[str, Any], recipe: str | No
         overrides: By key; ``world.users`` reaches into a table.
         recipe: Name of settings that come with the package, instead of a file; what it says for the data set at hand
             comes before what it says for all.
+        recorded: The file was written by a run, perhaps of an earlier version.
     """
     values: dict[str, Any] = {}
     if recipe is not None:
@@ -56,7 +73,7 @@ def load_settings(path: Path | None, overrides: dict[str, Any], recipe: str | No
         known = values.pop(FOR, {}).get(Path(str(overrides.get("data", values.get("data", "")))).name, {})
         values |= known
     elif path is not None:
-        values = _read(path)
+        values = in_full(_read(path)) if recorded else _read(path)
     for key, value in overrides.items():
         *tables, name = key.split(".")
         table = values
@@ -71,17 +88,11 @@ def load_settings(path: Path | None, overrides: dict[str, Any], recipe: str | No
 
 def to_toml(settings: Settings) -> str:
     """The settings as a file from which :func:`load_settings` reads the same."""
-    defaults = type(settings).model_fields
     values = settings.model_dump(mode="json")
     for table in [value for value in values.values() if isinstance(value, dict)]:
         for key in [key for key, value in table.items() if value is None]:
             del table[key]  # in a table None is always the default
-    for key in [key for key, value in values.items() if value is None]:
-        if defaults[key].default is None:
-            del values[key]
-        else:
-            values[key] = NONE
-    return tomli_w.dumps(values)
+    return tomli_w.dumps({key: NONE if value is None else value for key, value in values.items()})
 
 
 def _read(path: Path) -> dict[str, Any]:

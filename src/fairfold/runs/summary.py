@@ -99,7 +99,7 @@ def read_run(path: Path) -> RunSummary:
         raise InvalidSettings(
             f"{path}, which holds no {SETTINGS}", "the folder of a run", "Name what `fairfold train` wrote."
         )
-    settings = load_settings(path / SETTINGS, {})
+    settings = load_settings(path / SETTINGS, {}, recorded=True)
     result = _result(path / RESULT)
     if "refused" in result:
         return RunSummary(path, settings, state="N/A", reason=str(result["refused"]))

@@ -7,7 +7,7 @@ from fairfold.federation.aggregate import RoundTotals, ServerState, aggregate
 from fairfold.federation.least_squares import SizeTotals, least_squares
 from fairfold.federation.projection import Assignment, Projection
 from fairfold.federation.rating_squares import RatingTotals, passing_rows, rating_squares
-from fairfold.federation.replies import Rejections, fault_of, problem_with, spoil
+from fairfold.federation.replies import Rejections, change_of, fault_of, problem_with, spoil
 from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.send import send
 from fairfold.federation.settings import Settings
@@ -85,7 +85,7 @@ def run_round(
             _keep(trained.own, private, client, task)
         weight = settings.weight(task.samples(client))  # pᵢ
         if settings.aggregation == "delta":
-            reply = {name: vector - received[name] for name, vector in reply.items()}
+            reply = {name: change_of(vector, received[name], settings) for name, vector in reply.items()}
         totals.add(projections, reply, weight)
     if not isinstance(totals, RoundTotals):
         return totals.applied(state, settings)
