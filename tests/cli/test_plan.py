@@ -22,6 +22,20 @@ def test_one_line_a_budget() -> None:
     assert "2.56 GB" in text
 
 
+def test_a_bias_is_held_beside_the_table() -> None:
+    options = ("--items", "1000000", "--dim", "8", "--item-bias")
+    code, text = plan(*options, "--budget", "16x", "--budget", "8MB")
+    assert code == 0
+    assert "1,500,000" in text  # 500,000 slots and a number an item: 6x, not 16x
+    assert "6x" in text
+    assert "6 MB + 6 MB" in text
+    assert "8 MB + 8 MB" in text
+    code, text = plan(*options, "--budget", "4MB")
+    assert code == 2
+    assert "4,000,000 bytes held beside the table" in " ".join(text.split())
+    assert plan(*options, "--budget", "16x", "--measure")[0] == 2
+
+
 def test_measured() -> None:
     code, text = plan("--items", "5000", "--dim", "8", "--budget", "4x", "--interactions", "20", "--measure")
     assert code == 0

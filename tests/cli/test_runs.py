@@ -250,6 +250,23 @@ def test_export_serves_any_capacity(method: str, capacity: str, size: int, tmp_p
         assert told["quality"]["device"] == finished.result.quality
 
 
+@pytest.mark.parametrize(("capacity", "size"), [("16x", 14 + 60), ("1x", 240 + 60), ("4x", 56 + 60), ("300B", 14 + 60)])
+def test_a_bias_is_exported_and_recommended_by(capacity: str, size: int, tmp_path: Path) -> None:
+    finished = run(small(item_bias=True, objective="softmax", **GRADIENT), tmp_path / "run")
+    works("export", str(tmp_path / "run"), "--capacity", capacity, "--out", str(tmp_path / "device"))
+    device, told = read_device_model(tmp_path / "device")
+    assert device.size == sum(vector.numel() for vector in device.compacts.values()) == size
+    assert torch.equal(device.compacts["item_bias.weight"], finished.result.state.full["item_bias.weight"])
+    opened = open_run(tmp_path / "run")
+    full = opened.progress.state.full
+    scores = opened.scorer(full)(torch.tensor([3]))[0]
+    user = opened.progress.private["user.weight"][3]
+    expected = full["item.weight"].view(60, 4) @ user + full["item_bias.weight"]
+    torch.testing.assert_close(scores, expected)
+    assert "user #3" in works("recommend", str(tmp_path / "run"), "--user", "3", "--capacity", capacity)
+    assert told["settings"]["item_bias"] is True
+
+
 def test_export_says_what_cannot_be(tmp_path: Path) -> None:
     run(small(method="heterofl", capacities="1x-2x", **GRADIENT), tmp_path / "run")
     assert "N/A" in fails("export", str(tmp_path / "run"), "--capacity", "16x")

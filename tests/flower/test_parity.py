@@ -47,6 +47,11 @@ def test_server_optimisers(optimiser: str, tmp_path: Path) -> None:
     check(tmp_path, aggregation="delta", server_optimiser=optimiser, server_step=0.1, solver="closed_form")
 
 
+@pytest.mark.parametrize("objective", ["bpr", "softmax", "squared"])
+def test_objectives_with_a_bias(objective: str, tmp_path: Path) -> None:
+    check(tmp_path, objective=objective, item_bias=True, negatives=3, local_step=0.02, factors=8)
+
+
 def test_one_user_a_node_drawn_as_in_the_simulator(tmp_path: Path) -> None:
     check(tmp_path, nodes=12, clients_per_round=5, rounds=5, rehash=True, local_epochs=2)
 
@@ -70,7 +75,13 @@ def test_mappings(mapping: str, chunk: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"solver": "closed_form", "rehash": True}, {"solver": "gradient"}, {"model": "neumf"}]
+    "changes",
+    [
+        {"solver": "closed_form", "rehash": True},
+        {"solver": "gradient"},
+        {"model": "neumf"},
+        {"item_bias": True, "objective": "squared"},
+    ],
 )
 def test_what_devices_say_of_their_models_is_what_the_simulator_finds(changes: dict[str, Any], tmp_path: Path) -> None:
     """Before and after, for every size: no device sees another's test items, and none realises the table."""

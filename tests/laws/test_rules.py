@@ -1,6 +1,7 @@
 """The two aggregation rules, and FAIR among full devices."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from fairfold.federation.aggregate import RoundTotals, ServerState, aggregate
 from fairfold.federation.projection import Hashed
 from fairfold.federation.replies import Rejections
 from fairfold.federation.sampling import Purpose, generator, sample_cohort
-from fairfold.federation.task import Weights
+from fairfold.federation.task import Task, Weights
 from fairfold.federation.train import SOLVERS, Device
 from fairfold.simulate.federation import Federation
 from fairfold.simulate.loop import run_round
@@ -117,3 +118,27 @@ def test_closed_form_is_the_minimum_for_the_user_and_a_descent_step_for_the_item
     for_user, for_table = torch.autograd.grad(loss, [user, table])
     torch.testing.assert_close(for_user, torch.zeros(3), rtol=0, atol=1e-10)
     torch.testing.assert_close(trained.compacts["item.weight"], compact - 0.1 * projection.reduce(for_table.view(-1)))
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize(("client", "negatives"), [(0, 1), (1, 1), (1, 2)])
+def test_squares_of_drawn_items_expect_the_whole_catalogue(client: int, negatives: int) -> None:
+    """Over all draws of negatives: the gradient is the one by which the closed form moves the items, a c-th of it."""
+    changes: dict[str, Any] = {"unobserved_weight": 0.3, "capacities": "1x", "local_step": 1.0}
+    federation, _, private = tiny_federation(tiny_data(3), tiny_settings(solver="closed_form", **changes))
+    held = federation.assignments(0)[0].projections
+    assert held is not None
+    table = vector(33, 5)
+    device = Device(client, federation.task, held, {"user.weight": private["user.weight"][client]}, torch.Generator())
+    step = SOLVERS["closed_form"]({"item.weight": table}, device, federation.settings)
+    mine = federation.task.data.train.of(client)
+    others = torch.tensor([item for item in range(11) if item not in mine.tolist()])
+    sampled = tiny_settings(objective="squared", negatives=negatives, regulariser=0.0, **changes)
+    task = Task(federation.task.data, sampled)
+    every = torch.cartesian_prod(mine, *[others] * negatives)  # each positive with each draw, all as likely
+    rows = table.clone().requires_grad_()
+    weight = task.local(client, torch.Generator()).targets
+    assert weight is not None
+    losses = task.sample_losses({}, [step.own["user.weight"]], [rows.view(11, 3)[every]], weight[:1].expand(len(every)))
+    (slope,) = torch.autograd.grad(losses.mean(), rows)
+    torch.testing.assert_close(table - len(mine) * slope, step.compacts["item.weight"])

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fairfold.models import bpr_loss, cross_entropy, squared_error
+from fairfold.models import bpr_loss, cross_entropy, sampled_softmax, sampled_squares, squared_error
 
 
 def test_bpr_is_the_mean_over_pairs_of_the_log_sigmoid() -> None:
@@ -32,6 +32,21 @@ def test_the_regulariser_counts_every_embedding_once_per_sample() -> None:
 def test_extreme_scores_stay_finite() -> None:
     loss = bpr_loss(torch.tensor([-1e4]), torch.tensor([1e4]))
     assert float(loss) == pytest.approx(2e4)
+    assert sampled_softmax(torch.tensor([[-1e4, 1e4, 0.0]])).tolist() == pytest.approx([2e4])
+
+
+def test_the_softmax_is_a_choice_among_the_candidates() -> None:
+    scores = torch.tensor([[1.0, 0.5, 3.0], [-2.0, -2.0, -4.0]])
+    expected = [-math.log(math.exp(row[0]) / sum(map(math.exp, row))) for row in scores.tolist()]
+    assert sampled_softmax(scores).tolist() == pytest.approx(expected, rel=1e-6)
+    pairs = scores[:, :2]
+    assert float(sampled_softmax(pairs).mean()) == pytest.approx(float(bpr_loss(pairs[:, 0], pairs[:, 1])), rel=1e-6)
+
+
+def test_sampled_squares_weigh_what_is_drawn() -> None:
+    scores, weight = torch.tensor([[0.5, 1.0, -2.0], [2.0, 0.0, 0.1]]), torch.tensor([0.3, 7.0])
+    expected = [(0.25 + 0.3 * 5) / 2, (1 + 7 * 0.01) / 2]
+    assert sampled_squares(scores, weight).tolist() == pytest.approx(expected, rel=1e-6)
 
 
 def test_squared_error_and_cross_entropy() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fairfold.errors import InvalidSettings
 from fairfold.reproduce.execute import execute
 from fairfold.reproduce.experiment import Cell, read_experiment
 from fairfold.reproduce.outcome import Outcome
@@ -115,3 +116,19 @@ def test_search_records_every_trial_and_marks_the_best(tmp_path: Path) -> None:
     alone = path.read_text()
     search(experiment, tmp_path / "processes", said.append, jobs=2)
     assert (tmp_path / "processes" / "small" / "search.csv").read_text() == alone
+
+
+def test_search_tries_more_where_a_column_has_more_to_try(tmp_path: Path) -> None:
+    more = (
+        'cells = [["one", "1x-16x", "FAIR"], ["one", "1x", "FedAvg"]]\nmore = { FAIR = { regulariser = [0.0, 0.1] } }'
+    )
+    text = SMALL.replace('cells = [["one", "1x-16x", "FAIR"]]', more)
+    path = search(read_experiment(write(tmp_path, text), seeds=1), tmp_path, list[str]().append, jobs=1)
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    tried = [(row["column"], row["local_step"], row["regulariser"]) for row in rows]
+    assert tried == [("FAIR", "0.1", "0.0"), ("FAIR", "0.1", "0.1"), ("FAIR", "0.001", "0.0"), ("FAIR", "0.001", "0.1"),
+                     ("FedAvg", "0.1", ""), ("FedAvg", "0.001", "")]  # fmt: skip
+    assert [row["column"] for row in rows if row["chosen"]] == ["FAIR", "FedAvg"]
+    misspelt = text.replace("more = { FAIR", "more = { FAIRER")
+    with pytest.raises(InvalidSettings, match="FAIRER"):
+        search(read_experiment(write(tmp_path, misspelt), seeds=1), tmp_path, list[str]().append, jobs=1)

@@ -65,6 +65,7 @@ def resumed(settings: Settings, out: Path) -> tuple[Finished, list[str]]:
         GRADIENT | {"user_storage": "disk", "model": "neumf"},
         GRADIENT | {"method": "fedhm", "capacities": "1x-2x", "model": "neumf"},
         GRADIENT | {"method": "inconsistent"},
+        GRADIENT | {"objective": "squared", "item_bias": True, "aggregation": "delta"},
     ],
 )
 def test_an_interrupted_run_ends_like_an_unbroken_one(changes: dict[str, Any], tmp_path: Path) -> None:

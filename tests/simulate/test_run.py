@@ -89,6 +89,11 @@ def test_every_method_runs(method: str) -> None:
         GRADIENT | {"user_vectors": "uploaded", "model": "neumf", "local_epochs": 2},
         GRADIENT | {"compress": "all", "model": "neumf", "mapping": "element", "capacities": "1x-4x"},
         GRADIENT | {"prox": 0.1},
+        GRADIENT | {"objective": "softmax", "negatives": 3, "model": "neumf"},
+        GRADIENT | {"objective": "squared", "negatives": 3, "item_bias": True},
+        GRADIENT | {"objective": "squared", "item_bias": True, "method": "central"},
+        GRADIENT | {"objective": "softmax", "item_bias": True, "capacities": "1x-40x", "support": 3, "tail_share": 0.5},
+        GRADIENT | {"objective": "squared", "model": "tests.own_models:BiasedMF"},
         GRADIENT | {"backend": "loop", "replacement": True, "weighting": "data"},
     ],
 )
@@ -105,6 +110,36 @@ def test_bytes_are_counted_either_way() -> None:
     assert [group.bytes_down for group in broadcast.groups] == [9_600, 9_600, 9_600]
     assert broadcast.history[0].bytes_down == 30 * 9_600
     assert torch.equal(compact.state.full["item.weight"], broadcast.state.full["item.weight"])
+
+
+def test_a_bias_is_counted_and_fits_into_a_budget() -> None:
+    changes = GRADIENT | {"rounds": 1, "item_bias": True, "clients_per_round": None}
+    shares = simulate(small(capacities="1x-4x-16x", **changes))
+    assert [group.bytes_held for group in shares.groups] == [9_600 + 1_200, 2_400 + 1_200, 600 + 1_200]
+    assert [group.bytes_up for group in shares.groups] == [group.bytes_down for group in shares.groups]
+    assert shares.history[0].bytes_up == sum(20 * group.bytes_held for group in shares.groups)
+    budget = simulate(small(capacities="1800B-10800B", **changes))
+    assert [group.bytes_held for group in budget.groups] == [1_800, 10_800]
+    with pytest.raises(InvalidCapacity, match="1,200 bytes held beside"):
+        simulate(small(capacities="1200B", **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"objective": "softmax"}, "solver='gradient'"),
+        ({"objective": "squared", "solver": "least_squares"}, "solver='gradient'"),
+        ({"objective": "squared", "solver": "gradient", "model": "neumf-mlp"}, "rank items"),
+        ({"objective": "softmax", "model": "mlp", "data": "mnist"}, "rank items"),
+        ({"objective": "hinge"}, "'bpr', 'softmax' or 'squared'"),
+        ({"item_bias": True}, "solver='gradient', not 'mf' and 'closed_form'"),
+        ({"item_bias": True, "solver": "gradient", "model": "neumf"}, "not 'neumf'"),
+        ({"item_bias": True, "solver": "gradient", "model": "tests.own_models:BiasedMF"}, "table of one column"),
+    ],
+)
+def test_objectives_and_biases_that_make_no_sense_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidSettings, match=message):
+        small(**changes)
 
 
 @pytest.mark.parametrize(

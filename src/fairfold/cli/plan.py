@@ -17,6 +17,9 @@ def plan(
     batch: Annotated[int, typer.Option(help="Rows looked up at once.", min=1)] = 512,
     interactions: Annotated[int, typer.Option(help="Interactions a device trains on in a round.", min=1)] = 1000,
     negatives: Annotated[int, typer.Option(help="Sampled items an interaction.", min=0)] = 4,
+    item_bias: Annotated[
+        bool, typer.Option("--item-bias", help="One number an item beside the table, held whole by every device.")
+    ] = False,
     measure: Annotated[bool, typer.Option(help="Train one device of each size in a process; show its peak.")] = False,
 ) -> None:
     """Show the size, memory and traffic of devices, one line a budget."""
@@ -24,22 +27,30 @@ def plan(
     from rich.table import Table
 
     from fairfold.cli.errors import told_plainly
+    from fairfold.errors import InvalidSettings
     from fairfold.nn import footprint
     from fairfold.nn.placement import place
+    from fairfold.subspace import Capacity
 
+    beside = items if item_bias else 0
     rows = min(items, interactions * (1 + negatives))
     table = Table(
-        title=f"{items:,} items of {dim} numbers: {readable_bytes(4 * items * dim)} in full; "
+        title=f"{items:,} items of {dim} numbers: {readable_bytes(4 * items * dim)} in full"
+        f"{f', and a bias of {readable_bytes(4 * beside)}' if beside else ''}; "
         f"a round touches {rows:,} rows",
     )
     headings = ["budget", "size", "compression", "stored", "serving peak", "training peak", "a round, down + up"]
     for heading in [*headings, *(["measured peak"] if measure else [])]:
         table.add_column(heading, justify="right", overflow="fold")
     with told_plainly():
+        if item_bias and measure:
+            raise InvalidSettings("--measure with --item-bias", "one of them", "What is measured is a table alone.")
         for text in budget:
-            subspace = place(items * dim, capacity=text, mapping=mapping or None, chunk=chunk)
-            needs = footprint.footprint(subspace.size, dim, batch, rows)
-            cells = [text, f"{subspace.size:,}", f"{subspace.full_size / subspace.size:.4g}x"]
+            capacity = Capacity.parse(text).beside(4 * beside)
+            subspace = place(items * dim, capacity=capacity, mapping=mapping or None, chunk=chunk)
+            needs = footprint.footprint(subspace.size + beside, dim + item_bias, batch, rows)
+            held = subspace.size + beside
+            cells = [text, f"{held:,}", f"{(subspace.full_size + beside) / held:.4g}x"]
             cells += [readable_bytes(part) for part in (needs.stored, needs.serving, needs.training)]
             cells.append(f"{readable_bytes(needs.stored)} + {readable_bytes(needs.stored)}")
             if measure:

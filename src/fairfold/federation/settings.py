@@ -99,6 +99,9 @@ class Settings(Frozen):
             images' have defaults of their own, ``RATING_DEFAULTS`` and ``IMAGE_DEFAULTS``.
         ratings: Whether a model of one's own predicts ratings; else it ranks. Of the others it is known.
         factors: d, numbers an item in each of its tables.
+        item_bias: One number more an item, added to its score and 0 at first. Devices of all capacities hold it whole,
+            beside their tables: n numbers more to hold, receive and send. Of a capacity in bytes the table gets what
+            that leaves, a share such as 16x is one of the table (``"mf"`` with gradient steps).
         initial_spread: Standard deviation of the tables before training; None takes the model's own.
         method: ``"fair"`` (FAIR-HET), ``"fair_hom"`` (everybody at the smallest size), ``"full_trn"`` (only devices
             that hold the full model), ``"fedavg"`` (everybody holds it), ``"fedhm"`` (low rank), ``"heterofl"``
@@ -143,15 +146,19 @@ class Settings(Frozen):
             vector solved exactly, one step on the whole catalogue) or ``"least_squares"`` (the user's vector solved
             exactly, the items by the server from sums of them; docs/beyond.md). The last two are for ``"mf"`` with
             private vectors; the last has defaults of its own, ``LEAST_SQUARES_DEFAULTS``, and no use for optimisers.
+        objective: What gradient steps make small where items are ranked: ``"bpr"`` (an item the user touched scores
+            above each one drawn for it), ``"softmax"`` (it is the one to choose among these) or ``"squared"`` (squared
+            error over the whole catalogue, of which those drawn are a sample); docs/beyond.md.
         local_epochs: E.
         batch_size: Samples a step.
         shuffle: New order of the samples every epoch.
         negatives: Items the user did not touch, drawn for each one they did.
-        regulariser: Weight of the squared norm of the vectors a sample uses (BPR).
+        regulariser: Weight of the squared norm of the vectors a sample uses (rankings).
         local_optimiser: ``"sgd"``, ``"adagrad"`` or ``"adam"``, fresh every round.
         local_step: Its step size.
         prox: μ of FedProx: ½μ‖S(ψ − ψ_sent)‖² is added to the loss.
-        unobserved_weight: What an item the user did not touch counts, against 1 for one they did (closed form).
+        unobserved_weight: What an item the user did not touch counts, against 1 for one they did (closed form, and
+            gradient steps on ``objective="squared"``).
         ridge: Pull of the user's vector towards zero (closed form); with least squares that of users' and items' alike,
             in units of the mean eigenvalue of what is inverted; for ratings that of the items' tastes, in
             imagined ratings.
@@ -183,6 +190,7 @@ class Settings(Frozen):
     model: str = "mf"
     ratings: bool = False
     factors: int = Field(8, ge=1)
+    item_bias: bool = False
     initial_spread: float | None = Field(0.1, gt=0)
     method: Literal["fair", "fair_hom", "full_trn", "fedavg", "fedhm", "heterofl", "inconsistent", "central"] = "fair"
     capacities: str = "1x-4x-16x"
@@ -208,6 +216,7 @@ class Settings(Frozen):
     replacement: bool = False
     weighting: Literal["data", "equal"] | Annotated[float, Field(ge=0, le=1)] = "equal"
     solver: Literal["gradient", "closed_form", "least_squares"] = "closed_form"
+    objective: Literal["bpr", "softmax", "squared"] = "bpr"
     local_epochs: int = Field(1, ge=1)
     batch_size: int = Field(512, ge=1)
     shuffle: bool = True
@@ -286,6 +295,16 @@ class Settings(Frozen):
                 raise ValueError(f"solver={self.solver!r} needs model={words} and user_vectors='private'")
             if self.method not in ("fair", "fair_hom", "full_trn", "fedavg", "central"):
                 raise ValueError(f"solver={self.solver!r} does not serve method={self.method!r}: use solver='gradient'")
+        if self.objective != "bpr" and (self.solver != "gradient" or self.reads_images or self.predicts_ratings):
+            raise ValueError(
+                f"objective={self.objective!r} is for gradient steps that rank items: use solver='gradient' and "
+                "model='mf', 'neumf' or one of one's own"
+            )
+        if self.item_bias and (self.model != "mf" or self.solver != "gradient"):
+            raise ValueError(
+                f"item_bias=true needs model='mf' and solver='gradient', not {self.model!r} and {self.solver!r} "
+                "(a model of one's own makes a table of one column, which is compressed like the others)"
+            )
         if self.solver == "least_squares":
             self._fits_least_squares()
         if (self.support or self.reference_factors) and self.model not in ("mf", "mf-ratings"):

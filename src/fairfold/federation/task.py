@@ -22,11 +22,18 @@ from fairfold.errors import InvalidSettings
 from fairfold.federation.settings import Settings
 from fairfold.federation.storage import Storage, tables_placed
 from fairfold.kernels.form import Form
-from fairfold.models import MF, NeuMF, NeuMFMLP, Recommender
+from fairfold.models import MF, NeuMF, NeuMFMLP, Recommender, sampled_softmax, sampled_squares
 from fairfold.models.recommender import make_named
+from fairfold.subspace import Capacity
 
 SMALLEST_COMPRESSED = 64
 """Tensors of fewer numbers are held whole: compressing them saves nothing."""
+
+BYTES = 4
+"""Of a number."""
+
+ITEM_BIAS = "item_bias.weight"
+"""Name of the table of one column that ``item_bias`` asks for: no device holds it compressed."""
 
 GRAM = "gram"
 """Name of the d × d matrix of federated least squares: a device receives that of the items (for ratings that of the
@@ -52,7 +59,8 @@ class Batch:
 
     Attributes:
         items: int64 [samples, width]: the item of each sample, and behind it the negatives drawn for it.
-        targets: float [samples] what is to be predicted, or None for rankings.
+        targets: float [samples], the number that goes with each: what is to be predicted; for the squared error of
+            rankings what each of its negatives counts. None for other rankings.
     """
 
     items: Tensor
@@ -129,6 +137,7 @@ class Task:
         own: Name and length of every vector a user has.
         num_clients: One a user.
         form: What the model's scores are made of, for training in one call; None for other models.
+        has_targets: Whether a number goes with each sample; see :class:`Batch`.
     """
 
     form: Form | None = None
@@ -138,6 +147,7 @@ class Task:
         self.settings = settings
         self.num_clients = data.num_users
         self.ratings = settings.predicts_ratings
+        self.has_targets = self.ratings or settings.objective == "squared"
         if self.ratings and data.train.ratings is None:
             raise InvalidSettings(
                 f"model={settings.model!r} on {data.name!r}, which has no ratings", "ratings", "Use 'mf' or 'neumf'."
@@ -215,9 +225,16 @@ class Task:
     @property
     def compressed(self) -> Shapes:
         """What a device holds compressed: item tables, or everything but biases and other small tensors."""
-        if self.settings.compress == "tables":
-            return self.tables
-        return {name: shape for name, shape in self.shapes.items() if prod(shape) >= SMALLEST_COMPRESSED}
+        found = self.tables
+        if self.settings.compress != "tables":
+            found = {name: shape for name, shape in self.shapes.items() if prod(shape) >= SMALLEST_COMPRESSED}
+        if self.settings.item_bias:
+            found = {name: shape for name, shape in found.items() if name != ITEM_BIAS}
+        return found
+
+    def left(self, capacity: Capacity) -> Capacity:
+        """What a capacity leaves to the compressed tensors: a budget in bytes has to hold the items' bias as well."""
+        return capacity.beside(BYTES * self.data.num_items if self.settings.item_bias else 0)
 
     def samples(self, client: int) -> int:
         """How much data a client has."""
@@ -253,8 +270,15 @@ class Task:
         if self._negatives is not None and chance is not None:
             items = torch.cat([items, self._negatives.of_user(client, chance)], dim=1)
         targets = train.ratings_of(client)[order] if self.ratings else None
+        if targets is None and self.has_targets:
+            targets = self.negative_weights(torch.tensor([count])).expand(len(order))
         stops = [min(stop, count) for stop in range(size, count + size, size)]
         return LocalData(items, targets, [epoch * count + stop for epoch in range(epochs) for stop in stops])
+
+    def negative_weights(self, counts: Tensor) -> Tensor:
+        """What a negative of users with so many items counts: see :func:`fairfold.models.losses.sampled_squares`."""
+        others = self.data.num_items - counts
+        return self.settings.unobserved_weight * others / (counts.clamp(min=1) * self.settings.negatives)
 
     def batches(self, client: int, generator: torch.Generator) -> list[Batch]:
         """All batches of a client's round, epoch after epoch."""
@@ -285,6 +309,8 @@ class Task:
                 assert train.ratings is not None
                 targets.append(train.ratings[order])
             else:
+                if self.has_targets:
+                    targets.append(self.negative_weights(train.counts_by_user)[users[-1]])
                 owners = users[-1][:, None].expand(-1, settings.negatives)
                 wide = torch.cat([wide, self._negatives.draw(owners, generator)], dim=1)
             items.append(wide)
@@ -302,7 +328,7 @@ class Task:
             targets: See :class:`Batch`.
         """
         losses = self.unpenalised_losses(dense, users, items, targets)
-        if targets is None and self.settings.regulariser:
+        if not self.ratings and self.settings.regulariser:
             norms = sum(rows.square().sum((1, 2)) for rows in items) + sum(vector.square().sum() for vector in users)
             losses = losses + 0.5 * self.settings.regulariser * norms
         return losses
@@ -313,7 +339,9 @@ class Task:
         """The same without the regulariser, whose gradient is known: its weight times the vectors a sample uses."""
         scores = self.scores(dense, tuple(vector.expand(*items[0].shape[:2], -1) for vector in users), items)
         if targets is not None:
-            return (scores[:, 0] - targets).square()
+            return (scores[:, 0] - targets).square() if self.ratings else sampled_squares(scores, targets)
+        if self.settings.objective == "softmax":
+            return sampled_softmax(scores)
         return -functional.logsigmoid(scores[:, :1] - scores[:, 1:]).mean(1)
 
     def model_of(self, shared: Weights, own: Weights) -> nn.Module:
@@ -335,7 +363,7 @@ def _make(data: Dataset, settings: Settings) -> Recommender:
     if settings.own_model:
         return make_named(settings.model, users, items, factors)
     if settings.model in ("mf", "mf-ratings"):
-        return MF(users, items, factors, spread=settings.initial_spread or 0.01)
+        return MF(users, items, factors, spread=settings.initial_spread or 0.01, item_bias=settings.item_bias)
     if settings.model == "neumf":
         return NeuMF(users, items, factors)
     return NeuMFMLP(users, items, factors)

@@ -79,7 +79,9 @@ class Plan:
         """What the devices of each capacity hold in a round."""
         task = self.task
         whole = {name: shape for name, shape in task.shapes.items() if name not in task.compressed}
-        return assign(self.settings, task.compressed, whole, self.capacities, self.seed(round_number))
+        return assign(
+            self.settings, task.compressed, whole, list(map(task.left, self.capacities)), self.seed(round_number)
+        )
 
     def seed(self, round_number: int) -> int:
         """Of a round's hash."""

@@ -1,7 +1,8 @@
-"""What training makes small: BPR for rankings, squared error for ratings, cross-entropy for classes."""
+"""What training makes small: BPR and others for rankings, squared error for ratings, cross-entropy for classes."""
 
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -29,6 +30,34 @@ def bpr_loss(positive: Tensor, negative: Tensor, embeddings: Iterable[Tensor] = 
         for vectors in embeddings:
             loss = loss + weight * 0.5 * vectors.square().sum() / samples
     return loss
+
+
+def sampled_softmax(scores: Tensor) -> Tensor:
+    """For every sample -log of the probability that its first item is the one chosen among it and those drawn for it.
+
+    Which of some candidates a user touched has the odds P(item | user) / Q(item) if the others were drawn by Q, so
+    scores are log P after log Q is taken off. Where all items are drawn with the same chance, as here, log Q is one
+    constant for all candidates, which a softmax does not see: nothing has to be corrected, however few are drawn.
+    With one of them this is BPR.
+
+    Args:
+        scores: [samples, 1 + drawn].
+    """
+    return torch.logsumexp(scores, 1) - scores[:, 0]
+
+
+def sampled_squares(scores: Tensor, weight: Tensor) -> Tensor:
+    """Half the squared error of every sample: 1 is wanted for its first item, 0 for those drawn for it.
+
+    A user with c of n items has c samples, with m drawn each from the n - c others. If a drawn item counts
+    w·(n - c) / (c·m), the sum over the samples is in expectation half of Σ⁺ (1 - s)² + w·Σ⁻ s², over all n items: each
+    of the others is drawn c·m / (n - c) times in the mean.
+
+    Args:
+        scores: [samples, 1 + drawn].
+        weight: What a drawn item counts, [samples].
+    """
+    return 0.5 * ((1 - scores[:, 0]).square() + weight * scores[:, 1:].square().sum(1))
 
 
 def squared_error(predicted: Tensor, given: Tensor) -> Tensor:

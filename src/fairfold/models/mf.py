@@ -1,5 +1,6 @@
 """Matrix factorisation: the score of a pair is the inner product of two vectors."""
 
+import torch
 from torch import Tensor, nn
 
 from fairfold.kernels.form import Form
@@ -14,25 +15,32 @@ class MF(Recommender):
         num_items: Size of the catalogue.
         factors: Length of the vectors.
         spread: Standard deviation of the vectors' elements before training.
+        item_bias: Add one number an item to its scores, 0 before training.
     """
 
-    def __init__(self, num_users: int, num_items: int, factors: int = 8, spread: float = 0.01) -> None:
+    def __init__(
+        self, num_users: int, num_items: int, factors: int = 8, spread: float = 0.01, *, item_bias: bool = False
+    ) -> None:
         super().__init__(num_users, num_items)
         self.user = nn.Embedding(num_users, factors)
         self.item = nn.Embedding(num_items, factors)
         for table in (self.user, self.item):
             nn.init.normal_(table.weight, std=spread)
+        self.item_bias = nn.Embedding(num_items, 1) if item_bias else None
+        if self.item_bias is not None:
+            nn.init.zeros_(self.item_bias.weight)
 
     @property
-    def form(self) -> Form:
-        """What its scores are made of, for training in one call."""
-        return Form(product=self.item.embedding_dim)
+    def form(self) -> Form | None:
+        """What its scores are made of, for training in one call; that does not know biases."""
+        return None if self.item_bias is not None else Form(product=self.item.embedding_dim)
 
     def combine(self, users: tuple[Tensor, ...], items: tuple[Tensor, ...]) -> Tensor:
         """Scores of embedded users with embedded items; their shapes may broadcast."""
-        return (users[0] * items[0]).sum(-1)
+        scores = (users[0] * items[0]).sum(-1)
+        return scores if self.item_bias is None else scores + items[1].squeeze(-1)
 
     def score_block(self, users: Tensor, items: Tensor) -> Tensor:
         """Scores of every user with every item, [users, items]."""
-        (user,), (item,) = self.embed_users(users), self.embed_items(items)
-        return user @ item.T
+        (user,), (item, *bias) = self.embed_users(users), self.embed_items(items)
+        return torch.addmm(bias[0].T, user, item.T) if bias else user @ item.T

@@ -71,6 +71,7 @@ class SearchFile(Frozen):
     Attributes:
         set: Settings of the short runs, on top of a cell's own.
         values: What to try, by setting.
+        more: What to try besides, by column, where a setting means something in some columns alone.
         cells: Which cells to try them in, ``[table, row, column]``.
         held_out: Share of each user's training data that judges.
         seed: Of the short runs; no seed of the tables.
@@ -78,6 +79,7 @@ class SearchFile(Frozen):
 
     set: Values = Field(default_factory=dict)
     values: dict[str, tuple[float, ...]]
+    more: dict[str, dict[str, tuple[float, ...]]] = Field(default_factory=dict)
     cells: tuple[tuple[str, str, str], ...]
     held_out: float = Field(0.1, gt=0, lt=1)
     seed: int = 1000

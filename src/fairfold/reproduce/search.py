@@ -48,13 +48,16 @@ def search(experiment: Experiment, out: Path, say: Callable[[str], None], jobs: 
     """
     plan = experiment.file.search
     assert plan is not None
+    searched = {column for _, _, column in plan.cells}
+    if plan.more.keys() - searched:
+        raise InvalidSettings(
+            f"{experiment.name}: search has more values for {sorted(plan.more.keys() - searched)}",
+            f"columns of its cells, {sorted(searched)}",
+            "Mend it.",
+        )
     place = out / experiment.folder / SEARCH
     place.mkdir(parents=True, exist_ok=True)
-    todo = [
-        (_cell(experiment, labels), dict(zip(plan.values, numbers, strict=True)))
-        for labels in plan.cells
-        for numbers in itertools.product(*plan.values.values())
-    ]
+    todo = [(_cell(experiment, labels), tried) for labels in plan.cells for tried in _tries(plan, labels[-1])]
     cells, tries = zip(*todo, strict=True)
     trials, path = list[Trial](), place.with_suffix(".csv")
     with workers(default_jobs(len(todo)) if jobs is None else jobs) as pool:
@@ -71,6 +74,11 @@ def _cell(experiment: Experiment, labels: tuple[str, str, str]) -> Cell:
         if (cell.table, cell.row, cell.column) == labels:
             return cell
     raise InvalidSettings(f"{experiment.name}: search names {labels}", "table, row and column of a cell", "Mend it.")
+
+
+def _tries(plan: SearchFile, column: str) -> list[dict[str, float]]:
+    values = plan.values | plan.more.get(column, {})
+    return [dict(zip(values, numbers, strict=True)) for numbers in itertools.product(*values.values())]
 
 
 def _trial(cell: Cell, tried: dict[str, float], plan: SearchFile, place: Path) -> Trial:
@@ -108,14 +116,15 @@ def record(trials: list[Trial], plan: SearchFile) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     headings = ["metric", "at the end", "best", "round of best", "replies left out", "chosen"]
-    writer.writerow(["table", "row", "column", *plan.values, *headings])
+    names = list(dict.fromkeys([*plan.values, *(name for more in plan.more.values() for name in more)]))
+    writer.writerow(["table", "row", "column", *names, *headings])
     for trial in trials:
         cell, outcome = trial.cell, trial.outcome
         rivals = [other for other in trials if other.cell.label == cell.label]
         writer.writerow(
             [
-                cell.table, cell.row, cell.column, *trial.tried.values(), outcome.facts["metric"],
-                _shown(outcome.last), _shown(outcome.best), f"{outcome.best_round:.0f}",
+                cell.table, cell.row, cell.column, *(trial.tried.get(name, "") for name in names),
+                outcome.facts["metric"], _shown(outcome.last), _shown(outcome.best), f"{outcome.best_round:.0f}",
                 sum(outcome.facts["rejections"].values()),
                 "chosen" if trial is best_of(rivals) else "",
             ]

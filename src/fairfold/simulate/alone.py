@@ -11,7 +11,7 @@ from fairfold.simulate.active import Active
 def train(client: Active, task: Task) -> bool:
     """All steps of a client, its values changed in place; False where the model or the machine does not allow it."""
     settings, form = task.settings, task.form
-    if form is None or client.factors:
+    if form is None or client.factors or settings.objective != "bpr":
         return False
     dense = [client.places[name] for name in task.dense]
     together = Places(

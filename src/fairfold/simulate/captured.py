@@ -62,7 +62,7 @@ class Buffers:
         batch = settings.batch_size
         self.places = make(self.steps, clients, batch, 1 + drawn, kind=torch.int32)
         self.shares = make(self.steps, clients, batch, kind=dtype)
-        self.targets = make(self.steps, clients, batch, kind=dtype) if task.ratings else None
+        self.targets = make(self.steps, clients, batch, kind=dtype) if task.has_targets else None
         self.rows, self.row_signs = make(rows, width, kind=torch.int32), make(rows, width, kind=torch.int8)
         self.fixed, self.fixed_signs = make(clients, used, kind=torch.int32), make(clients, used, kind=torch.int8)
         self.values, self.gradient = make(values, kind=dtype), make(values, kind=dtype)
@@ -120,7 +120,7 @@ class Cohorts:
         wanted = self.settings.clients_per_round or self.task.num_clients
         self.at_once = min(wanted, self.task.num_clients, CLIENTS_AT_ONCE)
         self.buffers = Buffers(self.task, self.at_once, device, dtype)
-        self._losses = vmap(self.task.unpenalised_losses, in_dims=(0, 0, 0, 0 if self.task.ratings else None))
+        self._losses = vmap(self.task.unpenalised_losses, in_dims=(0, 0, 0, 0 if self.task.has_targets else None))
         self._graph: torch.cuda.CUDAGraph | None = None
         self._feeder = ThreadPoolExecutor(ROUNDS_AHEAD, thread_name_prefix="fairfold-samples")
         self._ahead: dict[int, Future[list[Draws]]] = {}
@@ -186,8 +186,9 @@ class Cohorts:
 
     def _step(self) -> None:
         """The next step of every client that is still at work."""
-        held, form = self.buffers, None if self.task.ratings else self.task.form
-        weight = self.settings.regulariser
+        held, weight = self.buffers, self.settings.regulariser
+        pairwise = not self.task.ratings and self.settings.objective == "bpr"
+        form = self.task.form if pairwise else None
         if form is None or not ops.add_slopes(form, weight, held.values, held.gradient, held.lines):
             self.add_slopes()
         ops.step_prefix(held.values, held.gradient, held.moments, held.rates, held.moving, held.step)
@@ -207,7 +208,7 @@ class Cohorts:
         dense = dict(zip(task.dense, parts[len(own_sizes) :], strict=True))
         losses: Tensor = self._losses(dense, parts[: len(own_sizes)], split, targets)
         for_rows, for_always = torch.autograd.grad(losses, [rows, always], shares)
-        if targets is None and self.settings.regulariser:
+        if not task.ratings and self.settings.regulariser:
             weight, own = self.settings.regulariser, sum(own_sizes)
             for_rows = for_rows.addcmul(rows.detach(), shares[..., None, None], value=weight)
             users = always.detach()[:, :own]

@@ -31,7 +31,7 @@ def run_round(state: ServerState, private: Weights, federation: Federation, reje
         name: LocalSteps(tensor, settings, {moment: of[name] for moment, of in state.moments.items()}, done)
         for name, tensor in values.items()
     }
-    losses = vmap(task.sample_losses, in_dims=(None, 0, 0, 0 if task.ratings else None))
+    losses = vmap(task.sample_losses, in_dims=(None, 0, 0, 0 if task.has_targets else None))
     for part in samples.parts(batch):
         read: Weights = {name: values[name].requires_grad_() for name in values}
         users = [read[name].view(-1, columns)[part.users] for name, columns in task.own.items()]

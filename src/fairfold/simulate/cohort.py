@@ -73,6 +73,7 @@ class Draws:
         train: Their interactions; users are numbered by place.
         order: int64 [samples]: which of its client's interactions each sample is.
         chance: float64 [samples, negatives]: which negatives go with it; None for ratings.
+        weights: float [clients]: what each of these counts, for the squared error of rankings; else None.
         epochs: Each has all interactions of a client.
         batch: Samples in a step, at most.
         steps: Of the busiest client.
@@ -82,6 +83,7 @@ class Draws:
     train: Interactions
     order: Tensor
     chance: Tensor | None
+    weights: Tensor | None
     epochs: int
     batch: int
     steps: int
@@ -94,7 +96,8 @@ class Draws:
             train, offsets=moved(train.offsets, device), items=moved(train.items, device), ratings=ratings
         )
         order, chance = moved(self.order, device), None if chance is None else moved(chance, device)
-        return replace(self, train=interactions, order=order, chance=chance)
+        weights = None if self.weights is None else moved(self.weights, device)
+        return replace(self, train=interactions, order=order, chance=chance, weights=weights)
 
     def samples(self) -> Samples:
         """What the readable loop trains on, on the device where the draws are."""
@@ -111,6 +114,8 @@ class Draws:
         sizes = (counts - before).clamp(max=self.batch) * (step < in_epoch * self.epochs)
         starts = train.offsets[:-1] * self.epochs + step // in_epoch * counts + before
         targets = None if train.ratings is None else train.ratings[mine]
+        if self.weights is not None:
+            targets = self.weights[place]
         return Samples(self.clients, items, targets, place, starts * (sizes > 0), sizes)
 
 
@@ -141,7 +146,10 @@ def draw(task: Task, clients: list[int], round_number: int, *, pinned: bool = Fa
         joined([train.of(client) for client in ordered]),
         joined([train.ratings_of(client) for client in ordered]) if task.ratings else None,
     )
-    return Draws(ordered, interactions, order, chance, settings.local_epochs, settings.batch_size, max(steps.values()))
+    weights = None if task.ratings or not task.has_targets else task.negative_weights(interactions.counts_by_user)
+    return Draws(
+        ordered, interactions, order, chance, weights, settings.local_epochs, settings.batch_size, max(steps.values())
+    )
 
 
 def distinct(keys: Tensor, bound: int) -> tuple[Tensor, Tensor]:

@@ -13,10 +13,8 @@ from fairfold.federation.rating_squares import first_ratings
 from fairfold.federation.sampling import Purpose, generator, hash_seed, sample_cohort
 from fairfold.federation.settings import Settings
 from fairfold.federation.storage import Storage
-from fairfold.federation.task import Task, Weights
+from fairfold.federation.task import BYTES, Task, Weights
 from fairfold.subspace import Capacity, assign_groups, parse_scheme
-
-BYTES = 4
 
 
 def _started_in(smallest: Assignment, full: Weights) -> Weights:
@@ -84,13 +82,14 @@ class Federation:
     def limited(self, capacity: Capacity) -> Capacity:
         """What a device of this capacity is given: at most what the data supports, counted in rows of the reference."""
         settings, task = self.settings, self.task
+        capacity = task.left(capacity)
         if not settings.support and settings.reference_factors is None:
             return capacity
-        ((items, factors),) = task.tables.values()
+        items, factors = next(iter(task.tables.values()))  # the only one, but for a bias
         reference = items * (settings.reference_factors or factors)
         limit = capacity.limit(reference)
         if settings.support and settings.mapping == "ranked":
-            smallest = min(known.limit(reference) for known in [*self.capacities, capacity])
+            smallest = min(known.limit(reference) for known in [*map(task.left, self.capacities), capacity])
             limit = min(limit, self._supported(items, factors, smallest))
         return Capacity.parse("1x") if limit >= items * factors else Capacity(budget=limit * BYTES)
 

@@ -50,7 +50,7 @@ class _Program:
             self._pull = torch.cat([client.pull for client in self._clients if client.pull is not None])
             self._start = torch.cat([client.start for client in self._clients])
         self._rows, self._shares, self._targets = self._padded()
-        self._losses = vmap(task.sample_losses, in_dims=(0, 0, 0, 0 if task.ratings else None))
+        self._losses = vmap(task.sample_losses, in_dims=(0, 0, 0, 0 if task.has_targets else None))
 
     def _padded(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """Every step's samples at one shape: rows [steps, clients, samples, width] and what each sample counts."""
@@ -59,7 +59,7 @@ class _Program:
         longest, width = max(int(size.max()) for size in sizes), samples[0].rows.shape[1]
         rows = torch.zeros(most, len(samples), longest, width, dtype=torch.int32)
         shares = torch.zeros(most, len(samples), longest, dtype=self._values.dtype)
-        targets = torch.zeros_like(shares) if self._task.ratings else None
+        targets = torch.zeros_like(shares) if self._task.has_targets else None
         offset = 0
         for place, (of, size, client) in enumerate(zip(samples, sizes, self._clients, strict=True)):
             real = torch.arange(longest) < size[:, None]

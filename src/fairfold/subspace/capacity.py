@@ -83,6 +83,16 @@ class Capacity:
         assert self.budget is not None  # one of the two is set
         return min(self.budget // itemsize, full_size)
 
+    def beside(self, taken: int) -> "Capacity":
+        """What is left to the vector where a device holds ``taken`` bytes beside it; a share is one of the vector."""
+        if self.budget is None or not taken:
+            return self
+        if self.budget <= taken:
+            raise InvalidCapacity(
+                f"a budget of {self}", f"more than the {taken:,} bytes held beside the table", "Allow more."
+            )
+        return Capacity(budget=self.budget - taken)
+
     def __str__(self) -> str:
         if self.share is not None:
             ratio = 1 / self.share
