@@ -250,6 +250,17 @@ def test_export_serves_any_capacity(method: str, capacity: str, size: int, tmp_p
         assert told["quality"]["device"] == finished.result.quality
 
 
+def test_the_server_that_an_export_tells_of_is_the_same_at_every_capacity(tmp_path: Path) -> None:
+    """With least squares users follow from the rows that are owned: by whom must not depend on what is exported."""
+    finished = run(small(solver="least_squares", support=0, chunk=4, sign=False, capacities="1x-8x"), tmp_path / "run")
+    told = {}
+    for capacity in ("1x", "8x"):
+        works("export", str(tmp_path / "run"), "--capacity", capacity, "--out", str(tmp_path / capacity))
+        told[capacity] = read_device_model(tmp_path / capacity)[1]["quality"]
+    assert told["1x"]["server"] == told["8x"]["server"] == finished.result.quality
+    assert told["8x"]["device"] != told["8x"]["server"]  # so that the two could be mistaken for each other
+
+
 @pytest.mark.parametrize(("capacity", "size"), [("16x", 14 + 60), ("1x", 240 + 60), ("4x", 56 + 60), ("300B", 14 + 60)])
 def test_a_bias_is_exported_and_recommended_by(capacity: str, size: int, tmp_path: Path) -> None:
     finished = run(small(item_bias=True, objective="softmax", **GRADIENT), tmp_path / "run")

@@ -60,6 +60,17 @@ def test_the_last_round_counts_where_the_table_says_so(tmp_path: Path) -> None:
     assert fair.spread is None  # one seed has none
 
 
+def test_what_devices_reach_is_a_mean_over_the_seeds(tmp_path: Path) -> None:
+    experiment = read_experiment(write(tmp_path), seeds=2)
+    found = {
+        cell: outcome([0.3], facts={"devices": {s: {"quality": 0.1 + 0.2 * cell.seed} for s in ("1x", "16x")}})
+        for cell in experiment.cells
+        if cell.kind == "federated"
+    }
+    by_name = dict(zip(COLUMNS, detail_rows(grids(experiment, found)[0])[1], strict=True))
+    assert by_name["note"] == "1x devices' own model 0.2000; 16x devices' own model 0.2000"
+
+
 def test_curves_are_means_over_the_seeds(tmp_path: Path) -> None:
     fair = made_up(tmp_path).grids[0].entry("1x-16x", "FAIR")
     assert fair is not None

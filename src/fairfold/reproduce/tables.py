@@ -25,7 +25,7 @@ class Entry:
         curve: Mean over the seeds at every point all of them have, x and y.
         state: ``done``, ``N/A``, ``no data`` or ``not run``.
         reason: Why it is not done.
-        facts: Of the first seed.
+        facts: Of the first seed, but for what devices reach: that is the mean over the seeds.
         settings: Of the cell.
     """
 
@@ -140,9 +140,24 @@ def _entry(file: TableFile, row: str, column: str, cells: list[Cell], outcomes: 
         tuple(outcome.seconds for outcome in done),
         _mean_curve(done),
         "done",
-        facts=done[0].facts,
+        facts=_mean_facts(done),
         settings=cells[0].values,
     )
+
+
+def _mean_facts(done: list[Outcome]) -> dict[str, Any]:
+    facts = dict(done[0].facts)
+    if "devices" in facts:
+        facts["devices"] = {
+            size: told | _mean_quality([outcome.facts["devices"].get(size, {}) for outcome in done])
+            for size, told in facts["devices"].items()
+        }
+    return facts
+
+
+def _mean_quality(told: list[dict[str, Any]]) -> dict[str, float]:
+    found = [of_seed["quality"] for of_seed in told if of_seed.get("quality") is not None]
+    return {"quality": mean(found)} if found else {}
 
 
 def _number(value: float | None) -> float:

@@ -1,7 +1,7 @@
 """The model of a device of any size, from one server's checkpoint, and the file it is sent as."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -76,12 +76,10 @@ def device_model(run: OpenRun, capacity: Capacity) -> DeviceModel:
 
 def quality(run: OpenRun, device: DeviceModel) -> tuple[str, float, float]:
     """The metric, the device model's value on the test set over all users, and that of the server's model."""
-    federation = run.federation
-    everybody = replace(federation, capacities=[device.capacity], group=torch.zeros_like(federation.group))
-    judge = Judge(everybody, {})
-    found = judge.quality(run.progress.state, run.progress.private, [Assignment(device.projections)])
-    assert found.groups[0] is not None
-    return judge.metric, found.groups[0], found.server
+    federation, state, private = run.federation, run.progress.state, run.progress.private
+    judge, everybody = Judge(federation, {}), torch.arange(federation.task.num_clients)
+    own = judge.value(device.recovered(), private, everybody, [Assignment(device.projections)])
+    return judge.metric, own, judge.value(state.full, private, everybody, federation.assignments(state.round_number))
 
 
 def write_device_model(run: OpenRun, device: DeviceModel, path: Path, measured: tuple[str, float, float]) -> int:

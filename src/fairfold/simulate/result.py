@@ -110,8 +110,8 @@ class Judge:
                 by_group.append(None)
                 continue
             device = {name: projection.recover(sent[name]) for name, projection in held.projections.items()}
-            by_group.append(self._value(device, private, members, [held]))
-        return Quality(self._value(state.full, private, everybody, assignments), tuple(by_group))
+            by_group.append(self.value(device, private, members, [held]))
+        return Quality(self.value(state.full, private, everybody, assignments), tuple(by_group))
 
     def references(self, users: Tensor) -> dict[str, float]:
         """The reference rows over some users."""
@@ -119,7 +119,15 @@ class Judge:
             return {}
         return {name: self._ndcg(score, users) for name, score in self._references.items()}
 
-    def _value(self, full: Weights, private: Weights, users: Tensor, held: list[Assignment]) -> float:
+    def value(self, full: Weights, private: Weights, users: Tensor, held: list[Assignment]) -> float:
+        """Of one model, for some users.
+
+        Args:
+            full: Its tensors in full.
+            private: The users' own vectors.
+            users: By whom it is judged.
+            held: What the devices hold whose model this is: all of them for the server's.
+        """
         task, settings = self.federation.task, self.federation.settings
         if task.ratings and settings.solver != "gradient":
             return _mean_squared_error(rating_predictor(full, task, settings), task.data.test, users)
