@@ -216,6 +216,15 @@ def test_recommend_by_original_ids_with_titles(tmp_path: Path, ratings_folder: P
     assert "#0 to #8" in fails("recommend", str(out), "--user", "#9")
 
 
+def test_a_model_that_only_gradients_can_train_needs_no_solver_named(tmp_path: Path) -> None:
+    sizes = ("world.users=12", "world.items=60", "world.interactions_per_user=10", "clients_per_round=4")
+    small = [f"--set={size}" for size in sizes]
+    works("train", "--model", "neumf", "--rounds", "1", *small, "--out", str(tmp_path / "run"))
+    assert open_run(tmp_path / "run").federation.settings.solver == "gradient"
+    refused = fails("train", "--model", "neumf", "--set", "solver=closed_form", "--out", str(tmp_path / "other"))
+    assert "needs model='mf'" in refused
+
+
 def test_recommend_without_ids_takes_numbers(tmp_path: Path) -> None:
     run(small(**GRADIENT), tmp_path / "run")
     assert "user #11" in works("recommend", str(tmp_path / "run"), "--user", "11")

@@ -32,6 +32,8 @@ LEAST_SQUARES_DEFAULTS: dict[str, Any] = {
 
 RATING_MODELS = ("neumf-mlp", "mf-ratings")
 MODELS = ("mf", "neumf", *RATING_MODELS, *IMAGE_MODELS)
+SOLVED_MODELS = ("mf", "mf-ratings")
+"""Those whose vectors can be solved for; all others are trained by gradient steps."""
 RATING_DEFAULTS: dict[str, Any] = {
     "solver": "least_squares",
     "factors": 8,

@@ -15,6 +15,7 @@ from fairfold.federation.defaults import (
     OWN_MODEL,
     RATING_DEFAULTS,
     RATING_MODELS,
+    SOLVED_MODELS,
 )
 from fairfold.subspace import parse_scheme
 
@@ -145,7 +146,8 @@ class Settings(Frozen):
         solver: What a device computes: ``"gradient"`` (E epochs of gradient steps), ``"closed_form"`` (the user's
             vector solved exactly, one step on the whole catalogue) or ``"least_squares"`` (the user's vector solved
             exactly, the items by the server from sums of them; docs/beyond.md). The last two are for ``"mf"`` with
-            private vectors; the last has defaults of its own, ``LEAST_SQUARES_DEFAULTS``, and no use for optimisers.
+            private vectors; other models take the first where nothing is said. The last has defaults of its own,
+            ``LEAST_SQUARES_DEFAULTS``, and no use for optimisers.
         objective: What gradient steps make small where items are ranked: ``"bpr"`` (an item the user touched scores
             above each one drawn for it), ``"softmax"`` (it is the one to choose among these) or ``"squared"`` (squared
             error over the whole catalogue, of which those drawn are a sample); docs/beyond.md.
@@ -250,6 +252,8 @@ class Settings(Frozen):
         if values.get("model") in IMAGE_MODELS:
             return IMAGE_DEFAULTS | dict(values)
         popularity = values.get("popularity", "catalogue")
+        if values.get("model", "mf") not in SOLVED_MODELS:
+            values = {"solver": "gradient"} | dict(values)
         if values.get("model") == "mf-ratings":
             values = RATING_DEFAULTS | {"alike": popularity == "catalogue"} | dict(values)
         if values.get("solver") == "least_squares":
