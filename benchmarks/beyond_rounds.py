@@ -1,6 +1,8 @@
 """Milliseconds a round of the recipes of `fairfold reproduce beyond`, Goodreads-100, on an idle machine.
 
-python benchmarks/beyond_rounds.py --out benchmarks/results/beyond_rounds.csv      # a minute
+The row of docs/beyond.md comes from
+
+    python benchmarks/beyond_rounds.py --out benchmarks/results/beyond_rounds.csv      # a minute
 """
 
 import argparse

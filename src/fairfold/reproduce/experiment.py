@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from fairfold.errors import FairfoldError, InvalidSettings
-from fairfold.federation.settings import Frozen
+from fairfold.federation.setting_tables import Frozen
 from fairfold.reproduce.kinds import KINDS
 
 Values = dict[str, Any]

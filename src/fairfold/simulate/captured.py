@@ -21,7 +21,8 @@ from fairfold.federation.projection import Assignment
 from fairfold.federation.replies import Rejections, fault_of, problem_with, spoil
 from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.send import send
-from fairfold.federation.settings import FaultSettings, Settings
+from fairfold.federation.setting_tables import FaultSettings
+from fairfold.federation.settings import Settings
 from fairfold.federation.task import Task, Weights
 from fairfold.kernels import ops
 from fairfold.kernels.form import Lines, Places
