@@ -339,8 +339,9 @@ class KeptColumns(Coordinatewise):
         sign = torch.zeros(self.shape[1], dtype=torch.int8, device=device)
         held = self.columns(device)
         place[held], sign[held] = torch.arange(self.kept, device=device), 1
-        column = coordinates % self.shape[1]
-        return coordinates // self.shape[1] * self.kept + place[column], sign[column]
+        row = coordinates // self.shape[1]
+        column = coordinates - row * self.shape[1]
+        return row * self.kept + place[column], sign[column]
 
     def counts(self, slots: Tensor) -> Tensor:
         """See the base class."""

@@ -248,19 +248,21 @@ def _products(rows: Tensor, factors: list[Tensor]) -> Tensor:
     """Rows of the tables, [clients, samples, width, columns of all], from rows of their first factors."""
     if not factors:
         return rows
-    parts = torch.split(rows, [len(factor[0]) for factor in factors], dim=-1)
-    return torch.cat([part @ factor[:, None] for part, factor in zip(parts, factors, strict=True)], dim=-1)
+    parts = torch.split(rows.flatten(1, 2), [len(factor[0]) for factor in factors], dim=-1)
+    products = [part @ factor for part, factor in zip(parts, factors, strict=True)]
+    return torch.cat(products, dim=-1).view(rows.shape)
 
 
 def _through_products(slopes: Tensor, rows: Tensor, factors: list[Tensor], into: Tensor) -> Tensor:
     """The slopes of rows of the first factors, from those of the products; those of the second go ``into`` a line."""
     sizes = [len(factor[0]) for factor in factors]
+    split = [torch.split(of.flatten(1, 2), sizes, dim=-1) for of in (slopes, rows)]
     for_rows, for_factors = [], []
-    for slope, row, factor in zip(torch.split(slopes, sizes, -1), torch.split(rows, sizes, -1), factors, strict=True):
-        for_rows.append(slope @ factor.mT[:, None])
-        for_factors.append((row.flatten(1, 2).mT @ slope.flatten(1, 2)).flatten(1))
+    for slope, row, factor in zip(*split, factors, strict=True):
+        for_rows.append(slope @ factor.mT)
+        for_factors.append((row.mT @ slope).flatten(1))
     into.copy_(torch.cat(for_factors, dim=1))
-    return torch.cat(for_rows, dim=-1)
+    return torch.cat(for_rows, dim=-1).view(rows.shape)
 
 
 def capture(step: Callable[[], None], changed: list[Tensor], pool: Any = None) -> torch.cuda.CUDAGraph:
