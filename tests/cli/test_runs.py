@@ -4,6 +4,7 @@ import io
 import json
 import re
 import sys
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -312,6 +313,47 @@ def test_recommend_to_a_new_user_from_their_history(tmp_path: Path, ratings_fold
     history.write_text("101\nnobody\n")
     assert "'nobody'" in fails("recommend", str(out), "--history", str(history))
     assert "one of them" in fails("recommend", str(out))
+
+
+def table_of(shown: str) -> list[str]:
+    return [line for line in shown.splitlines() if line.startswith("│")]
+
+
+@pytest.mark.parametrize("options", [[], ["--capacity", "2x"]])
+def test_a_new_user_with_the_ratings_of_a_known_one_gets_the_same(
+    tmp_path: Path, ratings_folder: Path, options: list[str]
+) -> None:
+    out, history = tmp_path / "run", tmp_path / "history.txt"
+    works("train", "--recipe", "ratings", "--data", str(ratings_folder), "--rounds", "6", "--set", "factors=3",
+          "--set", "clients_per_round=none", "--capacities", "1x-2x", "--out", str(out))  # fmt: skip
+    data = open_run(out).interactions
+    assert data.item_ids is not None
+    past = zip(data.train.of(3).tolist(), data.train.ratings_of(3).tolist(), strict=True)
+    lines = [
+        f"{data.item_ids[item]}{mark}{rating:g}" for (item, rating), mark in zip(past, cycle(" \t,"), strict=False)
+    ]
+    history.write_text("\n".join(lines))
+    new = table_of(works("recommend", str(out), "--history", str(history), *options))
+    assert len(new) > 3
+    assert new == table_of(works("recommend", str(out), "--user", "#3", *options))
+    other = [line[:-1] + str(6 - int(line[-1])) for line in lines]
+    history.write_text("\n".join(other))
+    assert new != table_of(works("recommend", str(out), "--history", str(history), *options))
+    for line in ("101", "101 good", "101,9"):
+        history.write_text(line)
+        assert "its rating, 1 to 5" in fails("recommend", str(out), "--history", str(history))
+
+
+def test_models_trained_by_gradients_say_what_serves_new_users(tmp_path: Path, ratings_folder: Path) -> None:
+    history = tmp_path / "history.txt"
+    history.write_text("101")
+    for model, recipe in (("neumf-mlp", "ratings"), ("neumf", "best")):
+        out = str(tmp_path / model)
+        works("train", "--recipe", "paper", "--data", str(ratings_folder), "--model", model, "--rounds", "1",
+              "--set", "clients_per_round=none", "--out", out)  # fmt: skip
+        said = fails("recommend", out, "--history", str(history))
+        assert f"--recipe {recipe}" in said
+        assert "trained by gradients" in said
 
 
 def test_a_recipe_knows_data_sets_and_gives_way_to_what_is_asked(tmp_path: Path) -> None:

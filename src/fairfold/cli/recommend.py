@@ -15,7 +15,11 @@ def recommend(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     user: Annotated[str | None, typer.Option(help="Id as in the source file, or #number.")] = None,
     history: Annotated[
-        Path | None, typer.Option(help="Instead: a new user's items, a file with one id (or #number) a line.")
+        Path | None,
+        typer.Option(
+            help="Instead: a new user's items, a file with one id (or #number) a line, followed by the user's rating "
+            "for a model of ratings (mf-ratings)."
+        ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many items.")] = 10,
     capacity: Annotated[
@@ -29,7 +33,7 @@ def recommend(
     from fairfold.federation.projection import Assignment
     from fairfold.metrics.ranking import recommend as best_items
     from fairfold.runs.device import device_model
-    from fairfold.runs.opened import find_user, item_name, open_run, read_history
+    from fairfold.runs.opened import find_user, item_name, open_run
     from fairfold.subspace import Capacity
 
     console = wide_console()
@@ -41,7 +45,7 @@ def recommend(
             raise InvalidSettings(
                 "neither or both of --user and --history", "one of them", "Name whom to recommend to."
             )
-        new = None if history is None else read_history(history, data)
+        new = None if history is None else opened.history(history)
         number = 0 if user is None else find_user(data, user)
         device = None if size is None else device_model(opened, size)
         full = state.full if device is None else device.recovered()
