@@ -32,6 +32,7 @@ def recommend(
     from fairfold.errors import InvalidSettings
     from fairfold.federation.projection import Assignment
     from fairfold.metrics.ranking import recommend as best_items
+    from fairfold.metrics.references import Popularity
     from fairfold.runs.device import device_model
     from fairfold.runs.opened import find_user, item_name, open_run
     from fairfold.subspace import Capacity
@@ -49,8 +50,13 @@ def recommend(
         number = 0 if user is None else find_user(data, user)
         device = None if size is None else device_model(opened, size)
         full = state.full if device is None else device.recovered()
-        score = opened.scorer(full, None if device is None else [Assignment(device.projections)], new)
+        held = None if device is None else [Assignment(device.projections)]
+        score = opened.scorer(full, held, new)
         past = data.train if new is None else new
+        mine = past.of(number)
+        telling = int(opened.telling(mine, held).sum())
+        popular = not telling and not opened.settings.predicts_ratings
+        score = Popularity(data.train) if popular else score
         items = best_items(score, torch.tensor([number]), past, top)[0].tolist()
         scores = score(torch.tensor([number]))[0]
         model = "the server's model" if size is None else f"the model of a {size} device"
@@ -66,6 +72,20 @@ def recommend(
             cells = [str(rank), escape(item_name(item, data))]
             cells += [] if data.titles is None else [escape(data.titles[item])]
             table.add_row(*cells, f"{float(scores[item]):.4f}")
+        model = "popularity alone" if popular else model
         console.print(f"{name}, by {model} after round {state.round_number}", highlight=False, markup=False)
         console.print(table)
-        console.print(f"Left out: the {len(past.of(number))} items this user has.", highlight=False)
+        console.print(f"Left out: the {len(mine)} items this user has.", highlight=False)
+        if telling < len(mine) or not telling:
+            console.print(_what_is_known(telling, len(mine), opened.settings.predicts_ratings), highlight=False)
+
+
+def _what_is_known(telling: int, given: int, rated: bool) -> str:
+    """How much of a history the model can use, and what it does without any."""
+    why = "nobody had them in training" + ("" if rated else ", or too few to own a row in this model")
+    if telling:
+        return f"Of these {telling} of {given} say what the user likes: of the others the model knows nothing ({why})."
+    instead = (
+        "items are ranked by what all think of them" if rated else "this is the order of popularity, scores are users"
+    )
+    return f"Warning: none of the {given} items says what the user likes ({why}), so {instead}."

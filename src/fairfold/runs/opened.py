@@ -15,6 +15,7 @@ from fairfold.data.counted import items_at, ranks_of
 from fairfold.data.images import ImageDataset
 from fairfold.errors import InvalidSettings
 from fairfold.federation.image_task import task_of
+from fairfold.federation.least_squares import server_owned
 from fairfold.federation.projection import Assignment
 from fairfold.federation.settings import Settings, read_settings
 from fairfold.federation.task import Weights
@@ -83,6 +84,21 @@ class OpenRun:
         if histories is not None:
             self._refuse_new_users()
         return scorer(task.model_of(full, self.progress.private))
+
+    def telling(self, items: Tensor, held: Sequence[Assignment] | None = None) -> Tensor:
+        """Which of a user's items say anything about the user: where vectors follow from histories, not all do.
+
+        An item that nobody had in training says nothing. With least squares on rankings only those say something that
+        own a row (:mod:`fairfold.federation.least_squares`). Arguments as for :meth:`scorer`.
+        """
+        settings, task = self.settings, self.federation.task
+        if settings.solver == "gradient":
+            return torch.ones_like(items, dtype=torch.bool)
+        says = self.interactions.train.counts_by_item[items] > 0
+        if settings.solver == "least_squares" and not settings.predicts_ratings:
+            (name,) = task.tables
+            says &= items < server_owned(self.assignments if held is None else held, name, settings.factors)
+        return says
 
     def history(self, path: Path) -> Interactions:
         """The history of one new user, from a file of the form that this run's model needs."""
