@@ -173,14 +173,14 @@ def test_search_records_every_trial_and_marks_the_best(tmp_path: Path) -> None:
 
 
 def test_search_tries_more_where_a_column_has_more_to_try(tmp_path: Path) -> None:
-    more = (
-        'cells = [["one", "1x-16x", "FAIR"], ["one", "1x", "FedAvg"]]\nmore = { FAIR = { regulariser = [0.0, 0.1] } }'
-    )
+    cells = 'cells = [["one", "1x-16x", "FAIR"], ["one", "1x", "FedAvg"]]\n'
+    more = cells + 'more = { FAIR = { weighting = ["equal", "data"] } }'
     text = SMALL.replace('cells = [["one", "1x-16x", "FAIR"]]', more)
     path = search(read_experiment(write(tmp_path, text), seeds=1), tmp_path, list[str]().append, jobs=1)
     rows = list(csv.DictReader(path.read_text().splitlines()))
-    tried = [(row["column"], row["local_step"], row["regulariser"]) for row in rows]
-    assert tried == [("FAIR", "0.1", "0.0"), ("FAIR", "0.1", "0.1"), ("FAIR", "0.001", "0.0"), ("FAIR", "0.001", "0.1"),
+    tried = [(row["column"], row["local_step"], row["weighting"]) for row in rows]
+    assert tried == [("FAIR", "0.1", "equal"), ("FAIR", "0.1", "data"),
+                     ("FAIR", "0.001", "equal"), ("FAIR", "0.001", "data"),
                      ("FedAvg", "0.1", ""), ("FedAvg", "0.001", "")]  # fmt: skip
     assert [row["column"] for row in rows if row["chosen"]] == ["FAIR", "FedAvg"]
     misspelt = text.replace("more = { FAIR", "more = { FAIRER")
