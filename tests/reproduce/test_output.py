@@ -61,21 +61,18 @@ def test_the_last_round_counts_where_the_table_says_so(tmp_path: Path) -> None:
     assert fair.spread is None  # one seed has none
 
 
-def devices(seed: int, **others: int) -> dict[str, dict[str, float]]:
+def devices(seed: int, moved: dict[str, int]) -> dict[str, dict[str, float]]:
     """Of a cell with two sizes, the smaller one's model for all users known of the first seed alone."""
     small = {"users": 7, "numbers held": 25, "quality": 0.1 + 0.2 * seed} | ({} if seed else {"everybody": 0.15})
-    return {"1x": {"users": 5, "numbers held": 4000, "quality": 0.5, "everybody": 0.4} | others, "16x": small}
+    return {"1x": {"users": 5, "numbers held": 4000, "quality": 0.5, "everybody": 0.4} | moved, "16x": small}
 
 
-def with_devices(tmp_path: Path, text: str = SMALL, **others: int) -> Results:
-    experiment = read_experiment(write(tmp_path, text), seeds=2)
+def with_devices(tmp_path: Path, text: str = SMALL, moved: dict[str, int] | None = None) -> Results:
+    experiment, costs = read_experiment(write(tmp_path, text), seeds=2), {"bytes a round": 2.5e6}
     found = {
-        cell: outcome(
-            [0.3],
-            facts={
-                "devices": devices(cell.seed, **others), "bytes a round": 2.5e6, "seconds a round": 0.5 - cell.seed / 4
-            },
-        )
+        cell: outcome([0.3], facts=costs | {
+            "devices": devices(cell.seed, moved or {}), "seconds a round": 0.5 - cell.seed / 4,
+        })
         for cell in experiment.cells
         if cell.kind == "federated"
     }  # fmt: skip
@@ -93,7 +90,7 @@ def test_what_devices_reach_is_a_mean_over_the_seeds(tmp_path: Path) -> None:
 
 
 def test_every_size_has_a_line(tmp_path: Path) -> None:
-    results = with_devices(tmp_path, **{"bytes down": 32_000, "bytes up": 8_000})
+    results = with_devices(tmp_path, moved={"bytes down": 32_000, "bytes up": 8_000})
     (tmp_path / "small").mkdir()
     write_results(results, tmp_path)
     rows = list(csv.DictReader((tmp_path / "small" / "sizes.csv").read_text().splitlines()))
