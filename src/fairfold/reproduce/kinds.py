@@ -130,11 +130,14 @@ class Federated(Kind):
             "seconds a round": sum(report.seconds for report in result.history) / max(len(result.history), 1),
             "bytes a round": sum(r.bytes_down + r.bytes_up for r in result.history) / max(len(result.history), 1),
             "devices": {
-                group.capacity: {"users": group.users, "numbers held": group.size, "quality": group.quality}
+                group.capacity: {
+                    "users": group.users, "numbers held": group.size, "bytes down": group.bytes_down,
+                    "bytes up": group.bytes_up, "quality": group.quality, "everybody": group.everybody,
+                }
                 for group in result.groups
             },
             "rejections": dict(result.rejections),
-        }
+        }  # fmt: skip
         return Outcome.of_curve(
             [(float(number), value) for number, value in curve],
             smaller_is_better=result.metric == "MSE",
