@@ -19,7 +19,8 @@ def test_all_that_come_with_the_package_can_be_read(name: str, quick: bool) -> N
     assert len(labels) == len(set(labels))
     for table, file in experiment.file.tables.items():
         places = {(cell.row, cell.column) for cell in experiment.cells if cell.table == table}
-        assert {(row, column) for row, of in file.paper.items() for column in of} <= places
+        rows = file.paper.keys() if not quick or file.quick_rows is None else file.paper.keys() & set(file.quick_rows)
+        assert {(row, column) for row in rows for column in file.paper[row]} <= places
 
 
 @pytest.mark.parametrize("name", known_experiments())
@@ -48,6 +49,19 @@ def test_cells_are_rows_times_columns_with_their_settings(tmp_path: Path) -> Non
     assert (fair.values["method"], fair.values["capacities"], fair.values["rounds"]) == ("fair", "1x-16x", 4)
     assert "columns" not in places["1x", "FedAvg"].values
     assert sum(cell.row == "references" for cell in experiment.cells) == 1  # no seed, no training: once
+
+
+def test_a_single_cell_may_have_settings_of_its_own(tmp_path: Path) -> None:
+    own = '\n[tables.one.cells]\n"1x-16x" = { FAIR = { local_step = 0.5, rounds = 9 } }\n'
+    for quick, rounds in ((False, 9), (True, 2)):
+        cells = read_experiment(write(tmp_path, SMALL + own), quick=quick, seeds=1).cells
+        steps = {
+            cell.column: (cell.values["local_step"], cell.values["rounds"]) for cell in cells if cell.row == "1x-16x"
+        }
+        assert steps["FAIR"] == (0.5, rounds)
+        assert steps["HeteroFL"][0] == 0.01
+    with pytest.raises(InvalidSettings, match="cells names 'FEAR'"):
+        read_experiment(write(tmp_path, SMALL + own.replace("FAIR", "FEAR")))
 
 
 def test_quick_and_seeds(tmp_path: Path) -> None:

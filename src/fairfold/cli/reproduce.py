@@ -92,7 +92,8 @@ def _write(console: Console, experiment: Experiment, outcomes: dict[Cell, Outcom
 
     results = Results(experiment, grids(experiment, outcomes))
     for grid in results.grids:
-        console.print(grid_table(grid))
+        for table in grid_tables(grid):
+            console.print(table)
         for reason in dict.fromkeys(entry.reason for entry in grid.entries if entry.state != "done"):
             console.print(f"  {reason}", highlight=False, markup=False, soft_wrap=True)
     written = write_results(results, out)
@@ -167,20 +168,26 @@ def _add_row(table: Table, experiment: Experiment) -> None:
     )
 
 
-def grid_table(grid: Grid) -> Table:
-    """A table of results for the terminal."""
+def grid_tables(grid: Grid) -> list[Table]:
+    """A table of results for the terminal, and beside the quality what it costs and what each size reaches."""
+    from fairfold.reproduce.sizes import views
     from fairfold.reproduce.tables import crossed, shown
 
-    heading, rows = crossed(grid)
-    table = Table(title=f"{escape(grid.file.title)}: {grid.file.metric} (the paper's)", title_justify="left")
+    first = _table(f"{grid.file.title}: {grid.file.metric} (the paper's)", *crossed(grid))
+    if grid.references:
+        first.add_section()
+        for name, value in grid.references.items():
+            first.add_row(f"[italic]{escape(name)}[/italic]", shown(value))
+    lines = [(view, [[cell.replace(", ", "\n") for cell in row] for row in view.rows]) for view in views(grid)]
+    return [first, *(_table(view.about, view.heading, rows) for view, rows in lines)]
+
+
+def _table(title: str, heading: list[str], rows: list[list[str]]) -> Table:
+    table = Table(title=escape(title), title_justify="left")
     for number, cell in enumerate(heading):
         table.add_column(escape(cell), justify="left" if number == 0 else "right")
     for row in rows:
         table.add_row(*map(escape, row))
-    if grid.references:
-        table.add_section()
-        for name, value in grid.references.items():
-            table.add_row(f"[italic]{escape(name)}[/italic]", shown(value))
     return table
 
 

@@ -1,12 +1,13 @@
 """What an experiment is: tables of cells, read from a TOML file and checked whole before anything runs.
 
 A table reads like the paper's: ``[rows]`` and ``[columns]`` name what each adds to the settings, ``[paper]`` holds the
-published figures. A cell is the sum of the experiment's ``set``, the table's, its row's and its column's, in that
-order; with ``--quick`` the experiment's and the table's ``quick`` come last.
+published figures. A cell is the sum of the experiment's ``set``, the table's, its row's, its column's and its own, in
+that order; with ``--quick`` the experiment's and the table's ``quick`` come last.
 """
 
 import difflib
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -20,6 +21,7 @@ from fairfold.reproduce.kinds import KINDS
 
 Values = dict[str, Any]
 Figure = float | str
+Tried = float | str
 
 SUFFIX = ".toml"
 GROUPS = {"all": "the paper's tables and what explains them", "ours": "what goes beyond the paper"}
@@ -42,6 +44,7 @@ class TableFile(Frozen):
         quick_references: Whether the quick version has the references, which take minutes on large data.
         rows: What each row adds; ``columns = [...]`` in it leaves out all other columns.
         columns: What each column adds; ``rows = [...]`` in it leaves out all other rows; ``kind`` says what is run.
+        cells: What a single cell adds, by row and column: a learning rate that a search chose for it.
         paper: The paper's figures, by row and column; text such as ``"N/A"`` stands for none.
         references: Methods without federation beside it, on the same data.
         curves: What runs along the x axis of the plot over time: ``rounds``, or ``loglog``.
@@ -60,6 +63,7 @@ class TableFile(Frozen):
     quick_references: bool = True
     rows: dict[str, Values]
     columns: dict[str, Values]
+    cells: dict[str, dict[str, Values]] = Field(default_factory=dict)
     paper: dict[str, dict[str, Figure]] = Field(default_factory=dict)
     rounds_of_best: dict[str, dict[str, Figure]] = Field(default_factory=dict)
     references: bool = False
@@ -81,8 +85,8 @@ class SearchFile(Frozen):
     """
 
     set: Values = Field(default_factory=dict)
-    values: dict[str, tuple[float, ...]]
-    more: dict[str, dict[str, tuple[float, ...]]] = Field(default_factory=dict)
+    values: dict[str, tuple[Tried, ...]]
+    more: dict[str, dict[str, tuple[Tried, ...]]] = Field(default_factory=dict)
     cells: tuple[tuple[str, str, str], ...]
     held_out: float = Field(0.1, gt=0, lt=1)
     seed: int = 1000
@@ -236,7 +240,7 @@ def _cells(
         for column, of_column in content.columns.items():
             if column not in of_row.get("columns", [column]) or row not in of_column.get("rows", [row]):
                 continue
-            values = shared | of_row | of_column | small
+            values = shared | of_row | of_column | content.cells.get(row, {}).get(column, {}) | small
             for key in ("rows", "columns"):
                 values.pop(key, None)
             kind = str(values.pop("kind", "federated"))
@@ -269,14 +273,17 @@ def _check(where: str, kind: str, values: Values) -> None:
 
 
 def _refuse_unknown_labels(name: str, table: str, content: TableFile) -> None:
-    """A figure of the paper that stands beside no cell would be lost without a word."""
+    """A figure of the paper that stands beside no cell, or a setting of none, would be lost without a word."""
     for row in content.quick_rows or ():
         if row not in content.rows:
             raise InvalidSettings(
                 f"{name}, table {table!r}: quick_rows names {row!r}", f"one of {', '.join(content.rows)}", "Mend it."
             )
-    for what, figures in (("paper", content.paper), ("rounds_of_best", content.rounds_of_best)):
-        for row, of_row in figures.items():
+    named: dict[str, Mapping[str, Mapping[str, object]]] = {
+        "cells": content.cells, "paper": content.paper, "rounds_of_best": content.rounds_of_best
+    }  # fmt: skip
+    for what, by_row in named.items():
+        for row, of_row in by_row.items():
             for known, label in ((content.rows, row), *((content.columns, column) for column in of_row)):
                 if label not in known:
                     raise InvalidSettings(

@@ -130,11 +130,14 @@ class Federated(Kind):
             "seconds a round": sum(report.seconds for report in result.history) / max(len(result.history), 1),
             "bytes a round": sum(r.bytes_down + r.bytes_up for r in result.history) / max(len(result.history), 1),
             "devices": {
-                group.capacity: {"users": group.users, "numbers held": group.size, "quality": group.quality}
+                group.capacity: {
+                    "users": group.users, "numbers held": group.size, "bytes down": group.bytes_down,
+                    "bytes up": group.bytes_up, "quality": group.quality, "everybody": group.everybody,
+                }
                 for group in result.groups
             },
             "rejections": dict(result.rejections),
-        }
+        }  # fmt: skip
         return Outcome.of_curve(
             [(float(number), value) for number, value in curve],
             smaller_is_better=result.metric == "MSE",
@@ -174,11 +177,14 @@ class References(Kind):
         settings = load_settings(None, values)
         data, _ = load_interactions(settings)
         task = RatingTask(data) if settings.predicts_ratings else RankingTask(data, settings.top)
-        started, found = time.monotonic(), dict[str, Any]()
-        for name, row in task.references():
-            found[name] = row if isinstance(row, str) else float(row[0])
-            tell(len(found), 5)
-        return Outcome(seconds=time.monotonic() - started, facts={"references": found, "metric": task.headline})
+        started, found, tried = time.monotonic(), dict[str, Any](), dict[str, Any]()
+        for reference in task.references():
+            found[reference.name] = reference.row if isinstance(reference.row, str) else float(reference.row[0])
+            if reference.tried:
+                tried[reference.name] = {f"{value:g}": ndcg for value, ndcg in reference.tried.items()}
+            tell(len(found), 6)
+        facts = {"references": found, "tried on held-out training data": tried, "metric": task.headline}
+        return Outcome(seconds=time.monotonic() - started, facts=facts)
 
 
 @dataclass(frozen=True)
