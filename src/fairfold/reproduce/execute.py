@@ -164,8 +164,9 @@ def run_job(job: Job, tell: Callable[[int, int], None]) -> Outcome:
     if outcome.state == "no data":
         return outcome
     cell = job.cell
-    data = KINDS[cell.kind].data(cell.values)
-    outcome = Outcome(**vars(outcome) | {"data": data, "facts": outcome.facts | {"machine": machine()}})
+    kind = KINDS[cell.kind]
+    hardware = {"machine": machine(gpu=kind.on_gpu(cell.values))}
+    outcome = Outcome(**vars(outcome) | {"data": kind.data(cell.values), "facts": outcome.facts | hardware})
     described = {
         "table": cell.table, "row": cell.row, "column": cell.column, "kind": cell.kind, "seed": cell.seed,
         "settings": cell.values,

@@ -50,6 +50,10 @@ class Kind(ABC):
         """What identifies the data; an :class:`InvalidData` that says what to put where if it is not at hand."""
         return data_facts_of(dumps(self.relevant(values), sort_keys=True))
 
+    def on_gpu(self, values: Values) -> bool:  # noqa: ARG002
+        """Whether it works on a GPU on this machine."""
+        return False
+
     def needs(self, values: Values) -> str:  # noqa: ARG002
         """What its cells compete for: cells that name the same are not all started at once."""
         return "a core"
@@ -90,6 +94,12 @@ class Federated(Kind):
     def meaning(self, values: Values) -> Values:
         """What differs from the defaults; so settings to come leave kept cells as they are."""
         return self.settings(values, 0).model_dump(mode="json", exclude_defaults=True, exclude={"seed"})
+
+    def on_gpu(self, values: Values) -> bool:
+        """See the base class."""
+        from fairfold.simulate.run import choose_device
+
+        return choose_device(self.settings(values, 0)).type == "cuda"
 
     def needs(self, values: Values) -> str:
         """See the base class."""
