@@ -249,8 +249,11 @@ class Settings(Frozen):
             )
         if self.solver == "least_squares":
             self._fits_least_squares()
-        if (self.support or self.reference_factors) and self.model not in ("mf", "mf-ratings"):
-            raise ValueError("support and reference_factors are for model='mf' and 'mf-ratings', which have one table")
+        if (self.support or self.reference_factors) and self.model not in ("mf", "mf-ratings", "neumf"):
+            raise ValueError(
+                "support and reference_factors are for model='mf', 'mf-ratings' and 'neumf', whose tables have rows of "
+                "that many factors"
+            )
         if self.ratings and not self.own_model:
             raise ValueError(f"ratings=true is for models of one's own: what model={self.model!r} predicts is known")
         if self.own_model and self.method == "heterofl":
