@@ -45,7 +45,7 @@ class Ridge:
     def __call__(self, users: Tensor) -> Tensor:
         """Scores of all items, [users, items]."""
         if self._by_users:
-            themselves = torch.nn.functional.one_hot(users, self._matrix.train.num_users).float()
+            themselves = torch.zeros(len(users), self._matrix.train.num_users).scatter_(1, users[:, None], 1.0)
             return self._matrix.transposed_times(self._shrunk(themselves).T).T
         return self._shrunk(self._matrix.rows(users))
 
