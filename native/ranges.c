@@ -30,13 +30,8 @@ int fairfold_slots_and_signs(const fairfold_layout *layout, const int64_t *coord
     return status;
 }
 
-/* Parts that scatter each hash every piece, and keep those of their own slots: two of them were slower than one
- * (docs/speed.md). */
-#define WORTH_SCATTERING 4
-static int64_t scatter_threads(int64_t threads) { return threads < WORTH_SCATTERING ? 1 : threads; }
-
-static void move_rows(const fairfold_move *move, int64_t threads, const fairfold_part *loops, const fairfold_job *job) {
-    const int parts = fairfold_parts(threads, move->rows.count * move->rows.row_size);
+static void move_rows(const fairfold_move *move, const fairfold_part *loops, const fairfold_job *job) {
+    const int parts = fairfold_parts(move->threads, move->rows.count * move->rows.row_size);
     fairfold_parallel(parts, loops[real_index((int)move->real)], job);
 }
 
@@ -46,7 +41,7 @@ int fairfold_recover_rows(const fairfold_move *move) {
     if (status != FAIRFOLD_OK || job.row_count == 0) return status;
     job.source = move->compact;
     job.target = move->values;
-    move_rows(move, move->threads, fairfold_active_body()->gather, &job);
+    move_rows(move, fairfold_active_body()->gather, &job);
     return FAIRFOLD_OK;
 }
 
@@ -57,7 +52,7 @@ int fairfold_accumulate_rows(const fairfold_move *move, double scale) {
     job.source = move->values;
     job.target = move->compact;
     job.scale = scale;
-    move_rows(move, scatter_threads(move->threads), fairfold_active_body()->scatter, &job);
+    move_rows(move, fairfold_active_body()->scatter, &job);
     return FAIRFOLD_OK;
 }
 
@@ -152,7 +147,7 @@ static int accumulate(const fairfold_layout *layout, int real, const char *value
     if (values) job.source = values += r.lead * real;
     job.counts = piece_counts ? piece_counts : tail_counts;
     job.counts_each = !piece_counts;
-    run(layout, r.unit, start, r.middle, &job, function, scatter_threads(threads));
+    run(layout, r.unit, start, r.middle, &job, function, threads);
     start += r.middle;
     if (values) job.source = values += r.middle * real;
     job.counts = tail_counts;
@@ -235,7 +230,7 @@ int fairfold_reduce(const fairfold_layout *layout, int real, const void *full, v
         run(layout, 1, layout->head, r.lead, &job, scatter, 1);
         job.source = values + r.lead * real;
         job.counts = counts;
-        run(layout, r.unit, layout->head + r.lead, r.middle, &job, scatter, scatter_threads(threads));
+        run(layout, r.unit, layout->head + r.lead, r.middle, &job, scatter, threads);
         job.source = values + (r.lead + r.middle) * real;
         job.counts = NULL;
         run(layout, 1, layout->full_size - r.trail, r.trail, &job, scatter, 1);

@@ -16,8 +16,9 @@
 
 #define STREAM_BYTES (1u << 25) /* results larger than this leave the caches before anyone reads them */
 #define LINE 64 /* bytes of memory that are fetched together */
+#define MOST_PASSED (1u << 24) /* pieces of others between two of one's own: places in a batch are 32 bits */
 #define LANES 8 /* single values and piece numbers go this many at a time; `low` is written past its end */
-#define WINDOW (2 * BATCH + LANES)
+#define WINDOW (4 * BATCH + LANES)
 
 typedef struct {
     int count;        /* pieces whose turn it is: the first of each array */
@@ -82,7 +83,6 @@ static inline void fill_short(const walk *w, batch *b, int rows, uint32_t units)
 static inline int walk_fill(walk *w, batch *b) {
     const fairfold_job *job = w->job;
     const uint64_t units = job->row_units;
-    b->coming_ordinal = (uint64_t)w->row * units + w->unit;
     if (w->row >= w->row_stop) return 0;
     if (job->ids && units <= BATCH) {
         const int64_t rest = w->row_stop - w->row, room = (int64_t)(BATCH / units);
@@ -164,28 +164,53 @@ static inline void place_wide(const fairfold_plan *plan, const batch *b, int cou
 }
 
 /* Drop the pieces that do not live in the walk's range of spots. Without a branch: which thread owns a spot is as random
- * as the hash. */
-static inline int walk_choose(const walk *w, int count, uint32_t *spot, uint32_t *word, uint32_t *at) {
-    int chosen = 0;
-    for (int i = 0; i < count; i++) {
+ * as the hash. `first` is the place of the first of them. */
+static inline int walk_choose(const walk *w, int count, uint32_t first, uint32_t *spot, uint32_t *word, uint32_t *at) {
+    int chosen = 0, i = 0;
+#ifdef __AVX512VL__
+    const __m256i start = _mm256_set1_epi32((int)w->first_spot), spots = _mm256_set1_epi32((int)w->spots);
+    __m256i place = (__m256i)(STEPS + first);
+    for (; i + LANES <= count; i += LANES) {
+        const __m256i here = _mm256_loadu_si256((const __m256i *)(spot + i));
+        const __m256i signs = _mm256_loadu_si256((const __m256i *)(word + i));
+        const __mmask8 mine = _mm256_cmplt_epu32_mask(_mm256_sub_epi32(here, start), spots);
+        _mm256_storeu_si256((__m256i *)(spot + chosen), _mm256_maskz_compress_epi32(mine, here));
+        _mm256_storeu_si256((__m256i *)(word + chosen), _mm256_maskz_compress_epi32(mine, signs));
+        _mm256_storeu_si256((__m256i *)(at + chosen), _mm256_maskz_compress_epi32(mine, place));
+        place = _mm256_add_epi32(place, _mm256_set1_epi32(LANES));
+        chosen += __builtin_popcount(mine);
+    }
+#endif
+    for (; i < count; i++) {
         const uint32_t here = spot[i];
         spot[chosen] = here;
         word[chosen] = word[i];
-        at[chosen] = (uint32_t)i;
+        at[chosen] = first + (uint32_t)i;
         chosen += here - w->first_spot < w->spots;
     }
     return chosen;
 }
 
+/* A walk of a range of spots goes on until it has a batch of its own: what is asked for ahead must be there. */
 static inline int walk_coming(walk *w, batch *b) {
-    uint32_t *spot = b->spot + b->count, *word = b->word + b->count;
-    int count = walk_fill(w, b);
-    if (w->job->plan.wide)
-        place_wide(&w->job->plan, b, count, spot, word);
-    else
-        place_narrow(&w->job->plan, b->low, count, spot, word);
-    b->coming = w->spots ? walk_choose(w, count, spot, word, b->at + b->count) : count;
-    memset(spot + b->coming, 0, sizeof(uint32_t) * (size_t)(BATCH - b->coming));
+    const uint64_t units = w->job->row_units;
+    uint64_t passed;
+    int count;
+    b->coming = 0;
+    b->coming_ordinal = (uint64_t)w->row * units + w->unit;
+    do {
+        uint32_t *spot = b->spot + b->count + b->coming, *word = b->word + b->count + b->coming;
+        passed = (uint64_t)w->row * units + w->unit - b->coming_ordinal;
+        count = walk_fill(w, b);
+        if (w->job->plan.wide)
+            place_wide(&w->job->plan, b, count, spot, word);
+        else
+            place_narrow(&w->job->plan, b->low, count, spot, word);
+        b->coming += w->spots ? walk_choose(w, count, (uint32_t)passed, spot, word, b->at + b->count + b->coming)
+                              : count;
+    } while (w->spots && count && b->coming <= BATCH && passed < MOST_PASSED);
+    if (b->coming < BATCH)
+        memset(b->spot + b->count + b->coming, 0, sizeof(uint32_t) * (size_t)(BATCH - b->coming));
     return count;
 }
 
