@@ -1,7 +1,8 @@
 /* From rows or a run to spots and words of signs, a batch of pieces at a time.
  *
  * A batch is hashed as a whole, on vectors, and one batch before its turn: while a piece is moved, the line of one AHEAD
- * of it can be asked for, across the ends of batches too.
+ * of it can be asked for, across the ends of batches too. A walk of a range of spots keeps some pieces of each batch it
+ * hashes, and has between one and two batches of those at a time, for the same reason.
  */
 #ifndef FAIRFOLD_WALK_H
 #define FAIRFOLD_WALK_H
@@ -29,7 +30,7 @@ typedef struct {
     uint32_t high[BATCH + LANES]; /* the same, in wide plans only */
     uint32_t spot[WINDOW];        /* after the last piece: 0, a spot like any other to prefetch */
     uint32_t word[WINDOW];        /* bit k: the sign of coordinate k of the piece */
-    uint32_t at[WINDOW];          /* place in its batch; set in walks of a range of spots only */
+    uint32_t at[WINDOW];          /* pieces after `ordinal` or `coming_ordinal`; set in walks of a range of spots only */
 } batch;
 
 typedef struct {
@@ -163,22 +164,38 @@ static inline void place_wide(const fairfold_plan *plan, const batch *b, int cou
     }
 }
 
+#ifdef __AVX2__
+/* Which lanes are below a limit, and the chosen lanes of a vector moved to its front. */
+#ifdef __AVX512VL__
+#define BELOW(values, limit) _mm256_cmplt_epu32_mask((__m256i)(values), _mm256_set1_epi32((int)(limit)))
+#define FRONT(chosen, values) (lanes)_mm256_maskz_compress_epi32((__mmask8)(chosen), (__m256i)(values))
+#else
+static uint64_t front[1 << LANES]; /* byte k: which lane comes k-th */
+
+__attribute__((constructor)) static void fill_front(void) {
+    for (unsigned chosen = 0; chosen < 1 << LANES; chosen++)
+        for (unsigned lane = 0, to = 0; lane < LANES; lane++)
+            if (chosen >> lane & 1) front[chosen] |= (uint64_t)lane << 8 * to++;
+}
+#define BELOW(values, limit) _mm256_movemask_ps((__m256)(lanes)((values) < (lanes){0} + (limit)))
+#define FRONT(chosen, values) \
+    (lanes)_mm256_permutevar8x32_epi32((__m256i)(values), \
+                                       _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)front[chosen])))
+#endif
+#endif
+
 /* Drop the pieces that do not live in the walk's range of spots. Without a branch: which thread owns a spot is as random
  * as the hash. `first` is the place of the first of them. */
 static inline int walk_choose(const walk *w, int count, uint32_t first, uint32_t *spot, uint32_t *word, uint32_t *at) {
     int chosen = 0, i = 0;
-#ifdef __AVX512VL__
-    const __m256i start = _mm256_set1_epi32((int)w->first_spot), spots = _mm256_set1_epi32((int)w->spots);
-    __m256i place = (__m256i)(STEPS + first);
+#ifdef __AVX2__
     for (; i + LANES <= count; i += LANES) {
-        const __m256i here = _mm256_loadu_si256((const __m256i *)(spot + i));
-        const __m256i signs = _mm256_loadu_si256((const __m256i *)(word + i));
-        const __mmask8 mine = _mm256_cmplt_epu32_mask(_mm256_sub_epi32(here, start), spots);
-        _mm256_storeu_si256((__m256i *)(spot + chosen), _mm256_maskz_compress_epi32(mine, here));
-        _mm256_storeu_si256((__m256i *)(word + chosen), _mm256_maskz_compress_epi32(mine, signs));
-        _mm256_storeu_si256((__m256i *)(at + chosen), _mm256_maskz_compress_epi32(mine, place));
-        place = _mm256_add_epi32(place, _mm256_set1_epi32(LANES));
-        chosen += __builtin_popcount(mine);
+        const lanes here = *(const lanes *)(spot + i), signs = *(const lanes *)(word + i);
+        const unsigned own = (unsigned)BELOW(here - w->first_spot, w->spots);
+        *(lanes *)(spot + chosen) = FRONT(own, here);
+        *(lanes *)(word + chosen) = FRONT(own, signs);
+        *(lanes *)(at + chosen) = FRONT(own, STEPS + (first + (uint32_t)i));
+        chosen += __builtin_popcount(own);
     }
 #endif
     for (; i < count; i++) {

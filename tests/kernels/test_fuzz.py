@@ -33,7 +33,7 @@ def build(folder: Path) -> Path:
             body = [f"-DFAIRFOLD_BODY={name}", "-c", str(NATIVE / "body.c"), "-o", objects[-1]]
             subprocess.run([compiler, *COMMON, *flags, *body], check=True)
     sources = [str(path) for path in sorted(NATIVE.glob("*.c")) if path.name != "body.c"]
-    defined = ["-DFAIRFOLD_HAS_X86"] if x86 else []
+    defined = ["-DFAIRFOLD_WORTH_A_THREAD=8", *(["-DFAIRFOLD_HAS_X86"] if x86 else [])]
     driver = folder / "fuzz"
     # Without OpenMP, whose own threads the sanitizers would report; parts of a job then run one after another.
     command = [compiler, *COMMON, *defined, str(DRIVER), *sources, *objects, "-lm", "-o", str(driver)]

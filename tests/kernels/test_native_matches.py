@@ -138,10 +138,13 @@ def test_slots_and_signs(layout: Layout, seed: int) -> None:
     assert torch.equal(found[1], expected[1])
 
 
-def test_bits_do_not_depend_on_the_number_of_threads() -> None:
+@pytest.mark.parametrize("chunk", [1, 8])
+@pytest.mark.parametrize("few", [False, True])
+def test_bits_do_not_depend_on_the_number_of_threads(chunk: int, few: bool) -> None:
+    """Also where all rows are one, so that most threads find nothing of theirs for long."""
     before = torch.get_num_threads()
-    layout = Layout(400_000 * 16, 30_016, 60_000, 8, expand_seed(1), True)
-    rows, values = torch.randint(0, 400_000, (20_000,)), torch.randn(20_000, 16)
+    layout = Layout(400_000 * 16, 30_016, 60_000, chunk, expand_seed(1), True)
+    rows, values = torch.randint(0, 1 if few else 400_000, (20_000,)), torch.randn(20_000, 16)
     compact, full = torch.randn(layout.size), torch.randn(layout.full_size)
     results = []
     try:
