@@ -13,9 +13,13 @@
 
 #define BATCH 128
 #define AHEAD BATCH /* pieces; half of it took a tenth longer, less took more */
+/* Tests set these two lower: the ways of large vectors must serve small ones as well. */
+#ifndef NEAR_BYTES
 #define NEAR_BYTES (1u << 19) /* a compact vector no larger than this stays in the second cache */
-
-#define STREAM_BYTES (1u << 25) /* results larger than this leave the caches before anyone reads them */
+#endif
+#ifndef STREAM_BYTES
+#define STREAM_BYTES (1u << 25) /* what is larger than this has left the caches before it is read again */
+#endif
 #define LINE 64 /* bytes of memory that are fetched together */
 #define MOST_PASSED (1u << 24) /* pieces of others between two of one's own: places in a batch are 32 bits */
 #define LANES 8 /* single values and piece numbers go this many at a time; `low` is written past its end */
@@ -139,6 +143,36 @@ static inline void place_narrow(const fairfold_plan *plan, const uint32_t *low, 
             spot[i] = (spot[i] & hashed) | (low[i] & ~hashed);
             word[i] &= hashed;
         }
+}
+
+static inline lanes mix_lanes(lanes word, uint32_t inner_key) {
+    word ^= word >> 16;
+    word = word * 0x7FEB352Du + inner_key;
+    word ^= word >> 15;
+    word *= 0x846CA68Bu;
+    return word ^ (word >> 16);
+}
+
+/* Whether a job moves single values in groups that place_singles() serves. */
+static inline int has_singles(const fairfold_job *job) {
+    return job->plan.ratio == 1 && !job->plan.wide && (!job->ids || job->row_units % LANES == 0);
+}
+
+/* The same for LANES chunks of one piece, in registers. */
+static inline void place_singles(const fairfold_plan *plan, lanes number, uint32_t *spot, uint32_t *word) {
+    const lanes hash = mix_lanes(number ^ plan->keys.outer, plan->keys.inner);
+    const lanes hashed = (lanes)(number >= (lanes){0} + plan->head_spots);
+    lanes place;
+#ifdef __AVX2__
+    const __m256i blocks = _mm256_set1_epi32((int)plan->blocks);
+    const __m256i even = _mm256_srli_epi64(_mm256_mul_epu32((__m256i)hash, blocks), 32);
+    const __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64((__m256i)hash, 32), blocks);
+    place = (lanes)_mm256_blend_epi32(even, odd, 0xAA);
+#else
+    for (int k = 0; k < LANES; k++) place[k] = fairfold_choose(hash[k], plan->blocks);
+#endif
+    *(lanes *)spot = ((place + plan->head_spots) & hashed) | (number & ~hashed);
+    *(lanes *)word = mix_lanes(hash + FAIRFOLD_GOLDEN, 0) & hashed & plan->sign_mask;
 }
 
 static inline void place_wide(const fairfold_plan *plan, const batch *b, int count, uint32_t *spot, uint32_t *word) {
