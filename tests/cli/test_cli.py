@@ -33,6 +33,9 @@ def test_train_leaves_a_folder_that_can_be_read(tmp_path: Path) -> None:
     assert tomllib.loads((out / "settings.toml").read_text())["world"]["users"] == 40
     rows = list(csv.DictReader((out / "metrics.csv").read_text().splitlines()))
     assert [row["round"] for row in rows if row["server"]] == ["2", "4"]
+    groups = json.loads((out / "result.json").read_text())["groups"]
+    assert all(0 < group["everybody"] < 1 for group in groups)
+    assert all(f"{group['everybody']:.3f}" in done.output for group in groups)
     result = json.loads((out / "result.json").read_text())
     assert [group["capacity"] for group in result["groups"]] == ["1x", "4x", "16x"]
     assert [group["bytes_held"] for group in result["groups"]] == [13_824, 4_224, 1_792]  # with the Gram matrix
@@ -56,6 +59,9 @@ def test_train_leaves_a_folder_that_can_be_read(tmp_path: Path) -> None:
         (["--rounds", "0"], "greater than or equal to 1"),
         (["--set", "method=fedhm"], "solver"),
         (["--set", "server_step=nan"], "server_step"),
+        (["--set", "server_optimiser=sgd"], "server_optimiser with solver='least_squares'"),
+        (["--set", "server_optimiser=sgd", "--set", "server_step=1"], "leave them out"),
+        (["--recipe", "ratings", "--set", "server_step=1"], "server_step with solver='least_squares'"),
         (["no-such-file.toml"], "Check the path"),
     ],
 )

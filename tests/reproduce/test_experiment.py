@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fairfold.errors import InvalidSettings
-from fairfold.reproduce.experiment import known_experiments, read_experiment
+from fairfold.reproduce.experiment import GROUPS, known_experiments, named, read_experiment
 from fairfold.reproduce.outcome import file_name
 from tests.reproduce.small import SMALL, write
 
@@ -19,7 +19,8 @@ def test_all_that_come_with_the_package_can_be_read(name: str, quick: bool) -> N
     assert len(labels) == len(set(labels))
     for table, file in experiment.file.tables.items():
         places = {(cell.row, cell.column) for cell in experiment.cells if cell.table == table}
-        assert {(row, column) for row, of in file.paper.items() for column in of} <= places
+        rows = file.paper.keys() if not quick or file.quick_rows is None else file.paper.keys() & set(file.quick_rows)
+        assert {(row, column) for row in rows for column in file.paper[row]} <= places
 
 
 @pytest.mark.parametrize("name", known_experiments())
@@ -30,7 +31,14 @@ def test_every_cell_has_a_file_of_its_own(name: str) -> None:
 
 def test_the_tables_of_the_paper_are_there() -> None:
     wanted = {"memory", "ranking", "data-loss", "ratings", "embedding-dim", "general", "subspaces", "convergence"}
-    assert wanted <= set(known_experiments())
+    assert set(named("all")) == wanted | {"choices"}
+
+
+def test_every_experiment_is_in_one_group() -> None:
+    assert sorted(name for group in GROUPS for name in named(group)) == known_experiments()
+    assert not set(GROUPS) & set(known_experiments())
+    assert named("ranking") == ["ranking"]
+    assert named("mine.toml") == ["mine.toml"]
 
 
 def test_cells_are_rows_times_columns_with_their_settings(tmp_path: Path) -> None:
@@ -41,6 +49,19 @@ def test_cells_are_rows_times_columns_with_their_settings(tmp_path: Path) -> Non
     assert (fair.values["method"], fair.values["capacities"], fair.values["rounds"]) == ("fair", "1x-16x", 4)
     assert "columns" not in places["1x", "FedAvg"].values
     assert sum(cell.row == "references" for cell in experiment.cells) == 1  # no seed, no training: once
+
+
+def test_a_single_cell_may_have_settings_of_its_own(tmp_path: Path) -> None:
+    own = '\n[tables.one.cells]\n"1x-16x" = { FAIR = { local_step = 0.5, rounds = 9 } }\n'
+    for quick, rounds in ((False, 9), (True, 2)):
+        cells = read_experiment(write(tmp_path, SMALL + own), quick=quick, seeds=1).cells
+        steps = {
+            cell.column: (cell.values["local_step"], cell.values["rounds"]) for cell in cells if cell.row == "1x-16x"
+        }
+        assert steps["FAIR"] == (0.5, rounds)
+        assert steps["HeteroFL"][0] == 0.01
+    with pytest.raises(InvalidSettings, match="cells names 'FEAR'"):
+        read_experiment(write(tmp_path, SMALL + own.replace("FAIR", "FEAR")))
 
 
 def test_quick_and_seeds(tmp_path: Path) -> None:

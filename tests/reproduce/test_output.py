@@ -1,17 +1,21 @@
 """Tables beside the paper's figures: means, spreads, differences, and the files they are written to."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fairfold.errors import InvalidSettings
 from fairfold.reproduce.execute import execute
 from fairfold.reproduce.experiment import Cell, read_experiment
+from fairfold.reproduce.figures import figures
 from fairfold.reproduce.outcome import Outcome
 from fairfold.reproduce.output import QUICK, Results, write_results
 from fairfold.reproduce.search import search
-from fairfold.reproduce.tables import COLUMNS, crossed, detail_rows, grids
+from fairfold.reproduce.sizes import size_rows, views
+from fairfold.reproduce.tables import COLUMNS, Entry, crossed, detail_rows, grids
 from tests.reproduce.small import SMALL, write
 
 
@@ -60,15 +64,54 @@ def test_the_last_round_counts_where_the_table_says_so(tmp_path: Path) -> None:
     assert fair.spread is None  # one seed has none
 
 
-def test_what_devices_reach_is_a_mean_over_the_seeds(tmp_path: Path) -> None:
-    experiment = read_experiment(write(tmp_path), seeds=2)
+def devices(seed: int, moved: dict[str, int]) -> dict[str, dict[str, float]]:
+    """Of a cell with two sizes, the smaller one's model for all users known of the first seed alone."""
+    small = {"users": 7, "numbers held": 25, "quality": 0.1 + 0.2 * seed} | ({} if seed else {"everybody": 0.15})
+    return {"1x": {"users": 5, "numbers held": 4000, "quality": 0.5, "everybody": 0.4} | moved, "16x": small}
+
+
+def with_devices(tmp_path: Path, text: str = SMALL, moved: dict[str, int] | None = None) -> Results:
+    experiment, costs = read_experiment(write(tmp_path, text), seeds=2), {"bytes a round": 2.5e6}
     found = {
-        cell: outcome([0.3], facts={"devices": {s: {"quality": 0.1 + 0.2 * cell.seed} for s in ("1x", "16x")}})
+        cell: outcome([0.3], facts=costs | {
+            "devices": devices(cell.seed, moved or {}), "seconds a round": 0.5 - cell.seed / 4,
+        })
         for cell in experiment.cells
         if cell.kind == "federated"
-    }
-    by_name = dict(zip(COLUMNS, detail_rows(grids(experiment, found)[0])[1], strict=True))
-    assert by_name["note"] == "1x devices' own model 0.2000; 16x devices' own model 0.2000"
+    }  # fmt: skip
+    return Results(experiment, grids(experiment, found))
+
+
+def test_what_devices_reach_is_a_mean_over_the_seeds(tmp_path: Path) -> None:
+    (grid,) = with_devices(tmp_path).grids
+    cost, own = views(grid)
+    assert cost.heading == own.heading == crossed(grid)[0]
+    assert cost.rows[1] == ["1x-16x", "", *["0.25 s, 2.5 MB, 100 B–16.0 kB"] * 2]
+    assert own.rows[1] == ["1x-16x", "", *["0.200–0.500 (0.150–0.400)"] * 2]
+    by_name = dict(zip(COLUMNS, detail_rows(grid)[1], strict=True))
+    assert (by_name["seconds a round"], by_name["bytes a round"], by_name["note"]) == ("0.2500", "2500000", "")
+
+
+def test_every_size_has_a_line(tmp_path: Path) -> None:
+    results = with_devices(tmp_path, moved={"bytes down": 32_000, "bytes up": 8_000})
+    (tmp_path / "small").mkdir()
+    write_results(results, tmp_path)
+    rows = list(csv.DictReader((tmp_path / "small" / "sizes.csv").read_text().splitlines()))
+    told = [tuple(row[name] for name in ("row", "size", "users", "holds", "receives", "sends")) for row in rows[2:4]]
+    # What a cell does not say of bytes moved is what is held.
+    assert told == [("1x-16x", "1x", "5", "16000", "32000", "8000"), ("1x-16x", "16x", "7", "100", "100", "100")]
+    assert [row["for all users"] for row in rows[2:4]] == ["0.4", "0.15"]
+    for name in ("results.md", "results.html"):
+        text = (tmp_path / "small" / name).read_text()
+        assert all(part in text for part in ("100 B–16.0 kB", "0.200–0.500 (0.150–0.400)", "32.0 kB", "for all users"))
+
+
+def test_what_is_moved_is_not_guessed(tmp_path: Path) -> None:
+    text = SMALL.replace('FAIR = { method = "fair" }', 'FAIR = { method = "fair", broadcast = true }')
+    (grid,) = with_devices(tmp_path, text).grids
+    rows = {(row[1], row[2]): row[5:7] for row in size_rows(grid)}
+    assert rows["FAIR", "16x"] == ("–", "–")
+    assert rows["HeteroFL", "16x"] == ("100 B", "100 B")
 
 
 def test_curves_are_means_over_the_seeds(tmp_path: Path) -> None:
@@ -90,7 +133,7 @@ def test_files(tmp_path: Path) -> None:
     written = write_results(results, tmp_path)
     assert all(path.stat().st_size for path in written)
     assert {path.name for path in written} == {
-        "results.md", "results.csv", "results.html", "one-compared.png", "one-curves.png",
+        "results.md", "results.csv", "sizes.csv", "results.html", "one-compared.png", "one-curves.png",
     }  # fmt: skip
     text = written[0].read_text()
     assert "0.2500 ± 0.0141 (0.2500)" in text
@@ -130,16 +173,54 @@ def test_search_records_every_trial_and_marks_the_best(tmp_path: Path) -> None:
 
 
 def test_search_tries_more_where_a_column_has_more_to_try(tmp_path: Path) -> None:
-    more = (
-        'cells = [["one", "1x-16x", "FAIR"], ["one", "1x", "FedAvg"]]\nmore = { FAIR = { regulariser = [0.0, 0.1] } }'
-    )
+    cells = 'cells = [["one", "1x-16x", "FAIR"], ["one", "1x", "FedAvg"]]\n'
+    more = cells + 'more = { FAIR = { weighting = ["equal", "data"] } }'
     text = SMALL.replace('cells = [["one", "1x-16x", "FAIR"]]', more)
     path = search(read_experiment(write(tmp_path, text), seeds=1), tmp_path, list[str]().append, jobs=1)
     rows = list(csv.DictReader(path.read_text().splitlines()))
-    tried = [(row["column"], row["local_step"], row["regulariser"]) for row in rows]
-    assert tried == [("FAIR", "0.1", "0.0"), ("FAIR", "0.1", "0.1"), ("FAIR", "0.001", "0.0"), ("FAIR", "0.001", "0.1"),
+    tried = [(row["column"], row["local_step"], row["weighting"]) for row in rows]
+    assert tried == [("FAIR", "0.1", "equal"), ("FAIR", "0.1", "data"),
+                     ("FAIR", "0.001", "equal"), ("FAIR", "0.001", "data"),
                      ("FedAvg", "0.1", ""), ("FedAvg", "0.001", "")]  # fmt: skip
     assert [row["column"] for row in rows if row["chosen"]] == ["FAIR", "FedAvg"]
     misspelt = text.replace("more = { FAIR", "more = { FAIRER")
     with pytest.raises(InvalidSettings, match="FAIRER"):
         search(read_experiment(write(tmp_path, misspelt), seeds=1), tmp_path, list[str]().append, jobs=1)
+
+
+def curves_of(tmp_path: Path, smaller: bool, ends: list[float]) -> tuple[tuple[float, float], str, list[float]]:
+    """Limits and title of a plot of curves that go straight from 0.9 to an end, and all heights in it."""
+    text = SMALL.replace('metric = "NDCG@20"', f'metric = "{"MSE" if smaller else "NDCG@20"}"')
+    (grid,) = grids(read_experiment(write(tmp_path, text)), {})
+    entries = tuple(
+        Entry(f"{end:g}", "", None, (end,), state="done",
+              curve=tuple((float(x), 0.9 + (end - 0.9) * x / 20) for x in range(21)))
+        for end in ends
+    )  # fmt: skip
+    (axes,) = figures(replace(grid, entries=entries, references={}))["curves"].axes
+    drawn = [float(y) for line in axes.get_lines() for y in np.asarray(line.get_ydata(), dtype=float)]
+    return axes.get_ylim(), axes.get_title(loc="left"), drawn
+
+
+@pytest.mark.parametrize("smaller", [False, True])
+def test_curves_that_collapse_do_not_take_the_room_of_the_others(tmp_path: Path, smaller: bool) -> None:
+    good = [0.91, 0.92, 0.93, 0.94, 0.95, 0.96] if not smaller else [0.89, 0.88, 0.87, 0.86, 0.85, 0.84]
+    bad = 0.2 if not smaller else 1.8
+    (low, high), title, drawn = curves_of(tmp_path, smaller, [*good, bad])
+    assert high - low < 0.2
+    assert all(low < end < high for end in good)
+    assert not low < bad < high
+    assert title == f"Not in the plot at the end: {bad:g} ({bad:.2f})"
+    assert bad in [pytest.approx(y) for y in drawn]  # cut by the plot, not left out of it
+
+
+def test_curves_that_differ_are_all_shown(tmp_path: Path) -> None:
+    for ends in ([0.91, 0.2], [0.95, 0.8, 0.7, 0.6, 0.5, 0.4], [0.9, 0.9, 0.9, 0.9]):
+        (low, high), title, _ = curves_of(tmp_path, False, ends)
+        assert title == ""
+        assert all(low < end < high for end in ends)
+
+
+def test_a_curve_that_is_no_number_does_not_spoil_the_plot(tmp_path: Path) -> None:
+    (low, high), _, _ = curves_of(tmp_path, False, [0.95, 0.94, 0.93, float("nan")])
+    assert 0.8 < low < high < 1

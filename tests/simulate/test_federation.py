@@ -7,7 +7,9 @@ from fairfold.errors import InvalidSettings
 from fairfold.federation.image_task import task_of
 from fairfold.federation.send import send
 from fairfold.federation.settings import read_settings
+from fairfold.federation.task import Task
 from fairfold.simulate.federation import Federation
+from tests.federations import tiny_data
 from tests.pictures import SMALL, pictures
 
 
@@ -38,6 +40,19 @@ def test_a_start_in_the_subspace_stays_there() -> None:
     assert held is not None
     for name, projection in held.items():
         torch.testing.assert_close(projection.recover(projection.reduce(full[name])), full[name])
+
+
+def test_longer_rows_for_the_same_bytes_in_both_tables_of_a_network() -> None:
+    chosen = {"model": "neumf", "clients_per_round": 4, "factors": 6, "capacities": "1x-2x", "mapping": "element"}
+    sizes = []
+    for values in (chosen | {"reference_factors": 3}, chosen | {"factors": 3}):
+        settings = read_settings(values)
+        made = Federation.of(settings, Task(tiny_data(items=40), settings))
+        held = [assignment.projections or {} for assignment in made.assignments(0)]
+        sizes.append([[projections[name].size for name in made.task.tables] for projections in held])
+    assert sizes[0] == sizes[1] == [[120, 120], [60, 60]]
+    with pytest.raises(InvalidSettings, match="neumf"):
+        read_settings({"model": "neumf-mlp", "reference_factors": 3})
 
 
 def test_tables_have_no_such_start() -> None:

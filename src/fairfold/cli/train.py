@@ -162,7 +162,10 @@ def closing_table(result: Result) -> Table:
     table = Table(title=f"{result.metric} by device size")
     table.add_column("devices")
     holders = "clients" if result.settings.reads_images else "users"
-    for heading in (holders, "memory", "received", "sent", result.metric, *names):
+    # What its holders do not tell: a size's model for all users, where it has a meaning.
+    comparable = any(group.everybody is not None for group in result.groups)
+    everybody = ["for all users"] if comparable else []
+    for heading in (holders, "memory", "received", "sent", result.metric, *everybody, *names):
         table.add_column(heading, justify="right")
     for group in result.groups:
         table.add_row(
@@ -172,6 +175,7 @@ def closing_table(result: Result) -> Table:
             human_bytes(group.bytes_down),
             human_bytes(group.bytes_up),
             "left out" if group.quality is None else f"[bold]{group.quality:.3f}[/bold]",
+            *("–" if group.everybody is None else f"{group.everybody:.3f}" for _ in everybody),
             *(f"{group.references[name]:.3f}" for name in names),
         )
     table.add_section()
@@ -183,6 +187,7 @@ def closing_table(result: Result) -> Table:
         "–",
         "–",
         f"[bold]{result.quality:.3f}[/bold]",
+        *(f"{result.quality:.3f}" for _ in everybody),
         *(f"{result.references[name]:.3f}" for name in names),
     )
     return table

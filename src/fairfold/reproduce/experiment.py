@@ -1,12 +1,13 @@
 """What an experiment is: tables of cells, read from a TOML file and checked whole before anything runs.
 
 A table reads like the paper's: ``[rows]`` and ``[columns]`` name what each adds to the settings, ``[paper]`` holds the
-published figures. A cell is the sum of the experiment's ``set``, the table's, its row's and its column's, in that
-order; with ``--quick`` the experiment's and the table's ``quick`` come last.
+published figures. A cell is the sum of the experiment's ``set``, the table's, its row's, its column's and its own, in
+that order; with ``--quick`` the experiment's and the table's ``quick`` come last.
 """
 
 import difflib
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -20,8 +21,12 @@ from fairfold.reproduce.kinds import KINDS
 
 Values = dict[str, Any]
 Figure = float | str
+Tried = float | str
 
 SUFFIX = ".toml"
+GROUPS = {"all": "the paper's tables and what explains them", "ours": "what goes beyond the paper"}
+"""Names that run several experiments."""
+
 SMALLER_IS_BETTER = ("MSE", "slope")
 
 
@@ -39,6 +44,7 @@ class TableFile(Frozen):
         quick_references: Whether the quick version has the references, which take minutes on large data.
         rows: What each row adds; ``columns = [...]`` in it leaves out all other columns.
         columns: What each column adds; ``rows = [...]`` in it leaves out all other rows; ``kind`` says what is run.
+        cells: What a single cell adds, by row and column: a learning rate that a search chose for it.
         paper: The paper's figures, by row and column; text such as ``"N/A"`` stands for none.
         references: Methods without federation beside it, on the same data.
         curves: What runs along the x axis of the plot over time: ``rounds``, or ``loglog``.
@@ -57,6 +63,7 @@ class TableFile(Frozen):
     quick_references: bool = True
     rows: dict[str, Values]
     columns: dict[str, Values]
+    cells: dict[str, dict[str, Values]] = Field(default_factory=dict)
     paper: dict[str, dict[str, Figure]] = Field(default_factory=dict)
     rounds_of_best: dict[str, dict[str, Figure]] = Field(default_factory=dict)
     references: bool = False
@@ -78,8 +85,8 @@ class SearchFile(Frozen):
     """
 
     set: Values = Field(default_factory=dict)
-    values: dict[str, tuple[float, ...]]
-    more: dict[str, dict[str, tuple[float, ...]]] = Field(default_factory=dict)
+    values: dict[str, tuple[Tried, ...]]
+    more: dict[str, dict[str, tuple[Tried, ...]]] = Field(default_factory=dict)
     cells: tuple[tuple[str, str, str], ...]
     held_out: float = Field(0.1, gt=0, lt=1)
     seed: int = 1000
@@ -91,6 +98,7 @@ class ExperimentFile(Frozen):
     Attributes:
         title: Heading.
         about: What it is.
+        group: What it is run with: ``all``, the paper's tables and what explains them; ``ours``, what goes beyond.
         like: Another experiment, whose ``set`` and ``quick`` come before this one's.
         set: Settings of all cells.
         quick: Settings that make the quick version.
@@ -103,6 +111,7 @@ class ExperimentFile(Frozen):
 
     title: str
     about: str = ""
+    group: Literal["all", "ours"] = "ours"
     like: str = ""
     set: Values = Field(default_factory=dict)
     quick: Values = Field(default_factory=dict)
@@ -163,6 +172,11 @@ def known_experiments() -> list[str]:
     return sorted(name.removesuffix(SUFFIX) for name in found if name.endswith(SUFFIX))
 
 
+def named(name: str) -> list[str]:
+    """The experiments that a name stands for: those of a group, or that one."""
+    return [each for each in known_experiments() if _read(each)[0].group == name] if name in GROUPS else [name]
+
+
 def read_experiment(name: str, *, quick: bool = False, seeds: int | None = None) -> Experiment:
     """An experiment by name, or by the path of one's own file.
 
@@ -207,9 +221,10 @@ def _text(name: str) -> tuple[str, str]:
             raise InvalidSettings(f"{path}: {error.strerror}", "a readable TOML file", "Check the path.") from None
     known = known_experiments()
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
+        near = difflib.get_close_matches(name, [*known, *GROUPS], n=1)
         remedy = f"Did you mean {near[0]!r}?" if near else "`fairfold reproduce --list` shows them."
-        raise InvalidSettings(f"experiment {name!r}", f"one of {', '.join(known)}, or a .toml file", remedy)
+        needed = f"one of {', '.join((*GROUPS, *known))}, or a .toml file"
+        raise InvalidSettings(f"experiment {name!r}", needed, remedy)
     return resources.files("fairfold").joinpath("experiments", f"{name}{SUFFIX}").read_text(encoding="utf-8"), name
 
 
@@ -225,7 +240,7 @@ def _cells(
         for column, of_column in content.columns.items():
             if column not in of_row.get("columns", [column]) or row not in of_column.get("rows", [row]):
                 continue
-            values = shared | of_row | of_column | small
+            values = shared | of_row | of_column | content.cells.get(row, {}).get(column, {}) | small
             for key in ("rows", "columns"):
                 values.pop(key, None)
             kind = str(values.pop("kind", "federated"))
@@ -258,14 +273,17 @@ def _check(where: str, kind: str, values: Values) -> None:
 
 
 def _refuse_unknown_labels(name: str, table: str, content: TableFile) -> None:
-    """A figure of the paper that stands beside no cell would be lost without a word."""
+    """A figure of the paper that stands beside no cell, or a setting of none, would be lost without a word."""
     for row in content.quick_rows or ():
         if row not in content.rows:
             raise InvalidSettings(
                 f"{name}, table {table!r}: quick_rows names {row!r}", f"one of {', '.join(content.rows)}", "Mend it."
             )
-    for what, figures in (("paper", content.paper), ("rounds_of_best", content.rounds_of_best)):
-        for row, of_row in figures.items():
+    named: dict[str, Mapping[str, Mapping[str, object]]] = {
+        "cells": content.cells, "paper": content.paper, "rounds_of_best": content.rounds_of_best
+    }  # fmt: skip
+    for what, by_row in named.items():
+        for row, of_row in by_row.items():
             for known, label in ((content.rows, row), *((content.columns, column) for column in of_row)):
                 if label not in known:
                     raise InvalidSettings(

@@ -10,6 +10,7 @@ from typing import Any
 
 from fairfold.errors import InvalidSettings
 from fairfold.files import write_atomically
+from fairfold.reproduce import sizes
 from fairfold.reproduce.experiment import Experiment
 from fairfold.reproduce.tables import COLUMNS, Grid, crossed, detail_rows, shown, total_seconds
 from fairfold.version import __version__
@@ -57,9 +58,10 @@ def write_results(results: Results, out: Path) -> list[Path]:
             written.append(place / file)
     write_atomically(place / "results.md", markdown(results, plots).encode())
     write_atomically(place / "results.csv", as_csv(results).encode())
+    write_atomically(place / "sizes.csv", sizes_as_csv(results).encode())
     page = render_page([(results, plots)])
     write_atomically(place / "results.html", page.encode())
-    return [place / "results.md", place / "results.csv", *written, place / "results.html"]
+    return [place / "results.md", place / "results.csv", place / "sizes.csv", *written, place / "results.html"]
 
 
 def markdown(results: Results, plots: dict[str, dict[str, bytes]]) -> str:
@@ -91,7 +93,11 @@ def _markdown_table(grid: Grid) -> list[str]:
         lines += _pipes(["without federation", grid.file.metric], [[n, shown(v)] for n, v in grid.references.items()])
         lines += [""]
     lines += [f"- {note}" for note in grid.file.notes] + ([""] if grid.file.notes else [])
+    for view in sizes.views(grid):
+        lines += [f"{view.about}:", "", *_pipes(view.heading, view.rows), ""]
     lines += [*_pipes(list(COLUMNS), [list(row) for row in detail_rows(grid)]), ""]
+    by_size = [list(row) for row in sizes.size_rows(grid)]
+    lines += [*_pipes(list(sizes.COLUMNS), by_size), ""] if by_size else []
     lines += [f"{facts}" for facts in about_run(grid)] + [""]
     return lines
 
@@ -128,6 +134,20 @@ def as_csv(results: Results) -> str:
     return text.getvalue()
 
 
+def sizes_as_csv(results: Results) -> str:
+    """One line a cell and device size: bytes as numbers, the own model as mean over the seeds."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["experiment", "quick", "table", "metric", *sizes.COLUMNS])
+    for grid in results.grids:
+        shared = [results.experiment.name, results.experiment.quick, grid.name, grid.file.metric]
+        for entry in grid.entries:
+            for size in sizes.sizes(entry):
+                told = (size.name, size.users, size.held, size.down, size.up, size.quality, size.everybody)
+                writer.writerow([*shared, entry.row, entry.column, *told])
+    return text.getvalue()
+
+
 def render_page(many: list[tuple[Results, dict[str, dict[str, bytes]]]]) -> str:
     """One page without scripts, plots inside."""
     import jinja2
@@ -139,6 +159,7 @@ def render_page(many: list[tuple[Results, dict[str, dict[str, bytes]]]]) -> str:
         title="The paper's tables, run again" if len(many) > 1 else many[0][0].experiment.file.title,
         experiments=[_for_page(results, plots) for results, plots in many],
         columns=COLUMNS,
+        size_columns=sizes.COLUMNS,
         quick=QUICK,
         version=__version__,
     )
@@ -153,7 +174,7 @@ def _for_page(results: Results, plots: dict[str, dict[str, bytes]]) -> dict[str,
             {
                 "file": grid.file, "heading": heading, "rows": rows, "details": detail_rows(grid),
                 "references": [(name, shown(value)) for name, value in grid.references.items()],
-                "plots": drawn, "about": about_run(grid),
+                "plots": drawn, "about": about_run(grid), "views": sizes.views(grid), "sizes": sizes.size_rows(grid),
             }
         )  # fmt: skip
     return {

@@ -19,7 +19,7 @@ from fairfold.data.holdout import hold_out, hold_out_images
 from fairfold.errors import InvalidSettings
 from fairfold.files import write_atomically
 from fairfold.reproduce.execute import default_jobs, workers
-from fairfold.reproduce.experiment import Cell, Experiment, SearchFile
+from fairfold.reproduce.experiment import Cell, Experiment, SearchFile, Tried
 from fairfold.reproduce.kinds import KINDS
 from fairfold.reproduce.outcome import Outcome, file_name, fingerprint, read_outcome, write_outcome
 from fairfold.runs.settings import load_settings
@@ -33,7 +33,7 @@ class Trial:
     """One value in one cell: what was tried, and what came of it on held-out data."""
 
     cell: Cell
-    tried: dict[str, float]
+    tried: dict[str, Tried]
     outcome: Outcome
 
 
@@ -76,12 +76,12 @@ def _cell(experiment: Experiment, labels: tuple[str, str, str]) -> Cell:
     raise InvalidSettings(f"{experiment.name}: search names {labels}", "table, row and column of a cell", "Mend it.")
 
 
-def _tries(plan: SearchFile, column: str) -> list[dict[str, float]]:
+def _tries(plan: SearchFile, column: str) -> list[dict[str, Tried]]:
     values = plan.values | plan.more.get(column, {})
     return [dict(zip(values, numbers, strict=True)) for numbers in itertools.product(*values.values())]
 
 
-def _trial(cell: Cell, tried: dict[str, float], plan: SearchFile, place: Path) -> Trial:
+def _trial(cell: Cell, tried: dict[str, Tried], plan: SearchFile, place: Path) -> Trial:
     if not any(isinstance(known, logging.NullHandler) for known in logging.getLogger("fairfold").handlers):
         logging.getLogger("fairfold").addHandler(logging.NullHandler())  # replies of runs that diverge are counted only
     values = cell.values | plan.set | tried
@@ -146,5 +146,5 @@ def _shown(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
 
 
-def _words(tried: dict[str, float]) -> str:
-    return " ".join(f"{key} {value:g}" for key, value in tried.items())
+def _words(tried: dict[str, Tried]) -> str:
+    return " ".join(f"{key} {value if isinstance(value, str) else f'{value:g}'}" for key, value in tried.items())

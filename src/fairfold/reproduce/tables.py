@@ -1,5 +1,6 @@
 """From outcomes to tables: mean and spread over seeds, beside the paper's figure."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import mean, stdev
 from typing import Any
@@ -25,7 +26,7 @@ class Entry:
         curve: Mean over the seeds at every point all of them have, x and y.
         state: ``done``, ``N/A``, ``no data`` or ``not run``.
         reason: Why it is not done.
-        facts: Of the first seed, but for what devices reach: that is the mean over the seeds.
+        facts: Of the first seed, but for what devices reach, the mean over the seeds, and seconds a round, the least.
         settings: Of the cell.
     """
 
@@ -152,12 +153,18 @@ def _mean_facts(done: list[Outcome]) -> dict[str, Any]:
             size: told | _mean_quality([outcome.facts["devices"].get(size, {}) for outcome in done])
             for size, told in facts["devices"].items()
         }
+    if "seconds a round" in facts:  # whatever else a machine does makes a round slower, never faster
+        facts["seconds a round"] = min(outcome.facts["seconds a round"] for outcome in done)
     return facts
 
 
 def _mean_quality(told: list[dict[str, Any]]) -> dict[str, float]:
-    found = [of_seed["quality"] for of_seed in told if of_seed.get("quality") is not None]
-    return {"quality": mean(found)} if found else {}
+    """Of each size's own model: for the users who hold it, and for all users where that is known."""
+    found: dict[str, float] = {}
+    for key in ("quality", "everybody"):
+        values = [of_seed[key] for of_seed in told if of_seed.get(key) is not None]
+        found |= {key: mean(values)} if values else {}
+    return found
 
 
 def _number(value: float | None) -> float:
@@ -174,7 +181,8 @@ def _mean_curve(done: list[Outcome]) -> tuple[tuple[float, float], ...]:
 # -- as text -----------------------------------------------------------------------------------------------------------
 
 COLUMNS = (
-    "row", "column", "paper", "ours", "spread", "difference", "seeds", "round", "at the end", "seconds", "note",
+    "row", "column", "paper", "ours", "spread", "difference", "seeds", "round", "at the end", "seconds",
+    "seconds a round", "bytes a round", "note",
 )  # fmt: skip
 
 
@@ -198,46 +206,53 @@ def _detail(entry: Entry) -> tuple[str, ...]:
     if entry.state != "done":
         # Where data is missing, the reason names folders of this machine: for the terminal, not for files that travel.
         reason = "the command says what to put where" if entry.state == "no data" else entry.reason
-        return (entry.row, entry.column, shown(entry.paper), entry.state, "", "", "", "", "", "", reason)
+        return (entry.row, entry.column, shown(entry.paper), entry.state, *[""] * (len(COLUMNS) - 5), reason)
     rounds = f"{mean(entry.rounds):.0f}"
     if entry.paper_round is not None:
         rounds += f" (paper {entry.paper_round:g})" if isinstance(entry.paper_round, float | int) else ""
     return (
         entry.row, entry.column, shown(entry.paper), shown(entry.mean), shown(entry.spread),
         shown(entry.difference, signed=True), str(len(entry.values)), rounds, shown(mean(entry.ends)),
-        f"{mean(entry.seconds):.1f}", note(entry),
+        f"{mean(entry.seconds):.1f}", _fact(entry, "seconds a round", ".4f"), _fact(entry, "bytes a round", ".0f"),
+        note(entry),
     )  # fmt: skip
 
 
+def _fact(entry: Entry, name: str, form: str) -> str:
+    return format(entry.facts[name], form) if name in entry.facts else ""
+
+
 def note(entry: Entry) -> str:
-    """What a cell found beside its value: quality or memory by device size, replies left out."""
+    """What a cell found beside its value: memory by device size, replies left out."""
     words = []
     for size, facts in entry.facts.get("devices", {}).items():
         if "measured peak bytes" in facts:
             words.append(f"{size}: {facts['numbers held']:,} numbers, peak {human_bytes(facts['measured peak bytes'])}")
-        elif facts.get("quality") is not None and len(entry.facts["devices"]) > 1:
-            words.append(f"{size} devices' own model {facts['quality']:.4f}")
     for reason, count in entry.facts.get("rejections", {}).items():
         words.append(f"{count} replies left out: {reason}")
     return "; ".join(words)
 
 
-def crossed(grid: Grid) -> tuple[list[str], list[list[str]]]:
-    """The table as the paper prints it: a heading, then a line a row, ours with the paper's in brackets."""
-    columns = list(dict.fromkeys(entry.column for entry in grid.entries))
-    lines = []
-    for row in dict.fromkeys(entry.row for entry in grid.entries):
-        lines.append([row, *(_crossed_cell(grid.entry(row, column)) for column in columns)])
-    return ["", *columns], lines
-
-
-def _crossed_cell(entry: Entry | None) -> str:
-    if entry is None:
-        return ""
+def _beside_the_paper(entry: Entry) -> str:
     ours = shown(entry.mean) if entry.state == "done" else entry.state
     if entry.spread is not None:
         ours += f" ± {entry.spread:.4f}"
     return ours if entry.paper is None else f"{ours} ({shown(entry.paper)})"
+
+
+def crossed(grid: Grid, text: Callable[[Entry], str] = _beside_the_paper) -> tuple[list[str], list[list[str]]]:
+    """The table as the paper prints it: a heading, then a line a row.
+
+    Args:
+        grid: What to print.
+        text: Of one cell; ours with the paper's in brackets if not given.
+    """
+    columns = list(dict.fromkeys(entry.column for entry in grid.entries))
+    lines = []
+    for row in dict.fromkeys(entry.row for entry in grid.entries):
+        entries = [grid.entry(row, column) for column in columns]
+        lines.append([row, *("" if entry is None else text(entry) for entry in entries)])
+    return ["", *columns], lines
 
 
 def total_seconds(grid: Grid) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from fairfold.federation.send import send
 from fairfold.federation.settings import Settings
 from fairfold.federation.task import GRAM, Task, Weights
 from fairfold.federation.train import solve_user
-from fairfold.metrics import accuracy, evaluate_ranking
+from fairfold.metrics import RankingResult, accuracy, evaluate_ranking
 from fairfold.metrics.ranking import Scorer
 from fairfold.metrics.rating import Predictor
 from fairfold.models import scorer
@@ -54,7 +55,11 @@ class RoundReport:
 
 @dataclass(frozen=True)
 class GroupReport:
-    """Devices of one capacity: who they are, what they hold and send, how well their own model does."""
+    """Devices of one capacity: who they are, what they hold and send, how well their own model does.
+
+    ``quality`` is of the users who hold it, ``everybody`` of all users alike, so that sizes can be compared; None where
+    nobody else could use the model, because users' vectors were trained together with it.
+    """
 
     capacity: str
     users: int
@@ -64,6 +69,7 @@ class GroupReport:
     bytes_up: int
     quality: float | None
     references: Mapping[str, float]
+    everybody: float | None = None
 
 
 @dataclass(frozen=True)
@@ -98,26 +104,40 @@ class Judge:
         self.federation = federation
         self._device = device or torch.device("cpu")
         self._references = references
+        self._judged: dict[str, RankingResult] = {}
         self.metric = federation.settings.metric
+        self._everybody = torch.arange(federation.task.num_clients)
 
     def quality(self, state: ServerState, private: Weights, assignments: list[Assignment]) -> Quality:
         """The server's model for everybody, and each size's own model for the users who hold it."""
-        everybody = torch.arange(self.federation.task.num_clients)
         by_group: list[float | None] = []
         for number, (held, sent) in enumerate(zip(assignments, send(state.full, assignments), strict=True)):
             members = (self.federation.group == number).nonzero().flatten()
-            if held.projections is None or sent is None:
-                by_group.append(None)
-                continue
-            device = {name: projection.recover(sent[name]) for name, projection in held.projections.items()}
-            by_group.append(self.value(device, private, members, [held]))
-        return Quality(self.value(state.full, private, everybody, assignments), tuple(by_group))
+            by_group.append(None if sent is None else self.value(_recovered(held, sent), private, members, [held]))
+        return Quality(self.value(state.full, private, self._everybody, assignments), tuple(by_group))
+
+    def for_everybody(self, state: ServerState, assignments: list[Assignment]) -> list[float | None]:
+        """Each size's own model for all users, where their vectors follow from their histories; else None."""
+        if self.federation.settings.solver == "gradient":
+            return [None] * len(assignments)
+        found: dict[Any, float | None] = {}
+        keys = [None if held.projections is None else tuple(held.projections.items()) for held in assignments]
+        for key, held, sent in zip(keys, assignments, send(state.full, assignments), strict=True):
+            if key not in found:  # sizes that hold the same have one model
+                found[key] = None if sent is None else self.value(_recovered(held, sent), {}, self._everybody, [held])
+        return [found[key] for key in keys]
 
     def references(self, users: Tensor) -> dict[str, float]:
         """The reference rows over some users."""
         if self.metric in ("MSE", "accuracy"):
             return {}
-        return {name: self._ndcg(score, users) for name, score in self._references.items()}
+        if not self._judged:  # what learns nothing is judged once
+            everybody = torch.arange(self.federation.task.num_clients)
+            self._judged = {name: self._ranked(score, everybody) for name, score in self._references.items()}
+        return {
+            name: float(found.ndcg_by_user[torch.isin(found.users, users)].mean())
+            for name, found in self._judged.items()
+        }
 
     def value(self, full: Weights, private: Weights, users: Tensor, held: list[Assignment]) -> float:
         """Of one model, for some users.
@@ -141,8 +161,16 @@ class Judge:
         return self._ndcg(scorer(model), users)
 
     def _ndcg(self, score: Scorer, users: Tensor) -> float:
+        return self._ranked(score, users).ndcg
+
+    def _ranked(self, score: Scorer, users: Tensor) -> RankingResult:
         data, top = self.federation.task.data, self.federation.settings.top
-        return evaluate_ranking(score, data.train, data.test, top, users=users).ndcg
+        return evaluate_ranking(score, data.train, data.test, top, users=users)
+
+
+def _recovered(held: Assignment, sent: Weights) -> Weights:
+    """A device's tensors in full."""
+    return {name: projection.recover(sent[name]) for name, projection in (held.projections or {}).items()}
 
 
 def history_scorer(

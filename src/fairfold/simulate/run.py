@@ -95,7 +95,7 @@ def choose_device(settings: Settings) -> torch.device:
     if settings.device == "cuda" and not fits:
         raise InvalidSettings(
             "device='cuda' with settings that run on the CPU only",
-            "a built-in model, backend='batched', solver='gradient', prox=0 and, but for images, hashed subspaces",
+            "a built-in model, a federated method, backend='batched', solver='gradient' and prox=0",
             "Use device='auto', which takes a GPU where it can be used.",
         )
     if settings.device == "cuda" and not gpu.available():
@@ -186,7 +186,7 @@ def _result(federation: Federation, judge: Judge, progress: Progress) -> Result:
         quality = judge.quality(progress.state, progress.private, assignments)
         if last:
             progress.history[-1] = replace(last, quality=quality)
-    groups = []
+    groups, everybody = [], judge.for_everybody(progress.state, assignments)
     for number, (capacity, held) in enumerate(zip(federation.capacities, assignments, strict=True)):
         members = (federation.group == number).nonzero().flatten()
         size = held.size()
@@ -201,9 +201,9 @@ def _result(federation: Federation, judge: Judge, progress: Progress) -> Result:
                 bytes_up=up,
                 quality=quality.groups[number],
                 references=judge.references(members),
+                everybody=everybody[number],
             )
         )
-    everybody = torch.arange(federation.task.num_clients)
     return Result(
         settings,
         judge.metric,
@@ -212,7 +212,7 @@ def _result(federation: Federation, judge: Judge, progress: Progress) -> Result:
         progress.history,
         groups,
         quality.server,
-        judge.references(everybody),
+        judge.references(torch.arange(federation.task.num_clients)),
         federation.task.num_clients,
         dict(progress.rejections.counts),
         None if settings.popularity != "counts" else federation.task.data.counted,

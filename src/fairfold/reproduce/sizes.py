@@ -1,0 +1,102 @@
+"""What stands beside the quality: seconds, bytes, and what each size's own model reaches."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fairfold.reproduce.tables import Entry, Grid, crossed, shown
+from fairfold.runs.units import human_bytes, human_seconds
+
+BYTES = 4
+"""Of a number."""
+
+COLUMNS = ("row", "column", "size", "users", "holds", "receives", "sends", "own model", "for all users")
+
+
+@dataclass(frozen=True)
+class Size:
+    """Devices of one capacity in one cell: their users, bytes held, received and sent a round, their own model.
+
+    ``quality`` is the model's for the users who hold it, ``everybody`` for all users; None where that is not known.
+    """
+
+    name: str
+    users: int
+    held: int
+    down: int | None
+    up: int | None
+    quality: float | None
+    everybody: float | None
+
+
+@dataclass(frozen=True)
+class View:
+    """One side of a table of results: a line a row, a column a column."""
+
+    about: str
+    heading: list[str]
+    rows: list[list[str]]
+
+
+def sizes(entry: Entry) -> list[Size]:
+    """Of one cell; none where it is not about devices."""
+    found = []
+    for name, facts in entry.facts.get("devices", {}).items():
+        if "users" not in facts:
+            continue
+        held = BYTES * facts["numbers held"]
+        # Older cells do not say what is moved. It is what is held, but for settings that make it something else.
+        otherwise = {"streamed", "broadcast"} & entry.settings.keys() or entry.settings.get("method") == "central"
+        moved = None if otherwise else held
+        down, up = facts.get("bytes down", moved), facts.get("bytes up", moved)
+        found.append(Size(name, facts["users"], held, down, up, facts.get("quality"), facts.get("everybody")))
+    return found
+
+
+def views(grid: Grid) -> list[View]:
+    """What can be told of a table beside its quality: what it costs, and what each size's own model reaches."""
+    sides: list[tuple[str, Callable[[Entry], str]]] = [
+        ("Seconds a round (the fastest seed's), bytes a round of all devices, both ways, bytes a device holds", _cost),
+        ("Each size's own model, lowest to highest, for the users who hold it; in brackets for all users alike", _own),
+    ]
+    found = [View(about, *crossed(grid, text)) for about, text in sides]
+    return [view for view in found if any(any(row[1:]) for row in view.rows)]
+
+
+def _cost(entry: Entry) -> str:
+    if "seconds a round" not in entry.facts:
+        return ""
+    words = [human_seconds(entry.facts["seconds a round"]), human_bytes(entry.facts["bytes a round"])]
+    held = [size.held for size in sizes(entry)]
+    return ", ".join(words + ([_span([human_bytes(min(held)), human_bytes(max(held))])] if held else []))
+
+
+def _own(entry: Entry) -> str:
+    own = [size.quality for size in sizes(entry) if size.quality is not None]
+    everybody = [size.everybody for size in sizes(entry) if size.everybody is not None]
+    if not own:
+        return ""
+    return _span(_shown_range(own)) + (f" ({_span(_shown_range(everybody))})" if everybody else "")
+
+
+def _shown_range(values: list[float]) -> list[str]:
+    return [f"{value:.3f}" for value in (min(values), max(values))]
+
+
+def _span(ends: list[str]) -> str:
+    return ends[0] if ends[0] == ends[1] else "–".join(ends)
+
+
+def size_rows(grid: Grid) -> list[tuple[str, ...]]:
+    """One line a cell and size, as text, in the order of :data:`COLUMNS`."""
+    return [
+        (
+            entry.row, entry.column, size.name, f"{size.users:,}", *map(_bytes, (size.held, size.down, size.up)),
+            shown(size.quality), shown(size.everybody),
+        )
+        for entry in grid.entries
+        for size in sizes(entry)
+    ]  # fmt: skip
+
+
+def _bytes(count: int | None) -> str:
+    return "–" if count is None else human_bytes(count)
