@@ -59,6 +59,9 @@ def test_train_leaves_a_folder_that_can_be_read(tmp_path: Path) -> None:
         (["--rounds", "0"], "greater than or equal to 1"),
         (["--set", "method=fedhm"], "solver"),
         (["--set", "server_step=nan"], "server_step"),
+        (["--set", "server_optimiser=sgd"], "server_optimiser with solver='least_squares'"),
+        (["--set", "server_optimiser=sgd", "--set", "server_step=1"], "leave them out"),
+        (["--recipe", "ratings", "--set", "server_step=1"], "server_step with solver='least_squares'"),
         (["no-such-file.toml"], "Check the path"),
     ],
 )

@@ -37,8 +37,18 @@ def test_an_experiment_of_ones_own(tmp_path: Path) -> None:
 def test_the_list_names_all() -> None:
     listed = run.invoke(app, ["reproduce", "--list"])
     assert listed.exit_code == 0
-    for name in ("ranking", "ratings", "memory"):
+    for name in ("ranking", "ratings", "memory", "beyond", "fairfold reproduce all", "fairfold reproduce ours"):
         assert name in listed.output
+
+
+def test_a_group_runs_its_own_experiments_and_has_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = {"ours": [write(tmp_path), write(tmp_path, name="other")]}
+    monkeypatch.setattr("fairfold.reproduce.experiment.named", groups.__getitem__)
+    out = tmp_path / "out"
+    shown = run.invoke(app, ["reproduce", "ours", "--show", "--out", str(out)])
+    assert shown.exit_code == 0, shown.output
+    assert (out / "ours.html").is_file()
+    assert sorted(folder.name for folder in out.iterdir() if folder.is_dir()) == ["other", "small"]
 
 
 def test_bad_input(tmp_path: Path) -> None:

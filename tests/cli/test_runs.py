@@ -4,6 +4,7 @@ import io
 import json
 import re
 import sys
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from fairfold.cli import app
 from fairfold.cli.progress import Display
 from fairfold.runs.callbacks import Callback
 from fairfold.runs.device import read_device_model
-from fairfold.runs.opened import open_run
+from fairfold.runs.opened import item_name, open_run
 from fairfold.runs.settings import load_settings
 from fairfold.runs.train import run
 from tests.runs.worlds import GRADIENT, from_before, small
@@ -312,6 +313,77 @@ def test_recommend_to_a_new_user_from_their_history(tmp_path: Path, ratings_fold
     history.write_text("101\nnobody\n")
     assert "'nobody'" in fails("recommend", str(out), "--history", str(history))
     assert "one of them" in fails("recommend", str(out))
+
+
+def table_of(shown: str) -> list[str]:
+    return [line for line in shown.splitlines() if line.startswith("│")]
+
+
+@pytest.mark.parametrize("options", [[], ["--capacity", "2x"]])
+def test_a_new_user_with_the_ratings_of_a_known_one_gets_the_same(
+    tmp_path: Path, ratings_folder: Path, options: list[str]
+) -> None:
+    out, history = tmp_path / "run", tmp_path / "history.txt"
+    works("train", "--recipe", "ratings", "--data", str(ratings_folder), "--rounds", "6", "--set", "factors=3",
+          "--set", "clients_per_round=none", "--capacities", "1x-2x", "--out", str(out))  # fmt: skip
+    data = open_run(out).interactions
+    assert data.item_ids is not None
+    past = zip(data.train.of(3).tolist(), data.train.ratings_of(3).tolist(), strict=True)
+    lines = [
+        f"{data.item_ids[item]}{mark}{rating:g}" for (item, rating), mark in zip(past, cycle(" \t,"), strict=False)
+    ]
+    history.write_text("\n".join(lines))
+    new = table_of(works("recommend", str(out), "--history", str(history), *options))
+    assert len(new) > 3
+    assert new == table_of(works("recommend", str(out), "--user", "#3", *options))
+    other = [line[:-1] + str(6 - int(line[-1])) for line in lines]
+    history.write_text("\n".join(other))
+    assert new != table_of(works("recommend", str(out), "--history", str(history), *options))
+    for line in ("101", "101 good", "101,9"):
+        history.write_text(line)
+        assert "its rating, 1 to 5" in fails("recommend", str(out), "--history", str(history))
+
+
+def test_recommend_says_what_a_history_tells(tmp_path: Path) -> None:
+    """Items 0, 1, … are had by all, most, …: with support, only the first own a row."""
+    folder, out, history = tmp_path / "steps", tmp_path / "run", tmp_path / "history.txt"
+    folder.mkdir()
+    rows = [f"{user},{item}" for user in range(40) for item in range(40) if (user * 7 + item) % 40 >= item]
+    (folder / "interactions.csv").write_text("user,item\n" + "\n".join(rows) + "\n")
+    works("train", "--data", str(folder / "interactions.csv"), "--rounds", "3", "--set", "clients_per_round=none",
+          "--set", "factors=2", "--set", "support=15", "--capacities", "1x-2x", "--out", str(out))  # fmt: skip
+    opened = open_run(out)
+    data, everything = opened.interactions, torch.arange(40)
+    counts = data.train.counts_by_item
+    owned = int(opened.telling(everything).sum())
+    assert 2 < owned < 38
+    assert opened.telling(everything).tolist() == [True] * owned + [False] * (40 - owned)
+
+    def asked(*items: int) -> str:
+        history.write_text("\n".join(item_name(item, data) for item in items))
+        return " ".join(works("recommend", str(out), "--history", str(history), "--top", "4").split())
+
+    assert "say what the user likes" not in asked(0, 1)
+    assert "Of these 1 of 3 say what the user likes" in asked(0, 38, 39)
+    nothing = asked(37, 38)
+    assert "Warning: none of the 2 items says what the user likes" in nothing
+    assert "by popularity alone" in nothing
+    assert "order of popularity" in nothing
+    best = counts.argsort(descending=True, stable=True)[:4].tolist()
+    assert [item_name(item, data) for item in best] == re.findall(r"│ \d │ (\S+) │", nothing)
+    assert f"{int(counts.max())}.0000" in nothing
+
+
+def test_models_trained_by_gradients_say_what_serves_new_users(tmp_path: Path, ratings_folder: Path) -> None:
+    history = tmp_path / "history.txt"
+    history.write_text("101")
+    for model, recipe in (("neumf-mlp", "ratings"), ("neumf", "best")):
+        out = str(tmp_path / model)
+        works("train", "--recipe", "paper", "--data", str(ratings_folder), "--model", model, "--rounds", "1",
+              "--set", "clients_per_round=none", "--out", out)  # fmt: skip
+        said = fails("recommend", out, "--history", str(history))
+        assert f"--recipe {recipe}" in said
+        assert "trained by gradients" in said
 
 
 def test_a_recipe_knows_data_sets_and_gives_way_to_what_is_asked(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """What travels arrives as it was; what is not exactly what was asked for is refused, whatever it is."""
 
+import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -12,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairfold.errors import InvalidMessage
+from fairfold.federation.settings import read_settings
 from fairfold.federation.task import Weights
 from fairfold.flower import wire
 from fairfold.flower.plan import Plan
@@ -46,6 +49,23 @@ def test_orders_and_answers_arrive_as_they_were(half: bool) -> None:
     assert answer.weight == 2.0
     assert answer.quality == (0.5, 3)
     assert all(torch.equal(answer.change[name], seen[name]) for name in vectors)
+
+
+def test_a_server_from_before_some_settings_is_understood_as_it_meant() -> None:
+    """What it does not name is at the setting's own default, whatever the solver takes by now."""
+    order, vectors = an_order()
+    meant = read_settings({"solver": "least_squares", "tail_share": None, "support": 0})
+    content, _ = pack_order(replace(order, settings=meant), vectors)
+    facts = content.config_records[FACTS]
+    sent = json.loads(str(facts["settings"]))
+    del sent["tail_share"], sent["support"], sent["images"]["mean"]
+    facts["settings"] = json.dumps(sent)
+    assert read_settings(sent) != meant
+    assert unpack_order(content)[0].settings == meant
+    for text, words in ((json.dumps(sent | {"of_tomorrow": 1}), "unknown key 'of_tomorrow'"), ("[1]", "be read")):
+        facts["settings"] = text
+        with pytest.raises(InvalidMessage, match=words):
+            unpack_order(content)
 
 
 @given(st.floats(1e-30, 1e30), st.integers(0, 2**32 - 1))

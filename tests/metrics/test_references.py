@@ -13,6 +13,7 @@ from fairfold.errors import InvalidData, InvalidSettings
 from fairfold.metrics import evaluate_ranking, evaluate_ratings
 from fairfold.metrics.ranking import Scorer
 from fairfold.metrics.references import Means, Popularity, PureSVD, Ridge, UserNeighbours
+from fairfold.metrics.references.choice import tried
 from fairfold.metrics.references.matrix import BinaryMatrix
 
 SHARED = Path(os.environ.get("FAIRFOLD_DATA", Path(__file__).parents[2] / ".." / "shared" / "data"))
@@ -78,6 +79,32 @@ def test_sizes_that_cannot_be_served_are_refused() -> None:
         PureSVD(train, 14)
     with pytest.raises(InvalidData, match="ratings"):
         Means(train)
+
+
+def test_settings_are_chosen_on_held_out_training_data() -> None:
+    """Two kinds of users with shelves of their own: with next to no penalty the ridge recalls the shelf and no more."""
+    kind = torch.arange(60)[:, None] % 2 == torch.arange(80)[None] % 2
+    chance = torch.rand(60, 80, generator=torch.Generator().manual_seed(0))
+    pairs = (chance < torch.where(kind, 0.5, 0.05)).nonzero()
+    train = Interactions.from_pairs(pairs[:, 0], pairs[:, 1], 60, 80)
+    found = tried(Ridge, (1e-3, 100.0), train)
+    assert list(found) == [1e-3, 100.0]
+    assert found[100.0] > found[1e-3] + 0.05
+    splits = []
+
+    def seen(kept: Interactions, _value: float) -> Popularity:
+        splits.append(len(kept))
+        return Popularity(kept)
+
+    same = tried(seen, (1.0, 2.0), train)
+    assert same[1.0] == same[2.0]  # rivals are judged on the same splits and users
+    assert len(splits) == 2 * 3
+    assert all(length < len(train) for length in splits)
+
+
+def test_where_nothing_can_be_held_out_nothing_is_tried() -> None:
+    users = torch.arange(5)
+    assert tried(Ridge, (1.0, 10.0), Interactions.from_pairs(users, users, 5, 5)) == {}
 
 
 def test_means_and_biases() -> None:

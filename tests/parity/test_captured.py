@@ -68,6 +68,31 @@ def test_other_choices(device: torch.device, changes: dict[str, Any]) -> None:
     check(device, 4, capacities="1x-4x", local_optimiser="adam", local_step=0.02, local_epochs=2, **changes)
 
 
+@pytest.mark.parametrize("changes", [{"method": "inconsistent", "capacities": "1x-2x-4x"},
+                                     {"method": "inconsistent", "capacities": "4x", "replacement": True},
+                                     {"method": "heterofl", "capacities": "1x-2x-4x"},
+                                     {"method": "heterofl", "capacities": "2x-4x", "aggregation": "delta"},
+                                     {"method": "fedhm", "capacities": "1x-2x", "regulariser": 0.1},
+                                     {"method": "fedhm", "capacities": "2x-3x", "rank_rule": "share"},
+                                     {"method": "fedhm", "capacities": "1x-2x", "user_vectors": "uploaded"},
+                                     {"method": "fedhm", "capacities": "1x-2x-3x", "objective": "squared"},
+                                    ])  # fmt: skip
+@pytest.mark.parametrize(("model", "optimiser"), [("mf", "sgd"), ("neumf", "adam")])
+def test_rivals(device: torch.device, model: str, changes: dict[str, Any], optimiser: str) -> None:
+    check(device, 2, factors=4, model=model, local_optimiser=optimiser, local_step=0.02, local_epochs=2, **changes)
+
+
+@pytest.mark.parametrize("method", ["fedhm", "heterofl", "inconsistent"])
+def test_rivals_with_faults(device: torch.device, method: str) -> None:
+    faults = {"drop": 0.1, "late": 0.1, "nan": 0.1, "infinite": 0.1, "wrong_size": 0.1, "out_of_range": 0.1}
+    check(device, 5, rounds=6, faults=faults, method=method, factors=4, capacities="1x-2x")
+
+
+def test_ratings_of_factored_devices(device: torch.device) -> None:
+    model: dict[str, Any] = {"model": "neumf-mlp", "factors": 8, "local_optimiser": "adam", "local_step": 0.02}
+    check(device, 3, ratings=True, method="fedhm", capacities="2x-4x", **model)
+
+
 def test_ratings(device: torch.device) -> None:
     check(device, 3, ratings=True, model="neumf-mlp", local_optimiser="adam", local_step=0.02, capacities="2x-4x")
 

@@ -57,6 +57,13 @@ def test_a_finished_cell_is_not_run_again(experiment: Experiment, tmp_path: Path
     assert [cell.column for cell in again.planned] == ["FAIR"]
 
 
+def test_what_only_describes_an_experiment_leaves_its_cells_as_they_are(experiment: Experiment, tmp_path: Path) -> None:
+    execute(experiment, tmp_path, 1)
+    described = SMALL.replace('title = "Small"', 'title = "Renamed"\ngroup = "all"')
+    execute(read_experiment(write(tmp_path, described), seeds=1), tmp_path, 1, listener := Listener())
+    assert listener.planned == []
+
+
 def test_a_cell_of_another_experiment_is_taken_over(experiment: Experiment, tmp_path: Path) -> None:
     first = execute(experiment, tmp_path, jobs=1)
     said = SMALL.replace("clients_per_round = 6", "clients_per_round = 6\nsign = true")  # the default, in words

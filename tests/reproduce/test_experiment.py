@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fairfold.errors import InvalidSettings
-from fairfold.reproduce.experiment import known_experiments, read_experiment
+from fairfold.reproduce.experiment import GROUPS, known_experiments, named, read_experiment
 from fairfold.reproduce.outcome import file_name
 from tests.reproduce.small import SMALL, write
 
@@ -31,7 +31,14 @@ def test_every_cell_has_a_file_of_its_own(name: str) -> None:
 
 def test_the_tables_of_the_paper_are_there() -> None:
     wanted = {"memory", "ranking", "data-loss", "ratings", "embedding-dim", "general", "subspaces", "convergence"}
-    assert wanted <= set(known_experiments())
+    assert set(named("all")) == wanted | {"choices"}
+
+
+def test_every_experiment_is_in_one_group() -> None:
+    assert sorted(name for group in GROUPS for name in named(group)) == known_experiments()
+    assert not set(GROUPS) & set(known_experiments())
+    assert named("ranking") == ["ranking"]
+    assert named("mine.toml") == ["mine.toml"]
 
 
 def test_cells_are_rows_times_columns_with_their_settings(tmp_path: Path) -> None:

@@ -1,18 +1,21 @@
 """Tables beside the paper's figures: means, spreads, differences, and the files they are written to."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fairfold.errors import InvalidSettings
 from fairfold.reproduce.execute import execute
 from fairfold.reproduce.experiment import Cell, read_experiment
+from fairfold.reproduce.figures import figures
 from fairfold.reproduce.outcome import Outcome
 from fairfold.reproduce.output import QUICK, Results, write_results
 from fairfold.reproduce.search import search
 from fairfold.reproduce.sizes import size_rows, views
-from fairfold.reproduce.tables import COLUMNS, crossed, detail_rows, grids
+from fairfold.reproduce.tables import COLUMNS, Entry, crossed, detail_rows, grids
 from tests.reproduce.small import SMALL, write
 
 
@@ -183,3 +186,41 @@ def test_search_tries_more_where_a_column_has_more_to_try(tmp_path: Path) -> Non
     misspelt = text.replace("more = { FAIR", "more = { FAIRER")
     with pytest.raises(InvalidSettings, match="FAIRER"):
         search(read_experiment(write(tmp_path, misspelt), seeds=1), tmp_path, list[str]().append, jobs=1)
+
+
+def curves_of(tmp_path: Path, smaller: bool, ends: list[float]) -> tuple[tuple[float, float], str, list[float]]:
+    """Limits and title of a plot of curves that go straight from 0.9 to an end, and all heights in it."""
+    text = SMALL.replace('metric = "NDCG@20"', f'metric = "{"MSE" if smaller else "NDCG@20"}"')
+    (grid,) = grids(read_experiment(write(tmp_path, text)), {})
+    entries = tuple(
+        Entry(f"{end:g}", "", None, (end,), state="done",
+              curve=tuple((float(x), 0.9 + (end - 0.9) * x / 20) for x in range(21)))
+        for end in ends
+    )  # fmt: skip
+    (axes,) = figures(replace(grid, entries=entries, references={}))["curves"].axes
+    drawn = [float(y) for line in axes.get_lines() for y in np.asarray(line.get_ydata(), dtype=float)]
+    return axes.get_ylim(), axes.get_title(loc="left"), drawn
+
+
+@pytest.mark.parametrize("smaller", [False, True])
+def test_curves_that_collapse_do_not_take_the_room_of_the_others(tmp_path: Path, smaller: bool) -> None:
+    good = [0.91, 0.92, 0.93, 0.94, 0.95, 0.96] if not smaller else [0.89, 0.88, 0.87, 0.86, 0.85, 0.84]
+    bad = 0.2 if not smaller else 1.8
+    (low, high), title, drawn = curves_of(tmp_path, smaller, [*good, bad])
+    assert high - low < 0.2
+    assert all(low < end < high for end in good)
+    assert not low < bad < high
+    assert title == f"Not in the plot at the end: {bad:g} ({bad:.2f})"
+    assert bad in [pytest.approx(y) for y in drawn]  # cut by the plot, not left out of it
+
+
+def test_curves_that_differ_are_all_shown(tmp_path: Path) -> None:
+    for ends in ([0.91, 0.2], [0.95, 0.8, 0.7, 0.6, 0.5, 0.4], [0.9, 0.9, 0.9, 0.9]):
+        (low, high), title, _ = curves_of(tmp_path, False, ends)
+        assert title == ""
+        assert all(low < end < high for end in ends)
+
+
+def test_a_curve_that_is_no_number_does_not_spoil_the_plot(tmp_path: Path) -> None:
+    (low, high), _, _ = curves_of(tmp_path, False, [0.95, 0.94, 0.93, float("nan")])
+    assert 0.8 < low < high < 1

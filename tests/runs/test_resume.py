@@ -162,6 +162,21 @@ def test_what_a_solver_takes_by_now_is_not_what_it_took_before_the_setting(tmp_p
         assert settings == first.result.settings
 
 
+def test_a_run_with_a_server_step_that_had_no_effect_still_serves(tmp_path: Path) -> None:
+    """Before it was refused, a server's optimiser was taken along with least squares, and not used."""
+    settings, out = small(solver="least_squares", chunk=4, support=0), tmp_path / "run"
+    interrupted(settings, out)
+    for path in (out / "checkpoints").glob("*.json"):
+        write_manifest(path, settings=json.loads(path.read_text())["settings"] | {"server_optimiser": "sgd"})
+    file = out / "settings.toml"
+    assert 'server_optimiser = "adam"' in file.read_text()
+    file.write_text(file.read_text().replace('server_optimiser = "adam"', 'server_optimiser = "sgd"'))
+    assert open_run(out).settings == settings
+    finished, _ = resumed(load_settings(file, {}, recorded=True), out)
+    assert_same_end(finished.result, simulate(settings))
+    assert read_run(out).settings == settings
+
+
 def newest_manifest(out: Path) -> Path:
     return max((out / "checkpoints").glob("*.json"))
 

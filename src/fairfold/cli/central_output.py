@@ -85,8 +85,12 @@ def chosen_epochs(
 
 def reference_rows(console: Console, task: "Task") -> list[Line]:
     """The reference methods' rows."""
-    with console.status("reference methods …"):
-        return [(name, "", "", row, "") for name, row in task.references()]
+    lines: list[Line] = []
+    with console.status("reference methods …") as status:
+        for reference in task.references():
+            lines.append((reference.name, "", "", reference.row, ""))
+            status.update(f"reference methods, settings chosen on held-out training data: {len(lines)} done …")
+    return lines
 
 
 def model_rows(

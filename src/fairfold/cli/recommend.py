@@ -15,7 +15,11 @@ def recommend(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     user: Annotated[str | None, typer.Option(help="Id as in the source file, or #number.")] = None,
     history: Annotated[
-        Path | None, typer.Option(help="Instead: a new user's items, a file with one id (or #number) a line.")
+        Path | None,
+        typer.Option(
+            help="Instead: a new user's items, a file with one id (or #number) a line, followed by the user's rating "
+            "for a model of ratings (mf-ratings)."
+        ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many items.")] = 10,
     capacity: Annotated[
@@ -28,8 +32,9 @@ def recommend(
     from fairfold.errors import InvalidSettings
     from fairfold.federation.projection import Assignment
     from fairfold.metrics.ranking import recommend as best_items
+    from fairfold.metrics.references import Popularity
     from fairfold.runs.device import device_model
-    from fairfold.runs.opened import find_user, item_name, open_run, read_history
+    from fairfold.runs.opened import find_user, item_name, open_run
     from fairfold.subspace import Capacity
 
     console = wide_console()
@@ -41,12 +46,17 @@ def recommend(
             raise InvalidSettings(
                 "neither or both of --user and --history", "one of them", "Name whom to recommend to."
             )
-        new = None if history is None else read_history(history, data)
+        new = None if history is None else opened.history(history)
         number = 0 if user is None else find_user(data, user)
         device = None if size is None else device_model(opened, size)
         full = state.full if device is None else device.recovered()
-        score = opened.scorer(full, None if device is None else [Assignment(device.projections)], new)
+        held = None if device is None else [Assignment(device.projections)]
+        score = opened.scorer(full, held, new)
         past = data.train if new is None else new
+        mine = past.of(number)
+        telling = int(opened.telling(mine, held).sum())
+        popular = not telling and not opened.settings.predicts_ratings
+        score = Popularity(data.train) if popular else score
         items = best_items(score, torch.tensor([number]), past, top)[0].tolist()
         scores = score(torch.tensor([number]))[0]
         model = "the server's model" if size is None else f"the model of a {size} device"
@@ -62,6 +72,20 @@ def recommend(
             cells = [str(rank), escape(item_name(item, data))]
             cells += [] if data.titles is None else [escape(data.titles[item])]
             table.add_row(*cells, f"{float(scores[item]):.4f}")
+        model = "popularity alone" if popular else model
         console.print(f"{name}, by {model} after round {state.round_number}", highlight=False, markup=False)
         console.print(table)
-        console.print(f"Left out: the {len(past.of(number))} items this user has.", highlight=False)
+        console.print(f"Left out: the {len(mine)} items this user has.", highlight=False)
+        if telling < len(mine) or not telling:
+            console.print(_what_is_known(telling, len(mine), opened.settings.predicts_ratings), highlight=False)
+
+
+def _what_is_known(telling: int, given: int, rated: bool) -> str:
+    """How much of a history the model can use, and what it does without any."""
+    why = "nobody had them in training" + ("" if rated else ", or too few to own a row in this model")
+    if telling:
+        return f"Of these {telling} of {given} say what the user likes: of the others the model knows nothing ({why})."
+    instead = (
+        "items are ranked by what all think of them" if rated else "this is the order of popularity, scores are users"
+    )
+    return f"Warning: none of the {given} items says what the user likes ({why}), so {instead}."

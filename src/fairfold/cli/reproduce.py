@@ -32,7 +32,10 @@ LINE_SECONDS = 30.0
 
 def reproduce(
     name: Annotated[
-        str | None, typer.Argument(help="An experiment (--list shows them), 'all', or a .toml file of one's own.")
+        str | None,
+        typer.Argument(
+            help="An experiment (--list shows them), 'all' (the paper's), 'ours' (beyond it), or one's own .toml file."
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A small, honest version; marked so in the results.")] = False,
     seeds: Annotated[
@@ -56,7 +59,8 @@ def reproduce(
     Cells that are done are kept and not run again; one that was interrupted goes on from its checkpoint. Results are
     Markdown, CSV, PNG and one page that opens offline.
     """
-    from fairfold.reproduce.experiment import known_experiments, read_experiment
+    from fairfold.reproduce.execute import execute_all
+    from fairfold.reproduce.experiment import named, read_experiment
     from fairfold.reproduce.output import require_plots
 
     console = wide_console()
@@ -65,31 +69,21 @@ def reproduce(
             _list(console)
             return
         if name is None:
-            raise InvalidSettings("no experiment", "a name, or 'all'", "`fairfold reproduce --list` shows them.")
-        names = known_experiments() if name == "all" else [name]
-        experiments = [read_experiment(each, quick=quick, seeds=seeds) for each in names]
+            raise InvalidSettings("no experiment", "a name, 'all' or 'ours'", "`fairfold reproduce --list` shows them.")
+        experiments = [read_experiment(each, quick=quick, seeds=seeds) for each in named(name)]
         require_plots()
         if search:
             _search(console, experiments, out, jobs)
             return
-        outcomes = _run(console, experiments, out, jobs, run=not show)
+        title = experiments[0].folder if len(experiments) == 1 else f"{name}-quick" if quick else name
+        with _shown(console, title) as display:
+            outcomes = execute_all(experiments, out, jobs, display, run=not show)
         finished = [_write(console, *each, out) for each in zip(experiments, outcomes, strict=True)]
         if len(finished) > 1:
-            console.print(f"All on one page: {_page(finished, out)}", highlight=False, soft_wrap=True)
+            console.print(f"All on one page: {_page(finished, out / f'{title}.html')}", highlight=False, soft_wrap=True)
         missing = [entry for results in finished for grid in results.grids for entry in grid.entries]
         if missing and all(entry.state == "no data" for entry in missing):
             raise InvalidData(missing[0].reason.split("; needed")[0], "data for at least one cell", missing[0].reason)
-
-
-def _run(
-    console: Console, experiments: list[Experiment], out: Path, jobs: int | None, *, run: bool
-) -> list[dict[Cell, Outcome]]:
-    """Outcomes of each; cells of several experiments run side by side, none waits for the last ones of another."""
-    from fairfold.reproduce.execute import execute_all
-
-    name = experiments[0].folder if len(experiments) == 1 else "all-quick" if experiments[0].quick else "all"
-    with _shown(console, name) as display:
-        return execute_all(experiments, out, jobs, display, run=run)
 
 
 def _write(console: Console, experiment: Experiment, outcomes: dict[Cell, Outcome], out: Path) -> Results:
@@ -119,7 +113,7 @@ def _shown(console: Console, name: str) -> Iterator[Display]:
         display.close()
 
 
-def _page(finished: list[Results], out: Path) -> Path:
+def _page(finished: list[Results], path: Path) -> Path:
     from fairfold.files import write_atomically
     from fairfold.reproduce.figures import figures
     from fairfold.reproduce.output import render_page
@@ -132,7 +126,6 @@ def _page(finished: list[Results], out: Path) -> Path:
             for grid in results.grids
         }
         many.append((results, plots))
-    path = out / ("reproduction-quick.html" if finished[0].experiment.quick else "reproduction.html")
     write_atomically(path, render_page(many).encode())
     return path
 
@@ -153,16 +146,26 @@ def _say(console: Console, line: str) -> None:
 
 
 def _list(console: Console) -> None:
-    from fairfold.reproduce.experiment import known_experiments, read_experiment
+    from fairfold.reproduce.experiment import GROUPS, named, read_experiment
 
-    table = Table("name", "what", "in the paper", "cells", "with seeds")
-    for name in known_experiments():
-        experiment = read_experiment(name)
-        sources = dict.fromkeys(file.source for file in experiment.file.tables.values() if file.source)
-        places = {(cell.table, cell.row, cell.column) for cell in experiment.cells if cell.kind != "references"}
-        runs = sum(cell.kind != "references" for cell in experiment.cells)
-        table.add_row(name, experiment.file.title, "; ".join(sources), str(len(places)), str(runs))
+    table = Table("name", "group", "what", "in the paper", "cells", "with seeds")
+    for group in GROUPS:
+        for name in named(group):
+            _add_row(table, read_experiment(name))
+        table.add_section()
     console.print(table)
+    for group, meaning in GROUPS.items():
+        _say(console, f"`fairfold reproduce {group}` runs all of group {group}: {meaning}.")
+
+
+def _add_row(table: Table, experiment: Experiment) -> None:
+    """What an experiment holds."""
+    sources = dict.fromkeys(file.source for file in experiment.file.tables.values() if file.source)
+    places = {(cell.table, cell.row, cell.column) for cell in experiment.cells if cell.kind != "references"}
+    runs = sum(cell.kind != "references" for cell in experiment.cells)
+    table.add_row(
+        experiment.name, experiment.file.group, experiment.file.title, "; ".join(sources), str(len(places)), str(runs)
+    )
 
 
 def grid_tables(grid: Grid) -> list[Table]:

@@ -30,6 +30,9 @@ LEAST_SQUARES_DEFAULTS: dict[str, Any] = {
 }
 """What ``solver="least_squares"`` takes where nothing else is said; ``chunk`` is ``factors``: rows are folded whole."""
 
+SERVER_STEP_KEYS = ("server_optimiser", "server_step")
+"""Settings that mean nothing to ``solver="least_squares"``: refused there with other values than their defaults."""
+
 RATING_MODELS = ("neumf-mlp", "mf-ratings")
 MODELS = ("mf", "neumf", *RATING_MODELS, *IMAGE_MODELS)
 SOLVED_MODELS = ("mf", "mf-ratings")

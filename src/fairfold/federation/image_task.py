@@ -16,6 +16,7 @@ from fairfold.data.clients import Clients, by_label, by_writer
 from fairfold.data.images import ImageDataset
 from fairfold.data.interactions import Dataset
 from fairfold.errors import InvalidSettings
+from fairfold.federation.outline import outline
 from fairfold.federation.settings import Settings
 from fairfold.federation.storage import Storage
 from fairfold.federation.task import SMALLEST_COMPRESSED, Batch, Shapes, Task, Weights
@@ -65,7 +66,7 @@ class ImageTask(Task):
 
     def empty_network(self) -> nn.Module:
         """The architecture alone, without memory for its tensors."""
-        with torch.device("meta"):
+        with outline():
             return _make(self.images, self.settings)
 
     def initial(self, generator: torch.Generator, storage: Storage | None = None) -> tuple[Weights, Weights]:  # noqa: ARG002

@@ -191,19 +191,21 @@ class LowRank(Projection):
         table = full.view(self.shape)
         if self.shape[0] < self.shape[1]:
             return self._reduce_wide(table)
-        values, vectors = torch.linalg.eigh((table.T @ table).double())  # d × d: the table is far taller than wide
-        top = vectors[:, -self.rank :].to(full.dtype)
-        scale = values[-self.rank :].clamp(min=1e-30).pow(0.25).to(full.dtype)
+        top, scale = self._top(table.T @ table)  # d × d: the table is far taller than wide
         left = table @ (top / scale)
         return torch.cat([left.reshape(-1), (top * scale).T.reshape(-1)])
 
     def _reduce_wide(self, table: Tensor) -> Tensor:
         """The same by the rows' Gram matrix, which is the smaller one of a table wider than tall."""
-        values, vectors = torch.linalg.eigh((table @ table.T).double())
-        top = vectors[:, -self.rank :].to(table.dtype)
-        scale = values[-self.rank :].clamp(min=1e-30).pow(0.25).to(table.dtype)
+        top, scale = self._top(table @ table.T)
         right = (top / scale).T @ table
         return torch.cat([(top * scale).reshape(-1), right.reshape(-1)])
+
+    def _top(self, gram: Tensor) -> tuple[Tensor, Tensor]:
+        """The leading eigenvectors of a small matrix, and the roots of their singular values, largest last."""
+        values, vectors = torch.linalg.eigh(gram.double().cpu())  # too small for a GPU, which would have to be awaited
+        scale = values[-self.rank :].clamp(min=1e-30).pow(0.25)
+        return vectors[:, -self.rank :].to(gram), scale.to(gram)
 
     def cut(self, compact: Tensor, rank: int) -> Tensor:
         """What :meth:`reduce` gives at a smaller rank, from what it gave at this one: large components are last."""
@@ -214,6 +216,18 @@ class LowRank(Projection):
         """Where chosen rows of the first factor stand, [*ids.shape, rank], and all of the second, [rank, columns]."""
         right = torch.arange(self.shape[0] * self.rank, self.size).view(self.rank, self.shape[1])
         return ids[..., None] * self.rank + torch.arange(self.rank), right
+
+    def row_places(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for rows as long as the tensor's: slot and sign of every number, the sign 0 beyond the rank."""
+        column = torch.arange(self.shape[1], device=ids.device)
+        slots = ids[:, None] * self.rank + column.clamp(max=self.rank - 1)
+        return slots, (column < self.rank).to(torch.int8)
+
+    def factor_places(self) -> tuple[Tensor, Tensor]:
+        """Slot and sign of the second factor, filled up to columns × columns with numbers whose sign is 0."""
+        number = torch.arange(self.shape[1] ** 2)
+        real = number < self.rank * self.shape[1]
+        return self.shape[0] * self.rank + torch.where(real, number, 0), real.to(torch.int8)
 
     def factors(self, compact: Tensor) -> tuple[Tensor, Tensor]:
         """The two of them, N × r and r × d."""
@@ -294,14 +308,13 @@ class KeptColumns(Coordinatewise):
         """Numbers the device holds."""
         return self.shape[0] * self.kept
 
-    @property
-    def columns(self) -> Tensor:
+    def columns(self, device: torch.device) -> Tensor:
         """Which ones."""
-        return torch.cat([torch.arange(start, stop) for start, stop in self.runs])
+        return torch.cat([torch.arange(start, stop, device=device) for start, stop in self.runs])
 
     def reduce(self, full: Tensor) -> Tensor:
         """Cut."""
-        return full.view(self.shape).index_select(1, self.columns).view(-1)
+        return full.view(self.shape).index_select(1, self.columns(full.device)).view(-1)
 
     def recover(self, compact: Tensor) -> Tensor:
         """Zeros for the others."""
@@ -312,8 +325,8 @@ class KeptColumns(Coordinatewise):
         return self._widened(compact.view(self.shape[0], self.kept)[ids])
 
     def _widened(self, rows: Tensor) -> Tensor:
-        zeros = torch.zeros(*rows.shape[:-1], self.shape[1], dtype=rows.dtype)
-        return zeros.index_copy(-1, self.columns, rows)
+        zeros = rows.new_zeros(*rows.shape[:-1], self.shape[1])
+        return zeros.index_copy(-1, self.columns(rows.device), rows)
 
     def whole(self, compact: Tensor) -> Tensor:
         """Zeros for the others."""
@@ -321,11 +334,14 @@ class KeptColumns(Coordinatewise):
 
     def places(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
         """A slot for every column that is held; the others point to a slot of their row, with sign 0."""
-        place = torch.zeros(self.shape[1], dtype=torch.int64)
-        sign = torch.zeros(self.shape[1], dtype=torch.int8)
-        place[self.columns], sign[self.columns] = torch.arange(self.kept), 1
-        column = coordinates % self.shape[1]
-        return coordinates // self.shape[1] * self.kept + place[column], sign[column]
+        device = coordinates.device
+        place = torch.zeros(self.shape[1], dtype=torch.int64, device=device)
+        sign = torch.zeros(self.shape[1], dtype=torch.int8, device=device)
+        held = self.columns(device)
+        place[held], sign[held] = torch.arange(self.kept, device=device), 1
+        row = coordinates // self.shape[1]
+        column = coordinates - row * self.shape[1]
+        return row * self.kept + place[column], sign[column]
 
     def counts(self, slots: Tensor) -> Tensor:
         """See the base class."""
@@ -359,10 +375,11 @@ class ColumnTotals(Totals):
     def mean(self, *, changes: bool = False) -> Tensor:
         """See the base class."""
         shape = next(iter(self._sums)).shape
-        result, weights = torch.zeros(shape, dtype=self._full.dtype), torch.zeros(shape[1], dtype=self._full.dtype)
+        result, weights = self._full.new_zeros(shape), self._full.new_zeros(shape[1])
         for projection, (total, weight) in self._sums.items():
-            result.index_add_(1, projection.columns, total.view(shape[0], projection.kept))
-            weights[projection.columns] += weight
+            columns = projection.columns(total.device)
+            result.index_add_(1, columns, total.view(shape[0], projection.kept))
+            weights[columns] += weight
         result /= weights.clamp(min=1e-30)
         if not changes:
             nobody = (weights == 0).nonzero().view(-1)

@@ -15,6 +15,7 @@ from fairfold.federation.defaults import (
     OWN_MODEL,
     RATING_DEFAULTS,
     RATING_MODELS,
+    SERVER_STEP_KEYS,
     SOLVED_MODELS,
 )
 from fairfold.federation.setting_tables import FaultSettings, Frozen, ImageSettings, WorldSettings
@@ -274,6 +275,12 @@ class Settings(Frozen):
             )
         if self.rehash or self.aggregation != "delta" or self.compress != "tables":
             raise ValueError("solver='least_squares' needs rehash=false, aggregation='delta' and compress='tables'")
+        given = [key for key in SERVER_STEP_KEYS if getattr(self, key) != type(self).model_fields[key].default]
+        if given:
+            raise ValueError(
+                f"{' and '.join(given)} with solver='least_squares', where the server solves and takes no steps: leave "
+                f"{'them' if len(given) > 1 else 'it'} out, or use solver='closed_form' or 'gradient'"
+            )
 
     def _fits_ratings(self) -> None:
         if self.solver != "least_squares":

@@ -19,6 +19,7 @@ from torch.nn import functional
 from fairfold.data import Dataset
 from fairfold.data.negatives import NegativeSampler, draw_chances
 from fairfold.errors import InvalidSettings
+from fairfold.federation.outline import outline
 from fairfold.federation.settings import Settings
 from fairfold.federation.storage import Storage, tables_placed
 from fairfold.kernels.form import Form
@@ -152,7 +153,7 @@ class Task:
             raise InvalidSettings(
                 f"model={settings.model!r} on {data.name!r}, which has no ratings", "ratings", "Use 'mf' or 'neumf'."
             )
-        with torch.device("meta"):  # the architecture alone: its tensors are never made on a device
+        with outline():  # the architecture alone: its tensors are never made on a device
             model = _make(data, settings)
         # No dropout: all that chance decides of a round comes from its seed.
         self._combine, self.form = _Combine(model).eval(), model.form
@@ -346,7 +347,7 @@ class Task:
 
     def model_of(self, shared: Weights, own: Weights) -> nn.Module:
         """The whole model, for evaluation: the server's tensors (or a device's, recovered) and every user's vectors."""
-        with torch.device("meta"):
+        with outline():
             model = _make(self.data, self.settings)
         state = {name: tensor.view(self.shapes[name]) for name, tensor in shared.items()} | own
         model.load_state_dict(state, assign=True)

@@ -21,6 +21,7 @@ from fairfold.federation.projection import Hashed, Projection
 from fairfold.federation.settings import Settings, read_settings
 from fairfold.federation.task import Weights
 from fairfold.flower.protocol import ARRAYS, FACTS, VERSION
+from fairfold.runs.settings import in_full
 
 NOT_SENT = {"data", "top_users", "world", "faults", "backend", "patience", "threshold"}
 """Settings that are the server's own business."""
@@ -165,7 +166,7 @@ def unpack_order(content: RecordDict) -> tuple[Order, Weights]:
     if type(number) is not int or number < 0 or type(half) is not bool or type(evaluate) is not bool:
         raise _refused("an order without round or precision", "what FairStrategy sends")
     try:
-        settings = read_settings(json.loads(_text(facts, "settings")))
+        settings = read_settings(in_full(json.loads(_text(facts, "settings"))))
         described = json.loads(_text(facts, "projections"))
         projections = {str(name): projection_of(values) for name, values in described.items()}
         seed = int(_text(facts, "seed"), 16)

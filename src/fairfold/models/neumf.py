@@ -84,12 +84,13 @@ class NeuMF(Recommender):
         width = user_network.shape[1]
         first, first_bias = weight_and_bias(self.network[1], 2 * width)
         from_users = user_network @ first[:, :width].T + first_bias
-        from_items = item_network @ first[:, width:].T
+        from_items = first[:, width:] @ item_network.T  # a unit's numbers side by side
         if len(self.network) > 3:
-            hidden = self.network[3:]((from_users[:, None] + from_items).relu_())
+            hidden = self.network[3:]((from_users[:, None] + from_items.T).relu_())
             return torch.add(scores, hidden @ weight[0, self.factors :])
         # One layer: unit by unit, so that no more than the result itself is held.
-        for unit in range(self.factors):
-            part = from_users[:, unit, None] + from_items[:, unit]
-            scores.add_(part.relu_(), alpha=float(weight[0, self.factors + unit]))
+        part = torch.empty_like(scores)
+        for unit, counts in enumerate(weight[0, self.factors :].tolist()):
+            torch.add(from_users[:, unit, None], from_items[unit], out=part)
+            scores.add_(part.relu_(), alpha=counts)
         return scores

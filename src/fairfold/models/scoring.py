@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from fairfold.errors import InvalidSettings
 from fairfold.metrics.ranking import Scorer
 
-# Pairs of user and item scored at a time: a model holds a few dozen floats for each of them.
-BLOCK_PAIRS = 1 << 20
+# Pairs of user and item scored at a time: a model holds a few dozen floats for each of them. On a CPU scores and what
+# is added to them stay in its cache; a GPU would rather be asked less often.
+BLOCK_PAIRS, TIMES_ON_GPU = 1 << 18, 4
 
 
 class Ranker(Protocol):
@@ -52,7 +53,8 @@ def scorer(model: nn.Module) -> Scorer:
 
 
 def _all_items(ranker: Ranker, users: Tensor) -> Tensor:
-    step = max(1, BLOCK_PAIRS // max(1, len(users)))
+    pairs = BLOCK_PAIRS if users.is_cpu else BLOCK_PAIRS * TIMES_ON_GPU
+    step = max(1, pairs // max(1, len(users)))
     scores = torch.empty(len(users), ranker.num_items, device=users.device)
     for start in range(0, ranker.num_items, step):
         items = torch.arange(start, min(start + step, ranker.num_items), device=users.device)

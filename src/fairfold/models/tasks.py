@@ -1,6 +1,7 @@
 """What a recommender is trained for, with its loss, its metrics and the methods it has to beat."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -9,8 +10,10 @@ from torch import Tensor, nn
 from fairfold.data.interactions import Dataset, Interactions
 from fairfold.errors import FairfoldError, InvalidData
 from fairfold.metrics import RankingResult, RatingResult, evaluate_ranking, evaluate_ratings
+from fairfold.metrics.ranking import Scorer
 from fairfold.metrics.rating import Predictor
 from fairfold.metrics.references import Means, Popularity, PureSVD, Ridge, UserNeighbours
+from fairfold.metrics.references.choice import tried
 from fairfold.models.central import (
     CentralSettings,
     EpochReport,
@@ -24,6 +27,25 @@ from fairfold.models.scoring import scorer
 Row = tuple[float, ...]
 # Imagined ratings that draw a bias to 0; chosen on held-out ratings of Goodreads.
 DAMPING = 10.0
+# What is tried on held-out training data for the reference rankings.
+POWERS = (1.0, 2.0, 3.0, 5.0, 8.0)
+RANKS = (8, 16, 32, 64, 128, 256, 512)
+PENALTIES = (1.0, 10.0, 100.0, 1e3, 1e4, 1e5)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A method that needs no federation.
+
+    Attributes:
+        name: With what was chosen for it.
+        row: Its metrics on the test set, or why it cannot be computed here.
+        tried: What was tried on held-out training data, and the headline metric there.
+    """
+
+    name: str
+    row: Row | str
+    tried: Mapping[float, float] = field(default_factory=dict)
 
 
 class Task(Protocol):
@@ -56,8 +78,8 @@ class Task(Protocol):
     def test_row(self, model: Recommender) -> Row:
         """A model's metrics on the test set."""
 
-    def references(self) -> Iterator[tuple[str, Row | str]]:
-        """Name and metrics of each reference method, or why it cannot be computed here."""
+    def references(self) -> Iterator[Reference]:
+        """The methods it has to beat."""
 
 
 class RankingTask:
@@ -89,22 +111,29 @@ class RankingTask:
         """NDCG, recall, hit rate, MRR and coverage."""
         return self._row(evaluate_ranking(scorer(model), self.train, self._test, self.k))
 
-    def references(self) -> Iterator[tuple[str, Row | str]]:
-        """Popularity, user-kNN, PureSVD of ranks 8 and 16, ridge."""
-        ranks = [rank for rank in (8, 16) if rank <= min(self.train.num_users, self.train.num_items)]
-        yield "popularity", self._row(self._evaluate(Popularity(self.train)))
-        yield "user-kNN", self._row(self._evaluate(UserNeighbours(self.train)))
-        for rank in ranks:
-            yield f"PureSVD-{rank}", self._row(self._evaluate(PureSVD(self.train, rank)))
+    def references(self) -> Iterator[Reference]:
+        """Popularity, user-kNN, PureSVD of ranks 8, 16 and the best, ridge; settings are chosen on held-out data."""
+        yield Reference("popularity", self._scored(Popularity(self.train)))
+        power, powers = self._chosen(UserNeighbours, POWERS, 3.0)
+        yield Reference(f"user-kNN (power {power:g})", self._scored(UserNeighbours(self.train, power)), powers)
+        possible = [rank for rank in RANKS if rank <= min(self.train.num_users, self.train.num_items)]
+        best, ranks = self._chosen(lambda train, rank: PureSVD(train, int(rank)), possible, 16)
+        for rank in [rank for rank in possible if rank in (8, 16, best)]:
+            yield Reference(f"PureSVD-{rank}", self._scored(PureSVD(self.train, rank)), ranks if rank == best else {})
         try:
-            ridge = Ridge(self.train)
+            penalty, penalties = self._chosen(Ridge, PENALTIES, 10.0)
+            yield Reference(f"ridge (penalty {penalty:g})", self._scored(Ridge(self.train, penalty)), penalties)
         except FairfoldError as error:
-            yield "ridge", f"not computed: {error.given}; needed: {error.needed}"
-        else:
-            yield "ridge", self._row(self._evaluate(ridge))
+            yield Reference("ridge", f"not computed: {error.given}; needed: {error.needed}")
 
-    def _evaluate(self, score: Callable[[Tensor], Tensor]) -> RankingResult:
-        return evaluate_ranking(score, self.train, self._test, self.k)
+    def _chosen(
+        self, build: Callable[[Interactions, float], Scorer], values: Sequence[float], otherwise: float
+    ) -> tuple[float, dict[float, float]]:
+        found = tried(build, values, self.train, self.k)
+        return max(found, key=found.__getitem__, default=otherwise), found
+
+    def _scored(self, score: Scorer) -> Row:
+        return self._row(evaluate_ranking(score, self.train, self._test, self.k))
 
     def _row(self, result: RankingResult) -> Row:
         return result.ndcg, result.recall, result.hit_rate, result.mrr, result.coverage
@@ -141,7 +170,7 @@ class RatingTask:
         """Mean squared error and its root."""
         return self._row(evaluate_ratings(predictor(model), self._test))
 
-    def references(self) -> Iterator[tuple[str, Row | str]]:
+    def references(self) -> Iterator[Reference]:
         """Global, user and item means, and user and item biases together."""
         for users, items, damping in (
             (False, False, 0.0),
@@ -150,7 +179,7 @@ class RatingTask:
             (True, True, DAMPING),
         ):
             means = Means(self.train, users=users, items=items, damping=damping)
-            yield means.name, self._row(evaluate_ratings(means, self._test))
+            yield Reference(means.name, self._row(evaluate_ratings(means, self._test)))
 
     def _row(self, result: RatingResult) -> Row:
         return result.mse, result.rmse

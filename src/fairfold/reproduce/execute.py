@@ -15,6 +15,7 @@ from fairfold.errors import InvalidData, InvalidSettings
 from fairfold.reproduce.experiment import Cell, Experiment
 from fairfold.reproduce.kinds import KINDS, no_data, run_kind
 from fairfold.reproduce.machine import machine
+from fairfold.reproduce.order import side_by_side
 from fairfold.reproduce.outcome import Outcome, file_name, fingerprint, kept_in, read_outcome, write_outcome
 from fairfold.reproduce.watcher import Watcher
 
@@ -163,8 +164,9 @@ def run_job(job: Job, tell: Callable[[int, int], None]) -> Outcome:
     if outcome.state == "no data":
         return outcome
     cell = job.cell
-    data = KINDS[cell.kind].data(cell.values)
-    outcome = Outcome(**vars(outcome) | {"data": data, "facts": outcome.facts | {"machine": machine()}})
+    kind = KINDS[cell.kind]
+    hardware = {"machine": machine(gpu=kind.on_gpu(cell.values))}
+    outcome = Outcome(**vars(outcome) | {"data": kind.data(cell.values), "facts": outcome.facts | hardware})
     described = {
         "table": cell.table, "row": cell.row, "column": cell.column, "kind": cell.kind, "seed": cell.seed,
         "settings": cell.values,
@@ -182,10 +184,11 @@ def _run_here(jobs: list[Job], watcher: Watcher) -> Iterator[tuple[Job, Outcome]
 def _run_in_processes(processes: int) -> Run:
     def run(jobs: list[Job], watcher: Watcher) -> Iterator[tuple[Job, Outcome]]:
         shares: Any = _SPAWN.Queue()
-        by_mark = {job.mark: job for job in jobs}
+        by_mark, by_cell = {job.mark: job for job in jobs}, {job.cell: job for job in jobs}
+        ordered = [by_cell[cell] for cell in side_by_side(list(by_cell))]
         with workers(processes, initializer=_start, initargs=(shares,)) as pool:
             assert pool is not None
-            futures: dict[Future[Outcome], Job] = {pool.submit(_in_process, job): job for job in jobs}
+            futures: dict[Future[Outcome], Job] = {pool.submit(_in_process, job): job for job in ordered}
             while futures:
                 done, _ = wait(futures, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
                 for mark, share in _drained(shares):

@@ -24,6 +24,9 @@ Figure = float | str
 Tried = float | str
 
 SUFFIX = ".toml"
+GROUPS = {"all": "the paper's tables and what explains them", "ours": "what goes beyond the paper"}
+"""Names that run several experiments."""
+
 SMALLER_IS_BETTER = ("MSE", "slope")
 
 
@@ -95,6 +98,7 @@ class ExperimentFile(Frozen):
     Attributes:
         title: Heading.
         about: What it is.
+        group: What it is run with: ``all``, the paper's tables and what explains them; ``ours``, what goes beyond.
         like: Another experiment, whose ``set`` and ``quick`` come before this one's.
         set: Settings of all cells.
         quick: Settings that make the quick version.
@@ -107,6 +111,7 @@ class ExperimentFile(Frozen):
 
     title: str
     about: str = ""
+    group: Literal["all", "ours"] = "ours"
     like: str = ""
     set: Values = Field(default_factory=dict)
     quick: Values = Field(default_factory=dict)
@@ -167,6 +172,11 @@ def known_experiments() -> list[str]:
     return sorted(name.removesuffix(SUFFIX) for name in found if name.endswith(SUFFIX))
 
 
+def named(name: str) -> list[str]:
+    """The experiments that a name stands for: those of a group, or that one."""
+    return [each for each in known_experiments() if _read(each)[0].group == name] if name in GROUPS else [name]
+
+
 def read_experiment(name: str, *, quick: bool = False, seeds: int | None = None) -> Experiment:
     """An experiment by name, or by the path of one's own file.
 
@@ -211,9 +221,10 @@ def _text(name: str) -> tuple[str, str]:
             raise InvalidSettings(f"{path}: {error.strerror}", "a readable TOML file", "Check the path.") from None
     known = known_experiments()
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
+        near = difflib.get_close_matches(name, [*known, *GROUPS], n=1)
         remedy = f"Did you mean {near[0]!r}?" if near else "`fairfold reproduce --list` shows them."
-        raise InvalidSettings(f"experiment {name!r}", f"one of {', '.join(known)}, or a .toml file", remedy)
+        needed = f"one of {', '.join((*GROUPS, *known))}, or a .toml file"
+        raise InvalidSettings(f"experiment {name!r}", needed, remedy)
     return resources.files("fairfold").joinpath("experiments", f"{name}{SUFFIX}").read_text(encoding="utf-8"), name
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import isfinite
+from statistics import median
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from matplotlib import rc_context
@@ -25,6 +28,10 @@ def figures(grid: Grid) -> dict[str, Figure]:
         if any(len(entry.curve) > 1 for entry in done):
             found["curves"] = _curves(grid, [entry for entry in done if len(entry.curve) > 1])
     return found
+
+
+def _name(entry: Entry) -> str:
+    return f"{entry.row} {entry.column}".strip()
 
 
 def _label(grid: Grid) -> str:
@@ -92,7 +99,7 @@ def _curves(grid: Grid, done: list[Entry]) -> Figure:
         colour = COLOURS[(number if few else columns.index(entry.column)) % len(COLOURS)]
         style = STYLES[0] if few else STYLES[rows.index(entry.row) % len(STYLES)]
         across, up = zip(*entry.curve, strict=True)
-        axes.plot(across, up, color=colour, linestyle=style, linewidth=1.6, label=f"{entry.row} {entry.column}".strip())
+        axes.plot(across, up, color=colour, linestyle=style, linewidth=1.6, label=_name(entry))
     axes.set_xlabel("round")
     if grid.file.curves == "loglog":
         axes.set_xscale("log")
@@ -101,7 +108,7 @@ def _curves(grid: Grid, done: list[Entry]) -> Figure:
     else:
         axes.set_ylabel(_label(grid))
         axes.set_xlim(left=0)
-        _leave_out_the_start(axes, done)
+        _show_what_matters(axes, done, grid.smaller_is_better)
     low, high = axes.get_ylim()
     for name, value in _together(grid, 0.03 * (high - low)):
         if low < value < high:  # others would be drawn outside of the plot
@@ -114,11 +121,35 @@ def _curves(grid: Grid, done: list[Entry]) -> Figure:
     return figure
 
 
-def _leave_out_the_start(axes: Axes, done: list[Entry]) -> None:
-    """Errors of the first rounds are so large that nothing else could be seen: show what comes after them."""
-    late = [y for entry in done for x, y in entry.curve if x >= 0.2 * entry.curve[-1][0]]
-    room = 0.1 * (max(late) - min(late) or 1)
-    axes.set_ylim(min(late) - room, max(late) + room)
+def _show_what_matters(axes: Axes, done: list[Entry], smaller_is_better: bool) -> None:
+    """Errors of the first rounds are so large that nothing else could be seen: show what comes after them.
+
+    Nor may a few curves that collapse take the room of all others. If the better three quarters of the curves (of four
+    or more), but for a twentieth of their points, lie within a quarter of the range, the plot ends a little beyond
+    them, and says whose end is not in it.
+    """
+    sign = -1 if smaller_is_better else 1
+    late = {_name(entry): _late(entry, sign) for entry in done}
+    late = {name: values for name, values in late.items() if values}
+    if not late:
+        return
+    ranked = sorted(late.values(), key=median, reverse=True)
+    better = ranked[: len(ranked) * 3 // 4] if len(ranked) > 3 else ranked
+    most = sorted(value for values in better for value in values)
+    top, bottom = max(map(max, ranked)), min(map(min, ranked))
+    usual = most[len(most) // 20]
+    if top - usual < 0.25 * (top - bottom):
+        bottom = usual - 0.5 * (top - usual)
+    room = 0.1 * (top - bottom or 1)
+    axes.set_ylim(*sorted([sign * (bottom - room), sign * (top + room)]))
+    outside = [f"{name} ({sign * values[-1]:.2f})" for name, values in late.items() if values[-1] < bottom - room]
+    if outside:
+        axes.set_title(fill(f"Not in the plot at the end: {', '.join(outside)}", 130), fontsize=8.5, loc="left")
+
+
+def _late(entry: Entry, sign: int) -> list[float]:
+    """The values of a curve after its first fifth, with the sign that makes larger better."""
+    return [sign * y for x, y in entry.curve if x >= 0.2 * entry.curve[-1][0] and isfinite(y)]
 
 
 def _legend(figure: Figure, axes: Axes) -> None:

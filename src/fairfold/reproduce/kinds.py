@@ -50,6 +50,18 @@ class Kind(ABC):
         """What identifies the data; an :class:`InvalidData` that says what to put where if it is not at hand."""
         return data_facts_of(dumps(self.relevant(values), sort_keys=True))
 
+    def on_gpu(self, values: Values) -> bool:  # noqa: ARG002
+        """Whether it works on a GPU on this machine."""
+        return False
+
+    def needs(self, values: Values) -> str:  # noqa: ARG002
+        """What its cells compete for: cells that name the same are not all started at once."""
+        return "a core"
+
+    def work(self, values: Values) -> float:  # noqa: ARG002
+        """How long it takes beside others that need the same, in any unit, known without running it."""
+        return 1.0
+
     @abstractmethod
     def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:
         """Run it.
@@ -82,6 +94,26 @@ class Federated(Kind):
     def meaning(self, values: Values) -> Values:
         """What differs from the defaults; so settings to come leave kept cells as they are."""
         return self.settings(values, 0).model_dump(mode="json", exclude_defaults=True, exclude={"seed"})
+
+    def on_gpu(self, values: Values) -> bool:
+        """See the base class."""
+        from fairfold.simulate.run import choose_device
+
+        return choose_device(self.settings(values, 0)).type == "cuda"
+
+    def needs(self, values: Values) -> str:
+        """See the base class."""
+        from fairfold.simulate import captured, image_cohort
+
+        settings = self.settings(values, 0)
+        if image_cohort.serves(settings):
+            return "a GPU for images"
+        return "a GPU for tables" if captured.serves(settings) else super().needs(values)
+
+    def work(self, values: Values) -> float:
+        """Epochs that clients train one after another."""
+        settings = self.settings(values, 0)
+        return float(settings.rounds * settings.local_epochs)
 
     def settings(self, values: Values, seed: int) -> Settings:
         """Of one run."""
@@ -155,11 +187,14 @@ class References(Kind):
         settings = load_settings(None, values)
         data, _ = load_interactions(settings)
         task = RatingTask(data) if settings.predicts_ratings else RankingTask(data, settings.top)
-        started, found = time.monotonic(), dict[str, Any]()
-        for name, row in task.references():
-            found[name] = row if isinstance(row, str) else float(row[0])
-            tell(len(found), 5)
-        return Outcome(seconds=time.monotonic() - started, facts={"references": found, "metric": task.headline})
+        started, found, tried = time.monotonic(), dict[str, Any](), dict[str, Any]()
+        for reference in task.references():
+            found[reference.name] = reference.row if isinstance(reference.row, str) else float(reference.row[0])
+            if reference.tried:
+                tried[reference.name] = {f"{value:g}": ndcg for value, ndcg in reference.tried.items()}
+            tell(len(found), 6)
+        facts = {"references": found, "tried on held-out training data": tried, "metric": task.headline}
+        return Outcome(seconds=time.monotonic() - started, facts=facts)
 
 
 @dataclass(frozen=True)

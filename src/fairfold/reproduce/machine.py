@@ -14,8 +14,8 @@ ZEN = (
 
 
 @cache
-def machine() -> str:
-    """E.g. ``2-core Zen 4 (AMD EPYC)``, with a GPU in front where there is one."""
+def machine(*, gpu: bool = False) -> str:
+    """E.g. ``2-core Zen 4 (AMD EPYC)``, with the GPU in front of it where that was used."""
     import torch
 
     name, family, model = _processor(Path("/proc/cpuinfo"))
@@ -23,7 +23,7 @@ def machine() -> str:
     named = (word for of, models, word in ZEN if "AMD" in name and of == family and model in models)
     generation = next(named, "")
     processor = f"{cores}-core {generation} ({name})" if generation else f"{cores}-core {name}"
-    return f"{torch.cuda.get_device_name()}, {processor}" if torch.cuda.is_available() else processor
+    return f"{torch.cuda.get_device_name()}, {processor}" if gpu else processor
 
 
 def _processor(path: Path) -> tuple[str, int, int]:

@@ -1,18 +1,21 @@
 """A run opened again: its settings, its data and its newest checkpoint, for recommendations and exports."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 
 from fairfold.data import Dataset, Interactions
 from fairfold.data.counted import items_at, ranks_of
 from fairfold.data.images import ImageDataset
 from fairfold.errors import InvalidSettings
 from fairfold.federation.image_task import task_of
+from fairfold.federation.least_squares import server_owned
 from fairfold.federation.projection import Assignment
 from fairfold.federation.settings import Settings, read_settings
 from fairfold.federation.task import Weights
@@ -79,12 +82,38 @@ class OpenRun:
         if settings.solver != "gradient":
             return history_scorer(full, task, settings, self.assignments if held is None else held, histories)
         if histories is not None:
-            raise InvalidSettings(
-                f"a new user for {self.path}, whose users' vectors were trained by gradients",
-                "a run with solver='least_squares' or 'closed_form'",
-                "There a user's vector follows from their history alone.",
-            )
+            self._refuse_new_users()
         return scorer(task.model_of(full, self.progress.private))
+
+    def telling(self, items: Tensor, held: Sequence[Assignment] | None = None) -> Tensor:
+        """Which of a user's items say anything about the user: where vectors follow from histories, not all do.
+
+        An item that nobody had in training says nothing. With least squares on rankings only those say something that
+        own a row (:mod:`fairfold.federation.least_squares`). Arguments as for :meth:`scorer`.
+        """
+        settings, task = self.settings, self.federation.task
+        if settings.solver == "gradient":
+            return torch.ones_like(items, dtype=torch.bool)
+        says = self.interactions.train.counts_by_item[items] > 0
+        if settings.solver == "least_squares" and not settings.predicts_ratings:
+            (name,) = task.tables
+            says &= items < server_owned(self.assignments if held is None else held, name, settings.factors)
+        return says
+
+    def history(self, path: Path) -> Interactions:
+        """The history of one new user, from a file of the form that this run's model needs."""
+        if self.settings.solver == "gradient":
+            self._refuse_new_users()
+        return read_history(path, self.interactions, rated=self.settings.predicts_ratings)
+
+    def _refuse_new_users(self) -> NoReturn:
+        rated = self.settings.predicts_ratings
+        raise InvalidSettings(
+            f"a new user for {self.path}, model={self.settings.model!r}, whose users were trained by gradients",
+            "model='mf-ratings'" if rated else "model='mf' with solver='least_squares' or 'closed_form'",
+            "There a user's vector follows from their history alone: `fairfold train --recipe "
+            f"{'ratings' if rated else 'best'}`. Or train anew on data that has this user, and ask with --user.",
+        )
 
 
 def open_run(path: Path) -> OpenRun:
@@ -123,12 +152,22 @@ def find_user(data: Dataset, wanted: str) -> int:
     return int(digits)
 
 
-def read_history(path: Path, data: Dataset) -> Interactions:
-    """The history of one new user from a file of item ids, one a line, as the source file has them (or ``#number``)."""
+def read_history(path: Path, data: Dataset, *, rated: bool = False) -> Interactions:
+    """The history of one new user from a file of item ids, one a line, as the source file has them (or ``#number``).
+
+    Args:
+        path: Of the file.
+        data: Whose items they are.
+        rated: Whether every line ends with the user's rating, after a space, a tab or a comma.
+    """
+    form = "one item id a line" + (", then its rating" if rated else "")
     try:
-        words = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidSettings(f"{path}: {error}", "a readable text file", "Write one item id a line.") from None
+        raise InvalidSettings(f"{path}: {error}", "a readable text file", f"Write {form}.") from None
+    words, ratings = lines, None
+    if rated:
+        words, ratings = _rated(lines, data)
     known = {} if data.item_ids is None else {word: number for number, word in enumerate(data.item_ids)}
     items = [_item(word, known, data) for word in words]
     unknown = [word for word, item in zip(words, items, strict=True) if item is None]
@@ -137,9 +176,27 @@ def read_history(path: Path, data: Dataset) -> Interactions:
             f"{path}, which is empty" if not items else f"{len(unknown)} of {len(items)} items, first {unknown[0]!r}"
         )
         some = "#0" if data.item_ids is None else ", ".join(data.item_ids[:3])
-        raise InvalidSettings(given, f"items of {data.name} (such as {some}), one a line", "Leave out the others.")
+        raise InvalidSettings(given, f"items of {data.name} (such as {some}), {form}", "Leave out the others.")
     found = torch.tensor([item for item in items if item is not None])
-    return Interactions.from_pairs(torch.zeros_like(found), found, 1, data.num_items)
+    return Interactions.from_pairs(torch.zeros_like(found), found, 1, data.num_items, ratings)
+
+
+def _rated(lines: list[str], data: Dataset) -> tuple[list[str], Tensor]:
+    """Items and ratings; refused where one has none within the range of the data."""
+    assert data.train.ratings is not None  # of a run that predicts ratings
+    low, high = float(data.train.ratings.min()), float(data.train.ratings.max())
+    words, ratings = list[str](), list[float]()
+    for line in lines:
+        parts = re.fullmatch(r"(.+?)[\s,]+(\d+\.?\d*)", line)
+        if parts is None or not low <= float(parts[2]) <= high:
+            raise InvalidSettings(
+                f"the line {line!r}, for a model of ratings",
+                f"an item id and its rating, {low:g} to {high:g}, after a space, a tab or a comma",
+                "Say of every item what the user thinks of it.",
+            )
+        words.append(parts[1])
+        ratings.append(float(parts[2]))
+    return words, torch.tensor(ratings)
 
 
 def item_name(item: int, data: Dataset) -> str:

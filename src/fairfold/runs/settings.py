@@ -10,6 +10,7 @@ from typing import Any, get_args
 import tomli_w
 
 from fairfold.errors import InvalidSettings
+from fairfold.federation.defaults import SERVER_STEP_KEYS
 from fairfold.federation.settings import Settings, read_settings
 
 NONE = "none"
@@ -42,12 +43,15 @@ def in_full(recorded: Mapping[str, Any]) -> dict[str, Any]:
     """What a run wrote down, with the settings that its version did not know yet at their own defaults.
 
     A setting's own default is how things were before there was the setting. What a model or a solver takes instead
-    where nothing is said is for new runs: an old one never heard of it.
+    where nothing is said is for new runs: an old one never heard of it. What had no effect and is refused today is
+    left out.
     """
     own = Settings().model_dump(mode="json")
+    idle = SERVER_STEP_KEYS if recorded.get("solver") == "least_squares" else ()
     return own | {
         key: own[key] | value if isinstance(value, dict) and isinstance(own.get(key), dict) else value
         for key, value in recorded.items()
+        if key not in idle
     }
 
 

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from fairfold.federation.aggregate import RoundTotals, ServerState, aggregate
-from fairfold.federation.projection import Assignment
 from fairfold.federation.replies import Rejections, fault_of, problem_with, spoil
 from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.send import send
@@ -49,9 +48,8 @@ def run_round(state: ServerState, private: Weights, federation: Federation, reje
         return least_squares.run_round(state, private, federation, rejections)
     if not batches_well(settings):
         return loop.run_round(state, private, federation, rejections)
-    assignments = federation.assignments(number)
     cohort = federation.cohort(number).tolist()
-    holding = _holding(state, federation, assignments)
+    holding = what_is_held(state, federation)
     changes = Changes(state, federation, rejections)
 
     def gathered(client: int) -> Active:
@@ -66,8 +64,8 @@ def run_round(state: ServerState, private: Weights, federation: Federation, reje
     return aggregate(state, changes.totals(), settings)
 
 
-def _holding(state: ServerState, federation: Federation, assignments: list[Assignment]) -> Callable[[int], Held]:
-    """What each client that takes part receives this round."""
+def what_is_held(state: ServerState, federation: Federation) -> Callable[[int], Held]:
+    """What each client that takes part receives this round; the same object for all clients of a size."""
     if federation.settings.method == "inconsistent":
 
         def alone(client: int) -> Held:  # a hash a client, so a reduction a client
@@ -76,6 +74,7 @@ def _holding(state: ServerState, federation: Federation, assignments: list[Assig
             return Held(own, {name: held.reduce(state.full[name]) for name, held in own.items()})
 
         return alone
+    assignments = federation.assignments(state.round_number)
     by_group = [
         Held(assignment.projections or {}, received or {})
         for assignment, received in zip(assignments, send(state.full, assignments), strict=True)

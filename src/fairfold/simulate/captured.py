@@ -17,17 +17,27 @@ from torch import Tensor
 from torch.func import vmap
 
 from fairfold.federation.aggregate import RoundTotals, ServerState, aggregate
-from fairfold.federation.projection import Assignment
 from fairfold.federation.replies import Rejections, fault_of, problem_with, spoil
 from fairfold.federation.sampling import Purpose, generator
-from fairfold.federation.send import send
 from fairfold.federation.setting_tables import FaultSettings
 from fairfold.federation.settings import Settings
 from fairfold.federation.task import Task, Weights
 from fairfold.kernels import ops
 from fairfold.kernels.form import Lines, Places
-from fairfold.simulate.batched import at_once
-from fairfold.simulate.cohort import Draws, Lookups, Samples, draw, find_lookups, lay_out, put, whose
+from fairfold.simulate.active import Held
+from fairfold.simulate.batched import at_once, what_is_held
+from fairfold.simulate.cohort import (
+    Draws,
+    Lookups,
+    Samples,
+    draw,
+    factors_of,
+    find_lookups,
+    lay_out,
+    put,
+    used_by_all,
+    whose,
+)
 from fairfold.simulate.federation import Federation
 
 CLIENTS_AT_ONCE = 128
@@ -37,9 +47,8 @@ ROUNDS_AHEAD = 3
 
 def serves(settings: Settings) -> bool:
     """Whether a round of these settings can run here."""
-    hashed = settings.method in ("fair", "fair_hom", "full_trn", "fedavg")
     built_in = not settings.reads_images and not settings.own_model
-    return hashed and built_in and settings.solver == "gradient" and not settings.prox
+    return built_in and settings.method != "central" and settings.solver == "gradient" and not settings.prox
 
 
 class Buffers:
@@ -54,7 +63,7 @@ class Buffers:
         rows = int((most * (1 + drawn * settings.local_epochs)).clamp(max=task.data.num_items).sum())
         self.steps = int(per_epoch.max()) * settings.local_epochs
         width = sum(shape[1] for shape in task.tables.values())
-        used = sum(task.own.values()) + sum(prod(shape) for shape in task.dense.values())
+        used, factored = used_by_all(task), len(factors_of(task))
         values = rows * width + clients * used
 
         def make(*shape: int, kind: torch.dtype) -> Tensor:
@@ -66,6 +75,7 @@ class Buffers:
         self.targets = make(self.steps, clients, batch, kind=dtype) if task.has_targets else None
         self.rows, self.row_signs = make(rows, width, kind=torch.int32), make(rows, width, kind=torch.int8)
         self.fixed, self.fixed_signs = make(clients, used, kind=torch.int32), make(clients, used, kind=torch.int8)
+        self.whole = make(clients, factored, kind=dtype)
         self.values, self.gradient = make(values, kind=dtype), make(values, kind=dtype)
         moments = {"sgd": 0, "adagrad": 1, "adam": 2}[settings.local_optimiser]
         self.moments = [make(values, kind=dtype) for _ in range(moments)]
@@ -93,6 +103,8 @@ class Buffers:
         self.rows[: len(rows)], self.row_signs[: len(rows)] = rows, row_signs
         self.fixed[clients:] = 0
         self.fixed[:clients], self.fixed_signs[:clients] = lookups.fixed
+        if self.whole.shape[1]:
+            self.whole[:clients] = lookups.whole
         touched = len(lookups.keys)
         for vector in (self.gradient, *self.moments):
             vector[:touched].zero_()
@@ -123,17 +135,17 @@ class Cohorts:
         self.buffers = Buffers(self.task, self.at_once, device, dtype)
         self._losses = vmap(self.task.unpenalised_losses, in_dims=(0, 0, 0, 0 if self.task.has_targets else None))
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._factors = [torch.eye(columns, device=device, dtype=dtype) for columns in factors_of(self.task)]
         self._feeder = ThreadPoolExecutor(ROUNDS_AHEAD, thread_name_prefix="fairfold-samples")
         self._ahead: dict[int, Future[list[Draws]]] = {}
 
     def run_round(self, state: ServerState, private: Weights, rejections: Rejections) -> ServerState:
         """One round; see :func:`fairfold.simulate.loop.run_round`."""
         number = state.round_number
-        assignments = self.federation.assignments(number)
-        sent = dict(enumerate(send(state.full, assignments)))
+        holding = what_is_held(state, self.federation)
         totals = RoundTotals(state.full)
         for drawn in self._drawn(number):
-            self._train(drawn.to(self.device).samples(), assignments, sent, private, number, rejections, totals)
+            self._train(drawn.to(self.device).samples(), holding, private, number, rejections, totals)
         return aggregate(state, totals, self.settings)
 
     def _drawn(self, number: int) -> list[Draws]:
@@ -152,23 +164,24 @@ class Cohorts:
     def _train(
         self,
         samples: Samples,
-        assignments: list[Assignment],
-        sent: dict[int, Weights | None],
+        holding: Callable[[int], Held],
         private: Weights,
         number: int,
         rejections: Rejections,
         totals: RoundTotals,
     ) -> None:
-        groups = [int(self.federation.group[client]) for client in samples.clients]
-        received = {group: weights for group, weights in sent.items() if weights is not None}
+        each = [holding(client) for client in samples.clients]
+        groups = [id(held) for held in each]  # those who hold the same
+        held = dict(zip(groups, each, strict=True))
+        received = {group: of.received for group, of in held.items()}
         sections = lay_out(self.task, samples.clients, groups, received, private, self.device)
-        lookups = find_lookups(self.task, samples, groups, dict(enumerate(assignments)), sections)
+        lookups = find_lookups(self.task, samples, groups, held, sections)
         buffers = self.buffers
         buffers.fill(samples, lookups)
         came_from = sources(lookups)
         buffers.values[: len(came_from)] = sections.source[came_from]
         self._run(len(samples.sizes))
-        back = Back(self, samples, groups, assignments, received, lookups, came_from)
+        back = Back(self, samples, groups, held, lookups, came_from)
         back.give(private, number, rejections, totals)
 
     def _run(self, steps: int) -> None:
@@ -189,7 +202,7 @@ class Cohorts:
         """The next step of every client that is still at work."""
         held, weight = self.buffers, self.settings.regulariser
         pairwise = not self.task.ratings and self.settings.objective == "bpr"
-        form = self.task.form if pairwise else None
+        form = self.task.form if pairwise and not self._factors else None
         if form is None or not ops.add_slopes(form, weight, held.values, held.gradient, held.lines):
             self.add_slopes()
         ops.step_prefix(held.values, held.gradient, held.moments, held.rates, held.moving, held.step)
@@ -201,11 +214,14 @@ class Cohorts:
         places = held.places.index_select(0, held.step)[0]  # [clients, samples, width]
         shares = held.shares.index_select(0, held.step)[0]
         targets = None if held.targets is None else held.targets.index_select(0, held.step)[0]
-        rows = ops.recover_lines(held.values, held.rows, held.row_signs, places).requires_grad_()
-        always = ops.recover_lines(held.values, held.fixed, held.fixed_signs, held.everybody).requires_grad_()
-        split = torch.split(rows, [shape[1] for shape in task.tables.values()], dim=-1)
+        read = ops.recover_lines(held.values, held.rows, held.row_signs, places)
+        always = ops.recover_lines(held.values, held.fixed, held.fixed_signs, held.everybody)
         own_sizes, dense_sizes = [*task.own.values()], [prod(shape) for shape in task.dense.values()]
-        parts = torch.split(always, [*own_sizes, *dense_sizes], dim=-1)
+        used = sum(own_sizes) + sum(dense_sizes)
+        factors = self._second_factors(always[:, used:])
+        rows, always = _products(read, factors).requires_grad_(), always.requires_grad_()
+        split = torch.split(rows, [shape[1] for shape in task.tables.values()], dim=-1)
+        parts = torch.split(always[:, :used], [*own_sizes, *dense_sizes], dim=-1)
         dense = dict(zip(task.dense, parts[len(own_sizes) :], strict=True))
         losses: Tensor = self._losses(dense, parts[: len(own_sizes)], split, targets)
         for_rows, for_always = torch.autograd.grad(losses, [rows, always], shares)
@@ -214,8 +230,39 @@ class Cohorts:
             for_rows = for_rows.addcmul(rows.detach(), shares[..., None, None], value=weight)
             users = always.detach()[:, :own]
             for_always[:, :own].addcmul_(users, shares.sum(1, keepdim=True), value=weight)
+        if factors:
+            for_rows = _through_products(for_rows, read, factors, for_always[:, used:])
         ops.accumulate_lines(for_rows, held.rows, held.row_signs, places, held.gradient)
         ops.accumulate_lines(for_always, held.fixed, held.fixed_signs, held.everybody, held.gradient)
+
+    def _second_factors(self, numbers: Tensor) -> list[Tensor]:
+        """By which the rows of each table are multiplied, [clients, columns, columns]; nothing if none is a product."""
+        parts = torch.split(numbers, [unit.numel() for unit in self._factors], dim=-1) if self._factors else ()
+        whole = self.buffers.whole[:, :, None, None].unbind(1)
+        return [
+            part.view(-1, *unit.shape) + of * unit for part, unit, of in zip(parts, self._factors, whole, strict=True)
+        ]
+
+
+def _products(rows: Tensor, factors: list[Tensor]) -> Tensor:
+    """Rows of the tables, [clients, samples, width, columns of all], from rows of their first factors."""
+    if not factors:
+        return rows
+    parts = torch.split(rows.flatten(1, 2), [len(factor[0]) for factor in factors], dim=-1)
+    products = [part @ factor for part, factor in zip(parts, factors, strict=True)]
+    return torch.cat(products, dim=-1).view(rows.shape)
+
+
+def _through_products(slopes: Tensor, rows: Tensor, factors: list[Tensor], into: Tensor) -> Tensor:
+    """The slopes of rows of the first factors, from those of the products; those of the second go ``into`` a line."""
+    sizes = [len(factor[0]) for factor in factors]
+    split = [torch.split(of.flatten(1, 2), sizes, dim=-1) for of in (slopes, rows)]
+    for_rows, for_factors = [], []
+    for slope, row, factor in zip(*split, factors, strict=True):
+        for_rows.append(slope @ factor.mT)
+        for_factors.append((row.mT @ slope).flatten(1))
+    into.copy_(torch.cat(for_factors, dim=1))
+    return torch.cat(for_rows, dim=-1).view(rows.shape)
 
 
 def capture(step: Callable[[], None], changed: list[Tensor], pool: Any = None) -> torch.cuda.CUDAGraph:
@@ -256,13 +303,12 @@ class Back:
         cohorts: Cohorts,
         samples: Samples,
         groups: list[int],
-        assignments: list[Assignment],
-        received: dict[int, Weights],
+        held: dict[int, Held],
         lookups: Lookups,
         came_from: Tensor,
     ) -> None:
         self._task, self._settings = cohorts.task, cohorts.settings
-        self._clients, self._groups, self._assignments, self._received = samples.clients, groups, assignments, received
+        self._clients, self._groups, self._held = samples.clients, groups, held
         self._lookups, self._came_from = lookups, came_from
         self._values = cohorts.buffers.values[: len(came_from)]
         self._change = self._values - lookups.sections.source[came_from]
@@ -270,7 +316,7 @@ class Back:
     def give(self, private: Weights, number: int, rejections: Rejections, totals: RoundTotals) -> None:
         """Check every reply, add up the good ones, and leave own vectors where they belong."""
         sections, source = self._lookups.sections, self._lookups.sections.source
-        shared = max((at + self._received[group][name].numel() for group, of in sections.groups.items()
+        shared = max((at + self._held[group].received[name].numel() for group, of in sections.groups.items()
                       for name, at in of.items()), default=0)  # fmt: skip
         self._keep_own(private)
         of_server = self._came_from < shared
@@ -288,10 +334,14 @@ class Back:
         sums = torch.zeros_like(source).index_add_(0, self._came_from, counted)
         for group, starts in sections.groups.items():
             weight = sum(of for of, mine in zip(weights, self._groups, strict=True) if mine == group)
-            held = self._assignments[group].projections
-            if not weight or held is None:
+            if not weight:
                 continue
-            sent = self._received[group]
+            held, sent = self._held[group].projections, self._held[group].received
+            if not all(projection.linear for projection in held.values()):  # each recovered alone
+                for index, (of, mine) in enumerate(zip(weights, self._groups, strict=True)):
+                    if of and mine == group:
+                        totals.add(held, self._reply(index, place, of_server), of)
+                continue
             # Vectors of their own: not every slice begins where a kernel can read fast.
             parts = {name: sums[at : at + sent[name].numel()].clone() for name, at in starts.items()}
             if self._settings.aggregation == "paper":
@@ -327,11 +377,13 @@ class Back:
 
     def _fault(self, index: int, place: Tensor, of_server: Tensor, fault: str) -> str | None:
         """Rare: what arrives is made in full, and checked as a server would."""
+        held = self._held[self._groups[index]]
+        reply = spoil(self._reply(index, place, of_server), fault)
+        return problem_with(reply, held.received, held.projections, self._settings)
+
+    def _reply(self, index: int, place: Tensor, of_server: Tensor) -> Weights:
+        """All that a client sends, what it did not touch as it came."""
         group, mine = self._groups[index], (place == index) & of_server
-        sections, sent = self._lookups.sections, self._received[self._groups[index]]
+        sections, sent = self._lookups.sections, self._held[self._groups[index]].received
         after = sections.source.index_add(0, self._came_from[mine], self._change[mine])
-        starts = sections.groups[group]
-        reply = {name: after[at : at + sent[name].numel()] for name, at in starts.items()}
-        held = self._assignments[group].projections
-        assert held is not None
-        return problem_with(spoil(reply, fault), sent, held, self._settings)
+        return {name: after[at : at + sent[name].numel()] for name, at in sections.groups[group].items()}

@@ -16,16 +16,17 @@ from torch import Tensor
 
 from fairfold.data import Interactions
 from fairfold.data.negatives import chosen, non_items_below
-from fairfold.federation.projection import Assignment, Coordinatewise, Projection
+from fairfold.federation.projection import Coordinatewise, LowRank, Projection
 from fairfold.federation.sampling import Purpose, generator
 from fairfold.federation.task import Task, Weights
 from fairfold.kernels.reference import row_coordinates
+from fairfold.simulate.active import Held
 
 FLAGS_A_KEY = 64
 """A flag for every possible key is cheaper than sorting the keys unless there are many times more flags."""
 
 
-def put(values: Sequence[int | float], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+def put(values: Sequence[int | float | list[bool]], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """Numbers of the host on a device, which the host does not wait for."""
     return moved(torch.tensor(values, dtype=dtype), device)
 
@@ -222,7 +223,9 @@ class Lookups:
         ends: int64 [clients]: where each client's part of the touched slots ends.
         rows: int32 [distinct rows of all clients, numbers a row in all tables], and their signs, int8.
         places: int64 [samples, width]: the row of each item of each sample.
-        fixed: int32 [clients, numbers], positions of what every sample uses (users' vectors, dense tensors); signs.
+        fixed: int32 [clients, numbers], positions of what every sample uses (users' vectors, dense tensors, second
+            factors where tables are products); signs.
+        whole: bool [clients, tables]: where the table is no product, so that its second factor is the unit matrix.
     """
 
     sections: Sections
@@ -231,11 +234,21 @@ class Lookups:
     rows: tuple[Tensor, Tensor]
     places: Tensor
     fixed: tuple[Tensor, Tensor]
+    whole: Tensor
 
 
-def find_lookups(
-    task: Task, samples: Samples, groups: list[int], held: dict[int, Assignment], sections: Sections
-) -> Lookups:
+def factors_of(task: Task) -> list[int]:
+    """Columns of the tables that some devices hold as products, each with a second factor of columns × columns."""
+    return [shape[1] for shape in task.tables.values()] if task.settings.method == "fedhm" else []
+
+
+def used_by_all(task: Task) -> int:
+    """How many numbers every sample of a client uses."""
+    dense = sum(prod(shape) for shape in task.dense.values())
+    return sum(task.own.values()) + dense + sum(columns**2 for columns in factors_of(task))
+
+
+def find_lookups(task: Task, samples: Samples, groups: list[int], held: dict[int, Held], sections: Sections) -> Lookups:
     """Hash everything the cohort will look up, once."""
     device, num_items = samples.items.device, task.data.num_items
     count, tensors = len(samples.clients), len(sections.names)
@@ -243,7 +256,7 @@ def find_lookups(
     row_place, row_item = row_keys // num_items, row_keys % num_items
     group_of = put(groups, device)
     width = sum(shape[1] for shape in task.tables.values())
-    used = sum(task.own.values()) + sum(prod(shape) for shape in task.dense.values())
+    used = used_by_all(task)
     virtual = torch.empty(len(row_keys) * width + count * used, dtype=torch.int64, device=device)
     signs = torch.empty(virtual.numel(), dtype=torch.int8, device=device)
     cut = len(row_keys) * width
@@ -251,16 +264,17 @@ def find_lookups(
     fixed, fixed_signs = (moved(found, device) for found in _used_by_all(task, samples.clients, groups, held, sections))
     virtual[cut:], signs[cut:] = fixed.view(-1), fixed_signs.view(-1)
     for group in dict.fromkeys(groups):
-        projections = held[group].projections or {}
+        projections = held[group].projections
         mine = (group_of[row_place] == group).nonzero().view(-1)
         column = 0
         for number, (name, (_, size)) in enumerate(task.tables.items()):
-            found = _places(projections[name], row_coordinates(row_item[mine], size))
+            found = _row_places(projections[name], row_item[mine], size)
             _put(rows, row_signs, mine, column, found, sections.bounds[row_place[mine] * tensors + number])
             column += size
     keys, found_at = distinct(virtual, sections.starts[-1])
     found_at = found_at.to(torch.int32)
     ends = torch.searchsorted(keys, sections.bounds[tensors::tensors].contiguous())
+    whole = [[not isinstance(held[group].projections[name], LowRank) for name in task.tables] for group in groups]
     return Lookups(
         sections,
         keys,
@@ -268,16 +282,18 @@ def find_lookups(
         (found_at[:cut].view(rows.shape), row_signs),
         places,
         (found_at[cut:].view(fixed.shape), fixed_signs),
+        put(whole, device),
     )
 
 
 def _used_by_all(
-    task: Task, clients: list[int], groups: list[int], held: dict[int, Assignment], sections: Sections
+    task: Task, clients: list[int], groups: list[int], held: dict[int, Held], sections: Sections
 ) -> tuple[Tensor, Tensor]:
     """Positions and signs of what every sample of a client uses, a line a client: few, so found on the host."""
-    names = sections.names[len(task.tables) :]
-    starts = torch.tensor(sections.starts[:-1]).view(len(clients), -1)[:, len(task.tables) :]
-    used = sum(task.own.values()) + sum(prod(shape) for shape in task.dense.values())
+    tables, names = len(task.tables), sections.names[len(task.tables) :]
+    starts = torch.tensor(sections.starts[:-1]).view(len(clients), -1)
+    starts = torch.cat([starts[:, tables:], starts[:, : len(factors_of(task))]], dim=1)
+    used = used_by_all(task)
     positions, signs = (
         torch.empty(len(clients), used, dtype=torch.int64),
         torch.empty(len(clients), used, dtype=torch.int8),
@@ -285,7 +301,9 @@ def _used_by_all(
     for group in dict.fromkeys(groups):
         members = [place for place, mine in enumerate(groups) if mine == group]
         who = torch.tensor([clients[place] for place in members])
-        found = [_numbers(task, name, held[group].projections or {}, who) for name in names]
+        projections = held[group].projections
+        found = [_numbers(task, name, projections, who) for name in names]
+        found += [_factor(projections[name], size) for name, size in zip(task.tables, factors_of(task), strict=False)]
         begin = starts[members].unbind(1)
         positions[members] = torch.cat([of + at[:, None] for (of, _), at in zip(found, begin, strict=True)], dim=1)
         signs[members] = torch.cat([of.expand(len(members), -1) for _, of in found], dim=1)
@@ -306,6 +324,22 @@ def _numbers(task: Task, name: str, projections: Mapping[str, Projection], clien
 def _places(projection: Projection, coordinates: Tensor) -> tuple[Tensor, Tensor]:
     assert isinstance(projection, Coordinatewise)  # see serves
     return projection.places(coordinates)
+
+
+def _row_places(projection: Projection, rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Of all numbers of some rows."""
+    if isinstance(projection, LowRank):
+        return projection.row_places(rows)
+    return _places(projection, row_coordinates(rows, size))
+
+
+def _factor(projection: Projection, size: int) -> tuple[Tensor, Tensor]:
+    """Of the second factor, a line; a table that is no product has none, which signs of 0 say."""
+    if isinstance(projection, LowRank):
+        slots, signs = projection.factor_places()
+    else:
+        slots, signs = torch.zeros(size**2, dtype=torch.int64), torch.zeros(size**2, dtype=torch.int8)
+    return slots[None], signs[None]
 
 
 def _put(

@@ -18,7 +18,7 @@ from fairfold.federation.send import send
 from fairfold.federation.settings import Settings
 from fairfold.federation.task import GRAM, Task, Weights
 from fairfold.federation.train import solve_user
-from fairfold.metrics import accuracy, evaluate_ranking
+from fairfold.metrics import RankingResult, accuracy, evaluate_ranking
 from fairfold.metrics.ranking import Scorer
 from fairfold.metrics.rating import Predictor
 from fairfold.models import scorer
@@ -104,6 +104,7 @@ class Judge:
         self.federation = federation
         self._device = device or torch.device("cpu")
         self._references = references
+        self._judged: dict[str, RankingResult] = {}
         self.metric = federation.settings.metric
         self._everybody = torch.arange(federation.task.num_clients)
 
@@ -130,7 +131,13 @@ class Judge:
         """The reference rows over some users."""
         if self.metric in ("MSE", "accuracy"):
             return {}
-        return {name: self._ndcg(score, users) for name, score in self._references.items()}
+        if not self._judged:  # what learns nothing is judged once
+            everybody = torch.arange(self.federation.task.num_clients)
+            self._judged = {name: self._ranked(score, everybody) for name, score in self._references.items()}
+        return {
+            name: float(found.ndcg_by_user[torch.isin(found.users, users)].mean())
+            for name, found in self._judged.items()
+        }
 
     def value(self, full: Weights, private: Weights, users: Tensor, held: list[Assignment]) -> float:
         """Of one model, for some users.
@@ -154,8 +161,11 @@ class Judge:
         return self._ndcg(scorer(model), users)
 
     def _ndcg(self, score: Scorer, users: Tensor) -> float:
+        return self._ranked(score, users).ndcg
+
+    def _ranked(self, score: Scorer, users: Tensor) -> RankingResult:
         data, top = self.federation.task.data, self.federation.settings.top
-        return evaluate_ranking(score, data.train, data.test, top, users=users).ndcg
+        return evaluate_ranking(score, data.train, data.test, top, users=users)
 
 
 def _recovered(held: Assignment, sent: Weights) -> Weights:

@@ -95,7 +95,7 @@ def choose_device(settings: Settings) -> torch.device:
     if settings.device == "cuda" and not fits:
         raise InvalidSettings(
             "device='cuda' with settings that run on the CPU only",
-            "a built-in model, backend='batched', solver='gradient', prox=0 and, but for images, hashed subspaces",
+            "a built-in model, a federated method, backend='batched', solver='gradient' and prox=0",
             "Use device='auto', which takes a GPU where it can be used.",
         )
     if settings.device == "cuda" and not gpu.available():

@@ -9,7 +9,7 @@ from fairfold.errors import InvalidSettings
 from fairfold.metrics.references.matrix import BinaryMatrix
 
 # Up to this many users (or items) the small Gram matrix is decomposed exactly.
-EXACT_SIDE = 1024
+EXACT_SIDE = 2048
 ITERATIONS = 20
 SPARE = 16
 
