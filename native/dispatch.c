@@ -43,7 +43,17 @@ static const fairfold_body *const bodies[] = {
 /* The threads of OpenMP do not survive a fork, and GNU's library waits for them for ever. A child works alone. */
 static void after_fork(void) { forked = 1; }
 
+uint64_t fairfold_front[1 << 8];
+
+/* Here and not beside the loops that read it: what runs when the library is loaded must run on every processor. */
+static void fill_front(void) {
+    for (unsigned lanes = 0; lanes < 1 << 8; lanes++)
+        for (unsigned lane = 0, to = 0; lane < 8; lane++)
+            if (lanes >> lane & 1) fairfold_front[lanes] |= (uint64_t)lane << 8 * to++;
+}
+
 __attribute__((constructor)) static void choose(void) {
+    fill_front();
     for (int i = BODIES - 1; i >= 0; i--)
         if (supported(bodies[i])) chosen = bodies[i];
 #if !defined(_WIN32)

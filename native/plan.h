@@ -99,4 +99,7 @@ typedef struct {
 
 const fairfold_body *fairfold_active_body(void);
 
+/* Byte k of entry c: which lane comes k-th once the lanes that c's bits choose are moved to the front. */
+extern uint64_t fairfold_front[1 << 8];
+
 #endif

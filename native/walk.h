@@ -204,17 +204,10 @@ static inline void place_wide(const fairfold_plan *plan, const batch *b, int cou
 #define BELOW(values, limit) _mm256_cmplt_epu32_mask((__m256i)(values), _mm256_set1_epi32((int)(limit)))
 #define FRONT(chosen, values) (lanes)_mm256_maskz_compress_epi32((__mmask8)(chosen), (__m256i)(values))
 #else
-static uint64_t front[1 << LANES]; /* byte k: which lane comes k-th */
-
-__attribute__((constructor)) static void fill_front(void) {
-    for (unsigned chosen = 0; chosen < 1 << LANES; chosen++)
-        for (unsigned lane = 0, to = 0; lane < LANES; lane++)
-            if (chosen >> lane & 1) front[chosen] |= (uint64_t)lane << 8 * to++;
-}
 #define BELOW(values, limit) _mm256_movemask_ps((__m256)(lanes)((values) < (lanes){0} + (limit)))
 #define FRONT(chosen, values) \
     (lanes)_mm256_permutevar8x32_epi32((__m256i)(values), \
-                                       _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)front[chosen])))
+                                       _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)fairfold_front[chosen])))
 #endif
 #endif
 
