@@ -11,9 +11,11 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#define MOVED (1 << 19) /* values a pass */
+#ifndef MOVED
+#define MOVED (1 << 19) /* values a pass; -DMOVED=4194304 for results that the caches do not keep */
+#endif
 #define SETS 8
-#define ROOM 128 /* indices that are prefetched past the end of a pass */
+#define ROOM 256 /* indices that are prefetched past the end of a pass */
 
 static double now(void) {
     struct timespec t;
@@ -42,18 +44,19 @@ static uint64_t below(uint64_t limit) {
     DEFINE(near_##UNIT, UNIT, 1, 16)  \
     DEFINE(far_##UNIT, UNIT, 1, 128)  \
     DEFINE(near2_##UNIT, UNIT, 2, 16) \
-    DEFINE(far2_##UNIT, UNIT, 2, 128)
+    DEFINE(far2_##UNIT, UNIT, 2, 128) \
+    DEFINE(farther2_##UNIT, UNIT, 2, 256)
 DEFINE_ALL(1)
 DEFINE_ALL(8)
 DEFINE_ALL(16)
 
 typedef void (*gather)(const float *, float *, const uint32_t *);
-#define ALL(UNIT) {none_##UNIT, near_##UNIT, far_##UNIT, near2_##UNIT, far2_##UNIT}
+#define ALL(UNIT) {none_##UNIT, near_##UNIT, far_##UNIT, near2_##UNIT, far2_##UNIT, farther2_##UNIT}
 
 int main(void) {
-    static const gather gathers[3][5] = {ALL(1), ALL(8), ALL(16)};
+    static const gather gathers[3][6] = {ALL(1), ALL(8), ALL(16)};
     static const int units[] = {1, 8, 16};
-    printf("vector  piece   none  L1/16 L1/128  L2/16 L2/128   (cache / pieces ahead)\n");
+    printf("vector  piece   none  L1/16 L1/128  L2/16 L2/128 L2/256   (cache / pieces ahead)\n");
     for (size_t megabytes = 1; megabytes <= 128; megabytes *= 2) {
         const size_t bytes = megabytes << 20;
         float *from = aligned_alloc(1 << 21, bytes < 1 << 21 ? 1 << 21 : bytes), *to = malloc(MOVED * sizeof(float));
@@ -67,15 +70,15 @@ int main(void) {
             for (int i = 0; i < SETS * (pieces + ROOM); i++)
                 index[i] = (uint32_t)below(bytes / sizeof(float) / (size_t)units[u]);
             printf("%3zu MB  %5d", megabytes, units[u]);
-            double best[5] = {1, 1, 1, 1, 1};
+            double best[6] = {1, 1, 1, 1, 1, 1};
             for (int pass = 0; pass < 24; pass++)
-                for (int v = 0; v < 5; v++) {
+                for (int v = 0; v < 6; v++) {
                     const double begin = now();
                     gathers[u][v](from, to, index + (size_t)((pass + v) % SETS) * (size_t)(pieces + ROOM));
                     const double spent = now() - begin;
                     if (spent < best[v]) best[v] = spent;
                 }
-            for (int v = 0; v < 5; v++) printf(" %6.2f", best[v] * 1e9 / pieces);
+            for (int v = 0; v < 6; v++) printf(" %6.2f", best[v] * 1e9 / pieces);
             printf("\n");
         }
         free(from), free(to), free(index);

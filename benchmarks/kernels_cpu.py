@@ -6,6 +6,7 @@ result of some megabytes costs page faults in one call and none in the next, as 
 ``results/kernels_cpu.csv`` beside this file and prints which of the targets hold.
 
     python benchmarks/kernels_cpu.py [--only lookup,step,range,aggregate,threads] [--seconds 0.4] [--out FILE]
+    python benchmarks/kernels_cpu.py --only threads --threads 2,4,8,16 --hardware "16-core ..." --out FILE
 """
 
 import argparse
@@ -13,6 +14,8 @@ import contextlib
 import csv
 import ctypes
 import datetime
+import functools
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -324,42 +327,46 @@ def bench_aggregate(seconds: float) -> Iterator[Row]:
     )
 
 
-def measure_threads(call: Call, seconds: float) -> tuple[float, float]:
-    """Median microseconds on one thread and on two.
+def measure_threads(call: Call, counts: list[int], seconds: float) -> list[float]:
+    """Median microseconds on each number of threads.
 
-    In turns of eight calls: a change of the number of threads makes OpenMP build its team anew, which is not the
+    In turns of four calls: a change of the number of threads makes OpenMP build its team anew, which is not the
     question here.
     """
-    times: dict[int, list[float]] = {1: [], 2: []}
-    stop = time.perf_counter() + seconds
-    while time.perf_counter() < stop or len(times[1]) < 16:
+    times: dict[int, list[float]] = {threads: [] for threads in counts}
+    stop = time.perf_counter() + seconds * len(counts)
+    while time.perf_counter() < stop or len(times[counts[0]]) < 8:
         for threads, own in times.items():
             torch.set_num_threads(threads)
             call()
-            for _ in range(8):
+            for _ in range(4):
                 begin = time.perf_counter()
                 call()
                 own.append(time.perf_counter() - begin)
-    return statistics.median(times[1]) * 1e6, statistics.median(times[2]) * 1e6
+    torch.set_num_threads(1)
+    return [statistics.median(own) * 1e6 for own in times.values()]
 
 
-def bench_threads(seconds: float) -> Iterator[Row]:
+def bench_threads(seconds: float, counts: tuple[int, ...] = (2,)) -> Iterator[Row]:
     n, d = ITEMS * 32, 32
-    for chunk in (1, 8, 16):
-        layout = layout_of(n, chunk, 16)
-        compact, out, full = torch.randn(layout.size), torch.empty(n), torch.randn(n)
-        draw = fresh_ids(65536)
+    out, full = torch.empty(n), torch.randn(n)
+    draw, gradient = fresh_ids(65536), torch.randn(65536, d)
+    for chunk, compression in itertools.product((1, 8, 16), (2, 16)):
+        layout = layout_of(n, chunk, compression)
+        compact = torch.randn(layout.size)
         cases: dict[str, Call] = {
             "lookup": lambda: ops.recover_rows(layout, compact, draw(), d),  # noqa: B023
             "recover": lambda: ops.recover_range(layout, compact, 0, out),  # noqa: B023
             "reduce": lambda: ops.reduce(layout, full),  # noqa: B023
+            "step": lambda: ops.sgd_rows(layout, compact, gradient, draw(), 1e-6),  # noqa: B023
         }
         for question, call in cases.items():
-            one, two = measure_threads(call, max(seconds, 1.5))
-            row = Row(f"{question}, 2 threads", "1 thread", n, d, chunk, 16, 65536, 2, two, one, two / one)
-            limit = 1 / 1.7 if question != "reduce" else None
-            yield against_target(row, limit, ">= 1.7 x")
-    torch.set_num_threads(1)
+            one, *several = measure_threads(call, [1, *counts], seconds)
+            for threads, taken in zip(counts, several, strict=True):
+                shape = (n, d, chunk, compression, 65536, threads)
+                row = Row(f"{question}, {threads} threads", "1 thread", *shape, taken, one, taken / one)
+                judged = question in ("lookup", "recover") and threads == 2 and compression == 16
+                yield against_target(row, 1 / 1.7 if judged else None, ">= 1.7 x")
 
 
 QUESTIONS: dict[str, Callable[[float], Iterator[Row]]] = {
@@ -371,9 +378,9 @@ QUESTIONS: dict[str, Callable[[float], Iterator[Row]]] = {
 }
 
 
-def write(path: Path, rows: list[Row]) -> None:
+def write(path: Path, rows: list[Row], hardware: str) -> None:
     about = {
-        "hardware": HARDWARE,
+        "hardware": hardware,
         "torch": torch.__version__,
         "instructions": native.status().instructions,
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
@@ -394,7 +401,14 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(QUESTIONS), help="questions, joined by commas")
     parser.add_argument("--seconds", type=float, default=0.4, help="time for each comparison")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "kernels_cpu.csv")
+    parser.add_argument("--threads", default="2", help="numbers of threads to compare with one, joined by commas")
+    parser.add_argument("--hardware", default=HARDWARE, help="what the results were measured on")
     arguments = parser.parse_args()
+    counts = tuple(int(count) for count in arguments.threads.split(","))
+    questions: dict[str, Callable[[float], Iterator[Row]]] = {
+        **QUESTIONS,
+        "threads": functools.partial(bench_threads, counts=counts),
+    }
     status = native.status()
     if not status.available:
         raise SystemExit(f"The compiled kernels do not serve: {status.reason}")
@@ -404,7 +418,7 @@ def main() -> None:
         for name in arguments.only.split(","):
             grad = torch.enable_grad() if name == "step" else torch.no_grad()
             with grad:
-                for row in QUESTIONS[name](arguments.seconds):
+                for row in questions[name](arguments.seconds):
                     rows.append(row)
                     shape = f"d={row.d:<3} Z={row.chunk:<3} c={row.compression:<4} B={row.batch:<6}"
                     judged = f"{row.target}: {row.holds}" if row.target else ""
@@ -414,7 +428,7 @@ def main() -> None:
                         f"= {row.ratio:5.2f}  ({row.against}) {judged}",
                         flush=True,
                     )
-    write(arguments.out, rows)
+    write(arguments.out, rows, arguments.hardware)
     judged_rows = [row for row in rows if row.target]
     held = sum(row.holds == "yes" for row in judged_rows)
     print(f"{held} of {len(judged_rows)} comparisons with a target hold it; written to {arguments.out.name}")

@@ -4,12 +4,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "plan.h"
-#include "walk.h"
-
 #ifdef __AVX__
 #include <immintrin.h>
 #endif
+
+#include "plan.h"
+#include "walk.h"
 
 #ifndef FAIRFOLD_BODY
 #define FAIRFOLD_BODY portable

@@ -81,14 +81,20 @@ int fairfold_work_alone(void) {
     return FAIRFOLD_OK;
 }
 
-/* Below this many coordinates a part costs less than waking a thread for it. */
-#define WORTH_A_THREAD 16384
+/* Below this many coordinates a part costs less than waking a thread for it. Tests set it lower: then jobs are cut up
+ * however small they are, and whether or not there are threads. */
+#ifdef FAIRFOLD_WORTH_A_THREAD
+#define CUT_ALWAYS 1
+#else
+#define CUT_ALWAYS 0
+#define FAIRFOLD_WORTH_A_THREAD 16384
+#endif
 /* Scattering threads each hash everything, so many of them stop paying. */
 #define MAX_PARTS 64
 
 int fairfold_parts(int64_t threads, int64_t work) {
-    if (threads <= 1 || !fairfold_threaded()) return 1;
-    int64_t parts = work / WORTH_A_THREAD;
+    if (threads <= 1 || !(CUT_ALWAYS || fairfold_threaded())) return 1;
+    int64_t parts = work / FAIRFOLD_WORTH_A_THREAD;
     if (parts > threads) parts = threads;
     if (parts > MAX_PARTS) parts = MAX_PARTS;
     return parts < 1 ? 1 : (int)parts;

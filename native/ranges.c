@@ -30,10 +30,16 @@ int fairfold_slots_and_signs(const fairfold_layout *layout, const int64_t *coord
     return status;
 }
 
-/* Parts that scatter each hash every piece, and keep those of their own slots: two of them were slower than one
- * (docs/speed.md). */
+/* Parts that scatter each hash every piece, and keep those of their own slots. With single values, or sums beyond the
+ * last cache, two take less time than one. Otherwise one thread reads about as fast as memory gives, and two or three do
+ * no better (docs/speed.md). */
 #define WORTH_SCATTERING 4
-static int64_t scatter_threads(int64_t threads) { return threads < WORTH_SCATTERING ? 1 : threads; }
+#define WIDE_PIECE 32
+#define LAST_CACHE (1 << 25)
+static int64_t scatter_threads(int64_t threads, int64_t piece_bytes, int64_t sums_bytes) {
+    const int memory_bound = piece_bytes >= WIDE_PIECE && sums_bytes <= LAST_CACHE;
+    return threads < WORTH_SCATTERING && memory_bound ? 1 : threads;
+}
 
 static void move_rows(const fairfold_move *move, int64_t threads, const fairfold_part *loops, const fairfold_job *job) {
     const int parts = fairfold_parts(threads, move->rows.count * move->rows.row_size);
@@ -57,7 +63,8 @@ int fairfold_accumulate_rows(const fairfold_move *move, double scale) {
     job.source = move->values;
     job.target = move->compact;
     job.scale = scale;
-    move_rows(move, scatter_threads(move->threads), fairfold_active_body()->scatter, &job);
+    const int64_t threads = scatter_threads(move->threads, job.plan.unit * move->real, move->size * move->real);
+    move_rows(move, threads, fairfold_active_body()->scatter, &job);
     return FAIRFOLD_OK;
 }
 
@@ -152,7 +159,8 @@ static int accumulate(const fairfold_layout *layout, int real, const char *value
     if (values) job.source = values += r.lead * real;
     job.counts = piece_counts ? piece_counts : tail_counts;
     job.counts_each = !piece_counts;
-    run(layout, r.unit, start, r.middle, &job, function, scatter_threads(threads));
+    run(layout, r.unit, start, r.middle, &job, function,
+        scatter_threads(threads, (int64_t)r.unit * real, layout->tail * real));
     start += r.middle;
     if (values) job.source = values += r.middle * real;
     job.counts = tail_counts;
@@ -235,7 +243,8 @@ int fairfold_reduce(const fairfold_layout *layout, int real, const void *full, v
         run(layout, 1, layout->head, r.lead, &job, scatter, 1);
         job.source = values + r.lead * real;
         job.counts = counts;
-        run(layout, r.unit, layout->head + r.lead, r.middle, &job, scatter, scatter_threads(threads));
+        run(layout, r.unit, layout->head + r.lead, r.middle, &job, scatter,
+            scatter_threads(threads, (int64_t)r.unit * real, layout->tail * real));
         job.source = values + (r.lead + r.middle) * real;
         job.counts = NULL;
         run(layout, 1, layout->full_size - r.trail, r.trail, &job, scatter, 1);

@@ -10,7 +10,8 @@ import pytest
 NATIVE = Path(__file__).parents[2] / "native"
 DRIVER = Path(__file__).parent / "fuzz" / "fuzz.c"
 SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-COMMON = ["-std=gnu11", "-O0", "-g1", "-ffp-contract=off", "-Wno-psabi", *SANITIZE]
+LOW = ["-DNEAR_BYTES=64", "-DSTREAM_BYTES=256", "-DFAIRFOLD_WORTH_A_THREAD=8"]  # small jobs go the ways of large ones
+COMMON = ["-std=gnu11", "-O0", "-g1", "-ffp-contract=off", "-Wno-psabi", *LOW, *SANITIZE]
 BODIES = {"portable": [], "avx2": ["-mavx2", "-mbmi2"]}
 BODIES["avx512"] = [*BODIES["avx2"], "-mavx512f", "-mavx512vl", "-mavx512dq", "-mavx512bw"]
 

@@ -42,6 +42,25 @@ def test_rows_beyond_32_bits_match_golden_rule(chunk: int) -> None:
     assert torch.equal(found, reference.recover_rows(layout, compact, rows, 8))
 
 
+@pytest.mark.parametrize("head", [0, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("row_size", [8, 12, 64])
+def test_single_values_of_a_vector_beyond_the_second_cache(head: int, dtype: torch.dtype, row_size: int) -> None:
+    """They are hashed in small groups, some way ahead of where they are read."""
+    layout = Layout(960_000, head, 200_003, 1, expand_seed(7), True)
+    compact = torch.randn(layout.size, dtype=dtype)
+    for count in (0, 1, 3, 500):
+        rows = torch.randint(0, 960_000 // row_size, (count,))
+        found = calls.recover_rows(layout, compact, rows, row_size)
+        assert found is not None
+        assert torch.equal(found, reference.recover_rows(layout, compact, rows, row_size))
+    for start, stop in ((0, 960_000), (0, 5), (998, 1013), (5000, 5000 + row_size), (77, 50_001)):
+        out, expected = torch.full((stop - start,), 7.0, dtype=dtype), torch.empty(stop - start, dtype=dtype)
+        assert calls.recover_range(layout, compact, start, out)
+        reference.recover_range(layout, compact, start, expected)
+        assert torch.equal(out, expected)
+
+
 @generated
 @given(table=tables())
 def test_recover_rows(table: Table) -> None:
@@ -138,10 +157,13 @@ def test_slots_and_signs(layout: Layout, seed: int) -> None:
     assert torch.equal(found[1], expected[1])
 
 
-def test_bits_do_not_depend_on_the_number_of_threads() -> None:
+@pytest.mark.parametrize("chunk", [1, 8])
+@pytest.mark.parametrize("few", [False, True])
+def test_bits_do_not_depend_on_the_number_of_threads(chunk: int, few: bool) -> None:
+    """Also where all rows are one, so that most threads find nothing of theirs for long."""
     before = torch.get_num_threads()
-    layout = Layout(400_000 * 16, 30_016, 60_000, 8, expand_seed(1), True)
-    rows, values = torch.randint(0, 400_000, (20_000,)), torch.randn(20_000, 16)
+    layout = Layout(400_000 * 16, 30_016, 60_000, chunk, expand_seed(1), True)
+    rows, values = torch.randint(0, 1 if few else 400_000, (20_000,)), torch.randn(20_000, 16)
     compact, full = torch.randn(layout.size), torch.randn(layout.full_size)
     results = []
     try:

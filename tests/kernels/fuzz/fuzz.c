@@ -100,7 +100,7 @@ static void fuzz_rows(void) {
     if (chance(40)) rows.row_size = -below(3);
     int64_t told = chance(20) ? hostile() : size;
     if (told == layout.head + (uint64_t)layout.tail) told = size;
-    int kind = chance(40) ? (int)hostile() : real, threads = 1 + (int)below(3);
+    int kind = chance(40) ? (int)hostile() : real, threads = 1 + (int)below(6);
     if (kind == 4 || kind == 8) kind = real;
     fairfold_move out = {&layout, kind, compact, told, rows, sums, threads}, in = out;
     in.values = values;
@@ -131,7 +131,7 @@ static void fuzz_rows(void) {
 
 static void fuzz_ranges(void) {
     fairfold_layout layout = random_layout();
-    int real = chance(2) ? 4 : 8, threads = 1 + (int)below(3);
+    int real = chance(2) ? 4 : 8, threads = 1 + (int)below(6);
     int64_t size = size_of(&layout), length = chance(3) ? below(20) : below(20 * MOST);
     int64_t start = sane_or_hostile(below(layout.full_size));
     if (layout.full_size > 0 && length > layout.full_size && !chance(4)) length = below(layout.full_size + 1), start = 0;
@@ -150,7 +150,7 @@ static void fuzz_ranges(void) {
 }
 
 static void fuzz_chain(void) {
-    int real = chance(2) ? 4 : 8, threads = 1 + (int)below(3);
+    int real = chance(2) ? 4 : 8, threads = 1 + (int)below(6);
     int64_t chunk = 1 + below(20), groups = below(60), repeats = 1 + below(6);
     int64_t small_size = groups * chunk, big_size = small_size * repeats;
     void *small = buffer(small_size, real), *big = buffer(big_size, real);
