@@ -227,7 +227,8 @@ def note(entry: Entry) -> str:
     words = []
     for size, facts in entry.facts.get("devices", {}).items():
         if "measured peak bytes" in facts:
-            words.append(f"{size}: {facts['numbers held']:,} numbers, peak {human_bytes(facts['measured peak bytes'])}")
+            peak = max(0, facts["measured peak bytes"])  # a difference of two processes: below 0 where it is nothing
+            words.append(f"{size}: {facts['numbers held']:,} numbers, peak {human_bytes(peak)}")
     for reason, count in entry.facts.get("rejections", {}).items():
         words.append(f"{count} replies left out: {reason}")
     return "; ".join(words)
