@@ -148,6 +148,13 @@ def test_files(tmp_path: Path) -> None:
     assert page.count("data:image/svg+xml;base64,") == 2
 
 
+def test_more_curves_than_can_be_told_apart_are_not_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (grid,) = made_up(tmp_path).grids
+    assert set(figures(grid)) == {"compared", "curves"}
+    monkeypatch.setattr("fairfold.reproduce.figures.MOST_CURVES", 1)
+    assert set(figures(grid)) == {"compared"}
+
+
 def test_the_quick_version_is_marked_and_kept_apart(tmp_path: Path) -> None:
     experiment = read_experiment(write(tmp_path), quick=True)
     results = Results(experiment, grids(experiment, execute(experiment, tmp_path, 1)))

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from fairfold.reproduce.tables import Entry, Grid
 
 
+MOST_CURVES = 60
+"""More than that cannot be told apart, and their names alone fill the plot."""
+
+
 def figures(grid: Grid) -> dict[str, Figure]:
     """The plots of a table by name; none where nothing was run."""
     done = [entry for entry in grid.entries if entry.state == "done"]
@@ -25,8 +29,9 @@ def figures(grid: Grid) -> dict[str, Figure]:
         return {}
     with rc_context(LOOK):
         found = {"compared": _compared(grid, done)}
-        if any(len(entry.curve) > 1 for entry in done):
-            found["curves"] = _curves(grid, [entry for entry in done if len(entry.curve) > 1])
+        curves = [entry for entry in done if len(entry.curve) > 1]
+        if 0 < len(curves) <= MOST_CURVES:
+            found["curves"] = _curves(grid, curves)
     return found
 
 
