@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fairfold.errors import InvalidSettings
 from fairfold.federation.aggregate import RoundTotals, ServerState, aggregate
 from fairfold.federation.projection import Hashed
 from fairfold.federation.replies import Rejections
@@ -142,3 +143,30 @@ def test_squares_of_drawn_items_expect_the_whole_catalogue(client: int, negative
     losses = task.sample_losses({}, [step.own["user.weight"]], [rows.view(11, 3)[every]], weight[:1].expand(len(every)))
     (slope,) = torch.autograd.grad(losses.mean(), rows)
     torch.testing.assert_close(table - len(mine) * slope, step.compacts["item.weight"])
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "momentum"])
+def test_a_step_a_client_is_the_rounds_clients_times_as_long(optimiser: str) -> None:
+    def after(**changes: Any) -> Weights:
+        chosen = tiny_settings(aggregation="delta", server_optimiser=optimiser, clients_per_round=4, **changes)
+        federation, state, private = tiny_federation(tiny_data(3), chosen)
+        for _ in range(2):
+            state = run_round(state, private, federation, Rejections())
+        return state.full
+
+    a_client, a_round = after(server_step=0.25, step_per="client"), after(server_step=1.0)
+    assert all(torch.equal(a_client[name], a_round[name]) for name in a_round)
+    assert any(not torch.equal(a_round[name], other) for name, other in after(server_step=0.25).items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"server_optimiser": "adam"}, "'sgd' or 'momentum'"),
+        ({"aggregation": "paper", "server_optimiser": "sgd"}, "aggregation='delta'"),
+        ({"server_optimiser": "sgd", "clients_per_round": None}, "needs clients_per_round"),
+    ],
+)
+def test_a_step_a_client_where_it_means_nothing_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidSettings, match=said):
+        tiny_settings(**({"aggregation": "delta", "step_per": "client"} | changes))

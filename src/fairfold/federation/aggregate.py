@@ -74,13 +74,15 @@ def update(state: ServerState, mean: Weights | None, settings: Settings) -> Serv
     if settings.aggregation == "paper":
         return replace(state, full=state.full | mean, round_number=next_round)
     full, moments = dict(state.full), {name: dict(of) for name, of in state.moments.items()}
+    clients = settings.clients_per_round if settings.step_per == "client" else None
+    step = settings.server_step * (clients or 1)
     for name, change in mean.items():
         if settings.server_optimiser == "sgd":  # in the memory of the mean: no third vector of the full size
-            full[name] = change.mul_(settings.server_step).add_(full[name])
+            full[name] = change.mul_(step).add_(full[name])
             continue
         before = {moment: of[name] for moment, of in moments.items() if name in of}
         direction, after = _direction(change, before, settings, next_round)
-        full[name] = full[name].add(direction, alpha=settings.server_step)
+        full[name] = full[name].add(direction, alpha=step)
         for moment, tensor in after.items():
             moments.setdefault(moment, {})[name] = tensor
     return ServerState(full, next_round, moments)

@@ -30,7 +30,7 @@ LEAST_SQUARES_DEFAULTS: dict[str, Any] = {
 }
 """What ``solver="least_squares"`` takes where nothing else is said; ``chunk`` is ``factors``: rows are folded whole."""
 
-SERVER_STEP_KEYS = ("server_optimiser", "server_step")
+SERVER_STEP_KEYS = ("server_optimiser", "server_step", "step_per")
 """Settings that mean nothing to ``solver="least_squares"``: refused there with other values than their defaults."""
 
 RATING_MODELS = ("neumf-mlp", "mf-ratings")
