@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     options = parser.parse_args()
     cells = [c for c in read_experiment("beyond").cells if c.seed == 0 and c.row in ROWS and c.kind == "federated"]
-    cells = [cell for cell in cells if cell.table in ("goodreads", "paper")]
+    cells = [cell for cell in cells if cell.table == "goodreads"]
     data, _ = load_data(load_settings(None, cells[0].values))
     lines = []
     for cell in cells:

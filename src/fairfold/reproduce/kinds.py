@@ -44,7 +44,9 @@ class Kind(ABC):
     def relevant(self, values: Values) -> Values:
         """The settings that decide what the reference rows of a cell are."""
         found = {key: values[key] for key in DATA_KEYS if key in values} | {"solver": "gradient"}  # serves most models
-        return found | ({"model": "neumf-mlp"} if found.get("model") == "mf-ratings" else {})  # the same ratings
+        found |= {"model": "neumf-mlp"} if found.get("model") == "mf-ratings" else {}  # the same ratings
+        same = {"model": ("mf", "neumf"), "top": (Settings.model_fields["top"].default,)}  # the same ranks as unsaid
+        return {key: value for key, value in found.items() if value not in same.get(key, ())}
 
     def data(self, values: Values) -> dict[str, Any]:
         """What identifies the data; an :class:`InvalidData` that says what to put where if it is not at hand."""

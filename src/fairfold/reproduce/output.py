@@ -84,10 +84,11 @@ def _markdown_table(grid: Grid) -> list[str]:
     heading, rows = crossed(grid)
     counts = {"best": "best over the evaluations", "last": "after the last round"}[grid.file.value]
     lines = [f"## {grid.file.title}", ""]
-    lines += [
-        f"{grid.file.source}. " * bool(grid.file.source) + f"{grid.file.metric}, {counts}; the paper's in brackets.",
-        "",
-    ]
+    source, brackets = (
+        f"{grid.file.source}. " * bool(grid.file.source),
+        "; the paper's in brackets" * bool(grid.file.paper),
+    )
+    lines += [f"{source}{grid.file.metric}, {counts}{brackets}.", ""]
     lines += [*_pipes(heading, rows), ""]
     if grid.references:
         lines += _pipes(["without federation", grid.file.metric], [[n, shown(v)] for n, v in grid.references.items()])
@@ -125,12 +126,12 @@ def as_csv(results: Results) -> str:
     writer.writerow(["experiment", "quick", "table", "metric", *COLUMNS, "values", "machine"])
     for grid in results.grids:
         shared = [results.experiment.name, results.experiment.quick, grid.name, grid.file.metric]
-        machines = ", ".join(grid.machines)
         for entry, row in zip(grid.entries, detail_rows(grid), strict=True):
-            writer.writerow([*shared, *row, " ".join(f"{value:.6g}" for value in entry.values), machines])
+            values, machine = " ".join(f"{value:.6g}" for value in entry.values), entry.facts.get("machine", "")
+            writer.writerow([*shared, *row, values, machine])
         for name, value in grid.references.items():
             blank = [""] * (len(COLUMNS) - 4)
-            writer.writerow([*shared, "reference", name, "", shown(value), *blank, "", machines])
+            writer.writerow([*shared, "reference", name, "", shown(value), *blank, "", ""])
     return text.getvalue()
 
 

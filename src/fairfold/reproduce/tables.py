@@ -155,6 +155,8 @@ def _mean_facts(done: list[Outcome]) -> dict[str, Any]:
         }
     if "seconds a round" in facts:  # whatever else a machine does makes a round slower, never faster
         facts["seconds a round"] = min(outcome.facts["seconds a round"] for outcome in done)
+    if "bytes a round" in facts:  # who is drawn differs
+        facts["bytes a round"] = mean(outcome.facts["bytes a round"] for outcome in done)
     return facts
 
 
