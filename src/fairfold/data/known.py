@@ -67,7 +67,7 @@ KNOWN = {
         ),
         KnownSet(
             "amazonproducts-100", _FAIR, f"derived from Amazon reviews: {RESEARCH}", ("train.txt", "test.txt"),
-            how="Copy train.txt and test.txt of the paper's repository, "
+            how="Put train.txt and test.txt here (the paper's repository has test.txt alone), "
             "or prepare amazon-reviews with --top-users 100.",
         ),
         KnownSet(
