@@ -112,7 +112,7 @@ class Settings(Frozen):
         server_step: Its step size, η.
         step_per: What a step is for: a ``"round"``, so that the clients' mean change is what counts, however many they
             are; or a ``"client"``, η times the clients of a round, so that as many visits go as far in fewer rounds
-            (``"sgd"`` and ``"momentum"``; docs/beyond.md).
+            (docs/beyond.md).
         faults: Shares of clients that fail.
         largest_change: A reply in which a number differs by more than this from what was sent is refused.
         backend: ``"loop"`` (the page that reads like the paper) or ``"batched"`` (the same numbers, fast).
@@ -268,8 +268,8 @@ class Settings(Frozen):
             self._fits_ratings()
         elif self.alike or self.streamed:
             raise ValueError("alike=true and streamed=true need model='mf-ratings'")
-        if self.step_per == "client":
-            self._fits_steps_of_clients()
+        if self.step_per == "client" and (self.aggregation != "delta" or self.clients_per_round is None):
+            raise ValueError("step_per='client' needs aggregation='delta' and a number of clients_per_round")
         if self.method == "fedhm" and self.aggregation == "delta":
             raise ValueError("method='fedhm' averages models: use aggregation='paper'")
         return self
@@ -287,15 +287,6 @@ class Settings(Frozen):
                 f"{' and '.join(given)} with solver='least_squares', where the server solves and takes no steps: leave "
                 f"{'them' if len(given) > 1 else 'it'} out, or use solver='closed_form' or 'gradient'"
             )
-
-    def _fits_steps_of_clients(self) -> None:
-        if self.aggregation != "delta" or self.server_optimiser not in ("sgd", "momentum"):
-            raise ValueError(
-                "step_per='client' needs aggregation='delta' and server_optimiser='sgd' or 'momentum': others move by "
-                "about a step a round, whatever is sent"
-            )
-        if self.clients_per_round is None:
-            raise ValueError("step_per='client' needs clients_per_round: a step is that many times server_step")
 
     def _fits_ratings(self) -> None:
         if self.solver != "least_squares":
