@@ -173,17 +173,19 @@ def grid_tables(grid: Grid) -> list[Table]:
     from fairfold.reproduce.sizes import views
     from fairfold.reproduce.tables import crossed, shown
 
-    first = _table(f"{grid.file.title}: {grid.file.metric} (the paper's)", *crossed(grid))
-    if grid.references:
-        first.add_section()
-        for name, value in grid.references.items():
-            first.add_row(f"[italic]{escape(name)}[/italic]", shown(value))
-    lines = [(view, [[cell.replace(", ", "\n") for cell in row] for row in view.rows]) for view in views(grid)]
-    return [first, *(_table(view.about, view.heading, rows) for view, rows in lines)]
+    brackets = ", the paper's in brackets" if grid.file.paper else ""
+    tables = [_table(f"{grid.file.title}: {grid.file.metric}{brackets}", *crossed(grid))]
+    if grid.references:  # apart: in the table above they would stand in some method's column
+        known = [[name, shown(value)] for name, value in grid.references.items()]
+        tables.append(_table("", ["without federation", grid.file.metric], known))
+    for view in views(grid):
+        rows = [[cell.replace(", ", "\n") for cell in row] for row in view.rows]
+        tables.append(_table(view.about, view.heading, rows))
+    return tables
 
 
 def _table(title: str, heading: list[str], rows: list[list[str]]) -> Table:
-    table = Table(title=escape(title), title_justify="left")
+    table = Table(title=escape(title) or None, title_justify="left")
     for number, cell in enumerate(heading):
         table.add_column(escape(cell), justify="left" if number == 0 else "right")
     for row in rows:
