@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from fairfold.reproduce.tables import Entry, Grid
 
 
+MARKS = ("o", "D", "s")
+"""Of columns, another where colours begin again."""
 MOST_CURVES = 60
 """More than that cannot be told apart, and their names alone fill the plot."""
 
@@ -56,7 +58,8 @@ def _compared(grid: Grid, done: list[Entry]) -> Figure:
             [entry.mean or 0.0 for _, entry in own],
             [place for place, _ in own],
             xerr=[entry.spread or 0.0 for _, entry in own],
-            fmt="o", color=COLOURS[number % len(COLOURS)], capsize=3, label=column or grid.file.metric,
+            fmt=MARKS[number // len(COLOURS) % len(MARKS)], color=COLOURS[number % len(COLOURS)], capsize=3,
+            label=column or grid.file.metric,
         )  # fmt: skip
     published = [(place, entry.paper) for place, entry in enumerate(done) if isinstance(entry.paper, float | int)]
     if published:

@@ -132,8 +132,7 @@ class Judge:
         if self.metric in ("MSE", "accuracy"):
             return {}
         if not self._judged:  # what learns nothing is judged once
-            everybody = torch.arange(self.federation.task.num_clients)
-            self._judged = {name: self._ranked(score, everybody) for name, score in self._references.items()}
+            self._judged = {name: self._ranked(score, self._everybody) for name, score in self._references.items()}
         return {
             name: float(found.ndcg_by_user[torch.isin(found.users, users)].mean())
             for name, found in self._judged.items()
