@@ -92,6 +92,19 @@ def test_what_devices_reach_is_a_mean_over_the_seeds(tmp_path: Path) -> None:
     assert (by_name["seconds a round"], by_name["bytes a round"], by_name["note"]) == ("0.2500", "2500000", "")
 
 
+def test_measured_peaks_are_means_over_the_seeds_with_their_spread(tmp_path: Path) -> None:
+    experiment = read_experiment(write(tmp_path))
+    found = {}
+    for cell in experiment.cells:
+        if cell.kind == "federated" and cell.column != "HeteroFL":
+            peaks = {"8x": {"numbers held": 1000, "measured peak bytes": 16_000_000 + 2_000_000 * cell.seed}}
+            peaks["64x"] = {"numbers held": 10, "measured peak bytes": -40_000}
+            found[cell] = outcome([0.1], facts={"devices": peaks})
+    (grid,) = grids(experiment, found)
+    told = dict(zip(COLUMNS, detail_rows(grid)[0], strict=True))["note"]
+    assert told == "8x: 1,000 numbers, peak 17.0 MB ± 1.4 MB; 64x: 10 numbers, peak 0 B ± 0 B"
+
+
 def test_every_size_has_a_line(tmp_path: Path) -> None:
     results = with_devices(tmp_path, moved={"bytes down": 32_000, "bytes up": 8_000})
     (tmp_path / "small").mkdir()

@@ -9,6 +9,7 @@ from fairfold.reproduce.experiment import SMALLER_IS_BETTER, Cell, Experiment, F
 from fairfold.reproduce.outcome import Outcome
 from fairfold.runs.units import human_bytes, human_seconds
 
+PEAK, PEAK_SPREAD = "measured peak bytes", "spread of the peak"
 
 @dataclass(frozen=True)
 class Entry:
@@ -26,7 +27,8 @@ class Entry:
         curve: Mean over the seeds at every point all of them have, x and y.
         state: ``done``, ``N/A``, ``no data`` or ``not run``.
         reason: Why it is not done.
-        facts: Of the first seed, but for what devices reach, the mean over the seeds, and seconds a round, the least.
+        facts: Of the first seed, but for what devices reach and take, the mean over the seeds, and seconds a round, the
+            least.
         settings: Of the cell.
     """
 
@@ -150,7 +152,7 @@ def _mean_facts(done: list[Outcome]) -> dict[str, Any]:
     facts = dict(done[0].facts)
     if "devices" in facts:
         facts["devices"] = {
-            size: told | _mean_quality([outcome.facts["devices"].get(size, {}) for outcome in done])
+            size: told | _over_seeds([outcome.facts["devices"].get(size, {}) for outcome in done])
             for size, told in facts["devices"].items()
         }
     if "seconds a round" in facts:  # whatever else a machine does makes a round slower, never faster
@@ -160,12 +162,14 @@ def _mean_facts(done: list[Outcome]) -> dict[str, Any]:
     return facts
 
 
-def _mean_quality(told: list[dict[str, Any]]) -> dict[str, float]:
-    """Of each size's own model: for the users who hold it, and for all users where that is known."""
+def _over_seeds(told: list[dict[str, Any]]) -> dict[str, float]:
+    """Of each size's own model: for the users who hold it, and for all users where that is known; its measured peak."""
     found: dict[str, float] = {}
-    for key in ("quality", "everybody"):
+    for key in ("quality", "everybody", PEAK):
         values = [of_seed[key] for of_seed in told if of_seed.get(key) is not None]
         found |= {key: mean(values)} if values else {}
+        if key == PEAK and len(values) > 1:
+            found[PEAK_SPREAD] = stdev(values)
     return found
 
 
@@ -228,9 +232,10 @@ def note(entry: Entry) -> str:
     """What a cell found beside its value: memory by device size, replies left out."""
     words = []
     for size, facts in entry.facts.get("devices", {}).items():
-        if "measured peak bytes" in facts:
-            peak = max(0, facts["measured peak bytes"])  # a difference of two processes: below 0 where it is nothing
-            words.append(f"{size}: {facts['numbers held']:,} numbers, peak {human_bytes(peak)}")
+        if PEAK in facts:
+            peak = human_bytes(max(0, facts[PEAK]))  # a difference of two processes: below 0 where it is nothing
+            spread = f" ± {human_bytes(facts[PEAK_SPREAD])}" if PEAK_SPREAD in facts else ""
+            words.append(f"{size}: {facts['numbers held']:,} numbers, peak {peak}{spread}")
     for reason, count in entry.facts.get("rejections", {}).items():
         words.append(f"{count} replies left out: {reason}")
     return "; ".join(words)
@@ -238,7 +243,7 @@ def note(entry: Entry) -> str:
 
 def _beside_the_paper(entry: Entry) -> str:
     ours = shown(entry.mean) if entry.state == "done" else entry.state
-    if entry.spread is not None:
+    if entry.spread:  # what is asked and not drawn, a method's limit, has none
         ours += f" ± {entry.spread:.4f}"
     return ours if entry.paper is None else f"{ours} ({shown(entry.paper)})"
 
