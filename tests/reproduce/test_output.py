@@ -15,7 +15,7 @@ from fairfold.reproduce.outcome import Outcome
 from fairfold.reproduce.output import QUICK, Results, write_results
 from fairfold.reproduce.search import search
 from fairfold.reproduce.sizes import size_rows, views
-from fairfold.reproduce.tables import COLUMNS, Entry, crossed, detail_rows, grids
+from fairfold.reproduce.tables import COLUMNS, Entry, Grid, crossed, detail_rows, grids
 from tests.reproduce.small import SMALL, write
 
 
@@ -161,11 +161,44 @@ def test_files(tmp_path: Path) -> None:
     assert page.count("data:image/svg+xml;base64,") == 2
 
 
-def test_more_curves_than_can_be_told_apart_are_not_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (grid,) = made_up(tmp_path).grids
-    assert set(figures(grid)) == {"compared", "curves"}
-    monkeypatch.setattr("fairfold.reproduce.figures.MOST_CURVES", 1)
-    assert set(figures(grid)) == {"compared"}
+def crossing(tmp_path: Path, rows: int, columns: int) -> Grid:
+    """A table in which every cell has a curve of its own height."""
+    (grid,) = grids(read_experiment(write(tmp_path)), {})
+    entries = tuple(
+        Entry(
+            f"row {row}",
+            f"column {column}",
+            None,
+            (0.5,),
+            state="done",
+            curve=((10.0, 0.1 * row), (20.0, column + 1.0)),
+        )
+        for row in range(rows)
+        for column in range(columns)
+    )
+    return replace(grid, entries=entries, references={"popularity": 0.2})
+
+
+@pytest.mark.parametrize(("rows", "columns", "titles"), [(3, 9, "row"), (9, 3, "column"), (1, 12, "row")])
+def test_every_line_of_a_panel_looks_different(tmp_path: Path, rows: int, columns: int, titles: str) -> None:
+    figure = figures(crossing(tmp_path, rows, columns))["curves"]
+    panels = [axes for axes in figure.axes if axes.get_visible()]
+    assert [axes.get_title(loc="left") for axes in panels] == [f"{titles} {n}" for n in range(min(rows, columns))]
+    for axes in panels:
+        lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
+        assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(lines) == max(rows, columns)
+    assert len(figure.legends[0].get_texts()) == max(rows, columns)
+
+
+def test_few_curves_share_one_plot(tmp_path: Path) -> None:
+    (axes,) = figures(crossing(tmp_path, 2, 3))["curves"].axes
+    assert axes.get_lines()[0].get_label() == "row 0 column 0"
+
+
+def test_more_curves_than_can_be_told_apart_are_not_drawn(tmp_path: Path) -> None:
+    assert set(figures(crossing(tmp_path, 2, 28))) == {"compared", "curves"}
+    assert set(figures(crossing(tmp_path, 2, 29))) == {"compared"}
+    assert set(figures(crossing(tmp_path, 17, 18))) == {"compared"}
 
 
 def test_the_quick_version_is_marked_and_kept_apart(tmp_path: Path) -> None:
@@ -217,9 +250,10 @@ def curves_of(tmp_path: Path, smaller: bool, ends: list[float]) -> tuple[tuple[f
               curve=tuple((float(x), 0.9 + (end - 0.9) * x / 20) for x in range(21)))
         for end in ends
     )  # fmt: skip
-    (axes,) = figures(replace(grid, entries=entries, references={}))["curves"].axes
+    figure = figures(replace(grid, entries=entries, references={}))["curves"]
+    (axes,) = figure.axes
     drawn = [float(y) for line in axes.get_lines() for y in np.asarray(line.get_ydata(), dtype=float)]
-    return axes.get_ylim(), axes.get_title(loc="left"), drawn
+    return axes.get_ylim(), figure.get_suptitle(), drawn
 
 
 @pytest.mark.parametrize("smaller", [False, True])

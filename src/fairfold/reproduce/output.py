@@ -107,7 +107,7 @@ def about_run(grid: Grid) -> list[str]:
     """Data, hardware and time of a table."""
     words = [f"Data: {'; '.join(grid.data)}." if grid.data else ""]
     words += [
-        f"Hardware: {', '.join(grid.machines)}. All cells together: {total_seconds(grid)}." if grid.machines else ""
+        f"Hardware: {'; '.join(grid.machines)}. All cells together: {total_seconds(grid)}." if grid.machines else ""
     ]
     return [word for word in words if word]
 

@@ -11,6 +11,7 @@ from fairfold.runs.units import human_bytes, human_seconds
 
 PEAK, PEAK_SPREAD = "measured peak bytes", "spread of the peak"
 
+
 @dataclass(frozen=True)
 class Entry:
     """One cell over all its seeds.
