@@ -25,7 +25,7 @@ Panel = tuple[str, list[tuple[str, "Entry"]]]
 
 def curves(grid: Grid, done: list[Entry]) -> Figure | None:
     """Means over the seeds; None where there is nothing to draw, or more than could be told apart."""
-    panels = panels_of(done)
+    panels = _panels(done)
     lines = list(dict.fromkeys(name for _, own in panels for name, _ in own))
     if not done or len(lines) > MOST_LINES or len(panels) > MOST_PANELS:
         return None
@@ -70,10 +70,10 @@ def curves(grid: Grid, done: list[Entry]) -> Figure | None:
     return figure
 
 
-def panels_of(done: list[Entry]) -> list[Panel]:
+def _panels(done: list[Entry]) -> list[Panel]:
     """One for a few lines; else one a row or one a column, whichever are fewer."""
     if len(done) <= len(COLOURS):
-        return [("", [(named(entry), entry) for entry in done])]
+        return [("", [(_named(entry), entry) for entry in done])]
     rows, columns = ({getattr(entry, side) for entry in done} for side in ("row", "column"))
     apart, along = ("row", "column") if len(rows) <= len(columns) else ("column", "row")
     found: dict[str, list[tuple[str, Entry]]] = {}
@@ -82,7 +82,7 @@ def panels_of(done: list[Entry]) -> list[Panel]:
     return list(found.items())
 
 
-def named(entry: Entry) -> str:
+def _named(entry: Entry) -> str:
     """Of a line that stands alone."""
     return f"{entry.row} {entry.column}".strip()
 
@@ -114,7 +114,7 @@ def _show_what_matters(figure: Figure, axes: Axes, done: list[Entry], smaller_is
     them, and says whose end is not in it.
     """
     sign = -1 if smaller_is_better else 1
-    late = {named(entry): _late(entry, sign) for entry in done}
+    late = {_named(entry): _late(entry, sign) for entry in done}
     late = {name: values for name, values in late.items() if values}
     if not late:
         return
