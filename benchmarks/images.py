@@ -128,7 +128,8 @@ def main() -> None:
     given = parser.parse_args()
     settings = read_settings({
         "data": given.data, "model": given.model, "method": given.method, "capacities": given.capacities,
-        "local_epochs": given.epochs, "batch_size": given.batch,
+        "local_epochs": given.epochs, "batch_size": given.batch, "local_optimiser": "sgd",
+        "local_step": 0.1,
     })  # fmt: skip
     task = ImageTask(load_images(given.data), settings)
     federation = Federation.of(settings, task)

@@ -31,7 +31,7 @@ def test_every_cell_has_a_file_of_its_own(name: str) -> None:
 
 def test_the_tables_of_the_paper_are_there() -> None:
     wanted = {"memory", "ranking", "data-loss", "ratings", "embedding-dim", "general", "subspaces", "convergence"}
-    assert set(named("all")) == wanted | {"choices"}
+    assert set(named("all")) == wanted
 
 
 def test_every_experiment_is_in_one_group() -> None:

@@ -15,7 +15,8 @@ IMAGE_DEFAULTS: dict[str, Any] = {
     "weighting": "data",
     "local_epochs": 20,
     "batch_size": 64,
-    "local_step": 0.1,
+    "local_optimiser": "adam",
+    "local_step": 0.01,
     "aggregation": "paper",
     "rounds": 200,
 }

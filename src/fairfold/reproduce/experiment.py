@@ -24,7 +24,7 @@ Figure = float | str
 Tried = float | str
 
 SUFFIX = ".toml"
-GROUPS = {"all": "the paper's tables and what explains them", "ours": "what goes beyond the paper"}
+GROUPS = {"all": "the paper's tables and figures", "ours": "what explains them, and what goes beyond the paper"}
 """Names that run several experiments."""
 
 SMALLER_IS_BETTER = ("MSE", "slope")
@@ -98,7 +98,7 @@ class ExperimentFile(Frozen):
     Attributes:
         title: Heading.
         about: What it is.
-        group: What it is run with: ``all``, the paper's tables and what explains them; ``ours``, what goes beyond.
+        group: What it is run with: ``all``, the paper's tables and figures; ``ours``, what explains them or goes beyond.
         like: Another experiment, whose ``set`` and ``quick`` come before this one's.
         set: Settings of all cells.
         quick: Settings that make the quick version.
