@@ -98,7 +98,7 @@ class ExperimentFile(Frozen):
     Attributes:
         title: Heading.
         about: What it is.
-        group: What it is run with: ``all``, the paper's tables and figures; ``ours``, what explains them or goes beyond.
+        group: What it is run with: ``all``, the paper's tables; ``ours``, what explains them or goes beyond.
         like: Another experiment, whose ``set`` and ``quick`` come before this one's.
         set: Settings of all cells.
         quick: Settings that make the quick version.
