@@ -19,13 +19,14 @@ class Listener(Watcher):
     """Remembers what it is told, and may stop everything at some point of some cell."""
 
     def __init__(self, stop_at: float = 2.0) -> None:
+        self.kept = self.lacking = 0
         self.planned: list[Cell] = []
         self.shares: list[float] = []
         self.notes: list[str] = []
         self._stop_at = stop_at
 
-    def on_plan(self, done: int, to_run: list[Cell]) -> None:
-        self.planned = to_run
+    def on_plan(self, kept: int, lacking: int, to_run: list[Cell]) -> None:
+        self.kept, self.lacking, self.planned = kept, lacking, to_run
 
     def on_share(self, cell: Cell, share: float) -> None:
         self.shares.append(share)
@@ -49,8 +50,9 @@ def test_a_finished_cell_is_not_run_again(experiment: Experiment, tmp_path: Path
     first, again = Listener(), Listener()
     outcomes = execute(experiment, tmp_path, 1, first)
     assert len(first.planned) == len(experiment.cells) == 4
+    assert (first.kept, first.lacking) == (0, 0)
     assert without_time(execute(experiment, tmp_path, 1, again)) == without_time(outcomes)
-    assert again.planned == []
+    assert (again.kept, again.lacking, again.planned) == (4, 0, [])
     changed = SMALL.replace('FAIR = { method = "fair" }', 'FAIR = { method = "fair", local_epochs = 2 }')
     other = read_experiment(write(tmp_path, changed), seeds=1)
     execute(other, tmp_path, 1, again)
@@ -160,8 +162,10 @@ def test_missing_data_says_what_to_put_where(tmp_path: Path, monkeypatch: pytest
     monkeypatch.delenv("FAIRFOLD_DATA", raising=False)
     monkeypatch.setenv("FAIRFOLD_CACHE", str(tmp_path / "cache"))
     text = SMALL.replace("[set]", '[set]\ndata = "amazonproducts-100"')
-    outcomes = execute(read_experiment(write(tmp_path, text), seeds=1), tmp_path, 1)
+    listener = Listener()
+    outcomes = execute(read_experiment(write(tmp_path, text), seeds=1), tmp_path, 1, listener)
     assert {one.state for one in outcomes.values()} == {"no data"}
+    assert (listener.kept, listener.lacking, listener.planned) == (0, len(outcomes), [])
     assert "train.txt, test.txt in" in next(iter(outcomes.values())).reason
 
 

@@ -203,10 +203,11 @@ class Display(Watcher):
         self._started = self._spoke = time.monotonic()
         self._bar: Progress | None = None
 
-    def on_plan(self, done: int, to_run: list[Cell]) -> None:
-        """Say what is kept and what is to be run."""
+    def on_plan(self, kept: int, lacking: int, to_run: list[Cell]) -> None:
+        """Say what is kept, what cannot be run and what is to be run."""
         self._total, self._started = len(to_run), time.monotonic()
-        self._console.print(f"{self._name}: {done} cells kept, {len(to_run)} to run", highlight=False)
+        without = f", {lacking} without data" if lacking else ""
+        self._console.print(f"{self._name}: {kept} cells kept, {len(to_run)} to run{without}", highlight=False)
         if to_run and self._console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"))
             self._bar = Progress(*columns, console=self._console, transient=True)

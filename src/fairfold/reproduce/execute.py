@@ -96,8 +96,9 @@ def execute_all(
     if run:
         todo = {job.mark: job for plan in reversed(plans) for job in plan.waiting}  # the first that has it keeps it
         waiting = sorted(todo.values(), key=lambda job: job.cell.seed)  # tables of one seed first: to be read early
-        cells = sum(len(experiment.cells) for experiment in experiments)
-        watcher.on_plan(cells - len(waiting), [job.cell for job in waiting])
+        states = [outcome.state for plan in plans for outcome in plan.outcomes().values()]
+        lacking = states.count("no data")
+        watcher.on_plan(len(states) - lacking, lacking, [job.cell for job in waiting])
         found = _run(waiting, jobs, watcher)
         for plan in plans:
             plan.found.update(found)

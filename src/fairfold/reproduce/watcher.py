@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 class Watcher:
     """Told how an experiment goes; every method may be left as it is."""
 
-    def on_plan(self, done: int, to_run: list[Cell]) -> None:
-        """Before the first cell: how many are kept, and what is to be run."""
+    def on_plan(self, kept: int, lacking: int, to_run: list[Cell]) -> None:
+        """Before the first cell: how many are kept, how many have no data, and what is to be run."""
 
     def on_share(self, cell: Cell, share: float) -> None:
         """How much of a cell is done."""
