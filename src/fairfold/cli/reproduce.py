@@ -34,7 +34,8 @@ def reproduce(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="An experiment (--list shows them), 'all' (the paper's), 'ours' (beyond it), or one's own .toml file."
+            help="An experiment (--list shows them), 'all' (the paper's), 'ours' (what explains it or goes beyond), "
+            "or one's own .toml file."
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A small, honest version; marked so in the results.")] = False,
