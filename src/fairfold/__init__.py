@@ -11,7 +11,7 @@ from fairfold.version import __version__
 
 if TYPE_CHECKING:
     from fairfold.errors import FairfoldError
-    from fairfold.federation.settings import Settings
+    from fairfold.settings import Settings
     from fairfold.nn import compress, expand
     from fairfold.simulate import simulate
     from fairfold.subspace import Subspace
@@ -20,7 +20,7 @@ __all__ = ["FairfoldError", "Settings", "Subspace", "__version__", "compress", "
 
 _HOMES = {
     "FairfoldError": "fairfold.errors",
-    "Settings": "fairfold.federation.settings",
+    "Settings": "fairfold.settings",
     "Subspace": "fairfold.subspace",
     "compress": "fairfold.nn",
     "expand": "fairfold.nn",

@@ -1,5 +1,19 @@
-"""FAIR and its rivals: each states what a device of some capacity holds; none repeats the round."""
+"""What devices compute and what the server makes of it, one algorithm per file.
 
-from fairfold.algorithms.methods import METHODS, assign
+A new algorithm of fairfold's own is a file here and a line in :data:`ALGORITHMS`; one from outside registers itself
+(:mod:`fairfold.protocol.plugins`).
+"""
 
-__all__ = ["METHODS", "assign"]
+from fairfold.algorithms.central import Central
+from fairfold.algorithms.closed_form import ClosedForm
+from fairfold.algorithms.gradient import Gradient
+from fairfold.algorithms.images import Images
+from fairfold.algorithms.least_squares import LeastSquares
+from fairfold.algorithms.ratings import RatingSquares
+from fairfold.protocol.algorithm import Algorithm
+
+ALGORITHMS: tuple[type[Algorithm], ...] = (LeastSquares, Gradient, ClosedForm, RatingSquares, Images, Central)
+
+__all__ = [
+    "ALGORITHMS", "Algorithm", "Central", "ClosedForm", "Gradient", "Images", "LeastSquares", "RatingSquares"
+]  # fmt: skip

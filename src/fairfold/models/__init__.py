@@ -7,7 +7,7 @@ from fairfold.models.mlp import MLP
 from fairfold.models.neumf import NeuMF
 from fairfold.models.neumf_mlp import NeuMFMLP
 from fairfold.models.recommender import Recommender
-from fairfold.models.scoring import scorer
+from fairfold.models.scoring import predictor, scorer
 
 __all__ = [
     "MF",
@@ -18,6 +18,7 @@ __all__ = [
     "Recommender",
     "bpr_loss",
     "cross_entropy",
+    "predictor",
     "sampled_softmax",
     "sampled_squares",
     "scorer",

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from fairfold.errors import InvalidSettings
 from fairfold.metrics.ranking import Scorer
+from fairfold.metrics.rating import Predictor
 
 # Pairs of user and item scored at a time: a model holds a few dozen floats for each of them. On a CPU scores and what
 # is added to them stay in its cache; a GPU would rather be asked less often.
@@ -60,3 +61,20 @@ def _all_items(ranker: Ranker, users: Tensor) -> Tensor:
         items = torch.arange(start, min(start + step, ranker.num_items), device=users.device)
         scores[:, start : start + step] = ranker.score_block(users, items)
     return scores
+
+
+def predictor(model: nn.Module) -> Predictor:
+    """A function from users and items to the model's ratings, without gradients and in evaluation mode."""
+
+    def predict(users: Tensor, items: Tensor) -> Tensor:
+        device = next(model.parameters()).device
+        was_training = model.training
+        model.eval()
+        try:
+            with torch.no_grad():
+                ratings: Tensor = model(users.to(device), items.to(device))
+                return ratings
+        finally:
+            model.train(was_training)
+
+    return predict

@@ -1,0 +1,176 @@
+"""The closed form: a user's vector solved exactly, then one step on the squared error over the whole catalogue.
+
+With items V (never realised on a device), own items weighing 1 and all others w: u solves
+((1 − w)·Σ⁺ v vᵀ + w·VᵀV + ridge·I) u = Σ⁺ v, and the gradient is g = w·V u uᵀ + Σ⁺ ((1 − w)·v·u − 1) uᵀ. The step is the
+*projected* one, the mean and not the sum of a slot's coordinates: what a step outside the subspace would leave inside
+it (tests/laws: equal to plain gradient descent where columns have unit length).
+
+The step is linear in the user's outer product: Σ over users of w·V u uᵀ is w·V·(Σ u uᵀ), a d × d matrix however many
+they are. So users of one size, in a simulation or on one device, are answered for in two walks over the items.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fairfold.algorithms.server_step import Stepping
+from fairfold.kernels import ops
+from fairfold.metrics.ranking import Scorer
+from fairfold.projections import Hashed
+from fairfold.protocol.people import Client, People
+from fairfold.protocol.plan import Plan
+from fairfold.protocol.words import Answer, Sent, Visit, Word
+from fairfold.subspace import Subspace
+from fairfold.values import Weights
+
+BLOCK_ITEMS = 8_192
+"""Items realised at a time where a device walks the catalogue: the table itself is never made."""
+
+
+class ClosedForm(Stepping):
+    """Matrix factorisation with solved users and one projected step per round.
+
+    Attributes:
+        kind: Its name.
+        ridge: Pull of the user's vector towards zero.
+        unobserved_weight: w, what an item the user did not touch counts, against 1 for one they did.
+        local_step: The device's step size.
+    """
+
+    NEEDS: ClassVar = Stepping.NEEDS
+
+    kind: Literal["closed_form"] = "closed_form"
+    ridge: float = Field(1.0, ge=0)
+    unobserved_weight: float = Field(0.5, gt=0, le=1)
+    local_step: float = Field(1.0, gt=0)
+
+    def problem_with(self, settings: Any) -> str | None:
+        """See the base class."""
+        return only_mf(self.kind, settings)
+
+    def answer(self, plan: Plan, sent: Sent, client: Client) -> tuple[Answer, Weights]:
+        """Solve the user, walk the catalogue once more for the step."""
+        (word,) = self._words(plan, client.people, [Visit(client.number, sent)])
+        return word.answer, word.own
+
+    def answers(self, plan: Plan, people: People, visits: list[Visit]) -> Iterator[Word]:
+        """Users of a size together, but for those whose step might be refused alone."""
+        return self._words(plan, people, visits)
+
+    def _words(self, plan: Plan, people: People, visits: list[Visit]) -> Iterator[Word]:
+        by_size: dict[int, list[Visit]] = {}
+        for visit in visits:
+            by_size.setdefault(id(visit.sent), []).append(visit)
+        for group in by_size.values():
+            yield from self._of_size(plan, people, group[0].sent, [visit.client for visit in group])
+
+    def _of_size(self, plan: Plan, people: People, sent: Sent, clients: list[int]) -> Iterator[Word]:
+        (name,), (own_name,) = plan.architecture.tables, plan.architecture.own
+        space, factors, compact = subspace_of(sent.projections[name]), plan.settings.model.factors, sent.vectors[name]
+        gram_matrix = gram(compact, space, factors)
+        histories = [people.train.of(client) for client in clients]
+        rows = [space.recover_rows(compact, mine, factors) for mine in histories]
+        users = torch.stack([self.solve(of, gram_matrix) for of in rows])
+        slopes = [
+            ((1 - self.unobserved_weight) * (of @ user) - 1)[:, None] * user
+            for of, user in zip(rows, users, strict=True)
+        ]
+        bounds = self._bounds(users, rows, slopes, compact, factors)
+        together = [place for place, bound in enumerate(bounds) if bound <= self.largest_change]
+        alone = [place for place, bound in enumerate(bounds) if not bound <= self.largest_change]
+        for places in [together, *([place] for place in alone)]:
+            if places:
+                weights = [self.weight(len(histories[place])) for place in places]
+                parts = [(histories[place], slopes[place], weight) for place, weight in zip(places, weights, strict=True)]
+                outer = (users[places].T * torch.tensor(weights, dtype=users.dtype)) @ users[places]
+                change = self._change(compact, space, factors, outer, parts)
+                total = sum(weights)
+                if self.values:
+                    change = change.add_(compact, alpha=total)
+                own = users[places] if len(places) > 1 else users[places[0]]
+                yield Word(sent, [clients[place] for place in places], Answer({name: change}, total), {own_name: own})
+
+    def _bounds(
+        self, users: Tensor, rows: list[Tensor], slopes: list[Tensor], compact: Tensor, factors: int
+    ) -> list[float]:
+        """What no number of a user's step exceeds: a slot's mean is at most the largest of what lives in it."""
+        longest = float(compact.abs().max()) * factors if compact.numel() else 0.0  # of any v·u with |u| ≤ 1
+        found = []
+        for user, slope in zip(users, slopes, strict=True):
+            most = float(user.abs().max()) if user.numel() else 0.0
+            everywhere = self.unobserved_weight * longest * most * most
+            found.append(self.local_step * (everywhere + (float(slope.abs().max()) if slope.numel() else 0.0)))
+        return found
+
+    def _change(
+        self, compact: Tensor, space: Subspace, factors: int, outer: Tensor, parts: list[tuple[Tensor, Tensor, float]]
+    ) -> Tensor:
+        """Minus the step, weighted: one walk over the items for all."""
+        touched, order = torch.cat([items for items, _, _ in parts]).sort(stable=True)
+        moved = torch.cat([weight * slope for _, slope, weight in parts])[order]
+        stream = space.stream(compact.dtype)
+        for first, block in item_blocks(compact, space, factors):
+            slope = self.unobserved_weight * (block @ outer)
+            low, high = torch.searchsorted(touched, torch.tensor([first, first + len(block)])).tolist()
+            slope.index_add_(0, touched[low:high] - first, moved[low:high])
+            stream.add(first * factors, slope.view(-1))
+        return stream.finish().mul_(-self.local_step)
+
+    def solve(self, rows: Tensor, gram_matrix: Tensor) -> Tensor:
+        """The user's vector from the rows of their own items and the Gram matrix of all items."""
+        weight = self.unobserved_weight
+        matrix = (1 - weight) * rows.T @ rows + weight * gram_matrix
+        matrix.diagonal().add_(self.ridge)
+        solution: Tensor = torch.linalg.solve(matrix, rows.sum(0))
+        return solution
+
+    def from_history(self) -> bool:
+        """See the base class."""
+        return True
+
+    def scorer(self, plan: Plan, full: Weights, held: Sequence[Any], people: People) -> Scorer:  # noqa: ARG002
+        """Everybody's vector follows from their own history."""
+        (name,) = plan.architecture.tables
+        table = full[name].view(plan.architecture.tables[name])
+        everything, of = table.T @ table, people.train.of
+        return lambda users: (
+            torch.stack([self.solve(table[of(user)], everything) for user in users.tolist()]) @ table.T
+        )
+
+
+def only_mf(kind: str, settings: Any) -> str | None:
+    """What algorithms that solve for users ask of the other tables."""
+    if settings.model.kind != "mf" or settings.model.item_bias:
+        return f"algorithm.kind={kind!r} is for model.kind='mf' without item_bias; 'gradient' serves others"
+    if settings.subspace.method not in ("fair", "fair_hom", "full_trn", "fedavg"):
+        return f"algorithm.kind={kind!r} needs subspaces, not method={settings.subspace.method!r}: use 'gradient'"
+    if getattr(settings.subspace, "compress", "tables") != "tables":
+        return f"algorithm.kind={kind!r} has one table and nothing else: leave out subspace.compress"
+    return None
+
+
+def subspace_of(projection: Any) -> Subspace:
+    """The subspace of a projection that is known to have one."""
+    assert isinstance(projection, Hashed)
+    return projection.subspace
+
+
+def gram(compact: Tensor, subspace: Subspace, factors: int) -> Tensor:
+    """VᵀV of all items, block by block."""
+    total = torch.zeros(factors, factors, dtype=compact.dtype)
+    for _, block in item_blocks(compact, subspace, factors):
+        total.addmm_(block.T, block)
+    return total
+
+
+def item_blocks(compact: Tensor, subspace: Subspace, factors: int) -> Iterator[tuple[int, Tensor]]:
+    """The item table a block at a time, each with the number of its first item."""
+    num_items = subspace.full_size // factors
+    for first in range(0, num_items, BLOCK_ITEMS):
+        last = min(first + BLOCK_ITEMS, num_items)
+        block = torch.empty((last - first) * factors, dtype=compact.dtype)
+        ops.recover_range(subspace.layout, compact, first * factors, block)
+        yield first, block.view(-1, factors)

@@ -1,0 +1,159 @@
+"""FAIR and its rivals by gradient: E epochs of steps inside the subspaces, the paper's Algorithm 2.
+
+A device receives ψ, minimises F(S·ψ) over ψ with a fresh optimiser, and answers with ψ′ (the paper's rule) or with
+ψ′ − ψ, times its weight pᵢ. Its user's own vectors are trained along and stay on the device, unless they are uploaded.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fairfold.algorithms.server_step import Stepping
+from fairfold.data import Interactions
+from fairfold.metrics.ranking import Scorer
+from fairfold.metrics.rating import Predictor
+from fairfold.models import predictor, scorer
+from fairfold.projections import Projection
+from fairfold.protocol.people import Client, People
+from fairfold.protocol.plan import Plan
+from fairfold.protocol.words import Answer, Sent
+from fairfold.settings.base import Frozen
+from fairfold.values import Weights
+
+
+class Steps(Frozen):
+    """How a device takes its steps.
+
+    Attributes:
+        local_epochs: E.
+        batch_size: Samples per step.
+        shuffle: New order of the samples every epoch.
+        local_optimiser: ``"sgd"``, ``"adagrad"`` or ``"adam"``, fresh every round.
+        local_step: Its step size.
+    """
+
+    local_epochs: int = Field(1, ge=1, lt=2**31)
+    batch_size: int = Field(512, ge=1, lt=2**31)
+    shuffle: bool = True
+    local_optimiser: Literal["sgd", "adagrad", "adam"] = "sgd"
+    local_step: float = Field(1.0, gt=0)
+
+
+class RankingSteps(Steps):
+    """The same for recommenders.
+
+    Attributes:
+        objective: What steps make small where items are ranked: ``"bpr"`` (an item the user touched scores above each
+            one drawn for it), ``"softmax"`` (it is the one to choose among these) or ``"squared"`` (squared error over
+            the whole catalogue, of which those drawn are a sample); docs/beyond.md.
+        negatives: Items the user did not touch, drawn for each one they did.
+        regulariser: Weight of the squared norm of the vectors a sample uses (rankings).
+        unobserved_weight: What an item the user did not touch counts, against 1 for one they did (``"squared"``).
+    """
+
+    NEEDS: ClassVar = {"unobserved_weight": ("objective", ("squared",))}
+
+    objective: Literal["bpr", "softmax", "squared"] = "bpr"
+    negatives: int = Field(1, ge=1, lt=2**31)
+    regulariser: float = Field(1e-6, ge=0)
+    unobserved_weight: float = Field(0.5, gt=0, le=1)
+
+
+class Descending(Stepping, Steps):
+    """An algorithm whose devices take gradient steps: what recommenders and networks of images have in common.
+
+    Attributes:
+        prox: μ of FedProx: ½μ‖S(ψ − ψ_sent)‖² is added to the loss.
+    """
+
+    prox: float = Field(0.0, ge=0)
+
+    @property
+    def steps(self) -> bool:
+        """Whether a device does just what this class says, so that faster programs may do it in its place."""
+        return all(getattr(type(self), name) is getattr(Descending, name) for name in ("answer", "local_loss", "optimiser"))
+
+    def answer(self, plan: Plan, sent: Sent, client: Client) -> tuple[Answer, Weights]:
+        """E epochs of gradient steps inside the subspaces, with a fresh optimiser: F(S·ψ) minimised over ψ."""
+        compacts = {name: vector.clone().requires_grad_() for name, vector in sent.vectors.items()}
+        own = {name: vector.clone().requires_grad_() for name, vector in client.own.items()}
+        optimiser = self.optimiser([*compacts.values(), *own.values()])
+        for batch in client.people.work.batches(client.number, client.generator):
+            loss = self.local_loss(batch, sent, compacts, own, client)
+            optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+        weight = self.weight(client.samples)  # pᵢ
+        learned = {name: tensor.detach() for name, tensor in compacts.items()}
+        if not self.values:
+            learned = {name: vector - sent.vectors[name] for name, vector in learned.items()}
+        sums = {name: vector * weight for name, vector in learned.items()}
+        return Answer(sums, weight), {name: tensor.detach() for name, tensor in own.items()}
+
+    def local_loss(self, batch: Any, sent: Sent, compacts: Weights, own: Weights, client: Client) -> Tensor:
+        """What a step makes smaller."""
+        work, projections, me = client.people.work, sent.projections, torch.tensor(client.number)
+        users = [own[name] if name in own else projections[name].rows(compacts[name], me) for name in work.own]
+        rows = [projections[name].rows(compacts[name], batch.items) for name in work.tables]
+        dense = {name: projections[name].whole(compacts[name]) for name in work.dense}
+        loss = work.losses(batch, dense, users, rows).mean()
+        if self.prox:
+            loss = loss + 0.5 * self.prox * distance(compacts, sent.vectors, projections)
+        return loss
+
+    def optimiser(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
+        """The device's optimiser, as torch has it."""
+        kinds = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
+        return kinds[self.local_optimiser](parameters, lr=self.local_step)  # type: ignore[call-arg]
+
+
+class Gradient(Descending, RankingSteps):
+    """Recommenders by gradient steps.
+
+    Attributes:
+        kind: Its name.
+        user_vectors: ``"private"``: stay on the device; ``"uploaded"``: sent and averaged, as the authors' code does.
+    """
+
+    NEEDS: ClassVar = Stepping.NEEDS | RankingSteps.NEEDS
+
+    kind: Literal["gradient"] = "gradient"
+    user_vectors: Literal["private", "uploaded"] = "private"
+
+    def uploads_users(self) -> bool:
+        """See the base class."""
+        return self.user_vectors == "uploaded"
+
+    def problem_with(self, settings: Any) -> str | None:
+        """See the base class."""
+        if settings.model.predicts_ratings and self.objective != "bpr":
+            return f"objective={self.objective!r} is for models that rank items"
+        if settings.model.own and settings.subspace.method == "heterofl":
+            return "method='heterofl' has to know which layers read a table's columns: use a built-in model"
+        if settings.subspace.method == "fedhm" and self.aggregation == "delta":
+            return "method='fedhm' averages models: use algorithm.aggregation='paper'"
+        return None
+
+    def scorer(self, plan: Plan, full: Weights, held: Sequence[Any], people: People) -> Scorer:  # noqa: ARG002
+        """By the model, with the vectors that users trained."""
+        return scorer(plan.architecture.model_of(full, people.private))
+
+    def predictor(self, plan: Plan, full: Weights, held: Sequence[Any], people: People) -> Predictor:  # noqa: ARG002
+        """By the model, with the vectors that users trained."""
+        return predictor(plan.architecture.model_of(full, people.private))
+
+
+def distance(compacts: Weights, received: Weights, projections: dict[str, Projection]) -> Tensor:
+    """‖S(ψ − ψ_received)‖²: norms live in the full space, where a slot counts as often as it has coordinates."""
+    total = torch.zeros(())
+    for name, compact in compacts.items():
+        total = total + (projections[name].whole(compact) - projections[name].whole(received[name])).square().sum()
+    return total
+
+
+def histories_of(people: People) -> Interactions:
+    """What the users asked for have."""
+    return people.train

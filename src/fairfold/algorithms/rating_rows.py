@@ -1,0 +1,158 @@
+"""The rows behind :mod:`fairfold.algorithms.ratings`: users solved from their ratings, windows, what is said of rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fairfold.algorithms.least_squares import rows_of
+from fairfold.subspace import Subspace
+from fairfold.values import Weights
+
+CAUTION = 1.5
+"""K before anybody spoke: rows settle where no direction has more than twice K in the codes of an item's raters."""
+USER_RIDGE = 1.0
+"""Draws users' tastes to 0. Only its product with the items' ridge matters to what is learned, so it is no setting."""
+BLOCK_RATINGS = 1 << 16
+"""Ratings whose outer products are in memory at a time."""
+
+
+@dataclass(frozen=True)
+class Ratings:
+    """Ratings of some users.
+
+    Attributes:
+        rows: Of the item of every rating, [ratings, factors].
+        targets: The ratings, centred.
+        owner: Which user each is of.
+        users: How many users.
+    """
+
+    rows: Tensor
+    targets: Tensor
+    owner: Tensor
+    users: int
+
+
+class Window:
+    """The rows that devices of a size speak of in a round: of the largest devices' table, or of the server's."""
+
+    def __init__(self, largest: Subspace, subspace: Subspace, round_number: int, factors: int) -> None:
+        self._largest, self._factors = largest, factors
+        self._all, self._some = self._largest.size // self._factors, subspace.size // self._factors
+        self._start = round_number * self._some % self._all
+
+    @property
+    def rows(self) -> Tensor:
+        """Which rows these are, in the order in which they are sent."""
+        return (self._start + torch.arange(self._some)) % self._all
+
+    def places(self, items: Tensor) -> Tensor:
+        """Where in the window each item's row is; −1 outside."""
+        place = (rows_of(self._largest, items, self._factors) - self._start) % self._all
+        return torch.where(place < self._some, place, -1)
+
+    def sums(self, place: Tensor, said: Tensor) -> Tensor:
+        """What is said of the window's rows, flat."""
+        inside = place >= 0
+        total = torch.zeros(self._some, self._factors, dtype=said.dtype)
+        return total.index_add_(0, place[inside], said[inside]).view(-1)
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """What some users say.
+
+    Attributes:
+        window: The rows they speak of.
+        place: Where in it each of their ratings' items is; −1 outside.
+        owner: Which user each rating is of.
+        sizes: How many ratings each user has.
+        moved: Of every rating, how much what is said of its row has changed, and whether it is new.
+        users: Their private rows.
+        before: The same as they last were.
+        kept: What they keep of their ratings, where the server takes the word.
+    """
+
+    window: Window
+    place: Tensor
+    owner: Tensor
+    sizes: Tensor
+    moved: Tensor
+    users: Tensor
+    before: Tensor
+    kept: Weights
+
+    def bounds(self) -> Tensor:
+        """What no number of a user's answer exceeds."""
+        rows = torch.zeros(len(self.users), self.moved.shape[1], dtype=self.moved.dtype)
+        rows.index_add_(0, self.owner, self.moved.abs())
+        code = torch.maximum(code_of(self.users).abs().amax(1), code_of(self.before).abs().amax(1))
+        return torch.maximum(rows.amax(1), 2 * self.sizes * code.square())
+
+
+def caught(kept: Tensor, place: Tensor, passing: Tensor) -> Tensor:
+    """The full rows of own items that a device has kept, with those that pass by now."""
+    inside = place >= 0
+    rows = passing.view(-1, kept.shape[1] - 1)[place[inside]]
+    now = kept.clone()
+    now[inside] = torch.cat([rows, torch.ones_like(rows[:, :1])], dim=1)
+    return now
+
+
+def known_rows(kept: Tensor, held: Tensor) -> Tensor:
+    """What a device knows of its own items: the full row if it has passed by, else what its compact table says."""
+    return torch.where(kept[:, -1:] > 0, kept[:, :-1], held)
+
+
+def codes(own: Tensor, ratings: Sequence[int]) -> Tensor:
+    """Σ c·cᵀ over the ratings of users with these private rows, flat; who has not taken part yet has none."""
+    code = code_of(own) * (own != 0).any(1)[:, None]
+    return (code.T @ (code * torch.tensor(ratings, dtype=own.dtype)[:, None])).view(-1)
+
+
+def mean_code(total: Tensor, factors: int) -> Tensor:
+    """K, from Σ c·cᵀ: as c begins with 1, its first number counts the ratings."""
+    matrix = total.view(factors, factors)
+    return matrix / matrix[0, 0] if matrix[0, 0] > 0 else CAUTION * torch.eye(factors, dtype=total.dtype)
+
+
+def solve_raters(given: Ratings, damping: float) -> Tensor:
+    """The private rows of users, [users, factors], from their own ratings alone."""
+    inputs = code_of(given.rows)
+    left, size = given.targets - given.rows[:, 0], inputs.shape[1]
+    matrix = torch.zeros(given.users, size * size, dtype=inputs.dtype)
+    for part in torch.split(torch.arange(len(inputs)), BLOCK_RATINGS):
+        outer = inputs[part][:, :, None] * inputs[part][:, None]
+        matrix.index_add_(0, given.owner[part], outer.view(-1, size * size))
+    sums = torch.zeros(given.users, size, dtype=inputs.dtype).index_add_(0, given.owner, inputs * left[:, None])
+    pull = torch.diag(pull_of(size, damping, USER_RIDGE, inputs.dtype))
+    solution: Tensor = torch.linalg.solve(matrix.view(-1, size, size) + pull, sums)
+    return solution
+
+
+def code_of(rows: Tensor) -> Tensor:
+    """(1, u) from a row (b, u)."""
+    return torch.cat([torch.ones_like(rows[:, :1]), rows[:, 1:]], dim=1)
+
+
+def centred(ratings: Tensor, centre: Tensor) -> Tensor:
+    """Ratings less their mean over everybody, in units of their spread."""
+    return (ratings - centre[0]) / centre[1]
+
+
+def pull_of(size: int, damping: float, ridge: float, dtype: torch.dtype) -> Tensor:
+    """What draws a row to zero: its bias, which comes first, and its tastes."""
+    found = torch.full((size,), float(ridge), dtype=dtype)
+    found[0] = damping
+    return found
+
+
+def solved_rows(sums: Tensor, spoken: Tensor, sharing: Tensor, mean: Tensor, pull: Tensor) -> Tensor:
+    """Rows w of (n·K + k·pull) w = sums, for all n and k from one decomposition."""
+    root = pull.double().sqrt()
+    values, vectors = torch.linalg.eigh(mean.double() / torch.outer(root, root))
+    scale = spoken.double()[:, None] * values.clamp(min=0) + sharing.double()
+    solution: Tensor = ((sums / root) @ vectors / scale) @ vectors.T / root
+    return solution.to(sums.dtype)

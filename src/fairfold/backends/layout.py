@@ -1,0 +1,354 @@
+"""Everything that the clients of a cohort train, side by side in one vector: client after client, tensor after tensor.
+
+A client trains parts of tensors: the touched slots of its item tables, its user's vectors, the dense tensors. Here each
+of these is a *section* of one flat vector that holds touched slots only, and everything a client looks up is a position
+in that vector with a sign. Sizes, methods and kinds of tensors are data, not code: one lookup, one loss, one optimiser
+step serve them all, and what came of it goes back by one scatter.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from math import prod
+
+import torch
+from torch import Tensor
+
+from fairfold.data import Interactions
+from fairfold.data.negatives import chosen, non_items_below
+from fairfold.kernels.reference import row_coordinates
+from fairfold.projections import Coordinatewise, LowRank, Projection
+from fairfold.protocol.people import People
+from fairfold.protocol.words import Sent
+from fairfold.protocol.work import Work
+from fairfold.values import Weights
+
+FLAGS_A_KEY = 64
+"""A flag for every possible key is cheaper than sorting the keys unless there are many times more flags."""
+
+
+def put(values: Sequence[int | float | list[bool]], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Numbers of the host on a device, which the host does not wait for."""
+    return moved(torch.tensor(values, dtype=dtype), device)
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """The same for a tensor."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def whose(ends: Tensor, count: int) -> Tensor:
+    """The place of each of ``count`` things that stand one place after another, each ending where ``ends`` says."""
+    return torch.searchsorted(ends, torch.arange(count, device=ends.device), right=True)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """All samples of a cohort's round, client after client, those with most steps first.
+
+    Attributes:
+        clients: Who they are, by place.
+        items: int64 [samples, width].
+        targets: float [samples], or None.
+        place: int64 [samples]: whose each is.
+        starts: int64 [steps, clients]: where the batch of a step starts; 0 once a client has finished.
+        sizes: int64 [steps, clients]: its samples; 0 once a client has finished.
+    """
+
+    clients: list[int]
+    items: Tensor
+    targets: Tensor | None
+    place: Tensor
+    starts: Tensor
+    sizes: Tensor
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What chance decides of a cohort's round, and the interactions it is about.
+
+    Random numbers come from the host, one client after another; all that follows from them is worked out where the
+    cohort is trained, for all clients at once.
+
+    Attributes:
+        clients: Those with most steps first; their index is their place.
+        train: Their interactions; users are numbered by place.
+        order: int64 [samples]: which of its client's interactions each sample is.
+        chance: float64 [samples, negatives]: which negatives go with it; None for ratings.
+        weights: float [clients]: what each of these counts, for the squared error of rankings; else None.
+        epochs: Each has all interactions of a client.
+        batch: Samples in a step, at most.
+        steps: Of the busiest client.
+    """
+
+    clients: list[int]
+    train: Interactions
+    order: Tensor
+    chance: Tensor | None
+    weights: Tensor | None
+    epochs: int
+    batch: int
+    steps: int
+
+    def to(self, device: torch.device) -> "Draws":
+        """The same on a device, which the host does not wait for."""
+        train, chance = self.train, self.chance
+        ratings = None if train.ratings is None else moved(train.ratings, device)
+        interactions = replace(
+            train, offsets=moved(train.offsets, device), items=moved(train.items, device), ratings=ratings
+        )
+        order, chance = moved(self.order, device), None if chance is None else moved(chance, device)
+        weights = None if self.weights is None else moved(self.weights, device)
+        return replace(self, train=interactions, order=order, chance=chance, weights=weights)
+
+    def samples(self) -> Samples:
+        """What the readable loop trains on, on the device where the draws are."""
+        train, counts = self.train, self.train.counts_by_user
+        place = whose(train.offsets[1:] * self.epochs, len(self.order))
+        mine = train.offsets[place] + self.order
+        items = train.items[mine, None]
+        if self.chance is not None:
+            owners = place[:, None].expand(self.chance.shape)
+            items = torch.cat([items, chosen(train, non_items_below(train), owners, self.chance)], dim=1)
+        in_epoch = ((counts + self.batch - 1) // self.batch).clamp(min=1)
+        step = torch.arange(self.steps, device=counts.device)[:, None]
+        before = step % in_epoch * self.batch
+        sizes = (counts - before).clamp(max=self.batch) * (step < in_epoch * self.epochs)
+        starts = train.offsets[:-1] * self.epochs + step // in_epoch * counts + before
+        targets = None if train.ratings is None else train.ratings[mine]
+        if self.weights is not None:
+            targets = self.weights[place]
+        return Samples(self.clients, items, targets, place, starts * (sizes > 0), sizes)
+
+
+def draw(people: People, clients: list[int], round_number: int, *, pinned: bool = False) -> Draws:
+    """Draw for every client what the readable loop draws; into pinned memory if asked, from where a GPU reads fast."""
+    work = people.work
+    steps_of, train = work.steps, work.train
+    counts = {client: work.samples(client) for client in clients}
+    steps = {client: -(-count // steps_of.batch_size) * steps_of.local_epochs for client, count in counts.items()}
+    ordered = sorted(clients, key=lambda client: -steps[client])  # those still at work are then always a prefix
+    offsets = [0, *accumulate(counts[client] for client in ordered)]
+
+    def make(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, pin_memory=pinned)
+
+    def joined(parts: list[Tensor]) -> Tensor:
+        return torch.cat(parts, out=make(offsets[-1], dtype=parts[0].dtype))
+
+    order = make(offsets[-1] * steps_of.local_epochs, dtype=torch.int64)
+    chance = None if work.ratings else make(len(order), steps_of.negatives, dtype=torch.float64)
+    for client, (start, stop) in zip(ordered, pairwise(offsets), strict=True):
+        part = slice(start * steps_of.local_epochs, stop * steps_of.local_epochs)
+        source = people.source(round_number, client)
+        work.draw(client, source, order[part], None if chance is None else chance[part])
+    interactions = Interactions(
+        len(ordered),
+        train.num_items,
+        torch.tensor(offsets),
+        joined([train.of(client) for client in ordered]),
+        joined([train.ratings_of(client) for client in ordered]) if work.ratings else None,
+    )
+    weights = None if work.ratings or not work.has_targets else work.negative_weights(interactions.counts_by_user)
+    return Draws(
+        ordered, interactions, order, chance, weights, steps_of.local_epochs, steps_of.batch_size, max(steps.values())
+    )
+
+
+def distinct(keys: Tensor, bound: int) -> tuple[Tensor, Tensor]:
+    """Distinct keys in increasing order, and where each given key stands among them; all keys are below ``bound``."""
+    if bound > FLAGS_A_KEY * keys.numel():
+        found, inverse = torch.unique(keys, return_inverse=True)
+        return found, inverse
+    flags = torch.zeros(bound, dtype=torch.int8, device=keys.device)
+    flags[keys.view(-1)] = 1
+    position = flags.cumsum(0, dtype=torch.int32)
+    return flags.nonzero().view(-1), (position[keys] - 1).long()
+
+
+@dataclass(frozen=True)
+class Sections:
+    """Where the parts of tensors stand in two vectors: all of them (virtual), and in what the server sent.
+
+    Attributes:
+        names: Tensors of a client, in order: item tables, the user's vectors, dense tensors.
+        bounds: int64 [clients · tensors + 1]: where each section of the virtual vector starts.
+        starts: The same on the host.
+        sent_at: int64 [clients · tensors]: where the section's vector starts in ``source``.
+        source: What was sent to each group, tensor after tensor, and behind it the clients' own vectors.
+        groups: The start of every group's tensors in ``source``.
+    """
+
+    names: list[str]
+    bounds: Tensor
+    starts: list[int]
+    sent_at: Tensor
+    source: Tensor
+    groups: dict[int, dict[str, int]]
+
+
+def lay_out(
+    work: Work, clients: list[int], groups: list[int], sent: dict[int, Weights], private: Weights, device: torch.device
+) -> Sections:
+    """Decide where everything stands. ``groups`` names, for every client, whose vectors it holds."""
+    names = [*work.tables, *work.own, *work.dense]
+    starts: dict[int, dict[str, int]] = {}
+    pieces, at = [], 0
+    for group in dict.fromkeys(groups):
+        starts[group] = {}
+        for name in names:
+            if name not in private:
+                starts[group][name] = at
+                at += sent[group][name].numel()
+                pieces.append(sent[group][name])
+    own_at, who = {}, put(clients, device)
+    for name, vectors in private.items():
+        own_at[name] = at
+        at += len(clients) * work.own[name]
+        pieces.append(vectors[who].view(-1))
+    sizes, sent_at = [], []
+    for place, group in enumerate(groups):
+        for name in names:
+            sizes.append(work.own[name] if name in private else sent[group][name].numel())
+            sent_at.append(own_at[name] + place * work.own[name] if name in private else starts[group][name])
+    bounds = [0, *accumulate(sizes)]
+    return Sections(names, put(bounds, device), bounds, put(sent_at, device), torch.cat(pieces), starts)
+
+
+@dataclass(frozen=True)
+class Lookups:
+    """Positions of everything that is looked up, in the vector of touched slots.
+
+    Attributes:
+        sections: Where things come from.
+        keys: int64 [values]: place of every touched slot in the virtual vector, ascending.
+        ends: int64 [clients]: where each client's part of the touched slots ends.
+        rows: int32 [distinct rows of all clients, numbers a row in all tables], and their signs, int8.
+        places: int64 [samples, width]: the row of each item of each sample.
+        fixed: int32 [clients, numbers], positions of what every sample uses (users' vectors, dense tensors, second
+            factors where tables are products); signs.
+        whole: bool [clients, tables]: where the table is no product, so that its second factor is the unit matrix.
+    """
+
+    sections: Sections
+    keys: Tensor
+    ends: Tensor
+    rows: tuple[Tensor, Tensor]
+    places: Tensor
+    fixed: tuple[Tensor, Tensor]
+    whole: Tensor
+
+
+def factors_of(work: Work) -> list[int]:
+    """Columns of the tables that some devices hold as products, each with a second factor of columns × columns."""
+    return [shape[1] for shape in work.tables.values()] if work.products else []
+
+
+def used_by_all(work: Work) -> int:
+    """How many numbers every sample of a client uses."""
+    dense = sum(prod(shape) for shape in work.dense.values())
+    return sum(work.own.values()) + dense + sum(columns**2 for columns in factors_of(work))
+
+
+def find_lookups(work: Work, samples: Samples, groups: list[int], held: dict[int, Sent], sections: Sections) -> Lookups:
+    """Hash everything the cohort will look up, once."""
+    device, num_items = samples.items.device, work.num_items
+    count, tensors = len(samples.clients), len(sections.names)
+    row_keys, places = distinct(samples.items + samples.place[:, None] * num_items, count * num_items)
+    row_place, row_item = row_keys // num_items, row_keys % num_items
+    group_of = put(groups, device)
+    width = sum(shape[1] for shape in work.tables.values())
+    used = used_by_all(work)
+    virtual = torch.empty(len(row_keys) * width + count * used, dtype=torch.int64, device=device)
+    signs = torch.empty(virtual.numel(), dtype=torch.int8, device=device)
+    cut = len(row_keys) * width
+    rows, row_signs = virtual[:cut].view(-1, width), signs[:cut].view(-1, width)
+    fixed, fixed_signs = (moved(found, device) for found in _used_by_all(work, samples.clients, groups, held, sections))
+    virtual[cut:], signs[cut:] = fixed.view(-1), fixed_signs.view(-1)
+    for group in dict.fromkeys(groups):
+        projections = held[group].projections
+        mine = (group_of[row_place] == group).nonzero().view(-1)
+        column = 0
+        for number, (name, (_, size)) in enumerate(work.tables.items()):
+            found = _row_places(projections[name], row_item[mine], size)
+            _put(rows, row_signs, mine, column, found, sections.bounds[row_place[mine] * tensors + number])
+            column += size
+    keys, found_at = distinct(virtual, sections.starts[-1])
+    found_at = found_at.to(torch.int32)
+    ends = torch.searchsorted(keys, sections.bounds[tensors::tensors].contiguous())
+    whole = [[not isinstance(held[group].projections[name], LowRank) for name in work.tables] for group in groups]
+    return Lookups(
+        sections,
+        keys,
+        ends,
+        (found_at[:cut].view(rows.shape), row_signs),
+        places,
+        (found_at[cut:].view(fixed.shape), fixed_signs),
+        put(whole, device),
+    )
+
+
+def _used_by_all(
+    work: Work, clients: list[int], groups: list[int], held: dict[int, Sent], sections: Sections
+) -> tuple[Tensor, Tensor]:
+    """Positions and signs of what every sample of a client uses, a line a client: few, so found on the host."""
+    tables, names = len(work.tables), sections.names[len(work.tables) :]
+    starts = torch.tensor(sections.starts[:-1]).view(len(clients), -1)
+    starts = torch.cat([starts[:, tables:], starts[:, : len(factors_of(work))]], dim=1)
+    used = used_by_all(work)
+    positions, signs = (
+        torch.empty(len(clients), used, dtype=torch.int64),
+        torch.empty(len(clients), used, dtype=torch.int8),
+    )
+    for group in dict.fromkeys(groups):
+        members = [place for place, mine in enumerate(groups) if mine == group]
+        who = torch.tensor([clients[place] for place in members])
+        projections = held[group].projections
+        found = [_numbers(work, name, projections, who) for name in names]
+        found += [_factor(projections[name], size) for name, size in zip(work.tables, factors_of(work), strict=False)]
+        begin = starts[members].unbind(1)
+        positions[members] = torch.cat([of + at[:, None] for (of, _), at in zip(found, begin, strict=True)], dim=1)
+        signs[members] = torch.cat([of.expand(len(members), -1) for _, of in found], dim=1)
+    return positions, signs
+
+
+def _numbers(work: Work, name: str, projections: Mapping[str, Projection], clients: Tensor) -> tuple[Tensor, Tensor]:
+    """Slots and signs of what these clients use of a tensor at every sample, a line a client (or one for all)."""
+    if name in work.user_tables:
+        return _places(projections[name], row_coordinates(clients, work.own[name]))
+    size = work.own[name] if name in work.own else prod(work.dense[name])
+    everything = torch.arange(size)[None]
+    if name in work.own:
+        return everything, torch.ones_like(everything, dtype=torch.int8)
+    return _places(projections[name], everything)
+
+
+def _places(projection: Projection, coordinates: Tensor) -> tuple[Tensor, Tensor]:
+    assert isinstance(projection, Coordinatewise)  # see serves
+    return projection.places(coordinates)
+
+
+def _row_places(projection: Projection, rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Of all numbers of some rows."""
+    if isinstance(projection, LowRank):
+        return projection.row_places(rows)
+    return _places(projection, row_coordinates(rows, size))
+
+
+def _factor(projection: Projection, size: int) -> tuple[Tensor, Tensor]:
+    """Of the second factor, a line; a table that is no product has none, which signs of 0 say."""
+    if isinstance(projection, LowRank):
+        slots, signs = projection.factor_places()
+    else:
+        slots, signs = torch.zeros(size**2, dtype=torch.int64), torch.zeros(size**2, dtype=torch.int8)
+    return slots[None], signs[None]
+
+
+def _put(
+    into: Tensor, signs_into: Tensor, lines: Tensor, column: int, found: tuple[Tensor, Tensor], starts: Tensor
+) -> None:
+    """Write slots, moved to where their section starts, and signs into some lines from a column on."""
+    slots, signs = found
+    part = slice(column, column + slots.shape[-1])
+    into[lines, part] = slots + starts[:, None]
+    signs_into[lines, part] = signs.expand(len(lines), -1)

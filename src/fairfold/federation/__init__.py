@@ -1,1 +1,0 @@
-"""One round in reading order: settings, sampling, send (reduce), train, aggregate (recover)."""

@@ -1,0 +1,144 @@
+"""A method: how capacities become what devices hold. Its fields are the keys of ``[subspace]``."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import ClassVar
+
+from torch import Tensor
+
+from fairfold.errors import InvalidCapacity
+from fairfold.projections import Assignment, Projection, whole
+from fairfold.settings.base import Frozen
+from fairfold.subspace import Capacity
+from fairfold.values import BYTES, Shapes
+
+SMALLEST_COMPRESSED = 64
+"""Tensors of fewer numbers are held whole: compressing them saves nothing."""
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """What a method has to divide among devices: the tensors of a model, and what is known of them.
+
+    Attributes:
+        tables: With a row per item.
+        others: All else that the server holds.
+        beside: Tables that no device holds compressed, and whose bytes a budget has to cover: items' biases.
+        reads: Tensors whose columns, from a first one on, read the columns of a table.
+        network: Whether the model is one of layers without tables.
+        whole_rows: Whether rows are never to be cut: a device that cannot hold one is refused.
+    """
+
+    tables: Shapes
+    others: Shapes
+    beside: Shapes = field(default_factory=dict)
+    reads: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    network: bool = False
+    whole_rows: bool = False
+
+    @property
+    def shapes(self) -> Shapes:
+        """Everything the server holds."""
+        return self.tables | self.others | self.beside
+
+
+class Method(Frozen):
+    """How capacities become what devices hold.
+
+    Attributes:
+        method: Its name.
+        per_client: Whether every client has a hash of its own.
+        ordered: Whether it makes use of an order of the items by popularity.
+    """
+
+    method: str
+    per_client: ClassVar[bool] = False
+    ordered: ClassVar[bool] = False
+
+    @property
+    def counted(self) -> bool:
+        """Whether devices count how many users have each item, because the catalogue's order means nothing."""
+        return False
+
+    @property
+    def asks_counts(self) -> bool:
+        """Whether it has to know how many users have each item."""
+        return self.counted
+
+    @property
+    def rehashes(self) -> bool:
+        """Whether there is a new hash every round."""
+        return False
+
+    def compressed(self, tensors: Tensors) -> Shapes:
+        """Of which tensors devices hold less than all: item tables; of networks all but small tensors."""
+        if not tensors.network:
+            return tensors.tables
+        return {name: shape for name, shape in tensors.shapes.items() if prod(shape) >= SMALLEST_COMPRESSED}
+
+    @abstractmethod
+    def divide(
+        self, tensors: Tensors, compressed: Shapes, capacities: Sequence[Capacity], seed: int
+    ) -> list[Assignment]:
+        """What the devices of each capacity hold of the compressed tensors."""
+
+    def others(self, tensors: Tensors, held: Assignment) -> dict[str, Projection]:  # noqa: ARG002
+        """What they hold of the rest: all of it."""
+        compressed = self.compressed(tensors)
+        return {name: whole(shape) for name, shape in tensors.shapes.items() if name not in compressed}
+
+    def assign(
+        self, tensors: Tensors, capacities: Sequence[Capacity], seed: int, counts: Tensor | None = None
+    ) -> list[Assignment]:
+        """What the devices of each capacity hold of every tensor.
+
+        Args:
+            tensors: Of the model.
+            capacities: One per group of devices.
+            seed: Of the hash.
+            counts: How many users have each item, where that is asked for.
+        """
+        compressed = self.compressed(tensors)
+        limited = [self.limited(tensors, capacity, capacities, counts) for capacity in capacities]
+        found = []
+        for held in self.divide(tensors, compressed, limited, seed):
+            if held.projections is not None:
+                held = Assignment(held.projections | self.others(tensors, held))
+            found.append(held)
+        return found
+
+    def limited(
+        self,
+        tensors: Tensors,
+        capacity: Capacity,
+        capacities: Sequence[Capacity],  # noqa: ARG002
+        counts: Tensor | None,  # noqa: ARG002
+    ) -> Capacity:
+        """What a capacity leaves to the compressed tensors: a budget in bytes has to hold items' biases as well."""
+        return capacity.beside(BYTES * sum(prod(shape) for shape in tensors.beside.values()))
+
+    def fits(self, tensors: Tensors, projections: Mapping[str, Projection], capacity: Capacity) -> bool:
+        """Whether a device can hold this: a budget counts every byte, a share is one of what is compressed."""
+        if capacity.budget is not None:
+            return sum(held.size for held in projections.values()) * BYTES <= capacity.budget
+        assert capacity.share is not None
+        compressed = self.compressed(tensors)
+        return sum(projections[name].size for name in compressed) <= capacity.share * self.reference(compressed)
+
+    def reference(self, compressed: Shapes) -> int:
+        """Numbers of which a capacity is a share."""
+        return sum(prod(shape) for shape in compressed.values())
+
+    def at(self, tensors: Tensors, capacity: Capacity, known: list[Assignment], seed: int) -> tuple[Assignment, bool]:
+        """What a device of a capacity that took no part would hold, and whether it could join those that did."""
+        (alone,) = self.assign(tensors, [capacity], seed)
+        return alone, all(held.projections is None or held.projections.keys() for held in known)
+
+
+def cannot(method: str, capacity: Capacity, reason: str) -> InvalidCapacity:
+    """The refusal of a capacity that a method cannot serve."""
+    return InvalidCapacity(
+        f"method={method!r} at {capacity}", f"a capacity it can serve (N/A: {reason})", "Use method='fair'."
+    )

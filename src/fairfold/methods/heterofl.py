@@ -1,0 +1,74 @@
+"""HeteroFL: the leading columns that fit, or a narrower network."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Literal
+
+from fairfold.methods.base import Method, Tensors, cannot
+from fairfold.methods.networks import narrow_network
+from fairfold.projections import Assignment, KeptColumns, Projection
+from fairfold.subspace import Capacity
+from fairfold.values import Shapes
+
+
+class HeteroFL(Method):
+    """HeteroFL: at least one column of every table, so compression is at most d. Or a narrower network.
+
+    Of the next layer a device holds what reads the columns it has.
+    """
+
+    method: Literal["heterofl"] = "heterofl"
+
+    def compressed(self, tensors: Tensors) -> Shapes:
+        """Of networks all tensors: small ones are seen to as well."""
+        return tensors.shapes if tensors.network else tensors.tables
+
+    def divide(
+        self,
+        tensors: Tensors,
+        compressed: Shapes,
+        capacities: Sequence[Capacity],
+        seed: int,  # noqa: ARG002
+    ) -> list[Assignment]:
+        """See the base class."""
+        if tensors.network:
+            return [narrow_network(compressed, capacity) for capacity in capacities]
+        return [
+            Assignment({name: self.columns(name, shape, capacity) for name, shape in compressed.items()})
+            for capacity in capacities
+        ]
+
+    def columns(self, name: str, shape: tuple[int, ...], capacity: Capacity) -> KeptColumns:
+        """The columns of a table that a capacity allows."""
+        limit = capacity.limit(prod(shape))
+        held = KeptColumns(shape, ((0, shape[1]),)) if limit >= prod(shape) else KeptColumns.within(shape, limit)
+        if held is None:
+            needed = f"{name} ({shape[0]} × {shape[1]}) needs at least {shape[0]} numbers, it can hold {limit}"
+            raise cannot(self.method, capacity, needed)
+        return held
+
+    def others(self, tensors: Tensors, held: Assignment) -> dict[str, Projection]:
+        """See the base class."""
+        readers = {
+            name: _readers(tensors.shapes[name], first, (held.projections or {})[table])
+            for name, (table, first) in tensors.reads.items()
+        }
+        return super().others(tensors, held) | readers
+
+
+def _readers(shape: tuple[int, ...], first: int, table: Projection) -> KeptColumns:
+    """Of a layer, the columns that read what a device holds of a table, and those that read anything else."""
+    assert isinstance(table, KeptColumns)
+    runs = [(0, first), *((first + start, first + stop) for start, stop in table.runs)]
+    runs.append((first + table.shape[1], shape[1]))
+    return KeptColumns(shape, _joined([(start, stop) for start, stop in runs if start < stop]))
+
+
+def _joined(runs: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    found: list[tuple[int, int]] = []
+    for start, stop in runs:
+        if found and found[-1][1] == start:
+            found[-1] = (found[-1][0], stop)
+        else:
+            found.append((start, stop))
+    return tuple(found)

@@ -1,0 +1,24 @@
+"""How devices of different sizes see one tensor: subspaces, low ranks, columns, blocks."""
+
+from fairfold.projections.base import Assignment, Coordinatewise, Part, Projection
+from fairfold.projections.blocks import LeadingBlock
+from fairfold.projections.columns import KeptColumns
+from fairfold.projections.facts import facts_of, projection_of, register_projection
+from fairfold.projections.hashed import Hashed, whole
+from fairfold.projections.low_rank import LowRank, WholeTable
+
+__all__ = [
+    "Assignment",
+    "Coordinatewise",
+    "Hashed",
+    "KeptColumns",
+    "LeadingBlock",
+    "LowRank",
+    "Part",
+    "Projection",
+    "WholeTable",
+    "facts_of",
+    "projection_of",
+    "register_projection",
+    "whole",
+]

@@ -1,0 +1,107 @@
+"""Some columns of a matrix: HeteroFL, and whatever else gives devices parts of rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from fairfold.projections.base import Coordinatewise, Part
+
+
+@dataclass(frozen=True)
+class KeptColumns(Coordinatewise):
+    """Some columns of a matrix; the others are zero on the device: HeteroFL.
+
+    Attributes:
+        shape: Of the matrix.
+        runs: First and last (excluded) of every run of columns that the device holds.
+    """
+
+    kind: ClassVar[str] = "columns"
+    shape: tuple[int, ...]
+    runs: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def within(cls, shape: tuple[int, ...], limit: int) -> Self | None:
+        """As many leading columns as fit ``limit`` numbers; None if not even one does."""
+        kept = min(limit // shape[0], shape[1])
+        return cls(shape, ((0, kept),)) if kept >= 1 else None
+
+    @property
+    def kept(self) -> int:
+        """How many columns the device holds."""
+        return sum(stop - start for start, stop in self.runs)
+
+    @property
+    def size(self) -> int:  # type: ignore[override]
+        """Numbers the device holds."""
+        return self.shape[0] * self.kept
+
+    def columns(self, device: torch.device) -> Tensor:
+        """Which ones."""
+        return torch.cat([torch.arange(start, stop, device=device) for start, stop in self.runs])
+
+    def reduce(self, full: Tensor) -> Tensor:
+        """Cut."""
+        return full.view(self.shape).index_select(1, self.columns(full.device)).view(-1)
+
+    def recover(self, compact: Tensor) -> Tensor:
+        """Zeros for the others."""
+        return self._widened(compact.view(self.shape[0], self.kept)).view(-1)
+
+    def rows(self, compact: Tensor, ids: Tensor) -> Tensor:
+        """Rows, with zeros for the others."""
+        return self._widened(compact.view(self.shape[0], self.kept)[ids])
+
+    def _widened(self, rows: Tensor) -> Tensor:
+        zeros = rows.new_zeros(*rows.shape[:-1], self.shape[1])
+        return zeros.index_copy(-1, self.columns(rows.device), rows)
+
+    def whole(self, compact: Tensor) -> Tensor:
+        """Zeros for the others."""
+        return self.recover(compact)
+
+    def places(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
+        """A slot for every column that is held; the others point to a slot of their row, with sign 0."""
+        device = coordinates.device
+        place = torch.zeros(self.shape[1], dtype=torch.int64, device=device)
+        sign = torch.zeros(self.shape[1], dtype=torch.int8, device=device)
+        held = self.columns(device)
+        place[held], sign[held] = torch.arange(self.kept, device=device), 1
+        row = coordinates // self.shape[1]
+        column = coordinates - row * self.shape[1]
+        return row * self.kept + place[column], sign[column]
+
+    def counts(self, slots: Tensor) -> Tensor:
+        """See the base class."""
+        return torch.ones_like(slots)
+
+    @classmethod
+    def mean(cls, full: Tensor, parts: Sequence[Part], *, changes: bool) -> Tensor:
+        """A column is averaged over the devices that hold it; one that nobody holds stays as it is."""
+        shape = parts[0].projection.shape
+        result, weights = full.new_zeros(shape), full.new_zeros(shape[1])
+        for part in parts:
+            columns = part.projection.columns(part.total.device)
+            result.index_add_(1, columns, part.total.view(shape[0], part.projection.kept))
+            weights[columns] += part.weight
+        result /= weights.clamp(min=1e-30)
+        if not changes:
+            nobody = (weights == 0).nonzero().view(-1)
+            result[:, nobody] = full.view(shape)[:, nobody]
+        return result.view(-1)
+
+    def facts(self) -> dict[str, Any]:
+        """The runs."""
+        return {"runs": [list(run) for run in self.runs]}
+
+    @classmethod
+    def of_facts(cls, shape: tuple[int, ...], facts: dict[str, Any]) -> Self:
+        """See the base class."""
+        runs = tuple((int(start), int(stop)) for start, stop in facts["runs"])
+        ends = [0, *(end for run in runs for end in run), shape[1]]
+        if ends != sorted(ends):
+            raise ValueError(f"runs {runs} of {shape[1]} columns")
+        return cls(shape, runs)

@@ -1,0 +1,178 @@
+"""What an algorithm is: one frozen object whose fields are its settings, and whose methods are all that is its own.
+
+Everything else (who takes part, what travels, how answers are added up, faults, checkpoints, Flower) is the same for
+all. A new algorithm is one file with one subclass; see ``examples/plugins``.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fairfold.protocol.words import Answer, Sent, State, Totals, Visit, Word, reduced
+from fairfold.settings.base import Frozen
+from fairfold.values import Shapes, Weights
+
+if TYPE_CHECKING:
+    from fairfold.data import Interactions
+    from fairfold.metrics.ranking import Scorer
+    from fairfold.metrics.rating import Predictor
+    from fairfold.protocol.people import Client, People
+    from fairfold.protocol.plan import Plan
+    from fairfold.settings import Settings
+
+COUNTS = "counts"
+"""Name of the sum that says how many users have each item."""
+
+
+class Algorithm(Frozen):
+    """What devices compute, what the server makes of their sums, and how items are scored.
+
+    Attributes:
+        kind: Its name.
+        largest_change: An answer in which a number differs by more than this from what was sent is refused.
+        keeps: What a device keeps for itself after training: what it ``"learned"``, whoever heard of it; or only what
+            the server ``"acknowledged"``, for sums that remember what each device last said.
+        values: Whether an answer is the weighted model itself; else its weighted change, or a sum of another kind.
+        whole_rows: Whether rows of tables are never cut.
+        images: Whether it trains networks of images; else recommenders.
+        pooled: Whether all data is in one place: one client that has everybody's.
+        DEFAULTS: What other tables take where nothing is said, by table and key.
+    """
+
+    kind: str
+    largest_change: float = Field(1e4, gt=0)
+
+    keeps: ClassVar[Literal["learned", "acknowledged"]] = "learned"
+    values: ClassVar[bool] = False
+    whole_rows: ClassVar[bool] = False
+    images: ClassVar[bool] = False
+    pooled: ClassVar[bool] = False
+    DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+
+    # -- settings ------------------------------------------------------------------------------------------------------
+
+    def problem_with(self, settings: "Settings") -> str | None:  # noqa: ARG002
+        """Why the other tables do not go with this algorithm, or None."""
+        return None
+
+    def fixed(self, settings: "Settings") -> Mapping[str, Mapping[str, Any]]:  # noqa: ARG002
+        """What the algorithm decides of other tables, which are then no keys there."""
+        return {}
+
+    def predicts_ratings(self, settings: "Settings") -> bool:
+        """Whether what is learned predicts ratings; else it ranks, or reads images."""
+        return settings.model.predicts_ratings
+
+    # -- before the first round ----------------------------------------------------------------------------------------
+
+    def extra(self, settings: "Settings") -> Shapes:  # noqa: ARG002
+        """Tensors that travel beside the model's, held whole by everybody."""
+        return {}
+
+    def uploads_users(self) -> bool:
+        """Whether users' vectors are sent and averaged; else they stay on the device."""
+        return False
+
+    def survey(self, plan: "Plan", histories: "Interactions") -> Answer:
+        """What devices count before the first round, where the plan asks for it: a sum like any other."""
+        counts = histories.counts_by_item.to(torch.float64) if plan.method.asks_counts else None
+        return Answer({} if counts is None else {COUNTS: counts}, float(histories.num_users))
+
+    def remembered(self, plan: "Plan") -> dict[str, int]:  # noqa: ARG002
+        """Name and row length of what a device keeps of each of its samples."""
+        return {}
+
+    def starts_own(self, plan: "Plan", own: Weights) -> None:
+        """Bring users' vectors, drawn at random, to where they start; in place."""
+
+    def init(self, plan: "Plan", full: Weights) -> State:  # noqa: ARG002
+        """The server's state before the first round, from tensors drawn at random."""
+        return State(full)
+
+    # -- a round -------------------------------------------------------------------------------------------------------
+
+    def send(self, plan: "Plan", state: State, sizes: Sequence[int]) -> list[Sent]:
+        """What devices of some sizes receive: ψ ← projection(S, θ), once per size."""
+        assignments = plan.assignments(state.round_number)
+        vectors = reduced(state.full, [assignments[size] for size in sizes])
+        found = []
+        for size, mine in zip(sizes, vectors, strict=True):
+            projections = assignments[size].projections
+            assert projections is not None  # nobody is visited whom the method leaves out
+            assert mine is not None
+            found.append(Sent(state.round_number, size, projections, mine))
+        return found
+
+    @abstractmethod
+    def answer(self, plan: "Plan", sent: Sent, client: "Client") -> tuple[Answer, Weights]:
+        """What a device computes: its answer, and its private tensors afterwards. This is the specification."""
+
+    def answers(self, plan: "Plan", people: "People", visits: list[Visit]) -> Iterator[Word] | None:  # noqa: ARG002
+        """The same for many clients at once, faster, with the same sums; None where there is no such way.
+
+        Only answers that would pass :meth:`problem` one by one may be given together.
+        """
+        return None
+
+    def problem(self, plan: "Plan", sent: Sent, answer: Answer | None) -> str | None:
+        """Why an answer cannot be used, or None if it can: the only check there is."""
+        if answer is None:
+            return "no answer in time"
+        wanted = self.answer_shapes(plan, sent)
+        if answer.sums.keys() != wanted.keys():
+            return "other tensors than were sent"
+        if not 0 <= answer.weight < float("inf"):
+            return "a weight out of range"
+        for name, vector in answer.sums.items():
+            if vector.shape != (wanted[name],) or vector.dtype != self.dtype(sent):
+                return "wrong size"
+            if not bool(torch.isfinite(vector).all()):
+                return "NaN or infinity"
+            if self.largest(sent, name, vector, answer.weight) > self.largest_change:
+                return "values out of range"
+        return None
+
+    def answer_shapes(self, plan: "Plan", sent: Sent) -> dict[str, int]:  # noqa: ARG002
+        """Name and length of what a device answers with."""
+        return {name: held.size for name, held in sent.projections.items()}
+
+    @staticmethod
+    def dtype(sent: Sent) -> torch.dtype:
+        """Of the numbers of an answer."""
+        return next(iter(sent.vectors.values())).dtype
+
+    def largest(self, sent: Sent, name: str, vector: Tensor, weight: float) -> float:
+        """The largest change that an answer asks for, of one device or on the average of several."""
+        if not vector.numel():
+            return 0.0
+        mean = vector / weight if weight else vector
+        return float((mean - sent.vectors[name] if self.values and weight else mean).abs().max())
+
+    @abstractmethod
+    def apply(self, plan: "Plan", state: State, totals: Totals) -> State:
+        """What the server makes of the sums of a round. It may use up the state it is given."""
+
+    # -- what was learned ----------------------------------------------------------------------------------------------
+
+    def from_history(self) -> bool:
+        """Whether a user's scores follow from the model and their own history, so that it serves new users too."""
+        return False
+
+    def scorer(self, plan: "Plan", full: Weights, held: Sequence[Any], people: "People") -> "Scorer":
+        """Scores of all items for users.
+
+        Args:
+            plan: Of the run.
+            full: The server's tensors, or those that a device's stand for.
+            held: The assignments of the devices whose model this is: all of them for the server's.
+            people: Whose users are asked for.
+        """
+        raise NotImplementedError
+
+    def predictor(self, plan: "Plan", full: Weights, held: Sequence[Any], people: "People") -> "Predictor":
+        """Ratings of pairs of users and items; arguments as for :meth:`scorer`."""
+        raise NotImplementedError

@@ -1,0 +1,81 @@
+"""Who takes part in a round: clients by size, the cohort of a round, and those who fail on purpose."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fairfold.errors import InvalidSettings
+from fairfold.protocol.faults import fault_of
+from fairfold.protocol.plan import Plan
+from fairfold.protocol.sampling import Purpose, generator, sample_cohort
+from fairfold.protocol.words import Sent, State, Visit
+from fairfold.settings.parts import FaultSettings
+from fairfold.subspace import assign_groups
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The clients of a simulated federation.
+
+    Attributes:
+        plan: What they agree on.
+        size: Which of the plan's sizes every client has.
+        taking_part: The clients that the method does not leave out.
+    """
+
+    plan: Plan
+    size: Tensor
+    taking_part: Tensor
+
+    @classmethod
+    def of(cls, plan: Plan, num_clients: int) -> "Fleet":
+        """Split the clients by the capacity scheme; refuse what cannot work, before any work."""
+        chosen = plan.settings.fleet
+        wanted = chosen.clients_per_round
+        if wanted is not None and wanted > num_clients and not chosen.replacement and not plan.algorithm.pooled:
+            raise InvalidSettings(
+                f"clients_per_round = {wanted} of {num_clients} clients",
+                f"at most {num_clients}",
+                "Ask for fewer, or draw with replacement.",
+            )
+        if plan.algorithm.pooled:
+            return cls(plan, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+        size = assign_groups(num_clients, len(plan.capacities), chosen.shares, chosen.group_seed)
+        serves = torch.tensor([held.projections is not None for held in plan.assignments(0)])
+        return cls(plan, size, serves[size].nonzero().flatten())
+
+    def cohort(self, round_number: int) -> Tensor:
+        """C, the clients of a round, drawn among those that take part: K of them, or all where they are fewer."""
+        chosen, many = self.plan.settings.fleet, len(self.taking_part)
+        if chosen.clients_per_round is not None and chosen.clients_per_round > many and not chosen.replacement:
+            return self.taking_part
+        return self.taking_part[sample_cohort(self.plan.settings, many, round_number)]
+
+    def visits(self, state: State, cohort: list[int]) -> Iterator[Visit]:
+        """The clients of a cohort in their order, each with what it receives: reduced once per size, or per hash."""
+        algorithm, method = self.plan.algorithm, self.plan.method
+        if method.per_client:
+            for client in cohort:
+                yield Visit(client, self._alone(state, client))
+            return
+        sizes = list(dict.fromkeys(self.size[cohort].tolist()))
+        sent = dict(zip(sizes, algorithm.send(self.plan, state, sizes), strict=True))
+        for client in cohort:
+            yield Visit(client, sent[int(self.size[client])])
+
+    def _alone(self, state: State, client: int) -> Sent:
+        size = int(self.size[client])
+        projections = self.plan.assignments(state.round_number, client)[size].projections
+        assert projections is not None
+        vectors = {name: held.reduce(state.full[name]) for name, held in projections.items()}
+        return Sent(state.round_number, size, projections, vectors)
+
+    def faults(self, round_number: int, cohort: list[int]) -> dict[int, str]:
+        """Which clients fail this round, and in which way."""
+        settings = self.plan.settings
+        if settings.fleet.faults == FaultSettings():
+            return {}
+        drawn = {c: fault_of(settings.fleet.faults, generator(settings, Purpose.FAULTS, round_number, c)) for c in cohort}
+        return {client: kind for client, kind in drawn.items() if kind is not None}

@@ -1,0 +1,140 @@
+"""The clients' side: everybody's data and private vectors where a machine simulates them, a device's own on a device.
+
+Nothing of the server's side has a path to anything in here; a test walks the types.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fairfold.data import Interactions
+from fairfold.data.clients import Clients
+from fairfold.data.images import ImageDataset
+from fairfold.protocol.plan import Plan
+from fairfold.protocol.sampling import Purpose, generator
+from fairfold.values import Weights
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client in one round.
+
+    Attributes:
+        people: Among whom it is.
+        number: Its number.
+        own: Its private tensors: vectors of its user, rows of its samples.
+        generator: Its random numbers.
+    """
+
+    people: "People"
+    number: int
+    own: Weights
+    generator: torch.Generator
+
+    @property
+    def items(self) -> Tensor:
+        """What its user has."""
+        return self.people.train.of(self.number)
+
+    @property
+    def ratings(self) -> Tensor:
+        """What its user thinks of these."""
+        return self.people.train.ratings_of(self.number)
+
+    @property
+    def samples(self) -> int:
+        """How much data it has."""
+        return self.people.samples(self.number)
+
+
+class People:
+    """Users with interactions.
+
+    Args:
+        plan: What they agree on.
+        train: What they learn from.
+        private: Their private tensors; written to.
+        seed: Of their random draws, if not the run's.
+
+    Attributes:
+        num_clients: One per user; one in all where the algorithm pools everybody's data.
+    """
+
+    def __init__(self, plan: Plan, train: Interactions, private: Weights, seed: int | None = None) -> None:
+        self.plan, self.train, self.private = plan, train, private
+        self.seed = plan.settings.run.seed if seed is None else seed
+        self.num_clients = 1 if plan.algorithm.pooled else train.num_users
+        self._remembered = plan.algorithm.remembered(plan)
+        for name, length in self._remembered.items():
+            if name not in private:
+                private[name] = torch.zeros(len(train), length)
+
+    @cached_property
+    def work(self) -> "Work":
+        """What gradient steps are taken on."""
+        from fairfold.protocol.work import Work
+
+        return Work(self.plan, self.train)
+
+    def samples(self, client: int) -> int:
+        """How much data a client has."""
+        if self.plan.algorithm.pooled:
+            return len(self.train)
+        span = self.train.span(client)
+        return span.stop - span.start
+
+    def rows_of(self, name: str, client: int) -> int | slice:
+        """Which rows of a private tensor are a client's: its vector, or one row per sample."""
+        if self.plan.algorithm.pooled:
+            return slice(None)
+        if name not in self._remembered:
+            return client
+        return slice(int(self.train.offsets[client]), int(self.train.offsets[client + 1]))
+
+    def source(self, round_number: int, client: int) -> torch.Generator:
+        """A client's random numbers of a round."""
+        return generator(self.seed, Purpose.TRAINING, round_number, client)
+
+    def client(self, number: int, round_number: int) -> Client:
+        """One of them in a round."""
+        own = {name: rows[self.rows_of(name, number)] for name, rows in self.private.items()}
+        return Client(self, number, own, self.source(round_number, number))
+
+    def keep(self, clients: list[int], own: Weights) -> None:
+        """Let clients keep what they learned, a row each or, of samples, all their rows one after another."""
+        for name, rows in own.items():
+            mine = self.private.setdefault(name, torch.zeros_like(rows))
+            if len(clients) == 1:
+                mine[self.rows_of(name, clients[0])] = rows.to(mine.dtype).view(mine[self.rows_of(name, clients[0])].shape)
+            elif name in self._remembered:
+                mine[self.chosen(clients)] = rows.to(mine.dtype)
+            else:
+                mine[clients] = rows.to(mine.dtype)
+
+    def chosen(self, clients: list[int]) -> Tensor:
+        """The places of all samples of some clients, one client after another."""
+        spans = [self.train.span(client) for client in clients]
+        return torch.cat([torch.arange(span.start, span.stop) for span in spans])
+
+
+class ImagePeople(People):
+    """Devices with images."""
+
+    def __init__(self, plan: Plan, images: ImageDataset, clients: Clients, seed: int | None = None) -> None:
+        self.plan, self.images, self.clients, self.private = plan, images, clients, {}
+        self.seed = plan.settings.run.seed if seed is None else seed
+        self.num_clients, self._remembered = len(clients), {}
+
+    @cached_property
+    def work(self) -> "ImageWork":
+        """What gradient steps are taken on."""
+        from fairfold.protocol.work import ImageWork
+
+        return ImageWork(self.plan, self.images, self.clients)
+
+    def samples(self, client: int) -> int:
+        """How many images a device holds."""
+        return int(self.clients.offsets[client + 1] - self.clients.offsets[client])

@@ -1,0 +1,132 @@
+"""What server and devices agree on before the first round: the model's tensors and who holds what. No one's data."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from fairfold.errors import InvalidSettings
+from fairfold.methods import Method
+from fairfold.projections import Assignment, Hashed, Projection
+from fairfold.protocol.algorithm import COUNTS, Algorithm
+from fairfold.protocol.architecture import Architecture, ImageArchitecture
+from fairfold.protocol.sampling import Purpose, generator, hash_seed
+from fairfold.protocol.storage import Storage
+from fairfold.protocol.words import Public, State
+from fairfold.subspace import Capacity, parse_scheme
+from fairfold.values import Weights
+
+if TYPE_CHECKING:
+    from fairfold.settings import Settings
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A federation without its clients.
+
+    Attributes:
+        settings: Of the run.
+        public: What is known of the clients.
+        architecture: The model's tensors.
+        capacities: One per size, in the scheme's order.
+    """
+
+    settings: "Settings"
+    public: Public
+    architecture: Architecture
+    capacities: list[Capacity]
+    _assigned: dict[int, list[Assignment]] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, settings: "Settings", public: Public) -> "Plan":
+        """Of a recommender; refused where the method cannot serve a capacity."""
+        if settings.model.reads_images:
+            raise InvalidSettings(
+                f"model.kind={settings.model.kind!r} on interactions", "images", "Use e.g. --data mnist."
+            )
+        plan = cls(
+            settings,
+            public,
+            Architecture(settings, public.items, public.users),
+            parse_scheme(settings.fleet.capacities),
+        )
+        plan.assignments(0)
+        return plan
+
+    @classmethod
+    def of_images(cls, settings: "Settings", side: tuple[int, int], classes: int) -> "Plan":
+        """Of a network for images of some height and width; refused where the method cannot serve a capacity."""
+        if not settings.model.reads_images:
+            raise InvalidSettings(
+                f"model.kind={settings.model.kind!r} on images", "a model of images", "Use --model mlp or lenet."
+            )
+        architecture = ImageArchitecture(settings, side, classes)
+        plan = cls(settings, Public(0), architecture, parse_scheme(settings.fleet.capacities))
+        plan.assignments(0)
+        return plan
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """What devices compute, and what the server makes of it."""
+        return self.settings.algorithm
+
+    @property
+    def method(self) -> Method:
+        """How capacities become what devices hold."""
+        return self.settings.subspace
+
+    def assignments(self, round_number: int, client: int | None = None) -> list[Assignment]:
+        """What each size holds in a round; with ``client``, under that client's own, independent hash."""
+        seed = hash_seed(self.settings, round_number)
+        if client is not None:
+            seed ^= (client + 1) << 32
+        elif seed in self._assigned:
+            return self._assigned[seed]
+        tensors = self.architecture.tensors
+        found = self.method.assign(tensors, self.capacities, seed, self.public.survey.get(COUNTS))
+        if client is None:
+            self._assigned.clear()  # the last round's alone: with a new hash every round there would be no end of them
+            self._assigned[seed] = found
+        return found
+
+    def at(self, capacity: Capacity, round_number: int) -> tuple[dict[str, Projection], bool, bool]:
+        """What a device of any capacity holds; whether such devices took part, and whether they could."""
+        held = self.assignments(round_number)
+        if capacity in self.capacities:
+            mine = held[self.capacities.index(capacity)].projections
+            if mine is not None and self.method.fits(self.architecture.tensors, mine, capacity):
+                return mine, True, True
+        tensors = self.architecture.tensors
+        limited = self.method.limited(tensors, capacity, self.capacities, self.public.survey.get(COUNTS))
+        alone, joins = self.method.at(tensors, limited, held, hash_seed(self.settings, round_number))
+        assert alone.projections is not None
+        return alone.projections, any(alone.projections == of.projections for of in held), joins
+
+    def size_for(self, capacity: Capacity) -> int | None:
+        """The largest size of the scheme that a device can hold; None if it can hold none."""
+        tensors = self.architecture.tensors
+        sizes = [
+            (held.size(), size)
+            for size, held in enumerate(self.assignments(0))
+            if held.projections is not None and self.method.fits(tensors, held.projections, capacity)
+        ]
+        return max(sizes, key=lambda pair: (pair[0], -pair[1]))[1] if sizes else None
+
+    def initial(self, storage: Storage | None = None) -> tuple[State, Weights]:
+        """The server's state, and the users' own vectors, kept in ``storage``, before training."""
+        full, own = self.architecture.initial(generator(self.settings, Purpose.MODEL), storage)
+        self.algorithm.starts_own(self, own)
+        if getattr(self.method, "start", "full") == "subspace" and self.algorithm.images:
+            held = [known for known in self.assignments(0) if known.projections is not None]
+            full = _started_in(min(held, key=Assignment.size), full)
+        return self.algorithm.init(self, full), own
+
+
+def _started_in(smallest: Assignment, full: Weights) -> Weights:
+    """Random tensors moved into a subspace, as large there as they were: √count makes up for taking means."""
+    moved = dict(full)
+    for name, projection in (smallest.projections or {}).items():
+        if isinstance(projection, Hashed):
+            counts = projection.counts(torch.arange(projection.size)).clamp(min=1)
+            moved[name] = projection.recover(projection.reduce(full[name]) * counts.to(full[name].dtype).sqrt())
+    return moved

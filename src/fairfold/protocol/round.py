@@ -1,0 +1,44 @@
+"""A round of a federation: the page that reads like the paper's Algorithms 1 (server) and 2 (client).
+
+What a device computes and what the server makes of it is the algorithm's; how answers come about is a backend's: one
+client after another (the oracle), in threads, all in one program, on a GPU, over a network. All give the same sums.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from fairfold.protocol.faults import Rejections, spoil
+from fairfold.protocol.fleet import Fleet
+from fairfold.protocol.people import People
+from fairfold.protocol.words import State, Totals, Visit, Word
+
+Backend = Callable[[People, Iterable[Visit], Mapping[int, str]], Iterator[Word]]
+"""Yields what clients have to say, of one or of several of a size together; of those named last each alone."""
+
+
+def run_round(state: State, fleet: Fleet, people: People, rejections: Rejections, backend: Backend) -> State:
+    """One round: sample, reduce once per size, send, train, check, sum per size, recover once, update."""
+    plan, algorithm, number = fleet.plan, fleet.plan.algorithm, state.round_number
+    totals = Totals()
+    cohort = fleet.cohort(number).tolist()  # C ← a random set of clients
+    failing = fleet.faults(number, cohort)
+    visits = fleet.visits(state, cohort)  # ψ ← projection(S, θ), once per size
+    for word in backend(people, visits, failing):  # Optimise Fᵢ(Sᵢψᵢ)
+        answer = spoil(word.answer, failing.get(word.clients[0]))
+        problem = algorithm.problem(plan, word.sent, answer)
+        if problem is None or algorithm.keeps == "learned":  # sums that remember: a refused word was never said
+            people.keep(word.clients, word.own)
+        if problem is not None or answer is None:
+            for client in word.clients:
+                rejections.note(number + 1, client, problem or "no answer")
+            continue
+        totals.add(word.sent, answer, alone=plan.method.per_client)
+    return algorithm.apply(plan, state, totals)  # θ ← Σ pᵢ Sᵢψᵢ′
+
+
+def in_turn(people: People, visits: Iterable[Visit], alone: Mapping[int, str]) -> Iterator[Word]:  # noqa: ARG001
+    """Clients one after the other, each as its algorithm specifies: the oracle for everything faster."""
+    plan = people.plan
+    for visit in visits:
+        client = people.client(visit.client, visit.sent.round_number)
+        answer, own = plan.algorithm.answer(plan, visit.sent, client)
+        yield Word(visit.sent, [visit.client], answer, own)

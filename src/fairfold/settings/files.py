@@ -1,0 +1,93 @@
+"""Where a run's settings come from: a recipe or a TOML file, then single changes."""
+
+import tomllib
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fairfold.errors import InvalidSettings
+from fairfold.settings.base import NONE
+from fairfold.settings.settings import TABLES, Settings, merged, nested, read_settings
+
+FOR = "for"
+"""The table of a recipe with what known data sets take instead, by their names."""
+
+BEST = "best"
+"""The recipe that is taken where none is named."""
+
+LONGEST_FILE = 1 << 20
+"""Bytes of settings that are read."""
+
+
+def recipes() -> list[str]:
+    """Names of the settings that come with the package."""
+    return sorted(
+        entry.name.removesuffix(".toml")
+        for entry in (resources.files("fairfold.settings") / "recipes").iterdir()
+        if entry.name.endswith(".toml")
+    )
+
+
+def recipe_text(name: str) -> str:
+    """The TOML of a recipe."""
+    if name not in recipes():
+        raise InvalidSettings(f"recipe {name!r}", f"one of {', '.join(recipes())}", "Check the spelling.")
+    return (resources.files("fairfold.settings") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def load_settings(path: Path | None, changes: Mapping[str, Any], recipe: str | None = None) -> Settings:
+    """Settings from a TOML file or a recipe (or the defaults), with single changes.
+
+    Args:
+        path: Of the file.
+        changes: By ``table.key``.
+        recipe: Name of settings that come with the package, instead of a file; what it says for the data set at hand
+            comes before what it says for all.
+    """
+    over = nested(changes)
+    if recipe is not None and path is not None:
+        raise InvalidSettings(f"{path} and recipe {recipe!r}", "one of them", "Start from the recipe, or from a file.")
+    values: Mapping[str, Any] = {} if path is None else _read(path)
+    if recipe is not None:
+        values = _of_recipe(recipe, over)
+    return read_settings(merged(values, over))
+
+
+def _of_recipe(name: str, over: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe with what it says for the data set at hand; not where another algorithm or model is asked for."""
+    values: dict[str, Any] = tomllib.loads(recipe_text(name))
+    known = values.pop(FOR, {})
+    data = over.get("data", {})
+    chosen = data.get("name", "") if isinstance(data, Mapping) else ""
+    return merged(values, known.get(Path(str(chosen)).name, {}))
+
+
+def to_toml(settings: Settings) -> str:
+    """The settings as a file from which :func:`load_settings` reads the same."""
+    return tomli_w.dumps(_without_none(settings.plain()))
+
+
+def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_none(value) if isinstance(value, Mapping) else NONE if value is None else value
+        for key, value in values.items()
+    }
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            text = file.read(LONGEST_FILE + 1)
+        if len(text) > LONGEST_FILE:
+            raise InvalidSettings(f"{path}, which is longer than {LONGEST_FILE:,} bytes", "a TOML file", "Check the path.")
+        values = tomllib.loads(text.decode("utf-8"))
+    except OSError as error:
+        raise InvalidSettings(f"{path}: {error.strerror}", "a readable TOML file", "Check the path.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidSettings(f"{path}: {error}", "a TOML file", "Mend that line.") from None
+    if values and not values.keys() & set(TABLES):
+        read_settings(values)  # flat keys of old: refused with their new places
+    return values

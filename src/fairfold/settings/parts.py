@@ -1,0 +1,242 @@
+"""The tables that are neither a method nor an algorithm: ``[data]``, ``[model]``, ``[fleet]``, ``[run]``."""
+
+import re
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from fairfold.errors import FairfoldError
+from fairfold.settings.base import Frozen
+from fairfold.subspace import parse_scheme
+
+OWN_MODEL = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+"""How a model of one's own is named: ``package.module:Class``."""
+
+SYNTHETIC = "synthetic"
+
+
+class SyntheticData(Frozen):
+    """The synthetic world: planted tastes over a catalogue whose popularity follows a power law."""
+
+    kind: Literal["synthetic"] = "synthetic"
+    users: int = Field(600, ge=2, lt=2**40)
+    items: int = Field(4_000, ge=10, lt=2**40)
+    interactions_per_user: int = Field(100, ge=2, lt=2**40)
+    taste_strength: float = Field(2.0, ge=0)
+
+    @property
+    def name(self) -> str:
+        """Of the data."""
+        return SYNTHETIC
+
+
+class InteractionData(Frozen):
+    """Users and what they touched or rated.
+
+    Attributes:
+        kind: Of the data.
+        name: Of a known data set, or a folder or file of one's own.
+        top_users: Keep only the users with most interactions; None keeps all.
+        resplit: Pool the publisher's train and test sets and split anew, 70 % of each user to train on.
+    """
+
+    kind: Literal["interactions"] = "interactions"
+    name: str
+    top_users: int | None = Field(None, ge=1, lt=2**62)
+    resplit: bool = False
+
+
+class ImageData(Frozen):
+    """Images, how they are divided among devices, and how a network sees them.
+
+    Attributes:
+        kind: Of the data.
+        name: Of a known data set, or a folder of one's own.
+        split: ``"dirichlet"``: every label's images in shares drawn from a Dirichlet distribution; ``"writer"``: a
+            device per writer, where the data names them.
+        devices: Number of devices; one that is left without an image does not exist.
+        concentration: Parameter of the distribution. Small values leave a device few labels.
+        seed: Of the shares; None takes the run's.
+        mean: Subtracted from every pixel, which is a number from 0 to 1. A constant that everybody knows, as no device
+            can work out the mean of all.
+        deviation: What the result is divided by.
+    """
+
+    NEEDS: ClassVar = {key: ("split", ("dirichlet",)) for key in ("devices", "concentration", "seed")}
+
+    kind: Literal["images"] = "images"
+    name: str
+    split: Literal["dirichlet", "writer"] = "dirichlet"
+    devices: int = Field(30, ge=1)
+    concentration: float = Field(0.5, gt=0)
+    seed: int | None = Field(None, ge=0, lt=2**62)
+    mean: float = Field(0.0, ge=0, le=1)
+    deviation: float = Field(1.0, gt=0)
+
+
+DataSettings = SyntheticData | InteractionData | ImageData
+DATA: dict[str, type[SyntheticData] | type[InteractionData] | type[ImageData]] = {
+    "synthetic": SyntheticData,
+    "interactions": InteractionData,
+    "images": ImageData,
+}
+
+RANKING_MODELS, RATING_MODELS, IMAGE_MODELS = ("mf", "neumf"), ("neumf-mlp",), ("mlp", "lenet")
+MODELS = (*RANKING_MODELS, *RATING_MODELS, *IMAGE_MODELS)
+
+
+class ModelSettings(Frozen):
+    """What is learned.
+
+    Attributes:
+        kind: ``"mf"``, ``"neumf"`` (rankings), ``"neumf-mlp"`` (ratings), ``"mlp"`` or ``"lenet"`` (images), the name of
+            a registered model, or a recommender of one's own by where it can be imported from
+            (``"package.module:Class"``, see :class:`fairfold.models.Recommender`).
+        factors: d, numbers per item in each of its tables.
+        item_bias: One number more per item, added to its score and 0 at first. Devices of all capacities hold it whole,
+            beside their tables: n numbers more to hold, receive and send. Of a capacity in bytes the table gets what
+            that leaves, a share such as 16x is one of the table.
+        ratings: Whether a model of one's own predicts ratings; else it ranks. Of the others it is known.
+    """
+
+    kind: str = "mf"
+    factors: int = Field(8, ge=1, lt=2**31)
+    item_bias: bool = False
+    ratings: bool = False
+
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        from fairfold.protocol.plugins import registered_models
+
+        if name not in MODELS and name not in registered_models() and not OWN_MODEL.fullmatch(name):
+            known = ", ".join(map(repr, (*MODELS, *registered_models())))
+            raise ValueError(f"not one of {known}, and not 'package.module:Class'")
+        return name
+
+    def idle(self, key: str) -> bool:
+        """See the base class."""
+        if key == "factors":
+            return self.reads_images
+        if key == "item_bias":
+            return self.kind != "mf"
+        return key == "ratings" and not self.own
+
+    @model_validator(mode="after")
+    def _no_idle_keys(self) -> Self:
+        for key in sorted(self.model_fields_set):
+            if self.idle(key):
+                raise ValueError(f"unknown key {key!r} with kind={self.kind!r}")
+        return self
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether the model is one of images, and not a recommender."""
+        return self.kind in IMAGE_MODELS
+
+    @property
+    def own(self) -> bool:
+        """Whether the model is not one of ours."""
+        return self.kind not in MODELS
+
+    @property
+    def predicts_ratings(self) -> bool:
+        """Whether the model by itself is one of ratings, and not of rankings."""
+        return self.ratings or self.kind in RATING_MODELS
+
+
+class FaultSettings(Frozen):
+    """Shares of a round's clients that fail, each in one way.
+
+    Attributes:
+        drop: Never answer.
+        late: Answer when the round is over.
+        nan: Send NaN.
+        infinite: Send infinity.
+        wrong_size: Send a vector of another length.
+        out_of_range: Send values far from what they were sent.
+    """
+
+    drop: float = Field(0.0, ge=0, le=1)
+    late: float = Field(0.0, ge=0, le=1)
+    nan: float = Field(0.0, ge=0, le=1)
+    infinite: float = Field(0.0, ge=0, le=1)
+    wrong_size: float = Field(0.0, ge=0, le=1)
+    out_of_range: float = Field(0.0, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _at_most_everybody(self) -> Self:
+        total = sum(self.model_dump().values())
+        if total > 1 + 1e-9:
+            raise ValueError(f"shares of faults that add up to {total:.3g}: at most 1")
+        return self
+
+
+class FleetSettings(Frozen):
+    """Who takes part, with what size.
+
+    Attributes:
+        capacities: Capacity scheme; users, ordered by id, are split into as many near-equal groups.
+        shares: How large these groups are, in any unit (``[1, 99]``); each has one user at least. None: near-equal.
+        group_seed: Draw the users of each group by chance, with this seed, instead of by id.
+        clients_per_round: K; None takes everybody.
+        replacement: Draw clients with replacement, as the authors' code does.
+        faults: Shares of clients that fail.
+    """
+
+    capacities: str = "1x-4x-16x"
+    shares: tuple[Annotated[float, Field(gt=0, lt=1e12)], ...] | None = None
+    group_seed: int | None = Field(None, ge=0, lt=2**62)
+    clients_per_round: int | None = Field(60, ge=1, lt=2**62)
+    replacement: bool = False
+    faults: FaultSettings = FaultSettings()
+
+    @field_validator("capacities")
+    @classmethod
+    def _readable_scheme(cls, scheme: str) -> str:
+        try:
+            parse_scheme(scheme)
+        except FairfoldError as error:
+            raise ValueError(str(error)) from None
+        return scheme
+
+    @model_validator(mode="after")
+    def _a_share_each(self) -> Self:
+        if self.shares is not None and len(self.shares) != len(parse_scheme(self.capacities)):
+            raise ValueError(f"shares = {self.shares} for {self.capacities}: one for each capacity")
+        return self
+
+    def effective(self, *, changed: bool = False) -> dict[str, Any]:
+        """See the base class."""
+        found = super().effective(changed=changed)
+        faults = self.faults.effective(changed=True)
+        found.pop("faults", None)
+        return found | ({"faults": faults} if faults else {})
+
+
+class RunSettings(Frozen):
+    """How long, how judged, and how the simulation works.
+
+    Attributes:
+        seed: Of everything random; the same settings and seed give the same numbers on the same hardware.
+        rounds: T.
+        evaluate_every: Rounds between evaluations; the last round is always evaluated.
+        top: k of NDCG@k (rankings).
+        patience: Stop when the quality has not risen for that many evaluations; None never stops early.
+        threshold: Stop when the quality reaches this.
+        backend: ``"loop"`` (the page that reads like the paper) or ``"batched"`` (the same numbers, fast).
+        device: Where the simulation runs: ``"cuda"``, ``"cpu"``, or ``"auto"``: a GPU if there is one and the settings
+            can use it.
+        user_storage: Where ``fairfold train`` keeps private vectors: ``"memory"``, ``"disk"`` (files in the run's
+            folder, mapped into memory), or ``"auto"``: on disk where a table would take over a quarter of the memory.
+    """
+
+    seed: int = Field(0, ge=0, lt=2**62)
+    rounds: int = Field(60, ge=1, lt=2**31)
+    evaluate_every: int = Field(10, ge=1, lt=2**62)
+    top: int = Field(20, ge=1, lt=2**31)
+    patience: int | None = Field(None, ge=1, lt=2**62)
+    threshold: float | None = None
+    backend: Literal["loop", "batched"] = "batched"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    user_storage: Literal["auto", "memory", "disk"] = "auto"

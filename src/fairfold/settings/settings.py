@@ -1,0 +1,249 @@
+"""Settings of a run: a tagged union of tables, the same as the content of a TOML file.
+
+``[data]``, ``[model]``, ``[algorithm]``, ``[subspace]``, ``[fleet]``, ``[run]``. Which keys a table has depends on its
+``kind`` (of ``[subspace]``: ``method``): a key that has no effect is an unknown key.
+"""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import ConfigDict, SerializeAsAny, ValidationError, model_validator
+
+from fairfold.algorithms import Algorithm
+from fairfold.errors import InvalidSettings
+from fairfold.methods import Method
+from fairfold.protocol import plugins
+from fairfold.settings.base import Frozen
+from fairfold.settings.parts import (
+    DATA,
+    IMAGE_MODELS,
+    SYNTHETIC,
+    DataSettings,
+    FleetSettings,
+    ModelSettings,
+    RunSettings,
+)
+from fairfold.settings.renamed import place_of
+
+TABLES = ("data", "model", "algorithm", "subspace", "fleet", "run")
+TAGS = {"data": "kind", "model": "kind", "algorithm": "kind", "subspace": "method"}
+"""The key of a table that says which others it has."""
+
+
+class Settings(Frozen):
+    """Everything that decides a run.
+
+    Attributes:
+        data: What is trained on.
+        model: What is learned.
+        algorithm: What devices compute, and what the server makes of it.
+        subspace: How capacities become what devices hold: the method.
+        fleet: Who takes part.
+        run: How long, how judged, and how the simulation works.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    data: SerializeAsAny[DataSettings]
+    model: ModelSettings
+    algorithm: SerializeAsAny[Algorithm]
+    subspace: SerializeAsAny[Method]
+    fleet: FleetSettings
+    run: RunSettings
+
+    def __init__(self, **tables: Any) -> None:
+        super().__init__(**_resolved(tables))
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        if self.algorithm.images != self.model.reads_images:
+            wanted = "'images'" if self.model.reads_images else "one for recommenders"
+            raise ValueError(f"algorithm.kind={self.algorithm.kind!r} with model.kind={self.model.kind!r}: use {wanted}")
+        if (self.data.kind == "images") != self.model.reads_images:
+            raise ValueError(
+                f"data of kind {self.data.kind!r} with model.kind={self.model.kind!r}: name images with --data, e.g. mnist"
+                if self.model.reads_images
+                else f"data of kind 'images' with model.kind={self.model.kind!r}: use model.kind='mlp' or 'lenet'"
+            )
+        if getattr(self.subspace, "compress", "") == "model" and not self.model.reads_images:
+            raise ValueError("subspace.compress='model' is for models of images: use 'tables' or 'all'")
+        if getattr(self.subspace, "start", "full") == "subspace" and not self.model.reads_images:
+            raise ValueError("subspace.start='subspace' is for models of images: tables start small anyway")
+        if "top" in self.run.model_fields_set and not self.metric.startswith("NDCG"):
+            raise ValueError(f"unknown key 'run.top' where the quality is {self.metric}")
+        if getattr(self.algorithm, "step_per", "round") == "client" and self.fleet.clients_per_round is None:
+            raise ValueError("algorithm.step_per='client' needs a number of fleet.clients_per_round")
+        problem = self.algorithm.problem_with(self)
+        if problem is not None:
+            raise ValueError(problem)
+        return self
+
+    @property
+    def predicts_ratings(self) -> bool:
+        """Whether what is learned predicts ratings, and does not rank."""
+        return self.algorithm.predicts_ratings(self)
+
+    @property
+    def metric(self) -> str:
+        """Name of the quality."""
+        if self.model.reads_images:
+            return "accuracy"
+        return "MSE" if self.predicts_ratings else f"NDCG@{self.run.top}"
+
+    @property
+    def smaller_is_better(self) -> bool:
+        """Whether the quality is an error."""
+        return self.metric == "MSE"
+
+    def plain(self, *, changed: bool = False) -> dict[str, dict[str, Any]]:
+        """The keys that have an effect, by table; with ``changed`` only what differs from the defaults, and the tags."""
+        fixed, found = self.algorithm.fixed(self), dict[str, dict[str, Any]]()
+        for table in TABLES:
+            part: Frozen = getattr(self, table)
+            values = part.effective(changed=changed)
+            tag = TAGS.get(table)
+            if tag is not None:
+                values = {tag: getattr(part, tag)} | values
+            found[table] = {key: value for key, value in values.items() if key not in fixed.get(table, {})}
+        if not self.metric.startswith("NDCG"):
+            found["run"].pop("top", None)
+        return found
+
+    def with_changes(self, changes: Mapping[str, Any]) -> "Settings":
+        """Other settings, with some values by ``table.key``."""
+        return read_settings(merged(self.plain(), nested(changes)))
+
+
+def _resolved(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables as the objects that their tags name, with the defaults that these bring for each other."""
+    for key in tables:
+        if key not in TABLES:
+            raise _unknown(key, tables[key])
+    given = {table: tables.get(table, {}) for table in TABLES}
+    model = _table("model", ModelSettings, given["model"])
+    kind = "images" if model.reads_images else "least_squares" if model.kind == "mf" and not model.item_bias else "gradient"
+    algorithm: Algorithm = _tagged("algorithm", plugins.algorithms(), given["algorithm"], kind)
+    defaults = algorithm.DEFAULTS
+    model = model.filled(defaults.get("model", {}))
+    first = defaults.get("subspace", {}).get("method", "fair")
+    method: Method = _tagged("subspace", plugins.methods(), given["subspace"], first)
+    method = method.filled({k: v for k, v in defaults.get("subspace", {}).items() if k != "method"})
+    data = _tagged("data", DATA, given["data"], _data_kind(given["data"], model.kind))
+    fleet = _table("fleet", FleetSettings, given["fleet"]).filled(defaults.get("fleet", {}))
+    run = _table("run", RunSettings, given["run"]).filled(defaults.get("run", {}))
+    found = {"data": data, "model": model, "algorithm": algorithm, "subspace": method, "fleet": fleet, "run": run}
+    preliminary = Settings.model_construct(**found)
+    for table, fixed in algorithm.fixed(preliminary).items():
+        part: Frozen = found[table]
+        for key in fixed:
+            if key in part.model_fields_set and getattr(part, key) != fixed[key]:
+                raise _Problem(f"unknown key '{table}.{key}' with algorithm.kind={algorithm.kind!r}, which decides it")
+        found[table] = part.filled({}).model_copy(
+            update={key: value for key, value in fixed.items() if key in type(part).model_fields}
+        )
+    return found
+
+
+class _Problem(ValueError):
+    """What is wrong, in words."""
+
+
+def _data_kind(values: Any, model: str) -> str:
+    if isinstance(values, Mapping) and values.get("name", SYNTHETIC) != SYNTHETIC:
+        return "images" if model in IMAGE_MODELS else "interactions"
+    return SYNTHETIC
+
+
+def _tagged(table: str, kinds: Mapping[str, Any], values: Any, default: str) -> Any:
+    tag = TAGS[table]
+    if isinstance(values, Frozen):
+        return values
+    if isinstance(values, type):  # a class in the place of its name
+        values = {tag: values.model_fields[tag].default}  # type: ignore[attr-defined]
+    if isinstance(values, str):
+        values = {tag: values}
+    if not isinstance(values, Mapping):
+        raise _Problem(f"{table} = {values!r}: a table of keys")
+    values = dict(values)
+    if table == "data" and values.get("name") == SYNTHETIC:
+        del values["name"]
+    name = values.get(tag, default)
+    if not isinstance(name, str) or name not in kinds:
+        near = difflib.get_close_matches(str(name), kinds, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise _Problem(f"{table}.{tag} = {name!r}: one of {', '.join(map(repr, kinds))}{hint}")
+    return _table(table, kinds[name], {tag: name} | values)
+
+
+def _table(table: str, kind: Any, values: Any) -> Any:
+    if isinstance(values, kind):
+        return values
+    if not isinstance(values, Mapping):
+        raise _Problem(f"{table} = {values!r}: a table of keys")
+    try:
+        return kind.model_validate(dict(values))
+    except ValidationError as error:
+        raise _Problem("; ".join(_explain(table, kind, problem) for problem in error.errors())) from None
+
+
+def _explain(table: str, kind: type[Frozen], problem: Mapping[str, Any]) -> str:
+    path = [str(part) for part in problem["loc"]]
+    name = ".".join([table, *path])
+    if problem["type"] != "extra_forbidden":
+        message = problem["msg"].removeprefix("Value error, ").rstrip(".").replace("unknown key '", f"unknown key '{table}.")
+        return f"{name} = {problem['input']!r}: {message}"[:600] if path else message
+    tag = TAGS.get(table)
+    beside = "" if tag is None else f" with {table}.{tag}={kind.model_fields[tag].default!r}"
+    near = difflib.get_close_matches(path[-1], kind.model_fields, n=1)
+    return f"unknown key {name!r}{beside}" + (f" (did you mean {near[0]!r}?)" if near else "")
+
+
+def _unknown(key: str, value: Any) -> _Problem:
+    new = place_of(key, value)
+    if new is not None:
+        return _Problem(f"unknown key {key!r}: it is now {new}")
+    near = difflib.get_close_matches(key, TABLES, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else f": tables are {', '.join(TABLES)}"
+    return _Problem(f"unknown key {key!r}{hint}")
+
+
+def read_settings(values: Mapping[str, Any]) -> Settings:
+    """Settings from the content of a TOML file; errors name the key, and the nearest known one or its new place."""
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        problems = "; ".join(problem["msg"].removeprefix("Value error, ").rstrip(".") for problem in error.errors())
+    except (ValueError, RecursionError, OverflowError) as error:
+        problems = str(error)[:2000]
+    raise InvalidSettings(problems, "known keys with values in range", "Mend these.")
+
+
+def nested(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"algorithm.ridge": 2}`` as tables."""
+    found: dict[str, Any] = {}
+    for key, value in changes.items():
+        *tables, name = key.split(".")
+        table = found
+        for part in tables:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise InvalidSettings(f"{key} = {value!r}", f"{part!r} to be a table", "Check the key.")
+        table[name] = value
+    return found
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables with others laid over them; one that is given another kind starts anew from that kind's defaults."""
+    found = dict(base)
+    for table, values in over.items():
+        mine = found.get(table)
+        if not isinstance(mine, Mapping) or not isinstance(values, Mapping):
+            found[table] = values
+            continue
+        tag = TAGS.get(table)
+        other = tag is not None and tag in values and values[tag] != mine.get(tag, values[tag] if not mine else None)
+        if table == "data" and "name" in values and values["name"] != mine.get("name", values["name"]):
+            other = True  # another data set: what was said of the first is not of it
+        found[table] = dict(values) if other else merged(mine, values)
+    return found

@@ -1,0 +1,136 @@
+"""A federation on one machine: the plan, who takes part, their data, and what they are judged by."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+import fairfold.data  # its readers are reached through it, so that a device need not import them
+from fairfold.data import Dataset, Interactions
+from fairfold.data.clients import Clients, by_label, by_writer
+from fairfold.data.images import ImageDataset
+from fairfold.data.synthetic import SyntheticWorld
+from fairfold.errors import InvalidSettings
+from fairfold.metrics.ranking import Scorer
+from fairfold.protocol.fleet import Fleet
+from fairfold.protocol.people import ImagePeople, People
+from fairfold.protocol.plan import Plan
+from fairfold.protocol.storage import Storage
+from fairfold.protocol.words import State
+from fairfold.settings import Settings
+from fairfold.settings.parts import ImageData, InteractionData, SyntheticData
+from fairfold.simulate.numbering import numbered, public_of, renumbered_scores
+from fairfold.values import Weights
+
+
+@dataclass(frozen=True)
+class World:
+    """A simulated federation.
+
+    Attributes:
+        plan: What its server and devices agree on.
+        fleet: Who takes part, with which size.
+        people: Their data and private vectors.
+        data: The same with what is held back for judging.
+    """
+
+    plan: Plan
+    fleet: Fleet
+    people: People
+    data: Dataset | ImageDataset
+
+    @classmethod
+    def of(cls, settings: Settings, data: Dataset | ImageDataset) -> "World":
+        """From settings and data; refused, before any work, where they do not go together."""
+        if isinstance(data, ImageDataset):
+            height, width = data.train.images.shape[1:]
+            plan = Plan.of_images(settings, (height, width), data.num_classes)
+            people: People = ImagePeople(plan, data, _divided(data, settings))
+        else:
+            plan = Plan.of(settings, public_of(data, settings))
+            people = People(plan, data.train, {})
+        return cls(plan, Fleet.of(plan, people.num_clients), people, data)
+
+    def initial(self, storage: Storage | None = None) -> State:
+        """The server's state before the first round; the users' vectors go to where they live."""
+        state, own = self.plan.initial(storage)
+        self.people.private.update(own)
+        return state
+
+    @property
+    def interactions(self) -> Dataset:
+        """The data of a recommender."""
+        assert isinstance(self.data, Dataset)
+        return self.data
+
+    def of_users(self, histories: Interactions) -> People:
+        """Others, who took no part, with histories of their own."""
+        return People(self.plan, histories, {})
+
+
+def _divided(data: ImageDataset, settings: Settings) -> Clients:
+    chosen = settings.data
+    assert isinstance(chosen, ImageData)
+    if chosen.split == "dirichlet":
+        seed = settings.run.seed if chosen.seed is None else chosen.seed
+        return by_label(data.train.labels, chosen.devices, chosen.concentration, seed).without_empty()
+    if data.train.writers is None:
+        raise InvalidSettings(
+            f"data.split='writer' on {data.name!r}, which does not name its writers",
+            "the writer of every image",
+            "Use --data qmnist-writers or femnist, or data.split='dirichlet'.",
+        )
+    return by_writer(data.train.writers).without_empty()
+
+
+def load_data(settings: Settings) -> tuple[Dataset | ImageDataset, dict[str, Scorer]]:
+    """What a run trains on, and the reference rows that go with it."""
+    if isinstance(settings.data, ImageData):
+        return fairfold.data.load_images(settings.data.name), {}
+    return load_interactions(settings)
+
+
+def load_interactions(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
+    """What a recommender trains on, and its reference rows; refused for models of images."""
+    chosen = settings.data
+    if isinstance(chosen, InteractionData):
+        options = {} if chosen.top_users is None else {"top_users": chosen.top_users}
+        if settings.predicts_ratings:
+            options["ratings"] = True
+        if chosen.resplit:
+            options["resplit"] = True
+        data = numbered(fairfold.data.load(chosen.name, **options), settings)  # type: ignore[arg-type]
+        return data, popularity_of(data)
+    if not isinstance(chosen, SyntheticData):
+        raise InvalidSettings(
+            f"model.kind={settings.model.kind!r}, which reads images, where only recommenders are served",
+            "a model of interactions",
+            "Use mf, neumf or neumf-mlp here; `fairfold train` serves images.",
+        )
+    world = SyntheticWorld(
+        users=chosen.users,
+        items=chosen.items,
+        interactions_per_user=chosen.interactions_per_user,
+        taste_strength=chosen.taste_strength,
+        seed=settings.run.seed,
+    )
+    data, best = world.dataset(), dict[str, Scorer]({"best possible": world.best_scores})
+    if settings.predicts_ratings:
+        raise InvalidSettings("a model of ratings on the synthetic world", "data with ratings", "Use e.g. --data ml-1m.")
+    if settings.subspace.counted:
+        data = numbered(data, settings)
+        best = renumbered_scores(best, data)
+    return data, popularity_of(data) | best
+
+
+def popularity_of(data: Dataset | ImageDataset) -> dict[str, Scorer]:
+    """The reference that learns nothing."""
+    if isinstance(data, ImageDataset):
+        return {}
+    popularity = data.train.counts_by_item.float()
+    return {"popularity": lambda users: popularity.expand(len(users), -1)}
+
+
+def on(weights: Mapping[str, torch.Tensor], device: torch.device) -> Weights:
+    """Tensors on a device."""
+    return {name: tensor.to(device) for name, tensor in weights.items()}
