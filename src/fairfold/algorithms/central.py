@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fairfold.algorithms.gradient import Gradient, RankingSteps
-from fairfold.backends.local_optimisers import LocalSteps
+from fairfold.algorithms.gradient import Gradient
 from fairfold.metrics.ranking import Scorer
 from fairfold.metrics.rating import Predictor
 from fairfold.protocol.algorithm import Algorithm
 from fairfold.protocol.people import Client, People
 from fairfold.protocol.plan import Plan
+from fairfold.protocol.steps import LocalSteps, RankingSteps
 from fairfold.protocol.words import Answer, Sent, State, Totals
 from fairfold.values import Weights
 
@@ -41,7 +41,7 @@ class Central(Algorithm, RankingSteps):
     def problem_with(self, settings: Any) -> str | None:
         """See the base class."""
         if settings.subspace.method != "fedavg":
-            return f"all data in one place is trained with the full model there: leave out method={settings.subspace.method!r}"
+            return f"data in one place is trained with the full model: leave out method={settings.subspace.method!r}"
         return Gradient.problem_with(self, settings)  # type: ignore[arg-type]
 
     def answer(self, plan: Plan, sent: Sent, client: Client) -> tuple[Answer, Weights]:
@@ -88,7 +88,9 @@ class Central(Algorithm, RankingSteps):
 
 def _moments_of(own: Weights, name: str) -> Weights:
     tail = f"/{name}"
-    return {key[len(MOMENT) : -len(tail)]: of for key, of in own.items() if key.startswith(MOMENT) and key.endswith(tail)}
+    return {
+        key[len(MOMENT) : -len(tail)]: of for key, of in own.items() if key.startswith(MOMENT) and key.endswith(tail)
+    }
 
 
 def _without_moments(people: People) -> People:

@@ -12,54 +12,15 @@ from pydantic import Field
 from torch import Tensor
 
 from fairfold.algorithms.server_step import Stepping
-from fairfold.data import Interactions
 from fairfold.metrics.ranking import Scorer
 from fairfold.metrics.rating import Predictor
 from fairfold.models import predictor, scorer
 from fairfold.projections import Projection
 from fairfold.protocol.people import Client, People
 from fairfold.protocol.plan import Plan
+from fairfold.protocol.steps import RankingSteps, Steps
 from fairfold.protocol.words import Answer, Sent
-from fairfold.settings.base import Frozen
 from fairfold.values import Weights
-
-
-class Steps(Frozen):
-    """How a device takes its steps.
-
-    Attributes:
-        local_epochs: E.
-        batch_size: Samples per step.
-        shuffle: New order of the samples every epoch.
-        local_optimiser: ``"sgd"``, ``"adagrad"`` or ``"adam"``, fresh every round.
-        local_step: Its step size.
-    """
-
-    local_epochs: int = Field(1, ge=1, lt=2**31)
-    batch_size: int = Field(512, ge=1, lt=2**31)
-    shuffle: bool = True
-    local_optimiser: Literal["sgd", "adagrad", "adam"] = "sgd"
-    local_step: float = Field(1.0, gt=0)
-
-
-class RankingSteps(Steps):
-    """The same for recommenders.
-
-    Attributes:
-        objective: What steps make small where items are ranked: ``"bpr"`` (an item the user touched scores above each
-            one drawn for it), ``"softmax"`` (it is the one to choose among these) or ``"squared"`` (squared error over
-            the whole catalogue, of which those drawn are a sample); docs/beyond.md.
-        negatives: Items the user did not touch, drawn for each one they did.
-        regulariser: Weight of the squared norm of the vectors a sample uses (rankings).
-        unobserved_weight: What an item the user did not touch counts, against 1 for one they did (``"squared"``).
-    """
-
-    NEEDS: ClassVar = {"unobserved_weight": ("objective", ("squared",))}
-
-    objective: Literal["bpr", "softmax", "squared"] = "bpr"
-    negatives: int = Field(1, ge=1, lt=2**31)
-    regulariser: float = Field(1e-6, ge=0)
-    unobserved_weight: float = Field(0.5, gt=0, le=1)
 
 
 class Descending(Stepping, Steps):
@@ -74,9 +35,11 @@ class Descending(Stepping, Steps):
     @property
     def steps(self) -> bool:
         """Whether a device does just what this class says, so that faster programs may do it in its place."""
-        return all(getattr(type(self), name) is getattr(Descending, name) for name in ("answer", "local_loss", "optimiser"))
+        return all(
+            getattr(type(self), name) is getattr(Descending, name) for name in ("answer", "local_loss", "optimiser")
+        )
 
-    def answer(self, plan: Plan, sent: Sent, client: Client) -> tuple[Answer, Weights]:
+    def answer(self, plan: Plan, sent: Sent, client: Client) -> tuple[Answer, Weights]:  # noqa: ARG002
         """E epochs of gradient steps inside the subspaces, with a fresh optimiser: F(S·ψ) minimised over ψ."""
         compacts = {name: vector.clone().requires_grad_() for name, vector in sent.vectors.items()}
         own = {name: vector.clone().requires_grad_() for name, vector in client.own.items()}
@@ -107,7 +70,8 @@ class Descending(Stepping, Steps):
     def optimiser(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
         """The device's optimiser, as torch has it."""
         kinds = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
-        return kinds[self.local_optimiser](parameters, lr=self.local_step)  # type: ignore[call-arg]
+        optimiser: torch.optim.Optimizer = kinds[self.local_optimiser](parameters, lr=self.local_step)
+        return optimiser
 
 
 class Gradient(Descending, RankingSteps):
@@ -152,8 +116,3 @@ def distance(compacts: Weights, received: Weights, projections: dict[str, Projec
     for name, compact in compacts.items():
         total = total + (projections[name].whole(compact) - projections[name].whole(received[name])).square().sum()
     return total
-
-
-def histories_of(people: People) -> Interactions:
-    """What the users asked for have."""
-    return people.train

@@ -1,4 +1,4 @@
-"""The rows behind :mod:`fairfold.algorithms.ratings`: users solved from their ratings, windows, what is said of rows."""
+"""The rows behind :mod:`fairfold.algorithms.ratings`: users solved from their ratings, windows, what devices say."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

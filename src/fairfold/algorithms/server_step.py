@@ -25,7 +25,7 @@ Weighting = Literal["data", "equal"] | float
 def weight_of(weighting: Weighting, samples: float) -> float:
     """What a client with so many samples counts, pᵢ before all are divided by their sum."""
     power = {"data": 1.0, "equal": 0.0}.get(weighting, weighting)  # type: ignore[arg-type]
-    return float(samples**power)  # type: ignore[operator]
+    return float(samples**power)
 
 
 class ServerStep(Frozen):
@@ -42,7 +42,7 @@ class ServerStep(Frozen):
             (docs/beyond.md).
     """
 
-    NEEDS: ClassVar = {key: ("aggregation", ("delta",)) for key in ("server_optimiser", "server_step", "step_per")}
+    NEEDS: ClassVar = dict.fromkeys(("server_optimiser", "server_step", "step_per"), ("aggregation", ("delta",)))
 
     weighting: Literal["data", "equal"] | float = Field("equal", union_mode="left_to_right")
     aggregation: Literal["paper", "delta"] = "delta"

@@ -26,7 +26,7 @@ CLIENTS_AT_ONCE = 16
 
 
 def batched(people: People, visits: Iterable[Visit], alone: Mapping[int, str]) -> Iterator[Word]:
-    """See :data:`fairfold.protocol.round.Backend`: the algorithm's own way for many, a program for steps, or in turn."""
+    """See :data:`fairfold.protocol.round.Backend`: a program for steps, an algorithm's own way for many, or in turn."""
     plan = people.plan
     if takes_steps(plan):
         program = image_native.answers if plan.algorithm.images else _stepped
@@ -123,7 +123,11 @@ class _Sums:
                 if not (math.isfinite(low) and max(high, -low) <= self._algorithm.largest_change):
                     return False
         weight = self._algorithm.weight(self._people.samples(trained.client))  # type: ignore[attr-defined]
-        empty = {name: torch.zeros_like(vector) for name, vector in sent.vectors.items()} if id(sent) not in self._sums else {}
+        empty = (
+            {name: torch.zeros_like(vector) for name, vector in sent.vectors.items()}
+            if id(sent) not in self._sums
+            else {}
+        )
         _, answer, clients = self._sums.setdefault(id(sent), (sent, Answer(empty, 0.0), []))
         for name, part in changed.items():
             answer.sums[name].index_add_(0, trained.slots[name], part, alpha=weight)

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fairfold.algorithms.gradient import Steps
-from fairfold.backends.groups import at_once
 from fairfold.backends.graph_answers import Back
+from fairfold.backends.groups import at_once
 from fairfold.backends.layout import (
     Draws,
     Lookups,
@@ -32,6 +31,7 @@ from fairfold.kernels import ops
 from fairfold.kernels.form import Lines, Places
 from fairfold.protocol.fleet import Fleet
 from fairfold.protocol.people import People
+from fairfold.protocol.steps import Steps
 from fairfold.protocol.words import Sent, Visit, Word
 from fairfold.protocol.work import Work
 
@@ -116,9 +116,7 @@ def step_sizes(settings: Steps, steps: int) -> Tensor:
 class GraphBackend:
     """Runs the rounds of one fleet; holds the buffers and, on a GPU, the captured step."""
 
-    def __init__(
-        self, fleet: Fleet, people: People, device: torch.device, dtype: torch.dtype = torch.float32
-    ) -> None:
+    def __init__(self, fleet: Fleet, people: People, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
         self.fleet, self.people, self.work, self.steps = fleet, people, people.work, people.work.steps
         self.device = device
         wanted = fleet.plan.settings.fleet.clients_per_round or people.num_clients
@@ -167,7 +165,9 @@ class GraphBackend:
         came_from = sources(lookups)
         buffers.values[: len(came_from)] = sections.source[came_from]
         self._run(len(samples.sizes))
-        yield from Back(self.fleet.plan.algorithm, self.people, buffers.values, samples, groups, held, lookups, came_from).words(alone)
+        yield from Back(
+            self.fleet.plan.algorithm, self.people, buffers.values, samples, groups, held, lookups, came_from
+        ).words(alone)
 
     def _run(self, steps: int) -> None:
         if self.device.type != "cuda":

@@ -51,7 +51,7 @@ class Active:
 def gather(people: People, visit: Visit) -> Active:
     """All that a client touches in a round."""
     work, client, sent, private = people.work, visit.client, visit.sent, people.private
-    prox = work.steps.prox
+    prox = work.prox
     local = work.local(client, people.source(sent.round_number, client))
     rows, items = ops.number(local.items)
     coordinates = {name: row_coordinates(items, shape[-1]) for name, shape in work.tables.items()}
@@ -76,7 +76,7 @@ def gather(people: People, visit: Visit) -> Active:
         values.append(sent.vectors[name].index_select(0, slots[name]))
         parts[name] = slice(start, start + len(slots[name]))
         if prox:
-            assert isinstance(projection, Coordinatewise)  # see serves
+            assert isinstance(projection, Coordinatewise)  # see takes_steps
             pulls.append(prox * projection.counts(slots[name]))
         start = parts[name].stop
     for name, vectors in private.items():

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairfold.backends.local_optimisers import LocalSteps
 from fairfold.kernels import ops
 from fairfold.kernels.hashing import Layout
 from fairfold.projections import Hashed, LeadingBlock, LowRank, Projection
 from fairfold.protocol.architecture import WHOLE_MODEL, ImageArchitecture
 from fairfold.protocol.people import ImagePeople, People
+from fairfold.protocol.steps import LocalSteps
 from fairfold.protocol.words import Answer, Visit, Word
 from fairfold.values import Weights
 

@@ -94,9 +94,8 @@ class Draws:
         """The same on a device, which the host does not wait for."""
         train, chance = self.train, self.chance
         ratings = None if train.ratings is None else moved(train.ratings, device)
-        interactions = replace(
-            train, offsets=moved(train.offsets, device), items=moved(train.items, device), ratings=ratings
-        )
+        offsets, items = moved(train.offsets, device), moved(train.items, device)
+        interactions = replace(train, offsets=offsets, items=items, ratings=ratings)
         order, chance = moved(self.order, device), None if chance is None else moved(chance, device)
         weights = None if self.weights is None else moved(self.weights, device)
         return replace(self, train=interactions, order=order, chance=chance, weights=weights)
@@ -255,10 +254,8 @@ def find_lookups(work: Work, samples: Samples, groups: list[int], held: dict[int
     device, num_items = samples.items.device, work.num_items
     count, tensors = len(samples.clients), len(sections.names)
     row_keys, places = distinct(samples.items + samples.place[:, None] * num_items, count * num_items)
-    row_place, row_item = row_keys // num_items, row_keys % num_items
-    group_of = put(groups, device)
-    width = sum(shape[1] for shape in work.tables.values())
-    used = used_by_all(work)
+    row_place, row_item, group_of = row_keys // num_items, row_keys % num_items, put(groups, device)
+    width, used = sum(shape[1] for shape in work.tables.values()), used_by_all(work)
     virtual = torch.empty(len(row_keys) * width + count * used, dtype=torch.int64, device=device)
     signs = torch.empty(virtual.numel(), dtype=torch.int8, device=device)
     cut = len(row_keys) * width
@@ -296,10 +293,8 @@ def _used_by_all(
     starts = torch.tensor(sections.starts[:-1]).view(len(clients), -1)
     starts = torch.cat([starts[:, tables:], starts[:, : len(factors_of(work))]], dim=1)
     used = used_by_all(work)
-    positions, signs = (
-        torch.empty(len(clients), used, dtype=torch.int64),
-        torch.empty(len(clients), used, dtype=torch.int8),
-    )
+    positions = torch.empty(len(clients), used, dtype=torch.int64)
+    signs = torch.empty(len(clients), used, dtype=torch.int8)
     for group in dict.fromkeys(groups):
         members = [place for place, mine in enumerate(groups) if mine == group]
         who = torch.tensor([clients[place] for place in members])
@@ -324,7 +319,7 @@ def _numbers(work: Work, name: str, projections: Mapping[str, Projection], clien
 
 
 def _places(projection: Projection, coordinates: Tensor) -> tuple[Tensor, Tensor]:
-    assert isinstance(projection, Coordinatewise)  # see serves
+    assert isinstance(projection, Coordinatewise)  # see takes_steps
     return projection.places(coordinates)
 
 

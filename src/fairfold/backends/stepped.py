@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.func import vmap
 
 from fairfold.backends.gather import Active
-from fairfold.backends.local_optimisers import LocalSteps
 from fairfold.kernels import ops
 from fairfold.kernels.form import Places
+from fairfold.protocol.steps import LocalSteps
 from fairfold.protocol.work import Work
 
 
@@ -46,7 +46,7 @@ class _Program:
         others = (*work.dense, *work.own, *(_factor(name) for name in self._factors))
         self._others = {name: _joined([of[name] for of in shifted], torch.stack) for name in others}
         self._pull = None
-        if work.steps.prox:
+        if work.prox:
             self._pull = torch.cat([client.pull for client in self._clients if client.pull is not None])
             self._start = torch.cat([client.start for client in self._clients])
         self._rows, self._shares, self._targets = self._padded()

@@ -102,12 +102,10 @@ class Method(Frozen):
         """
         compressed = self.compressed(tensors)
         limited = [self.limited(tensors, capacity, capacities, counts) for capacity in capacities]
-        found = []
-        for held in self.divide(tensors, compressed, limited, seed):
-            if held.projections is not None:
-                held = Assignment(held.projections | self.others(tensors, held))
-            found.append(held)
-        return found
+        return [
+            held if held.projections is None else Assignment(held.projections | self.others(tensors, held))
+            for held in self.divide(tensors, compressed, limited, seed)
+        ]
 
     def limited(
         self,

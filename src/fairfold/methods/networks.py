@@ -9,8 +9,8 @@ from math import prod
 
 from fairfold.methods.base import cannot
 from fairfold.projections import Assignment, LeadingBlock, LowRank, Projection, WholeTable
-from fairfold.values import Shapes
 from fairfold.subspace import Capacity, Subspace
+from fairfold.values import Shapes
 
 SMALLEST_FACTORED = 1_024
 """Layers of fewer weights are whole under ``free_ends``: a first convolution, in practice."""

@@ -8,9 +8,7 @@ from fairfold.projections.columns import KeptColumns
 from fairfold.projections.hashed import Hashed
 from fairfold.projections.low_rank import LowRank, WholeTable
 
-KINDS: dict[str, type[Projection]] = {
-    one.kind: one for one in (Hashed, LowRank, WholeTable, KeptColumns, LeadingBlock)
-}
+KINDS: dict[str, type[Projection]] = {one.kind: one for one in (Hashed, LowRank, WholeTable, KeptColumns, LeadingBlock)}
 """By the name in files and messages; :func:`register_projection` adds to it."""
 
 MOST_SIDES, LARGEST_TENSOR = 8, 2**48

@@ -77,5 +77,7 @@ class Fleet:
         settings = self.plan.settings
         if settings.fleet.faults == FaultSettings():
             return {}
-        drawn = {c: fault_of(settings.fleet.faults, generator(settings, Purpose.FAULTS, round_number, c)) for c in cohort}
+        drawn = {
+            c: fault_of(settings.fleet.faults, generator(settings, Purpose.FAULTS, round_number, c)) for c in cohort
+        }
         return {client: kind for client, kind in drawn.items() if kind is not None}

@@ -3,8 +3,7 @@
 Nothing of the server's side has a path to anything in here; a test walks the types.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -15,6 +14,7 @@ from fairfold.data.clients import Clients
 from fairfold.data.images import ImageDataset
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.sampling import Purpose, generator
+from fairfold.protocol.work import ImageWork, Work
 from fairfold.values import Weights
 
 
@@ -73,10 +73,8 @@ class People:
                 private[name] = torch.zeros(len(train), length)
 
     @cached_property
-    def work(self) -> "Work":
+    def work(self) -> Work:
         """What gradient steps are taken on."""
-        from fairfold.protocol.work import Work
-
         return Work(self.plan, self.train)
 
     def samples(self, client: int) -> int:
@@ -108,7 +106,9 @@ class People:
         for name, rows in own.items():
             mine = self.private.setdefault(name, torch.zeros_like(rows))
             if len(clients) == 1:
-                mine[self.rows_of(name, clients[0])] = rows.to(mine.dtype).view(mine[self.rows_of(name, clients[0])].shape)
+                mine[self.rows_of(name, clients[0])] = rows.to(mine.dtype).view(
+                    mine[self.rows_of(name, clients[0])].shape
+                )
             elif name in self._remembered:
                 mine[self.chosen(clients)] = rows.to(mine.dtype)
             else:
@@ -129,10 +129,8 @@ class ImagePeople(People):
         self.num_clients, self._remembered = len(clients), {}
 
     @cached_property
-    def work(self) -> "ImageWork":
+    def work(self) -> ImageWork:  # type: ignore[override]
         """What gradient steps are taken on."""
-        from fairfold.protocol.work import ImageWork
-
         return ImageWork(self.plan, self.images, self.clients)
 
     def samples(self, client: int) -> int:

@@ -36,13 +36,13 @@ _models: "dict[str, Callable[[int, int, int], Recommender]]" = {}
 
 def register_algorithm(kind: "type[Algorithm]") -> "type[Algorithm]":
     """Make an algorithm known by the default of its ``kind``; serves as a decorator."""
-    _algorithms[_name_of(kind, "kind")] = kind
+    _algorithms[name_of(kind, "kind")] = kind
     return kind
 
 
 def register_method(kind: "type[Method]") -> "type[Method]":
     """Make a method known by the default of its ``method``; serves as a decorator."""
-    _methods[_name_of(kind, "method")] = kind
+    _methods[name_of(kind, "method")] = kind
     return kind
 
 
@@ -56,20 +56,16 @@ def register_model(name: str) -> "Callable[[Any], Any]":
     return register
 
 
-def algorithms() -> "dict[str, type[Algorithm]]":
-    """All of them, by name."""
-    from fairfold.algorithms import ALGORITHMS
-
+def registered_algorithms() -> "dict[str, type[Algorithm]]":
+    """Algorithms of others, by name."""
     _load()
-    return {_name_of(kind, "kind"): kind for kind in ALGORITHMS} | _algorithms
+    return _algorithms
 
 
-def methods() -> "dict[str, type[Method]]":
-    """All of them, by name."""
-    from fairfold.methods import METHODS
-
+def registered_methods() -> "dict[str, type[Method]]":
+    """Methods of others, by name."""
     _load()
-    return {_name_of(kind, "method"): kind for kind in METHODS} | _methods
+    return _methods
 
 
 def registered_models() -> "dict[str, Callable[[int, int, int], Recommender]]":
@@ -78,11 +74,14 @@ def registered_models() -> "dict[str, Callable[[int, int, int], Recommender]]":
     return _models
 
 
-def _name_of(kind: Any, key: str) -> str:
+def name_of(kind: Any, key: str) -> str:
+    """The default of the key that names a class in settings."""
     field = getattr(kind, "model_fields", {}).get(key)
     if field is None or not isinstance(field.default, str):
         raise InvalidSettings(
-            f"{kind!r} to be registered", f"a class with a default for {key!r}", f"Write: {key}: Literal['mine'] = 'mine'."
+            f"{kind!r} to be registered",
+            f"a class with a default for {key!r}",
+            f"Write: {key}: Literal['mine'] = 'mine'.",
         )
     name: str = field.default
     return name

@@ -22,9 +22,7 @@ class Purpose(IntEnum):
     COUNTING = 5
 
 
-def generator(
-    settings: "Settings | int", purpose: Purpose, round_number: int = 0, client: int = 0
-) -> torch.Generator:
+def generator(settings: "Settings | int", purpose: Purpose, round_number: int = 0, client: int = 0) -> torch.Generator:
     """A stream of random numbers of its own, so that any round can be repeated alone, and clients in any order."""
     word = expand_seed(settings if isinstance(settings, int) else settings.run.seed)
     for part in (int(purpose), round_number, client):
@@ -32,9 +30,7 @@ def generator(
     return torch.Generator().manual_seed(word >> 1)
 
 
-def sample_cohort(
-    settings: "Settings", num_clients: int, round_number: int, wanted: int | None = None
-) -> Tensor:
+def sample_cohort(settings: "Settings", num_clients: int, round_number: int, wanted: int | None = None) -> Tensor:
     """C, the clients of a round: as many as ``wanted``, or as the settings say."""
     wanted = settings.fleet.clients_per_round if wanted is None else wanted
     wanted = num_clients if wanted is None else wanted
@@ -66,8 +62,8 @@ def _first_occurrences(values: Tensor) -> tuple[Tensor, Tensor]:
 def hash_seed(settings: "Settings", round_number: int) -> int:
     """The seed of h: the run's, or a new one every round.
 
-    The round goes into other bits than the seed: with ``seed ^ round`` runs of seeds 0, 1, 2 would have nearly all their
-    hashes in common.
+    The round goes into other bits than the seed: with ``seed ^ round`` runs of seeds 0, 1, 2 would have nearly all
+    their hashes in common.
     """
     number = round_number + 1 if settings.subspace.rehashes else 0
     seed = expand_seed(settings.run.seed)

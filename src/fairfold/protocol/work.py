@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,7 +18,12 @@ from fairfold.errors import InvalidSettings
 from fairfold.models import sampled_softmax, sampled_squares
 from fairfold.protocol.architecture import ImageArchitecture
 from fairfold.protocol.plan import Plan
+from fairfold.protocol.steps import RankingSteps, Steps
+from fairfold.settings.parts import ImageData
 from fairfold.values import Weights
+
+Kind = TypeVar("Kind", bound=Steps)
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -88,16 +94,15 @@ class Work:
         architecture: Of the model.
         train: The interactions.
         steps: How devices take their steps: the algorithm.
+        prox: μ of FedProx, 0 without it.
         ratings: Whether ratings are predicted; else items are ranked.
         has_targets: Whether a number goes with each sample; see :class:`Batch`.
         products: Whether some devices hold tables as products of two factors.
     """
 
     def __init__(self, plan: Plan, train: Interactions) -> None:
-        from fairfold.algorithms.gradient import RankingSteps
-
-        assert isinstance(plan.algorithm, RankingSteps)
-        self.architecture, self.train, self.steps = plan.architecture, train, plan.algorithm
+        self.architecture, self.train, self.steps = plan.architecture, train, _steps_of(plan, RankingSteps)
+        self.prox: float = getattr(plan.algorithm, "prox", 0.0)
         self.tables, self.dense = self.architecture.tables, self.architecture.dense
         self.own, self.user_tables = self.architecture.own, self.architecture.user_tables
         self.form, self.num_items = self.architecture.form, train.num_items
@@ -229,12 +234,9 @@ class ImageWork:
     ratings = has_targets = False
 
     def __init__(self, plan: Plan, images: ImageDataset, clients: Clients) -> None:
-        from fairfold.algorithms.gradient import Steps
-
         assert isinstance(plan.architecture, ImageArchitecture)
-        assert isinstance(plan.algorithm, Steps)
         self.architecture, self.images, self.clients = plan.architecture, images, clients
-        self.steps, self.seen = plan.algorithm, plan.settings.data
+        self.steps, self.seen = _steps_of(plan, Steps), plan.settings.data
         self.tables, self.dense = self.architecture.tables, self.architecture.dense
         self.own, self.user_tables = self.architecture.own, self.architecture.user_tables
 
@@ -276,7 +278,12 @@ class ImageWork:
 
 def as_input(images: Tensor, seen: object) -> Tensor:
     """Grey values as a network takes them, by the settings of the data."""
-    from fairfold.settings.parts import ImageData
-
     assert isinstance(seen, ImageData)
     return images.to(torch.get_default_dtype()).div_(255).sub_(seen.mean).div_(seen.deviation)
+
+
+def _steps_of(plan: Plan, kind: type[Kind]) -> Kind:
+    """The algorithm as one that takes steps."""
+    algorithm: object = plan.algorithm
+    assert isinstance(algorithm, kind)
+    return algorithm

@@ -1,6 +1,6 @@
 """Settings of a run: tables whose keys depend on their kind, from files, recipes and single changes.
 
-Names are loaded when they are first used: algorithms and methods are settings themselves, and import the base from here.
+Names are loaded when they are first used: algorithms and methods are settings themselves, whose base is here.
 """
 
 from importlib import import_module

@@ -82,7 +82,9 @@ def _read(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             text = file.read(LONGEST_FILE + 1)
         if len(text) > LONGEST_FILE:
-            raise InvalidSettings(f"{path}, which is longer than {LONGEST_FILE:,} bytes", "a TOML file", "Check the path.")
+            raise InvalidSettings(
+                f"{path}, which is longer than {LONGEST_FILE:,} bytes", "a TOML file", "Check the path."
+            )
         values = tomllib.loads(text.decode("utf-8"))
     except OSError as error:
         raise InvalidSettings(f"{path}: {error.strerror}", "a readable TOML file", "Check the path.") from None

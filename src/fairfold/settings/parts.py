@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from fairfold.errors import FairfoldError
+from fairfold.protocol.plugins import registered_models
 from fairfold.settings.base import Frozen
 from fairfold.subspace import parse_scheme
 
@@ -62,7 +63,7 @@ class ImageData(Frozen):
         deviation: What the result is divided by.
     """
 
-    NEEDS: ClassVar = {key: ("split", ("dirichlet",)) for key in ("devices", "concentration", "seed")}
+    NEEDS: ClassVar = dict.fromkeys(("devices", "concentration", "seed"), ("split", ("dirichlet",)))
 
     kind: Literal["images"] = "images"
     name: str
@@ -89,8 +90,8 @@ class ModelSettings(Frozen):
     """What is learned.
 
     Attributes:
-        kind: ``"mf"``, ``"neumf"`` (rankings), ``"neumf-mlp"`` (ratings), ``"mlp"`` or ``"lenet"`` (images), the name of
-            a registered model, or a recommender of one's own by where it can be imported from
+        kind: ``"mf"``, ``"neumf"`` (rankings), ``"neumf-mlp"`` (ratings), ``"mlp"`` or ``"lenet"`` (images), the name
+            of a registered model, or a recommender of one's own by where it can be imported from
             (``"package.module:Class"``, see :class:`fairfold.models.Recommender`).
         factors: d, numbers per item in each of its tables.
         item_bias: One number more per item, added to its score and 0 at first. Devices of all capacities hold it whole,
@@ -107,8 +108,6 @@ class ModelSettings(Frozen):
     @field_validator("kind")
     @classmethod
     def _known(cls, name: str) -> str:
-        from fairfold.protocol.plugins import registered_models
-
         if name not in MODELS and name not in registered_models() and not OWN_MODEL.fullmatch(name):
             known = ", ".join(map(repr, (*MODELS, *registered_models())))
             raise ValueError(f"not one of {known}, and not 'package.module:Class'")

@@ -24,7 +24,9 @@ PLACES = {
 } | {
     key: f"{table}.{key}"
     for table, keys in {
-        "subspace": "rank_rule mapping popularity tail_share support reference_factors chunk sign rehash start compress",
+        "subspace": (
+            "rank_rule mapping popularity tail_share support reference_factors chunk sign rehash start compress"
+        ),
         "algorithm": (
             "user_vectors weighting objective local_epochs batch_size shuffle negatives regulariser local_optimiser "
             "local_step prox unobserved_weight ridge damping alike streamed aggregation server_optimiser server_step "

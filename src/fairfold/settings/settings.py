@@ -10,10 +10,10 @@ from typing import Any, Self
 
 from pydantic import ConfigDict, SerializeAsAny, ValidationError, model_validator
 
-from fairfold.algorithms import Algorithm
+from fairfold.algorithms import ALGORITHMS, Algorithm
 from fairfold.errors import InvalidSettings
-from fairfold.methods import Method
-from fairfold.protocol import plugins
+from fairfold.methods import METHODS, Method
+from fairfold.protocol.plugins import name_of, registered_algorithms, registered_methods
 from fairfold.settings.base import Frozen
 from fairfold.settings.parts import (
     DATA,
@@ -59,10 +59,12 @@ class Settings(Frozen):
     def _fit_together(self) -> Self:
         if self.algorithm.images != self.model.reads_images:
             wanted = "'images'" if self.model.reads_images else "one for recommenders"
-            raise ValueError(f"algorithm.kind={self.algorithm.kind!r} with model.kind={self.model.kind!r}: use {wanted}")
+            raise ValueError(
+                f"algorithm.kind={self.algorithm.kind!r} with model.kind={self.model.kind!r}: use {wanted}"
+            )
         if (self.data.kind == "images") != self.model.reads_images:
             raise ValueError(
-                f"data of kind {self.data.kind!r} with model.kind={self.model.kind!r}: name images with --data, e.g. mnist"
+                f"data of kind {self.data.kind!r} with model.kind={self.model.kind!r}: name images, e.g. --data mnist"
                 if self.model.reads_images
                 else f"data of kind 'images' with model.kind={self.model.kind!r}: use model.kind='mlp' or 'lenet'"
             )
@@ -97,7 +99,7 @@ class Settings(Frozen):
         return self.metric == "MSE"
 
     def plain(self, *, changed: bool = False) -> dict[str, dict[str, Any]]:
-        """The keys that have an effect, by table; with ``changed`` only what differs from the defaults, and the tags."""
+        """The keys that have an effect, by table; with ``changed`` what differs from the defaults, and the tags."""
         fixed, found = self.algorithm.fixed(self), dict[str, dict[str, Any]]()
         for table in TABLES:
             part: Frozen = getattr(self, table)
@@ -115,6 +117,16 @@ class Settings(Frozen):
         return read_settings(merged(self.plain(), nested(changes)))
 
 
+def algorithms() -> dict[str, type[Algorithm]]:
+    """All that settings can name."""
+    return {name_of(kind, "kind"): kind for kind in ALGORITHMS} | registered_algorithms()
+
+
+def methods() -> dict[str, type[Method]]:
+    """All that settings can name."""
+    return {name_of(kind, "method"): kind for kind in METHODS} | registered_methods()
+
+
 def _resolved(tables: Mapping[str, Any]) -> dict[str, Any]:
     """Tables as the objects that their tags name, with the defaults that these bring for each other."""
     for key in tables:
@@ -122,12 +134,18 @@ def _resolved(tables: Mapping[str, Any]) -> dict[str, Any]:
             raise _unknown(key, tables[key])
     given = {table: tables.get(table, {}) for table in TABLES}
     model = _table("model", ModelSettings, given["model"])
-    kind = "images" if model.reads_images else "least_squares" if model.kind == "mf" and not model.item_bias else "gradient"
-    algorithm: Algorithm = _tagged("algorithm", plugins.algorithms(), given["algorithm"], kind)
+    kind = (
+        "images"
+        if model.reads_images
+        else "least_squares"
+        if model.kind == "mf" and not model.item_bias
+        else "gradient"
+    )
+    algorithm: Algorithm = _tagged("algorithm", algorithms(), given["algorithm"], kind)
     defaults = algorithm.DEFAULTS
     model = model.filled(defaults.get("model", {}))
     first = defaults.get("subspace", {}).get("method", "fair")
-    method: Method = _tagged("subspace", plugins.methods(), given["subspace"], first)
+    method: Method = _tagged("subspace", methods(), given["subspace"], first)
     method = method.filled({k: v for k, v in defaults.get("subspace", {}).items() if k != "method"})
     data = _tagged("data", DATA, given["data"], _data_kind(given["data"], model.kind))
     fleet = _table("fleet", FleetSettings, given["fleet"]).filled(defaults.get("fleet", {}))
@@ -191,7 +209,9 @@ def _explain(table: str, kind: type[Frozen], problem: Mapping[str, Any]) -> str:
     path = [str(part) for part in problem["loc"]]
     name = ".".join([table, *path])
     if problem["type"] != "extra_forbidden":
-        message = problem["msg"].removeprefix("Value error, ").rstrip(".").replace("unknown key '", f"unknown key '{table}.")
+        message = (
+            problem["msg"].removeprefix("Value error, ").rstrip(".").replace("unknown key '", f"unknown key '{table}.")
+        )
         return f"{name} = {problem['input']!r}: {message}"[:600] if path else message
     tag = TAGS.get(table)
     beside = "" if tag is None else f" with {table}.{tag}={kind.model_fields[tag].default!r}"

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairfold.data import Dataset, Interactions
+from fairfold.data import Interactions
 from fairfold.data.counted import Counted
 from fairfold.data.images import ImageDataset
 from fairfold.metrics import RankingResult, accuracy, evaluate_ranking
@@ -107,7 +107,9 @@ class Judge:
         """The users who hold a size; everybody where all data is in one place."""
         if self.world.plan.algorithm.pooled:
             chosen = self.world.plan.settings.fleet
-            groups = assign_groups(len(self.everybody), len(self.world.plan.capacities), chosen.shares, chosen.group_seed)
+            groups = assign_groups(
+                len(self.everybody), len(self.world.plan.capacities), chosen.shares, chosen.group_seed
+            )
             return (groups == size).nonzero().flatten()
         return (self.world.fleet.size == size).nonzero().flatten()
 
@@ -117,7 +119,9 @@ class Judge:
         for number, (held, sent) in enumerate(zip(assignments, reduced(state.full, assignments), strict=True)):
             members = self.members(number)
             usable = sent is not None and len(members)
-            by_group.append(self.value(_recovered(held, sent), members, [held]) if usable and sent is not None else None)
+            by_group.append(
+                self.value(_recovered(held, sent), members, [held]) if usable and sent is not None else None
+            )
         return Quality(self.value(state.full, self.everybody, assignments), tuple(by_group))
 
     def for_everybody(self, state: State, assignments: list[Assignment]) -> list[float | None]:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -75,7 +75,9 @@ def simulate(
     world.people.private = progress.private
     if not settings.model.reads_images:  # there the server's part, small and in a fixed order, stays on the CPU
         progress.state = progress.state.to(device)
-        world.people.private = progress.private = on(progress.private, device) if device.type == "cuda" else progress.private
+        world.people.private = progress.private = (
+            on(progress.private, device) if device.type == "cuda" else progress.private
+        )
     backend = choose_backend(world, device)
     while stop_reason(progress.history, settings) is None:
         started = time.monotonic()

@@ -116,7 +116,9 @@ def load_interactions(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
     )
     data, best = world.dataset(), dict[str, Scorer]({"best possible": world.best_scores})
     if settings.predicts_ratings:
-        raise InvalidSettings("a model of ratings on the synthetic world", "data with ratings", "Use e.g. --data ml-1m.")
+        raise InvalidSettings(
+            "a model of ratings on the synthetic world", "data with ratings", "Use e.g. --data ml-1m."
+        )
     if settings.subspace.counted:
         data = numbered(data, settings)
         best = renumbered_scores(best, data)
