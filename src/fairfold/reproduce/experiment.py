@@ -1,14 +1,16 @@
 """What an experiment is: tables of cells, read from a TOML file and checked whole before anything runs.
 
 A table reads like the paper's: ``[rows]`` and ``[columns]`` name what each adds to the settings, ``[paper]`` holds the
-published figures. A cell is the sum of the experiment's ``set``, the table's, its row's, its column's and its own, in
-that order; with ``--quick`` the experiment's and the table's ``quick`` come last.
+published figures. A cell is what the experiment's ``set``, the table's, its row's, its column's and its own say, laid over
+each other in that order (a table that is given another kind starts anew); with ``--quick`` the experiment's and the
+table's ``quick`` come last.
 """
 
 import difflib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -16,8 +18,9 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from fairfold.errors import FairfoldError, InvalidSettings
-from fairfold.federation.setting_tables import Frozen
 from fairfold.reproduce.kinds import KINDS
+from fairfold.settings import merged
+from fairfold.settings.base import Frozen
 
 Values = dict[str, Any]
 Figure = float | str
@@ -77,7 +80,7 @@ class SearchFile(Frozen):
 
     Attributes:
         set: Settings of the short runs, on top of a cell's own.
-        values: What to try, by setting.
+        values: What to try, by ``table.key``.
         more: What to try besides, by column, where a setting means something in some columns alone.
         cells: Which cells to try them in, ``[table, row, column]``.
         held_out: Share of each user's training data that judges.
@@ -188,7 +191,9 @@ def read_experiment(name: str, *, quick: bool = False, seeds: int | None = None)
     file, short = _read(name)
     if file.like:
         other, _ = _read(file.like)
-        file = file.model_copy(update={"set": other.set | file.set, "quick": other.quick | file.quick})
+        file = file.model_copy(
+            update={"set": merged(other.set, file.set), "quick": merged(other.quick, file.quick)}
+        )
     chosen = file.quick_seeds if quick else file.seeds
     if seeds is not None:
         if seeds < 1:
@@ -232,7 +237,7 @@ def _cells(
     name: str, file: ExperimentFile, table: str, content: TableFile, quick: bool, seeds: tuple[int, ...]
 ) -> list[Cell]:
     _refuse_unknown_labels(name, table, content)
-    shared, small = file.set | content.set, file.quick | content.quick if quick else {}
+    shared, small = merged(file.set, content.set), merged(file.quick, content.quick) if quick else {}
     cells: list[Cell] = []
     for row, of_row in content.rows.items():
         if quick and content.quick_rows is not None and row not in content.quick_rows:
@@ -240,7 +245,8 @@ def _cells(
         for column, of_column in content.columns.items():
             if column not in of_row.get("columns", [column]) or row not in of_column.get("rows", [row]):
                 continue
-            values = shared | of_row | of_column | content.cells.get(row, {}).get(column, {}) | small
+            of_cell = content.cells.get(row, {}).get(column, {})
+            values = reduce(merged, (of_row, of_column, of_cell, small), shared)
             for key in ("rows", "columns"):
                 values.pop(key, None)
             kind = str(values.pop("kind", "federated"))
@@ -249,7 +255,7 @@ def _cells(
     if content.references and (content.quick_references or not quick):
         # Once for each data set and metric; what needs no training has no seed.
         for values in _distinct([KINDS["references"].relevant(cell.values) for cell in cells]):
-            cells.append(Cell(table, "references", str(values.get("data", "")), "references", values, 0, name))
+            cells.append(Cell(table, "references", str(values["data"].get("name", "")), "references", values, 0, name))
     return cells
 
 

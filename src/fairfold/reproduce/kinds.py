@@ -15,20 +15,17 @@ from statistics import mean
 from typing import Any
 
 from fairfold.errors import FairfoldError, InvalidCapacity, InvalidCheckpoint, InvalidData, InvalidSettings
-from fairfold.federation.settings import Settings
+from fairfold.kernels import gpu
 from fairfold.reproduce.outcome import Outcome
 from fairfold.runs.callbacks import Callback
-from fairfold.runs.settings import load_settings
+from fairfold.settings import Settings, merged, read_settings
+from fairfold.settings.parts import RATING_MODELS
 from fairfold.simulate.result import RoundReport
 from fairfold.subspace import Capacity
 
 Values = dict[str, Any]
 Tell = Callable[[int, int], None]
 """Told how far a cell is: what is done, of how much."""
-
-DATA_KEYS = ("data", "top_users", "resplit", "world", "model", "top")
-"""Settings that decide what is trained on and how it is judged."""
-
 
 class Kind(ABC):
     """One kind of cell."""
@@ -42,11 +39,15 @@ class Kind(ABC):
         return values
 
     def relevant(self, values: Values) -> Values:
-        """The settings that decide what the reference rows of a cell are."""
-        found = {key: values[key] for key in DATA_KEYS if key in values} | {"solver": "gradient"}  # serves most models
-        found |= {"model": "neumf-mlp"} if found.get("model") == "mf-ratings" else {}  # the same ratings
-        same = {"model": ("mf", "neumf"), "top": (Settings.model_fields["top"].default,)}  # the same ranks as unsaid
-        return {key: value for key, value in found.items() if value not in same.get(key, ())}
+        """The settings that decide what a cell trains on and how it is judged, hence its reference rows."""
+        settings = read_settings(values)
+        if settings.model.reads_images:
+            return {"data": {"name": settings.data.name}, "model": {"kind": settings.model.kind}}
+        found: Values = {"data": settings.data.effective(changed=True)}
+        if settings.predicts_ratings:
+            return found | {"model": {"kind": RATING_MODELS[0]}}  # of one that does: the same ratings for all
+        top = settings.run.top
+        return found | ({} if top == type(settings.run).model_fields["top"].default else {"run": {"top": top}})
 
     def data(self, values: Values) -> dict[str, Any]:
         """What identifies the data; an :class:`InvalidData` that says what to put where if it is not at hand."""
@@ -80,10 +81,10 @@ class Kind(ABC):
 def data_facts_of(values: str) -> dict[str, Any]:
     """Counts and checksum of what settings train on; the synthetic world follows from its settings alone."""
     from fairfold.runs.checkpoint import data_facts
-    from fairfold.simulate.run import load_data
+    from fairfold.simulate.world import load_data
 
-    settings = load_settings(None, loads(values))
-    return {} if settings.data == "synthetic" else data_facts(load_data(settings)[0])
+    settings = read_settings(loads(values))
+    return {} if settings.data.kind == "synthetic" else data_facts(load_data(settings)[0])
 
 
 class Federated(Kind):
@@ -95,31 +96,30 @@ class Federated(Kind):
 
     def meaning(self, values: Values) -> Values:
         """What differs from the defaults; so settings to come leave kept cells as they are."""
-        return self.settings(values, 0).model_dump(mode="json", exclude_defaults=True, exclude={"seed"})
+        found = self.settings(values, 0).plain(changed=True)
+        found["run"].pop("seed", None)
+        return found
 
     def on_gpu(self, values: Values) -> bool:
         """See the base class."""
-        from fairfold.simulate.run import choose_device
-
-        return choose_device(self.settings(values, 0)).type == "cuda"
+        settings = self.settings(values, 0)
+        return _fits_gpu(settings) and settings.run.device != "cpu" and gpu.available()
 
     def needs(self, values: Values) -> str:
         """See the base class."""
-        from fairfold.simulate import captured, image_cohort
-
         settings = self.settings(values, 0)
-        if image_cohort.serves(settings):
-            return "a GPU for images"
-        return "a GPU for tables" if captured.serves(settings) else super().needs(values)
+        if not _fits_gpu(settings):
+            return super().needs(values)
+        return "a GPU for images" if settings.algorithm.images else "a GPU for tables"
 
     def work(self, values: Values) -> float:
         """Epochs that clients train one after another."""
         settings = self.settings(values, 0)
-        return float(settings.rounds * settings.local_epochs)
+        return float(settings.run.rounds * getattr(settings.algorithm, "local_epochs", 1))
 
     def settings(self, values: Values, seed: int) -> Settings:
         """Of one run."""
-        return load_settings(None, values | {"seed": seed})
+        return read_settings(merged(values, {"run": {"seed": seed}}))
 
     def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:
         """See the base class."""
@@ -158,6 +158,13 @@ class Federated(Kind):
         )
 
 
+def _fits_gpu(settings: Settings) -> bool:
+    """Whether rounds can run on a GPU, by the settings alone: :func:`fairfold.simulate.run.on_gpu` without a plan."""
+    algorithm = settings.algorithm
+    steps = getattr(algorithm, "steps", False) and not getattr(algorithm, "prox", 0.0)
+    return bool(steps) and not settings.model.own and settings.run.backend == "batched"
+
+
 class _Ticks(Callback):
     """Tells how many rounds are done."""
 
@@ -166,7 +173,7 @@ class _Ticks(Callback):
 
     def on_start(self, settings: Settings, capacities: list[Capacity], first_round: int) -> None:  # noqa: ARG002
         """See the base class."""
-        self._rounds = settings.rounds
+        self._rounds = settings.run.rounds
         self._tell(first_round - 1, self._rounds)
 
     def on_round(self, report: RoundReport) -> None:
@@ -179,16 +186,16 @@ class References(Kind):
 
     def check(self, values: Values) -> None:
         """See the base class."""
-        load_settings(None, values)
+        read_settings(values)
 
     def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:  # noqa: ARG002
         """See the base class."""
         from fairfold.models.tasks import RankingTask, RatingTask
-        from fairfold.simulate.run import load_interactions
+        from fairfold.simulate.world import load_interactions
 
-        settings = load_settings(None, values)
+        settings = read_settings(values)
         data, _ = load_interactions(settings)
-        task = RatingTask(data) if settings.predicts_ratings else RankingTask(data, settings.top)
+        task = RatingTask(data) if settings.predicts_ratings else RankingTask(data, settings.run.top)
         started, found, tried = time.monotonic(), dict[str, Any](), dict[str, Any]()
         for reference in task.references():
             found[reference.name] = reference.row if isinstance(reference.row, str) else float(reference.row[0])
@@ -265,7 +272,7 @@ class Memory(Kind):
         from fairfold.reproduce.memory import MemorySettings
 
         try:
-            MemorySettings(**values)
+            MemorySettings(**values).method()
         except TypeError as error:
             raise InvalidSettings(f"memory: {error}", "keys of MemorySettings", "Check the spelling.") from None
 

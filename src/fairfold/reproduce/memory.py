@@ -9,12 +9,13 @@ favour).
 from dataclasses import dataclass
 from typing import Any
 
-from fairfold.algorithms import assign
 from fairfold.errors import InvalidCapacity
-from fairfold.federation.projection import Hashed, KeptColumns, LowRank
-from fairfold.federation.settings import Settings, read_settings
+from fairfold.methods import Method
+from fairfold.methods.base import Tensors
 from fairfold.nn import footprint
+from fairfold.projections import Hashed, KeptColumns, LowRank
 from fairfold.reproduce.kinds import Tell
+from fairfold.settings import read_settings
 from fairfold.subspace import Capacity
 
 
@@ -23,7 +24,7 @@ class MemorySettings:
     """Of one cell.
 
     Attributes:
-        method: Of the federation.
+        subspace: The table of a federation's settings: a method and its keys.
         items: N.
         dim: d.
         compressions: Where the device's memory is measured, as far as the method serves them.
@@ -31,12 +32,17 @@ class MemorySettings:
         rows: Rows a round touches.
     """
 
-    method: str
+    subspace: dict[str, Any]
     items: int = 1_000_000
     dim: int = 32
     compressions: tuple[int, ...] = (1, 8, 31, 32, 1024)
     batch: int = 512
     rows: int = 5_000
+
+    def method(self) -> Method:
+        """What is asked."""
+        averaging = {"kind": "gradient", "aggregation": "paper"}  # which all methods go with
+        return read_settings({"algorithm": averaging, "subspace": self.subspace}).subspace
 
 
 def measured(given: MemorySettings, tell: Tell) -> tuple[float, dict[str, Any]]:
@@ -71,11 +77,9 @@ def largest_compression(given: MemorySettings) -> int:
 
 def _held(given: MemorySettings, compression: int) -> Hashed | LowRank | KeptColumns | None:
     """What a device of that capacity holds of the table; None if the method refuses."""
-    settings: Settings = read_settings(
-        {"method": given.method, "solver": "gradient", "aggregation": "paper", "mapping": "element", "chunk": 1}
-    )
+    table = Tensors({"item": (given.items, given.dim)}, {})
     try:
-        (held,) = assign(settings, {"item": (given.items, given.dim)}, {}, [Capacity.parse(f"{compression}x")], 0)
+        (held,) = given.method().assign(table, [Capacity.parse(f"{compression}x")], 0)
     except InvalidCapacity:
         return None
     assert held.projections is not None

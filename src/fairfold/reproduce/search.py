@@ -22,8 +22,9 @@ from fairfold.reproduce.execute import default_jobs, workers
 from fairfold.reproduce.experiment import Cell, Experiment, SearchFile, Tried
 from fairfold.reproduce.kinds import KINDS
 from fairfold.reproduce.outcome import Outcome, file_name, fingerprint, read_outcome, write_outcome
-from fairfold.runs.settings import load_settings
-from fairfold.simulate.run import load_data, simulate
+from fairfold.settings import merged, nested, read_settings
+from fairfold.simulate.run import simulate
+from fairfold.simulate.world import load_data
 
 SEARCH = "search"
 
@@ -84,14 +85,14 @@ def _tries(plan: SearchFile, column: str) -> list[dict[str, Tried]]:
 def _trial(cell: Cell, tried: dict[str, Tried], plan: SearchFile, place: Path) -> Trial:
     if not any(isinstance(known, logging.NullHandler) for known in logging.getLogger("fairfold").handlers):
         logging.getLogger("fairfold").addHandler(logging.NullHandler())  # replies of runs that diverge are counted only
-    values = cell.values | plan.set | tried
+    values = merged(merged(cell.values, plan.set), nested(tried))
     data = KINDS[cell.kind].data(values) | {"held out": plan.held_out}
     mark = fingerprint("search", values, plan.seed, data)
     path = place / f"{file_name(f'{cell.table} {cell.row} {cell.column} {_words(tried)}')}.json"
     kept = read_outcome(path, mark)
     if isinstance(kept, Outcome):
         return Trial(cell, tried, kept)
-    settings = load_settings(None, values | {"seed": plan.seed})
+    settings = read_settings(merged(values, {"run": {"seed": plan.seed}}))
     given, _ = load_data(settings)
     result = simulate(settings, data=_without_test(given, plan))
     curve = [(float(r.round_number), r.quality.server) for r in result.history if r.quality is not None]

@@ -44,10 +44,7 @@ def sizes(entry: Entry) -> list[Size]:
         if "users" not in facts:
             continue
         held = BYTES * facts["numbers held"]
-        # Older cells do not say what is moved. It is what is held, but for settings that make it something else.
-        otherwise = {"streamed", "broadcast"} & entry.settings.keys() or entry.settings.get("method") == "central"
-        moved = None if otherwise else held
-        down, up = facts.get("bytes down", moved), facts.get("bytes up", moved)
+        down, up = facts.get("bytes down"), facts.get("bytes up")
         found.append(Size(name, facts["users"], held, down, up, facts.get("quality"), facts.get("everybody")))
     return found
 

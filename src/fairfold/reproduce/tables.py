@@ -30,7 +30,6 @@ class Entry:
         reason: Why it is not done.
         facts: Of the first seed, but for what devices reach and take, the mean over the seeds, and seconds a round, the
             least.
-        settings: Of the cell.
     """
 
     row: str
@@ -45,7 +44,6 @@ class Entry:
     state: str = "not run"
     reason: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def mean(self) -> float | None:
@@ -131,7 +129,7 @@ def _entry(file: TableFile, row: str, column: str, cells: list[Cell], outcomes: 
     if not done:
         first = known[0] if known else Outcome("no data", "not run")
         state = first.state if known else "not run"
-        return Entry(row, column, paper, state=state, reason=first.reason, settings=cells[0].values)
+        return Entry(row, column, paper, state=state, reason=first.reason)
     best = file.value == "best"
     return Entry(
         row,
@@ -145,7 +143,6 @@ def _entry(file: TableFile, row: str, column: str, cells: list[Cell], outcomes: 
         _mean_curve(done),
         "done",
         facts=_mean_facts(done),
-        settings=cells[0].values,
     )
 
 
