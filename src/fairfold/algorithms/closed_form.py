@@ -1,8 +1,8 @@
 """The closed form: a user's vector solved exactly, then one step on the squared error over the whole catalogue.
 
 With items V (never realised on a device), own items weighing 1 and all others w: u solves
-((1 − w)·Σ⁺ v vᵀ + w·VᵀV + ridge·I) u = Σ⁺ v, and the gradient is g = w·V u uᵀ + Σ⁺ ((1 − w)·v·u − 1) uᵀ. The step is the
-*projected* one, the mean and not the sum of a slot's coordinates: what a step outside the subspace would leave inside
+((1 − w)·Σ⁺ v vᵀ + w·VᵀV + ridge·I) u = Σ⁺ v, and the gradient is g = w·V u uᵀ + Σ⁺ ((1 − w)·v·u − 1) uᵀ. The step is
+the *projected* one, the mean and not the sum of a slot's coordinates: what a step outside the subspace would leave in
 it (tests/laws: equal to plain gradient descent where columns have unit length).
 
 The step is linear in the user's outer product: Σ over users of w·V u uᵀ is w·V·(Σ u uᵀ), a d × d matrix however many
@@ -78,13 +78,15 @@ class ClosedForm(Stepping):
             ((1 - self.unobserved_weight) * (of @ user) - 1)[:, None] * user
             for of, user in zip(rows, users, strict=True)
         ]
-        bounds = self._bounds(users, rows, slopes, compact, factors)
+        bounds = self._bounds(users, slopes, compact, factors)
         together = [place for place, bound in enumerate(bounds) if bound <= self.largest_change]
         alone = [place for place, bound in enumerate(bounds) if not bound <= self.largest_change]
         for places in [together, *([place] for place in alone)]:
             if places:
                 weights = [self.weight(len(histories[place])) for place in places]
-                parts = [(histories[place], slopes[place], weight) for place, weight in zip(places, weights, strict=True)]
+                parts = [
+                    (histories[place], slopes[place], weight) for place, weight in zip(places, weights, strict=True)
+                ]
                 outer = (users[places].T * torch.tensor(weights, dtype=users.dtype)) @ users[places]
                 change = self._change(compact, space, factors, outer, parts)
                 total = sum(weights)
@@ -93,9 +95,7 @@ class ClosedForm(Stepping):
                 own = users[places] if len(places) > 1 else users[places[0]]
                 yield Word(sent, [clients[place] for place in places], Answer({name: change}, total), {own_name: own})
 
-    def _bounds(
-        self, users: Tensor, rows: list[Tensor], slopes: list[Tensor], compact: Tensor, factors: int
-    ) -> list[float]:
+    def _bounds(self, users: Tensor, slopes: list[Tensor], compact: Tensor, factors: int) -> list[float]:
         """What no number of a user's step exceeds: a slot's mean is at most the largest of what lives in it."""
         longest = float(compact.abs().max()) * factors if compact.numel() else 0.0  # of any v·u with |u| ≤ 1
         found = []
@@ -131,14 +131,20 @@ class ClosedForm(Stepping):
         """See the base class."""
         return True
 
+    def own_vectors(self, plan: Plan, sent: Sent, people: People, users: list[int]) -> Weights:
+        """See the base class: they follow from the model and the users' histories."""
+        (name,), (own_name,) = plan.architecture.tables, plan.architecture.own
+        space, factors, compact = subspace_of(sent.projections[name]), plan.settings.model.factors, sent.vectors[name]
+        gram_matrix = gram(compact, space, factors)
+        rows = (space.recover_rows(compact, people.train.of(user), factors) for user in users)
+        return {own_name: torch.stack([self.solve(of, gram_matrix) for of in rows])}
+
     def scorer(self, plan: Plan, full: Weights, held: Sequence[Any], people: People) -> Scorer:  # noqa: ARG002
         """Everybody's vector follows from their own history."""
         (name,) = plan.architecture.tables
         table = full[name].view(plan.architecture.tables[name])
         everything, of = table.T @ table, people.train.of
-        return lambda users: (
-            torch.stack([self.solve(table[of(user)], everything) for user in users.tolist()]) @ table.T
-        )
+        return lambda users: torch.stack([self.solve(table[of(user)], everything) for user in users.tolist()]) @ table.T
 
 
 def only_mf(kind: str, settings: Any) -> str | None:

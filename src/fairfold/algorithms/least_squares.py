@@ -2,14 +2,14 @@
 
 With X the users' histories (1 where a user has an item), user i counting ωᵢ, the objective is
 Σ ωᵢ ‖xᵢ − V uᵢ‖² plus a ridge on both sides. Given V, a user's vector follows from their own history alone. Given all
-users' vectors, V = T (M + ridge)⁻¹ with T = Σ ωᵢ xᵢ uᵢᵀ, one row per item, and M = Σ ωᵢ uᵢ uᵢᵀ, a d × d matrix: both are
-sums over users. So a device sends the *change* of its own summands since it last took part, in the slots of its
+users' vectors, V = T (M + ridge)⁻¹ with T = Σ ωᵢ xᵢ uᵢᵀ, one row per item, and M = Σ ωᵢ uᵢ uᵢᵀ, a d × d matrix: both
+are sums over users. So a device sends the *change* of its own summands since it last took part, in the slots of its
 subspace, and the server adds. Nothing is drawn at random but who takes part, there is no step size, and one setting
 serves all cohorts and schemes: the server's sums always hold everybody's latest word, whoever was drawn.
 
 Four things make that work in nested subspaces:
 
-* *Rows are folded whole* (no signs, a row per chunk), so folding commutes with d × d matrices: reduce(V)·A = reduce(V·A).
+* *Rows are folded whole* (no signs, a row per chunk), so folding commutes with matrices: reduce(V)·A = reduce(V·A).
   All of the server's algebra happens in the compact space of the largest device.
 * *An item counts by what is held of it.* In its tail a device holds sums of many items, which say little about each:
   a user's vector is solved from those of their items that own a row, and the user counts by how many these are.
@@ -219,12 +219,24 @@ class LeastSquares(Algorithm):
         """See the base class."""
         return True
 
+    def own_vectors(self, plan: Plan, sent: Sent, people: People, users: list[int]) -> Weights:
+        """See the base class: they follow from the model and the users' histories."""
+        (name,), (own_name,) = plan.architecture.tables, plan.architecture.own
+        space, factors = subspace_of(sent.projections[name]), plan.settings.model.factors
+        owned = owned_rows(space, factors)
+        histories = [items[items < owned] for items in map(people.train.of, users)]
+        sums = torch.stack([space.recover_rows(sent.vectors[name], of, factors).sum(0) for of in histories])
+        return {own_name: self.solve(sums, sent.vectors[GRAM].view(factors, factors))}
+
+    def tells_apart(self, plan: Plan, held: Sequence[Any], items: Tensor) -> Tensor:
+        """Those that own a row."""
+        return items < _owned(plan, held)
+
     def scorer(self, plan: Plan, full: Weights, held: Sequence[Any], people: People) -> Scorer:
         """Everybody's vector follows from those of their items that own a row."""
         (name,), factors = plan.architecture.tables, plan.settings.model.factors
         table, of = full[name].view(plan.architecture.tables[name]), people.train.of
-        mine = [subspace_of(one.projections[name]) for one in held if one.projections is not None]
-        owned = max(owned_rows(space, factors) for space in mine)
+        owned = _owned(plan, held)
         gram_matrix = full[GRAM].view(factors, factors)
 
         def score(users: Tensor) -> Tensor:
@@ -232,6 +244,13 @@ class LeastSquares(Algorithm):
             return self.solve(sums, gram_matrix) @ table.T
 
         return score
+
+
+def _owned(plan: Plan, held: Sequence[Any]) -> int:
+    """How many leading items own a row on some of the devices."""
+    (name,), factors = plan.architecture.tables, plan.settings.model.factors
+    mine = [subspace_of(one.projections[name]) for one in held if one.projections is not None]
+    return max(owned_rows(space, factors) for space in mine)
 
 
 def with_ridge(matrix: Tensor, ridge: float) -> Tensor:

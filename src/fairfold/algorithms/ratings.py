@@ -28,6 +28,7 @@ been spoken of from one more sum: n is the former times the share of the latter.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -54,7 +55,7 @@ from fairfold.data import Interactions
 from fairfold.errors import InvalidSettings
 from fairfold.metrics.ranking import Scorer
 from fairfold.metrics.rating import Predictor
-from fairfold.protocol.algorithm import COUNTS, Algorithm
+from fairfold.protocol.algorithm import COUNTS, Algorithm, count_of
 from fairfold.protocol.people import Client, People
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.words import Answer, Sent, State, Totals, Visit, Word
@@ -144,21 +145,43 @@ class RatingSquares(Algorithm):
         for rows in own.values():
             rows.zero_()
 
-    def survey(self, plan: Plan, histories: Interactions) -> Answer:
+    def surveys(self, settings: Any) -> dict[str, bool]:
         """How many have rated each item, how many ratings there are, their sum and that of their squares."""
+        return {COUNTS: True, RATED: False} | ({ABOVE: True} if self.orders_alike(settings) else {})
+
+    def survey(self, settings: Any, histories: Interactions, items: range) -> Answer:
+        """See the base class."""
         if histories.ratings is None:
             raise InvalidSettings("data without ratings for algorithm.kind='ratings'", "ratings", "Use another one.")
         given = histories.ratings.double()
-        sums = {
-            COUNTS: histories.counts_by_item.double(),
-            RATED: torch.stack([torch.tensor(float(len(given))).double(), given.sum(), given.square().sum()]),
-        }
-        if self.orders_alike(plan.settings):
+        sums = {COUNTS: count_of(histories, items)}
+        if items.start == 0:
+            sums[RATED] = torch.stack([torch.tensor(float(len(given))).double(), given.sum(), given.square().sum()])
+        if self.orders_alike(settings):
             counts = histories.counts_by_user.clamp(min=1)
             means = torch.zeros(histories.num_users).double().index_add_(0, histories.users, given) / counts
-            above = torch.zeros(histories.num_items).double()
-            sums[ABOVE] = above.index_add_(0, histories.items, given - means[histories.users])
+            here = (histories.items >= items.start) & (histories.items < items.stop)
+            above = torch.zeros(len(items)).double()
+            above.index_add_(0, histories.items[here] - items.start, (given - means[histories.users])[here])
+            sums[ABOVE] = above
         return Answer(sums, float(histories.num_users))
+
+    def numbering(self, plan: Plan) -> Tensor | None:
+        """Items that share a row are alike: ordered by their mean ratings, along the rows that they share.
+
+        Which rows the hash folds together is fixed; which *items* stand there is a matter of numbering, and costs a
+        device nothing. Items that the same devices own can change places among themselves.
+        """
+        if not self.orders_alike(plan.settings):
+            return None
+        chain, factors, many = chain_of(plan, 0), plan.settings.model.factors, plan.public.items
+        place, survey = torch.arange(many), plan.public.survey
+        means = survey[ABOVE] / (survey[COUNTS] + self.damping)
+        for start, stop in pairwise(sorted({0, many, *(subspace.head // factors for subspace in chain)})):
+            here = torch.arange(start, stop)
+            row = rows_of(chain[0], here, factors)  # equal tails: what the smallest size folds, all fold alike
+            place[here[means[here].argsort(stable=True)]] = here[row.argsort(stable=True)]
+        return place
 
     @torch.no_grad()
     def init(self, plan: Plan, full: Weights) -> State:
@@ -184,15 +207,12 @@ class RatingSquares(Algorithm):
         (name,), found = plan.architecture.tables, super().send(plan, state, sizes)
         held = [one.projections for one in plan.assignments(state.round_number) if one.projections is not None]
         largest = max(held, key=lambda projections: sum(one.size for one in projections.values()))
-        result = []
-        for sent in found:
-            sent = replace(sent, context={name: largest[name]})
-            if self.streamed:
-                rows = self.window(plan, sent).rows
-                passing = state.full[name].view(plan.architecture.tables[name])[rows].view(-1)
-                sent = replace(sent, vectors=sent.vectors | {STREAM: passing})
-            result.append(sent)
-        return result
+        known = [replace(sent, context={name: largest[name]}) for sent in found]
+        if not self.streamed:
+            return known
+        table = state.full[name].view(plan.architecture.tables[name])
+        passing = [table[self.window(plan, sent).rows].view(-1) for sent in known]
+        return [replace(of, vectors=of.vectors | {STREAM: rows}) for of, rows in zip(known, passing, strict=True)]
 
     def window(self, plan: Plan, sent: Sent) -> Window:
         """The rows that devices of a size speak of in a round."""
@@ -292,7 +312,7 @@ class RatingSquares(Algorithm):
         pull = pull_of(factors, self.damping, self.ridge, sums.dtype)
         table = solved_rows(sums, self._spoken(plan, largest, centre[2]), sharing, mean_code(gram, factors), pull)
         full = state.full | {name: largest.recover(table.view(-1)), CENTRE: centre, GRAM: gram}
-        return State(full, number + 1, {"sums": {name: sums.view(-1)}})
+        return State(full, number + 1, state.moments | {"sums": {name: sums.view(-1)}})
 
     def _spoken(self, plan: Plan, largest: Subspace, spoken: Tensor) -> Tensor:
         """n, how many ratings were spoken of, by row."""
@@ -307,6 +327,29 @@ class RatingSquares(Algorithm):
     def from_history(self) -> bool:
         """See the base class."""
         return True
+
+    def own_vectors(self, plan: Plan, sent: Sent, people: People, users: list[int]) -> Weights:
+        """See the base class: they follow from the model and the users' ratings."""
+        (name,), (own_name,), train = plan.architecture.tables, plan.architecture.own, people.train
+        factors, chosen = plan.settings.model.factors, people.chosen(users)
+        assert train.ratings is not None
+        space, compact = subspace_of(sent.projections[name]), sent.vectors[name]
+        rows = compact.view(-1, factors)[rows_of(space, train.items[chosen], factors)]
+        if self.streamed and CACHE in people.private:
+            rows = known_rows(people.private[CACHE][chosen].to(compact.dtype), rows)
+        owner = torch.repeat_interleave(
+            torch.arange(len(users)), torch.tensor([people.samples(user) for user in users])
+        )
+        targets = centred(train.ratings[chosen].to(compact.dtype), sent.vectors[CENTRE])
+        return {own_name: solve_raters(Ratings(rows, targets, owner, len(users)), self.damping)}
+
+    def block_scores(self, plan: Plan, sent: Sent, vectors: Weights, items: Tensor) -> Tensor:
+        """See the base class."""
+        (name,), (own_name,), centre = plan.architecture.tables, plan.architecture.own, sent.vectors[CENTRE]
+        rows, mine = sent.projections[name].rows(sent.vectors[name], items), vectors[own_name]
+        rows = rows if rows.dim() == 3 else rows[None]
+        scores = mine[:, None, 0] + rows[..., 0] + (mine[:, None, 1:] * rows[..., 1:]).sum(-1)
+        return centre[0] + centre[1] * scores
 
     def predictor(self, plan: Plan, full: Weights, held: Sequence[Any], people: People) -> Predictor:  # noqa: ARG002
         """Everybody's bias and vector follow from their own ratings."""

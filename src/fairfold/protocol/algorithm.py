@@ -77,10 +77,21 @@ class Algorithm(Frozen):
         """Whether users' vectors are sent and averaged; else they stay on the device."""
         return False
 
-    def survey(self, plan: "Plan", histories: "Interactions") -> Answer:
-        """What devices count before the first round, where the plan asks for it: a sum like any other."""
-        counts = histories.counts_by_item.to(torch.float64) if plan.method.asks_counts else None
+    def surveys(self, settings: "Settings") -> dict[str, bool]:
+        """What devices sum up before the first round, by name: whether it has a number per item."""
+        return {COUNTS: True} if settings.subspace.asks_counts else {}
+
+    def survey(self, settings: "Settings", histories: "Interactions", items: range) -> Answer:
+        """A device's part of these sums, for some neighbouring items: a summand like any other.
+
+        Sums without a number per item go with the first items.
+        """
+        counts = count_of(histories, items) if settings.subspace.asks_counts else None
         return Answer({} if counts is None else {COUNTS: counts}, float(histories.num_users))
+
+    def numbering(self, plan: "Plan") -> Tensor | None:
+        """The number that every item of the catalogue gets by what was surveyed; None where it keeps its own."""
+        return None
 
     def remembered(self, plan: "Plan") -> dict[str, int]:  # noqa: ARG002
         """Name and row length of what a device keeps of each of its samples."""
@@ -162,6 +173,10 @@ class Algorithm(Frozen):
         """Whether a user's scores follow from the model and their own history, so that it serves new users too."""
         return False
 
+    def tells_apart(self, plan: "Plan", held: Sequence[Any], items: Tensor) -> Tensor:  # noqa: ARG002
+        """Which of some items the model of these devices knows apart from others, so that they say something."""
+        return torch.ones_like(items, dtype=torch.bool)
+
     def scorer(self, plan: "Plan", full: Weights, held: Sequence[Any], people: "People") -> "Scorer":
         """Scores of all items for users.
 
@@ -176,3 +191,24 @@ class Algorithm(Frozen):
     def predictor(self, plan: "Plan", full: Weights, held: Sequence[Any], people: "People") -> "Predictor":
         """Ratings of pairs of users and items; arguments as for :meth:`scorer`."""
         raise NotImplementedError
+
+    def own_vectors(self, plan: "Plan", sent: Sent, people: "People", users: list[int]) -> Weights:  # noqa: ARG002
+        """The vectors by which a device scores items for its users, a row each."""
+        return {name: people.private[name][users] for name in plan.architecture.own}
+
+    def block_scores(self, plan: "Plan", sent: Sent, vectors: Weights, items: Tensor) -> Tensor:
+        """Scores of some items, [users, items], or of as many items per user, [users, items] of ids [users, items].
+
+        From what a device holds alone: a block of rows is all that is made of its table.
+        """
+        held, architecture = sent.projections, plan.architecture
+        dense = {name: held[name].whole(sent.vectors[name]) for name in architecture.dense if name in held}
+        rows = [held[name].rows(sent.vectors[name], items) for name in architecture.tables]
+        rows = [of if of.dim() == 3 else of[None] for of in rows]
+        return architecture.scores(dense, [vectors[name][:, None, :] for name in architecture.own], rows)
+
+
+def count_of(histories: "Interactions", items: range) -> Tensor:
+    """How many users have each of some neighbouring items."""
+    here = histories.items[(histories.items >= items.start) & (histories.items < items.stop)] - items.start
+    return torch.bincount(here, minlength=len(items)).to(torch.float64)

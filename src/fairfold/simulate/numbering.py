@@ -5,22 +5,16 @@ asked once, in a ring drawn by chance. ``backend = "loop"`` lets devices and ser
 ``"batched"`` adds up without masks, which cancel to the last bit. Every draw comes from the run's seed, so that whoever
 opens the run again finds the same order.
 
-*Alike* (``algorithm.alike``): which rows the hash folds together is fixed; which *items* stand there is a matter of
-numbering, and costs a device nothing. Items that the same devices own can change places among themselves: there they
-are ordered by their mean rating, along the rows that they share where they are not owned. The means come from two sums
-over devices: how many ratings an item has, and what these are above their users' means.
+*By the algorithm* (:meth:`Algorithm.numbering`): from its own sums over devices, such as mean ratings.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fairfold.algorithms.least_squares import chain_of, rows_of
-from fairfold.algorithms.ratings import ABOVE, RatingSquares
 from fairfold.data import Dataset, Interactions
 from fairfold.data.counted import Counted, items_at, ranks_of
 from fairfold.metrics.ranking import Scorer
@@ -33,46 +27,24 @@ from fairfold.protocol.plan import Plan
 from fairfold.protocol.sampling import Purpose, generator
 from fairfold.protocol.words import Public
 from fairfold.settings import Settings
-from fairfold.values import Weights
 
 NONE_LEADS = torch.empty(0, dtype=torch.int32)
 
 
 def public_of(data: Dataset, settings: Settings) -> Public:
     """What the server knows of the users: how many, and what they sum up before the first round."""
-    blank = Public(data.num_items, data.num_users)
-    survey = settings.algorithm.survey(_unsized(settings, blank), data.train).sums
+    survey = settings.algorithm.survey(settings, data.train, range(data.num_items)).sums
     if data.counted is not None and COUNTS in survey:
         survey = survey | {COUNTS: data.counted.counts.double()}
-    return replace(blank, survey=survey)
-
-
-def _unsized(settings: Settings, public: Public) -> Plan:
-    """A plan before the survey: sizes are not asked of it."""
-    from fairfold.protocol.architecture import Architecture
-
-    return Plan(settings, public, Architecture(settings, public.items, public.users), [])
+    return Public(data.num_items, data.num_users, survey)
 
 
 def numbered(data: Dataset, settings: Settings) -> Dataset:
     """The data set as a federation of these settings numbers its items."""
-    algorithm = settings.algorithm
-    if isinstance(algorithm, RatingSquares) and algorithm.orders_alike(settings):
-        plan = Plan.of(settings, public_of(data, settings))
-        return data.renumbered(alike_places(plan, plan.public.survey, algorithm.damping))
-    return numbered_by_counts(data, settings) if settings.subspace.counted and data.counted is None else data
-
-
-def alike_places(plan: Plan, survey: Weights, damping: float) -> Tensor:
-    """The new number of every item, by sums over devices."""
-    chain, factors, items = chain_of(plan, 0), plan.settings.model.factors, plan.public.items
-    place, means = torch.arange(items), survey[ABOVE] / (survey[COUNTS] + damping)
-    cuts = sorted({0, items, *(subspace.head // factors for subspace in chain)})
-    for start, stop in pairwise(cuts):
-        here = torch.arange(start, stop)
-        row = rows_of(chain[0], here, factors)  # equal tails: what the smallest size folds, all fold alike
-        place[here[means[here].argsort(stable=True)]] = here[row.argsort(stable=True)]
-    return place
+    if settings.subspace.counted and data.counted is None:
+        return numbered_by_counts(data, settings)
+    place = settings.algorithm.numbering(Plan.of(settings, public_of(data, settings)))
+    return data if place is None else data.renumbered(place)
 
 
 def numbered_by_counts(data: Dataset, settings: Settings) -> Dataset:
