@@ -13,6 +13,9 @@ def export(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     capacity: Annotated[str, typer.Option(help="Size of the device: 16x, 1/16 or 40MB; it need not have taken part.")],
     out: Annotated[Path | None, typer.Option(help="File to write; default RUN/device-CAPACITY.safetensors.")] = None,
+    newest: Annotated[
+        bool, typer.Option("--newest", help="Insist on the newest checkpoint, even if only an older one is whole.")
+    ] = False,
 ) -> None:
     """Write a device's model and print its quality on the test set.
 
@@ -25,23 +28,24 @@ def export(
     from fairfold.subspace import Capacity
 
     console = wide_console()
+
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
+
     with told_plainly():
         size = Capacity.parse(capacity)
-        opened = open_run(run)
+        opened = open_run(run, say, newest=newest)
         device = device_model(opened, size)
         measured = quality(opened, device)
         path = run / f"device-{size}.safetensors" if out is None else out
         written = write_device_model(opened, device, path, measured)
         metric, value, server = measured
         full_size = sum(tensor.numel() for tensor in opened.progress.state.full.values())
-        asked = "on all test images" if opened.settings.reads_images else "over all users"
+        asked = "on all test images" if opened.settings.model.reads_images else "over all users"
         note = "" if device.trained else " No device of this size took part in the run."
         if not device.nests:
             note += " Its size does not nest with those of the run: a model to use, not to train along."
-        console.print(
+        say(
             f"{path}: {device.size:,} of {full_size:,} numbers, {human_bytes(written)}. "
-            f"{metric} {value:.4f} {asked}; the server's model {server:.4f}.{note}",
-            soft_wrap=True,
-            highlight=False,
-            markup=False,
+            f"{metric} {value:.4f} {asked}; the server's model {server:.4f}.{note}"
         )

@@ -7,7 +7,7 @@ import typer
 
 def plan(
     items: Annotated[int, typer.Option(help="Rows of the table.", min=1)],
-    dim: Annotated[int, typer.Option(help="Numbers a row (factors).", min=1)],
+    dim: Annotated[int, typer.Option(help="Numbers per row (factors).", min=1)],
     budget: Annotated[
         list[str],
         typer.Option(help="What a device may store: 64MB, 16x or 1/16. Give it again for each kind of device."),
@@ -16,13 +16,13 @@ def plan(
     chunk: Annotated[int, typer.Option(help="Neighbouring weights that share one hash.", min=1)] = 1,
     batch: Annotated[int, typer.Option(help="Rows looked up at once.", min=1)] = 512,
     interactions: Annotated[int, typer.Option(help="Interactions a device trains on in a round.", min=1)] = 1000,
-    negatives: Annotated[int, typer.Option(help="Sampled items an interaction.", min=0)] = 4,
+    negatives: Annotated[int, typer.Option(help="Sampled items per interaction.", min=0)] = 4,
     item_bias: Annotated[
-        bool, typer.Option("--item-bias", help="One number an item beside the table, held whole by every device.")
+        bool, typer.Option("--item-bias", help="One number per item beside the table, held whole by every device.")
     ] = False,
     measure: Annotated[bool, typer.Option(help="Train one device of each size in a process; show its peak.")] = False,
 ) -> None:
-    """Show the size, memory and traffic of devices, one line a budget."""
+    """Show the size, memory and traffic of devices, one line per budget."""
     from rich.console import Console
     from rich.table import Table
 

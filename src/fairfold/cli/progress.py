@@ -14,12 +14,12 @@ from fairfold.runs.callbacks import Callback
 from fairfold.runs.units import human_bytes, human_seconds
 
 if TYPE_CHECKING:
-    from fairfold.federation.settings import Settings
+    from fairfold.settings import Settings
     from fairfold.simulate.result import Quality, Result, RoundReport
     from fairfold.subspace import Capacity
 
 LINE_SECONDS = 30.0
-"""Without a terminal: a line an evaluation, and one when nothing has been said for so long."""
+"""Without a terminal: a line per evaluation, and one when nothing has been said for so long."""
 
 
 class Display(Callback):
@@ -45,9 +45,9 @@ class Display(Callback):
         """Draw the bar."""
         self._sizes = [str(capacity) for capacity in capacities]
         self._metric = settings.metric
-        self._rounds, self._first = settings.rounds, first_round
+        self._rounds, self._first = settings.run.rounds, first_round
         self._started = self._spoke = time.monotonic()
-        self._task = self._bar.add_task("", total=settings.rounds, completed=first_round - 1, left="")
+        self._task = self._bar.add_task("", total=settings.run.rounds, completed=first_round - 1, left="")
         if self._console.is_terminal:
             self._live = Live(self._view(), console=self._console, refresh_per_second=8, transient=True)
             self._live.start()

@@ -17,30 +17,37 @@ def recommend(
     history: Annotated[
         Path | None,
         typer.Option(
-            help="Instead: a new user's items, a file with one id (or #number) a line, followed by the user's rating "
-            "for a model of ratings (mf-ratings)."
+            help="Instead: a new user's items, a file with one id (or #number) per line, followed by the user's rating "
+            "for a model of ratings."
         ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many items.")] = 10,
     capacity: Annotated[
         str | None, typer.Option(help="By the model of a device of this size (16x, 40MB); else by the server's.")
     ] = None,
+    newest: Annotated[
+        bool, typer.Option("--newest", help="Insist on the newest checkpoint, even if only an older one is whole.")
+    ] = False,
 ) -> None:
     """Recommend items to a user, known or new: ids, titles where the data has them, what the user has left out."""
     import torch
 
     from fairfold.errors import InvalidSettings
-    from fairfold.federation.projection import Assignment
     from fairfold.metrics.ranking import recommend as best_items
     from fairfold.metrics.references import Popularity
+    from fairfold.projections import Assignment
     from fairfold.runs.device import device_model
     from fairfold.runs.opened import find_user, item_name, open_run
     from fairfold.subspace import Capacity
 
     console = wide_console()
+
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
+
     with told_plainly():
         size = None if capacity is None else Capacity.parse(capacity)
-        opened = open_run(run)
+        opened = open_run(run, say, newest=newest)
         data, state = opened.interactions, opened.progress.state
         if (user is None) == (history is None):
             raise InvalidSettings(

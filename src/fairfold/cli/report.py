@@ -52,7 +52,7 @@ def comparison(data: str, metric: str, runs: list[RunSummary]) -> Table:
     sizes = sizes_of(runs)
     table = Table(title=escape(data), title_justify="left")
     table.add_column("run")
-    for heading in ("rounds", f"best {metric}", "in round", "last", *sizes, "a round", "down", "up"):
+    for heading in ("rounds", f"best {metric}", "in round", "last", *sizes, "per round", "down", "up"):
         table.add_column(heading, justify="right")
     for row in page_rows(runs, []):
         label = escape(f"{row['label']} ({row['mark']})" if row["mark"] else row["label"])

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from fairfold.cli.choose import changes_of, choose
 from fairfold.cli.console import wide_console
 from fairfold.cli.errors import told_plainly
 from fairfold.errors import InvalidSettings
 from fairfold.runs.units import human_bytes, human_seconds
 
 if TYPE_CHECKING:
-    from fairfold.federation.settings import Settings
     from fairfold.runs.callbacks import Callback
     from fairfold.runs.folder import RunFolder
     from fairfold.runs.train import Finished
@@ -38,15 +37,15 @@ def train(
     model: Annotated[
         str | None,
         typer.Option(
-            help="mf, neumf (rankings), mf-ratings, neumf-mlp (ratings), mlp, lenet (images: --data mnist), "
-            "or your own: package.module:Class."
+            help="mf, neumf (rankings), neumf-mlp (ratings), mlp, lenet (images: --data mnist), a registered one, or "
+            "your own: package.module:Class."
         ),
     ] = None,
     method: Annotated[
         str | None,
         typer.Option(
-            help="fair, fair_hom, full_trn, fedavg, central (all data in one place); with gradient steps (--recipe "
-            "paper) also fedhm, heterofl, inconsistent."
+            help="fair, fair_hom, full_trn, fedavg; with gradient steps (--recipe paper) also fedhm, heterofl, "
+            "inconsistent; or central: all data in one place."
         ),
     ] = None,
     capacities: Annotated[str | None, typer.Option(help="Capacity scheme, e.g. 1x-4x-16x.")] = None,
@@ -67,7 +66,7 @@ def train(
         bool, typer.Option("--tensorboard", help="Also write event files (needs the extra 'tensorboard').")
     ] = False,
     change: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; may be repeated.")
+        list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other setting; may be repeated.")
     ] = None,
 ) -> None:
     """Train a federation. Without arguments: devices of sizes 1x-4x-16x in a synthetic world, under a minute.
@@ -81,13 +80,12 @@ def train(
 
     console, places = wide_console(), list[Path]()
     with told_plainly():
+        if resume and out is None:
+            raise InvalidSettings("--resume without --out", "the folder of the run", "Add --out FOLDER.")
         options = {
             "data": data, "model": model, "method": method, "capacities": capacities, "rounds": rounds, "seed": seed
         }  # fmt: skip
-        changes = {key: value for key, value in options.items() if value is not None}
-        settings = _settings(file, recipe, changes | parse_changes(change or []), out if resume else None)
-        if resume and out is None:
-            raise InvalidSettings("--resume without --out", "the folder of the run", "Add --out FOLDER.")
+        settings, source = choose(file, recipe, changes_of(options, change or []), out if resume else None)
         if tensorboard:
             require_tensorboard()
 
@@ -98,6 +96,7 @@ def train(
         def say(message: str) -> None:
             console.print(message, soft_wrap=True, highlight=False, markup=False)
 
+        say(source)
         try:
             finished = run(
                 settings, out, resume=resume, checkpoint_every=checkpoint_every, callbacks=callbacks, say=say
@@ -107,18 +106,6 @@ def train(
                 say(f"Go on with: fairfold train --out {place} --resume")
             raise
         _show(console, finished)
-
-
-def _settings(file: Path | None, recipe: str | None, changes: dict[str, Any], resumed: Path | None) -> Settings:
-    """From a file, a recipe, or, when a run goes on and neither is named, from the run's own folder."""
-    from fairfold.runs.folder import SETTINGS
-    from fairfold.runs.settings import BEST, load_settings
-
-    if file is None and recipe is None and resumed is not None and (resumed / SETTINGS).is_file():
-        return load_settings(resumed / SETTINGS, changes, recorded=True)
-    if file is None and recipe is None and not changes.keys() & {"solver", "model"}:
-        recipe = BEST  # whoever names another solver or model starts from the settings' own defaults
-    return load_settings(file, changes, recipe)
 
 
 def _show(console: Console, finished: Finished) -> None:
@@ -134,7 +121,7 @@ def _show(console: Console, finished: Finished) -> None:
         console.print(words, soft_wrap=True, highlight=False, markup=False)
     each = sum(report.seconds for report in history) / max(len(history), 1)
     console.print(
-        f"{result.state.round_number} rounds in {finished.seconds:.1f} s ({human_seconds(each)} a round): "
+        f"{result.state.round_number} rounds in {finished.seconds:.1f} s ({human_seconds(each)} per round): "
         f"{finished.stopped}. Results are in {finished.folder.path}",
         soft_wrap=True,
         highlight=False,
@@ -142,26 +129,12 @@ def _show(console: Console, finished: Finished) -> None:
     )
 
 
-def parse_changes(changes: list[str]) -> dict[str, Any]:
-    """``key=value`` pairs; values are read as TOML where that works, and as text otherwise."""
-    parsed: dict[str, Any] = {}
-    for change in changes:
-        key, equals, value = change.partition("=")
-        if not equals or not key.strip():
-            raise InvalidSettings(f"--set {change}", "KEY=VALUE", "Write e.g. --set factors=16.")
-        try:
-            parsed[key.strip()] = tomllib.loads(f"value = {value.strip()}")["value"]
-        except tomllib.TOMLDecodeError:
-            parsed[key.strip()] = value.strip()
-    return parsed
-
-
 def closing_table(result: Result) -> Table:
     """Quality, memory and bytes by device size, beside what needs no training."""
     names = list(result.references)
     table = Table(title=f"{result.metric} by device size")
     table.add_column("devices")
-    holders = "clients" if result.settings.reads_images else "users"
+    holders = "clients" if result.settings.model.reads_images else "users"
     # What its holders do not tell: a size's model for all users, where it has a meaning.
     comparable = any(group.everybody is not None for group in result.groups)
     everybody = ["for all users"] if comparable else []

@@ -9,7 +9,7 @@ from fairfold.errors import InvalidSettings
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fairfold.federation.settings import Settings
+    from fairfold.settings import Settings
     from fairfold.simulate.result import Result, RoundReport
     from fairfold.subspace import Capacity
 

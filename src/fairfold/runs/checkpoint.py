@@ -7,8 +7,8 @@ before is removed only after that. No pickle anywhere: reading a checkpoint cann
 
 import hashlib
 import json
-import time
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,26 +22,24 @@ from fairfold import files
 from fairfold.data import Dataset, Interactions
 from fairfold.data.images import ImageDataset
 from fairfold.errors import InvalidCheckpoint
-from fairfold.federation.aggregate import ServerState
-from fairfold.federation.replies import Rejections
-from fairfold.federation.sampling import hash_seed
-from fairfold.federation.settings import Settings
-from fairfold.federation.storage import Storage
-from fairfold.runs.settings import in_full
+from fairfold.protocol.faults import Rejections
+from fairfold.protocol.storage import Storage
+from fairfold.protocol.words import State
 from fairfold.runs.tensors import bytes_of, checksum_of, write_tensors
+from fairfold.settings import Settings, read_settings
 from fairfold.simulate.result import Quality, RoundReport
 from fairfold.simulate.run import Progress
 from fairfold.version import __version__
 
-FORMAT = 1
-"""Raised whenever what is in a checkpoint changes its meaning."""
+FORMAT = 2
+"""Raised whenever what is in a checkpoint, or in a run's folder, changes its meaning."""
 
 KEPT = 2
 PRIVATE = "private/"
 BLOCK_ROWS = 65_536
 """Users whose vectors are read at a time."""
 
-MAY_DIFFER = ("rounds", "patience", "threshold", "evaluate_every", "user_storage")
+MAY_DIFFER = ("run.rounds", "run.patience", "run.threshold", "run.evaluate_every", "run.user_storage")
 """Settings that may change when a run goes on: when it ends, what is looked at and what is kept where."""
 
 
@@ -51,10 +49,11 @@ class Checkpoint:
 
     Attributes:
         progress: Where the run stood.
-        settings: Of the run, as plain values: those that the version which wrote it knew.
+        settings: Of the run, as plain values.
         data: Facts of the data it was trained on.
         versions: Of fairfold and torch, which wrote it.
         seconds: How long the run had taken.
+        beside: What else had to be written at the same moment, as plain values.
     """
 
     progress: Progress
@@ -62,6 +61,7 @@ class Checkpoint:
     data: dict[str, Any]
     versions: dict[str, str]
     seconds: float
+    beside: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,15 @@ class Found:
     damaged: list[str]
 
 
-def save(folder: Path, progress: Progress, settings: Settings, data: dict[str, Any], seconds: float) -> int:
-    """Write a checkpoint, then remove all but the last two. Returns its size in bytes."""
+def save(
+    folder: Path,
+    progress: Progress,
+    settings: Settings,
+    data: dict[str, Any],
+    seconds: float,
+    beside: Mapping[str, Any] | None = None,
+) -> int:
+    """Write a checkpoint, then remove all but the last two. Returns its size in bytes; attributes as there."""
     number = progress.state.round_number
     stem = f"round-{number:08d}"
     tensors = _tensors(progress)
@@ -83,22 +90,15 @@ def save(folder: Path, progress: Progress, settings: Settings, data: dict[str, A
         "round": number,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {"fairfold": __version__, "torch": torch.__version__},
-        "settings": settings.model_dump(mode="json"),
-        "hash": {
-            "seed": hash_seed(settings, max(number - 1, 0)),
-            "mapping": settings.mapping,
-            "chunk": settings.chunk,
-            "sign": settings.sign,
-            "size_rule": settings.size_rule,
-            "capacities": settings.capacities,
-        },
+        "settings": settings.plain(),
         "data": data,
         "tensors": described | {"names": list(tensors)},  # in this order: readers of the file sort them
         "rejections": dict(progress.rejections.counts),
         "seconds": seconds,
+        "beside": dict(beside or {}),
         "history": [asdict(report) for report in progress.history],
     }
-    content["checksum"] = _checksum(content)
+    content["checksum"] = checksum_of_values(content)
     text = json.dumps(content).encode()
     files.write_atomically(folder / f"{stem}.json", text)
     _remove_old(folder)
@@ -123,14 +123,28 @@ def newest(folder: Path, storage: Storage | None = None) -> Found:
     return Found(None, damaged)
 
 
-def require(folder: Path) -> Checkpoint:
-    """The newest whole checkpoint; an error where there is none."""
+def require(folder: Path, say: Callable[[str], None] = lambda _: None, *, newest_only: bool = False) -> Checkpoint:
+    """The newest whole checkpoint; an error where there is none.
+
+    Args:
+        folder: Of checkpoints.
+        say: Told of every newer one that is damaged and was passed over.
+        newest_only: Rather an error than an older one.
+    """
     found = newest(folder)
-    if found.checkpoint is None:
+    if found.checkpoint is None or (newest_only and found.damaged):
         reasons = "; ".join(found.damaged) or "there is none"
+        older = "" if found.checkpoint is None else ", or take the older one by leaving out --newest"
         raise InvalidCheckpoint(
-            f"{folder}: no whole checkpoint ({reasons})", "the checkpoint of a run", "Check the folder, or train anew."
+            f"{folder}: no whole checkpoint ({reasons})"
+            if not older
+            else f"{folder}: the newest is damaged ({reasons})",
+            "the checkpoint of a run",
+            f"Check the folder, or train anew{older}.",
         )
+    for problem in found.damaged:
+        number = found.checkpoint.progress.state.round_number
+        say(f"Passed over a damaged checkpoint, {problem}: this is round {number} (--newest insists on the newest).")
     return found.checkpoint
 
 
@@ -145,7 +159,7 @@ def remove_strays(folder: Path) -> None:
 
 def refuse_other_run(checkpoint: Checkpoint, settings: Settings, where: Path) -> None:
     """Refuse a checkpoint of other settings, with the keys that differ."""
-    saved, wanted = _flat(in_full(checkpoint.settings)), _flat(settings.model_dump(mode="json"))
+    saved, wanted = flat_keys(read_settings(checkpoint.settings).plain()), flat_keys(settings.plain())
     differing = [key for key in sorted(saved.keys() | wanted.keys()) if saved.get(key) != wanted.get(key)]
     differing = [key for key in differing if key not in MAY_DIFFER]
     if differing:
@@ -197,27 +211,6 @@ def data_facts(data: Dataset | ImageDataset) -> dict[str, Any]:
     }
 
 
-class Pace:
-    """When a checkpoint is due: every so many rounds, or as often as costs at most a tenth of the time."""
-
-    SHARE = 10
-
-    def __init__(self, every: int | None) -> None:
-        self._every = every
-        self._cost = 0.0
-        self._ended = -float("inf")
-
-    def due(self, round_number: int) -> bool:
-        """Whether to write one after this round."""
-        if self._every is not None:
-            return round_number % self._every == 0
-        return time.monotonic() - self._ended >= self.SHARE * self._cost
-
-    def wrote(self, seconds: float) -> None:
-        """Note what one has cost."""
-        self._cost, self._ended = seconds, time.monotonic()
-
-
 # -- inside ------------------------------------------------------------------------------------------------------------
 
 
@@ -245,7 +238,7 @@ def _progress(tensors: dict[str, Tensor], manifest: dict[str, Any]) -> Progress:
             moment, name = name.split("/", 1)
             moments.setdefault(moment, {})[name] = tensor
     history = [_report(values) for values in manifest["history"]]
-    state = ServerState(full, manifest["round"], moments)
+    state = State(full, manifest["round"], moments)
     return Progress(state, private, history, Rejections(Counter(manifest["rejections"])))
 
 
@@ -276,45 +269,51 @@ def _read(path: Path, storage: Storage) -> Checkpoint:
     except (SafetensorError, OSError) as error:
         raise _Damaged(f"{beside.name}: {error}") from None
     progress = _progress(tensors, manifest)
-    return Checkpoint(progress, manifest["settings"], manifest["data"], manifest["versions"], manifest["seconds"])
+    told = (manifest[key] for key in ("settings", "data", "versions", "seconds", "beside"))
+    return Checkpoint(progress, *told)
 
 
 def _private(opened: Any, name: str, storage: Storage) -> Tensor:
-    """A table of users' vectors, read a block at a time to where it is kept."""
+    """A table of users' vectors, read a block at a time to where it is kept; else all of a tensor."""
     part = opened.get_slice(name)
-    rows, columns = part.get_shape()
-    table: Tensor | None = None
-    for start in range(0, max(rows, 1), BLOCK_ROWS):
-        block = part[start : start + BLOCK_ROWS]
-        if table is None:
-            table = storage.empty(name.removeprefix(PRIVATE), (rows, columns), block.dtype)
-        table[start : start + BLOCK_ROWS] = block
-    assert table is not None
+    shape = tuple(part.get_shape())
+    if len(shape) != 2 or not shape[0]:
+        whole: Tensor = opened.get_tensor(name).clone()
+        return whole
+    first = part[:BLOCK_ROWS]
+    table = storage.empty(name.replace("/", "-"), shape, first.dtype)
+    table[:BLOCK_ROWS] = first
+    for start in range(BLOCK_ROWS, shape[0], BLOCK_ROWS):
+        table[start : start + BLOCK_ROWS] = part[start : start + BLOCK_ROWS]
     return table
 
 
 def _manifest(path: Path) -> dict[str, Any]:
+    """What a manifest says; damage is told from another format by the checksum, which all formats have."""
     try:
         manifest = json.loads(path.read_bytes())
-        if not isinstance(manifest, dict):
-            raise _Damaged("not a manifest")
-        found = manifest["format"]
-    except KeyError:
-        raise _Damaged("not a manifest") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _Damaged(f"unreadable ({error})") from None
-    if found != FORMAT:
-        raise InvalidCheckpoint(
-            f"{path}: a checkpoint of format {found}, written by fairfold {manifest.get('versions', {})!r}",
-            f"format {FORMAT}",
-            "Go on with the version that wrote it, or train anew.",
-        )
-    if manifest.pop("checksum", None) != _checksum(manifest):
+    if not isinstance(manifest, dict) or "format" not in manifest:
+        raise _Damaged("not a manifest")
+    if manifest.pop("checksum", None) != checksum_of_values(manifest):
         raise _Damaged("another checksum than it says")
+    if manifest["format"] != FORMAT:
+        raise other_format(path, manifest["format"])
     return manifest
 
 
-def _checksum(content: dict[str, Any]) -> str:
+def other_format(path: Path, found: object) -> InvalidCheckpoint:
+    """The refusal of what another version of fairfold wrote."""
+    return InvalidCheckpoint(
+        f"{path}: of format {found}, written by another version of fairfold",
+        f"format {FORMAT}",
+        "Use it with the version that wrote it, or train anew.",
+    )
+
+
+def checksum_of_values(content: Mapping[str, Any]) -> str:
+    """SHA-256 of plain values, whatever the order of their keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -328,13 +327,11 @@ def _remove_old(folder: Path) -> None:
         files.disk.remove(path.with_suffix(".safetensors"))
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat_keys(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Tables as one, by ``table.key``."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
+        flat |= flat_keys(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
     return flat
 
 

@@ -1,12 +1,11 @@
 """The folder a run leaves behind.
 
-``settings.toml`` as run · ``metrics.csv`` a line a round · ``run.log`` · ``checkpoints/`` the last two ·
-``result.json`` the closing table · ``model.safetensors`` the server's vector, with what is needed to read it.
+``settings.toml`` as run · ``metrics.csv`` a line per round · ``run.log`` · ``checkpoints/`` the last two ·
+``model.safetensors`` the server's tensors · ``result.json`` the closing table, which comes last: a run without it is
+unfinished. Each of them holds its own checksum, so that whoever reads one can tell whether it is what was written.
 """
 
 import contextlib
-import csv
-import io
 import json
 import logging
 import os
@@ -17,18 +16,14 @@ from typing import Any
 
 import torch
 
+from fairfold import files
 from fairfold.errors import CannotWrite, InvalidSettings
-from fairfold.federation.settings import Settings
-from fairfold.files import TEMPORARY, remove_leftovers, write_atomically
 from fairfold.runs import popularity
-from fairfold.runs.settings import to_toml
-from fairfold.runs.tensors import write_tensors
+from fairfold.runs.read import LOG, METRICS, MODEL, RESULT, SETTINGS, columns_of, lines_of, sealed_json, sealed_settings
+from fairfold.runs.tensors import write_sealed
+from fairfold.settings import Settings
 from fairfold.simulate.result import Result, RoundReport
-from fairfold.subspace import parse_scheme
 from fairfold.version import __version__
-
-SETTINGS, METRICS, RESULT, MODEL, LOG = "settings.toml", "metrics.csv", "result.json", "model.safetensors", "run.log"
-ROUND_COLUMNS = ["round", "seconds", "clients", "bytes_down", "bytes_up", "server"]
 
 
 class RunFolder:
@@ -50,23 +45,39 @@ class RunFolder:
         path = _free_name(settings) if path is None else path
         cls(path).require_free(again=again)
         try:
+            missing = [folder for folder in (path, *path.parents) if not folder.exists()]
             path.mkdir(parents=True, exist_ok=True)
-            (path / "checkpoints").mkdir(exist_ok=True)
+            for made in missing:
+                files.sync_folder(made.parent)
         except OSError as error:
             raise InvalidSettings(f"--out {path}: {error.strerror}", "a folder to write to", "Name another.") from None
         return cls(path)
 
     def begin(self, settings: Settings, history: list[RoundReport]) -> None:
-        """Write the settings as run, the head of the metrics, and the rounds before those that are to come."""
-        remove_leftovers(self.path)
-        if self.was_refused():
-            (self.path / RESULT).unlink()
-        write_atomically(self.path / SETTINGS, to_toml(settings).encode())
+        """Write the settings as run, then all else that a run begins with: from here on it can be gone on with.
+
+        A closing table of an earlier end goes first of all: from the next round on it would not be this run's.
+        """
+        files.remove_leftovers(self.path)
+        if (self.path / RESULT).exists():
+            files.disk.remove(self.path / RESULT)
+            files.sync_folder(self.path)
+        files.write_atomically(self.path / SETTINGS, sealed_settings(settings))
+        self.checkpoints.mkdir(exist_ok=True)
         self._write_metrics(settings, history)
 
     def require_free(self, *, again: bool = False) -> None:
-        """Refuse a folder that holds something else than a run to go on with (``again``) or a run that could not be."""
-        usable = self.was_refused() or (again and self.holds_a_run())
+        """Refuse a folder that holds something; or, with ``again``, one that holds no run to go on with.
+
+        Where a note says that a run could not be, another may take its place.
+        """
+        if again and not self.holds_a_run():
+            raise InvalidSettings(
+                f"--resume with --out {self.path}, which holds no {SETTINGS}",
+                "the folder of a run",
+                "Check the name, or leave out --resume to train from the start.",
+            )
+        usable = again or self.was_refused()
         if self.path.exists() and not usable and (not self.path.is_dir() or _content(self.path)):
             raise InvalidSettings(
                 f"--out {self.path}", "a new or empty folder", "Name another, remove it, or go on with --resume."
@@ -85,7 +96,7 @@ class RunFolder:
         """Whether all there is here is a note that a run could not be."""
         try:
             return "refused" in json.loads((self.path / RESULT).read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, TypeError):
             return False
 
     @contextlib.contextmanager
@@ -111,7 +122,10 @@ class RunFolder:
     @contextlib.contextmanager
     def logging(self) -> Iterator[None]:
         """Send what fairfold logs to the folder; the terminal sees it only where the caller has set logging up."""
-        handler = logging.FileHandler(self.path / LOG, encoding="utf-8")
+        try:
+            handler = logging.FileHandler(self.path / LOG, encoding="utf-8")
+        except OSError as error:
+            raise _cannot_write(self.path / LOG, error) from error
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logger = logging.getLogger("fairfold")
         level = logger.level
@@ -125,53 +139,58 @@ class RunFolder:
             handler.close()
 
     def _write_metrics(self, settings: Settings, history: list[RoundReport]) -> None:
-        self._columns = [*ROUND_COLUMNS, *(str(capacity) for capacity in parse_scheme(settings.capacities))]
-        rows = [self._columns, *(_row(report, len(self._columns)) for report in history)]
-        write_atomically(self.path / METRICS, _lines(rows))
+        self._columns = columns_of(settings)
+        rows = [self._columns[:-1], *(self._row(report) for report in history)]
+        files.write_atomically(self.path / METRICS, lines_of(rows))
+
+    def _row(self, report: RoundReport) -> list[Any]:
+        quality = report.quality
+        found = [report.round_number, f"{report.seconds:.6f}", report.clients, report.bytes_down, report.bytes_up]
+        found += [] if quality is None else [quality.server, *quality.groups]
+        found = ["" if value is None else value for value in found]
+        return found + [""] * (len(self._columns) - 1 - len(found))
 
     def refuse(self, settings: Settings, reason: str) -> None:
         """Write down that the method cannot serve these settings, for the report to say so."""
-        write_atomically(self.path / SETTINGS, to_toml(settings).encode())
-        write_atomically(self.path / RESULT, (json.dumps({"refused": reason}, indent=2) + "\n").encode())
+        files.write_atomically(self.path / SETTINGS, sealed_settings(settings))
+        files.write_atomically(self.path / RESULT, sealed_json({"refused": reason}))
 
     def note(self, report: RoundReport) -> None:
         """Append one round to the metrics; a line that a kill cuts short is written anew when the run goes on."""
         try:
             with (self.path / METRICS).open("ab") as file:
-                file.write(_lines([_row(report, len(self._columns))]))
+                file.write(lines_of([self._row(report)]))
         except OSError as error:
-            raise CannotWrite(
-                f"{self.path / METRICS}: {error.strerror}", "a file that can be written", "Go on with --resume."
-            ) from error
+            raise _cannot_write(self.path / METRICS, error) from error
 
     def finish(self, result: Result, seconds: float, stopped: str, data: dict[str, Any]) -> None:
-        """Write the closing table and the model."""
+        """Write the model, then the closing table, which says that the run is finished."""
         settings = result.settings
         self._write_metrics(settings, result.history)  # the last round's quality may have come after its line
-        smaller_is_better = result.metric == "MSE"
-        evaluated = [report for report in result.history if report.quality is not None]
-        best = min(evaluated, key=lambda report: _server(report) * (1 if smaller_is_better else -1), default=None)
+        evaluated = [(one.round_number, one.quality.server) for one in result.history if one.quality is not None]
+        sign = 1 if settings.smaller_is_better else -1
+        best = min(evaluated, key=lambda pair: sign * pair[1], default=None)
         summary = {
             "metric": result.metric,
             "rounds": result.state.round_number,
             "stopped": stopped,
             "seconds": round(seconds, 3),
             "server": {"quality": result.quality, "references": dict(result.references)},
-            "best": None if best is None else {"round": best.round_number, "quality": _server(best)},
+            "best": None if best is None else {"round": best[0], "quality": best[1]},
             "groups": [vars(group) | {"references": dict(group.references)} for group in result.groups],
             "rejections": dict(result.rejections),
             "popularity": popularity.facts_of(result),
             "data": data,
             "versions": {"fairfold": __version__, "torch": torch.__version__},
         }
-        write_atomically(self.path / RESULT, (json.dumps(summary, indent=2) + "\n").encode())
-        metadata = {"settings": settings.model_dump_json(), "round": str(result.state.round_number)}
-        write_tensors(self.path / MODEL, result.state.full, metadata)
+        metadata = {"settings": json.dumps(settings.plain()), "round": str(result.state.round_number)}
+        write_sealed(self.path / MODEL, result.state.full, metadata)
+        files.write_atomically(self.path / RESULT, sealed_json(summary))
 
 
 def _free_name(settings: Settings) -> Path:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    name = Path(settings.data).name or "data"
+    name = Path(settings.data.name).name or "data"
     path = Path("runs") / f"{stamp}-{name}"
     number = 1
     while path.exists():
@@ -185,23 +204,9 @@ def _content(path: Path) -> list[Path]:
     return [
         entry
         for entry in path.iterdir()
-        if entry.suffix != TEMPORARY and not (entry.name == "checkpoints" and not any(entry.iterdir()))
+        if entry.suffix != files.TEMPORARY and not (entry.name == "checkpoints" and not any(entry.iterdir()))
     ]
 
 
-def _server(report: RoundReport) -> float:
-    assert report.quality is not None
-    return report.quality.server
-
-
-def _row(report: RoundReport, columns: int) -> list[Any]:
-    row = [report.round_number, f"{report.seconds:.6f}", report.clients, report.bytes_down, report.bytes_up]
-    if report.quality is None:
-        return row + [""] * (columns - len(row))
-    return row + ["" if value is None else value for value in (report.quality.server, *report.quality.groups)]
-
-
-def _lines(rows: list[list[Any]]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode()
+def _cannot_write(path: Path, error: OSError) -> CannotWrite:
+    return CannotWrite(f"{path}: {error.strerror}", "a file that can be written", "Go on with --resume.")

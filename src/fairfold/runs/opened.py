@@ -1,11 +1,11 @@
 """A run opened again: its settings, its data and its newest checkpoint, for recommendations and exports."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,19 +14,17 @@ from fairfold.data import Dataset, Interactions
 from fairfold.data.counted import items_at, ranks_of
 from fairfold.data.images import ImageDataset
 from fairfold.errors import InvalidSettings
-from fairfold.federation.image_task import task_of
-from fairfold.federation.least_squares import server_owned
-from fairfold.federation.projection import Assignment
-from fairfold.federation.settings import Settings, read_settings
-from fairfold.federation.task import Weights
 from fairfold.metrics.ranking import Scorer
-from fairfold.models import scorer
+from fairfold.projections import Assignment
+from fairfold.protocol.people import People
+from fairfold.protocol.plan import Plan
 from fairfold.runs import checkpoint
-from fairfold.runs.folder import SETTINGS, RunFolder
-from fairfold.runs.settings import in_full
-from fairfold.simulate.federation import Federation
-from fairfold.simulate.result import history_scorer
-from fairfold.simulate.run import Progress, load_data
+from fairfold.runs.folder import RunFolder
+from fairfold.runs.read import SETTINGS
+from fairfold.settings import Settings, read_settings
+from fairfold.simulate.run import Progress
+from fairfold.simulate.world import World, load_data
+from fairfold.values import Weights
 
 
 @dataclass(frozen=True)
@@ -35,38 +33,46 @@ class OpenRun:
 
     Attributes:
         path: Of its folder.
-        federation: Settings, task and capacities.
-        progress: The newest whole checkpoint.
-        data: What it was trained on.
+        world: Its plan, its people with their private vectors, its data.
+        progress: The checkpoint.
         facts: Those of the data.
     """
 
     path: Path
-    federation: Federation
+    world: World
     progress: Progress
-    data: Dataset | ImageDataset
     facts: dict[str, Any]
+
+    @property
+    def plan(self) -> Plan:
+        """What its server and devices agreed on."""
+        return self.world.plan
 
     @property
     def settings(self) -> Settings:
         """As run."""
-        return self.federation.settings
+        return self.plan.settings
 
     @property
     def interactions(self) -> Dataset:
         """The data of a recommender; refused where the run is none."""
-        if isinstance(self.data, ImageDataset):
+        if isinstance(self.world.data, ImageDataset):
             raise InvalidSettings(
-                f"{self.path}, a run of model={self.settings.model!r} on images",
+                f"{self.path}, a run of model.kind={self.settings.model.kind!r} on images",
                 "a run of a recommender",
                 "A network that reads images has nothing to recommend; see `fairfold export` for its device models.",
             )
-        return self.data
+        return self.world.data
+
+    @property
+    def last_round(self) -> int:
+        """The number of the last round, by whose hash devices hold what they hold."""
+        return max(self.progress.state.round_number - 1, 0)
 
     @property
     def assignments(self) -> list[Assignment]:
         """What the devices of each size hold."""
-        return self.federation.assignments(max(self.progress.state.round_number - 1, 0))
+        return self.plan.assignments(self.last_round)
 
     def scorer(
         self, full: Weights, held: Sequence[Assignment] | None = None, histories: Interactions | None = None
@@ -78,59 +84,64 @@ class OpenRun:
             held: What the device holds; not needed for the server's model.
             histories: Of users who did not take part, to be asked for by their number there.
         """
-        task, settings = self.federation.task, self.settings
-        if settings.solver != "gradient":
-            return history_scorer(full, task, settings, self.assignments if held is None else held, histories)
-        if histories is not None:
-            self._refuse_new_users()
-        return scorer(task.model_of(full, self.progress.private))
+        held = self.assignments if held is None else held
+        return self.plan.algorithm.scorer(self.plan, full, held, self._people(histories))
+
+    def _people(self, histories: Interactions | None) -> People:
+        if histories is None:
+            return self.world.people
+        self._refuse_new_users()
+        return self.world.of_users(histories)
 
     def telling(self, items: Tensor, held: Sequence[Assignment] | None = None) -> Tensor:
         """Which of a user's items say anything about the user: where vectors follow from histories, not all do.
 
-        An item that nobody had in training says nothing. With least squares on rankings only those say something that
-        own a row (:mod:`fairfold.federation.least_squares`). Arguments as for :meth:`scorer`.
+        An item that nobody had in training says nothing, nor one that the model cannot tell from others. Arguments as
+        for :meth:`scorer`.
         """
-        settings, task = self.settings, self.federation.task
-        if settings.solver == "gradient":
-            return torch.ones_like(items, dtype=torch.bool)
-        says = self.interactions.train.counts_by_item[items] > 0
-        if settings.solver == "least_squares" and not settings.predicts_ratings:
-            (name,) = task.tables
-            says &= items < server_owned(self.assignments if held is None else held, name, settings.factors)
-        return says
+        algorithm = self.plan.algorithm
+        known = algorithm.tells_apart(self.plan, self.assignments if held is None else held, items)
+        return known & (self.interactions.train.counts_by_item[items] > 0) if algorithm.from_history() else known
 
     def history(self, path: Path) -> Interactions:
         """The history of one new user, from a file of the form that this run's model needs."""
-        if self.settings.solver == "gradient":
-            self._refuse_new_users()
+        self._refuse_new_users()
         return read_history(path, self.interactions, rated=self.settings.predicts_ratings)
 
-    def _refuse_new_users(self) -> NoReturn:
-        rated = self.settings.predicts_ratings
+    def _refuse_new_users(self) -> None:
+        if self.plan.algorithm.from_history():
+            return
+        recipe = "ratings" if self.settings.predicts_ratings else "best"
         raise InvalidSettings(
-            f"a new user for {self.path}, model={self.settings.model!r}, whose users were trained by gradients",
-            "model='mf-ratings'" if rated else "model='mf' with solver='least_squares' or 'closed_form'",
-            "There a user's vector follows from their history alone: `fairfold train --recipe "
-            f"{'ratings' if rated else 'best'}`. Or train anew on data that has this user, and ask with --user.",
+            f"a new user for {self.path}, algorithm.kind={self.plan.algorithm.kind!r}, which trains users' vectors",
+            "an algorithm by which a user's vector follows from their history alone",
+            f"`fairfold train --recipe {recipe}` has one. Or train anew on data with this user, and ask with --user.",
         )
 
 
-def open_run(path: Path) -> OpenRun:
-    """Open a run's folder; refused where it holds no whole checkpoint, or the data is no longer what it was."""
+def open_run(path: Path, say: Callable[[str], None] = lambda _: None, *, newest: bool = False) -> OpenRun:
+    """Open a run's folder; refused where it holds no whole checkpoint, or the data is no longer what it was.
+
+    Args:
+        path: Of the folder.
+        say: Told where an older checkpoint is taken because newer ones are damaged.
+        newest: Refuse that.
+    """
     folder = RunFolder(path)
     if not folder.holds_a_run():
         raise InvalidSettings(
             f"{path}, which holds no {SETTINGS}", "the folder of a run", "Name what `fairfold train` wrote."
         )
-    found = checkpoint.require(folder.checkpoints)
-    settings = read_settings(in_full(found.settings))
+    found = checkpoint.require(folder.checkpoints, say, newest_only=newest)
+    settings = read_settings(found.settings)
     data, _ = load_data(settings)
-    task = task_of(data, settings)
     facts = checkpoint.data_facts(data)
     checkpoint.refuse_other_data(found, facts, path)
-    checkpoint.refuse_other_shapes(found, {name: prod(shape) for name, shape in task.shapes.items()}, path)
-    return OpenRun(path, Federation.of(settings, task), found.progress, data, facts)
+    world = World.of(settings, data)
+    shapes = {name: prod(shape) for name, shape in world.plan.architecture.shapes.items()}
+    checkpoint.refuse_other_shapes(found, shapes, path)
+    world.people.private = found.progress.private
+    return OpenRun(path, world, found.progress, facts)
 
 
 def find_user(data: Dataset, wanted: str) -> int:
@@ -153,14 +164,14 @@ def find_user(data: Dataset, wanted: str) -> int:
 
 
 def read_history(path: Path, data: Dataset, *, rated: bool = False) -> Interactions:
-    """The history of one new user from a file of item ids, one a line, as the source file has them (or ``#number``).
+    """The history of one new user from a file of item ids, one per line, as the source file has them (or ``#number``).
 
     Args:
         path: Of the file.
         data: Whose items they are.
         rated: Whether every line ends with the user's rating, after a space, a tab or a comma.
     """
-    form = "one item id a line" + (", then its rating" if rated else "")
+    form = "one item id per line" + (", then its rating" if rated else "")
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:

@@ -46,15 +46,15 @@ LOOK: Any = {
 
 
 def looks(runs: list[RunSummary]) -> list[tuple[str, str]]:
-    """Colour and line of every run: a colour each; where there are more runs, a colour a method and a line a scheme."""
+    """Colour and line of every run: a colour each; where there are more, a colour per method and a line per scheme."""
     if len(runs) <= len(COLOURS):
         return [(COLOURS[number], STYLES[0]) for number in range(len(runs))]
-    methods = list(dict.fromkeys(run.settings.method for run in runs))
-    schemes = list(dict.fromkeys(run.settings.capacities for run in runs))
+    methods = list(dict.fromkeys(run.method for run in runs))
+    schemes = list(dict.fromkeys(run.settings.fleet.capacities for run in runs))
     return [
         (
-            COLOURS[methods.index(run.settings.method) % len(COLOURS)],
-            STYLES[schemes.index(run.settings.capacities) % len(STYLES)],
+            COLOURS[methods.index(run.method) % len(COLOURS)],
+            STYLES[schemes.index(run.settings.fleet.capacities) % len(STYLES)],
         )
         for run in runs
     ]
@@ -113,7 +113,7 @@ def _lines(runs: list[RunSummary], names: list[str], over: str, inches: tuple[fl
 
 
 def _bars(runs: list[RunSummary], names: list[str]) -> Figure:
-    """The last quality of every size's own model, a cluster a run, from top to bottom."""
+    """The last quality of every size's own model, a cluster per run, from top to bottom."""
     bars = [*sizes_of(runs), "server"]
     figure = Figure(figsize=(NARROW[0], max(NARROW[1], 1.2 + 0.42 * len(runs))), layout="constrained")
     axes = figure.add_subplot()

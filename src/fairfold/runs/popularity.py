@@ -3,18 +3,18 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fairfold.federation.settings import Settings
 from fairfold.runs.units import human_bytes
+from fairfold.settings import Settings
 from fairfold.simulate.result import Result
 
 
 def facts_of(result: Result) -> dict[str, Any]:
     """For ``result.json``."""
-    counted = result.counted
+    counted, source = result.counted, result.settings.subspace.effective().get("popularity")
     if counted is None:
-        return {"source": result.settings.popularity}
+        return {"source": source}
     return {
-        "source": result.settings.popularity,
+        "source": source,
         "asked": counted.asked,
         "devices": counted.devices,
         "leading": len(counted.leading),
@@ -25,9 +25,9 @@ def facts_of(result: Result) -> dict[str, Any]:
 
 def words_for(settings: Settings, facts: Mapping[str, Any]) -> str | None:
     """For a person; nothing where the order is the catalogue's own, or there is no popularity."""
-    if settings.popularity == "none" and not settings.reads_images:
-        return f"Popularity: none, so items are hashed (mapping {settings.mapping!r}) and none owns its place."
-    if settings.popularity != "counts" or "devices" not in facts:
+    if facts.get("source") == "none" and not settings.model.reads_images:
+        return "Popularity: none, so items are hashed and none owns its place."
+    if "devices" not in facts:
         return None
     down, up = (human_bytes(facts[key] // facts["asked"]) for key in ("bytes_down", "bytes_up"))
     return (

@@ -72,7 +72,7 @@ def write_report(runs: list[RunSummary], out: Path) -> list[Path]:
 
 
 def page_rows(runs: list[RunSummary], colours: list[str]) -> list[dict[str, Any]]:
-    """One row a run: all as text, as table and page show it, with its colour where it has been plotted."""
+    """One row per run: all as text, as table and page show it, with its colour where it has been plotted."""
     sizes = sizes_of(runs)
     sign = 1 if runs[0].settings.smaller_is_better else -1
     reached = [run.best.server * sign for run in runs if run.best is not None]
@@ -92,7 +92,7 @@ def page_rows(runs: list[RunSummary], colours: list[str]) -> list[dict[str, Any]
             "last": "–" if last is None else f"{last.server:.4f}",
             "is_best": best is not None and len(reached) > 1 and best.server * sign == min(reached),
             "sizes": [_size_cell(run, size) for size in sizes],
-            "seconds": "–" if run.seconds_a_round is None else human_seconds(run.seconds_a_round),
+            "seconds": "–" if run.seconds_per_round is None else human_seconds(run.seconds_per_round),
             "down": human_bytes(run.bytes_down),
             "up": human_bytes(run.bytes_up),
         }

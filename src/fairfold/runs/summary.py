@@ -1,17 +1,17 @@
 """What a run's folder says about it, read back for reports: finished or not, in any order of reading."""
 
-import csv
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from fairfold.errors import InvalidSettings
-from fairfold.federation.settings import Settings
-from fairfold.runs.folder import METRICS, RESULT, ROUND_COLUMNS, SETTINGS
+from fairfold.runs.checkpoint import flat_keys
 from fairfold.runs.popularity import words_for
-from fairfold.runs.settings import load_settings
+from fairfold.runs.read import CHECK, ROUND_COLUMNS, SETTINGS, read_metrics, read_result, read_run_settings
+from fairfold.settings import Settings
+from fairfold.settings.parts import ImageData, SyntheticData
+
+NAMED = ("subspace.method", "fleet.capacities")
+NO_SIZES = (*ROUND_COLUMNS, CHECK)
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class RunSummary:
         path: Of its folder.
         settings: As run.
         rounds: Rounds done.
-        seconds_a_round: Median.
+        seconds_per_round: Median.
         bytes_down: Sent to devices, in all.
         bytes_up: Sent by devices, in all.
         evaluations: In order of rounds.
@@ -46,7 +46,7 @@ class RunSummary:
     path: Path
     settings: Settings
     rounds: int = 0
-    seconds_a_round: float | None = None
+    seconds_per_round: float | None = None
     bytes_down: int = 0
     bytes_up: int = 0
     evaluations: list[Evaluation] = field(default_factory=list)
@@ -64,17 +64,20 @@ class RunSummary:
     @property
     def data(self) -> str:
         """The data set, so named that runs of equal names can be compared."""
-        settings = self.settings
-        if settings.data == "synthetic":
-            world = settings.world
-            return f"synthetic: {world.users} users, {world.items} items, seed {settings.seed}"
-        if settings.reads_images:
-            chosen = settings.images
+        settings, chosen = self.settings, self.settings.data
+        if isinstance(chosen, SyntheticData):
+            return f"synthetic: {chosen.users} users, {chosen.items} items, seed {settings.run.seed}"
+        name = Path(chosen.name).name
+        if isinstance(chosen, ImageData):
             devices = f"{chosen.devices} devices, Dirichlet {chosen.concentration:g}"
-            by = devices if chosen.split == "dirichlet" else "by writer"
-            return f"{Path(settings.data).name}, {settings.model}, {by}"
-        top = "" if settings.top_users is None else f", {settings.top_users} users"
-        return f"{Path(settings.data).name}{top}"
+            return f"{name}, {settings.model.kind}, {devices if chosen.split == 'dirichlet' else 'by writer'}"
+        return f"{name}{'' if chosen.top_users is None else f', {chosen.top_users} users'}"
+
+    @property
+    def method(self) -> str:
+        """What the run is compared by: its method, or that all data was in one place."""
+        algorithm = self.settings.algorithm
+        return algorithm.kind if algorithm.pooled else self.settings.subspace.method
 
     @property
     def best(self) -> Evaluation | None:
@@ -95,20 +98,15 @@ class RunSummary:
 
 def read_run(path: Path) -> RunSummary:
     """Read a run's folder; an error that names what is missing where it is none."""
-    if not (path / SETTINGS).is_file():
-        raise InvalidSettings(
-            f"{path}, which holds no {SETTINGS}", "the folder of a run", "Name what `fairfold train` wrote."
-        )
-    settings = load_settings(path / SETTINGS, {}, recorded=True)
-    result = _result(path / RESULT)
+    settings, result = read_run_settings(path), read_result(path)
     if "refused" in result:
         return RunSummary(path, settings, state="N/A", reason=str(result["refused"]))
-    rows = _rows(path / METRICS)
+    rows = read_metrics(path, settings, result.get("rounds"))
     return RunSummary(
         path,
         settings,
         rounds=int(rows[-1]["round"]) if rows else 0,
-        seconds_a_round=median(float(row["seconds"]) for row in rows) if rows else None,
+        seconds_per_round=median(float(row["seconds"]) for row in rows) if rows else None,
         bytes_down=sum(int(row["bytes_down"]) for row in rows),
         bytes_up=sum(int(row["bytes_up"]) for row in rows),
         evaluations=_evaluations(rows),
@@ -133,8 +131,8 @@ def read_runs(paths: list[Path]) -> list[RunSummary]:
 
 
 def labels(runs: list[RunSummary]) -> list[str]:
-    """A short name a run: method and scheme where that tells them apart, else with the folder's name."""
-    short = [f"{run.settings.method} {run.settings.capacities}" for run in runs]
+    """A short name per run: method and scheme where that tells them apart, else with the folder's name."""
+    short = [f"{run.method} {run.settings.fleet.capacities}" for run in runs]
     return [
         name if short.count(name) == 1 else f"{name} ({run.path.name})" for name, run in zip(short, runs, strict=True)
     ]
@@ -160,35 +158,11 @@ def references_of(runs: list[RunSummary]) -> dict[str, float]:
 
 
 def differing_settings(runs: list[RunSummary]) -> dict[str, list[str]]:
-    """The settings in which runs differ, by key, each with a value a run; method and scheme are in the runs' names."""
-    flat = [_flat(run.settings.model_dump(exclude={"method", "capacities"})) for run in runs]
-    return {key: [str(one[key]) for one in flat] for key in flat[0] if len({str(one[key]) for one in flat}) > 1}
-
-
-def _flat(values: dict[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= {f"{key}.{name}": one for name, one in value.items()} if isinstance(value, dict) else {key: value}
-    return flat
-
-
-def _result(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InvalidSettings(f"{path}: {error}", "the result of a run", "Remove it, or resume the run.") from None
-    return content if isinstance(content, dict) else {}
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    """The metrics, but for a last line that a kill cut short."""
-    if not path.is_file():
-        return []
-    text = path.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    return list(csv.DictReader(whole.splitlines()))
+    """The settings in which runs differ, by key, each with a value per run; method and scheme are in their names."""
+    flat = [flat_keys(run.settings.plain()) for run in runs]
+    keys = [key for key in dict.fromkeys(k for one in flat for k in one) if key not in NAMED]
+    found = {key: [str(one.get(key, "–")) for one in flat] for key in keys}
+    return {key: values for key, values in found.items() if len(set(values)) > 1}
 
 
 def _evaluations(rows: list[dict[str, str]]) -> list[Evaluation]:
@@ -196,6 +170,6 @@ def _evaluations(rows: list[dict[str, str]]) -> list[Evaluation]:
     for row in rows:
         moved += int(row["bytes_down"]) + int(row["bytes_up"])
         if row["server"]:
-            sizes = {name: float(value) for name, value in row.items() if name not in ROUND_COLUMNS and value}
+            sizes = {name: float(value) for name, value in row.items() if name not in NO_SIZES and value}
             found.append(Evaluation(int(row["round"]), moved, float(row["server"]), sizes))
     return found

@@ -7,9 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from fairfold.errors import InvalidCheckpoint
 from fairfold.files import PIECE, write_atomically
+from fairfold.values import Weights
+
+SEAL = "sha256"
+"""Key of the metadata that holds a file's own checksum."""
 
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -66,3 +72,32 @@ def checksum_of(path: Path) -> str:
     """SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_sealed(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, private: bool = False
+) -> dict[str, Any]:
+    """The same with a checksum inside, for a file that has to speak for itself: :func:`read_sealed` asks for it."""
+    sealed = dict(metadata) | {SEAL: _seal(tensors, metadata)}
+    return write_tensors(path, tensors, sealed, private=private)
+
+
+def read_sealed(path: Path, remedy: str) -> tuple[Weights, dict[str, str]]:
+    """Tensors and metadata of a file with a checksum inside; refused, with what to do, where one bit is another."""
+    try:
+        with safe_open(path, "pt") as opened:
+            metadata = opened.metadata() or {}
+            tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        raise InvalidCheckpoint(f"{path}: {error}", "a whole file", remedy) from None
+    if metadata.pop(SEAL, None) != _seal(tensors, metadata):
+        raise InvalidCheckpoint(f"{path}: another checksum than it says, or none", "a whole file", remedy)
+    return tensors, metadata
+
+
+def _seal(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    shapes = {name: [_DTYPES[tensor.dtype], list(tensor.shape)] for name, tensor in tensors.items()}
+    checksum = hashlib.sha256(json.dumps([dict(metadata), shapes], sort_keys=True).encode())
+    for name in sorted(tensors):
+        checksum.update(bytes_of(tensors[name]))
+    return checksum.hexdigest()

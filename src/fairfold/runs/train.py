@@ -12,15 +12,14 @@ from pathlib import Path
 import torch
 
 from fairfold.errors import InvalidCapacity, InvalidCheckpoint
-from fairfold.federation.image_task import task_of
-from fairfold.federation.settings import Settings
-from fairfold.federation.storage import Storage
+from fairfold.protocol.storage import Storage
 from fairfold.runs import checkpoint
 from fairfold.runs.callbacks import Callback
 from fairfold.runs.folder import RunFolder
-from fairfold.simulate.federation import Federation
+from fairfold.settings import Settings
 from fairfold.simulate.result import Result, RoundReport
-from fairfold.simulate.run import Progress, load_data, simulate, stop_reason
+from fairfold.simulate.run import Progress, simulate, stop_reason
+from fairfold.simulate.world import World, load_data
 from fairfold.version import __version__
 
 log = logging.getLogger("fairfold.runs")
@@ -68,16 +67,15 @@ def run(
     if out is not None:
         RunFolder(out).require_free(again=resume)
     found = _checkpoint(settings, out, say) if resume and out is not None else None
-    if settings.popularity == "counts":
+    if settings.subspace.counted:
         say("Counting how many devices hold each item.")
     with _refusals_noted(settings, out):
         data, references = load_data(settings)
-        task = task_of(data, settings)
-        federation = Federation.of(settings, task)
+        plan = World.of(settings, data).plan
     facts = checkpoint.data_facts(data)
     if found is not None and out is not None:
         checkpoint.refuse_other_data(found, facts, out)
-        shapes = {name: prod(shape) for name, shape in task.shapes.items()}
+        shapes = {name: prod(shape) for name, shape in plan.architecture.shapes.items()}
         checkpoint.refuse_other_shapes(found, shapes, out)
     folder = RunFolder.create(settings, out, again=resume)
     told = list(callbacks(folder) if callable(callbacks) else callbacks)
@@ -93,14 +91,14 @@ def run(
         recorder = _Recorder(folder, settings, facts, before, checkpoint_every, told)
         try:
             for callback in told:
-                callback.on_start(settings, federation.capacities, first)
+                callback.on_start(settings, plan.capacities, first)
             result = simulate(
                 settings,
                 recorder.watch,
                 data=data,
                 references=references,
                 progress=progress,
-                storage=Storage(folder.path, settings.user_storage),
+                storage=Storage(folder.path, settings.run.user_storage),
             )
             stopped = stop_reason(result.history, settings) or "stopped"
             recorder.finish(result, stopped)
@@ -127,7 +125,7 @@ def _refusals_noted(settings: Settings, out: Path | None) -> Iterator[None]:
 def _checkpoint(settings: Settings, out: Path, say: Say) -> checkpoint.Checkpoint | None:
     """What to go on from, or None to start anew, either way told; refused if it belongs to another run."""
     folder = RunFolder(out)
-    found = checkpoint.newest(folder.checkpoints, Storage(out, settings.user_storage))
+    found = checkpoint.newest(folder.checkpoints, Storage(out, settings.run.user_storage))
     if found.checkpoint is None:
         if found.damaged:
             raise InvalidCheckpoint(
@@ -148,6 +146,27 @@ def _checkpoint(settings: Settings, out: Path, say: Say) -> checkpoint.Checkpoin
     return found.checkpoint
 
 
+class Pace:
+    """When a checkpoint is due: every so many rounds, or as often as costs at most a tenth of the time."""
+
+    SHARE = 10
+
+    def __init__(self, every: int | None) -> None:
+        self._every = every
+        self._cost = 0.0
+        self._ended = -float("inf")
+
+    def due(self, round_number: int) -> bool:
+        """Whether to write one after this round."""
+        if self._every is not None:
+            return round_number % self._every == 0
+        return time.monotonic() - self._ended >= self.SHARE * self._cost
+
+    def wrote(self, seconds: float) -> None:
+        """Note what one has cost."""
+        self._cost, self._ended = seconds, time.monotonic()
+
+
 class _Recorder:
     """Writes rounds and checkpoints as they come."""
 
@@ -162,7 +181,7 @@ class _Recorder:
     ) -> None:
         self._folder, self._settings, self._facts = folder, settings, facts
         self._callbacks = callbacks
-        self._pace = checkpoint.Pace(every)
+        self._pace = Pace(every)
         self._started = time.monotonic() - seconds_before
 
     @property

@@ -1,0 +1,79 @@
+"""What a command starts from: a recipe, a file, a run, or nothing; then what was asked for on the command line."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fairfold.errors import InvalidSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fairfold.settings import Settings
+
+OPTIONS = {
+    "data": "data.name",
+    "model": "model.kind",
+    "method": "subspace.method",
+    "capacities": "fleet.capacities",
+    "rounds": "run.rounds",
+    "seed": "run.seed",
+}
+"""Where the values of options stand in the settings."""
+
+ALGORITHM = "algorithm.kind"
+
+
+def changes_of(options: Mapping[str, Any], changes: list[str]) -> dict[str, Any]:
+    """What options and ``--set`` ask for, by ``table.key``; an option that is None was not given."""
+    given = {OPTIONS[name]: value for name, value in options.items() if value is not None}
+    if given.get("subspace.method") == "central":  # not a method of federations: all data is in one place
+        del given["subspace.method"]
+        given[ALGORITHM] = "central"
+    if given.get("model.kind") == "mf-ratings":
+        raise InvalidSettings("--model mf-ratings", "algorithm.kind='ratings', its place now", "Use --recipe ratings.")
+    return given | parse_changes(changes)
+
+
+def parse_changes(changes: list[str]) -> dict[str, Any]:
+    """``table.key=value`` pairs; values are read as TOML where that works, and as text otherwise."""
+    parsed: dict[str, Any] = {}
+    for change in changes:
+        key, equals, value = change.partition("=")
+        if not equals or not key.strip():
+            raise InvalidSettings(f"--set {change}", "TABLE.KEY=VALUE", "Write e.g. --set model.factors=16.")
+        try:
+            parsed[key.strip()] = tomllib.loads(f"value = {value.strip()}")["value"]
+        except (tomllib.TOMLDecodeError, RecursionError):
+            parsed[key.strip()] = value.strip()
+    return parsed
+
+
+def choose(
+    file: Path | None, recipe: str | None, changes: Mapping[str, Any], resumed: Path | None = None
+) -> tuple[Settings, str]:
+    """The settings, and one line that says where they come from.
+
+    Args:
+        file: Of settings.
+        recipe: By name. Without a file and a recipe the best one is taken; not where another model or algorithm is
+            asked for: recipes are of one, and settings choose well by themselves.
+        changes: By ``table.key``.
+        resumed: Folder of a run that goes on: its own settings come first where neither file nor recipe is named.
+    """
+    from fairfold.runs.folder import RunFolder
+    from fairfold.runs.read import read_run_settings
+    from fairfold.settings.files import BEST, load_settings
+
+    if resumed is not None:
+        RunFolder(resumed).require_free(again=True)
+    if resumed is not None and file is None and recipe is None:
+        settings, source = read_run_settings(resumed).with_changes(changes), f"Settings: of the run in {resumed}"
+    else:
+        if file is None and recipe is None and not changes.keys() & {"model.kind", ALGORITHM}:
+            recipe = BEST
+        settings = load_settings(file, changes, recipe)
+        source = f"Recipe: {recipe}" if recipe is not None else f"Settings: {file or 'the defaults'}"
+    return settings, f"{source} ({settings.algorithm.kind}, {settings.fleet.capacities})"
