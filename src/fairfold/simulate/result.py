@@ -21,8 +21,7 @@ from fairfold.federation.train import solve_user
 from fairfold.metrics import RankingResult, accuracy, evaluate_ranking
 from fairfold.metrics.ranking import Scorer
 from fairfold.metrics.rating import Predictor
-from fairfold.models import scorer
-from fairfold.models.tasks import predictor
+from fairfold.models import predictor, scorer
 from fairfold.simulate.federation import Federation
 
 TEST_BLOCK = 1_000
