@@ -5,7 +5,7 @@ import errno
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fairfold.errors import CannotWrite
@@ -120,3 +120,19 @@ def remove_leftovers(folder: Path) -> None:
     """Remove what writers left that were killed."""
     for path in folder.glob(f".*{TEMPORARY}"):
         disk.remove(path)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Have a folder to oneself, after all others who ask for that. The system drops the lock of a killed process."""
+    try:
+        import fcntl
+    except ImportError:  # a system without it: nothing guards the folder
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

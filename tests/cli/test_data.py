@@ -76,7 +76,6 @@ def test_min_rating_core_and_resplit(tmp_path: Path) -> None:
         (["prepare", "nothing"], "neither a file or folder nor a known data set"),
         (["prepare", "goodreads"], "Did you mean one of: goodreads-100"),
         (["prepare", "goodreads-100"], "train.txt, test.txt in"),
-        (["make", "world", "--users", "0"], "users = 0"),
     ],
 )
 def test_errors_are_one_message_and_status_2(arguments: list[str], message: str) -> None:
@@ -105,14 +104,6 @@ def test_list_shows_what_is_known_and_what_is_here(
     assert f"gowalla  on disk: {tmp_path / 'mine' / 'gowalla'}" in output
     assert "8 users, 80 items" in output
     assert "unreadable" in output
-
-
-def test_make_writes_a_world_that_loads(tmp_path: Path) -> None:
-    from fairfold.data import load
-
-    result = run("make", tmp_path / "world", "--users", 20, "--items", 200, "--interactions", 1000, "--seed", 4)
-    assert result.exit_code == 0, result.output
-    assert len(load(tmp_path / "world").train) + len(load(tmp_path / "world").test) == 1000
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -8,13 +8,16 @@ import torch
 from torch import Tensor
 
 from fairfold.data import load
-from fairfold.data.interactions import Interactions
+from fairfold.data.holdout import hold_out
+from fairfold.data.interactions import Dataset, Interactions
+from fairfold.data.synthetic import SyntheticWorld
 from fairfold.errors import InvalidData, InvalidSettings
 from fairfold.metrics import evaluate_ranking, evaluate_ratings
 from fairfold.metrics.ranking import Scorer
 from fairfold.metrics.references import Means, Popularity, PureSVD, Ridge, UserNeighbours
 from fairfold.metrics.references.choice import tried
 from fairfold.metrics.references.matrix import BinaryMatrix
+from fairfold.metrics.references.rows import ranking_rows, rating_rows, with_validation
 
 SHARED = Path(os.environ.get("FAIRFOLD_DATA", Path(__file__).parents[2] / ".." / "shared" / "data"))
 ORDERS = [(13, 40), (40, 13)]  # fewer users than items, fewer items than users
@@ -125,6 +128,62 @@ def test_biases_together_explain_an_additive_world() -> None:
     train = Interactions.from_pairs(pairs[:, 0], pairs[:, 1], 30, 20, ratings)
     assert evaluate_ratings(Means(train, users=True, items=True), train).mse < 1e-6
     assert evaluate_ratings(Means(train, items=True), train).mse > 0.1
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    return SyntheticWorld(users=60, items=150, interactions_per_user=40, taste_strength=4.0).dataset()
+
+
+@pytest.fixture(scope="module")
+def rated() -> Dataset:
+    """Ratings that are a user's bias plus an item's."""
+    generator = torch.Generator().manual_seed(0)
+    by_user, by_item = torch.randn(40, generator=generator), torch.randn(30, generator=generator)
+    pairs = torch.cartesian_prod(torch.arange(40), torch.arange(30))
+    ratings = 3 + by_user[pairs[:, 0]] + by_item[pairs[:, 1]]
+    train, test = hold_out(Interactions.from_pairs(pairs[:, 0], pairs[:, 1], 40, 30, ratings), 0.3)
+    return Dataset("additive", train, test)
+
+
+def test_rows_of_rankings_say_what_was_chosen(data: Dataset) -> None:
+    rows = {row.name: row for row in ranking_rows(data, k=5)}
+    kinds = [name.split(" (")[0] for name in rows]
+    assert [kind for kind in kinds if kind != "PureSVD-32"] == [
+        "popularity", "user-kNN", "PureSVD-8", "PureSVD-16", "ridge"
+    ]  # fmt: skip
+    assert rows["popularity"].value == evaluate_ranking(Popularity(data.train), data.train, data.test, 5).ndcg
+    chosen = {name: row.tried for name, row in rows.items() if row.tried}
+    for name, values in chosen.items():
+        assert f"{max(values, key=values.__getitem__):g}" in name
+    assert [name.split("(")[0].split("-")[0].strip() for name in chosen] == ["user", "PureSVD", "ridge"]
+
+
+def test_rows_of_ratings_need_ratings(data: Dataset, rated: Dataset) -> None:
+    rows = list(rating_rows(rated))
+    assert [row.name for row in rows] == ["global mean", "user mean", "item mean", "user and item biases"]
+    assert rows[0].value == evaluate_ratings(Means(rated.train), rated.test).mse
+    with pytest.raises(InvalidData, match="without ratings"):
+        next(rating_rows(data))
+
+
+def test_a_ridge_too_large_is_a_note_instead_of_a_row(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_train: Interactions, _penalty: float) -> None:
+        raise InvalidData("too many users", "fewer", "Take fewer.")
+
+    monkeypatch.setattr("fairfold.metrics.references.rows.Ridge", refuse)
+    *_, last = ranking_rows(data)
+    assert last.name == "ridge"
+    assert "too many users" in str(last.value)
+
+
+def test_a_validation_set_is_trained_on_in_the_end(rated: Dataset) -> None:
+    kept, valid = hold_out(rated.train, 0.2)
+    joined = with_validation(Dataset("parts", kept, rated.test, valid))
+    assert joined.items.equal(rated.train.items)
+    assert joined.ratings is not None
+    assert rated.train.ratings is not None
+    assert joined.ratings.equal(rated.train.ratings)
 
 
 def test_goodreads_gives_the_known_figures(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fairfold.models import bpr_loss, cross_entropy, sampled_softmax, sampled_squares, squared_error
+from fairfold.models import bpr_loss, sampled_softmax, sampled_squares
 
 
 def test_bpr_is_the_mean_over_pairs_of_the_log_sigmoid() -> None:
@@ -47,9 +47,3 @@ def test_sampled_squares_weigh_what_is_drawn() -> None:
     scores, weight = torch.tensor([[0.5, 1.0, -2.0], [2.0, 0.0, 0.1]]), torch.tensor([0.3, 7.0])
     expected = [(0.25 + 0.3 * 5) / 2, (1 + 7 * 0.01) / 2]
     assert sampled_squares(scores, weight).tolist() == pytest.approx(expected, rel=1e-6)
-
-
-def test_squared_error_and_cross_entropy() -> None:
-    assert float(squared_error(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 5.0]))) == pytest.approx(2.5)
-    logits = torch.tensor([[0.0, math.log(3.0)]])
-    assert float(cross_entropy(logits, torch.tensor([1]))) == pytest.approx(-math.log(0.75), rel=1e-6)

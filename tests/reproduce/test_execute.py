@@ -5,12 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from fairfold.reproduce.execute import CELLS, execute, execute_all
+import fairfold
+from fairfold.reproduce.execute import execute, execute_all
 from fairfold.reproduce.experiment import Cell, Experiment, read_experiment
 from fairfold.reproduce.kinds import KINDS
+from fairfold.reproduce.machine import commit
 from fairfold.reproduce.memory import MemorySettings, largest_compression
 from fairfold.reproduce.outcome import Outcome
+from fairfold.reproduce.records import Records, keep, new_record
 from fairfold.reproduce.watcher import Watcher
 from tests.reproduce.small import SMALL, write
 
@@ -127,17 +131,53 @@ def test_an_interrupted_cell_goes_on_from_its_checkpoint(experiment: Experiment,
     assert not any((tmp_path / "broken" / "small").glob(".under-way"))
 
 
-@pytest.mark.parametrize("damage", [b"", b'{"fingerprint": ', b"[]", b'{"fingerprint": 1}'])
-def test_half_written_results_are_run_again(experiment: Experiment, tmp_path: Path, damage: bytes) -> None:
+@pytest.mark.parametrize("damage", ["", '{"fingerprint": ', "[]", '{"fingerprint": 1}', "<<<<<<< HEAD"])
+def test_damaged_lines_are_run_again(experiment: Experiment, tmp_path: Path, damage: str) -> None:
     outcomes = execute(experiment, tmp_path, 1)
-    path = tmp_path / "small" / CELLS / "one-1x-16x-FAIR-seed-0.json"
-    whole = json.loads(path.read_bytes())
-    path.write_bytes(damage)
+    path = tmp_path / "small" / "cells.jsonl"
+    whole = path.read_text().splitlines()
+    assert [json.loads(line)["label"] for line in whole] == sorted(cell.label for cell in experiment.cells)
+    path.write_text("\n".join([damage if '"FAIR"' in line else line for line in whole]) + "\n")
     listener = Listener()
     assert without_time(execute(experiment, tmp_path, 1, listener)) == without_time(outcomes)
     assert [cell.column for cell in listener.planned] == ["FAIR"]
-    assert json.loads(path.read_bytes())["fingerprint"] == whole["fingerprint"]
-    assert listener.notes or damage == b'{"fingerprint": 1}'
+    marks = [[json.loads(line)["fingerprint"] for line in lines] for lines in (whole, path.read_text().splitlines())]
+    assert marks[0] == marks[1]
+    assert len(listener.notes) == 1
+    assert "line 2" in listener.notes[0]
+
+
+def test_a_record_says_what_made_it(experiment: Experiment, tmp_path: Path) -> None:
+    execute(experiment, tmp_path, 1)
+    record = Records(tmp_path / "small").by_label["one 1x-16x FAIR seed 0"]
+    assert (record["fairfold"], record["torch"]) == (fairfold.__version__, torch.__version__)
+    assert record["commit"] == commit(Path(__file__).parents[2])
+    assert commit(tmp_path) is None
+    assert (record["kind"], record["seed"], record["settings"]["method"]) == ("federated", 0, "fair")
+
+
+def test_finished_cells_that_nobody_joined_are_found(experiment: Experiment, tmp_path: Path) -> None:
+    place = tmp_path / "small"
+    whole = execute(experiment, tmp_path, 1)
+    lines = (place / "cells.jsonl").read_text()
+    for record in Records(place).by_label.values():  # as after a kill: everything waits, nothing is joined
+        keep(place, record)
+    (place / "cells.jsonl").unlink()
+    assert execute(experiment, tmp_path, run=False) == whole
+    assert not (place / "cells.jsonl").exists()
+    execute(experiment, tmp_path, 1, listener := Listener())
+    assert listener.planned == []
+    assert (place / "cells.jsonl").read_text() == lines
+    assert not (place / ".under-way").exists()
+
+
+def test_processes_that_join_at_once_lose_nothing(tmp_path: Path) -> None:
+    readers = [Records(tmp_path) for _ in range(3)]
+    for number, records in enumerate(readers):
+        keep(tmp_path, new_record(f"cell {number}", f"mark {number}", {}, Outcome()))
+        records.join([new_record(f"taken {number}", "mark", {}, Outcome())])
+    found = [json.loads(line)["label"] for line in (tmp_path / "cells.jsonl").read_text().splitlines()]
+    assert found == ["cell 0", "cell 1", "cell 2", "taken 0", "taken 1", "taken 2"]
 
 
 def test_a_damaged_run_starts_anew(experiment: Experiment, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import typer
 
-from fairfold.cli.central import central
 from fairfold.cli.data import data
 from fairfold.cli.doctor import doctor
 from fairfold.cli.export import export
@@ -26,7 +25,6 @@ app.command()(report)
 app.command()(reproduce)
 app.command()(recommend)
 app.command()(export)
-app.command()(central)
 app.command()(doctor)
 app.command()(plan)
 app.add_typer(data, name="data")

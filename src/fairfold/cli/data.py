@@ -1,4 +1,4 @@
-"""``fairfold data``: bring data in, see what is there, make some."""
+"""``fairfold data``: bring data in, see what is there."""
 
 import contextlib
 import signal
@@ -12,13 +12,12 @@ if TYPE_CHECKING:
     from fairfold.data.prepare import Prepared
     from fairfold.data.progress import Stages
 
-data = typer.Typer(help="Bring data in, see what is there, make some.", no_args_is_help=True)
+data = typer.Typer(help="Bring data in, see what is there.", no_args_is_help=True)
 
 Cache = Annotated[
     Path | None,
     typer.Option(help="Folder of prepared data.", envvar="FAIRFOLD_CACHE", show_default="~/.cache/fairfold"),
 ]
-Seed = Annotated[int, typer.Option(help="Seed of the random part.")]
 
 
 @data.command("prepare")
@@ -31,7 +30,7 @@ def prepare_command(
     split: Annotated[float | None, typer.Option(help="Share to train on.", show_default="0.7")] = None,
     resplit: Annotated[bool, typer.Option("--resplit", help="Pool a published split and split anew.")] = False,
     valid: Annotated[float, typer.Option(help="Share of train to put aside for validation.")] = 0.0,
-    seed: Seed = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random part.")] = 0,
     user_column: Annotated[str | None, typer.Option(help="Name of the user column.")] = None,
     item_column: Annotated[str | None, typer.Option(help="Name of the item column.")] = None,
     rating_column: Annotated[str | None, typer.Option(help="Name of the rating column.")] = None,
@@ -100,30 +99,6 @@ def list_command(cache: Cache = None) -> None:
         options = ", ".join(f"{name}={value}" for name, value in manifest["options"].items())
         prepared.add_row(path.parent.name, manifest["kind"], counts, options or "–")
     console.print(prepared)
-
-
-@data.command("make")
-def make_command(
-    folder: Annotated[Path, typer.Argument(help="Folder to write; train on it with --data FOLDER.")],
-    users: Annotated[int, typer.Option(help="Number of users.")] = 1000,
-    items: Annotated[int, typer.Option(help="Size of the catalogue.")] = 10_000,
-    interactions: Annotated[int, typer.Option(help="Number of interactions, up to 10^10.")] = 100_000,
-    tastes: Annotated[int, typer.Option(help="Number of planted tastes.")] = 16,
-    loyalty: Annotated[float, typer.Option(help="Share of draws from a user's own taste.")] = 0.8,
-    exponent: Annotated[float, typer.Option(help="How steeply popularity falls.")] = 0.9,
-    activity: Annotated[float, typer.Option(help="Spread of the users' activity.")] = 1.0,
-    split: Annotated[float, typer.Option(help="Share to train on.")] = 0.7,
-    seed: Seed = 0,
-) -> None:
-    """Write a synthetic world of any size, in bounded memory."""
-
-    def work(stages: "Stages") -> "Prepared":
-        from fairfold.data.make import World, make
-
-        world = World(users, items, interactions, tastes, loyalty, exponent, activity, split, seed)
-        return make(world, folder, stages=stages)
-
-    _show(_run(work))
 
 
 def _run(work: "Callable[[Stages], Prepared]") -> "Prepared":

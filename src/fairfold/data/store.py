@@ -71,7 +71,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a prepared folder; an error where it is damaged, incomplete or of another format."""
     path = folder / MANIFEST
-    again = "Prepare the data again (fairfold data prepare --refresh); a world, make again (fairfold data make)."
+    again = "Prepare the data again (fairfold data prepare --refresh)."
     try:
         manifest = json.loads(path.read_bytes())
         found = manifest["format"]

@@ -1,7 +1,7 @@
 """Models of the paper's experiments, as plain modules of standard layers; their losses; the recommenders' base."""
 
 from fairfold.models.lenet import LeNet
-from fairfold.models.losses import bpr_loss, cross_entropy, sampled_softmax, sampled_squares, squared_error
+from fairfold.models.losses import bpr_loss, sampled_softmax, sampled_squares
 from fairfold.models.mf import MF
 from fairfold.models.mlp import MLP
 from fairfold.models.neumf import NeuMF
@@ -17,10 +17,8 @@ __all__ = [
     "NeuMFMLP",
     "Recommender",
     "bpr_loss",
-    "cross_entropy",
     "predictor",
     "sampled_softmax",
     "sampled_squares",
     "scorer",
-    "squared_error",
 ]

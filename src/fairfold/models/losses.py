@@ -1,4 +1,4 @@
-"""What training makes small: BPR and others for rankings, squared error for ratings, cross-entropy for classes."""
+"""What training makes small: BPR and others for rankings."""
 
 from collections.abc import Iterable
 
@@ -58,13 +58,3 @@ def sampled_squares(scores: Tensor, weight: Tensor) -> Tensor:
         weight: What a drawn item counts, [samples].
     """
     return 0.5 * ((1 - scores[:, 0]).square() + weight * scores[:, 1:].square().sum(1))
-
-
-def squared_error(predicted: Tensor, given: Tensor) -> Tensor:
-    """Mean squared difference of predicted and given ratings."""
-    return functional.mse_loss(predicted, given)
-
-
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean over samples of -log of the probability given to the label."""
-    return functional.cross_entropy(logits, labels)

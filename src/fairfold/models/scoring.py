@@ -1,5 +1,7 @@
-"""From a model to scores of the whole catalogue, in bounded memory."""
+"""From a model to scores of the whole catalogue, in bounded memory, and to predicted ratings."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -41,16 +43,33 @@ def scorer(model: nn.Module) -> Scorer:
     ranker: Ranker = model  # type: ignore[assignment]
 
     def score(users: Tensor) -> Tensor:
-        device = next(model.parameters()).device
-        was_training = model.training
-        model.eval()
-        try:
-            with torch.no_grad():
-                return _all_items(ranker, users.to(device))
-        finally:
-            model.train(was_training)
+        with _evaluating(model) as device:
+            return _all_items(ranker, users.to(device))
 
     return score
+
+
+def predictor(model: nn.Module) -> Predictor:
+    """A function from users and items to the model's ratings, without gradients and in evaluation mode."""
+
+    def predict(users: Tensor, items: Tensor) -> Tensor:
+        with _evaluating(model) as device:
+            ratings: Tensor = model(users.to(device), items.to(device))
+            return ratings
+
+    return predict
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[torch.device]:
+    """No gradients, evaluation mode for the length of a block; gives the model's device."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield next(model.parameters()).device
+    finally:
+        model.train(was_training)
 
 
 def _all_items(ranker: Ranker, users: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ import queue
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +16,29 @@ from fairfold.reproduce.experiment import Cell, Experiment
 from fairfold.reproduce.kinds import KINDS, no_data, run_kind
 from fairfold.reproduce.machine import machine
 from fairfold.reproduce.order import side_by_side
-from fairfold.reproduce.outcome import Outcome, file_name, fingerprint, kept_in, read_outcome, write_outcome
+from fairfold.reproduce.outcome import Outcome, file_name, fingerprint
+from fairfold.reproduce.records import CELLS, UNDER_WAY, Record, Records, keep, new_record, outcome_of
 from fairfold.reproduce.watcher import Watcher
 
-CELLS, UNDER_WAY = "cells", ".under-way"
 POLL_SECONDS = 0.5
 _SPAWN = multiprocessing.get_context("spawn")  # a fork after OpenMP work hangs
 
 
 @dataclass(frozen=True)
 class Job:
-    """A cell to run: where it keeps its result, where it may keep a run to go on with, and its mark."""
+    """A cell to run.
+
+    Attributes:
+        cell: Which.
+        mark: Its fingerprint.
+        folder: Where it may keep a run to go on with.
+        homes: Folders of the experiments that have it, and what it is called there.
+    """
 
     cell: Cell
-    kept: Path
-    folder: Path
     mark: str
+    folder: Path
+    homes: tuple[tuple[Path, Cell], ...]
 
 
 MEMORY_A_JOB = 4 * 2**30
@@ -53,11 +60,21 @@ def default_jobs(cells: int) -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """What an experiment has and what it lacks: outcomes by mark, the mark of every cell, what is to be run."""
+    """What an experiment has and what it lacks.
 
-    found: dict[str, Outcome]
-    marks: dict[Cell, str]
-    waiting: list[Job]
+    Attributes:
+        records: What it keeps.
+        found: Outcomes by mark.
+        marks: The mark of every cell.
+        taken: What it takes over from other experiments.
+        waiting: What is to be run.
+    """
+
+    records: Records
+    found: dict[str, Outcome] = field(default_factory=dict)
+    marks: dict[Cell, str] = field(default_factory=dict)
+    taken: list[Record] = field(default_factory=list)
+    waiting: dict[str, Job] = field(default_factory=dict)
 
     def outcomes(self) -> dict[Cell, Outcome]:
         """Of all cells that are done."""
@@ -92,54 +109,73 @@ def execute_all(
         The outcomes of each experiment.
     """
     watcher = watcher or Watcher()
-    plans = [_plan(experiment, out, watcher) for experiment in experiments]
-    if run:
-        todo = {job.mark: job for plan in reversed(plans) for job in plan.waiting}  # the first that has it keeps it
-        waiting = sorted(todo.values(), key=lambda job: job.cell.seed)  # tables of one seed first: to be read early
-        states = [outcome.state for plan in plans for outcome in plan.outcomes().values()]
-        lacking = states.count("no data")
-        watcher.on_plan(len(states) - lacking, lacking, [job.cell for job in waiting])
-        found = _run(waiting, jobs, watcher)
+    kept = _kept(experiments, out)
+    anywhere: dict[str, Record] = {}
+    for record in (record for records in kept.values() for record in records.by_label.values()):
+        anywhere.setdefault(record["fingerprint"], record)
+    plans = [_plan(experiment, kept[experiment.folder], anywhere, watcher) for experiment in experiments]
+    try:
+        if run:
+            todo: dict[str, Job] = {}
+            for mark, job in ((mark, job) for plan in plans for mark, job in plan.waiting.items()):
+                todo[mark] = replace(todo[mark], homes=todo[mark].homes + job.homes) if mark in todo else job
+            waiting = sorted(todo.values(), key=lambda job: job.cell.seed)  # tables of one seed first: to be read early
+            states = [outcome.state for plan in plans for outcome in plan.outcomes().values()]
+            lacking = states.count("no data")
+            watcher.on_plan(len(states) - lacking, lacking, [job.cell for job in waiting])
+            found = _run(waiting, jobs, watcher)
+            for plan in plans:
+                plan.found.update(found)
+    finally:
         for plan in plans:
-            plan.found.update(found)
-            for job in plan.waiting:  # what another experiment has run is kept here too
-                if todo[job.mark] is not job and todo[job.mark].kept.exists():
-                    shutil.copyfile(todo[job.mark].kept, job.kept)
+            if run or plan.taken:
+                plan.records.join(plan.taken)
     return [plan.outcomes() for plan in plans]
 
 
-def _plan(experiment: Experiment, out: Path, watcher: Watcher) -> Plan:
-    place = out / experiment.folder
+def _kept(experiments: list[Experiment], out: Path) -> dict[str, Records]:
+    """What is kept of all experiments, by folder."""
+    places = {out / experiment.folder for experiment in experiments}
     try:
-        (place / CELLS).mkdir(parents=True, exist_ok=True)
+        for place in places:
+            place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidSettings(f"--out {out}: {error.strerror}", "a folder to write to", "Name another.") from None
-    found: dict[str, Outcome] = {}
-    todo: dict[str, Job] = {}
-    marks: dict[Cell, str] = {}
-    elsewhere = kept_in(out)
+    places |= {path.parent for name in (f"{CELLS}.jsonl", UNDER_WAY) for path in out.glob(f"*/{name}")}
+    return {place.name: Records(place) for place in sorted(places)}
+
+
+def _plan(experiment: Experiment, records: Records, anywhere: dict[str, Record], watcher: Watcher) -> Plan:
+    plan = Plan(records)
+    for damage in records.damaged:
+        watcher.on_note(f"{damage}: the cell is run again")
     for cell in experiment.cells:
         try:
             data = KINDS[cell.kind].data(cell.values)
         except InvalidData as error:
-            marks[cell] = missing = f"no data: {error}"
-            found[missing] = no_data(error)
+            plan.marks[cell] = missing = f"no data: {error}"
+            plan.found[missing] = no_data(error)
             continue
         mark = fingerprint(cell.kind, KINDS[cell.kind].meaning(cell.values), cell.seed, data)
-        marks[cell] = mark
-        name = file_name(cell.label)
-        kept = place / CELLS / f"{name}.json"
-        outcome = read_outcome(kept, mark)
-        if not isinstance(outcome, Outcome) and mark in elsewhere:
-            shutil.copyfile(elsewhere[mark], kept)  # another experiment has the same cell
-            outcome = read_outcome(kept, mark)
-        if isinstance(outcome, Outcome):
-            found[mark] = outcome
+        plan.marks[cell] = mark
+        outcome = records.outcome(cell.label, mark)
+        if outcome is None and mark in anywhere:  # another experiment has the same cell
+            plan.taken.append(anywhere[mark] | {"label": cell.label} | _described(cell))
+            outcome = outcome_of(anywhere[mark])
+        if outcome is not None:
+            plan.found[mark] = outcome
             continue
-        if outcome.startswith("unreadable"):
-            watcher.on_note(f"{kept.name} is {outcome}: the cell is run again")
-        todo.setdefault(mark, Job(cell, kept, place / UNDER_WAY / name, mark))
-    return Plan(found, marks, [job for mark, job in todo.items() if mark not in found])
+        folder = records.place / UNDER_WAY / file_name(cell.label)
+        plan.waiting.setdefault(mark, Job(cell, mark, folder, ((records.place, cell),)))
+    return plan
+
+
+def _described(cell: Cell) -> dict[str, Any]:
+    """For whoever reads a record."""
+    return {
+        "table": cell.table, "row": cell.row, "column": cell.column, "kind": cell.kind, "seed": cell.seed,
+        "settings": cell.values,
+    }  # fmt: skip
 
 
 def _run(waiting: list[Job], jobs: int | None, watcher: Watcher) -> dict[str, Outcome]:
@@ -150,9 +186,6 @@ def _run(waiting: list[Job], jobs: int | None, watcher: Watcher) -> dict[str, Ou
     for job, outcome in way(waiting, watcher):
         found[job.mark] = outcome
         watcher.on_cell(job.cell, outcome)
-    for folder in {job.folder.parent for job in waiting}:
-        with suppress(OSError):  # what another process has under way here stays
-            folder.rmdir()
     return found
 
 
@@ -168,11 +201,8 @@ def run_job(job: Job, tell: Callable[[int, int], None]) -> Outcome:
     kind = KINDS[cell.kind]
     hardware = {"machine": machine(gpu=kind.on_gpu(cell.values))}
     outcome = Outcome(**vars(outcome) | {"data": kind.data(cell.values), "facts": outcome.facts | hardware})
-    described = {
-        "table": cell.table, "row": cell.row, "column": cell.column, "kind": cell.kind, "seed": cell.seed,
-        "settings": cell.values,
-    }  # fmt: skip
-    write_outcome(job.kept, outcome, job.mark, described)
+    for place, own in job.homes:
+        keep(place, new_record(own.label, job.mark, _described(own), outcome))
     shutil.rmtree(job.folder, ignore_errors=True)  # checkpoints of a finished cell serve nobody
     return outcome
 

@@ -190,19 +190,20 @@ class References(Kind):
 
     def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:  # noqa: ARG002
         """See the base class."""
-        from fairfold.models.tasks import RankingTask, RatingTask
+        from fairfold.metrics.references.rows import ranking_rows, rating_rows
         from fairfold.simulate.world import load_interactions
 
         settings = read_settings(values)
         data, _ = load_interactions(settings)
-        task = RatingTask(data) if settings.predicts_ratings else RankingTask(data, settings.run.top)
+        rated = settings.predicts_ratings
         started, found, tried = time.monotonic(), dict[str, Any](), dict[str, Any]()
-        for reference in task.references():
-            found[reference.name] = reference.row if isinstance(reference.row, str) else float(reference.row[0])
+        for reference in rating_rows(data) if rated else ranking_rows(data, settings.run.top):
+            found[reference.name] = reference.value
             if reference.tried:
                 tried[reference.name] = {f"{value:g}": ndcg for value, ndcg in reference.tried.items()}
             tell(len(found), 6)
-        facts = {"references": found, "tried on held-out training data": tried, "metric": task.headline}
+        metric = "MSE" if rated else f"NDCG@{settings.top}"
+        facts = {"references": found, "tried on held-out training data": tried, "metric": metric}
         return Outcome(seconds=time.monotonic() - started, facts=facts)
 
 

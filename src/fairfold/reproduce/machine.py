@@ -1,9 +1,12 @@
-"""The hardware a cell ran on, by model."""
+"""The hardware a cell ran on, by model, and the software."""
 
 import os
 import platform
+import subprocess
 from functools import cache
 from pathlib import Path
+
+from fairfold.version import __version__
 
 ZEN = (
     (23, range(0x30), "Zen"), (23, range(0x30, 0x100), "Zen 2"), (25, range(0x10), "Zen 3"),
@@ -36,3 +39,26 @@ def _processor(path: Path) -> tuple[str, int, int]:
         pass
     numbers = [int(facts.get(key, "-1") or -1) for key in ("cpu family", "model")]
     return facts.get("model name") or platform.processor() or platform.machine(), numbers[0], numbers[1]
+
+
+@cache
+def software() -> dict[str, str | None]:
+    """Versions of fairfold and torch, and the commit where the package is in a checkout of its own."""
+    import torch
+
+    return {"fairfold": __version__, "torch": str(torch.__version__), "commit": commit(Path(__file__).parents[3])}
+
+
+def commit(checkout: Path) -> str | None:
+    """The commit that is checked out, with ``-changed`` where the code differs from it; None where there is none."""
+    if not (checkout / ".git").exists():  # installed: a repository further up is somebody else's
+        return None
+    git = ["git", "-C", str(checkout)]
+    try:
+        found = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        same = subprocess.run(
+            [*git, "diff", "--quiet", "HEAD", "--", "src", "native"], capture_output=True, check=False
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found if same.returncode == 0 else f"{found}-changed"

@@ -1,16 +1,11 @@
-"""What came of a cell, and how it is kept: one small JSON file a cell, whole or not there."""
+"""What came of a cell, and what makes two cells the same."""
 
-import contextlib
 import hashlib
 import json
 import math
 import re
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Literal
-
-from fairfold.files import write_atomically
-from fairfold.version import __version__
 
 FORMAT = 1
 """Raised whenever a cell of the same settings would be run in another way: what was kept is then run again."""
@@ -63,39 +58,3 @@ def fingerprint(kind: str, values: dict[str, Any], seed: int, data: dict[str, An
 def file_name(label: str) -> str:
     """A cell's label as the name of a file."""
     return re.sub(r"[^A-Za-z0-9.+]+", "-", label).strip("-")
-
-
-def write_outcome(path: Path, outcome: Outcome, mark: str, described: dict[str, Any]) -> None:
-    """Keep a finished cell.
-
-    Args:
-        path: Of the file.
-        outcome: What came of it.
-        mark: Its fingerprint.
-        described: Table, row, column, settings and seed, for whoever reads the file.
-    """
-    content = {"fingerprint": mark, "fairfold": __version__, **described, "outcome": asdict(outcome)}
-    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
-
-
-def kept_in(out: Path) -> dict[str, Path]:
-    """All finished cells of all experiments by fingerprint."""
-    found: dict[str, Path] = {}
-    for path in sorted(out.glob("*/cells/*.json")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            found.setdefault(json.loads(path.read_bytes())["fingerprint"], path)
-    return found
-
-
-def read_outcome(path: Path, mark: str) -> Outcome | str:
-    """A kept cell, or why there is none: not run yet, unreadable, or of other settings or data."""
-    try:
-        content = json.loads(path.read_bytes())
-        if content["fingerprint"] != mark:
-            return "other settings or data"
-        kept = content["outcome"]
-        return Outcome(**kept | {"curve": tuple((float(x), float(y)) for x, y in kept["curve"])})
-    except FileNotFoundError:
-        return "not run yet"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"unreadable ({type(error).__name__}: {error})"

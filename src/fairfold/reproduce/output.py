@@ -76,7 +76,7 @@ def markdown(results: Results, plots: dict[str, dict[str, bytes]]) -> str:
         lines += _markdown_table(grid)
         lines += [f"![{name}]({name})" for name in plots.get(grid.name, {})] + [""]
     again = f"fairfold reproduce {results.experiment.name}{' --quick' if quick else ''}"
-    lines += [f"Written by `{again}`, fairfold {__version__}. Every cell's settings and values are in `cells/`.", ""]
+    lines += [f"Written by `{again}`, fairfold {__version__}. Every cell's settings and values: `cells.jsonl`.", ""]
     return "\n".join(lines)
 
 

@@ -21,7 +21,8 @@ from fairfold.files import write_atomically
 from fairfold.reproduce.execute import default_jobs, workers
 from fairfold.reproduce.experiment import Cell, Experiment, SearchFile, Tried
 from fairfold.reproduce.kinds import KINDS
-from fairfold.reproduce.outcome import Outcome, file_name, fingerprint, read_outcome, write_outcome
+from fairfold.reproduce.outcome import Outcome, fingerprint
+from fairfold.reproduce.records import Record, Records, keep, new_record, outcome_of
 from fairfold.settings import merged, nested, read_settings
 from fairfold.simulate.run import simulate
 from fairfold.simulate.world import load_data
@@ -56,18 +57,27 @@ def search(experiment: Experiment, out: Path, say: Callable[[str], None], jobs: 
             f"columns of its cells, {sorted(searched)}",
             "Mend it.",
         )
-    place = out / experiment.folder / SEARCH
+    place = out / experiment.folder
     place.mkdir(parents=True, exist_ok=True)
+    records = Records(place, SEARCH)
     todo = [(_cell(experiment, labels), tried) for labels in plan.cells for tried in _tries(plan, labels[-1])]
     cells, tries = zip(*todo, strict=True)
-    trials, path = list[Trial](), place.with_suffix(".csv")
-    with workers(default_jobs(len(todo)) if jobs is None else jobs) as pool:
-        for trial in (pool.map if pool else map)(_trial, cells, tries, itertools.repeat(plan), itertools.repeat(place)):
-            trials.append(trial)
-            label = f"{trial.cell.table} {trial.cell.row} {trial.cell.column} {_words(trial.tried)}"
-            say(f"{label}: {_shown(trial.outcome.last)}")
-            write_atomically(path, record(trials, plan).encode())
+    kept = [records.by_label.get(_label(*each)) for each in todo]
+    trials, path = list[Trial](), place / f"{SEARCH}.csv"
+    try:
+        with workers(default_jobs(len(todo)) if jobs is None else jobs) as pool:
+            way = pool.map if pool else map
+            for trial in way(_trial, cells, tries, kept, itertools.repeat(plan), itertools.repeat(place)):
+                trials.append(trial)
+                say(f"{_label(trial.cell, trial.tried)}: {_shown(trial.outcome.last)}")
+                write_atomically(path, record(trials, plan).encode())
+    finally:
+        records.join()
     return path
+
+
+def _label(cell: Cell, tried: dict[str, Tried]) -> str:
+    return f"{cell.table} {cell.row} {cell.column} {_words(tried)}"
 
 
 def _cell(experiment: Experiment, labels: tuple[str, str, str]) -> Cell:
@@ -82,16 +92,14 @@ def _tries(plan: SearchFile, column: str) -> list[dict[str, Tried]]:
     return [dict(zip(values, numbers, strict=True)) for numbers in itertools.product(*values.values())]
 
 
-def _trial(cell: Cell, tried: dict[str, Tried], plan: SearchFile, place: Path) -> Trial:
+def _trial(cell: Cell, tried: dict[str, Tried], kept: Record | None, plan: SearchFile, place: Path) -> Trial:
     if not any(isinstance(known, logging.NullHandler) for known in logging.getLogger("fairfold").handlers):
         logging.getLogger("fairfold").addHandler(logging.NullHandler())  # replies of runs that diverge are counted only
     values = merged(merged(cell.values, plan.set), nested(tried))
     data = KINDS[cell.kind].data(values) | {"held out": plan.held_out}
     mark = fingerprint("search", values, plan.seed, data)
-    path = place / f"{file_name(f'{cell.table} {cell.row} {cell.column} {_words(tried)}')}.json"
-    kept = read_outcome(path, mark)
-    if isinstance(kept, Outcome):
-        return Trial(cell, tried, kept)
+    if kept is not None and kept["fingerprint"] == mark:
+        return Trial(cell, tried, outcome_of(kept))
     settings = read_settings(merged(values, {"run": {"seed": plan.seed}}))
     given, _ = load_data(settings)
     result = simulate(settings, data=_without_test(given, plan))
@@ -100,7 +108,7 @@ def _trial(cell: Cell, tried: dict[str, Tried], plan: SearchFile, place: Path) -
     facts: dict[str, Any] = {"metric": result.metric, "rejections": dict(result.rejections)}
     outcome = Outcome.of_curve(curve, smaller_is_better=result.metric == "MSE", seconds=seconds, facts=facts, data=data)
     described = {"table": cell.table, "row": cell.row, "column": cell.column, "settings": values, "seed": plan.seed}
-    write_outcome(path, outcome, mark, described)
+    keep(place, new_record(_label(cell, tried), mark, described, outcome), SEARCH)
     return Trial(cell, tried, outcome)
 
 
