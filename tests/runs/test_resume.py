@@ -3,7 +3,7 @@
 import errno
 import json
 import os
-import re
+import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,16 @@ import torch
 
 from fairfold import files
 from fairfold.errors import CannotWrite, InvalidCheckpoint, InvalidSettings
-from fairfold.federation.settings import Settings
 from fairfold.runs import checkpoint
 from fairfold.runs.callbacks import Callback
-from fairfold.runs.folder import RunFolder
 from fairfold.runs.opened import open_run
-from fairfold.runs.settings import load_settings
+from fairfold.runs.read import read_metrics, read_model, read_result, read_run_settings
 from fairfold.runs.summary import read_run
-from fairfold.runs.train import Finished, run
+from fairfold.runs.train import Finished, Pace, run
+from fairfold.settings import Settings
 from fairfold.simulate import simulate
 from fairfold.simulate.result import RoundReport
-from tests.runs.worlds import GRADIENT, assert_same_end, from_before, small, write_manifest
+from tests.runs.worlds import GRADIENT, SQUARES, assert_same_end, small, write_manifest
 
 
 class Interrupted(Exception):
@@ -61,18 +60,22 @@ def resumed(settings: Settings, out: Path) -> tuple[Finished, list[str]]:
         GRADIENT | {"backend": "loop", "local_optimiser": "adagrad"},
         GRADIENT | {"aggregation": "delta", "prox": 0.1},
         GRADIENT | {"method": "heterofl", "capacities": "1x-2x", "user_vectors": "uploaded"},
-        GRADIENT | {"method": "central", "local_optimiser": "adam"},
+        {"method": "central", "local_optimiser": "adam", "local_step": 0.01, "batch_size": 4},
+        {"method": "central", "local_optimiser": "adagrad", "user_storage": "disk"},
         GRADIENT | {"user_storage": "disk", "model": "neumf"},
         GRADIENT | {"method": "fedhm", "capacities": "1x-2x", "model": "neumf"},
         GRADIENT | {"method": "inconsistent"},
         GRADIENT | {"objective": "squared", "item_bias": True, "aggregation": "delta"},
+        SQUARES,
+        SQUARES | {"faults": {"drop": 0.3}, "user_storage": "disk", "popularity": "counts"},
+        SQUARES | {"backend": "loop", "mapping": "chunk"},
     ],
 )
 def test_an_interrupted_run_ends_like_an_unbroken_one(changes: dict[str, Any], tmp_path: Path) -> None:
     settings = small(**changes)
     interrupted(settings, tmp_path / "run")
     finished, told = resumed(settings, tmp_path / "run")
-    assert told == ["Going on after round 2."]
+    assert told[0] == "Going on after round 2."
     assert_same_end(finished.result, simulate(settings))
 
 
@@ -82,7 +85,7 @@ def test_a_finished_run_can_be_given_more_rounds(tmp_path: Path) -> None:
     assert told == ["Going on after round 2."]
     straight = simulate(small(rounds=4))
     assert torch.equal(finished.result.state.full["item.weight"], straight.state.full["item.weight"])
-    assert load_settings(tmp_path / "run" / "settings.toml", {}).rounds == 4
+    assert read_run_settings(tmp_path / "run").run.rounds == 4
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
@@ -92,27 +95,69 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     assert_same_end(again.result, first.result)
 
 
-def test_resuming_nothing_starts_anew_and_says_so(tmp_path: Path) -> None:
-    finished, told = resumed(small(), tmp_path / "run")
-    assert told == [f"No checkpoint in {tmp_path / 'run'}: starting anew."]
-    assert finished.result.state.round_number == 4
+@pytest.mark.parametrize("holds", [None, "nothing", "something"])
+def test_what_is_no_run_is_not_resumed(holds: str | None, tmp_path: Path) -> None:
+    """Neither a mistyped name nor a run that was killed before its settings were written starts another one."""
+    out = tmp_path / "run"
+    if holds is not None:
+        out.mkdir()
+    if holds == "something":
+        (out / "precious").write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InvalidSettings, match=r"holds no settings\.toml"):
+        resumed(small(), out)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_folder_of_something_else_is_not_resumed(tmp_path: Path) -> None:
-    (tmp_path / "precious").write_text("mine")
-    with pytest.raises(InvalidSettings, match="new or empty"):
-        resumed(small(), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_anew_and_says_so(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    interrupted(small(), out, after=1)
+    finished, told = resumed(small(), out)
+    assert told == [f"No checkpoint in {out}: starting anew."]
+    assert_same_end(finished.result, simulate(small()))
+
+
+class Order(files.Disk):
+    """Notes which files become durable, in order."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def replace(self, old: Path, new: Path) -> None:
+        super().replace(old, new)
+        self.names.append(new.name)
+
+
+def test_settings_come_first_and_the_closing_table_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Order()
+    monkeypatch.setattr(files, "disk", disk)
+    run(small(), tmp_path / "run")
+    assert disk.names[0] == "settings.toml"
+    assert disk.names[-1] == "result.json"
+
+
+def test_a_finished_run_that_goes_on_is_unfinished_at_once(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    run(small(rounds=2), out)
+    assert read_run(out).state == "finished"
+    with pytest.raises(Interrupted):
+        run(small(rounds=4), out, resume=True, callbacks=[StopAfter(3)])
+    assert read_run(out).state == "unfinished"
+    assert read_run(out).settings.run.rounds == 4
+    resumed(small(rounds=4), out)
+    assert (read_run(out).state, read_run(out).rounds) == ("finished", 4)
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"seed": 1}, ["seed = 0, now 1"]),
-        ({"factors": 5}, ["factors = 4, now 5"]),
-        ({"method": "fedavg"}, ["method = 'fair', now 'fedavg'"]),
-        ({"world": {"users": 13, "items": 60, "interactions_per_user": 10}}, ["world.users = 12, now 13"]),
+        ({"seed": 1}, ["run.seed = 0, now 1"]),
+        ({"factors": 5}, ["model.factors = 4, now 5"]),
+        ({"method": "fedavg"}, ["subspace.method = 'fair', now 'fedavg'"]),
+        ({"world": {"users": 13, "items": 60, "interactions_per_user": 10}}, ["data.users = 12, now 13"]),
         ({"server_step": 0.1, "capacities": "1x-2x"}, ["server_step = 0.03, now 0.1", "capacities = '1x-4x-16x'"]),
+        (SQUARES, ["algorithm.kind = 'closed_form', now 'least_squares'"]),
+        ({"faults": {"late": 0.1}}, ["fleet.faults.late = None, now 0.1"]),
     ],
 )
 def test_other_settings_are_refused_by_name(changes: dict[str, Any], named: list[str], tmp_path: Path) -> None:
@@ -122,70 +167,36 @@ def test_other_settings_are_refused_by_name(changes: dict[str, Any], named: list
         resumed(small(**changes), tmp_path / "run")
     for text in named:
         assert text in str(refused.value)
-    assert "rounds, patience, threshold, evaluate_every, user_storage may change" in str(refused.value)
+    assert "run.rounds, run.patience, run.threshold, run.evaluate_every, run.user_storage may" in str(refused.value)
     assert (tmp_path / "run" / "settings.toml").read_bytes() == before
-
-
-NEWER = ("popularity", "support", "prox", "images.mean", "faults.late")
-
-
-def test_a_run_from_before_some_settings_goes_on(tmp_path: Path) -> None:
-    settings, out = small(), tmp_path / "run"
-    interrupted(settings, out)
-    from_before(out, *NEWER)
-    finished, told = resumed(load_settings(out / "settings.toml", {}, recorded=True), out)
-    assert told == ["Going on after round 2."]
-    assert_same_end(finished.result, simulate(settings))
-    assert load_settings(out / "settings.toml", {}) == settings
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [({"popularity": "none"}, "popularity = 'catalogue', now 'none'"), ({"prox": 0.5}, "prox = 0.0, now 0.5"),
-     ({"faults": {"late": 0.1}}, "faults.late = 0.0, now 0.1")],
-)  # fmt: skip
-def test_before_a_setting_is_not_with_another_value_of_it(changes: dict[str, Any], named: str, tmp_path: Path) -> None:
-    run(small(mapping="element"), tmp_path / "run")
-    from_before(tmp_path / "run", *NEWER)
-    with pytest.raises(InvalidCheckpoint, match=f"was trained with {re.escape(named)}; "):
-        resumed(small(mapping="element", **changes), tmp_path / "run")
-
-
-def test_what_a_solver_takes_by_now_is_not_what_it_took_before_the_setting(tmp_path: Path) -> None:
-    squares: dict[str, Any] = {"solver": "least_squares", "chunk": 4, "support": 0}
-    first = run(small(**squares, tail_share=None), tmp_path / "run")
-    from_before(tmp_path / "run", "tail_share")
-    assert small(**squares).tail_share is not None
-    with pytest.raises(InvalidCheckpoint, match=r"trained with tail_share = None, now 0\.125"):
-        resumed(small(**squares), tmp_path / "run")
-    for settings in (open_run(tmp_path / "run").settings, read_run(tmp_path / "run").settings):
-        assert settings == first.result.settings
-
-
-def test_a_run_with_a_server_step_that_had_no_effect_still_serves(tmp_path: Path) -> None:
-    """Before it was refused, a server's optimiser was taken along with least squares, and not used."""
-    settings, out = small(solver="least_squares", chunk=4, support=0), tmp_path / "run"
-    interrupted(settings, out)
-    for path in (out / "checkpoints").glob("*.json"):
-        write_manifest(path, settings=json.loads(path.read_text())["settings"] | {"server_optimiser": "sgd"})
-    file = out / "settings.toml"
-    assert 'server_optimiser = "adam"' in file.read_text()
-    file.write_text(file.read_text().replace('server_optimiser = "adam"', 'server_optimiser = "sgd"'))
-    assert open_run(out).settings == settings
-    finished, _ = resumed(load_settings(file, {}, recorded=True), out)
-    assert_same_end(finished.result, simulate(settings))
-    assert read_run(out).settings == settings
 
 
 def newest_manifest(out: Path) -> Path:
     return max((out / "checkpoints").glob("*.json"))
 
 
-def test_another_format_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [1, 99])
+def test_another_format_is_refused(number: int, tmp_path: Path) -> None:
     run(small(), tmp_path / "run")
-    write_manifest(newest_manifest(tmp_path / "run"), format=99)
-    with pytest.raises(InvalidCheckpoint, match="format 99"):
+    write_manifest(newest_manifest(tmp_path / "run"), format=number)
+    with pytest.raises(InvalidCheckpoint, match=f"format {number}.*train anew"):
         resumed(small(), tmp_path / "run")
+
+
+def test_a_flipped_format_is_damage_and_not_another_format(tmp_path: Path) -> None:
+    run(small(), tmp_path / "run", checkpoint_every=1)
+    path = newest_manifest(tmp_path / "run")
+    path.write_text(path.read_text().replace('"format": 2', '"format": 3'))
+    _, told = resumed(small(), tmp_path / "run")
+    assert "another checksum" in told[0]
+    assert told[1] == "Going on after round 3."
+
+
+def test_a_folder_from_before_there_were_tables_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text('data = "synthetic"\nrounds = 4\n')
+    for read in (read_run, read_run_settings):
+        with pytest.raises(InvalidCheckpoint, match=r"format 1.*train anew"):
+            read(tmp_path)
 
 
 def test_other_versions_are_told(tmp_path: Path) -> None:
@@ -245,6 +256,56 @@ def test_a_damaged_checkpoint_is_passed_over(how: str, ending: str, tmp_path: Pa
         resumed(settings, out)
 
 
+def test_an_older_checkpoint_is_told_of_and_can_be_refused(tmp_path: Path) -> None:
+    out, told = tmp_path / "run", list[str]()
+    run(small(), out, checkpoint_every=1)
+    damage(out / "checkpoints" / "round-00000004.safetensors", "flipped")
+    assert open_run(out, told.append).progress.state.round_number == 3
+    assert len(told) == 1
+    assert "round-00000004" in told[0]
+    assert "this is round 3" in told[0]
+    with pytest.raises(InvalidCheckpoint, match=r"the newest is damaged.*another checksum"):
+        open_run(out, newest=True)
+    damage(out / "checkpoints" / "round-00000003.json", "gone")
+    with pytest.raises(InvalidCheckpoint, match="no whole checkpoint"):
+        open_run(out)
+
+
+READERS: dict[str, Any] = {
+    "settings.toml": read_run_settings,
+    "result.json": read_result,
+    "metrics.csv": lambda out: read_metrics(out, small(), 4),
+    "model.safetensors": read_model,
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_flipped_bit_of_a_run_is_found_or_has_no_meaning(name: str, tmp_path: Path) -> None:
+    """A bit of white space may be another; no value may."""
+    out, source = run(small(), tmp_path / "run").folder.path, random.Random(3)
+    right, content = READERS[name](out), (out / name).read_bytes()
+    refused = 0
+    for place in source.sample(range(len(content)), min(len(content), 300)):
+        flipped = bytes([content[place] ^ (1 << source.randrange(8))])
+        (out / name).write_bytes(content[:place] + flipped + content[place + 1 :])
+        try:
+            found = READERS[name](out)
+        except (InvalidSettings, InvalidCheckpoint) as error:
+            refused += name in str(error)
+        else:
+            assert str(found) == str(right)
+    assert refused > 200
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("how", ["truncated", "empty", "a list"])
+def test_a_damaged_file_of_a_run_is_named(name: str, how: str, tmp_path: Path) -> None:
+    out = run(small(), tmp_path / "run").folder.path
+    damage(out / name, how)
+    with pytest.raises((InvalidSettings, InvalidCheckpoint), match=name):
+        READERS[name](out)
+
+
 class FullDisk(files.Disk):
     """A disk that takes so many bytes and no more."""
 
@@ -273,7 +334,8 @@ def test_a_full_disk_says_how_much_was_needed_and_leaves_the_old_checkpoint(
         monkeypatch.setattr(files, "disk", files.Disk())
         assert not list(out.rglob("*.tmp"))
         assert not checkpoint.newest(out / "checkpoints").damaged
-        finished, _ = resumed(settings, out)
+        # Without room for the settings there is no run yet: it is begun, not resumed.
+        finished = run(settings, out, resume=(out / "settings.toml").exists(), say=lambda _: None)
         assert_same_end(finished.result, unbroken)
         shutil.rmtree(out)
     assert all("No space left" in text and "bytes for this file" in text for text in needs)
@@ -283,7 +345,7 @@ def test_a_full_disk_says_how_much_was_needed_and_leaves_the_old_checkpoint(
 
 def test_two_processes_cannot_train_in_one_folder(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
-    folder = RunFolder.create(small(), tmp_path / "run")
+    folder = run(small(), tmp_path / "run").folder
     with folder.locked(), pytest.raises(InvalidSettings, match="another process"):
         resumed(small(), tmp_path / "run")
 
@@ -301,12 +363,12 @@ def test_early_stopping_says_why_and_resumes_to_the_same_end(tmp_path: Path) -> 
 
 def test_checkpoints_keep_to_their_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("fairfold.runs.checkpoint.time.monotonic", lambda: now[0])
-    pace = checkpoint.Pace(None)
+    monkeypatch.setattr("fairfold.runs.train.time.monotonic", lambda: now[0])
+    pace = Pace(None)
     assert pace.due(1)
     pace.wrote(2.0)
     now[0] += 19
     assert not pace.due(2)
     now[0] += 1
     assert pace.due(3)
-    assert [number for number in range(1, 8) if checkpoint.Pace(3).due(number)] == [3, 6]
+    assert [number for number in range(1, 8) if Pace(3).due(number)] == [3, 6]

@@ -1,22 +1,20 @@
 """Small runs for tests, and what it means that two of them are the same."""
 
 import json
-import tomllib
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import tomli_w
 import torch
 
-from fairfold.federation.settings import Settings, read_settings
 from fairfold.runs import checkpoint
+from fairfold.settings import Settings, read_settings
 from fairfold.simulate.result import Result
+from tests.flat import tables
 
 SMALL: dict[str, Any] = {
     "world": {"users": 12, "items": 60, "interactions_per_user": 10},
-    "chunk": 1,
+    "solver": "closed_form",
     "clients_per_round": 6,
     "factors": 4,
     "rounds": 4,
@@ -29,37 +27,24 @@ GRADIENT: dict[str, Any] = {
     "aggregation": "paper",
     "batch_size": 4,
 }
+SQUARES: dict[str, Any] = {"solver": "least_squares"}
 
 
 def small(**changes: Any) -> Settings:
-    return read_settings(SMALL | changes)
+    """A run that takes no time: the closed form, unless another solver is named."""
+    values = tables(**SMALL | changes)
+    subspace = values.setdefault("subspace", {})
+    hashed = subspace.get("method", "fair") in ("fair", "fair_hom", "inconsistent")
+    if hashed and subspace.get("mapping") != "element" and values["algorithm"]["kind"] in ("closed_form", "gradient"):
+        subspace.setdefault("chunk", 1)
+    return read_settings(values)
 
 
 def write_manifest(path: Path, **changes: Any) -> None:
     content = json.loads(path.read_text()) | changes
     del content["checksum"]
-    content["checksum"] = checkpoint._checksum(content)
+    content["checksum"] = checkpoint.checksum_of_values(content)
     path.write_text(json.dumps(content))
-
-
-def from_before(out: Path, *keys: str) -> None:
-    """Make a run's folder one of a version that did not know these settings."""
-    manifests = list((out / "checkpoints").glob("*.json"))
-    assert manifests
-    for path in manifests:
-        write_manifest(path, settings=_without(json.loads(path.read_text())["settings"], keys))
-    file = out / "settings.toml"
-    file.write_text(tomli_w.dumps(_without(tomllib.loads(file.read_text()), keys)))
-
-
-def _without(values: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    for key in keys:
-        *tables, name = key.split(".")
-        table = values
-        for part in tables:
-            table = table[part]
-        del table[name]
-    return values
 
 
 def assert_same_end(first: Result, second: Result) -> None:
