@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fairfold import files
+from fairfold.errors import InvalidSettings
 from fairfold.runs.train import run
 from fairfold.simulate import simulate
 from tests.runs.worlds import assert_same_end, small
@@ -91,10 +92,20 @@ def rounds_done(out: Path) -> int:
 
 
 def resume_and_compare(out: Path) -> None:
-    """Go on in this process, which must find at most one finished round missing from the checkpoint."""
-    done = rounds_done(out)
+    """Go on in this process, which must find at most one finished round missing from the checkpoint.
+
+    Where not even the settings were written there is no run, and whoever asks to resume it is told so.
+    """
+    done, begun = rounds_done(out), (out / "settings.toml").exists()
     told: list[str] = []
-    finished = run(SETTINGS, out, resume=True, checkpoint_every=1, say=told.append)
+    if not begun:
+        try:
+            run(SETTINGS, out, resume=True)
+        except InvalidSettings:
+            assert not done
+        else:
+            raise AssertionError("what is no run was resumed")
+    finished = run(SETTINGS, out, resume=begun, checkpoint_every=1, say=told.append)
     assert not any("damaged" in message for message in told), told
     first = [int(message.split()[-1][:-1]) for message in told if message.startswith("Going on")]
     assert done - (first[0] if first else 0) <= 1, (told, done)
@@ -119,7 +130,7 @@ def kill_at_every_call(folder: Path, halfway: bool) -> int:
 
             def again(at: int = at, out: Path = out) -> None:
                 files.disk = Killer(at // 5)
-                run(SETTINGS, out, checkpoint_every=1, resume=True, say=lambda _: None)
+                run(SETTINGS, out, checkpoint_every=1, resume=(out / "settings.toml").exists(), say=lambda _: None)
 
             dies(again)
         resume_and_compare(out)

@@ -12,13 +12,14 @@ from safetensors.torch import load_file
 
 from fairfold import files
 from fairfold.errors import CannotWrite, InvalidSettings
-from fairfold.federation.settings import Settings
 from fairfold.runs import tensors as tensors_on_disk
 from fairfold.runs.callbacks import Callback, TensorBoard
-from fairfold.runs.settings import load_settings, recipes, to_toml
 from fairfold.runs.train import run
+from fairfold.settings import Settings
+from fairfold.settings.files import load_settings, recipes, to_toml
 from fairfold.simulate.result import Result, RoundReport
-from tests.runs.worlds import GRADIENT, small
+from tests.flat import flat
+from tests.runs.worlds import GRADIENT, SQUARES, small
 
 
 def test_tensors_are_read_back_by_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,19 +49,21 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"clients_per_round": None}, {"initial_spread": None, "patience": 3}, GRADIENT | {"top_users": 5},
-     {"solver": "least_squares", "tail_share": None}, {"model": "mf-ratings", "reference_factors": None}],
+    [{}, {"clients_per_round": None}, {"patience": 3}, GRADIENT | {"data": "mine", "top_users": 5},
+     SQUARES | {"tail_share": None}, {"data": "mine", "model": "mf-ratings", "reference_factors": None},
+     {"data": "mnist", "model": "mlp"}, {"method": "central"}, {"faults": {"late": 0.5}}],
 )  # fmt: skip
 def test_settings_are_read_back_as_they_were(changes: dict[str, Any], tmp_path: Path) -> None:
-    settings = Settings(**changes)
+    settings = flat(**changes)
     (tmp_path / "settings.toml").write_text(to_toml(settings))
     assert load_settings(tmp_path / "settings.toml", {}) == settings
 
 
 def test_the_paper_s_recipe() -> None:
     assert recipes() == ["best", "paper", "ratings"]
-    settings = load_settings(None, {"rounds": 3}, "paper")
-    assert (settings.model, settings.local_epochs, settings.clients_per_round, settings.rounds) == ("neumf", 5, 10, 3)
+    settings = load_settings(None, {"run.rounds": 3}, "paper")
+    assert (settings.model.kind, settings.algorithm.kind, settings.run.rounds) == ("neumf", "gradient", 3)
+    assert (settings.plain()["algorithm"]["local_epochs"], settings.fleet.clients_per_round) == (5, 10)
     with pytest.raises(InvalidSettings, match="one of best, paper"):
         load_settings(None, {}, "papre")
     with pytest.raises(InvalidSettings, match="one of them"):

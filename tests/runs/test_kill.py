@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fairfold.runs import checkpoint
+from fairfold.runs.read import read_result
 
 ROOT = Path(__file__).parents[2]
 MEMORY = Path("/dev/shm")
@@ -53,13 +54,13 @@ def test_the_command_killed_and_resumed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from fairfold.cli import app; app()", "train", "--rounds", "160"]
     command += [
         "--set",
-        "world.users=60",
+        "data.users=60",
         "--set",
-        "world.items=400",
+        "data.items=400",
         "--set",
-        "world.interactions_per_user=20",
+        "data.interactions_per_user=20",
     ]
-    command += ["--set", "clients_per_round=30", "--set", "faults.nan=0.1", "--out"]
+    command += ["--set", "fleet.clients_per_round=30", "--set", "fleet.faults.nan=0.1", "--out"]
     subprocess.run([*command, str(tmp_path / "unbroken")], env=environment, check=True, capture_output=True)
     with subprocess.Popen([*command, str(tmp_path / "killed")], env=environment, stdout=subprocess.PIPE) as process:
         deadline = time.monotonic() + 60
@@ -67,7 +68,7 @@ def test_the_command_killed_and_resumed(tmp_path: Path) -> None:
             time.sleep(0.01)
         process.kill()
     assert not (tmp_path / "killed" / "result.json").exists(), "it ended before it could be killed"
-    again = [*command[:-1], "--out", str(tmp_path / "killed"), "--resume"]
+    again = [*command[:3], "train", "--out", str(tmp_path / "killed"), "--resume"]
     done = subprocess.run(again, env=environment, check=True, capture_output=True, text=True)
     assert "Going on after round" in done.stdout
     first, second = tmp_path / "unbroken", tmp_path / "killed"
@@ -75,7 +76,7 @@ def test_the_command_killed_and_resumed(tmp_path: Path) -> None:
         assert (first / name).read_bytes() == (second / name).read_bytes()
     tensors = [(path / "checkpoints" / "round-00000160.safetensors").read_bytes() for path in (first, second)]
     assert tensors[0] == tensors[1]
-    results = [json.loads((path / "result.json").read_text()) | {"seconds": 0} for path in (first, second)]
+    results = [read_result(path) | {"seconds": 0} for path in (first, second)]
     assert results[0] == results[1]
     assert checkpoint.require(second / "checkpoints").progress.rejections.counts["NaN or infinity"] > 0
     lines = (second / "metrics.csv").read_text().splitlines()

@@ -22,6 +22,7 @@ from fairfold.runs.train import Finished, Pace, run
 from fairfold.settings import Settings
 from fairfold.simulate import simulate
 from fairfold.simulate.result import RoundReport
+from tests.flat import flat
 from tests.runs.worlds import GRADIENT, SQUARES, assert_same_end, small, write_manifest
 
 
@@ -77,6 +78,27 @@ def test_an_interrupted_run_ends_like_an_unbroken_one(changes: dict[str, Any], t
     finished, told = resumed(settings, tmp_path / "run")
     assert told[0] == "Going on after round 2."
     assert_same_end(finished.result, simulate(settings))
+
+
+@pytest.mark.parametrize("changes", [{}, {"streamed": True, "faults": {"drop": 0.2}}, {"alike": False}])
+def test_ratings_go_on_from_what_every_device_last_said(changes: dict[str, Any], tmp_path: Path) -> None:
+    lines = [
+        f"{user}\t{item}\t{1 + user * item % 5}\t0" for user in range(9) for item in range(20) if (user + item) % 3
+    ]
+    (tmp_path / "u.data").write_text("\n".join(lines) + "\n")
+    chosen: dict[str, Any] = {"capacities": "1x-2x", "clients_per_round": 4, "rounds": 4, "evaluate_every": 2}
+    settings = flat(data=str(tmp_path / "u.data"), model="mf-ratings", factors=3, **chosen, **changes)
+    interrupted(settings, tmp_path / "run")
+    finished, _ = resumed(settings, tmp_path / "run")
+    assert finished.result.private["last"].abs().sum() > 0
+    assert_same_end(finished.result, simulate(settings))
+
+
+def test_what_had_to_be_written_at_the_same_moment_is_read_with_it(tmp_path: Path) -> None:
+    found = run(small(), tmp_path / "run").folder.checkpoints
+    progress = checkpoint.require(found).progress
+    checkpoint.save(found, progress, small(), {}, 1.0, {"taken": {"a": 3}})
+    assert checkpoint.require(found).beside == {"taken": {"a": 3}}
 
 
 def test_a_finished_run_can_be_given_more_rounds(tmp_path: Path) -> None:

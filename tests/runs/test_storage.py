@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fairfold.errors import CannotWrite
-from fairfold.federation import storage
-from fairfold.federation.storage import Storage
+from fairfold.protocol import storage
+from fairfold.protocol.storage import Storage
 from fairfold.runs.train import run
 from tests.runs.worlds import GRADIENT, assert_same_end, small
 
@@ -19,29 +19,27 @@ import os, resource, sys
 from pathlib import Path
 import torch
 from fairfold.data import Dataset, Interactions
-from fairfold.federation.aggregate import ServerState
-from fairfold.federation.replies import Rejections
-from fairfold.federation.settings import read_settings
-from fairfold.federation.storage import Storage
-from fairfold.federation.task import Task
-from fairfold.simulate import batched
-from fairfold.simulate.federation import Federation
+from fairfold.backends.batched import batched
+from fairfold.protocol.faults import Rejections
+from fairfold.protocol.round import run_round
+from fairfold.protocol.storage import Storage
+from fairfold.settings import read_settings
+from fairfold.simulate.world import World
 
 torch.set_num_threads(1)
 users = 400_000
 owners = torch.arange(users)
 train = Interactions.from_pairs(owners, owners % 50, users, 100)
-settings = read_settings({"factors": 256, "solver": "gradient", "local_optimiser": "adam", "local_step": 0.01,
-                          "aggregation": "paper", "clients_per_round": 100})
-federation = Federation.of(settings, Task(Dataset("many", train, train), settings))
+steps = {"kind": "gradient", "local_optimiser": "adam", "local_step": 0.01, "aggregation": "paper"}
+settings = read_settings({"model": {"factors": 256}, "algorithm": steps, "fleet": {"clients_per_round": 100}})
+world = World.of(settings, Dataset("many", train, train))
 used = next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines()
             if line.startswith("VmData"))
 resource.setrlimit(resource.RLIMIT_DATA, (used * 1024 + 200_000_000,) * 2)  # the vectors are 410 MB
 try:
-    full, private = federation.initial(Storage(Path(sys.argv[1]), sys.argv[2]))
-    state = ServerState(full)
+    state = world.initial(Storage(Path(sys.argv[1]), sys.argv[2]))
     for _ in range(3):
-        state = batched.run_round(state, private, federation, Rejections())
+        state = run_round(state, world.fleet, world.people, Rejections(), batched)
 except (MemoryError, RuntimeError) as error:
     print("no memory", type(error).__name__)
 else:
