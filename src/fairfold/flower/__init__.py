@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fairfold.flower.client import make_client_app
     from fairfold.flower.inprocess import InProcessGrid
-    from fairfold.flower.local import LocalData, LocalFile, share_of
+    from fairfold.flower.local import LocalData, LocalFile, LocalImages, share_of
     from fairfold.flower.strategy import FairStrategy
 
-__all__ = ["FairStrategy", "InProcessGrid", "LocalData", "LocalFile", "make_client_app", "share_of"]
+__all__ = ["FairStrategy", "InProcessGrid", "LocalData", "LocalFile", "LocalImages", "make_client_app", "share_of"]
 
 _HOMES = {
     "FairStrategy": "fairfold.flower.strategy",
     "InProcessGrid": "fairfold.flower.inprocess",
     "LocalData": "fairfold.flower.local",
     "LocalFile": "fairfold.flower.local",
+    "LocalImages": "fairfold.flower.local",
     "make_client_app": "fairfold.flower.client",
     "share_of": "fairfold.flower.local",
 }

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +16,15 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fairfold.errors import InvalidCapacity, InvalidData, InvalidMessage, InvalidSettings, InvalidState
-from fairfold.flower.protocol import CAPACITY, FACTS, VERSION
+from fairfold.flower.identity import name_of
+from fairfold.flower.protocol import CAPACITY, FACTS, NUMBERING, SURVEY, VERSION
 
 if TYPE_CHECKING:
-    from fairfold.flower.device import LocalTask
-    from fairfold.flower.local import LocalData, LocalFile
+    from fairfold.flower.device import DeviceWork
+    from fairfold.flower.local import LocalData, LocalFile, LocalImages
     from fairfold.flower.store import DeviceState, DeviceStore
 
-    DataSource = str | Path | LocalFile | Callable[[Context, int], LocalData]
+    DataSource = str | Path | LocalFile | Callable[[Context, int], LocalData | LocalImages]
 
 
 log = logging.getLogger("fairfold.flower")
@@ -56,18 +59,11 @@ def make_client_app(
     app = ClientApp(mods=mods)
     node = _Device(data, model, budget, state, share_quality, repeatable)
 
-    @app.query(CAPACITY.partition(".")[2])
-    def capacity(message: Message, context: Context) -> Message:
-        return _discreetly(node.capacity, message, context)
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        return _discreetly(node.train, message, context)
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        return _discreetly(node.evaluate, message, context)
-
+    asked = {CAPACITY: node.capacity, SURVEY: node.survey, NUMBERING: node.numbering}
+    for kind, work in asked.items():
+        app.query(kind.partition(".")[2])(partial(_discreetly, work))
+    app.train()(partial(_discreetly, node.train))
+    app.evaluate()(partial(_discreetly, node.evaluate))
     return app
 
 
@@ -86,7 +82,7 @@ def _discreetly(work: Callable[[Message, Context], Message], message: Message, c
 
 
 class _Device:
-    """The three things a device does."""
+    """What a device does."""
 
     def __init__(
         self,
@@ -101,62 +97,97 @@ class _Device:
         self._share_quality, self._repeatable = share_quality, repeatable
 
     def capacity(self, message: Message, context: Context) -> Message:
-        """Say what this device can hold."""
-        facts: dict[str, Any] = {"version": VERSION, "capacity": self._capacity(context), "number": _number(context)}
+        """Say what this device can hold, which model it trains, and its name."""
+        facts: dict[str, Any] = {
+            "version": VERSION,
+            "capacity": self._capacity(context),
+            "number": _number(context),
+            "name": f"{name_of(self._folder(context)):x}",
+        }
         if self._model is not None:
             facts["model"] = self._model
         return Message(RecordDict({FACTS: ConfigRecord(facts)}), reply_to=message)
 
-    def train(self, message: Message, context: Context) -> Message:
-        """Train inside the subspace; keep what is private, send what was changed."""
-        from dataclasses import replace
+    def survey(self, message: Message, context: Context) -> Message:
+        """Give this device's part of the sums before the first round, for some items."""
+        from fairfold.flower.surveys import asked_in, pack_survey
 
-        from fairfold.flower.store import DeviceState
-        from fairfold.flower.wire import pack_answer
+        settings, items, window = asked_in(message.content)
+        data = self._interactions(context, items, ratings=settings.predicts_ratings)
+        mine = data.of_its_users()
+        answer = settings.algorithm.survey(settings, mine, window)
+        return Message(pack_survey(answer), reply_to=message)
+
+    def numbering(self, message: Message, context: Context) -> Message:
+        """Note the numbers that some items have in this run: those of this device's own items alone."""
+        from fairfold.flower.surveys import told_in
+
+        told = told_in(message.content)
+        data = self._interactions(context, told.items, ratings=told.ratings)
+        store = self._store(context)
+        kept = store.load()
+        known = dict(kept.numbers) if kept.numbering == told.numbering else {}
+        first = told.window.start
+        known |= {item: int(told.places[item - first]) for item in data.own_items() if item in told.window}
+        store.save(replace(kept, numbering=told.numbering, numbers=known))
+        return Message(RecordDict({FACTS: ConfigRecord({"version": VERSION})}), reply_to=message)
+
+    def train(self, message: Message, context: Context) -> Message:
+        """Train, and answer with a summand. What the device would remember of it is on its disk before it is sent."""
+        from fairfold.flower.store import Word
+        from fairfold.flower.wire import pack_reply
 
         work, store, kept = self._open(message, context)
-        own = kept.rows_of(work.data.names, work.fresh())
-        quality = work.quality(own) if work.order.evaluate and self._share_quality else None
-        answer = work.train(own)
-        # First to the disk: a device that cannot keep its users' vectors does not answer for them.
-        store.save(DeviceState(own, work.data.names, kept.secret, work.order.round_number + 1))
-        return Message(pack_answer(work.order, replace(answer, quality=quality)), reply_to=message)
+        order, algorithm = work.order, work.plan.algorithm
+        reply, own = work.reply(train=True, quality=order.evaluate and self._share_quality)
+        word = Word(order.word, own)
+        names = [] if work.names is None else work.names
+        kept = replace(kept, names=names, history=work.history)
+        if algorithm.keeps == "acknowledged":
+            kept = replace(kept, pending=word)
+        else:
+            kept = replace(kept, said=word, pending=None)
+        store.save(kept)
+        return Message(pack_reply(order, reply, values=algorithm.values), reply_to=message)
 
     def evaluate(self, message: Message, context: Context) -> Message:
-        """Say how well the model serves the users of this device; their vectors stay as they are."""
-        from fairfold.flower.wire import Answer, pack_answer
+        """Say how well the model serves the users of this device; what it keeps stays as it is."""
+        from fairfold.flower.wire import pack_reply
 
-        work, _, kept = self._open(message, context)
-        own = kept.rows_of(work.data.names, work.fresh())
-        quality = work.quality(own) if self._share_quality else None
-        return Message(pack_answer(work.order, Answer({}, 0.0, quality)), reply_to=message)
+        work, _, _ = self._open(message, context)
+        reply, _ = work.reply(train=False, quality=self._share_quality)
+        return Message(pack_reply(work.order, reply), reply_to=message)
 
-    def _open(self, message: Message, context: Context) -> tuple[LocalTask, DeviceStore, DeviceState]:
-        from fairfold.federation.task import is_table
-        from fairfold.flower.device import LocalTask
-        from fairfold.flower.plan import fits, trains
-        from fairfold.flower.store import DeviceStore
+    def _open(self, message: Message, context: Context) -> tuple[DeviceWork, DeviceStore, DeviceState]:
+        from fairfold.flower.device import DeviceWork
+        from fairfold.flower.nodes import trains
         from fairfold.flower.wire import unpack_order
         from fairfold.subspace import Capacity
 
-        order, received = unpack_order(message.content)
+        order = unpack_order(message.content)
         if not trains(self._model, order.settings):  # before its name is used for anything
             mine = "one of fairfold's" if self._model is None else self._model
-            raise InvalidMessage(f"an order for model={order.settings.model!r}", mine, "Name it in make_client_app.")
-        tables = [held.shape[0] for name, held in order.projections.items() if is_table(name, "item")]
-        num_items = max(tables, default=0)
-        data = self._load(context, num_items, ratings=order.settings.predicts_ratings)
-        store = DeviceStore(self._folder(context))
+            kind = order.settings.model.kind
+            raise InvalidMessage(f"an order for model.kind={kind!r}", mine, "Name it in make_client_app.")
+        store = self._store(context)
         kept = store.load()
-        work = LocalTask(order, received, data, order.settings.seed if self._repeatable else kept.secret)
+        if order.settings.algorithm.keeps == "acknowledged":
+            kept = kept.agreed(order.run, order.holds)
+        data: LocalData | LocalImages = (
+            self._images(context)
+            if order.picture is not None
+            else self._interactions(context, order.items, ratings=order.settings.predicts_ratings)
+        )
+        seed = order.settings.run.seed if self._repeatable else kept.secret
+        work = DeviceWork(order, data, kept, seed)
         capacity = Capacity.parse(self._capacity(context))
-        if not fits(order.projections, capacity, work.task):
-            size = sum(held.size for held in order.projections.values())
+        if not work.plan.method.fits(work.plan.architecture.tensors, order.sent.projections, capacity):
+            size = sum(held.size for held in order.sent.projections.values())
             raise InvalidCapacity(f"an order of {size} numbers", f"at most {capacity}", "Ask this device first.")
         return work, store, kept
 
-    def _load(self, context: Context, num_items: int, *, ratings: bool) -> LocalData:
-        from fairfold.flower.local import LocalFile
+    def _interactions(self, context: Context, num_items: int, *, ratings: bool) -> LocalData:
+        from fairfold.flower.local import LocalData, LocalFile
 
         source: Any = self._data if self._data is not None else context.node_config.get("data")
         if source is None:
@@ -164,9 +195,17 @@ class _Device:
         if isinstance(source, str | Path):
             test = context.node_config.get("test")
             source = LocalFile(source, test=None if test is None else str(test))
-        if isinstance(source, LocalFile):
-            return source.load(num_items, ratings=ratings)
-        found: LocalData = source(context, num_items)
+        found = source.load(num_items, ratings=ratings) if isinstance(source, LocalFile) else source(context, num_items)
+        if not isinstance(found, LocalData):
+            raise InvalidData(f"{type(found).__name__} for a recommender", "LocalData", "Give interactions.")
+        return found
+
+    def _images(self, context: Context) -> LocalImages:
+        from fairfold.flower.local import LocalImages
+
+        found = self._data(context, 0) if callable(self._data) else None
+        if not isinstance(found, LocalImages):
+            raise InvalidData("no images", "data=... a function that returns LocalImages", "Give it to make_client_app.")
         return found
 
     def _capacity(self, context: Context) -> str:
@@ -176,6 +215,11 @@ class _Device:
         if found is None:
             raise InvalidSettings("no capacity", "what the device can hold", "Give budget='40MB' or --node-config.")
         return str(found)
+
+    def _store(self, context: Context) -> DeviceStore:
+        from fairfold.flower.store import DeviceStore
+
+        return DeviceStore(self._folder(context))
 
     def _folder(self, context: Context) -> Path:
         given = self._state if self._state is not None else context.node_config.get("state")

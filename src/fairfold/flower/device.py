@@ -1,210 +1,204 @@
-"""What a device computes: the solvers of ``federation.train`` for its own users, as one change and its weight.
+"""What a device computes: its users' words, together, as its algorithm and the fast backend say.
 
-Updates are linear, so a device with several users (a family's tablet, a hospital) answers with the weighted mean of
-their changes: to the server that is the same as if each had answered alone, and it sees less of each. Nothing of the
-size of the full table is made here.
+Words are summands, so a device with several users (a family's tablet, a hospital) answers with the sum of theirs: to the
+server that is the same as if each had answered alone, and it sees less of each. Nothing of the size of the full table is
+made here.
 """
 
-from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
+from operator import add
 
 import torch
 from torch import Tensor
 
-from fairfold.data import Dataset
-from fairfold.errors import InvalidMessage
-from fairfold.federation.aggregate import ServerState
-from fairfold.federation.projection import Hashed, Projection
-from fairfold.federation.replies import Rejections
-from fairfold.federation.sampling import Purpose, generator
-from fairfold.federation.settings import Settings
-from fairfold.federation.task import Task, Weights
-from fairfold.federation.train import BLOCK_ITEMS, SOLVERS, Device, gram, item_blocks, solve_user
-from fairfold.flower.local import LocalData
-from fairfold.flower.plan import task_of
-from fairfold.flower.wire import Answer, Order
-from fairfold.kernels.native import loader
-from fairfold.metrics import evaluate_ranking
-from fairfold.simulate.active import Active, Held, gather
-from fairfold.simulate.batched import Changes, batches_well, train_at_once
-from fairfold.simulate.federation import Federation
-from fairfold.subspace import Capacity
+from fairfold.backends.batched import batched
+from fairfold.data import Interactions
+from fairfold.errors import InvalidMessage, InvalidSettings, InvalidState
+from fairfold.flower.local import LocalData, LocalImages
+from fairfold.flower.store import DeviceState
+from fairfold.flower.wire import Order, Reply
+from fairfold.metrics import accuracy, evaluate_ranking
+from fairfold.protocol.architecture import Architecture
+from fairfold.protocol.people import ImagePeople, People
+from fairfold.protocol.plan import Plan
+from fairfold.protocol.sampling import Purpose, generator
+from fairfold.protocol.words import Answer, Visit
+from fairfold.protocol.work import as_input
+from fairfold.values import Weights
 
 USERS_AT_ONCE = 16
+BLOCK_ITEMS = 8_192
+"""Items scored at a time: the table itself is never made."""
 
 
-class LocalTask:
+class DeviceWork:
     """One order, with the data of the device it went to.
 
     Args:
         order: What is asked.
-        received: The vectors that came with it.
         data: What the device has.
+        kept: What it keeps, agreed with the server.
         seed: Of its random draws.
     """
 
-    def __init__(self, order: Order, received: Weights, data: LocalData, seed: int) -> None:
-        self.order, self.received, self.data = order, received, data
-        self.settings: Settings = order.settings.model_copy(update={"seed": seed})
-        test = data.train if data.test is None else data.test
-        self.task = Task(Dataset("local", data.train, test), self.settings)
-        wanted = {name: tuple(shape) for name, shape in self.task.shapes.items()}
-        given = {name: tuple(held.shape) for name, held in order.projections.items()}
-        if wanted != given:
+    def __init__(self, order: Order, data: LocalData | LocalImages, kept: DeviceState, seed: int) -> None:
+        self.order, self.data, self.sent = order, data, order.sent
+        users = 1 if isinstance(data, LocalImages) else data.train.num_users
+        self.plan = Plan.on_device(order.settings, order.items, users, order.picture, self.sent.projections)
+        wanted = {name: tuple(shape) for name, shape in self.plan.architecture.shapes.items()}
+        given = {name: tuple(held.shape) for name, held in self.sent.projections.items()}
+        if {name: _flat(shape) for name, shape in wanted.items()} != {n: _flat(shape) for n, shape in given.items()}:
             raise InvalidMessage(
                 f"tensors {given}",
                 f"those of the model, {wanted}",
                 "Check the catalogue's size, and that both sides have the same model.",
             )
+        self.seed = seed
+        self.history: Weights = {}
+        self.names: list[str] | None = None
+        if isinstance(data, LocalImages):
+            self.people: People = ImagePeople(self.plan, data.images, data.clients, seed)
+            self.users = list(range(len(data.clients)))
+            return
+        if order.numbering:
+            data = _numbered(data, order, kept)
+        self.data, self.names = data, data.names
+        if self.plan.algorithm.keeps == "acknowledged":  # the words of a run are about one history
+            data, self.history = _as_said(data, kept)
+            self.data, self.names = data, data.names
+        self.users = data.users
+        self.people = People(self.plan, data.train, {}, seed)
+        for name, rows in kept.rows_of(data.names, self._fresh()).items():
+            mine = torch.zeros(users, *rows.shape[1:], dtype=rows.dtype)
+            mine[self.users] = rows
+            self.people.private[name] = mine
+        chosen = self.people.chosen(self.users)
+        for name in self.plan.algorithm.remembered(self.plan):
+            if name in kept.said.own and len(kept.said.own[name]) == len(chosen):
+                self.people.private[name][chosen] = kept.said.own[name]
 
-    def fresh(self) -> Weights:
+    def _fresh(self) -> Weights:
         """Vectors of users the device has not seen before; the item tables are not made for it."""
-        alone = task_of(1, self.settings, users=len(self.data.users))
-        _, own = alone.initial(generator(self.settings, Purpose.MODEL))
+        assert isinstance(self.data, LocalData)
+        _, own = Architecture(self.order.settings, 1, len(self.data.users)).initial(
+            generator(self.seed, Purpose.MODEL)
+        )
+        self.plan.algorithm.starts_own(self.plan, own)
         return own
 
-    def train(self, own: Weights) -> Answer:
-        """Train all users; ``own`` holds a row for each and is written to."""
-        weights = self._weights()
-        if self.settings.solver == "closed_form":
-            change = self._closed_form(own, weights)
-        elif batches_well(self.settings):
-            change = self._batched(own)
-        else:
-            change = self._one_by_one(own, weights)
-        return Answer(change, sum(weights))
+    def train(self) -> tuple[Answer, Weights]:
+        """Train all users: their word together, and their private tensors afterwards."""
+        words = []
+        for word in batched(self.people, [Visit(user, self.sent) for user in self.users], {}):
+            self.people.keep(word.clients, word.own)
+            words.append(word.answer)
+        if len(words) > 1 and not all(held.linear for held in self.sent.projections.values()):
+            raise InvalidSettings(
+                f"{len(self.users)} users on a device whose vectors cannot be added up",
+                "one user per device, or another method",
+                "Use subspace.method='fair'.",
+            )
+        return reduce(add, words), self.own()
 
-    def _weights(self) -> list[float]:
-        return [self.settings.weight(self.task.samples(user)) for user in self.data.users]
+    def own(self) -> Weights:
+        """The private tensors of this device's users, their rows alone."""
+        remembered = self.plan.algorithm.remembered(self.plan)
+        return {
+            name: rows[self.people.chosen(self.users)] if name in remembered else rows[self.users]
+            for name, rows in self.people.private.items()
+        }
 
-    def _closed_form(self, own: Weights, weights: list[float]) -> Weights:
-        """All users in two walks over the items: Σ w·V u uᵀ = w·V·(Σ u uᵀ), as in ``simulate.closed_form``."""
-        (name, compact), (own_name,) = next(iter(self.received.items())), self.task.own
-        subspace, settings = _hashed(self.order.projections[name]).subspace, self.settings
-        unobserved, factors = settings.unobserved_weight, settings.factors
-        gram_matrix, total = gram(compact, subspace, factors), sum(weights)
-        outer, items, steps = torch.zeros(factors, factors, dtype=compact.dtype), [], []
-        for place, user in enumerate(self.data.users):
-            mine = self.data.train.of(user)
-            rows = subspace.recover_rows(compact, mine, factors)
-            vector = solve_user(rows, gram_matrix, settings)
-            own[own_name][place] = vector
-            outer.addr_(vector, vector, alpha=weights[place] / total)
-            items.append(mine)
-            steps.append(weights[place] / total * ((1 - unobserved) * (rows @ vector) - 1)[:, None] * vector)
-        touched, order = torch.cat(items).sort()
-        moved, stream = torch.cat(steps)[order], subspace.stream(compact.dtype)
-        for first, block in item_blocks(compact, subspace, factors):
-            slope = unobserved * (block @ outer)
-            low, high = torch.searchsorted(touched, torch.tensor([first, first + len(block)])).tolist()
-            slope.index_add_(0, touched[low:high] - first, moved[low:high])
-            stream.add(first * factors, slope.view(-1))
-        return {name: stream.finish().mul_(-settings.local_step)}
-
-    def _batched(self, own: Weights) -> Weights:
-        """Gradient steps on the slots that are touched, sixteen users at a time: ``simulate.batched``'s program."""
-        users, number = self.data.users, self.order.round_number
-        group = torch.zeros(self.task.num_clients, dtype=torch.long)
-        everybody = torch.arange(self.task.num_clients)
-        federation = Federation(self.settings, self.task, [Capacity.parse("1x")], group, everybody)
-        held = Held(self.order.projections, self.received)
-        changes = Changes(ServerState(self.received, number), federation, Rejections())
-        places = {user: place for place, user in enumerate(users)}
-        private = {name: rows.new_zeros(self.task.num_clients, rows.shape[1]) for name, rows in own.items()}
-        for name, rows in own.items():
-            private[name][users] = rows
-
-        def gathered(user: int) -> Active:
-            return gather(user, self.task, held, private, number)
-
-        with ThreadPoolExecutor(loader.workers(), initializer=loader.work_alone) as workers:
-            for start in range(0, len(users), USERS_AT_ONCE):
-                for trained in train_at_once(users[start : start + USERS_AT_ONCE], gathered, self.task, workers):
-                    changes.take(trained)
-                    for name in own:
-                        own[name][places[trained.client]] = trained.values[trained.parts[name]]
-        return changes.means(held)
-
-    def _one_by_one(self, own: Weights, weights: list[float]) -> Weights:
-        """Any model, a user after another."""
-        total = sum(weights)
-        change = {name: torch.zeros_like(vector) for name, vector in self.received.items()}
-        for place, user in enumerate(self.data.users):
-            source = generator(self.settings, Purpose.TRAINING, self.order.round_number, user)
-            vectors = {name: rows[place] for name, rows in own.items()}
-            device = Device(user, self.task, self.order.projections, vectors, source)
-            trained = SOLVERS[self.settings.solver](self.received, device, self.settings)
-            for name, vector in trained.compacts.items():
-                change[name].add_(vector - self.received[name], alpha=weights[place] / total)
-            for name, vector in trained.own.items():
-                own[name][place] = vector
-        return change
+    def reply(self, *, train: bool, quality: bool) -> tuple[Reply, Weights]:
+        """What the device says, and what it keeps."""
+        measured = self.quality() if quality else None
+        if not train:
+            return Reply(None, measured), {}
+        answer, own = self.train()
+        return Reply(answer, measured), own
 
     # -- how well the model serves the users of this device ------------------------------------------------------------
 
     @torch.no_grad()
-    def quality(self, own: Weights) -> tuple[float, int] | None:
+    def quality(self) -> tuple[float, int] | None:
         """Sum over the users with something to guess, and their number; None where nobody has."""
+        if isinstance(self.data, LocalImages):
+            return self._accuracy(self.data)
         test = self.data.test
-        if test is None or not len(test):
+        users = [] if test is None else [user for user in self.users if int(test.counts_by_user[user])]
+        if test is None or not users:
             return None
-        users = torch.tensor([user for user in self.data.users if int(test.counts_by_user[user])])
-        if not len(users):
-            return None
-        places = {user: place for place, user in enumerate(self.data.users)}
-        if self.task.ratings:
-            return self._squared_error(own, users, places), len(test)
-        if self.settings.solver == "closed_form":
-            vectors = self._solved(users)
-        else:
-            chosen = [places[user] for user in users.tolist()]
-            vectors = {name: rows[chosen] for name, rows in own.items()}
-        at = {user: place for place, user in enumerate(users.tolist())}
+        if self.order.settings.predicts_ratings:
+            return self._squared_error(test, users)
+        at = {user: place for place, user in enumerate(users)}
+        vectors = self.plan.algorithm.own_vectors(self.plan, self.sent, self.people, users)
+
+        def score(asked: Tensor) -> Tensor:
+            places = [at[user] for user in asked.tolist()]
+            return self._scores({name: rows[places] for name, rows in vectors.items()})
+
         result = evaluate_ranking(
-            lambda asked: self._scores({name: rows[[at[user] for user in asked.tolist()]]
-                                        for name, rows in vectors.items()}),
-            self.data.train, test, self.settings.top, users=users, users_per_batch=USERS_AT_ONCE,
+            score, self.people.train, test, self.order.settings.run.top,
+            users=torch.tensor(users), users_per_batch=USERS_AT_ONCE,
         )  # fmt: skip
         return float(result.ndcg_by_user.sum()), len(result.users)
 
-    def _solved(self, users: Tensor) -> Weights:
-        """Closed form: a user's vector follows from the model and their own history."""
-        (name, compact), (own_name,) = next(iter(self.received.items())), self.task.own
-        subspace, factors = _hashed(self.order.projections[name]).subspace, self.settings.factors
-        gram_matrix = gram(compact, subspace, factors)
-        rows = [subspace.recover_rows(compact, self.data.train.of(user), factors) for user in users.tolist()]
-        return {own_name: torch.stack([solve_user(mine, gram_matrix, self.settings) for mine in rows])}
-
     def _scores(self, vectors: Weights) -> Tensor:
         """Of all items for some users, a block of items at a time: [users, items] is all that is kept."""
-        num_items, projections = self.data.train.num_items, self.order.projections
-        dense = {name: projections[name].whole(self.received[name]) for name in self.task.dense}
-        users = [vectors[name][:, None, :] for name in self.task.own]
-        scores = torch.empty(len(users[0]), num_items)
-        for first in range(0, num_items, BLOCK_ITEMS):
-            last = min(first + BLOCK_ITEMS, num_items)
-            items = [self._rows(name, first, last)[None] for name in self.task.tables]
-            scores[:, first:last] = self.task.scores(dense, users, items)
+        scores = torch.empty(len(next(iter(vectors.values()))), self.order.items)
+        for first in range(0, self.order.items, BLOCK_ITEMS):
+            last = min(first + BLOCK_ITEMS, self.order.items)
+            found = self.plan.algorithm.block_scores(self.plan, self.sent, vectors, torch.arange(first, last))
+            scores[:, first:last] = found
         return scores
 
-    def _rows(self, name: str, first: int, last: int) -> Tensor:
-        """Neighbouring rows of a table."""
-        held, compact = _hashed(self.order.projections[name]), self.received[name]
-        width = held.shape[1]
-        return held.subspace.recover_range(compact, first * width, last * width).view(-1, width)
+    def _squared_error(self, test: Interactions, users: list[int]) -> tuple[float, int]:
+        vectors = self.plan.algorithm.own_vectors(self.plan, self.sent, self.people, users)
+        total, many = 0.0, 0
+        for place, user in enumerate(users):
+            mine = {name: rows[place][None] for name, rows in vectors.items()}
+            predicted = self.plan.algorithm.block_scores(self.plan, self.sent, mine, test.of(user))[0]
+            total += float((predicted - test.ratings_of(user)).square().sum())
+            many += len(predicted)
+        return total, many
 
-    def _squared_error(self, own: Weights, users: Tensor, places: dict[int, int]) -> float:
-        assert self.data.test is not None
-        dense = {name: self.order.projections[name].whole(self.received[name]) for name in self.task.dense}
-        total = 0.0
-        for user in users.tolist():
-            ids = self.data.test.of(user)
-            items = [self.order.projections[name].rows(self.received[name], ids)[None] for name in self.task.tables]
-            vectors = [own[name][places[user]][None, None] for name in self.task.own]
-            predicted = self.task.scores(dense, vectors, items)[0]
-            total += float((predicted - self.data.test.ratings_of(user)).square().sum())
-        return total
+    def _accuracy(self, data: LocalImages) -> tuple[float, int] | None:
+        test = data.images.test
+        if not len(test.labels):
+            return None
+        full = {name: held.recover(self.sent.vectors[name]) for name, held in self.sent.projections.items()}
+        network = self.plan.architecture.model_of(full, {})
+        logits = network(as_input(test.images, self.order.settings.data))
+        return float(accuracy(logits, test.labels)) * len(test.labels), len(test.labels)
 
 
-def _hashed(projection: Projection) -> Hashed:
-    assert isinstance(projection, Hashed)
-    return projection
+def _numbered(data: LocalData, order: Order, kept: DeviceState) -> LocalData:
+    """The device's data in the numbers of the run."""
+    if kept.numbering != order.numbering or not data.own_items() <= kept.numbers.keys():
+        raise InvalidState("items without their numbers in this run", "to be told them", "The server tells them again.")
+    return data.renumbered(kept.numbers)
+
+
+def _as_said(data: LocalData, kept: DeviceState) -> tuple[LocalData, Weights]:
+    """The history that this device's words of the run are about: that of its first one, as long as the run goes.
+
+    What is said is a change of what was said before; of another history it would be none. What users did since joins
+    with the next run.
+    """
+    if not kept.history:
+        mine = data.of_its_users()
+        history = {"offsets": mine.offsets, "items": mine.items}
+        return data, history | ({} if mine.ratings is None else {"ratings": mine.ratings})
+    if data.clients:  # a simulation's numbering of users, whose data does not change
+        return data, kept.history
+    many, ratings = len(kept.history["offsets"]) - 1, kept.history.get("ratings")
+    train = Interactions(many, data.train.num_items, kept.history["offsets"], kept.history["items"], ratings)
+    test = data.test if data.test is not None and data.names == kept.names else None
+    return LocalData(train, test, user_ids=kept.names), kept.history
+
+
+def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape as a matrix: methods that factor layers see a convolution as one row per filter."""
+    size = 1
+    for side in shape[1:]:
+        size *= side
+    return (shape[0], size)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from flwr.app import Context
 
     from fairfold.data import Dataset, Interactions
+    from fairfold.data.clients import Clients
+    from fairfold.data.images import ImageDataset
 
 SQLITE_MAGIC = b"SQLite format 3\0"
 Row = tuple[str, str, float | None]
@@ -47,10 +49,55 @@ class LocalData:
         """The users of this device."""
         return self.clients or list(range(self.train.num_users))
 
+    def renumbered(self, numbers: dict[int, int]) -> LocalData:
+        """The same with the items' numbers of a run."""
+        import torch
+
+        def moved(part: Interactions | None) -> Interactions | None:
+            if part is None:
+                return None
+            items = torch.tensor([numbers.get(item, item) for item in part.items.tolist()], dtype=torch.int64)
+            return type(part).from_pairs(part.users, items, part.num_users, part.num_items, part.ratings)
+
+        train = moved(self.train)
+        assert train is not None
+        return LocalData(train, moved(self.test), self.clients, self.user_ids)
+
+    def of_its_users(self) -> Interactions:
+        """What this device's users have, numbered one after another."""
+        import torch
+
+        if not self.clients:
+            return self.train
+        parts = [self.train.of(user) for user in self.clients]
+        owners = torch.cat([torch.full((len(part),), place) for place, part in enumerate(parts)])
+        rated = self.train.ratings is not None
+        ratings = torch.cat([self.train.ratings_of(user) for user in self.clients]) if rated else None
+        kind = type(self.train)
+        return kind.from_pairs(owners, torch.cat(parts), len(parts), self.train.num_items, ratings)
+
+    def own_items(self) -> set[int]:
+        """All items that this device's users have, or are asked to guess."""
+        parts = [self.train] if self.test is None else [self.train, self.test]
+        return {item for part in parts for user in self.users for item in part.of(user).tolist()}
+
     @property
     def names(self) -> list[str]:
         """What they are called where their vectors are kept."""
         return self.user_ids or [str(user) for user in self.users]
+
+
+@dataclass(frozen=True)
+class LocalImages:
+    """One device's images.
+
+    Attributes:
+        images: What it trains on, and is judged by.
+        clients: Whose each is; one client, on a phone.
+    """
+
+    images: ImageDataset
+    clients: Clients
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fairfold.errors import FairfoldError
-from fairfold.flower.plan import Plan, trains
 from fairfold.flower.protocol import CAPACITY, FACTS, VERSION
-from fairfold.flower.wire import facts_in
+from fairfold.flower.vectors import facts_in, word_in
+from fairfold.protocol.plan import Plan
+from fairfold.settings import Settings
 from fairfold.subspace import Capacity
 
 log = logging.getLogger("fairfold.flower")
@@ -27,7 +28,8 @@ class Node:
     Attributes:
         node_id: Flower's.
         capacity: What it said it can hold.
-        group: Which size of the plan that is.
+        name: Its own, which outlives this network.
+        group: Which size of the plan that is; -1 before there is one.
         number: Its place in a simulation, or -1.
         rounds: In how many rounds its answer counted.
         bytes_down: Sent to it, tensors alone.
@@ -38,7 +40,8 @@ class Node:
 
     node_id: int
     capacity: Capacity
-    group: int
+    name: int = 0
+    group: int = -1
     number: int = -1
     rounds: int = 0
     bytes_down: int = 0
@@ -58,17 +61,20 @@ class Nodes:
     """All nodes that were ever asked.
 
     Attributes:
-        plan: The sizes to choose from.
+        settings: Of the run.
+        plan: The sizes to choose from; None until devices have been surveyed, where a plan needs that.
         timeout: Seconds to wait for a capacity.
         usable: Those that take part when they are connected.
         left_out: Why others do not.
     """
 
-    plan: Plan
+    settings: Settings
+    plan: Plan | None = None
     timeout: float = 60.0
     usable: dict[int, Node] = field(default_factory=dict)
     left_out: dict[int, str] = field(default_factory=dict)
     _silent: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _connected: set[int] = field(default_factory=set)
     _asked: int = 0
 
     def present(self, grid: Grid) -> list[Node]:
@@ -78,6 +84,7 @@ class Nodes:
         unknown = [node for node in connected if self._is_due(node)]
         if unknown:
             self._ask(unknown, grid)
+        self._connected = set(connected)
         found = [self.usable[node] for node in connected if node in self.usable]
         return sorted(found, key=lambda node: (node.number, node.node_id))
 
@@ -129,24 +136,48 @@ class Nodes:
             model = facts.get("model")
             if model is not None and (not isinstance(model, str) or len(model) > LONGEST_MODEL):
                 raise ValueError
-            capacity = Capacity.parse(text)
+            capacity, name = Capacity.parse(text), word_in(facts, "name")
         except FairfoldError as error:
             self._leave_out(node, error.given)
             return
         except ValueError:
             self._leave_out(node, "it did not say what it can hold")
             return
-        if not trains(model, self.plan.settings):
+        if not trains(model, self.settings):
             mine = "fairfold's own models" if model is None else ascii(model)
-            self._leave_out(node, f"it trains {mine}, and this run is of {self.plan.settings.model!r}")
+            self._leave_out(node, f"it trains {mine}, and this run is of {self.settings.model.kind!r}")
             return
-        group = self.plan.group_of(capacity)
+        twins = [of for of in self.usable.values() if of.name == name and of.node_id in self._connected]
+        if twins:  # the same device under a new connection replaces its old one; two at a time cannot both be it
+            self._leave_out(node, "another node that is connected has its name")
+            return
+        self.usable[node] = Node(node, capacity, name, number=number)
+        if self.plan is not None:
+            self._size(self.usable[node])
+
+    def settle(self, plan: Plan) -> None:
+        """There is a plan: everybody gets a size, or is left out."""
+        self.plan = plan
+        for node in list(self.usable.values()):
+            self._size(node)
+
+    def _size(self, node: Node) -> None:
+        assert self.plan is not None
+        group = self.plan.size_for(node.capacity)
         if group is None:
-            self._leave_out(node, f"it can hold {capacity}, which is less than any size of {self.plan.settings.method}")
+            method = self.settings.subspace.method
+            del self.usable[node.node_id]
+            self._leave_out(node.node_id, f"it can hold {node.capacity}, which is less than any size of {method}")
             return
-        self.usable[node] = Node(node, capacity, group, number)
-        log.info("node %d joins: it can hold %s and gets the size of %s", node, capacity, self.plan.capacities[group])
+        node.group = group
+        size = self.plan.capacities[group]
+        log.info("node %d joins: it can hold %s and gets the size of %s", node.node_id, node.capacity, size)
 
     def _leave_out(self, node: int, reason: str) -> None:
         self.left_out[node] = reason[:200]
         log.warning("node %d left out: %s", node, self.left_out[node])
+
+
+def trains(model: str | None, settings: Settings) -> bool:
+    """Whether a device that was given this model takes part in such a run; without one it trains any of fairfold's."""
+    return settings.model.kind == model if model is not None else not settings.model.own

@@ -1,13 +1,22 @@
 """Names both sides of the network agree on. Nothing heavy is imported here."""
 
-VERSION = 1
+VERSION = 2
 """Raised whenever a message changes its meaning; both sides refuse any other."""
 
 CAPACITY = "query.capacity"
-"""Type of the message that asks a device what it can hold."""
+"""Type of the message that asks a device what it can hold, and who it is."""
+
+SURVEY = "query.survey"
+"""Type of the message that asks a device for its part of the sums before the first round, of some items."""
+
+NUMBERING = "query.numbering"
+"""Type of the message that tells a device the numbers which some items have in this run."""
 
 ARRAYS = "arrays"
-"""Record of the tensors: those a device is to train, or what it changed of them."""
+"""Record of the tensors: those a device receives, or what it answers with."""
 
 FACTS = "fairfold"
-"""Record of all else: version, round, hash, weight."""
+"""Record of all else: version, round, words, weight."""
+
+WINDOW = 1 << 18
+"""Items that a survey or a numbering is about at a time: all that a device holds of the catalogue for it."""

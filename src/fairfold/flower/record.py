@@ -11,11 +11,12 @@ from typing import Any
 
 from fairfold.files import write_atomically
 from fairfold.flower.nodes import Node, Nodes
-from fairfold.flower.plan import BYTES, Plan
+from fairfold.protocol.plan import Plan
 from fairfold.runs import checkpoint
 from fairfold.runs.folder import RunFolder
 from fairfold.simulate.result import GroupReport, Result, RoundReport
 from fairfold.simulate.run import Progress, stop_reason
+from fairfold.values import BYTES
 
 NODES = "nodes.json"
 
@@ -34,8 +35,8 @@ class Record:
 
     def __init__(self, path: Path, plan: Plan, *, resume: bool) -> None:
         self._plan, self._path = plan, path
-        tables = {name: list(shape) for name, shape in plan.task.shapes.items()}
-        self._facts: dict[str, Any] = {"name": "devices", "items": plan.task.data.num_items, "tensors": tables}
+        tables = {name: list(shape) for name, shape in plan.architecture.shapes.items()}
+        self._facts: dict[str, Any] = {"name": "devices", "items": plan.public.items, "tensors": tables}
         self.found: Progress | None = None
         self._seconds = 0.0
         RunFolder(path).require_free(again=resume)
@@ -50,9 +51,13 @@ class Record:
             return
         checkpoint.refuse_other_run(saved, self._plan.settings, path)
         checkpoint.refuse_other_data(saved, self._facts, path)
-        shapes = {name: prod(shape) for name, shape in self._plan.task.shapes.items()}
+        shapes = {name: prod(shape) for name, shape in self._plan.architecture.shapes.items()}
         checkpoint.refuse_other_shapes(saved, shapes, path)
         self.found, self._seconds = saved.progress, saved.seconds
+
+    def settle(self, plan: Plan) -> None:
+        """There is a plan by what devices have summed up."""
+        self._plan = plan
 
     @property
     def seconds(self) -> float:
@@ -97,7 +102,7 @@ class Record:
 
     def _result(self, progress: Progress, nodes: Nodes) -> Result:
         settings = self._plan.settings
-        metric = "MSE" if settings.predicts_ratings else f"NDCG@{settings.top}"
+        metric = settings.metric
         last = next((report.quality for report in reversed(progress.history) if report.quality is not None), None)
         groups = []
         for number, (capacity, held) in enumerate(zip(self._plan.capacities, self._plan.assignments(0), strict=True)):

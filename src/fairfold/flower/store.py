@@ -1,24 +1,44 @@
-"""What a device keeps for itself: its users' vectors and a secret, in one file that only its owner can read.
+"""What a device keeps for itself: a secret, its users' vectors, and its last two words.
 
 The file is replaced whole or not at all, so a device that loses power, or room on its disk, goes on with what it had.
+
+Where the server's sums remember what each device last said, both sides must agree on what that was. A device writes
+what it would remember of its answer (the *pending* word) before it sends the answer. The next order names the word that
+the server holds: if that is the pending one, it is now what was said; if it is the one before, the answer was lost,
+late or refused, or the server went on from an older checkpoint, and the pending word is dropped.
 """
 
+import hashlib
 import json
 import os
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from fairfold.errors import CannotWrite, InvalidState
-from fairfold.federation.task import Weights
 from fairfold.files import remove_leftovers
 from fairfold.runs.tensors import write_tensors
+from fairfold.values import Weights
 
-FORMAT = 1
+FORMAT = 2
 FILE = "own.safetensors"
+WORDS = ("said", "pending")
+
+
+@dataclass(frozen=True)
+class Word:
+    """What a device remembers of an answer.
+
+    Attributes:
+        number: The answer's; 0 before the first.
+        own: Private tensors of its users after it.
+    """
+
+    number: int = 0
+    own: Weights = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -26,25 +46,47 @@ class DeviceState:
     """What a device knows of its users.
 
     Attributes:
-        vectors: Name of each of a user's vectors, a row a user.
+        said: What it said last, as far as it knows; for algorithms whose devices keep what they learned, the newest.
+        pending: What it said to the last order, which the server may or may not have taken.
         names: Of the users, in the order of the rows.
+        run: Of which run these words are.
+        history: What the words of a run are about, where the server's sums remember them: what its users have done
+            since joins with the next run.
         secret: Seed of this device's random draws: whoever knew it could tell which items were drawn as negatives,
             and so which were not.
-        round_number: Rounds done when it was written.
+        numbering: Which numbering of the items it was told, and the numbers of its own items there.
     """
 
-    vectors: Weights = field(default_factory=dict)
+    said: Word = Word()
+    pending: Word | None = None
     names: list[str] = field(default_factory=list)
+    run: int = 0
+    history: Weights = field(default_factory=dict)
     secret: int = field(default_factory=lambda: secrets.randbelow(2**62))
-    round_number: int = 0
+    numbering: int = 0
+    numbers: dict[int, int] = field(default_factory=dict)
+
+    def agreed(self, run: int, holds: int) -> "DeviceState":
+        """The same, with the word that the server holds as what was said; refused if this device no longer has it."""
+        if run != self.run:
+            if holds:
+                raise InvalidState("an order that builds on words of a run this device does not know", "its own run", "Wait.")
+            return replace(self, said=Word(), pending=None, names=[], run=run, history={})
+        if self.pending is not None and holds == self.pending.number:
+            return replace(self, said=self.pending, pending=None)
+        if holds == self.said.number:
+            return replace(self, pending=None)
+        raise InvalidState(
+            "an order that builds on a word this device no longer has", "one of its last two", "The server restarts the run."
+        )
 
     def rows_of(self, names: list[str], fresh: Weights) -> Weights:
         """The vectors of some users, in their order; those of ``fresh`` for whoever is new."""
         known = {name: place for place, name in enumerate(self.names)}
         found = {}
         for key, rows in fresh.items():
-            mine, result = self.vectors.get(key), rows.clone()
-            if mine is not None and mine.shape[1:] == rows.shape[1:]:
+            mine, result = self.said.own.get(key), rows.clone()
+            if mine is not None and mine.shape[1:] == rows.shape[1:] and len(mine) == len(self.names):
                 for place, name in enumerate(names):
                     if name in known:
                         result[place] = mine[known[name]]
@@ -63,25 +105,38 @@ class DeviceStore:
         self.folder = folder
 
     def load(self) -> DeviceState:
-        """What was saved last; a new state, with a secret of its own, if nothing was."""
+        """What was saved last; a new state, with a name and a secret of its own, if nothing was."""
         path = self.folder / FILE
         if not path.exists():
             return DeviceState()
         try:
             with safe_open(path, "pt") as opened:
-                facts = opened.metadata() or {}
-                if facts.get("format") != str(FORMAT):
-                    found = f"{path} of format {facts.get('format')!r}"
-                    raise InvalidState(found, f"format {FORMAT}", "Use the fairfold that wrote it.")
-                vectors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
-            names, secret, number = json.loads(facts["names"]), int(facts["secret"], 16), int(facts["round"])
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
+                metadata = opened.metadata() or {}
+                if metadata.get("format") != str(FORMAT):
+                    found = f"{path} of format {metadata.get('format')!r}"
+                    raise InvalidState(found, f"format {FORMAT}", "Remove the file to let the device start anew.")
+                tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
+            facts = json.loads(metadata["facts"])
+            if _digest(metadata["facts"], tensors) != metadata["sha256"]:
+                raise ValueError("its checksum does not fit its content")
+            words = {
+                word: Word(int(facts[word], 16), _under(word, tensors))
+                for word in WORDS
+                if facts[word] is not None
+            }
+            state = DeviceState(
+                words["said"], words.get("pending"), [str(name) for name in facts["names"]], int(facts["run"], 16),
+                _under("history", tensors), int(facts["secret"], 16), int(facts["numbering"], 16),
+                {int(item): int(number) for item, number in facts["numbers"].items()},
+            )  # fmt: skip
+        except (SafetensorError, OSError, KeyError, ValueError, TypeError, AttributeError) as error:
             raise InvalidState(
                 f"{path}: {error}", "what this device saved", "Remove the file to let the device start anew."
             ) from None
-        if not all(torch.isfinite(rows).all() and len(rows) == len(names) for rows in vectors.values()):
-            raise InvalidState(f"{path}: rows that are not its users'", "one row a user", "Remove the file.")
-        return DeviceState(vectors, names, secret, number)
+        for word in words.values():
+            if not all(bool(torch.isfinite(rows).all()) for rows in word.own.values()):
+                raise InvalidState(f"{path}: numbers that are none", "what this device saved", "Remove the file.")
+        return state
 
     def save(self, state: DeviceState) -> None:
         """Replace what was saved."""
@@ -91,10 +146,26 @@ class DeviceStore:
             remove_leftovers(self.folder)
         except OSError as error:
             raise CannotWrite(f"{self.folder}: {error.strerror}", "a folder to write to", "Name another.") from None
-        facts = {
-            "format": str(FORMAT),
-            "names": json.dumps(state.names),
-            "secret": f"{state.secret:x}",
-            "round": str(state.round_number),
-        }
-        write_tensors(self.folder / FILE, state.vectors, facts, private=True)
+        words = {"said": state.said, "pending": state.pending}
+        kept = {key: word.own for key, word in words.items() if word is not None} | {"history": state.history}
+        tensors = {f"{key}/{name}": rows.contiguous() for key, of in kept.items() for name, rows in of.items()}
+        facts = json.dumps({
+            "said": f"{state.said.number:x}",
+            "pending": None if state.pending is None else f"{state.pending.number:x}",
+            "names": state.names, "run": f"{state.run:x}",
+            "secret": f"{state.secret:x}", "numbering": f"{state.numbering:x}", "numbers": state.numbers,
+        })  # fmt: skip
+        metadata = {"format": str(FORMAT), "facts": facts, "sha256": _digest(facts, tensors)}
+        write_tensors(self.folder / FILE, tensors, metadata, private=True)
+
+
+def _under(key: str, tensors: Weights) -> Weights:
+    return {name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.startswith(f"{key}/")}
+
+
+def _digest(facts: str, tensors: Weights) -> str:
+    digest = hashlib.sha256(facts.encode())
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
+        digest.update(tensors[name].contiguous().numpy().tobytes())
+    return digest.hexdigest()

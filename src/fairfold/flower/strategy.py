@@ -1,8 +1,10 @@
 """``FairStrategy``: the server of a real federation, on Flower's message API.
 
-A round is that of ``simulate.loop``: reduce once a size, send, check every answer, sum per size, recover once, update.
-What a network adds is here: nodes that come late, die, hang or send rubbish. Whoever cannot be used is left out by
-name and reason, and the round goes on.
+A round is that of ``protocol.round``: reduce once per size, send, check every answer, sum per size, apply. What a
+network adds is here: nodes that come late, die, hang or send rubbish. Whoever cannot be used is left out by name and
+reason, and the round goes on. Which word of which device the sums hold stands in the same checkpoint as the sums
+(:mod:`.books`), and every order says it: so words are exact under lost, late, refused and repeated answers, and under
+a server that goes on from an older checkpoint.
 """
 
 import contextlib
@@ -20,26 +22,25 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fairfold.errors import InvalidMessage, InvalidSettings
-from fairfold.federation.aggregate import RoundTotals, ServerState, aggregate
-from fairfold.federation.replies import Rejections
-from fairfold.federation.sampling import Purpose, generator, sample_cohort
-from fairfold.federation.send import send
-from fairfold.federation.settings import Settings
-from fairfold.federation.task import Weights
+from fairfold.flower.books import Books, new_word
 from fairfold.flower.exchange import StreamingGrid
 from fairfold.flower.nodes import Node, Nodes
-from fairfold.flower.plan import BYTES, Plan
+from fairfold.flower.opening import first_plan, open_books, plan_of, refuse_unserved, tell_numbers
 from fairfold.flower.record import Record
-from fairfold.flower.wire import Answer, Order, pack_order, unpack_answer
+from fairfold.flower.wire import NO_WORD, Order, Reply, for_node, pack_order, unpack_reply
+from fairfold.protocol.faults import Rejections
+from fairfold.protocol.plan import Plan
+from fairfold.protocol.sampling import sample_cohort
+from fairfold.protocol.words import Sent, State, Totals
+from fairfold.settings import Settings
 from fairfold.simulate.result import Quality, RoundReport
 from fairfold.simulate.run import Progress
+from fairfold.values import BYTES, Weights
 
 log = logging.getLogger("fairfold.flower")
 
-DEVICES = "devices"
 LARGEST_OVERHEAD = 1 << 20
 """Bytes of an answer that are not its vectors: names, figures, Flower's own records."""
-"""What stands for the data in a run's settings: the server has none."""
 
 
 @dataclass
@@ -47,26 +48,25 @@ class _Open:
     """A round that is under way.
 
     Attributes:
-        orders: What the devices of each size were asked.
-        seen: The vectors as these devices see them, where the rule needs them.
+        orders: What the devices of each size were asked, as they see it; by node where every one has its own hash.
         waiting: Who has not answered.
-        bytes_each: Of one message's tensors, by size.
     """
 
     orders: dict[int, Order] = field(default_factory=dict)
-    seen: dict[int, Weights] = field(default_factory=dict)
     waiting: dict[int, Node] = field(default_factory=dict)
-    bytes_each: dict[int, int] = field(default_factory=dict)
     answered: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
     started: float = field(default_factory=time.monotonic)
 
 
 class FairStrategy(Strategy):
-    """FAIR (and FAIR-HOM, FULL-TRN, FedAvg) over a network.
+    """Any algorithm and any method over a network.
 
     Args:
-        settings: Of the run; ``capacities`` names the sizes that are served, and every device gets the largest it can
-            hold. ``clients_per_round`` nodes take part in a round, or all if there are fewer.
+        settings: Of the run; those of the best recipe if not given. ``fleet.capacities`` names the sizes that are
+            served, and every device gets the largest it can hold. ``fleet.clients_per_round`` nodes take part in a
+            round, or all if there are fewer.
         num_items: Size of the catalogue; items are numbered by falling popularity where that is known (``ranked``).
         folder: Where the run is written, checkpoints included; nothing is written if not given.
         resume: Go on from the newest whole checkpoint in ``folder``, where there is one.
@@ -76,14 +76,15 @@ class FairStrategy(Strategy):
         round_timeout: Seconds devices have to answer.
         largest_weight: The most one node may count: its number of users, or of samples with ``weighting="data"``.
         evaluate: Ask devices how well the model serves their own users: before the first round and as often as
-            ``evaluate_every`` says.
+            ``run.evaluate_every`` says.
+        picture: Height, width and number of classes, where devices have images.
         watch: Told of every round as it ends.
     """
 
     def __init__(
         self,
-        settings: Settings,
-        num_items: int,
+        settings: Settings | None = None,
+        num_items: int = 0,
         *,
         folder: str | Path | None = None,
         resume: bool = False,
@@ -93,29 +94,45 @@ class FairStrategy(Strategy):
         round_timeout: float = 600.0,
         largest_weight: float = 1e4,
         evaluate: bool = True,
+        picture: tuple[int, int, int] | None = None,
         watch: Callable[[RoundReport], None] = lambda _report: None,
     ) -> None:
         if resume and folder is None:
             raise InvalidSettings("resume without a folder", "the folder of the run", "Name it.")
-        settings = settings.model_copy(update={"data": DEVICES})
-        self.settings, self.plan = settings, Plan.of(settings, num_items)
-        self.nodes = Nodes(self.plan)
+        self.settings = Settings() if settings is None else settings
+        refuse_unserved(self.settings)
+        self.num_items, self.picture = num_items, picture
+        self.plan = first_plan(self.settings, num_items, picture)
+        self.nodes = Nodes(self.settings)
         self.half, self.min_nodes, self.patience = half, min_nodes, patience
         self.round_timeout, self.largest_weight, self.evaluate = round_timeout, largest_weight, evaluate
         self.start_quality: Quality | None = None
         self._watch = watch
         self._record = None if folder is None else Record(Path(folder), self.plan, resume=resume)
         found = None if self._record is None else self._record.found
-        if found is None:
-            full, _ = self.plan.task.initial(generator(settings, Purpose.MODEL))
-            found = Progress(ServerState(full), {}, [], Rejections())
-        else:
+        self.books = Books(None if found is None else found.state)
+        self.progress = found or Progress(State({}), {}, [], Rejections())
+        if found is not None:
             log.info("going on after round %d", found.state.round_number)
-        self.progress = found
+        if found is not None or not self.settings.algorithm.surveys(self.settings):
+            self.books.survey = self.books.survey or {}
+            self._settle(plan_of(self.settings, num_items, self.books, picture))
         self._open = _Open()
         self._grid: StreamingGrid | None = None
-        self._last_round = settings.rounds
+        self._numbered: set[int] = set()
+        self._given_arrays: Weights | None = None
+        self._last_round = self.settings.run.rounds
         self._arrays_each_round = False
+
+    def _settle(self, plan: Plan) -> None:
+        """There is a plan: sizes are known, and there is a model."""
+        self.plan = plan
+        self.nodes.settle(plan)
+        if not self.progress.state.full:
+            state, _ = plan.initial()
+            self.progress.state = self.books.into(state)
+        if self._record is not None:
+            self._record.settle(plan)
 
     # -- a run ---------------------------------------------------------------------------------------------------------
 
@@ -142,11 +159,13 @@ class FairStrategy(Strategy):
         """
         state = self.progress.state
         if initial_arrays and state.round_number == 0:
-            self.progress.state = replace(state, full=self._given(initial_arrays))
-        left = self.settings.rounds - state.round_number if num_rounds is None else num_rounds
+            self._given_arrays = {n: torch.from_numpy(initial_arrays[n].numpy().reshape(-1).copy()) for n in initial_arrays}
+        if self.nodes.plan is not None:
+            self._start_from_given()
+        left = self.settings.run.rounds - state.round_number if num_rounds is None else num_rounds
         self._last_round = state.round_number + left
         self._arrays_each_round = evaluate_fn is not None
-        largest = max(BYTES * held.size() for held in self.plan.assignments(0))
+        largest = max([BYTES * held.size() for held in self.plan.assignments(0)] + [8 * 3 * min(self.num_items, 1 << 20)])
         self._grid = StreamingGrid(grid, 2 * largest + LARGEST_OVERHEAD)
         self.round_timeout = self.round_timeout if timeout is None else timeout
         with self._recording():
@@ -159,7 +178,7 @@ class FairStrategy(Strategy):
                 evaluate_config,
                 evaluate_fn,
             )
-            if self._record is not None:
+            if self._record is not None and self.nodes.plan is not None:
                 self._record.finish(self.progress, self.nodes)
         if not left:
             result.arrays = self._full_arrays()
@@ -173,13 +192,16 @@ class FairStrategy(Strategy):
         with self._record.open(self.progress):
             yield
 
-    def _given(self, arrays: ArrayRecord) -> Weights:
-        full = {name: torch.from_numpy(arrays[name].numpy().reshape(-1).copy()) for name in arrays}
+    def _start_from_given(self) -> None:
+        """Take the tensors that were given in the place of random ones."""
+        full, self._given_arrays = self._given_arrays, None
+        if full is None:
+            return
         wanted = {name: vector.shape for name, vector in self.progress.state.full.items()}
         if {name: vector.shape for name, vector in full.items()} != wanted:
             sizes = ", ".join(f"{name} of {shape.numel()} numbers" for name, shape in wanted.items())
             raise InvalidSettings("initial arrays of another model", sizes, "Take them from this model, flat.")
-        return full
+        self.progress.state = replace(self.progress.state, full=full)
 
     def _full_arrays(self) -> ArrayRecord:
         return ArrayRecord({name: Array(vector.numpy()) for name, vector in self.progress.state.full.items()})
@@ -194,79 +216,103 @@ class FairStrategy(Strategy):
         grid: Grid,
     ) -> Iterable[Message]:
         """Ask new nodes what they can hold, draw the round's, and send each the vectors of its size."""
-        number = self.progress.state.round_number
         present = self.nodes.wait(grid, self.min_nodes, self.patience)
+        if self.nodes.plan is None:
+            if not present:
+                self._open = _Open()
+                return []
+            open_books(self.books, self.settings, self.num_items, present, grid, self.round_timeout)
+            self._settle(plan_of(self.settings, self.num_items, self.books, self.picture))
+            self._start_from_given()
+            present = [node for node in present if node.node_id in self.nodes.usable]
+        number = self.progress.state.round_number
         first = self.evaluate and self.start_quality is None and number == 0
-        return self._orders(self._cohort(present, number), number, MessageType.TRAIN, evaluate=first)
+        return self._orders(self._cohort(present, number), number, MessageType.TRAIN, grid, evaluate=first)
 
     def _cohort(self, present: list[Node], number: int) -> list[Node]:
         if not present:
             return []
-        wanted = min(self.settings.clients_per_round or len(present), len(present))
-        drawn = sample_cohort(self.settings.model_copy(update={"clients_per_round": wanted}), len(present), number)
+        wanted = min(self.settings.fleet.clients_per_round or len(present), len(present))
+        drawn = sample_cohort(self.settings, len(present), number, wanted)
         return [present[place] for place in drawn.tolist()]
 
-    def _orders(self, cohort: list[Node], number: int, kind: str, *, evaluate: bool) -> list[Message]:
-        """One record a size, shared by all its messages."""
-        self._open = _Open(waiting={node.node_id: node for node in cohort})
-        needed = sorted({node.group for node in cohort})
-        assignments = self.plan.assignments(number)
-        records = {}
-        reduced = send(self.progress.state.full, [assignments[group] for group in needed])
-        for group, vectors in zip(needed, reduced, strict=True):
-            projections = assignments[group].projections
-            assert projections is not None  # only sizes that fit somebody are given to anybody
-            assert vectors is not None
-            order = Order(number, self.plan.seed(number), self.settings, projections, self.half, evaluate)
-            records[group], seen = pack_order(order, vectors)
-            self._open.orders[group] = order
-            self._open.bytes_each[group] = sum(held.size for held in projections.values()) * (2 if self.half else BYTES)
-            if self.settings.aggregation == "paper" and kind == MessageType.TRAIN:
-                self._open.seen[group] = seen
+    def _orders(self, cohort: list[Node], number: int, kind: str, grid: Grid, *, evaluate: bool) -> list[Message]:
+        """One record per size, shared by all its messages but for the word of each device that the server holds."""
+        cohort = tell_numbers(self.books, cohort, self._numbered, grid, self.settings, self.round_timeout)
+        self._open = opened = _Open(waiting={node.node_id: node for node in cohort})
+        state = replace(self.progress.state, round_number=number)
+        records, word = {}, new_word()
+        for key, sent in self._sent(cohort, state):
+            order = Order(
+                sent, self.settings, self.num_items, self.books.run, word, NO_WORD, self.half, evaluate,
+                self.books.numbering, self.picture,
+            )  # fmt: skip
+            records[key], opened.orders[key] = pack_order(order)
+        messages = []
         for node in cohort:
-            node.bytes_down += self._open.bytes_each[node.group]
-        return [
-            Message(
-                records[node.group].copy(),
-                dst_node_id=node.node_id,
-                message_type=kind,
-                group_id=str(number + 1),
-                ttl=2 * self.round_timeout + 60,  # answers that are there at the deadline are still to be fetched
+            key = self._key(node)
+            down = opened.orders[key].sent.bytes_down // (2 if self.half else 1)
+            node.bytes_down += down
+            opened.bytes_down += down
+            messages.append(
+                Message(
+                    for_node(records[key], self.books.held.get(node.name, NO_WORD)),
+                    dst_node_id=node.node_id,
+                    message_type=kind,
+                    group_id=str(number + 1),
+                    ttl=2 * self.round_timeout + 60,  # answers that are there at the deadline are still to be fetched
+                )
             )
-            for node in cohort
-        ]
+        return messages
+
+    def _key(self, node: Node) -> int:
+        return node.node_id if self.plan.method.per_client else node.group
+
+    def _sent(self, cohort: list[Node], state: State) -> Iterator[tuple[int, Sent]]:
+        """What is sent to each size, or to each node where every one has a hash of its own."""
+        if not self.plan.method.per_client:
+            sizes = sorted({node.group for node in cohort})
+            yield from zip(sizes, self.plan.algorithm.send(self.plan, state, sizes), strict=True)
+            return
+        for node in cohort:
+            held = self.plan.assignments(state.round_number, node.number if node.number >= 0 else node.node_id % 2**20)
+            projections = held[node.group].projections
+            assert projections is not None
+            vectors = {name: of.reduce(state.full[name]) for name, of in projections.items()}
+            yield node.node_id, Sent(state.round_number, node.group, projections, vectors)
 
     def aggregate_train(
         self,
         server_round: int,
         replies: Iterable[Message],
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Check every answer, sum per size, recover once, update; then write the round down."""
-        state, opened = self.progress.state, self._open
-        number, totals = state.round_number + 1, RoundTotals(state.full)
+        """Check every answer, sum per size, apply; then write the round down."""
+        opened, algorithm = self._open, self.plan.algorithm
+        if self.nodes.plan is None:  # nobody has come yet: there is no model to speak of
+            return None, None
+        number, totals = self.progress.state.round_number + 1, Totals()
         cohort = list(opened.waiting.values())
         heard: list[tuple[int, tuple[float, int]]] = []
-        for node, answer in self._answers(number, replies, trained=True):
-            order, change = opened.orders[node.group], answer.change
-            if self.settings.aggregation == "paper":
-                change = {name: vector + opened.seen[node.group][name] for name, vector in change.items()}
-            totals.add(order.projections, change, answer.weight)
+        for node, order, reply in self._answers(number, replies, trained=True):
+            problem = algorithm.problem(self.plan, order.sent, reply.answer)
+            if problem is not None or reply.answer is None:
+                self.progress.rejections.note(number, node.node_id, problem or "no answer")
+                continue
+            totals.add(order.sent, reply.answer, alone=self.plan.method.per_client)
+            self.books.held[node.name] = order.word
             node.rounds += 1
             opened.answered += 1
-            node.bytes_up += opened.bytes_each[node.group]
-            if answer.quality is not None:
-                heard.append((node.group, answer.quality))
-        self.progress.state = aggregate(state, totals, self.settings)
+            up = reply.answer.bytes_up // (2 if self.half else 1)
+            node.bytes_up += up
+            opened.bytes_up += up
+            if reply.quality is not None:
+                node.heard(reply.quality)
+                heard.append((node.group, reply.quality))
+        self.progress.state = self.books.into(algorithm.apply(self.plan, self.progress.state, totals))
         if heard and self.start_quality is None:
             self.start_quality = self._quality(heard)
-        report = RoundReport(
-            number,
-            time.monotonic() - opened.started,
-            opened.answered,
-            sum(opened.bytes_each[node.group] for node in cohort),
-            sum(opened.bytes_each[node.group] for node in cohort if node.node_id not in opened.waiting),
-            None,
-        )
+        seconds = time.monotonic() - opened.started
+        report = RoundReport(number, seconds, opened.answered, opened.bytes_down, opened.bytes_up, None)
         self.progress.history.append(report)
         left_out = len(cohort) - opened.answered
         log.info("round %d: %d answers used, %d left out, %.1f s", number, opened.answered, left_out, report.seconds)
@@ -278,9 +324,9 @@ class FairStrategy(Strategy):
         wanted = self._arrays_each_round or number == self._last_round
         return self._full_arrays() if wanted else None, MetricRecord(dict(metrics))
 
-    def _answers(self, number: int, replies: Iterable[Message], *, trained: bool) -> Iterator[tuple[Node, Answer]]:
-        """The usable answers; everybody else is noted with the reason."""
-        opened = self._open
+    def _answers(self, number: int, replies: Iterable[Message], *, trained: bool) -> Iterator[tuple[Node, Order, Reply]]:
+        """The readable answers; everybody else is noted with the reason."""
+        opened, algorithm = self._open, self.plan.algorithm
         for reply in replies:
             node = opened.waiting.pop(self._sender(reply), None)
             if node is None:
@@ -289,14 +335,16 @@ class FairStrategy(Strategy):
             if reply.has_error():
                 log.warning("round %d: node %d says: %s", number, node.node_id, _plain(reply.error.reason))
                 self.progress.rejections.note(number, node.node_id, "the device failed")
+                self._numbered.discard(node.node_id)  # it may lack what it was told: told again next time
                 continue
+            order = opened.orders[self._key(node)]
+            sizes = algorithm.answer_shapes(self.plan, order.sent) if trained else {}
             try:
-                answer = unpack_answer(reply.content, opened.orders[node.group], self.largest_weight, trained=trained)
+                found = unpack_reply(reply.content, order, sizes, self.largest_weight, values=algorithm.values)
             except InvalidMessage as error:
                 self.progress.rejections.note(number, node.node_id, error.given)
                 continue
-            node.heard(answer.quality)
-            yield node, answer
+            yield node, order, found
         for node in opened.waiting.values():
             self.progress.rejections.note(number, node.node_id, "no answer in time")
 
@@ -310,7 +358,7 @@ class FairStrategy(Strategy):
 
     def _evaluation_due(self) -> bool:
         number = self.progress.state.round_number
-        return self.evaluate and (number == self._last_round or number % self.settings.evaluate_every == 0)
+        return self.evaluate and (number == self._last_round or number % self.settings.run.evaluate_every == 0)
 
     def configure_evaluate(
         self,
@@ -320,23 +368,23 @@ class FairStrategy(Strategy):
         grid: Grid,
     ) -> Iterable[Message]:
         """Where an evaluation is due: ask devices how well the model of their size serves their own users."""
-        if not self._evaluation_due():
+        if self.nodes.plan is None or not self._evaluation_due():
             self._open = _Open()
             return []
         number = self.progress.state.round_number - 1  # the hash the devices have just trained with
         cohort = self._cohort(self.nodes.present(grid), number)
-        return self._orders(cohort, number, MessageType.EVALUATE, evaluate=True)
+        return self._orders(cohort, number, MessageType.EVALUATE, grid, evaluate=True)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The mean over all users, and over those of each size."""
         if not self._open.orders:
             return None
         number = self.progress.state.round_number
-        heard = [
-            (node.group, answer.quality)
-            for node, answer in self._answers(number, replies, trained=False)
-            if answer.quality is not None
-        ]
+        heard = []
+        for node, _, reply in self._answers(number, replies, trained=False):
+            node.heard(reply.quality)
+            if reply.quality is not None:
+                heard.append((node.group, reply.quality))
         quality = self._quality(heard)
         report = replace(self.progress.history[-1], quality=quality)
         self.progress.history[-1] = report
@@ -352,7 +400,7 @@ class FairStrategy(Strategy):
     @property
     def metric(self) -> str:
         """What quality is."""
-        return "MSE" if self.settings.predicts_ratings else f"NDCG@{self.settings.top}"
+        return self.settings.metric
 
     def _quality(self, heard: list[tuple[int, tuple[float, int]]]) -> Quality | None:
         if not heard:
@@ -375,8 +423,8 @@ class FairStrategy(Strategy):
         served = ", ".join(
             f"{capacity}: {size} bytes" for capacity, size in zip(self.plan.capacities, sizes, strict=True)
         )
-        log.info("%s, rule %s, sizes %s", self.settings.method, self.settings.aggregation, served)
-        log.debug("settings %s", json.dumps(self.settings.model_dump(mode="json")))
+        log.info("%s, %s, sizes %s", self.settings.subspace.method, self.settings.algorithm.kind, served)
+        log.debug("settings %s", json.dumps(self.settings.plain()))
 
 
 def _plain(text: object) -> str:

@@ -29,12 +29,14 @@ class Plan:
         public: What is known of the clients.
         architecture: The model's tensors.
         capacities: One per size, in the scheme's order.
+        ordered: On a device, what an order says that it holds.
     """
 
     settings: "Settings"
     public: Public
     architecture: Architecture
     capacities: list[Capacity]
+    ordered: list[Assignment] | None = None
     _assigned: dict[int, list[Assignment]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -65,6 +67,23 @@ class Plan:
         plan.assignments(0)
         return plan
 
+    @classmethod
+    def on_device(
+        cls,
+        settings: "Settings",
+        items: int,
+        users: int,
+        picture: tuple[int, int, int] | None,
+        projections: dict[str, Projection],
+    ) -> "Plan":
+        """What a device makes of an order: what it holds is the server's to decide."""
+        if picture is not None:
+            architecture: Architecture = ImageArchitecture(settings, picture[:2], picture[2])
+        else:
+            architecture = Architecture(settings, items, users)
+        held = [Assignment(projections)]
+        return cls(settings, Public(items, users), architecture, [Capacity.parse("1x")], ordered=held)
+
     @property
     def algorithm(self) -> Algorithm:
         """What devices compute, and what the server makes of it."""
@@ -78,6 +97,8 @@ class Plan:
     def assignments(self, round_number: int, client: int | None = None) -> list[Assignment]:
         """What each size holds in a round; with ``client``, under that client's own, independent hash."""
         seed = hash_seed(self.settings, round_number)
+        if self.ordered is not None:
+            return self.ordered
         if client is not None:
             seed ^= (client + 1) << 32
         elif seed in self._assigned:

@@ -1,0 +1,125 @@
+"""Vectors as Flower's records. Nothing that arrives is unpickled, and nothing is allocated but what was agreed on."""
+
+import math
+import re
+from typing import Any
+
+import numpy
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from fairfold.errors import InvalidMessage
+from fairfold.flower.protocol import FACTS, VERSION
+from fairfold.values import Weights
+
+FULL, HALF = "float32", "float16"
+DOUBLE, WHOLE = "float64", "int64"
+_HEADER = re.compile(rb"\{'descr': '(<f4|<f2|<f8|<i8)', 'fortran_order': False, 'shape': \((\d{1,19}),\), \} *\n")
+_CODES = {FULL: b"<f4", HALF: b"<f2", DOUBLE: b"<f8", WHOLE: b"<i8"}
+_HALF_EXPONENT = 15  # the largest number of a vector is brought below 2^15: at 2^16 rounding up would be infinity
+
+LONGEST_TEXT = 1 << 16
+"""Bytes of the longest text taken from a message."""
+
+
+def pack(weights: Weights, half: bool) -> tuple[ArrayRecord, list[float]]:
+    """Vectors as records, and by what each has to be multiplied on arrival, in the order of their names.
+
+    A half float reaches from 6e-8 to 65504. Each vector is brought to the top of that by a power of two, which changes
+    no digit, so that only numbers a billion times smaller than the largest lose more than their last digits.
+    """
+    arrays, scales = {}, []
+    for name in sorted(weights):
+        vector, scale = weights[name], 1.0
+        if half and vector.dtype == torch.float32:
+            scale = _scale(float(vector.abs().max()) if vector.numel() else 0.0)
+            vector = (vector / scale).to(torch.float16)
+        arrays[name] = Array(vector.detach().contiguous().numpy())
+        scales.append(scale)
+    return ArrayRecord(arrays), scales
+
+
+def _scale(largest: float) -> float:
+    if not (0 < largest < math.inf):
+        return 1.0  # zero; NaN and infinity are left for the receiver to refuse
+    return 2.0 ** min(max(math.frexp(largest)[1] - _HALF_EXPONENT, -126), 127)
+
+
+def unpack(record: Any, scales: Any, sizes: dict[str, int], half: bool, dtype: str = FULL) -> Weights:
+    """Vectors from records; refused unless they are exactly those expected, and finite."""
+    if not isinstance(record, ArrayRecord) or set(record) != set(sizes):
+        raise refused("other tensors than were sent", f"{', '.join(sizes)}")
+    if not (isinstance(scales, list) and len(scales) == len(sizes)):
+        raise refused("no scale for every tensor", f"{len(sizes)} numbers")
+    found: Weights = {}
+    for name, scale in zip(sorted(sizes), scales, strict=True):
+        if not isinstance(scale, float) or not (0 < scale < math.inf) or (not half and scale != 1.0):
+            raise refused("a scale that is no positive number", "what the sender divided by")
+        vector = _vector(record[name], sizes[name], HALF if half else dtype)
+        if half:
+            vector = vector.to(torch.float32).mul_(scale)
+        if not bool(torch.isfinite(vector).all()):
+            raise refused("NaN or infinity", "finite numbers")
+        found[name] = vector
+    return found
+
+
+def _vector(array: Array, size: int, dtype: str) -> torch.Tensor:
+    """A vector from an ``.npy`` of exactly the expected content, without numpy's own reader.
+
+    That one believes the header and allocates what it asks for.
+    """
+    if array.stype != "numpy.ndarray" or array.dtype != dtype:
+        raise refused("wrong type", f"{dtype} as numpy writes it")
+    data, itemsize = array.data, numpy.dtype(dtype).itemsize
+    if tuple(array.shape) != (size,) or not size * itemsize < len(data) <= size * itemsize + 4096:
+        raise refused("wrong size", f"{size} numbers")
+    start = len(data) - size * itemsize
+    lead = data[:start]
+    header = _HEADER.fullmatch(lead[10:]) if lead[:8] == b"\x93NUMPY\x01\x00" else None
+    if header is None or int.from_bytes(lead[8:10], "little") != start - 10:
+        raise refused("not an array as numpy writes it", "a vector of .npy version 1")
+    if header[1] != _CODES[dtype] or int(header[2]) != size:
+        raise refused("wrong size", f"{size} numbers")
+    values = numpy.frombuffer(data, dtype=numpy.dtype(_CODES[dtype].decode()), offset=start)
+    return torch.from_numpy(values.copy())  # memory of its own: aligned, writable, and the message can go
+
+
+def facts_in(content: RecordDict) -> ConfigRecord:
+    """The facts of a message, of this version of the protocol."""
+    facts = content.get(FACTS)
+    if not isinstance(facts, ConfigRecord):
+        raise refused("a message without facts", f"a record {FACTS!r}")
+    version = facts.get("version")
+    if type(version) is not int or version != VERSION:
+        raise refused("another version of the protocol", f"version {VERSION}")
+    return facts
+
+
+def text_in(facts: ConfigRecord, key: str) -> str:
+    """A text of bounded length."""
+    text = facts.get(key)
+    if not isinstance(text, str) or len(text) > LONGEST_TEXT:
+        raise refused(f"no readable {key}", f"a text of at most {LONGEST_TEXT} characters")
+    return text
+
+
+def number_in(facts: ConfigRecord, key: str, most: int, least: int = 0) -> int:
+    """A whole number within bounds."""
+    number = facts.get(key)
+    if type(number) is not int or not least <= number <= most:
+        raise refused(f"no {key} in range", f"a number from {least} to {most}")
+    return number
+
+
+def word_in(facts: ConfigRecord, key: str) -> int:
+    """The number of a word, of a run or of a device: written in hexadecimal digits."""
+    text = facts.get(key)
+    if not isinstance(text, str) or not re.fullmatch(r"[0-9a-f]{1,16}", text):
+        raise refused(f"no {key}", "sixteen hexadecimal digits")
+    return int(text, 16)
+
+
+def refused(given: str, needed: str) -> InvalidMessage:
+    """The refusal of a message."""
+    return InvalidMessage(given, needed, "Both sides must run the same fairfold.")
