@@ -15,7 +15,7 @@ from rich.table import Table
 
 from fairfold.cli.console import wide_console
 from fairfold.cli.errors import told_plainly
-from fairfold.cli.train import parse_changes
+from fairfold.cli.choose import parse_changes
 from fairfold.errors import InvalidSettings
 from fairfold.runs.units import human_bytes, human_seconds
 
@@ -27,13 +27,18 @@ if TYPE_CHECKING:
 
 def federate(
     nodes: Annotated[
-        str, typer.Option(help='What each node can hold: "1x,4x,16x,64x", or bytes: "1MB,200kB".')
+        str, typer.Option(help='What each node can hold: "1x,4x*3,16x" (three of 4x), or bytes: "1MB,200kB".')
     ] = "1x,4x,16x,64x",
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")] = 5,
     data: Annotated[
         str, typer.Option(help="'synthetic', a name from `fairfold data list`, or a folder or file.")
     ] = "synthetic",
-    method: Annotated[str, typer.Option(help="fair, fair_hom, full_trn or fedavg.")] = "fair",
+    recipe: Annotated[
+        str | None, typer.Option(help="Settings that come with fairfold: 'best' (the default), 'ratings' or 'paper'.")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="fair, fair_hom, full_trn, fedavg, fedhm or heterofl.")
+    ] = None,
     half: Annotated[bool, typer.Option("--half", help="Send vectors in half precision.")] = False,
     seed: Annotated[int, typer.Option(help="Of the model and the data.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for everything; default runs/DATE-TIME-federation.")] = None,
@@ -59,10 +64,14 @@ def federate(
             raise InvalidSettings(
                 "`fairfold federate`, which needs Flower", "the extra 'flower'", "pip install 'fairfold[flower]'"
             ) from None
-        from fairfold.federation.settings import read_settings
+        from fairfold.settings.files import BEST, load_settings
 
-        values: dict[str, Any] = {"data": data, "method": method, "rounds": rounds, "seed": seed}
-        settings = read_settings({"evaluate_every": rounds} | values | parse_changes(change or []))
+        values: dict[str, Any] = {"data.name": data, "run.rounds": rounds, "run.seed": seed, "run.evaluate_every": rounds}
+        changes = values | ({} if method is None else {"subspace.method": method}) | parse_changes(change or [])
+        own = not changes.keys() & {"algorithm.kind", "model.kind"}
+        chosen = recipe or (BEST if own else None)
+        settings = load_settings(None, changes, chosen)
+        say(f"Recipe: {chosen or 'none'} ({settings.algorithm.kind}, {settings.subspace.method}).")
         folder = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-federation"
         if folder.exists() and any(folder.iterdir()):
             raise InvalidSettings(f"--out {folder}", "a new or empty folder", "Name another, or remove it.")
@@ -73,8 +82,8 @@ def federate(
         with console.status("starting") as status:
 
             def on_round(done: int, answers: int) -> None:
-                say(f"round {done}/{settings.rounds}: {answers} of {len(trial.capacities)} nodes answered")
-                status.update(f"round {min(done + 1, settings.rounds)}/{settings.rounds}")
+                say(f"round {done}/{settings.run.rounds}: {answers} of {len(trial.capacities)} nodes answered")
+                status.update(f"round {min(done + 1, settings.run.rounds)}/{settings.run.rounds}")
 
             trial.run(say, on_round)
         _show(console, trial, time.monotonic() - started)
@@ -83,7 +92,7 @@ def federate(
 
 def _show(console: Console, trial: Trial, seconds: float) -> None:
     took_part = trial.took_part()
-    metric = "MSE" if trial.settings.predicts_ratings else f"NDCG@{trial.settings.top}"
+    metric = trial.settings.metric
     table = Table(title=f"Who took part, and {metric} on what their users had held back")
     for heading in ("node", "can hold", "memory", "received", "sent", "rounds", "before", "after"):
         table.add_column(heading, justify="left" if heading == "node" else "right")
@@ -102,7 +111,7 @@ def _show(console: Console, trial: Trial, seconds: float) -> None:
     both = [_mean([node[key] for node in took_part]) for key in ("first_quality", "last_quality")]
     table.add_row("all", "", "", *totals, "", *(f"[bold]{value}[/bold]" for value in both))
     console.print(table)
-    console.print(f"{trial.settings.rounds} rounds in {human_seconds(seconds)}, all over TLS.", highlight=False)
+    console.print(f"{trial.settings.run.rounds} rounds in {human_seconds(seconds)}, all over TLS.", highlight=False)
 
 
 def _mean(qualities: list[list[float] | None]) -> str:

@@ -17,14 +17,14 @@ from typing import Any
 
 from fairfold.data import Dataset, Interactions
 from fairfold.errors import InvalidSettings, InvalidState
-from fairfold.federation.settings import Settings
 from fairfold.files import write_atomically
 from fairfold.flower.keys import make_certificates, make_node_key
-from fairfold.flower.plan import Plan, refuse_unserved
+from fairfold.flower.opening import first_plan, refuse_unserved
 from fairfold.flower.processes import OFFLINE, Program, free_ports, stopping, tool, wait_for_port
 from fairfold.flower.record import NODES
 from fairfold.runs.folder import LOG, METRICS, RESULT
-from fairfold.simulate.run import load_interactions
+from fairfold.settings import Settings
+from fairfold.simulate.world import load_catalogued
 from fairfold.subspace import Capacity, assign_groups
 
 HOST = "127.0.0.1"
@@ -63,7 +63,7 @@ class Trial:
 
     def prepare(self, data: Dataset) -> None:
         """Write keys, the app, and every node's own file."""
-        Plan.of(self.settings, data.num_items)  # refused now, not after everything has started
+        first_plan(self.settings, data.num_items, None)  # refused now, not after everything has started
         for part in ("keys", "logs", "app/fairfold_trial", "home"):
             (self.folder / part).mkdir(parents=True, exist_ok=True)
         os.chmod(self.folder / "keys", 0o700)
@@ -96,7 +96,7 @@ class Trial:
 
     def _write_app(self, num_items: int) -> None:
         config = {
-            "settings": self.settings.model_dump_json(exclude={"data"}),
+            "settings": json.dumps({table: of for table, of in self.settings.plain().items() if table != "data"}),
             "num-items": num_items,
             "nodes": len(self.capacities),
             "folder": str(self.run_folder),
@@ -247,14 +247,27 @@ class Trial:
 
 def trial_of(settings: Settings, nodes: str, folder: Path, *, half: bool = False) -> tuple[Trial, Dataset]:
     """A federation from settings and the nodes' capacities, written ``1x,4x,16x,64x``, with its data."""
-    capacities = [Capacity.parse(word) for word in nodes.split(",") if word.strip()]
+    capacities = [capacity for word in nodes.split(",") if word.strip() for capacity in _several(word)]
     if not capacities:
         raise InvalidSettings(f"--nodes {nodes!r}", "what each node can hold", 'Write e.g. --nodes "1x,4x,16x".')
     scheme = "-".join(dict.fromkeys(str(capacity) for capacity in capacities))
-    settings = settings.model_copy(update={"capacities": scheme, "clients_per_round": None})
+    settings = settings.with_changes({"fleet.capacities": scheme, "fleet.clients_per_round": None})
     refuse_unserved(settings)
-    data, _ = load_interactions(settings)
+    if settings.model.reads_images:
+        raise InvalidSettings(
+            f"model.kind={settings.model.kind!r}", "a recommender: nodes bring files of interactions",
+            "For images give make_client_app a function that returns LocalImages.",
+        )  # fmt: skip
+    data = load_catalogued(settings)
     return Trial(settings, capacities, folder, half=half), data
+
+
+def _several(word: str) -> list[Capacity]:
+    """``4x*3`` stands for three nodes."""
+    size, _, times = word.partition("*")
+    if times.strip() and not (times.strip().isdecimal() and 1 <= int(times) <= 10_000):
+        raise InvalidSettings(f"--nodes {word!r}", "a capacity, or a capacity times a number", 'Write e.g. "1x,4x*3".')
+    return [Capacity.parse(size)] * (int(times) if times.strip() else 1)
 
 
 def _write_interactions(path: Path, part: Interactions, users: list[int]) -> None:

@@ -8,25 +8,26 @@ a server that goes on from an older checkpoint.
 """
 
 import contextlib
-import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Result
 
 from fairfold.errors import InvalidMessage, InvalidSettings
 from fairfold.flower.books import Books, new_word
 from fairfold.flower.exchange import StreamingGrid
+from fairfold.flower.judging import Judging
 from fairfold.flower.nodes import Node, Nodes
 from fairfold.flower.opening import first_plan, open_books, plan_of, refuse_unserved, tell_numbers
 from fairfold.flower.record import Record
+from fairfold.flower.rounds import OpenRound
 from fairfold.flower.wire import NO_WORD, Order, Reply, for_node, pack_order, unpack_reply
 from fairfold.protocol.faults import Rejections
 from fairfold.protocol.plan import Plan
@@ -43,24 +44,7 @@ LARGEST_OVERHEAD = 1 << 20
 """Bytes of an answer that are not its vectors: names, figures, Flower's own records."""
 
 
-@dataclass
-class _Open:
-    """A round that is under way.
-
-    Attributes:
-        orders: What the devices of each size were asked, as they see it; by node where every one has its own hash.
-        waiting: Who has not answered.
-    """
-
-    orders: dict[int, Order] = field(default_factory=dict)
-    waiting: dict[int, Node] = field(default_factory=dict)
-    answered: int = 0
-    bytes_down: int = 0
-    bytes_up: int = 0
-    started: float = field(default_factory=time.monotonic)
-
-
-class FairStrategy(Strategy):
+class FairStrategy(Judging):
     """Any algorithm and any method over a network.
 
     Args:
@@ -117,7 +101,7 @@ class FairStrategy(Strategy):
         if found is not None or not self.settings.algorithm.surveys(self.settings):
             self.books.survey = self.books.survey or {}
             self._settle(plan_of(self.settings, num_items, self.books, picture))
-        self._open = _Open()
+        self._open = OpenRound()
         self._grid: StreamingGrid | None = None
         self._numbered: set[int] = set()
         self._given_arrays: Weights | None = None
@@ -219,7 +203,7 @@ class FairStrategy(Strategy):
         present = self.nodes.wait(grid, self.min_nodes, self.patience)
         if self.nodes.plan is None:
             if not present:
-                self._open = _Open()
+                self._open = OpenRound()
                 return []
             open_books(self.books, self.settings, self.num_items, present, grid, self.round_timeout)
             self._settle(plan_of(self.settings, self.num_items, self.books, self.picture))
@@ -239,7 +223,7 @@ class FairStrategy(Strategy):
     def _orders(self, cohort: list[Node], number: int, kind: str, grid: Grid, *, evaluate: bool) -> list[Message]:
         """One record per size, shared by all its messages but for the word of each device that the server holds."""
         cohort = tell_numbers(self.books, cohort, self._numbered, grid, self.settings, self.round_timeout)
-        self._open = opened = _Open(waiting={node.node_id: node for node in cohort})
+        self._open = opened = OpenRound(waiting={node.node_id: node for node in cohort})
         state = replace(self.progress.state, round_number=number)
         records, word = {}, new_word()
         for key, sent in self._sent(cohort, state):
@@ -353,78 +337,6 @@ class FairStrategy(Strategy):
         if self._grid is not None and answered in self._grid.sent_to:
             return self._grid.sent_to[answered]
         return reply.metadata.src_node_id
-
-    # -- evaluation ----------------------------------------------------------------------------------------------------
-
-    def _evaluation_due(self) -> bool:
-        number = self.progress.state.round_number
-        return self.evaluate and (number == self._last_round or number % self.settings.run.evaluate_every == 0)
-
-    def configure_evaluate(
-        self,
-        server_round: int,
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        grid: Grid,
-    ) -> Iterable[Message]:
-        """Where an evaluation is due: ask devices how well the model of their size serves their own users."""
-        if self.nodes.plan is None or not self._evaluation_due():
-            self._open = _Open()
-            return []
-        number = self.progress.state.round_number - 1  # the hash the devices have just trained with
-        cohort = self._cohort(self.nodes.present(grid), number)
-        return self._orders(cohort, number, MessageType.EVALUATE, grid, evaluate=True)
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The mean over all users, and over those of each size."""
-        if not self._open.orders:
-            return None
-        number = self.progress.state.round_number
-        heard = []
-        for node, _, reply in self._answers(number, replies, trained=False):
-            node.heard(reply.quality)
-            if reply.quality is not None:
-                heard.append((node.group, reply.quality))
-        quality = self._quality(heard)
-        report = replace(self.progress.history[-1], quality=quality)
-        self.progress.history[-1] = report
-        self._tell(report)
-        if quality is None:
-            return None
-        metrics = {self.metric: quality.server}
-        for capacity, value in zip(self.plan.capacities, quality.groups, strict=True):
-            if value is not None:
-                metrics[f"{self.metric} {capacity}"] = value
-        return MetricRecord(dict(metrics))
-
-    @property
-    def metric(self) -> str:
-        """What quality is."""
-        return self.settings.metric
-
-    def _quality(self, heard: list[tuple[int, tuple[float, int]]]) -> Quality | None:
-        if not heard:
-            return None
-        groups: list[float | None] = []
-        for group in range(len(self.plan.capacities)):
-            mine = [quality for where, quality in heard if where == group]
-            groups.append(sum(total for total, _ in mine) / sum(users for _, users in mine) if mine else None)
-        everybody = [quality for _, quality in heard]
-        return Quality(sum(total for total, _ in everybody) / sum(users for _, users in everybody), tuple(groups))
-
-    def _tell(self, report: RoundReport) -> None:
-        if self._record is not None:
-            self._record.note(report, self.nodes)
-        self._watch(report)
-
-    def summary(self) -> None:
-        """Log what is about to run."""
-        sizes = [held.size() * BYTES for held in self.plan.assignments(0)]
-        served = ", ".join(
-            f"{capacity}: {size} bytes" for capacity, size in zip(self.plan.capacities, sizes, strict=True)
-        )
-        log.info("%s, %s, sizes %s", self.settings.subspace.method, self.settings.algorithm.kind, served)
-        log.debug("settings %s", json.dumps(self.settings.plain()))
 
 
 def _plain(text: object) -> str:

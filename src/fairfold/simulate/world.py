@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -94,12 +95,7 @@ def load_interactions(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
     """What a recommender trains on, and its reference rows; refused for models of images."""
     chosen = settings.data
     if isinstance(chosen, InteractionData):
-        options = {} if chosen.top_users is None else {"top_users": chosen.top_users}
-        if settings.predicts_ratings:
-            options["ratings"] = True
-        if chosen.resplit:
-            options["resplit"] = True
-        data = numbered(fairfold.data.load(chosen.name, **options), settings)  # type: ignore[arg-type]
+        data = numbered(_loaded(chosen, settings), settings)
         return data, popularity_of(data)
     if not isinstance(chosen, SyntheticData):
         raise InvalidSettings(
@@ -123,6 +119,23 @@ def load_interactions(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
         data = numbered(data, settings)
         best = renumbered_scores(best, data)
     return data, popularity_of(data) | best
+
+
+def load_catalogued(settings: Settings) -> Dataset:
+    """The same in the catalogue's own numbers: where real devices number the items themselves."""
+    if isinstance(settings.data, InteractionData):
+        return _loaded(settings.data, settings)
+    plain = settings if not settings.subspace.counted else settings.with_changes({"subspace.popularity": "catalogue"})
+    return load_interactions(plain)[0]
+
+
+def _loaded(chosen: InteractionData, settings: Settings) -> Dataset:
+    options: dict[str, Any] = {} if chosen.top_users is None else {"top_users": chosen.top_users}
+    if settings.predicts_ratings:
+        options["ratings"] = True
+    if chosen.resplit:
+        options["resplit"] = True
+    return fairfold.data.load(chosen.name, **options)
 
 
 def popularity_of(data: Dataset | ImageDataset) -> dict[str, Scorer]:
