@@ -13,6 +13,7 @@ from fairfold.flower.nodes import Node
 from fairfold.flower.protocol import NUMBERING, SURVEY
 from fairfold.flower.surveys import ask, tell, unpack_survey, windows
 from fairfold.protocol.algorithm import COUNTS
+from fairfold.protocol.dry_run import try_out
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.words import Public
 from fairfold.settings import Settings
@@ -42,6 +43,7 @@ def first_plan(settings: Settings, num_items: int, picture: tuple[int, int, int]
     """A plan before anybody was asked anything: refuses what cannot be served."""
     if picture is not None:
         return Plan.of_images(settings, picture[:2], picture[2])
+    try_out(settings)
     if num_items < 1:
         raise InvalidSettings(f"num_items = {num_items}", "the size of the catalogue", "Name it.")
     return Plan.of(settings, Public(num_items))

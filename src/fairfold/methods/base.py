@@ -50,11 +50,13 @@ class Method(Frozen):
     Attributes:
         method: Its name.
         per_client: Whether every client has a hash of its own.
+        moves: Whether what devices hold changes with the round, by its number.
         ordered: Whether it makes use of an order of the items by popularity.
     """
 
     method: str
     per_client: ClassVar[bool] = False
+    moves: ClassVar[bool] = False
     ordered: ClassVar[bool] = False
 
     @property
@@ -80,9 +82,9 @@ class Method(Frozen):
 
     @abstractmethod
     def divide(
-        self, tensors: Tensors, compressed: Shapes, capacities: Sequence[Capacity], seed: int
+        self, tensors: Tensors, compressed: Shapes, capacities: Sequence[Capacity], seed: int, round_number: int
     ) -> list[Assignment]:
-        """What the devices of each capacity hold of the compressed tensors."""
+        """What the devices of each capacity hold of the compressed tensors, in a round."""
 
     def others(self, tensors: Tensors, held: Assignment) -> dict[str, Projection]:  # noqa: ARG002
         """What they hold of the rest: all of it."""
@@ -90,7 +92,12 @@ class Method(Frozen):
         return {name: whole(shape) for name, shape in tensors.shapes.items() if name not in compressed}
 
     def assign(
-        self, tensors: Tensors, capacities: Sequence[Capacity], seed: int, counts: Tensor | None = None
+        self,
+        tensors: Tensors,
+        capacities: Sequence[Capacity],
+        seed: int,
+        counts: Tensor | None = None,
+        round_number: int = 0,
     ) -> list[Assignment]:
         """What the devices of each capacity hold of every tensor.
 
@@ -99,12 +106,13 @@ class Method(Frozen):
             capacities: One per group of devices.
             seed: Of the hash.
             counts: How many users have each item, where that is asked for.
+            round_number: Rounds done, for methods that move on with them.
         """
         compressed = self.compressed(tensors)
         limited = [self.limited(tensors, capacity, capacities, counts) for capacity in capacities]
         return [
             held if held.projections is None else Assignment(held.projections | self.others(tensors, held))
-            for held in self.divide(tensors, compressed, limited, seed)
+            for held in self.divide(tensors, compressed, limited, seed, round_number)
         ]
 
     def limited(
@@ -130,8 +138,8 @@ class Method(Frozen):
         return sum(prod(shape) for shape in compressed.values())
 
     def at(self, tensors: Tensors, capacity: Capacity, known: list[Assignment], seed: int) -> tuple[Assignment, bool]:
-        """What a device of a capacity that took no part would hold, and whether it could join those that did."""
-        (alone,) = self.assign(tensors, [capacity], seed)
+        """What a device that took no part would hold of a limited capacity, and whether it could join those that did."""
+        (alone,) = self.within(tensors, [capacity], seed)
         return alone, all(held.projections is None or held.projections.keys() for held in known)
 
 

@@ -60,6 +60,15 @@ class Fair(Method):
     reference_factors: int | None = Field(None, ge=1, lt=2**31)
     start: Literal["full", "subspace"] = "full"
 
+    def idle(self, key: str) -> bool:
+        """Without an order of popularity nothing is owned and nothing shared."""
+        unordered = key in ("chunk", "tail_share", "support") and self.popularity == "none"
+        return unordered or super().idle(key)
+
+    def why_idle(self, key: str) -> str:
+        """See the base class."""
+        return super().why_idle(key) if self.mapping != "ranked" else f" with popularity={self.popularity!r}"
+
     @property
     def ranked(self) -> bool:
         """Whether popular items own their slots."""
@@ -88,7 +97,7 @@ class Fair(Method):
         return {name: shape for name, shape in shapes.items() if prod(shape) >= SMALLEST_COMPRESSED}
 
     def divide(
-        self, tensors: Tensors, compressed: Shapes, capacities: Sequence[Capacity], seed: int
+        self, tensors: Tensors, compressed: Shapes, capacities: Sequence[Capacity], seed: int, round_number: int
     ) -> list[Assignment]:
         """See the base class."""
         by_tensor = {
@@ -151,7 +160,7 @@ class Fair(Method):
 
         Where the chain has none that small, all that the device can hold: a model to use, not to train along.
         """
-        alone = Fair.model_construct(**dict(self) | {"method": "fair"}).assign(tensors, [capacity], seed)[0]
+        alone = Fair.model_construct(**dict(self) | {"method": "fair"}).within(tensors, [capacity], seed)[0]
         projections, joins = dict(alone.projections or {}), True
         one_tail = self.ranked and self.tail_share is not None
         for name, shape in self.compressed(tensors).items():
@@ -170,12 +179,12 @@ class FairHom(Fair):
     method: Literal["fair_hom"] = "fair_hom"  # type: ignore[assignment]
 
     def divide(
-        self, tensors: Tensors, compressed: Shapes, capacities: Sequence[Capacity], seed: int
+        self, tensors: Tensors, compressed: Shapes, capacities: Sequence[Capacity], seed: int, round_number: int
     ) -> list[Assignment]:
         """See the base class."""
         full_size = sum(prod(shape) for shape in compressed.values())
         smallest = min(capacities, key=lambda capacity: capacity.limit(full_size))
-        return super().divide(tensors, compressed, [smallest], seed) * len(capacities)
+        return super().divide(tensors, compressed, [smallest], seed, round_number) * len(capacities)
 
 
 class Inconsistent(Fair):

@@ -37,6 +37,7 @@ class FedHM(Method):
         compressed: Shapes,
         capacities: Sequence[Capacity],
         seed: int,  # noqa: ARG002
+        round_number: int,  # noqa: ARG002
     ) -> list[Assignment]:
         """See the base class."""
         free = self.rank_rule == "share"

@@ -29,6 +29,7 @@ class HeteroFL(Method):
         compressed: Shapes,
         capacities: Sequence[Capacity],
         seed: int,  # noqa: ARG002
+        round_number: int,  # noqa: ARG002
     ) -> list[Assignment]:
         """See the base class."""
         if tensors.network:

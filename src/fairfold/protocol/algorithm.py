@@ -59,6 +59,10 @@ class Algorithm(Frozen):
         """Why the other tables do not go with this algorithm, or None."""
         return None
 
+    def without_effect(self, settings: "Settings") -> Sequence[str]:  # noqa: ARG002
+        """Keys, as ``table.key``, that have no effect beside these settings, and are then unknown."""
+        return ()
+
     def fixed(self, settings: "Settings") -> Mapping[str, Mapping[str, Any]]:  # noqa: ARG002
         """What the algorithm decides of other tables, which are then no keys there."""
         return {}

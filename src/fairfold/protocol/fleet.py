@@ -49,6 +49,8 @@ class Fleet:
     def cohort(self, round_number: int) -> Tensor:
         """C, the clients of a round, drawn among those that take part: K of them, or all where they are fewer."""
         chosen, many = self.plan.settings.fleet, len(self.taking_part)
+        if self.plan.algorithm.pooled:
+            return self.taking_part
         if chosen.clients_per_round is not None and chosen.clients_per_round > many and not chosen.replacement:
             return self.taking_part
         return self.taking_part[sample_cohort(self.plan.settings, many, round_number)]

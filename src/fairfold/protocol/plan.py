@@ -37,7 +37,7 @@ class Plan:
     architecture: Architecture
     capacities: list[Capacity]
     ordered: list[Assignment] | None = None
-    _assigned: dict[int, list[Assignment]] = field(default_factory=dict, repr=False, compare=False)
+    _assigned: dict[tuple[int, int], list[Assignment]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, settings: "Settings", public: Public) -> "Plan":
@@ -101,13 +101,14 @@ class Plan:
             return self.ordered
         if client is not None:
             seed ^= (client + 1) << 32
-        elif seed in self._assigned:
-            return self._assigned[seed]
+        key = (seed, round_number if self.method.moves else 0)
+        if client is None and key in self._assigned:
+            return self._assigned[key]
         tensors = self.architecture.tensors
-        found = self.method.assign(tensors, self.capacities, seed, self.public.survey.get(COUNTS))
+        found = self.method.assign(tensors, self.capacities, seed, self.public.survey.get(COUNTS), round_number)
         if client is None:
             self._assigned.clear()  # the last round's alone: with a new hash every round there would be no end of them
-            self._assigned[seed] = found
+            self._assigned[key] = found
         return found
 
     def at(self, capacity: Capacity, round_number: int) -> tuple[dict[str, Projection], bool, bool]:

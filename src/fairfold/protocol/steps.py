@@ -38,9 +38,11 @@ class RankingSteps(Steps):
         negatives: Items the user did not touch, drawn for each one they did.
         regulariser: Weight of the squared norm of the vectors a sample uses (rankings).
         unobserved_weight: What an item the user did not touch counts, against 1 for one they did (``"squared"``).
+        RANKING_KEYS: Those that mean nothing where ratings are predicted.
     """
 
     NEEDS: ClassVar = {"unobserved_weight": ("objective", ("squared",))}
+    RANKING_KEYS: ClassVar = ("objective", "negatives", "regulariser", "unobserved_weight")
 
     objective: Literal["bpr", "softmax", "squared"] = "bpr"
     negatives: int = Field(1, ge=1, lt=2**31)

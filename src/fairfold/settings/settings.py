@@ -72,8 +72,16 @@ class Settings(Frozen):
             raise ValueError("subspace.compress='model' is for models of images: use 'tables' or 'all'")
         if getattr(self.subspace, "start", "full") == "subspace" and not self.model.reads_images:
             raise ValueError("subspace.start='subspace' is for models of images: tables start small anyway")
-        if "top" in self.run.model_fields_set and not self.metric.startswith("NDCG"):
-            raise ValueError(f"unknown key 'run.top' where the quality is {self.metric}")
+        for key in self.without_effect():
+            table, name = key.split(".")
+            if name in getattr(self, table).model_fields_set:
+                raise ValueError(f"unknown key {key!r} where the quality is {self.metric}")
+        counts_rows = any(getattr(self.subspace, key, None) for key in ("support", "reference_factors"))
+        if counts_rows and self.model.kind not in ("mf", "neumf"):
+            raise ValueError(
+                "subspace.support and subspace.reference_factors count rows of model.factors numbers: use model.kind="
+                f"'mf' or 'neumf', not {self.model.kind!r}"
+            )
         if getattr(self.algorithm, "step_per", "round") == "client" and self.fleet.clients_per_round is None:
             raise ValueError("algorithm.step_per='client' needs a number of fleet.clients_per_round")
         problem = self.algorithm.problem_with(self)
@@ -108,9 +116,15 @@ class Settings(Frozen):
             if tag is not None:
                 values = {tag: getattr(part, tag)} | values
             found[table] = {key: value for key, value in values.items() if key not in fixed.get(table, {})}
-        if not self.metric.startswith("NDCG"):
-            found["run"].pop("top", None)
+        for key in self.without_effect():
+            table, name = key.split(".")
+            found[table].pop(name, None)
         return found
+
+    def without_effect(self) -> list[str]:
+        """Keys, as ``table.key``, that have no effect beside those of other tables."""
+        top = [] if self.metric.startswith("NDCG") else ["run.top"]
+        return [*top, *self.algorithm.without_effect(self)]
 
     def with_changes(self, changes: Mapping[str, Any]) -> "Settings":
         """Other settings, with some values by ``table.key``."""
@@ -132,8 +146,10 @@ def _resolved(tables: Mapping[str, Any]) -> dict[str, Any]:
     for key in tables:
         if key not in TABLES:
             raise _unknown(key, tables[key])
+    if tables.get("model") == "mf-ratings":
+        raise _unknown("model", "mf-ratings")
     given = {table: tables.get(table, {}) for table in TABLES}
-    model = _table("model", ModelSettings, given["model"])
+    model = _table("model", ModelSettings, _named(given["model"]))
     kind = (
         "images"
         if model.reads_images
@@ -163,6 +179,16 @@ def _resolved(tables: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _named(model: Any) -> Any:
+    """A model by its name, where its class or its name alone is given."""
+    if isinstance(model, str | type):
+        model = {"kind": model}
+    if isinstance(model, Mapping) and isinstance(model.get("kind"), type):
+        kind = model["kind"]
+        return dict(model) | {"kind": f"{kind.__module__}:{kind.__qualname__}"}
+    return model
+
+
 class _Problem(ValueError):
     """What is wrong, in words."""
 
@@ -178,7 +204,7 @@ def _tagged(table: str, kinds: Mapping[str, Any], values: Any, default: str) -> 
     if isinstance(values, Frozen):
         return values
     if isinstance(values, type):  # a class in the place of its name
-        values = {tag: values.model_fields[tag].default}  # type: ignore[attr-defined]
+        return values()
     if isinstance(values, str):
         values = {tag: values}
     if not isinstance(values, Mapping):

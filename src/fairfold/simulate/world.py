@@ -13,6 +13,7 @@ from fairfold.data.images import ImageDataset
 from fairfold.data.synthetic import SyntheticWorld
 from fairfold.errors import InvalidSettings
 from fairfold.metrics.ranking import Scorer
+from fairfold.protocol.dry_run import try_out
 from fairfold.protocol.fleet import Fleet
 from fairfold.protocol.people import ImagePeople, People
 from fairfold.protocol.plan import Plan
@@ -43,6 +44,7 @@ class World:
     @classmethod
     def of(cls, settings: Settings, data: Dataset | ImageDataset) -> "World":
         """From settings and data; refused, before any work, where they do not go together."""
+        try_out(settings)
         if isinstance(data, ImageDataset):
             height, width = data.train.images.shape[1:]
             plan = Plan.of_images(settings, (height, width), data.num_classes)

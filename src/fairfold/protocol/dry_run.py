@@ -1,0 +1,108 @@
+"""A round of a plug-in in a world of three users, before any real one: what is wrong with it is told at the start."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fairfold.data import Interactions
+from fairfold.errors import FairfoldError, InvalidSettings
+from fairfold.projections import facts_of, projection_of
+from fairfold.protocol.people import People
+from fairfold.protocol.plan import Plan
+from fairfold.protocol.words import Answer, Public, Sent, State, Totals
+
+if TYPE_CHECKING:
+    from fairfold.settings import Settings
+
+ITEMS, USERS = 24, 3
+REMEDY = "Mend the plug-in; docs/architecture.md says what is asked of it."
+
+
+def is_plugin(settings: "Settings") -> bool:
+    """Whether any part of the settings is not fairfold's own."""
+    parts = (settings.algorithm, settings.subspace)
+    return settings.model.own or any(not type(part).__module__.startswith("fairfold.") for part in parts)
+
+
+def try_out(settings: "Settings") -> None:
+    """Run a round of what settings name in a small world; refused with what went wrong, and where."""
+    if not is_plugin(settings) or settings.model.reads_images:
+        return
+    what = f"algorithm {settings.algorithm.kind!r}, method {settings.subspace.method!r}, model {settings.model.kind!r}"
+    tried = _Tried(what)
+    train = _histories(settings.predicts_ratings)
+    survey = tried("survey", lambda: settings.algorithm.survey(settings, train, range(ITEMS)))
+    plan: Plan = tried("the model and the sizes", lambda: _plan(settings, survey))
+    state, own = tried("init", plan.initial)
+    tried.need(isinstance(state, State), "init", "a State")
+    people = People(plan, train, own)
+    sizes = [size for size, held in enumerate(plan.assignments(0)) if held.projections is not None]
+    totals = Totals()
+    for sent in tried("send", lambda: plan.algorithm.send(plan, state, sizes)):
+        _check_sent(tried, sent, state)
+        for user in range(USERS):
+            client = people.client(0 if plan.algorithm.pooled else user, 0)
+            found = tried("answer", lambda s=sent, c=client: plan.algorithm.answer(plan, s, c))
+            tried.need(isinstance(found, tuple) and len(found) == 2, "answer", "an Answer and a dict of private tensors")
+            answer = found[0]
+            tried.need(isinstance(answer, Answer), "answer", "an Answer first")
+            problem = tried("problem", lambda s=sent, a=answer: plan.algorithm.problem(plan, s, a))
+            tried.need(problem is None, "answer", f"an answer that its own check accepts, not one with {problem!r}")
+            tried("the sum of answers", lambda s=sent, a=answer: totals.add(s, a, alone=plan.method.per_client))
+    shapes = {name: vector.shape for name, vector in state.full.items()}
+    after = tried("apply", lambda: plan.algorithm.apply(plan, state, totals))
+    tried.need(isinstance(after, State) and after.round_number == 1, "apply", "a State of the next round")
+    kept = {name: vector.shape for name, vector in after.full.items()}
+    tried.need(kept == shapes, "apply", f"tensors of the same sizes, not {kept}")
+    if settings.predicts_ratings:
+        return
+    score = tried("scorer", lambda: plan.algorithm.scorer(plan, after.full, plan.assignments(0), people))
+    scores = tried("scorer", lambda: score(torch.arange(USERS)))
+    tried.need(tuple(scores.shape) == (USERS, ITEMS), "scorer", f"scores of {USERS} users for {ITEMS} items")
+
+
+def _plan(settings: "Settings", survey: Answer) -> Plan:
+    try:
+        return Plan.of(settings, Public(ITEMS, USERS, survey.sums))
+    except FairfoldError:  # so small a catalogue need not serve the run's capacities: everybody holds everything
+        return Plan.of(settings.with_changes({"fleet.capacities": "1x"}), Public(ITEMS, USERS, survey.sums))
+
+
+def _check_sent(tried: "_Tried", sent: Any, state: State) -> None:
+    tried.need(isinstance(sent, Sent), "send", "a list of Sent")
+    for name, held in sent.projections.items():
+        compact = tried(f"{held.kind!r}.reduce", lambda h=held, n=name: h.reduce(state.full[n]))
+        tried.need(tuple(compact.shape) == (held.size,), f"{held.kind!r}.reduce", f"a vector of {held.size} numbers")
+        full = tried(f"{held.kind!r}.recover", lambda h=held, c=compact: h.recover(c))
+        tried.need(full.shape == state.full[name].shape, f"{held.kind!r}.recover", "a vector of the tensor's size")
+        again = tried(f"{held.kind!r}.facts", lambda h=held: projection_of(facts_of(h)))
+        tried.need(again == held, f"{held.kind!r}.facts", "plain values that define the same projection")
+
+
+def _histories(rated: bool) -> Interactions:
+    users = torch.arange(USERS).repeat_interleave(6)
+    items = torch.cat([torch.arange(6) * (user + 1) % ITEMS for user in range(USERS)])
+    return Interactions.from_pairs(users, items, USERS, ITEMS, (items % 5 + 1).float() if rated else None)
+
+
+class _Tried:
+    """Calls parts of a plug-in, and says which one failed."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __call__(self, part: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except FairfoldError:
+            raise
+        except Exception as error:  # somebody else's code: whatever it raises is told with its place
+            raise InvalidSettings(
+                f"{self._what}: {part} raised {type(error).__name__}: {error}", "a plug-in that runs a small round", REMEDY
+            ) from error
+
+    def need(self, holds: bool, part: str, wanted: str) -> None:
+        """Refuse a part that gives something else."""
+        if not holds:
+            raise InvalidSettings(f"{self._what}: {part} gave something else", wanted, REMEDY)
