@@ -108,11 +108,16 @@ class Method(Frozen):
             counts: How many users have each item, where that is asked for.
             round_number: Rounds done, for methods that move on with them.
         """
-        compressed = self.compressed(tensors)
         limited = [self.limited(tensors, capacity, capacities, counts) for capacity in capacities]
+        return self.within(tensors, limited, seed, round_number)
+
+    def within(
+        self, tensors: Tensors, limited: Sequence[Capacity], seed: int, round_number: int = 0
+    ) -> list[Assignment]:
+        """The same within what capacities leave to the compressed tensors (:meth:`limited`)."""
         return [
             held if held.projections is None else Assignment(held.projections | self.others(tensors, held))
-            for held in self.divide(tensors, compressed, limited, seed, round_number)
+            for held in self.divide(tensors, self.compressed(tensors), limited, seed, round_number)
         ]
 
     def limited(
@@ -138,7 +143,7 @@ class Method(Frozen):
         return sum(prod(shape) for shape in compressed.values())
 
     def at(self, tensors: Tensors, capacity: Capacity, known: list[Assignment], seed: int) -> tuple[Assignment, bool]:
-        """What a device that took no part would hold of a limited capacity, and whether it could join those that did."""
+        """What a device that took no part holds within a limited capacity, and whether it could join those that did."""
         (alone,) = self.within(tensors, [capacity], seed)
         return alone, all(held.projections is None or held.projections.keys() for held in known)
 
