@@ -16,8 +16,9 @@ from fairfold.cli import app
 from fairfold.errors import CannotWrite
 
 runner = CliRunner()
-SMALL = ["--rounds", "4", "--set", "world.users=40", "--set", "world.items=200", "--set", "clients_per_round=20",
-         "--set", "world.interactions_per_user=20", "--set", "evaluate_every=2", "--set", "support=0"]  # fmt: skip
+SMALL = ["--rounds", "4", "--set", "data.users=40", "--set", "data.items=200", "--set", "fleet.clients_per_round=20",
+         "--set", "data.interactions_per_user=20", "--set", "run.evaluate_every=2",
+         "--set", "subspace.support=0"]  # fmt: skip
 
 
 def test_train_leaves_a_folder_that_can_be_read(tmp_path: Path) -> None:
@@ -30,7 +31,7 @@ def test_train_leaves_a_folder_that_can_be_read(tmp_path: Path) -> None:
     assert sorted(path.name for path in out.iterdir()) == [
         "checkpoints", "metrics.csv", "model.safetensors", "result.json", "run.log", "settings.toml"
     ]  # fmt: skip
-    assert tomllib.loads((out / "settings.toml").read_text())["world"]["users"] == 40
+    assert tomllib.loads((out / "settings.toml").read_text())["data"]["users"] == 40
     rows = list(csv.DictReader((out / "metrics.csv").read_text().splitlines()))
     assert [row["round"] for row in rows if row["server"]] == ["2", "4"]
     groups = json.loads((out / "result.json").read_text())["groups"]
@@ -50,18 +51,22 @@ def test_train_leaves_a_folder_that_can_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--set", "factor=3"], "did you mean 'factors'"),
-        (["--set", "world.user=3"], "did you mean 'users'"),
-        (["--set", "factors"], "KEY=VALUE"),
-        (["--set", "factors=many"], "factors"),
-        (["--set", "rounds.first=1"], "rounds"),
+        (["--set", "model.factor=3"], "did you mean 'factors'"),
+        (["--set", "data.user=3"], "did you mean 'users'"),
+        (["--set", "algorithms.ridge=3"], "did you mean 'algorithm'"),
+        (["--set", "ridge=2"], "unknown key 'ridge': it is now algorithm.ridge"),
+        (["--set", "solver=gradient"], "it is now algorithm.kind"),
+        (["--set", "world.users=3"], "it is now data"),
+        (["--set", "model.factors"], "TABLE.KEY=VALUE"),
+        (["--set", "model.factors=many"], "model.factors"),
+        (["--set", "run.rounds.first=1"], "run.rounds"),
         (["--capacities", "1x-0.3x"], "1x or more"),
         (["--rounds", "0"], "greater than or equal to 1"),
-        (["--set", "method=fedhm"], "solver"),
-        (["--set", "server_step=nan"], "server_step"),
-        (["--set", "server_optimiser=sgd"], "server_optimiser with solver='least_squares'"),
-        (["--set", "server_optimiser=sgd", "--set", "server_step=1"], "leave them out"),
-        (["--recipe", "ratings", "--set", "server_step=1"], "server_step with solver='least_squares'"),
+        (["--method", "fedhm"], "use 'gradient'"),
+        (["--model", "mf-ratings"], "--recipe ratings"),
+        (["--set", "algorithm.server_step=nan"], "unknown key 'algorithm.server_step'"),
+        (["--set", "algorithm.kind=gradient", "--set", "algorithm.server_step=nan"], "finite number"),
+        (["--recipe", "ratings", "--set", "algorithm.server_step=1"], "unknown key 'algorithm.server_step'"),
         (["no-such-file.toml"], "Check the path"),
     ],
 )
@@ -70,6 +75,29 @@ def test_bad_arguments_are_told_before_any_work(arguments: list[str], message: s
     assert done.exit_code == 2
     assert message in done.output.replace("\n", " ")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "Recipe: best (least_squares, 1x-4x-16x)"),
+        (["--recipe", "paper", "--capacities", "1x-4x"], "Recipe: paper (gradient, 1x-4x)"),
+        (["--model", "neumf"], "Settings: the defaults (gradient, 1x-4x-16x)"),
+        (["--method", "central"], "Settings: the defaults (central, 1x-4x-16x)"),
+        (["--set", "algorithm.kind=closed_form"], "Settings: the defaults (closed_form, 1x-4x-16x)"),
+        (["FILE"], "run.toml (gradient, 1x-2x)"),
+    ],
+)
+def test_train_says_what_it_starts_from(arguments: list[str], line: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('algorithm = { kind = "gradient" }\nfleet = { capacities = "1x-2x" }\n')
+    given = [str(file) if argument == "FILE" else argument for argument in arguments]
+    sizes = [argument for argument in SMALL if argument != "subspace.support=0"][:-1]
+    done = runner.invoke(app, ["train", *given, *sizes, "--rounds", "1", "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    assert line in done.output
+    again = runner.invoke(app, ["train", "--resume", "--rounds", "2", "--out", str(tmp_path / "run")])
+    assert f"Settings: of the run in {tmp_path / 'run'} ({line.partition('(')[2]}" in again.output
 
 
 def test_a_malformed_file_is_named(tmp_path: Path) -> None:

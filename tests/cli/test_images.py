@@ -13,16 +13,16 @@ from fairfold.cli import app
 from fairfold.errors import InvalidSettings
 from fairfold.runs.device import read_device_model
 from fairfold.runs.opened import open_run
-from fairfold.runs.settings import load_settings
 from fairfold.runs.train import run
-from fairfold.simulate.run import load_interactions
+from fairfold.settings.files import load_settings
+from fairfold.simulate.world import load_interactions
 from tests.data.test_images import idx
 from tests.pictures import pictures
 from tests.runs.worlds import assert_same_end
 
 runner = CliRunner()
-SMALL = ["--set", "images.devices=5", "--set", "clients_per_round=3", "--set", "local_epochs=5", "--rounds", "8",
-         "--set", "evaluate_every=2"]  # fmt: skip
+SMALL = ["--set", "data.devices=5", "--set", "fleet.clients_per_round=3", "--set", "algorithm.local_epochs=5",
+         "--rounds", "8", "--set", "run.evaluate_every=2"]  # fmt: skip
 
 
 def works(*arguments: str) -> str:
@@ -89,8 +89,8 @@ def test_train_report_export(folder: Path, tmp_path: Path) -> None:
         device, told = read_device_model(file)
         opened = open_run(runs / method)
         assert device.size <= opened.progress.state.full["hidden.weight"].numel() / 4 * 1.2
-        network = opened.federation.task.model_of(device.recovered(), {})
-        test = opened.federation.task.images.test  # type: ignore[attr-defined]
+        network = opened.plan.architecture.model_of(device.recovered(), {})
+        test = opened.world.data.test
         with torch.no_grad():
             right = network(test.images / 255).argmax(1) == test.labels
         assert float(right.double().mean()) == pytest.approx(told["quality"]["device"])
@@ -98,10 +98,10 @@ def test_train_report_export(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_in_two_sittings_is_one_run(folder: Path, tmp_path: Path) -> None:
-    changes = {"data": str(folder), "model": "mlp", "images.devices": 5, "clients_per_round": 3, "local_epochs": 1}
-    settings = load_settings(None, changes | {"rounds": 4, "rehash": True})
+    changes = {"data.name": str(folder), "model.kind": "mlp", "data.devices": 5, "fleet.clients_per_round": 3}
+    settings = load_settings(None, changes | {"algorithm.local_epochs": 1, "run.rounds": 4, "subspace.rehash": True})
     unbroken = run(settings, tmp_path / "unbroken")
-    run(settings.model_copy(update={"rounds": 2}), tmp_path / "broken")
+    run(settings.with_changes({"run.rounds": 2}), tmp_path / "broken")
     resumed = run(settings, tmp_path / "broken", resume=True)
     assert resumed.result.state.round_number == 4
     assert torch.equal(unbroken.result.state.full["hidden.weight"], resumed.result.state.full["hidden.weight"])
@@ -112,36 +112,39 @@ def test_a_run_in_two_sittings_is_one_run(folder: Path, tmp_path: Path) -> None:
 def test_leaf_by_writer(leaf: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     shown = works("train", "--data", str(leaf), "--model", "lenet", "--capacities", "2x-4x", "--rounds", "1",
-                  "--set", "images.split=writer", "--set", "clients_per_round=4", "--set", "local_epochs=1",
-                  "--out", str(out))  # fmt: skip
+                  "--set", "data.split=writer", "--set", "fleet.clients_per_round=4",
+                  "--set", "algorithm.local_epochs=1", "--out", str(out))  # fmt: skip
     assert "accuracy by device size" in shown
-    assert open_run(out).federation.task.num_clients == 6
+    assert open_run(out).world.people.num_clients == 6
 
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--model", "mlp"], "name them with data"),
-        (["--model", "mlp", "--data", "FOLDER", "--set", "images.device=3"], "did you mean 'devices'"),
-        (["--model", "mlp", "--data", "FOLDER", "--set", "images.split=writer"], "does not name its writers"),
+        (["--model", "mlp"], "name images, e.g. --data mnist"),
+        (["--model", "mlp", "--data", "FOLDER", "--set", "data.device=3"], "did you mean 'devices'"),
+        (["--model", "mlp", "--data", "FOLDER", "--set", "data.split=writer"], "does not name its writers"),
         (["--model", "lenet", "--data", "FOLDER"], "28 × 28"),
-        (["--model", "mlp", "--data", "FOLDER", "--set", "compress=tables"], "no item tables"),
-        (["--model", "mlp", "--data", "FOLDER", "--set", "mapping=ranked"], "no order of popularity"),
-        (["--model", "mlp", "--data", "FOLDER", "--set", "solver=closed_form"], "needs solver='gradient'"),
-        (["--model", "mlp", "--data", "FOLDER", "--method", "fedhm", "--set", "compress=model"], "layer by layer"),
-        (["--model", "mlp", "--data", "FOLDER", "--method", "fedhm", "--set", "aggregation=delta"], "averages models"),
+        (["--model", "mlp", "--data", "FOLDER", "--set", "subspace.compress=tables"], "no item tables"),
+        (["--model", "mlp", "--data", "FOLDER", "--set", "subspace.mapping=ranked"], "no order of popularity"),
+        (["--model", "mlp", "--data", "FOLDER", "--set", "algorithm.kind=closed_form"], "use 'images'"),
+        (["--model", "mlp", "--data", "FOLDER", "--method", "fedhm", "--set", "subspace.compress=model"], "compress"),
+        (
+            ["--model", "mlp", "--data", "FOLDER", "--method", "fedhm", "--set", "algorithm.aggregation=delta"],
+            "averages",
+        ),
         (["--model", "mlp", "--data", "FOLDER", "--method", "full_trn"], "no device can hold the full model"),
-        (["--model", "mlp", "--data", "FOLDER", "--method", "central"], "images.devices=1"),
+        (["--model", "mlp", "--data", "FOLDER", "--method", "central"], "use 'images'"),
         (["--model", "mf", "--data", "FOLDER"], "holds images"),
-        (["--model", "mf", "--set", "compress=model"], "for models of images"),
+        (["--set", "algorithm.kind=gradient", "--set", "subspace.compress=model"], "for models of images"),
     ],
 )
 def test_refusals(arguments: list[str], reason: str, folder: Path) -> None:
     given = [str(folder) if argument == "FOLDER" else argument for argument in arguments]
-    scheme = ["--capacities", "2x-4x", "--set", "clients_per_round=3"]
+    scheme = ["--capacities", "2x-4x", "--set", "fleet.clients_per_round=3"]
     assert reason in fails("train", *scheme, *given)
 
 
 def test_where_only_recommenders_are_served() -> None:
     with pytest.raises(InvalidSettings, match="which reads images"):
-        load_interactions(load_settings(None, {"data": "mnist", "model": "mlp"}))
+        load_interactions(load_settings(None, {"data.name": "mnist", "model.kind": "mlp"}))
