@@ -173,9 +173,9 @@ def _resolved(tables: Mapping[str, Any]) -> dict[str, Any]:
         for key in fixed:
             if key in part.model_fields_set and getattr(part, key) != fixed[key]:
                 raise _Problem(f"unknown key '{table}.{key}' with algorithm.kind={algorithm.kind!r}, which decides it")
-        found[table] = part.filled({}).model_copy(
-            update={key: value for key, value in fixed.items() if key in type(part).model_fields}
-        )
+        decided = {key: value for key, value in fixed.items() if key in type(part).model_fields}
+        found[table] = part.model_copy(update=decided)
+        found[table].__pydantic_fields_set__.difference_update(decided)  # not keys that somebody wrote
     return found
 
 
