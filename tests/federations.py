@@ -5,10 +5,25 @@ from typing import Any
 import torch
 
 from fairfold.data import Dataset, Interactions
-from fairfold.federation.aggregate import ServerState
-from fairfold.federation.settings import Settings, read_settings
-from fairfold.federation.task import Task, Weights
-from fairfold.simulate.federation import Federation
+from fairfold.protocol.faults import Rejections
+from fairfold.protocol.round import Backend, in_turn, run_round
+from fairfold.protocol.words import State
+from fairfold.settings import Settings
+from fairfold.settings.settings import algorithms, methods
+from fairfold.simulate.world import World
+from fairfold.values import Weights
+from tests.flat import flat
+
+BASE: dict[str, Any] = {
+    "factors": 3,
+    "clients_per_round": 4,
+    "local_step": 0.1,
+    "solver": "gradient",
+    "aggregation": "paper",
+    "weighting": "data",
+    "batch_size": 3,
+    "chunk": 1,
+}
 
 
 def tiny_data(seed: int = 0, users: int = 6, items: int = 11, ratings: bool = False) -> Dataset:
@@ -23,22 +38,35 @@ def tiny_data(seed: int = 0, users: int = 6, items: int = 11, ratings: bool = Fa
 
 
 def tiny_settings(**changes: Any) -> Settings:
-    """Gradient steps on a small matrix factorisation, the paper's rule, unless changed."""
-    base: dict[str, Any] = {
-        "factors": 3,
-        "clients_per_round": 4,
-        "local_step": 0.1,
-        "solver": "gradient",
-        "aggregation": "paper",
-        "weighting": "data",
-        "batch_size": 3,
-        "chunk": 1,
-    }
-    return read_settings(base | changes)
+    """Gradient steps on a small matrix factorisation, the paper's rule, unless changed; what has no effect is left."""
+    chosen = BASE | changes
+    solver = "central" if chosen.get("method") == "central" else chosen["solver"]
+    known = set(algorithms()[solver].model_fields) | set(methods()[_method(chosen)].model_fields)
+    solves = solver in ("least_squares", "ratings")  # these decide the chunk
+    if solves or chosen.get("mapping") == "element":
+        known -= {"chunk"}
+    known |= {"factors", "clients_per_round", "solver"}
+    return flat(**{key: value for key, value in chosen.items() if key in changes or key in known})
 
 
-def tiny_federation(data: Dataset, settings: Settings) -> tuple[Federation, ServerState, Weights]:
-    """A federation, its server's first state and the users' own vectors."""
-    federation = Federation.of(settings, Task(data, settings))
-    full, private = federation.initial()
-    return federation, ServerState(full), private
+def _method(chosen: dict[str, Any]) -> str:
+    name = chosen.get("method", "fair")
+    return "fedavg" if name == "central" else name
+
+
+def tiny_world(data: Dataset, settings: Settings) -> tuple[World, State]:
+    """A federation with its users' own vectors, and its server's first state."""
+    world = World.of(settings, data)
+    return world, world.initial()
+
+
+def after_rounds(world: World, state: State, rounds: int = 1, backend: Backend = in_turn) -> State:
+    """Some rounds later."""
+    for _ in range(rounds):
+        state = run_round(state, world.fleet, world.people, Rejections(), backend)
+    return state
+
+
+def copied(weights: Weights) -> Weights:
+    """What does not change when a round changes its tensors in place."""
+    return {name: tensor.clone() for name, tensor in weights.items()}

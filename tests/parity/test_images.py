@@ -1,9 +1,8 @@
-"""Networks on images: the readable loop and the fast backend give the same numbers, for every method and optimiser.
+"""Networks on images: clients in turn and the fast backend give the same numbers, for every method and optimiser.
 
 In float64, for the reason given in test_batched.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,41 +10,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairfold.federation.aggregate import ServerState
-from fairfold.federation.image_task import ImageTask, task_of
-from fairfold.federation.replies import Rejections
-from fairfold.federation.settings import read_settings
-from fairfold.simulate import batched, loop
-from fairfold.simulate.federation import Federation
+from fairfold.protocol.people import ImagePeople
+from fairfold.simulate.world import World
+from tests.flat import flat
+from tests.parity.rounds import check_rounds, precision
 from tests.pictures import SMALL, pictures
 
 METHODS = ["fair", "fair_hom", "full_trn", "fedavg", "fedhm", "heterofl", "inconsistent"]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def check_parity(seed: int, rounds: int = 2, side: int = 6, **changes: Any) -> None:
-    results = []
-    data = pictures(seed, side=side)
-    chosen = read_settings(SMALL | {"seed": seed} | changes)
-    for backend in (loop, batched):
-        federation = Federation.of(chosen, task_of(data, chosen))
-        full, private = federation.initial()
-        state, rejections = ServerState(full), Rejections()
-        for _ in range(rounds):
-            state = backend.run_round(state, private, federation, rejections)
-        results.append((full, state.full, rejections.counts))
-    (before, expected, left_out), (_, found, left_out_fast) = results
-    assert expected.keys() == found.keys()
-    assert any(not torch.equal(before[name], expected[name]) for name in expected)
-    for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-7)
-    assert left_out == left_out_fast
+    chosen = flat(**SMALL | {"seed": seed} | changes)
+    check_rounds(lambda: pictures(seed, side=side), chosen, rounds=rounds, absolute=1e-7)
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adagrad", "adam"])
@@ -64,15 +40,15 @@ def test_convolutions(method: str) -> None:
     seed=st.integers(0, 10**6),
     scheme=st.sampled_from(["1x", "2x-4x", "1x-8x", "2x-4x-8x"]),
     compress=st.sampled_from(["all", "model"]),
-    mapping=st.sampled_from(["element", "chunk"]),
+    mapping=st.sampled_from([{"mapping": "element"}, *({"mapping": "chunk", "chunk": size} for size in (2, 3, 8))]),
     changes=st.fixed_dictionaries({
-        "chunk": st.sampled_from([2, 3, 8]), "rehash": st.booleans(), "sign": st.booleans(),
+        "rehash": st.booleans(), "sign": st.booleans(),
         "shuffle": st.booleans(), "batch_size": st.integers(1, 30), "aggregation": st.sampled_from(["paper", "delta"]),
         "weighting": st.sampled_from(["data", "equal"]), "replacement": st.booleans(),
     }),
 )  # fmt: skip
-def test_any_choice(seed: int, scheme: str, compress: str, mapping: str, changes: dict[str, Any]) -> None:
-    check_parity(seed, rounds=1, capacities=scheme, compress=compress, mapping=mapping, **changes)
+def test_any_choice(seed: int, scheme: str, compress: str, mapping: dict[str, Any], changes: dict[str, Any]) -> None:
+    check_parity(seed, rounds=1, capacities=scheme, compress=compress, **mapping, **changes)
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
@@ -90,9 +66,10 @@ def test_faults_and_the_proximal_term() -> None:
 def test_pixels_are_shifted_and_scaled() -> None:
     scaled = SMALL["images"] | {"mean": 0.25, "deviation": 0.5}
     check_parity(7, capacities="2x-4x", images=scaled)
-    chosen = read_settings(SMALL | {"images": scaled})
+    chosen = flat(**SMALL | {"images": scaled})
     data = pictures(7, side=6)
-    task = task_of(data, chosen)
-    assert isinstance(task, ImageTask)
+    people = World.of(chosen, data).people
+    assert isinstance(people, ImagePeople)
     expected = (data.train.images[[3, 0]].double() / 255 - 0.25) / 0.5
-    torch.testing.assert_close(task.pixels(torch.tensor([3, 0])), expected)
+    with precision():
+        torch.testing.assert_close(people.work.pixels(torch.tensor([3, 0])), expected)

@@ -7,14 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairfold.data.synthetic import SyntheticWorld
-from fairfold.federation.settings import read_settings
 from tests.federations import tiny_data, tiny_settings
+from tests.flat import flat
 from tests.parity.rounds import DOUBLE, SINGLE, check_rounds
 
 
 def check_parity(seed: int, digits: str = DOUBLE, **changes: Any) -> None:
-    wanted = {"solver": "least_squares", "aggregation": "delta", "chunk": 3, "weighting": "equal", "tail_share": 0.5}
-    chosen = tiny_settings(seed=seed, **wanted | {"support": 0} | changes)
+    wanted: dict[str, Any] = {"solver": "least_squares", "weighting": "equal"}
+    if changes.get("mapping", "ranked") == "ranked" and changes.get("method") not in ("full_trn", "fedavg"):
+        wanted |= {"tail_share": 0.5, "support": 0}
+    chosen = tiny_settings(seed=seed, **wanted | changes)
     check_rounds(lambda: tiny_data(seed, 9, 40), chosen, digits)
 
 
@@ -23,16 +25,15 @@ def check_parity(seed: int, digits: str = DOUBLE, **changes: Any) -> None:
     seed=st.integers(0, 2**32),
     digits=st.sampled_from([DOUBLE, SINGLE]),
     capacities=st.sampled_from(["1x", "4x", "1x-4x", "1x-2x-8x", "2x-8x"]),
-    mapping=st.sampled_from(["ranked", "chunk"]),
+    rows=st.fixed_dictionaries({"tail_share": st.sampled_from([0.5, 0.25]), "support": st.integers(0, 4)})
+    | st.just({"mapping": "chunk"}),
     weighting=st.sampled_from(["data", "equal", 0.5]),
-    tail_share=st.sampled_from([0.5, 0.25]),
-    support=st.integers(0, 4),
     replacement=st.booleans(),
     faulty=st.booleans(),
 )
-def test_any_federation(seed: int, faulty: bool, **changes: Any) -> None:
+def test_any_federation(seed: int, faulty: bool, rows: dict[str, Any], **changes: Any) -> None:
     faults = {"drop": 0.2, "nan": 0.2, "wrong_size": 0.1} if faulty else {}
-    check_parity(seed, faults=faults, **changes)
+    check_parity(seed, faults=faults, **rows, **changes)
 
 
 @pytest.mark.parametrize("method", ["fair", "fair_hom", "full_trn", "fedavg"])
@@ -46,4 +47,4 @@ def test_longer_rows_for_the_same_bytes() -> None:
 
 def test_single_precision_where_the_sums_are_far_smaller_than_the_model() -> None:
     world = SyntheticWorld(users=600, items=4_000, interactions_per_user=100)
-    check_rounds(world.dataset, read_settings({"solver": "least_squares"}), SINGLE, rounds=5)
+    check_rounds(world.dataset, flat(solver="least_squares"), SINGLE, rounds=5)

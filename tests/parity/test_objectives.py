@@ -1,6 +1,5 @@
 """Every objective of the gradient solver, with and without a bias an item: the numbers of the readable loop."""
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -8,60 +7,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairfold.federation.aggregate import ServerState
-from fairfold.federation.replies import Rejections
-from fairfold.federation.task import ITEM_BIAS, Weights
+from fairfold.backends.batched import batched
 from fairfold.kernels import gpu, ops
-from fairfold.simulate import batched, loop
-from fairfold.simulate.captured import Cohorts
-from fairfold.simulate.federation import Federation
-from tests.federations import tiny_data, tiny_federation, tiny_settings
+from fairfold.protocol.architecture import ITEM_BIAS
+from tests.federations import after_rounds, tiny_data, tiny_settings, tiny_world
+from tests.parity.rounds import RUNNERS, Runner, by_backend, check_rounds, graph, precision
 
-Round = Callable[[ServerState, Weights, Federation, Rejections], ServerState]
-
-
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+DEVICE = torch.device("cuda" if gpu.available() else "cpu")
+RUN = {"batched": RUNNERS["batched"], "graph": Runner(by_backend(graph(DEVICE), DEVICE), lambda _: True)}
 
 
-def captured(state: ServerState, private: Weights, federation: Federation, rejections: Rejections) -> ServerState:
-    """The program of a GPU, on one where there is one."""
-    device, cpu = torch.device("cuda" if gpu.available() else "cpu"), torch.device("cpu")
-    moments = {moment: on(of, device) for moment, of in state.moments.items()}
-    before, own = ServerState(on(state.full, device), state.round_number, moments), on(private, device)
-    after = Cohorts(federation, device, torch.float64).run_round(before, own, rejections)
-    for name, rows in own.items():
-        private[name].copy_(rows)
-    moments = {moment: on(of, cpu) for moment, of in after.moments.items()}
-    return ServerState(on(after.full, cpu), after.round_number, moments)
+def check(runner: str, seed: int, rounds: int = 2, **changes: Any) -> None:
+    chosen = tiny_settings(seed=seed, **changes)
+    check_rounds(lambda: tiny_data(seed, 9, 40), chosen, rounds=rounds, runner=RUN[runner], absolute=1e-7)
 
 
-def on(weights: Weights, device: torch.device) -> Weights:
-    return {name: tensor.to(device) for name, tensor in weights.items()}
-
-
-def check(backend: Round, seed: int, rounds: int = 2, **changes: Any) -> None:
-    results = []
-    for run_round in (loop.run_round, backend):
-        chosen = tiny_settings(seed=seed, **changes)
-        federation, state, private = tiny_federation(tiny_data(seed, 9, 40), chosen)
-        before, rejections = dict(state.full), Rejections()
-        for _ in range(rounds):
-            state = run_round(state, private, federation, rejections)
-        results.append((state.full, private, rejections.counts))
-        assert all(not torch.equal(before[name], state.full[name]) for name in federation.task.tables)
-    (full, own, left_out), (full_fast, own_fast, left_out_fast) = results
-    for expected, found in ((full, full_fast), (own, own_fast)):
-        assert expected.keys() == found.keys()
-        for name, tensor in expected.items():
-            torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-7)
-    assert left_out == left_out_fast
-
-
-@pytest.mark.parametrize("backend", [batched.run_round, captured], ids=["batched", "captured"])
+@pytest.mark.parametrize("runner", list(RUN))
 @pytest.mark.parametrize("item_bias", [False, True])
 @pytest.mark.parametrize("objective", ["bpr", "softmax", "squared"])
 @pytest.mark.parametrize("changes", [
@@ -70,8 +31,8 @@ def check(backend: Round, seed: int, rounds: int = 2, **changes: Any) -> None:
     {"aggregation": "delta", "server_optimiser": "adam", "weighting": "equal", "rehash": True},
     {"user_vectors": "uploaded", "compress": "all"},
 ])  # fmt: skip
-def test_objectives(backend: Round, objective: str, item_bias: bool, changes: dict[str, Any]) -> None:
-    check(backend, 1, objective=objective, item_bias=item_bias, capacities="1x-4x", negatives=3, **changes)
+def test_objectives(runner: str, objective: str, item_bias: bool, changes: dict[str, Any]) -> None:
+    check(runner, 1, objective=objective, item_bias=item_bias, capacities="1x-4x", negatives=3, **changes)
 
 
 @pytest.mark.parametrize("objective", ["bpr", "softmax", "squared"])
@@ -86,7 +47,7 @@ def test_objectives(backend: Round, objective: str, item_bias: bool, changes: di
 ])  # fmt: skip
 def test_methods(objective: str, changes: dict[str, Any]) -> None:
     base: dict[str, Any] = {"capacities": "1x-2x", "factors": 8, "local_step": 0.02, "negatives": 2}
-    check(batched.run_round, 2, objective=objective, **base | changes)
+    check("batched", 2, objective=objective, **base | changes)
 
 
 @settings(max_examples=25, deadline=None)
@@ -96,8 +57,6 @@ def test_generated_federations(data: st.DataObject) -> None:
     changes: dict[str, Any] = {
         "model": model,
         "objective": data.draw(st.sampled_from(["bpr", "softmax", "squared"])),
-        "item_bias": model == "mf" and data.draw(st.booleans()),
-        "unobserved_weight": data.draw(st.sampled_from([1e-3, 0.5])),
         "factors": data.draw(st.integers(2, 9)),
         "batch_size": data.draw(st.integers(1, 30)),
         "local_epochs": data.draw(st.integers(1, 3)),
@@ -107,7 +66,11 @@ def test_generated_federations(data: st.DataObject) -> None:
         "capacities": data.draw(st.sampled_from(["1x", "1x-2x", "2x-8x"])),
         "mapping": data.draw(st.sampled_from(["element", "chunk", "ranked"])),
     }
-    check(data.draw(st.sampled_from([batched.run_round, captured])), data.draw(st.integers(0, 99)), rounds=1, **changes)
+    if model == "mf":
+        changes["item_bias"] = data.draw(st.booleans())
+    if changes["objective"] == "squared":
+        changes["unobserved_weight"] = data.draw(st.sampled_from([1e-3, 0.5]))
+    check(data.draw(st.sampled_from(list(RUN))), data.draw(st.integers(0, 99)), rounds=1, **changes)
 
 
 @pytest.mark.parametrize(
@@ -119,26 +82,26 @@ def test_only_pairs_go_to_the_kernel_of_pairs(
 ) -> None:
     asked = []
     monkeypatch.setattr(ops, "add_slopes", lambda *_: asked.append(1))
-    federation, state, private = tiny_federation(tiny_data(3, 9, 40), tiny_settings(**changes))
-    captured(state, private, federation, Rejections())
+    with precision():
+        RUN["graph"].run(tiny_settings(**changes), tiny_data(3, 9, 40), 1)
     assert bool(asked) is served
 
 
 def test_one_negative_makes_the_softmax_bpr() -> None:
     found = []
     for objective in ("bpr", "softmax"):
-        federation, state, private = tiny_federation(
-            tiny_data(3, 9, 40), tiny_settings(objective=objective, capacities="1x-4x", negatives=1)
-        )
-        found.append(batched.run_round(state, private, federation, Rejections()).full)
+        with precision():
+            world, state = tiny_world(tiny_data(3, 9, 40), tiny_settings(objective=objective, capacities="1x-4x"))
+            found.append(after_rounds(world, state, backend=batched).full)
     torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-12)
 
 
 def test_the_bias_is_held_whole_and_counted() -> None:
-    federation, state, _ = tiny_federation(
-        tiny_data(0, 9, 40), tiny_settings(item_bias=True, capacities="1x-4x-8x", compress="all", factors=8)
-    )
+    def made(**changes: Any) -> Any:
+        chosen = tiny_settings(capacities="1x-4x-8x", compress="all", factors=8, **changes)
+        return tiny_world(tiny_data(0, 9, 40), chosen)
+
+    (world, state), (plain, _) = made(item_bias=True), made()
     assert torch.equal(state.full[ITEM_BIAS], torch.zeros(40))
-    sizes = [held.size() for held in federation.assignments(0)]
-    plain, _, _ = tiny_federation(tiny_data(0, 9, 40), tiny_settings(capacities="1x-4x-8x", compress="all", factors=8))
-    assert sizes == [held.size() + 40 for held in plain.assignments(0)]
+    sizes = [held.size() for held in world.plan.assignments(0)]
+    assert sizes == [held.size() + 40 for held in plain.plan.assignments(0)]

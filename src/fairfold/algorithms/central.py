@@ -44,6 +44,10 @@ class Central(Algorithm, RankingSteps):
             return f"data in one place is trained with the full model: leave out method={settings.subspace.method!r}"
         return Gradient.problem_with(self, settings)  # type: ignore[arg-type]
 
+    def without_effect(self, settings: Any) -> Sequence[str]:
+        """See :class:`Gradient`."""
+        return Gradient.without_effect(self, settings)  # type: ignore[arg-type]
+
     def answer(self, plan: Plan, sent: Sent, client: Client) -> tuple[Answer, Weights]:
         """E epochs over everybody's samples; the answer is the model."""
         work, people = client.people.work, client.people

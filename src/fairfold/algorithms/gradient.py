@@ -91,10 +91,12 @@ class Gradient(Descending, RankingSteps):
         """See the base class."""
         return self.user_vectors == "uploaded"
 
+    def without_effect(self, settings: Any) -> Sequence[str]:
+        """Ratings are predicted, not ranked against items that were drawn."""
+        return [f"algorithm.{key}" for key in RankingSteps.RANKING_KEYS] if settings.model.predicts_ratings else []
+
     def problem_with(self, settings: Any) -> str | None:
         """See the base class."""
-        if settings.model.predicts_ratings and self.objective != "bpr":
-            return f"objective={self.objective!r} is for models that rank items"
         if settings.model.own and settings.subspace.method == "heterofl":
             return "method='heterofl' has to know which layers read a table's columns: use a built-in model"
         if settings.subspace.method == "fedhm" and self.aggregation == "delta":

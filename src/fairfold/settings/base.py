@@ -30,11 +30,9 @@ class Frozen(BaseModel):
 
     @model_validator(mode="after")
     def _no_idle_keys(self) -> Self:
-        for key in self.model_fields:
+        for key in type(self).model_fields:
             if key in self.model_fields_set and self.idle(key):
-                other, values = self.NEEDS[key]
-                needed = " or ".join(map(repr, values))
-                raise ValueError(f"unknown key {key!r} with {other}={getattr(self, other)!r}: it needs {needed}")
+                raise ValueError(f"unknown key {key!r}{self.why_idle(key)}")
         return self
 
     def idle(self, key: str) -> bool:
@@ -43,6 +41,11 @@ class Frozen(BaseModel):
             return False
         other, values = self.NEEDS[key]
         return self.idle(other) or getattr(self, other) not in values
+
+    def why_idle(self, key: str) -> str:
+        """In words, why a key has no effect."""
+        other, values = self.NEEDS[key]
+        return f" with {other}={getattr(self, other)!r}: it needs {' or '.join(map(repr, values))}"
 
     def effective(self, *, changed: bool = False) -> dict[str, Any]:
         """The keys that have an effect, as plain values; with ``changed`` those that differ from their defaults."""

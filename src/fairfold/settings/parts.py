@@ -121,12 +121,9 @@ class ModelSettings(Frozen):
             return self.kind != "mf"
         return key == "ratings" and not self.own
 
-    @model_validator(mode="after")
-    def _no_idle_keys(self) -> Self:
-        for key in sorted(self.model_fields_set):
-            if self.idle(key):
-                raise ValueError(f"unknown key {key!r} with kind={self.kind!r}")
-        return self
+    def why_idle(self, key: str) -> str:  # noqa: ARG002
+        """See the base class."""
+        return f" with kind={self.kind!r}"
 
     @property
     def reads_images(self) -> bool:

@@ -1,6 +1,5 @@
-"""A cohort of image devices as one program gives the numbers of the readable loop, on the CPU and captured on a GPU."""
+"""A cohort of image devices as one program: the numbers of clients in turn, on the CPU and captured on a GPU."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,25 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairfold.federation.aggregate import ServerState
-from fairfold.federation.image_task import task_of
-from fairfold.federation.replies import Rejections
-from fairfold.federation.settings import read_settings
 from fairfold.kernels import gpu
-from fairfold.simulate import loop
-from fairfold.simulate.federation import Federation
-from fairfold.simulate.image_cohort import ImageCohorts
+from tests.flat import flat
+from tests.parity.rounds import IN_TURN, Runner, by_backend, check_rounds, graph, precision
 from tests.pictures import SMALL, pictures
 
 METHODS = ["fair", "fair_hom", "full_trn", "fedavg", "fedhm", "heterofl", "inconsistent"]
 NO_GPU = pytest.mark.skipif(not gpu.available(), reason="needs a GPU that torch can use, and Triton")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=NO_GPU)], scope="module")
@@ -34,27 +21,14 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
+def runner_on(device: torch.device) -> Runner:
+    """The server's part, small and in a fixed order, stays on the CPU."""
+    return Runner(by_backend(graph(device)), lambda _: True)
+
+
 def check(device: torch.device, seed: int, rounds: int = 2, side: int = 6, **changes: Any) -> None:
-    results = []
-    data = pictures(seed, side=side)
-    chosen = read_settings(SMALL | {"seed": seed} | changes)
-    for fast in (False, True):
-        federation = Federation.of(chosen, task_of(data, chosen))
-        cohorts = ImageCohorts(federation, device)
-        full, private = federation.initial()
-        state, rejections = ServerState(full), Rejections()
-        for _ in range(rounds):
-            if fast:
-                state = cohorts.run_round(state, private, rejections)
-            else:
-                state = loop.run_round(state, private, federation, rejections)
-        results.append((full, state.full, rejections.counts))
-    (before, expected, left_out), (_, found, left_out_fast) = results
-    assert expected.keys() == found.keys()
-    assert any(not torch.equal(before[name], expected[name]) for name in expected)
-    for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-6, atol=1e-7)
-    assert left_out == left_out_fast
+    chosen, data = flat(**SMALL | {"seed": seed} | changes), pictures(seed, side=side)
+    check_rounds(lambda: data, chosen, rounds=rounds, runner=runner_on(device), absolute=1e-7)
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adagrad", "adam"])
@@ -79,17 +53,17 @@ def test_convolutions(device: torch.device, method: str) -> None:
     seed=st.integers(0, 10**6),
     scheme=st.sampled_from(["1x", "2x-4x", "1x-8x", "2x-4x-8x", "64x"]),
     compress=st.sampled_from(["all", "model"]),
-    mapping=st.sampled_from(["element", "chunk"]),
+    mapping=st.sampled_from([{"mapping": "element"}, *({"mapping": "chunk", "chunk": size} for size in (2, 3, 8))]),
     changes=st.fixed_dictionaries({
-        "chunk": st.sampled_from([2, 3, 8]), "rehash": st.booleans(), "sign": st.booleans(),
+        "rehash": st.booleans(), "sign": st.booleans(),
         "shuffle": st.booleans(), "batch_size": st.integers(1, 30), "aggregation": st.sampled_from(["paper", "delta"]),
         "weighting": st.sampled_from(["data", "equal"]), "replacement": st.booleans(),
     }),
 )  # fmt: skip
 def test_any_choice(
-    device: torch.device, seed: int, scheme: str, compress: str, mapping: str, changes: dict[str, Any]
+    device: torch.device, seed: int, scheme: str, compress: str, mapping: dict[str, Any], changes: dict[str, Any]
 ) -> None:
-    check(device, seed, capacities=scheme, compress=compress, mapping=mapping, **changes)
+    check(device, seed, capacities=scheme, compress=compress, **mapping, **changes)
 
 
 def test_pixels_are_shifted_and_scaled(device: torch.device) -> None:
@@ -102,12 +76,9 @@ def test_faults_leave_out_the_same_clients(device: torch.device) -> None:
 
 
 def test_a_second_run_gives_the_same_bits(device: torch.device) -> None:
-    chosen = read_settings(SMALL | {"capacities": "2x-4x", "local_epochs": 5})
-    ends = []
-    for _ in range(2):
-        federation = Federation.of(chosen, task_of(pictures(3), chosen))
-        full, private = federation.initial()
-        ends.append(ImageCohorts(federation, device).run_round(ServerState(full), private, Rejections()).full)
+    chosen = flat(**SMALL | {"capacities": "2x-4x", "local_epochs": 5})
+    with precision():
+        ends = [runner_on(device).run(chosen, pictures(3), 1).state.full for _ in range(2)]
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
@@ -123,14 +94,9 @@ def test_a_second_run_gives_the_same_bits(device: torch.device) -> None:
 )
 def test_single_precision_stays_close(changes: dict[str, Any]) -> None:
     """Kernels of our own serve float32: after 40 steps no weight is further off than rounding explains."""
-    torch.set_default_dtype(torch.float32)
-    try:
-        chosen = read_settings(SMALL | {"local_epochs": 10} | changes)
-        federation = Federation.of(chosen, task_of(pictures(4, count=300, side=28), chosen))
-        full, private = federation.initial()
-        expected = loop.run_round(ServerState(full), private, federation, Rejections()).full
-        found = ImageCohorts(federation, torch.device("cuda")).run_round(ServerState(full), private, Rejections()).full
-    finally:
-        torch.set_default_dtype(torch.float64)
+    chosen = flat(**SMALL | {"local_epochs": 10} | changes)
+    data = pictures(4, count=300, side=28)
+    expected = IN_TURN.run(chosen, data, 1).state.full
+    found = runner_on(torch.device("cuda")).run(chosen, data, 1).state.full
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4)

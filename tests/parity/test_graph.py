@@ -1,25 +1,13 @@
-"""The cohort as one program over one vector gives the numbers of the readable loop."""
+"""The cohort as one program over one vector gives the numbers of clients in turn."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from fairfold.federation.aggregate import ServerState
-from fairfold.federation.replies import Rejections
 from fairfold.kernels import gpu
-from fairfold.simulate import loop
-from fairfold.simulate.captured import Cohorts
-from tests.federations import tiny_data, tiny_federation, tiny_settings
-
-
-@pytest.fixture(autouse=True)
-def double() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
+from tests.federations import tiny_data, tiny_settings
+from tests.parity.rounds import Runner, by_backend, check_rounds, graph
 
 NO_GPU = pytest.mark.skipif(not gpu.available(), reason="needs a GPU that torch can use, and Triton")
 
@@ -30,27 +18,9 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 
 def check(device: torch.device, seed: int, rounds: int = 2, ratings: bool = False, **changes: Any) -> None:
-    results = []
-    for fast in (False, True):
-        chosen = tiny_settings(seed=seed, **changes)
-        federation, state, private = tiny_federation(tiny_data(seed, 9, 40, ratings), chosen)
-        rejections = Rejections()
-        cohorts = Cohorts(federation, device, torch.float64)
-        if fast:
-            state = ServerState({name: tensor.to(device) for name, tensor in state.full.items()})
-            private = {name: tensor.to(device) for name, tensor in private.items()}
-        for _ in range(rounds):
-            if fast:
-                state = cohorts.run_round(state, private, rejections)
-            else:
-                state = loop.run_round(state, private, federation, rejections)
-        results.append((state.full, private, rejections.counts))
-    (full, own, left_out), (full_fast, own_fast, left_out_fast) = results
-    for expected, found in ((full, full_fast), (own, own_fast)):
-        assert expected.keys() == found.keys()
-        for name, tensor in expected.items():
-            torch.testing.assert_close(found[name].cpu(), tensor, rtol=1e-6, atol=1e-7)
-    assert left_out == left_out_fast
+    runner = Runner(by_backend(graph(device), device), lambda _: True)
+    chosen = tiny_settings(seed=seed, **changes)
+    check_rounds(lambda: tiny_data(seed, 9, 40, ratings), chosen, rounds=rounds, runner=runner, absolute=1e-7)
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "adagrad", "adam"])
@@ -61,7 +31,7 @@ def test_methods_and_optimisers(device: torch.device, method: str, optimiser: st
 
 
 @pytest.mark.parametrize("changes", [{"weighting": "equal"}, {"replacement": True}, {"shuffle": False}, {"sign": False},
-                                     {"size_rule": "paper"}, {"clients_per_round": None}, {"compress": "all"},
+                                     {"clients_per_round": None}, {"compress": "all"},
                                      {"user_vectors": "uploaded"}, {"user_vectors": "uploaded", "compress": "all"},
                                      {"aggregation": "delta", "server_optimiser": "adam"}])  # fmt: skip
 def test_other_choices(device: torch.device, changes: dict[str, Any]) -> None:

@@ -1,0 +1,140 @@
+"""Every algorithm by every runner, at every width of capacities, with and without failing clients: the same numbers.
+
+The oracle is one client after the other. A cell that a method cannot serve is refused before any work, whoever runs it.
+Another runner joins by an entry in ``RUNNERS``.
+"""
+
+from collections import Counter
+from functools import cache
+from typing import Any
+
+import pytest
+
+from fairfold.errors import InvalidCapacity
+from fairfold.simulate.world import World
+from tests.federations import tiny_data, tiny_settings
+from tests.flat import flat
+from tests.parity.rounds import IN_TURN, RUNNERS, Data, Outcome, compare, precision
+from tests.pictures import SMALL, pictures
+
+SCHEMES = {"1x": "1x", "1x-16x": "1x-16x", "1x-…-64x": "1x-2x-4x-8x-16x-32x-64x"}
+FAULTS: dict[str, dict[str, float]] = {
+    "no faults": {},
+    "faults": {"drop": 0.1, "late": 0.1, "nan": 0.1, "infinite": 0.1, "wrong_size": 0.1, "out_of_range": 0.1},
+}
+USERS, ITEMS = 16, 130
+
+GRADIENT: dict[str, Any] = {"factors": 4, "batch_size": 16}
+SQUARES: dict[str, Any] = {"solver": "least_squares", "weighting": "equal"}
+RATINGS: dict[str, Any] = {"solver": "ratings", "ridge": 2.0, "reference_factors": 3, "tail_share": 0.5}
+IMAGES: dict[str, Any] = SMALL | {"images": {"devices": 8}, "clients_per_round": 4, "local_epochs": 1}
+CASES: dict[str, dict[str, Any]] = {
+    "gradient fair": GRADIENT,
+    "gradient fair_hom": GRADIENT | {"method": "fair_hom"},
+    "gradient full_trn": GRADIENT | {"method": "full_trn"},
+    "gradient fedavg": GRADIENT | {"method": "fedavg"},
+    "gradient fedhm": GRADIENT | {"method": "fedhm", "factors": 32},
+    "gradient heterofl": GRADIENT | {"method": "heterofl", "factors": 16},
+    "gradient inconsistent": GRADIENT | {"method": "inconsistent", "mapping": "element"},
+    "gradient neumf": GRADIENT | {"model": "neumf", "local_optimiser": "adam", "local_step": 0.02, "compress": "all"},
+    "gradient rehash": GRADIENT | {"rehash": True, "mapping": "element", "aggregation": "delta"},
+    "gradient uploaded": GRADIENT | {"user_vectors": "uploaded"},
+    "gradient prox": GRADIENT | {"prox": 0.1},
+    "gradient ratings": GRADIENT | {"model": "neumf-mlp", "local_step": 0.02},
+    "gradient own model": GRADIENT | {"model": "tests.own_models:BiasedMF"},
+    "closed_form": {"solver": "closed_form", "aggregation": "delta"},
+    "closed_form paper": {"solver": "closed_form", "mapping": "element"},
+    "least_squares ranked": SQUARES | {"support": 0, "tail_share": 0.5},
+    "least_squares chunk": SQUARES | {"mapping": "chunk"},
+    "least_squares support": SQUARES | {"support": 6, "tail_share": 0.5},
+    "least_squares tail_share": SQUARES | {"support": 0, "tail_share": 0.25, "weighting": 0.5},
+    "least_squares reference_factors": SQUARES
+    | {"support": 0, "reference_factors": 6, "factors": 5, "weighting": "data"},
+    "ratings": RATINGS,
+    "ratings streamed": RATINGS | {"streamed": True},
+    "images fair": IMAGES,
+    "images fedhm": IMAGES | {"method": "fedhm"},
+    "images heterofl": IMAGES | {"method": "heterofl"},
+    "images inconsistent": IMAGES | {"method": "inconsistent"},
+    "central": {"method": "central", "batch_size": 16},
+}
+CANNOT = {
+    ("gradient fedhm", "1x-…-64x"),
+    ("gradient heterofl", "1x-…-64x"),
+    ("images fedhm", "1x-…-64x"),
+}
+"""What the methods cannot serve: fewer numbers than rank 1, a column or a unit takes."""
+BITS = {"gradient own model", "central"}
+"""Where no faster way exists, the backends are one, to the bit."""
+
+
+def of_images(case: str) -> bool:
+    return case.startswith("images")
+
+
+def rounds_of(case: str) -> int:
+    return 2 if case.startswith(("gradient", "images")) else 3  # sums that remember are to be reminded
+
+
+def data_for(case: str) -> Data:
+    return pictures(1, side=12) if of_images(case) else tiny_data(1, USERS, ITEMS, ratings="ratings" in case)
+
+
+def settings_for(case: str, scheme: str, faults: str = "no faults", **changes: Any) -> Any:
+    chosen = CASES[case] | {"capacities": SCHEMES[scheme], "faults": FAULTS[faults], "seed": 3} | changes
+    return flat(**chosen) if of_images(case) else tiny_settings(**{"clients_per_round": 8} | chosen)
+
+
+@cache
+def expected(case: str, scheme: str, faults: str) -> Outcome:
+    with precision():
+        return IN_TURN.run(settings_for(case, scheme, faults), data_for(case), rounds_of(case))
+
+
+@cache
+def world_of(case: str, scheme: str) -> World:
+    with precision():
+        return World.of(settings_for(case, scheme), data_for(case))
+
+
+def skip_unless_served(runner: str, case: str, scheme: str) -> None:
+    if not RUNNERS[runner].serves(world_of(case, scheme)):
+        pytest.skip(f"not for {runner}")
+
+
+@pytest.mark.parametrize("runner", list(RUNNERS))
+@pytest.mark.parametrize("faults", list(FAULTS))
+@pytest.mark.parametrize("scheme", list(SCHEMES))
+@pytest.mark.parametrize("case", list(CASES))
+def test_the_same_numbers(case: str, scheme: str, faults: str, runner: str) -> None:
+    if (case, scheme) in CANNOT:
+        with pytest.raises(InvalidCapacity):
+            RUNNERS[runner].run(settings_for(case, scheme, faults), data_for(case), 1)
+        return
+    skip_unless_served(runner, case, scheme)
+    wanted = expected(case, scheme, faults)
+    assert bool(wanted.rejections) == bool(FAULTS[faults]) or case == "central"  # one client fails rarely
+    with precision():
+        found = RUNNERS[runner].run(settings_for(case, scheme, faults), data_for(case), rounds_of(case))
+    compare(wanted, found)
+    if case in BITS:
+        assert all(found.state.full[name].equal(tensor) for name, tensor in wanted.state.full.items())
+
+
+@pytest.mark.parametrize("runner", ["in turn", *RUNNERS])
+@pytest.mark.parametrize("case", list(CASES))
+def test_changes_beyond_what_is_allowed_are_refused_alike(case: str, runner: str) -> None:
+    scheme = "1x-16x"
+    with precision():
+        chosen, data = settings_for(case, scheme, largest_change=1e-9), data_for(case)
+        start = World.of(chosen, data).initial()
+        if runner == "in turn":
+            found = IN_TURN.run(chosen, data, 2)
+        else:
+            skip_unless_served(runner, case, scheme)
+            found = RUNNERS[runner].run(chosen, data, 2)
+    clients = 1 if case == "central" else chosen.fleet.clients_per_round
+    assert found.rejections == Counter({"values out of range": 2 * clients})
+    assert found.state.round_number == 2
+    for name, tensor in start.full.items():
+        assert found.state.full[name].equal(tensor)
