@@ -20,6 +20,7 @@ Four things make that work in nested subspaces:
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
@@ -165,6 +166,8 @@ class LeastSquares(Algorithm):
     @torch.no_grad()
     def apply(self, plan: Plan, state: State, totals: Totals) -> State:
         """The sums of all rounds, and the items' rows that follow from them."""
+        if not totals.by_size:  # nothing new was said
+            return replace(state, round_number=state.round_number + 1)
         (name,), factors = plan.architecture.tables, plan.settings.model.factors
         chain = chain_of(plan, 0)
         rows, codes, moments = dict[Subspace, Tensor](), dict[Subspace, Tensor](), dict(state.moments)
