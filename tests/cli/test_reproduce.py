@@ -1,5 +1,6 @@
 """``fairfold reproduce`` as a person meets it."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def test_bad_input(tmp_path: Path) -> None:
     unknown = run.invoke(app, ["reproduce", "rating"])
     assert unknown.exit_code == 2
     assert "Did you mean 'ratings'" in unknown.output
-    text = SMALL.replace("[set]", '[set]\ndata = "amazonproducts-100"')
+    text = re.sub(r"^data = .*$", 'data.name = "amazonproducts-100"', SMALL, flags=re.MULTILINE)
     missing = run.invoke(app, ["reproduce", write(tmp_path, text), "--jobs", "1", "--out", str(tmp_path / "out")])
     assert missing.exit_code == 2
     assert "train.txt, test.txt in" in missing.output

@@ -9,21 +9,21 @@ seeds = [0, 1]
 notes = ["A choice."]
 
 [set]
-world = { users = 12, items = 60, interactions_per_user = 10 }
-chunk = 1
-mapping = "element"
-clients_per_round = 6
-factors = 4
-rounds = 4
-evaluate_every = 2
-solver = "gradient"
+data = { users = 12, items = 60, interactions_per_user = 10 }
+model = { kind = "mf", factors = 4 }
+subspace = { method = "fair", mapping = "element" }
+fleet.clients_per_round = 6
+run = { rounds = 4, evaluate_every = 2 }
+
+[set.algorithm]
+kind = "gradient"
 local_optimiser = "adam"
 local_step = 0.01
 aggregation = "paper"
 batch_size = 4
 
 [quick]
-rounds = 2
+run.rounds = 2
 
 [tables.one]
 title = "One table"
@@ -32,20 +32,20 @@ metric = "NDCG@20"
 references = true
 
 [tables.one.rows]
-"1x" = { capacities = "1x", columns = ["FedAvg"] }
-"1x-16x" = { capacities = "1x-16x" }
+"1x" = { fleet.capacities = "1x", columns = ["FedAvg"] }
+"1x-16x" = { fleet.capacities = "1x-16x" }
 
 [tables.one.columns]
-FedAvg = { method = "fedavg", rows = ["1x"] }
-FAIR = { method = "fair" }
-HeteroFL = { method = "heterofl" }
+FedAvg = { subspace.method = "fedavg", rows = ["1x"] }
+FAIR = { subspace.method = "fair" }
+HeteroFL = { subspace.method = "heterofl" }
 
 [tables.one.paper]
 "1x-16x" = { FAIR = 0.25, HeteroFL = "N/A" }
 
 [search]
-values = { local_step = [0.1, 0.001] }
-set = { rounds = 2 }
+values = { "algorithm.local_step" = [0.1, 0.001] }
+set = { run.rounds = 2 }
 cells = [["one", "1x-16x", "FAIR"]]
 """
 

@@ -1,6 +1,7 @@
 """Cells are run once, go on after an interruption, and say so where they cannot run."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def test_a_finished_cell_is_not_run_again(experiment: Experiment, tmp_path: Path
     assert (first.kept, first.lacking) == (0, 0)
     assert without_time(execute(experiment, tmp_path, 1, again)) == without_time(outcomes)
     assert (again.kept, again.lacking, again.planned) == (4, 0, [])
-    changed = SMALL.replace('FAIR = { method = "fair" }', 'FAIR = { method = "fair", local_epochs = 2 }')
+    changed = SMALL.replace('FAIR = { subspace.method = "fair" }', "FAIR = { algorithm.local_epochs = 2 }")
     other = read_experiment(write(tmp_path, changed), seeds=1)
     execute(other, tmp_path, 1, again)
     assert [cell.column for cell in again.planned] == ["FAIR"]
@@ -72,7 +73,7 @@ def test_what_only_describes_an_experiment_leaves_its_cells_as_they_are(experime
 
 def test_a_cell_of_another_experiment_is_taken_over(experiment: Experiment, tmp_path: Path) -> None:
     first = execute(experiment, tmp_path, jobs=1)
-    said = SMALL.replace("clients_per_round = 6", "clients_per_round = 6\nsign = true")  # the default, in words
+    said = SMALL.replace('mapping = "element"', 'mapping = "element", sign = true')  # the default, in words
     other = read_experiment(write(tmp_path, said, name="other"), seeds=1)
     listener = Listener()
     again = execute(other, tmp_path, jobs=1, watcher=listener)
@@ -201,7 +202,7 @@ def test_processes_give_the_same_numbers(experiment: Experiment, tmp_path: Path)
 def test_missing_data_says_what_to_put_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FAIRFOLD_DATA", raising=False)
     monkeypatch.setenv("FAIRFOLD_CACHE", str(tmp_path / "cache"))
-    text = SMALL.replace("[set]", '[set]\ndata = "amazonproducts-100"')
+    text = re.sub(r"^data = .*$", 'data.name = "amazonproducts-100"', SMALL, flags=re.MULTILINE)
     listener = Listener()
     outcomes = execute(read_experiment(write(tmp_path, text), seeds=1), tmp_path, 1, listener)
     assert {one.state for one in outcomes.values()} == {"no data"}
@@ -217,6 +218,11 @@ def test_the_slope_of_the_convex_case(tmp_path: Path) -> None:
     assert [number for number, _ in slope.curve] == [20, 40, 80]
 
 
-@pytest.mark.parametrize(("method", "most"), [("fedhm", 7), ("heterofl", 8), ("fair", 8000)])
-def test_the_largest_compression_is_found_by_asking(method: str, most: int) -> None:
-    assert largest_compression(MemorySettings(method, items=1000, dim=8)) == most
+FAIR = {"method": "fair", "mapping": "element"}
+
+
+@pytest.mark.parametrize(
+    ("subspace", "most"), [({"method": "fedhm"}, 7), ({"method": "heterofl"}, 8), (FAIR, 8000)], ids=lambda v: str(v)
+)
+def test_the_largest_compression_is_found_by_asking(subspace: dict[str, Any], most: int) -> None:
+    assert largest_compression(MemorySettings(subspace, items=1000, dim=8)) == most

@@ -46,17 +46,30 @@ def test_cells_are_rows_times_columns_with_their_settings(tmp_path: Path) -> Non
     places = {(cell.row, cell.column): cell for cell in experiment.cells if cell.seed == 0}
     assert set(places) == {("1x", "FedAvg"), ("1x-16x", "FAIR"), ("1x-16x", "HeteroFL"), ("references", "")}
     fair = places["1x-16x", "FAIR"]
-    assert (fair.values["method"], fair.values["capacities"], fair.values["rounds"]) == ("fair", "1x-16x", 4)
+    assert fair.values["subspace"] == {"method": "fair", "mapping": "element"}
+    assert (fair.values["fleet"]["capacities"], fair.values["run"]["rounds"]) == ("1x-16x", 4)
+    assert places["1x", "FedAvg"].values["subspace"] == {"method": "fedavg"}  # another method starts anew
     assert "columns" not in places["1x", "FedAvg"].values
     assert sum(cell.row == "references" for cell in experiment.cells) == 1  # no seed, no training: once
 
 
+def test_references_are_those_of_the_data_and_of_what_is_judged() -> None:
+    for experiment, table in (("ratings", "goodreads"), ("beyond", "ratings-goodreads")):  # two algorithms, one answer
+        (cell,) = [one for one in read_experiment(experiment).cells if one.kind == "references" and one.table == table]
+        assert cell.values == {
+            "data": {"name": "goodreads-interactions-200k", "top_users": 100}, "model": {"kind": "neumf-mlp"}
+        }  # fmt: skip
+        assert cell.column == "goodreads-interactions-200k"
+
+
 def test_a_single_cell_may_have_settings_of_its_own(tmp_path: Path) -> None:
-    own = '\n[tables.one.cells]\n"1x-16x" = { FAIR = { local_step = 0.5, rounds = 9 } }\n'
+    own = '\n[tables.one.cells]\n"1x-16x" = { FAIR = { algorithm.local_step = 0.5, run.rounds = 9 } }\n'
     for quick, rounds in ((False, 9), (True, 2)):
         cells = read_experiment(write(tmp_path, SMALL + own), quick=quick, seeds=1).cells
         steps = {
-            cell.column: (cell.values["local_step"], cell.values["rounds"]) for cell in cells if cell.row == "1x-16x"
+            cell.column: (cell.values["algorithm"]["local_step"], cell.values["run"]["rounds"])
+            for cell in cells
+            if cell.row == "1x-16x"
         }
         assert steps["FAIR"] == (0.5, rounds)
         assert steps["HeteroFL"][0] == 0.01
@@ -67,7 +80,7 @@ def test_a_single_cell_may_have_settings_of_its_own(tmp_path: Path) -> None:
 def test_quick_and_seeds(tmp_path: Path) -> None:
     quick = read_experiment(write(tmp_path), quick=True)
     assert {cell.seed for cell in quick.cells} == {0}
-    assert {cell.values["rounds"] for cell in quick.cells if cell.kind == "federated"} == {2}
+    assert {cell.values["run"]["rounds"] for cell in quick.cells if cell.kind == "federated"} == {2}
     assert {cell.seed for cell in read_experiment(write(tmp_path), seeds=4).cells} == {0, 1, 2, 3}
     with pytest.raises(InvalidSettings, match="at least 1"):
         read_experiment(write(tmp_path), seeds=0)
@@ -83,18 +96,24 @@ def test_the_quick_version_can_do_without_references(tmp_path: Path) -> None:
 
 def test_like_takes_over_the_settings_of_another(tmp_path: Path) -> None:
     base = write(tmp_path, name="base")
-    text = f'title = "Other"\nlike = "{base}"\n[set]\nfactors = 2\n'
+    text = f'title = "Other"\nlike = "{base}"\n[set]\nmodel.factors = 2\n'
     text += '[tables.t]\ntitle = "T"\n[tables.t.rows]\na = {}\n[tables.t.columns]\nb = {}\n'
     (cell,) = read_experiment(write(tmp_path, text, "other"), seeds=1).cells
-    assert (cell.values["factors"], cell.values["local_step"]) == (2, 0.01)
+    assert cell.values["model"] == {"kind": "mf", "factors": 2}
+    assert cell.values["algorithm"]["local_step"] == 0.01
 
 
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
         ("factors = 4", "factor = 4", "did you mean 'factors'"),
-        ('method = "fair"', 'method = "fare"', r"row '1x-16x', column 'FAIR': method = 'fare'"),
-        ('FAIR = { method = "fair" }', 'FAIR = { kind = "federate" }', "Did you mean 'federated'"),
+        ("[set]", "[set]\nmapping = 'chunk'", "unknown key 'mapping': it is now subspace.mapping"),
+        (
+            'subspace.method = "fair"',
+            'subspace.method = "fare"',
+            "row '1x-16x', column 'FAIR': subspace.method = 'fare'",
+        ),
+        ('FAIR = { subspace.method = "fair" }', 'FAIR = { kind = "federate" }', "Did you mean 'federated'"),
         ("FAIR = 0.25", "FEAR = 0.25", "paper names 'FEAR'"),
         ("references = true", "reference = true", "did you mean 'references'"),
         ('title = "Small"', "", "title: Field required"),

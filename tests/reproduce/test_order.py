@@ -9,8 +9,8 @@ from fairfold.reproduce.experiment import Cell, known_experiments, read_experime
 from fairfold.reproduce.kinds import KINDS
 from fairfold.reproduce.order import side_by_side
 
-TABLES: dict[str, Any] = {"solver": "gradient", "model": "neumf"}
-IMAGES: dict[str, Any] = {"data": "mnist", "model": "mlp", "local_optimiser": "sgd"}
+TABLES: dict[str, Any] = {"model": {"kind": "neumf"}}
+IMAGES: dict[str, Any] = {"data": {"name": "mnist"}, "model": {"kind": "mlp"}}
 
 
 def cell(number: int, seed: int, kind: str, **values: Any) -> Cell:
@@ -18,7 +18,7 @@ def cell(number: int, seed: int, kind: str, **values: Any) -> Cell:
 
 
 def federated(number: int, seed: int, base: dict[str, Any], rounds: int) -> Cell:
-    return cell(number, seed, "federated", **base, rounds=rounds)
+    return cell(number, seed, "federated", **base, run={"rounds": rounds})
 
 
 def needs(one: Cell) -> str:
@@ -49,7 +49,7 @@ def test_every_cell_once_by_seed_and_long_ones_of_a_kind_first(drawn: list[tuple
 def test_kinds_of_work_take_turns_by_what_is_left_of_them() -> None:
     images = [federated(number, 0, IMAGES, 10) for number in range(8)]
     tables = [federated(8 + number, 0, TABLES, 10) for number in range(4)]
-    alone = cell(12, 0, "federated", method="central", **TABLES)
+    alone = cell(12, 0, "federated", algorithm={"kind": "central"}, **TABLES)
     found = side_by_side([*tables, *images, alone])
     kinds = [needs(one) for one in found]
     assert len(set(kinds)) == 3

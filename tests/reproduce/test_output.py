@@ -111,8 +111,7 @@ def test_every_size_has_a_line(tmp_path: Path) -> None:
     write_results(results, tmp_path)
     rows = list(csv.DictReader((tmp_path / "small" / "sizes.csv").read_text().splitlines()))
     told = [tuple(row[name] for name in ("row", "size", "users", "holds", "receives", "sends")) for row in rows[2:4]]
-    # What a cell does not say of bytes moved is what is held.
-    assert told == [("1x-16x", "1x", "5", "16000", "32000", "8000"), ("1x-16x", "16x", "7", "100", "100", "100")]
+    assert told == [("1x-16x", "1x", "5", "16000", "32000", "8000"), ("1x-16x", "16x", "7", "100", "", "")]
     assert [row["for all users"] for row in rows[2:4]] == ["0.4", "0.15"]
     for name in ("results.md", "results.html"):
         text = (tmp_path / "small" / name).read_text()
@@ -120,11 +119,10 @@ def test_every_size_has_a_line(tmp_path: Path) -> None:
 
 
 def test_what_is_moved_is_not_guessed(tmp_path: Path) -> None:
-    text = SMALL.replace('FAIR = { method = "fair" }', 'FAIR = { method = "fair", broadcast = true }')
-    (grid,) = with_devices(tmp_path, text).grids
+    (grid,) = with_devices(tmp_path, moved={"bytes down": 32_000, "bytes up": 8_000}).grids
     rows = {(row[1], row[2]): row[5:7] for row in size_rows(grid)}
+    assert rows["FAIR", "1x"] == ("32.0 kB", "8.0 kB")
     assert rows["FAIR", "16x"] == ("–", "–")
-    assert rows["HeteroFL", "16x"] == ("100 B", "100 B")
 
 
 def test_curves_are_means_over_the_seeds(tmp_path: Path) -> None:
@@ -214,7 +212,7 @@ def test_search_records_every_trial_and_marks_the_best(tmp_path: Path) -> None:
     experiment, said = read_experiment(write(tmp_path), seeds=1), list[str]()
     path = search(experiment, tmp_path, said.append, jobs=1)
     rows = list(csv.DictReader(path.read_text().splitlines()))
-    assert [float(row["local_step"]) for row in rows] == [0.1, 0.001]
+    assert [float(row["algorithm.local_step"]) for row in rows] == [0.1, 0.001]
     (chosen,) = [row for row in rows if row["chosen"]]
     assert float(chosen["at the end"]) == max(float(row["at the end"]) for row in rows)
     records = tmp_path / "small" / "search.jsonl"
@@ -229,11 +227,11 @@ def test_search_records_every_trial_and_marks_the_best(tmp_path: Path) -> None:
 
 def test_search_tries_more_where_a_column_has_more_to_try(tmp_path: Path) -> None:
     cells = 'cells = [["one", "1x-16x", "FAIR"], ["one", "1x", "FedAvg"]]\n'
-    more = cells + 'more = { FAIR = { weighting = ["equal", "data"] } }'
+    more = cells + 'more = { FAIR = { "algorithm.weighting" = ["equal", "data"] } }'
     text = SMALL.replace('cells = [["one", "1x-16x", "FAIR"]]', more)
     path = search(read_experiment(write(tmp_path, text), seeds=1), tmp_path, list[str]().append, jobs=1)
     rows = list(csv.DictReader(path.read_text().splitlines()))
-    tried = [(row["column"], row["local_step"], row["weighting"]) for row in rows]
+    tried = [(row["column"], row["algorithm.local_step"], row["algorithm.weighting"]) for row in rows]
     assert tried == [("FAIR", "0.1", "equal"), ("FAIR", "0.1", "data"),
                      ("FAIR", "0.001", "equal"), ("FAIR", "0.001", "data"),
                      ("FedAvg", "0.1", ""), ("FedAvg", "0.001", "")]  # fmt: skip

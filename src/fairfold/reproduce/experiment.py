@@ -1,9 +1,9 @@
 """What an experiment is: tables of cells, read from a TOML file and checked whole before anything runs.
 
 A table reads like the paper's: ``[rows]`` and ``[columns]`` name what each adds to the settings, ``[paper]`` holds the
-published figures. A cell is what the experiment's ``set``, the table's, its row's, its column's and its own say, laid over
-each other in that order (a table that is given another kind starts anew); with ``--quick`` the experiment's and the
-table's ``quick`` come last.
+published figures. A cell has the experiment's ``set``, then the table's, its row's, its column's and its own laid over
+it (a table of settings that is given another kind starts anew); with ``--quick`` the experiment's and the table's
+``quick`` come last.
 """
 
 import difflib
@@ -191,9 +191,7 @@ def read_experiment(name: str, *, quick: bool = False, seeds: int | None = None)
     file, short = _read(name)
     if file.like:
         other, _ = _read(file.like)
-        file = file.model_copy(
-            update={"set": merged(other.set, file.set), "quick": merged(other.quick, file.quick)}
-        )
+        file = file.model_copy(update={"set": merged(other.set, file.set), "quick": merged(other.quick, file.quick)})
     chosen = file.quick_seeds if quick else file.seeds
     if seeds is not None:
         if seeds < 1:

@@ -27,6 +27,7 @@ Values = dict[str, Any]
 Tell = Callable[[int, int], None]
 """Told how far a cell is: what is done, of how much."""
 
+
 class Kind(ABC):
     """One kind of cell."""
 
@@ -202,7 +203,7 @@ class References(Kind):
             if reference.tried:
                 tried[reference.name] = {f"{value:g}": ndcg for value, ndcg in reference.tried.items()}
             tell(len(found), 6)
-        metric = "MSE" if rated else f"NDCG@{settings.top}"
+        metric = "MSE" if rated else f"NDCG@{settings.run.top}"
         facts = {"references": found, "tried on held-out training data": tried, "metric": metric}
         return Outcome(seconds=time.monotonic() - started, facts=facts)
 

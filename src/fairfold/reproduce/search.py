@@ -97,7 +97,7 @@ def _trial(cell: Cell, tried: dict[str, Tried], kept: Record | None, plan: Searc
         logging.getLogger("fairfold").addHandler(logging.NullHandler())  # replies of runs that diverge are counted only
     values = merged(merged(cell.values, plan.set), nested(tried))
     data = KINDS[cell.kind].data(values) | {"held out": plan.held_out}
-    mark = fingerprint("search", values, plan.seed, data)
+    mark = fingerprint("search", KINDS[cell.kind].meaning(values), plan.seed, data)
     if kept is not None and kept["fingerprint"] == mark:
         return Trial(cell, tried, outcome_of(kept))
     settings = read_settings(merged(values, {"run": {"seed": plan.seed}}))
