@@ -46,7 +46,7 @@ def test_measured() -> None:
     ("options", "message"),
     [
         (["--budget", "much"], "capacity 'much'"),
-        (["--budget", "8B", "--chunk", "8"], "can hold 2"),
+        (["--budget", "2B", "--chunk", "8"], "can hold 0"),
         (["--budget", "4x", "--mapping", "odd"], "mapping"),
     ],
 )

@@ -28,33 +28,39 @@ def plan(
 
     from fairfold.cli.errors import told_plainly
     from fairfold.errors import InvalidSettings
+    from fairfold.methods import Tensors
     from fairfold.nn import footprint
-    from fairfold.nn.placement import place
+    from fairfold.settings import read_settings
     from fairfold.subspace import Capacity
+    from fairfold.values import BYTES, Shapes
 
-    beside = items if item_bias else 0
+    beside: Shapes = {"bias": (items, 1)} if item_bias else {}
+    tensors, full = Tensors({"table": (items, dim)}, {}, beside), items * (dim + item_bias)
     rows = min(items, interactions * (1 + negatives))
     table = Table(
-        title=f"{items:,} items of {dim} numbers: {readable_bytes(4 * items * dim)} in full"
-        f"{f', and a bias of {readable_bytes(4 * beside)}' if beside else ''}; "
+        title=f"{items:,} items of {dim} numbers: {readable_bytes(BYTES * items * dim)} in full"
+        f"{f', and a bias of {readable_bytes(BYTES * items)}' if beside else ''}; "
         f"a round touches {rows:,} rows",
     )
-    headings = ["budget", "size", "compression", "stored", "serving peak", "training peak", "a round, down + up"]
+    headings = ["budget", "size", "compression", "stored", "serving peak", "training peak", "per round, down + up"]
     for heading in [*headings, *(["measured peak"] if measure else [])]:
         table.add_column(heading, justify="right", overflow="fold")
     with told_plainly():
         if item_bias and measure:
             raise InvalidSettings("--measure with --item-bias", "one of them", "What is measured is a table alone.")
+        chosen = {"mapping": mapping or ("element" if chunk == 1 else "chunk")} | (
+            {} if chunk == 1 else {"chunk": chunk}
+        )
+        method = read_settings({"algorithm": {"kind": "gradient"}, "subspace": chosen}).subspace
         for text in budget:
-            capacity = Capacity.parse(text).beside(4 * beside)
-            subspace = place(items * dim, capacity=capacity, mapping=mapping or None, chunk=chunk)
-            needs = footprint.footprint(subspace.size + beside, dim + item_bias, batch, rows)
-            held = subspace.size + beside
-            cells = [text, f"{held:,}", f"{(subspace.full_size + beside) / held:.4g}x"]
+            (held,) = method.assign(tensors, [Capacity.parse(text)], seed=0)
+            needs = footprint.footprint(held.size(), dim + item_bias, batch, rows)
+            cells = [text, f"{held.size():,}", f"{full / held.size():.4g}x"]
             cells += [readable_bytes(part) for part in (needs.stored, needs.serving, needs.training)]
             cells.append(f"{readable_bytes(needs.stored)} + {readable_bytes(needs.stored)}")
             if measure:
-                job = footprint.Job(items, dim, subspace.size, subspace.mapping, subspace.chunk, batch, rows)
+                facts = (held.projections or {})["table"].facts()
+                job = footprint.Job(items, dim, held.size(), facts["mapping"], facts["chunk"], batch, rows)
                 cells.append(readable_bytes(footprint.measure(job)))
             table.add_row(*cells)
     console = Console()
