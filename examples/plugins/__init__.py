@@ -1,0 +1,1 @@
+"""What others can add to fairfold, each in one file."""

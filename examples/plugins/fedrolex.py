@@ -1,7 +1,8 @@
 """FedRolex as a plug-in: small devices hold a window of columns that rolls on by one every round.
 
 HeteroFL's small devices always hold the leading columns, so the others are trained by large devices alone. Here every
-column has its turn. (Alam et al., *FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model Extraction*.)
+column has its turn. (Alam et al., *FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model
+Extraction*.)
 
     import examples.plugins.fedrolex
     simulate(Settings(model="neumf", subspace={"method": "fedrolex"}, algorithm={"kind": "gradient", ...}))

@@ -8,14 +8,14 @@ import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
+from fairfold.cli.choose import changes_of, choose
 from fairfold.cli.console import wide_console
 from fairfold.cli.errors import told_plainly
-from fairfold.cli.choose import parse_changes
 from fairfold.errors import InvalidSettings
 from fairfold.runs.units import human_bytes, human_seconds
 
@@ -36,9 +36,7 @@ def federate(
     recipe: Annotated[
         str | None, typer.Option(help="Settings that come with fairfold: 'best' (the default), 'ratings' or 'paper'.")
     ] = None,
-    method: Annotated[
-        str | None, typer.Option(help="fair, fair_hom, full_trn, fedavg, fedhm or heterofl.")
-    ] = None,
+    method: Annotated[str | None, typer.Option(help="fair, fair_hom, full_trn, fedavg, fedhm or heterofl.")] = None,
     half: Annotated[bool, typer.Option("--half", help="Send vectors in half precision.")] = False,
     seed: Annotated[int, typer.Option(help="Of the model and the data.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for everything; default runs/DATE-TIME-federation.")] = None,
@@ -64,14 +62,10 @@ def federate(
             raise InvalidSettings(
                 "`fairfold federate`, which needs Flower", "the extra 'flower'", "pip install 'fairfold[flower]'"
             ) from None
-        from fairfold.settings.files import BEST, load_settings
-
-        values: dict[str, Any] = {"data.name": data, "run.rounds": rounds, "run.seed": seed, "run.evaluate_every": rounds}
-        changes = values | ({} if method is None else {"subspace.method": method}) | parse_changes(change or [])
-        own = not changes.keys() & {"algorithm.kind", "model.kind"}
-        chosen = recipe or (BEST if own else None)
-        settings = load_settings(None, changes, chosen)
-        say(f"Recipe: {chosen or 'none'} ({settings.algorithm.kind}, {settings.subspace.method}).")
+        values = {"data": data, "method": method, "rounds": rounds, "seed": seed}
+        changes = {"run.evaluate_every": rounds} | changes_of(values, change or [])
+        settings, said = choose(None, recipe, changes)
+        say(said)
         folder = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-federation"
         if folder.exists() and any(folder.iterdir()):
             raise InvalidSettings(f"--out {folder}", "a new or empty folder", "Name another, or remove it.")

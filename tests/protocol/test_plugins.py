@@ -1,0 +1,190 @@
+"""What others add works wherever fairfold's own does; what is wrong with it is told at the start."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import examples.plugins.fedprox_momentum
+import examples.plugins.fedrolex
+import pytest
+import torch
+from examples.plugins.fedprox_momentum import FedProxMomentum
+from examples.plugins.fedrolex import FedRolex, window
+from flwr.app import Array, ArrayRecord
+from torch import Tensor
+from typer.testing import CliRunner
+
+from fairfold.algorithms import Gradient
+from fairfold.cli import app
+from fairfold.errors import InvalidSettings
+from fairfold.flower import FairStrategy, InProcessGrid, make_client_app, share_of
+from fairfold.flower.store import DeviceState, DeviceStore, Word
+from fairfold.projections import KeptColumns
+from fairfold.protocol import plugins
+from fairfold.protocol.faults import Rejections
+from fairfold.protocol.round import in_turn, run_round
+from fairfold.protocol.words import Answer
+from fairfold.settings import Settings, read_settings
+from fairfold.simulate import simulate
+from fairfold.simulate.world import World, load_data
+
+WORLD = {"users": 24, "items": 80, "interactions_per_user": 10}
+FLEET = {"capacities": "1x-2x-4x", "clients_per_round": 12}
+STEPS = {"local_step": 0.05, "server_optimiser": "sgd", "server_step": 1.0}
+ROLEX: dict[str, Any] = {
+    "data": WORLD, "model": {"kind": "neumf", "factors": 4}, "subspace": {"method": "fedrolex"}, "fleet": FLEET,
+    "algorithm": {"kind": "gradient"} | STEPS, "run": {"rounds": 3},
+}  # fmt: skip
+PROX: dict[str, Any] = {
+    "data": WORLD, "model": {"factors": 4}, "fleet": FLEET, "run": {"rounds": 3},
+    "algorithm": {"kind": "fedprox_momentum"} | STEPS,
+}  # fmt: skip
+BOTH = pytest.mark.parametrize("tables", [ROLEX, PROX], ids=["method", "algorithm"])
+
+
+@pytest.mark.parametrize("example", [examples.plugins.fedrolex, examples.plugins.fedprox_momentum])
+def test_an_example_is_one_short_file(example: Any) -> None:
+    assert len(Path(example.__file__).read_text().splitlines()) <= 60
+
+
+@BOTH
+def test_simulation_moves_the_model_and_every_backend_agrees(tables: dict[str, Any]) -> None:
+    found = simulate(Settings(**tables))
+    oracle = simulate(Settings(**tables | {"run": {"rounds": 3, "backend": "loop"}}))
+    assert found.state.round_number == 3
+    for name, vector in oracle.state.full.items():
+        torch.testing.assert_close(found.state.full[name], vector, rtol=1e-5, atol=1e-6)
+
+
+def test_momentum_and_pull_are_those_of_torch() -> None:
+    """One user, one tensor: the answer against SGD with momentum written out by hand."""
+    settings = Settings(**PROX | {"fleet": {"capacities": "1x", "clients_per_round": 1}, "run": {"rounds": 1}})
+    data, _ = load_data(settings)
+    world = World.of(settings, data)
+    state = world.initial()
+    (sent,) = settings.algorithm.send(world.plan, state, [0])
+    client = world.people.client(0, 0)
+    answer, own = settings.algorithm.answer(world.plan, sent, client)
+    (batch,) = world.people.work.batches(0, world.people.source(0, 0))  # one step: momentum has nothing to add yet
+    table, user = (
+        sent.vectors["item.weight"].clone().requires_grad_(),
+        client.own["user.weight"].clone().requires_grad_(),
+    )
+    rows = table.view(-1, 4)[batch.items]
+    loss = world.people.work.losses(batch, {}, [user], [rows]).mean()  # the pull is 0 where the step starts
+    slope, for_user = torch.autograd.grad(loss, [table, user])
+    torch.testing.assert_close(answer.sums["item.weight"], -0.05 * slope)
+    torch.testing.assert_close(own["user.weight"], user.detach() - 0.05 * for_user)
+
+
+def test_columns_roll_and_every_one_has_its_turn() -> None:
+    plan = World.of(Settings(**ROLEX), load_data(Settings(**ROLEX))[0]).plan
+    held = []
+    for number in range(4):
+        small = plan.assignments(number)[2].projections
+        assert small is not None
+        one = small["item_mf.weight"] if "item_mf.weight" in small else next(iter(small.values()))
+        assert isinstance(one, KeptColumns)
+        held.append(set(one.columns(torch.device("cpu")).tolist()))
+    assert set.union(*held) == {0, 1, 2, 3}
+    assert all(a != b for a, b in pairwise(held))
+    assert window((5, 4), 2, 3).runs == ((0, 1), (3, 4))
+
+
+@BOTH
+def test_over_flower_the_same_numbers(tables: dict[str, Any], tmp_path: Path) -> None:
+    settings = Settings(**tables | {"fleet": FLEET | {"clients_per_round": "none"}})
+    data, _ = load_data(settings)
+    world = World.of(settings, data)
+    state = world.initial()
+    sizes = [str(world.plan.capacities[int(size)]) for size in world.fleet.size]
+
+    def capacity(context: Any) -> str:
+        return sizes[int(context.node_config["partition-id"])]
+
+    for user in range(len(sizes)):  # devices would draw their users' first vectors by themselves
+        mine = {name: rows[user][None].clone() for name, rows in world.people.private.items()}
+        DeviceStore(tmp_path / f"node-{user}").save(DeviceState(Word(0, mine), names=[str(user)]))
+    app = make_client_app(lambda context, _: share_of(data, context), budget=capacity, state=tmp_path, repeatable=True)
+    grid = InProcessGrid(app, [{"partition-id": n, "num-partitions": len(sizes)} for n in range(len(sizes))])
+    strategy = FairStrategy(settings, data.num_items)
+    strategy.start(grid, ArrayRecord({name: Array(vector.numpy().copy()) for name, vector in state.full.items()}))
+    rejections = Rejections()
+    for _ in range(settings.run.rounds):
+        state = run_round(state, world.fleet, world.people, rejections, in_turn)
+    assert not strategy.progress.rejections.counts
+    for name, vector in state.full.items():
+        torch.testing.assert_close(strategy.progress.state.full[name], vector, rtol=1e-5, atol=1e-6)
+
+
+@BOTH
+def test_run_resume_report_recommend_export(tables: dict[str, Any], tmp_path: Path) -> None:
+    """The whole way of a user's commands, with settings from a file."""
+    from fairfold.runs.train import run
+
+    whole = run(read_settings(tables), tmp_path / "whole").result
+    run(read_settings(tables | {"run": {"rounds": 2}}), tmp_path / "parts")
+    parts = run(read_settings(tables), tmp_path / "parts", resume=True).result
+    for name, vector in whole.state.full.items():
+        assert torch.equal(parts.state.full[name], vector)
+    commands = CliRunner()
+    for words in (
+        ["report", str(tmp_path / "parts"), "--out", str(tmp_path / "report")],
+        ["recommend", str(tmp_path / "parts"), "--user", "#0", "--top", "3"],
+        ["export", str(tmp_path / "parts"), "--capacity", "2x", "--out", str(tmp_path / "device.safetensors")],
+    ):
+        done = commands.invoke(app, words)
+        assert done.exit_code == 0, done.output
+
+
+def test_a_class_or_a_name_is_accepted() -> None:
+    assert type(Settings(algorithm=FedProxMomentum).algorithm) is FedProxMomentum
+    assert type(Settings(algorithm="fedprox_momentum").algorithm) is FedProxMomentum
+    assert type(Settings(model="neumf", subspace=FedRolex).subspace) is FedRolex
+    assert type(Settings(model="neumf", subspace="fedrolex").subspace) is FedRolex
+
+
+class Raises(Gradient):
+    kind: Literal["raises"] = "raises"  # type: ignore[assignment]
+
+    def answer(self, *_: Any) -> Any:
+        raise KeyError("nothing here")
+
+
+class WrongSize(Gradient):
+    kind: Literal["wrong_size"] = "wrong_size"  # type: ignore[assignment]
+
+    def answer(self, *given: Any) -> Any:
+        answer, own = super().answer(*given)
+        return Answer({name: vector[:-1] for name, vector in answer.sums.items()}, answer.weight), own
+
+
+class WrongState(Gradient):
+    kind: Literal["wrong_state"] = "wrong_state"  # type: ignore[assignment]
+
+    def apply(self, *_: Any) -> Any:
+        return None
+
+
+class WrongScores(Gradient):
+    kind: Literal["wrong_scores"] = "wrong_scores"  # type: ignore[assignment]
+
+    def scorer(self, *_: Any) -> Any:
+        def score(users: Tensor) -> Tensor:
+            return torch.zeros(len(users), 3)
+
+        return score
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [(Raises, "answer raised KeyError"), (WrongSize, "answer"), (WrongState, "apply"), (WrongScores, "scorer")],
+)
+def test_a_bad_plug_in_is_refused_before_the_first_round(kind: type[Gradient], part: str) -> None:
+    with pytest.raises(InvalidSettings, match=part):
+        simulate(Settings(data=WORLD, algorithm=kind))
+
+
+def test_what_cannot_be_registered_is_refused() -> None:
+    with pytest.raises(InvalidSettings, match="default for 'kind'"):
+        plugins.register_algorithm(object)  # type: ignore[arg-type]
