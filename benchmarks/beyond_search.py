@@ -22,9 +22,9 @@ import torch
 
 from fairfold.data import Dataset, Interactions, load
 from fairfold.data.holdout import hold_out
-from fairfold.federation.settings import read_settings
+from fairfold.settings import nested, read_settings
 from fairfold.simulate import simulate
-from fairfold.simulate.alike import numbered_alike
+from fairfold.simulate.numbering import numbered
 
 HEADINGS = ["data", "fold", "settings", "metric", "value", "sizes", "seconds_a_round", "bytes"]
 
@@ -39,70 +39,97 @@ class Search:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-RATINGS = {"model": "mf-ratings", "reference_factors": 32}
+RATINGS = {"algorithm.kind": "ratings", "subspace.reference_factors": 32}
 SEARCHES = {
     "goodreads-100": Search(
         "goodreads-100",
-        {"solver": "least_squares", "clients_per_round": 20, "rounds": 40, "capacities": "64x", "reference_factors": 8},
-        {"factors": [8, 16, 32], "ridge": [0.5, 1.0], "support": [5, 8, 12], "weighting": ["equal"]},
+        {
+            "algorithm.kind": "least_squares",
+            "fleet.clients_per_round": 20,
+            "run.rounds": 40,
+            "fleet.capacities": "64x",
+            "subspace.reference_factors": 8,
+        },
+        {
+            "model.factors": [8, 16, 32],
+            "algorithm.ridge": [0.5, 1.0],
+            "subspace.support": [5, 8, 12],
+            "algorithm.weighting": ["equal"],
+        },
     ),
     "ml-1m": Search(
         "ml-1m",
-        {"solver": "least_squares", "clients_per_round": 200, "rounds": 60, "support": 10},
-        {"capacities": ["1x", "1x-16x"], "factors": [16, 32], "ridge": [0.3, 1.0], "weighting": ["equal", 0.5, "data"]},
+        {"algorithm.kind": "least_squares", "fleet.clients_per_round": 200, "run.rounds": 60, "subspace.support": 10},
+        {
+            "fleet.capacities": ["1x", "1x-16x"],
+            "model.factors": [16, 32],
+            "algorithm.ridge": [0.3, 1.0],
+            "algorithm.weighting": ["equal", 0.5, "data"],
+        },
         {"resplit": True},
     ),
     "gowalla": Search(
         "gowalla",
-        {"solver": "least_squares", "clients_per_round": 1000, "rounds": 60},
+        {"algorithm.kind": "least_squares", "fleet.clients_per_round": 1000, "run.rounds": 60},
         {
-            "capacities": ["1x", "1x-16x"],
-            "factors": [64, 128],
-            "ridge": [0.1, 0.3, 1.0],
-            "support": [3, 5],
-            "weighting": ["equal", 0.5],
+            "fleet.capacities": ["1x", "1x-16x"],
+            "model.factors": [64, 128],
+            "algorithm.ridge": [0.1, 0.3, 1.0],
+            "subspace.support": [3, 5],
+            "algorithm.weighting": ["equal", 0.5],
         },
     ),
     "book-crossing": Search(
         "book-crossing",
-        {"solver": "least_squares", "clients_per_round": 200, "rounds": 60},
+        {"algorithm.kind": "least_squares", "fleet.clients_per_round": 200, "run.rounds": 60},
         {
-            "capacities": ["1x", "1x-16x"],
-            "factors": [16, 32, 64],
-            "ridge": [0.3, 1.0, 3.0],
-            "support": [5, 10],
-            "weighting": ["equal", 0.5],
+            "fleet.capacities": ["1x", "1x-16x"],
+            "model.factors": [16, 32, 64],
+            "algorithm.ridge": [0.3, 1.0, 3.0],
+            "subspace.support": [5, 10],
+            "algorithm.weighting": ["equal", 0.5],
         },
         {"top_users": 2000},
     ),
     "goodreads-ratings": Search(
         "goodreads-interactions-200k",
-        RATINGS | {"clients_per_round": 20, "rounds": 60},
+        RATINGS | {"fleet.clients_per_round": 20, "run.rounds": 60},
         {
-            "capacities": ["1x", "8x-16x", "16x-32x-64x"],
-            "factors": [4, 8],
-            "ridge": [100.0, 300.0, 1000.0, 3000.0],
-            "damping": [5.0, 10.0, 15.0],
-            "tail_share": [0.125],
+            "fleet.capacities": ["1x", "8x-16x", "16x-32x-64x"],
+            "model.factors": [4, 8],
+            "algorithm.ridge": [100.0, 300.0, 1000.0, 3000.0],
+            "algorithm.damping": [5.0, 10.0, 15.0],
+            "subspace.tail_share": [0.125],
         },
         {"top_users": 100, "ratings": True},
     ),
     "ml-1m-ratings": Search(
         "ml-1m",
-        RATINGS | {"clients_per_round": 200, "rounds": 400},
+        RATINGS | {"fleet.clients_per_round": 200, "run.rounds": 400},
         {
-            "capacities": ["1x", "8x-16x", "16x-32x-64x"],
-            "factors": [4, 5, 6, 7, 9, 11],
-            "ridge": [40.0, 80.0, 160.0],
-            "damping": [3.0, 6.0],
-            "tail_share": [0.0625, 0.125],
+            "fleet.capacities": ["1x", "8x-16x", "16x-32x-64x"],
+            "model.factors": [4, 5, 6, 7, 9, 11],
+            "algorithm.ridge": [40.0, 80.0, 160.0],
+            "algorithm.damping": [3.0, 6.0],
+            "subspace.tail_share": [0.0625, 0.125],
         },
         {"resplit": True, "ratings": True},
     ),
     "ml-1m-ratings-streamed": Search(
         "ml-1m",
-        RATINGS | {"clients_per_round": 200, "rounds": 1500, "ridge": 80.0, "damping": 3.0, "tail_share": 0.0625},
-        {"capacities": ["1x", "8x-16x", "16x-32x-64x"], "factors": [5, 7, 9, 11], "streamed": [False, True]},
+        RATINGS
+        | {
+            "fleet.clients_per_round": 200,
+            "run.rounds": 1500,
+            "algorithm.ridge": 80.0,
+            "algorithm.damping": 3.0,
+            "subspace.tail_share": 0.0625,
+        },
+        {
+            "fleet.capacities": ["1x", "8x-16x", "16x-32x-64x"],
+            "model.factors": [5, 7, 9, 11],
+            "algorithm.streamed": [False, True],
+        },
         {"resplit": True, "ratings": True},
     ),
 }
@@ -125,28 +152,26 @@ def validation(name: str, fold: int, share: float) -> Dataset:
 def trials(search: Search, narrowed: list[str]) -> Iterator[dict[str, Any]]:
     """All combinations; rows as long as the reference at 1x have no tail, whose share then makes no difference."""
     grid = dict(search.grid)
-    for words in narrowed:
-        key, _, given = words.partition("=")
+    for change in narrowed:
+        key, _, given = change.partition("=")
         grid[key] = [_number(value) for value in given.split(",")]
     for values in itertools.product(*grid.values()):
         trial = dict(zip(grid, values, strict=True))
-        whole = trial.get("capacities") == "1x" and not (search.base | trial).get("support")
-        if not whole or trial.get("tail_share") == grid.get("tail_share", [None])[0]:
+        whole = trial.get("fleet.capacities") == "1x" and not (search.base | trial).get("subspace.support")
+        if not whole or trial.get("subspace.tail_share") == grid.get("subspace.tail_share", [None])[0]:
             yield trial
 
 
 def run(name: str, fold: int, share: float, trial: dict[str, Any]) -> list[Any]:
     """One line of the record."""
     torch.set_num_threads(1)
-    base = SEARCHES[name].base | {"seed": fold}
-    settings = read_settings(base | {"evaluate_every": base["rounds"]} | trial)
-    data = validation(name, fold, share)
-    result = simulate(settings, data=numbered_alike(data, settings) if settings.alike else data, references={})
-    each = sum(report.seconds for report in result.history) / settings.rounds
+    base = SEARCHES[name].base | {"run.seed": fold}
+    settings = read_settings(nested(base | {"run.evaluate_every": base["run.rounds"]} | trial))
+    result = simulate(settings, data=numbered(validation(name, fold, share), settings), references={})
+    each = sum(report.seconds for report in result.history) / settings.run.rounds
     sizes = " ".join(f"{group.capacity}:{group.quality:.4f}" for group in result.groups)
-    words = " ".join(f"{key}={value}" for key, value in trial.items())
     largest = max(group.bytes_held for group in result.groups)
-    return [name, fold, words, result.metric, f"{result.quality:.5f}", sizes, f"{each:.4f}", largest]
+    return [name, fold, words(trial), result.metric, f"{result.quality:.5f}", sizes, f"{each:.4f}", largest]
 
 
 def main() -> None:
@@ -157,7 +182,9 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.15)
     parser.add_argument("--jobs", type=int, default=1, help="Trials at a time, one thread each.")
     parser.add_argument("--out", type=Path, required=True, help="CSV; lines are added, what is there is not run again.")
-    parser.add_argument("--only", action="append", default=[], metavar="KEY=V1,V2", help="Narrow or add a dimension.")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="TABLE.KEY=V1,V2", help="Narrow or add a dimension."
+    )
     chosen = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     done, new = set[tuple[str, ...]](), not chosen.out.exists()
@@ -172,8 +199,7 @@ def main() -> None:
         waiting = []
         for fold in range(chosen.folds):
             for trial in trials(SEARCHES[chosen.data], chosen.only):
-                words = " ".join(f"{key}={value}" for key, value in trial.items())
-                if (chosen.data, str(fold), words) not in done:
+                if (chosen.data, str(fold), words(trial)) not in done:
                     waiting.append(workers.submit(run, chosen.data, fold, chosen.share, trial))
         for count, found in enumerate(as_completed(waiting), 1):
             line = found.result()
@@ -182,6 +208,11 @@ def main() -> None:
             print(
                 f"{count}/{len(waiting)} {time.perf_counter() - started:.0f} s  {' '.join(map(str, line))}", flush=True
             )
+
+
+def words(trial: dict[str, Any]) -> str:
+    """A trial as the record has it, keys without their tables."""
+    return " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in trial.items())
 
 
 def _number(text: str) -> float | int | str:
