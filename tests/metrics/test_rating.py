@@ -5,7 +5,7 @@ import torch
 
 from fairfold.data.interactions import Interactions
 from fairfold.errors import InvalidData, InvalidVector
-from fairfold.metrics import accuracy, by_group, evaluate_ranking, evaluate_ratings
+from fairfold.metrics import accuracy, evaluate_ratings
 
 
 def rated() -> Interactions:
@@ -43,19 +43,3 @@ def test_accuracy_counts_the_lowest_class_among_equals() -> None:
         accuracy(logits * torch.nan, torch.tensor([1, 0, 2, 2]))
     with pytest.raises(InvalidVector, match="labels"):
         accuracy(logits, torch.tensor([1, 0, 2]))
-
-
-def test_a_breakdown_has_the_means_of_each_group() -> None:
-    train = Interactions.from_pairs(torch.tensor([0]), torch.tensor([0]), 5, 6)
-    test = Interactions.from_pairs(torch.tensor([0, 1, 3, 4, 4]), torch.tensor([5, 4, 0, 5, 3]), 5, 6)
-    result = evaluate_ranking(lambda users: torch.arange(6.0).expand(len(users), -1), train, test, 2)
-    groups = by_group(result, torch.tensor([0, 7, 1, 7, 0]))
-    assert [(group.group, group.users) for group in groups] == [(0, 2), (7, 2)]
-    for group, rows in zip(groups, ([0, 3], [1, 2]), strict=True):
-        assert group.means["ndcg"] == pytest.approx(float(result.ndcg_by_user[rows].mean()))
-        assert group.means["recall"] == pytest.approx(float(result.recall_by_user[rows].mean()))
-        assert group.means["mrr"] == pytest.approx(float(result.mrr_by_user[rows].mean()))
-    ratings = evaluate_ratings(lambda users, items: torch.full((len(users),), 3.0), rated())
-    assert by_group(ratings, torch.tensor([1, 1, 2, 2]))[1].means == {"mse": 2.0}
-    with pytest.raises(InvalidVector, match="user 4"):
-        by_group(result, torch.tensor([0, 1]))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairfold.errors import InvalidDevice, InvalidDtype, InvalidState, InvalidSubspace, InvalidVector
+from fairfold.errors import InvalidDevice, InvalidState, InvalidSubspace, InvalidVector
 from fairfold.kernels import ops
 from fairfold.nn.placement import Placement, place
 from fairfold.subspace import Subspace
@@ -171,16 +171,6 @@ class FairModule(CompactVector):
         out = torch.empty(self.weights, dtype=self.memory.dtype, device=self.memory.device)
         ops.recover_range(self.subspace.layout, self.memory.detach(), self.offset, out)
         return out.view(self.shape)
-
-    def _check_operand(self, name: str, operand: Tensor) -> None:
-        """Refuse what torch's layers refuse: another device or another dtype than the weights'."""
-        check_same_device(name, operand, self.memory)
-        if operand.dtype != self.memory.dtype:
-            raise InvalidDtype(
-                f"{name} of dtype {operand.dtype}",
-                f"{self.memory.dtype}, the layer's",
-                f"Convert one of them, e.g. layer.to({operand.dtype}).",
-            )
 
     def _placement_repr(self) -> str:
         subspace = self.subspace

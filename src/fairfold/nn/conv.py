@@ -2,19 +2,18 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod, sqrt
+from math import prod
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812  (torch's own name for it)
 
 from fairfold.errors import InvalidSettings, InvalidVector
 from fairfold.kernels import ops
 from fairfold.kernels.hashing import Layout
-from fairfold.nn.base import FairModule
-from fairfold.nn.blocks import BLOCK_WEIGHTS, computing_dtype, recover_block, without_autocast
+from fairfold.nn.blocks import BLOCK_WEIGHTS, FairLayer, recover_block, without_autocast
 from fairfold.nn.placement import Placement
 from fairfold.subspace.checks import SUM_DTYPE, whole_number
 
@@ -22,7 +21,7 @@ Pair = int | tuple[int, int]
 PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
 
 
-class FairConv2d(FairModule):
+class FairConv2d(FairLayer):
     """A convolution whose filters are recovered from a compact vector, a block of output channels at a time.
 
     Args:
@@ -66,28 +65,16 @@ class FairConv2d(FairModule):
         if padding_mode not in PADDING_MODES:
             raise InvalidSettings(f"padding_mode={padding_mode!r}", f"one of {', '.join(PADDING_MODES)}", "Check it.")
         kernel = _pair("kernel_size", kernel_size)
-        super().__init__((self_out, self_in // groups, *kernel), device, dtype, placement)
+        super().__init__((self_out, self_in // groups, *kernel), bias, device, dtype, placement)
         self.in_channels, self.out_channels, self.kernel_size = self_in, self_out, kernel
         self.stride, self.dilation, self.groups = _pair("stride", stride), _pair("dilation", dilation), groups
         self.padding: tuple[int, int] | str = padding if isinstance(padding, str) else _pair("padding", padding, 0)
         self.padding_mode = padding_mode
         self._margins = _margins(self.padding, self.kernel_size, self.dilation, self.stride)
-        self.bias = nn.Parameter(torch.empty(self_out, device=device, dtype=dtype)) if bias else None
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Uniform within 1/√fan_in, as torch's layer draws filters and bias."""
-        bound = 1 / sqrt(prod(self.shape[1:]))
-        for parameter in (self.compact, self.bias):
-            if parameter is not None:
-                nn.init.uniform_(parameter, -bound, bound)
 
     def forward(self, images: Tensor) -> Tensor:
         """(N, in_channels, H, W) or (in_channels, H, W), to the same with out_channels."""
-        dtype = computing_dtype(images)
-        images = images.to(dtype) if dtype is not None else images
-        if dtype is None:
-            self._check_operand("input", images)
+        images = self._operand(images)
         if images.dim() not in (3, 4) or images.shape[-3] != self.in_channels:
             raise InvalidVector(
                 f"input of shape {tuple(images.shape)}",

@@ -1,24 +1,22 @@
 """FairLinear: ``nn.Linear`` in the memory a device has."""
 
 from collections.abc import Iterator
-from math import sqrt
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812  (torch's own name for it)
 
 from fairfold.errors import InvalidVector
 from fairfold.kernels import ops
 from fairfold.kernels.hashing import Layout
-from fairfold.nn.base import FairModule
-from fairfold.nn.blocks import BLOCK_WEIGHTS, computing_dtype, recover_block, without_autocast
+from fairfold.nn.blocks import BLOCK_WEIGHTS, FairLayer, recover_block, without_autocast
 from fairfold.nn.placement import Placement
 from fairfold.subspace.checks import SUM_DTYPE, whole_number
 
 
-class FairLinear(FairModule):
+class FairLinear(FairLayer):
     """x·Wᵀ + b with W recovered from a compact vector block by block, in the forward and again in the backward.
 
     Args:
@@ -40,25 +38,13 @@ class FairLinear(FairModule):
         **placement: Unpack[Placement],
     ) -> None:
         rows, columns = whole_number("out_features", out_features), whole_number("in_features", in_features)
-        super().__init__((rows, columns), device, dtype, placement)
+        super().__init__((rows, columns), bias, device, dtype, placement)
         self.in_features = columns
         self.out_features = rows
-        self.bias = nn.Parameter(torch.empty(rows, device=device, dtype=dtype)) if bias else None
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Uniform within 1/√in_features, as torch's layer draws weights and bias."""
-        bound = 1 / sqrt(self.in_features)
-        for parameter in (self.compact, self.bias):
-            if parameter is not None:
-                nn.init.uniform_(parameter, -bound, bound)
 
     def forward(self, features: Tensor) -> Tensor:
         """(*, in_features) to (*, out_features)."""
-        dtype = computing_dtype(features)
-        features = features.to(dtype) if dtype is not None else features
-        if dtype is None:
-            self._check_operand("input", features)
+        features = self._operand(features)
         if features.dim() == 0 or features.shape[-1] != self.in_features:
             raise InvalidVector(
                 f"input of shape {tuple(features.shape)}",

@@ -160,7 +160,6 @@ class Experiment:
     name: str
     file: ExperimentFile
     quick: bool
-    seeds: tuple[int, ...]
     cells: tuple[Cell, ...]
 
     @property
@@ -201,7 +200,7 @@ def read_experiment(name: str, *, quick: bool = False, seeds: int | None = None)
     for table, content in file.tables.items():
         own = content.seeds if seeds is None and not quick else None
         cells += _cells(short, file, table, content, quick, own or chosen)
-    return Experiment(short, file, quick, chosen, tuple(cells))
+    return Experiment(short, file, quick, tuple(cells))
 
 
 def _read(name: str) -> tuple[ExperimentFile, str]:

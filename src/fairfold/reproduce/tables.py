@@ -71,7 +71,6 @@ class Grid:
         entries: Its cells, in the order of rows and columns.
         references: Name and value (or why there is none) of what needs no training.
         machines: Where it ran.
-        seeds: How many.
         data: What was trained on, in words.
     """
 
@@ -80,7 +79,6 @@ class Grid:
     entries: tuple[Entry, ...]
     references: dict[str, float | str]
     machines: tuple[str, ...]
-    seeds: int
     data: tuple[str, ...]
 
     @property
@@ -112,8 +110,7 @@ def _grid(name: str, file: TableFile, experiment: Experiment, outcomes: dict[Cel
     data = dict.fromkeys(_described(outcome.data) for outcome in known if outcome.data)
     machines = dict.fromkeys(str(outcome.facts["machine"]) for outcome in known if "machine" in outcome.facts)
     entries = tuple(_entry(file, row, column, of, outcomes) for (row, column), of in by_place.items())
-    seeds = max((len(entry.values) for entry in entries), default=0)
-    return Grid(name, file, entries, references, tuple(machines), seeds, tuple(data))
+    return Grid(name, file, entries, references, tuple(machines), tuple(data))
 
 
 def _described(data: dict[str, Any]) -> str:
