@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from fairfold.data import Interactions
 from fairfold.errors import InvalidData
-from fairfold.federation import counting
-from fairfold.federation.counting import Flags, masked_count, neighbours, pair_key, said, staying, windows, word_for
+from fairfold.protocol import counting
+from fairfold.protocol.counting import Flags, masked_count, neighbours, pair_key, said, staying, windows, word_for
 
 
 def drawn(seed: int, users: int, items: int) -> tuple[Interactions, torch.Tensor]:
@@ -123,7 +123,7 @@ def test_too_few_devices_are_not_counted() -> None:
 MEMORY = """
 import resource
 import numpy as np
-from fairfold.federation.counting import KEY_BYTES, WINDOW, neighbours, pair_key, said, windows, word_for
+from fairfold.protocol.counting import KEY_BYTES, WINDOW, neighbours, pair_key, said, windows, word_for
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

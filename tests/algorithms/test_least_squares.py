@@ -1,6 +1,5 @@
 """Federated least squares: what its sums come to, and what it asks of its settings."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,19 +7,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fairfold.algorithms.closed_form import subspace_of
+from fairfold.algorithms.least_squares import GRAM
+from fairfold.backends.batched import batched
 from fairfold.errors import InvalidCapacity, InvalidSettings
-from fairfold.federation.least_squares import subspace_of
-from fairfold.federation.replies import Rejections
-from fairfold.federation.settings import read_settings
-from fairfold.federation.task import GRAM
-from fairfold.simulate import batched, loop, simulate
+from fairfold.protocol.faults import Rejections
+from fairfold.protocol.round import Backend, in_turn, run_round
+from fairfold.simulate import simulate
 from fairfold.subspace import Subspace, nested_subspaces
-from tests.federations import tiny_data, tiny_federation, tiny_settings
+from tests.federations import after_rounds, tiny_data, tiny_settings, tiny_world
+from tests.flat import flat
 
 
 def chosen(**changes: Any) -> Any:
-    base = {"solver": "least_squares", "aggregation": "delta", "chunk": 3, "weighting": "equal", "support": 0}
-    return tiny_settings(**base | {"tail_share": 0.5} | changes)
+    base = {"solver": "least_squares", "weighting": "equal", "support": 0, "tail_share": 0.5}
+    return tiny_settings(**base | changes)
 
 
 @settings(max_examples=30, deadline=None)
@@ -41,17 +42,16 @@ def test_signs_would_not_commute() -> None:
     assert not torch.allclose(first, small.reduce(table.view(-1)).view(-1, 4) @ matrix)
 
 
-@pytest.mark.parametrize("backend", [loop, batched])
-def test_the_server_holds_the_least_squares_of_everybodys_latest_vectors(backend: Any) -> None:
-    federation, state, private = tiny_federation(tiny_data(3, 9, 40), chosen(capacities="1x", clients_per_round=4))
-    for _ in range(12):  # until all have been drawn
-        state = backend.run_round(state, private, federation, Rejections())
-    data, users = federation.task.data.train, private["user.weight"]
+@pytest.mark.parametrize("backend", [in_turn, batched])
+def test_the_server_holds_the_least_squares_of_everybodys_latest_vectors(backend: Backend) -> None:
+    world, state = tiny_world(tiny_data(3, 9, 40), chosen(capacities="1x", clients_per_round=4))
+    state = after_rounds(world, state, 12, backend)  # until all have been drawn
+    data, users = world.people.train, world.people.private["user.weight"]
     assert bool((users.abs().sum(1) > 0).all())
     weights = 1 / data.counts_by_user.float()
     sums, outer = torch.zeros(40, 3), users.T @ (weights[:, None] * users)
     sums.index_add_(0, data.items, (weights[:, None] * users)[data.users])
-    ridge = federation.settings.ridge * outer.diagonal().mean() * torch.eye(3)
+    ridge = world.plan.settings.algorithm.ridge * outer.diagonal().mean() * torch.eye(3)
     expected = torch.linalg.solve(outer + ridge, sums.T).T
     found = state.full["item.weight"].view(40, 3)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
@@ -60,44 +60,44 @@ def test_the_server_holds_the_least_squares_of_everybodys_latest_vectors(backend
 
 def test_rows_that_small_devices_lack_are_divided_by_those_who_own_them() -> None:
     settings_ = chosen(capacities="1x-4x", clients_per_round=None)
-    federation, state, private = tiny_federation(tiny_data(4, 10, 40), settings_)
-    state = batched.run_round(state, private, federation, Rejections())
-    large = federation.group == 0
-    data, users = federation.task.data.train, private["user.weight"]
+    world, state = tiny_world(tiny_data(4, 10, 40), settings_)
+    state = after_rounds(world, state, backend=batched)
+    large = world.fleet.size == 0
+    data, users = world.people.train, world.people.private["user.weight"]
     weights = torch.where(large, 1 / data.counts_by_user.float(), 0)  # 1x devices own every item
     sums, outer = torch.zeros(40, 3), users.T @ (weights[:, None] * users)
     sums.index_add_(0, data.items, (weights[:, None] * users)[data.users])
-    ridge = settings_.ridge * outer.diagonal().mean() * torch.eye(3)
+    ridge = settings_.algorithm.ridge * outer.diagonal().mean() * torch.eye(3)
     expected = torch.linalg.solve(outer + ridge, sums.T).T
     last = 20  # owned by 1x devices alone
     torch.testing.assert_close(state.full["item.weight"].view(40, 3)[last:], expected[last:], rtol=1e-3, atol=1e-4)
 
 
 def test_a_refused_reply_was_never_said() -> None:
-    federation, state, private = tiny_federation(tiny_data(5), chosen(faults={"nan": 1.0}, capacities="1x-2x"))
+    world, state = tiny_world(tiny_data(5), chosen(faults={"nan": 1.0}, capacities="1x-2x"))
     before = state.full["item.weight"].clone()
     rejections = Rejections()
-    for backend in (loop, batched):
-        state = backend.run_round(state, private, federation, rejections)
+    for backend in (in_turn, batched):
+        state = run_round(state, world.fleet, world.people, rejections, backend)
     assert sum(rejections.counts.values()) == 8
-    assert not private["user.weight"].any()
+    assert not world.people.private["user.weight"].any()
     assert torch.equal(state.full["item.weight"], before)
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"model": "mf-ratings", "weighting": "data"}, {"model": "mf-ratings", "weighting": "data",
-                                                                   "streamed": True}]
-)  # fmt: skip
+    "changes", [{"solver": "least_squares"}, {"solver": "ratings"}, {"solver": "ratings", "streamed": True}]
+)
 def test_who_has_nothing_new_to_say_sends_zeros(changes: dict[str, Any]) -> None:
     """All that is sent are summands. Sent as a changed copy of the model, they would have lost their last digits."""
-    settings_ = chosen(capacities="1x-4x", clients_per_round=None, **changes)
-    federation, state, private = tiny_federation(tiny_data(7, 9, 40, ratings=bool(changes)), settings_)
-    for visit in loop.visits(state, private, federation):
-        solve = loop.solver_of(settings_)
-        first = solve(visit.received, visit.device, settings_)
-        assert all(vector.any() for vector in first.compacts.values())
-        again = solve(visit.received, replace(visit.device, own=visit.device.own | first.own), settings_)
-        assert not any(vector.any() for vector in again.compacts.values())
+    settings_ = tiny_settings(capacities="1x-4x", clients_per_round=None, support=0, tail_share=0.5, **changes)
+    world, state = tiny_world(tiny_data(7, 9, 40, ratings=changes["solver"] == "ratings"), settings_)
+    plan, people = world.plan, world.people
+    for visit in world.fleet.visits(state, list(range(9))):
+        first, own = plan.algorithm.answer(plan, visit.sent, people.client(visit.client, 0))
+        assert all(vector.any() for vector in first.sums.values())
+        people.keep([visit.client], own)
+        again, _ = plan.algorithm.answer(plan, visit.sent, people.client(visit.client, 0))
+        assert not any(vector.any() for vector in again.sums.values())
 
 
 def test_support_limits_what_devices_hold() -> None:
@@ -105,8 +105,8 @@ def test_support_limits_what_devices_hold() -> None:
     counts = data.train.counts_by_item
     wanted = int((counts >= 14).sum())
     assert 0 < wanted < 70
-    federation, _, _ = tiny_federation(data, chosen(support=14, tail_share=0.2, capacities="1x-2x-8x"))
-    held = [assignment.projections for assignment in federation.assignments(0)]
+    world, _ = tiny_world(data, chosen(support=14, tail_share=0.2, capacities="1x-2x-8x"))
+    held = [assignment.projections for assignment in world.plan.assignments(0)]
     heads = [subspace_of(projections["item.weight"]).head // 3 for projections in held if projections is not None]
     assert wanted - 1 <= heads[0] <= wanted + 1
     assert heads[-1] <= 80 // 8
@@ -123,20 +123,18 @@ def test_one_tail_for_all_sizes_leaves_no_memory_unused() -> None:
 @pytest.mark.parametrize(
     "changes",
     [{"sign": True}, {"chunk": 2}, {"mapping": "element"}, {"rehash": True}, {"aggregation": "paper"},
-     {"model": "neumf"}, {"method": "fedhm"}, {"weighting": 2.0}],
+     {"model": "neumf"}, {"method": "fedhm"}, {"server_step": 0.1}, {"local_epochs": 2}, {"ridge": 0.0}],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidSettings):
-        read_settings({"solver": "least_squares"} | changes)
+        flat(**{"solver": "least_squares"} | changes)
 
 
 def test_it_learns_more_than_popularity_at_every_size() -> None:
     world = {"users": 120, "items": 400, "interactions_per_user": 60}
     result = simulate(
-        read_settings(
-            {"solver": "least_squares", "world": world, "capacities": "1x-4x-8x", "rounds": 15,
-             "clients_per_round": 40, "factors": 8, "support": 5}
-        )
+        flat(solver="least_squares", world=world, capacities="1x-4x-8x", rounds=15, clients_per_round=40, factors=8,
+             support=5)
     )  # fmt: skip
     assert result.quality > 1.1 * result.references["popularity"]
     for group in result.groups:
@@ -147,6 +145,6 @@ def test_it_learns_more_than_popularity_at_every_size() -> None:
 @pytest.mark.parametrize("capacity", ["64x", "100x"])
 def test_a_device_without_room_for_whole_rows_is_refused(capacity: str) -> None:
     world = {"users": 60, "items": 120, "interactions_per_user": 10}
-    tried = read_settings({"world": world, "solver": "least_squares", "factors": 3, "capacities": capacity})
+    tried = flat(world=world, solver="least_squares", factors=3, capacities=capacity)
     with pytest.raises(InvalidCapacity, match="at least 6"):
         simulate(tried)

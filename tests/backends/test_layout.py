@@ -1,12 +1,13 @@
 """A cohort's samples, worked out for all clients at once, are those that the readable loop draws client by client."""
 
+from typing import Any
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairfold.federation.sampling import Purpose, generator
-from fairfold.federation.task import Task
-from fairfold.simulate.cohort import draw
+from fairfold.backends.layout import draw
+from fairfold.simulate.world import World
 from tests.federations import tiny_data, tiny_settings
 
 
@@ -22,17 +23,18 @@ from tests.federations import tiny_data, tiny_settings
 def test_samples_are_those_of_the_loop(
     seed: int, batch: int, epochs: int, negatives: int, shuffle: bool, ratings: bool
 ) -> None:
-    changes = {"model": "neumf-mlp"} if ratings else {"negatives": negatives}
+    changes: dict[str, Any] = {"model": "neumf-mlp"} if ratings else {"negatives": negatives}
     chosen = tiny_settings(seed=seed, batch_size=batch, local_epochs=epochs, shuffle=shuffle, **changes)
-    task = Task(tiny_data(seed, 7, 20, ratings), chosen)
+    people = World.of(chosen, tiny_data(seed, 7, 20, ratings)).people
+    work = people.work
     clients = torch.randperm(7, generator=torch.Generator().manual_seed(seed))[:4].tolist()
-    samples = draw(task, clients, round_number=seed % 5).samples()
+    samples = draw(people, clients, round_number=seed % 5).samples()
     assert sorted(samples.clients) == sorted(clients)
-    steps = [len(task.batches(client, torch.Generator())) for client in samples.clients]
+    steps = [len(work.batches(client, torch.Generator())) for client in samples.clients]
     assert steps == sorted(steps, reverse=True)
     assert len(samples.sizes) == steps[0]
     for place, client in enumerate(samples.clients):
-        expected = task.batches(client, generator(chosen, Purpose.TRAINING, seed % 5, client))
+        expected = work.batches(client, people.source(seed % 5, client))
         assert not samples.sizes[len(expected) :, place].any()
         assert not samples.starts[len(expected) :, place].any()
         for step, mine in enumerate(expected):

@@ -7,11 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairfold.algorithms.networks import low_rank_network, narrow_network
 from fairfold.errors import InvalidCapacity
-from fairfold.federation.blocks import LeadingBlock
-from fairfold.federation.projection import LowRank
+from fairfold.methods.networks import low_rank_network, narrow_network
 from fairfold.models import MLP, LeNet
+from fairfold.projections import LeadingBlock, LowRank, Part
 from fairfold.subspace import Capacity
 
 MODELS = {"mlp": MLP(), "lenet": LeNet()}
@@ -69,10 +68,10 @@ def test_a_narrow_network_is_the_padded_one(model: str, capacity: str) -> None:
 
 def test_a_number_is_averaged_over_those_who_hold_it() -> None:
     small, big = LeadingBlock((2, 3), (1, 2)), LeadingBlock((2, 3), (2, 2))
-    totals = LeadingBlock.totals(torch.full((6,), 9.0))
-    totals.add(small, torch.tensor([1.0, 2.0]), 1.0)
-    totals.add(big, torch.tensor([4.0, 5.0, 6.0, 7.0]), 3.0)
-    assert totals.mean().tolist() == [13 / 4, 17 / 4, 9.0, 6.0, 7.0, 9.0]
+    parts = [Part(small, torch.tensor([1.0, 2.0]), 1.0), Part(big, torch.tensor([12.0, 15.0, 18.0, 21.0]), 3.0)]
+    full = torch.full((6,), 9.0)
+    assert LeadingBlock.mean(full, parts, changes=False).tolist() == [13 / 4, 17 / 4, 9.0, 6.0, 7.0, 9.0]
+    assert LeadingBlock.mean(full, parts, changes=True).tolist() == [13 / 4, 17 / 4, 0.0, 6.0, 7.0, 0.0]
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (5, 7)])

@@ -6,10 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairfold.federation.projection import KeptColumns
-from fairfold.federation.replies import Rejections
-from fairfold.simulate import batched
-from tests.federations import tiny_data, tiny_federation, tiny_settings
+from fairfold.backends.batched import batched
+from fairfold.projections import KeptColumns
+from tests.federations import after_rounds, copied, tiny_data, tiny_settings, tiny_world
 
 
 @st.composite
@@ -33,12 +32,12 @@ def test_laws_of_a_projection(held: KeptColumns, seed: int) -> None:
 
 def heterofl(capacities: str, **changes: Any) -> Any:
     settings = tiny_settings(method="heterofl", model="neumf", capacities=capacities, factors=8, **changes)
-    return tiny_federation(tiny_data(1, 9, 40), settings)
+    return tiny_world(tiny_data(1, 9, 40), settings)
 
 
 def test_the_next_layer_is_cut_with_the_table() -> None:
-    federation, _, _ = heterofl("1x-4x")
-    whole, quarter = (held.projections for held in federation.assignments(0))
+    world, _ = heterofl("1x-4x")
+    whole, quarter = (held.projections for held in world.plan.assignments(0))
     assert quarter["item_network.weight"].runs == ((0, 2),)
     assert quarter["network.1.weight"].runs == ((0, 10),)  # 8 columns read the user, 2 the item
     assert quarter["output.weight"].runs == ((0, 2), (8, 16))  # 2 read the product, 8 the network
@@ -47,10 +46,12 @@ def test_the_next_layer_is_cut_with_the_table() -> None:
 
 def test_what_nobody_holds_stays_under_both_rules() -> None:
     for rule in ("paper", "delta"):
-        federation, state, private = heterofl("4x", aggregation=rule, server_optimiser="sgd", server_step=1.0)
-        after = batched.run_round(state, private, federation, Rejections()).full
+        server = {"server_optimiser": "sgd", "server_step": 1.0} if rule == "delta" else {}
+        world, state = heterofl("4x", aggregation=rule, **server)
+        first_state = copied(state.full)
+        after = after_rounds(world, state, backend=batched).full
         for name, first in (("item_product.weight", 2), ("network.1.weight", 10)):
-            shape = federation.task.shapes[name]
-            before, now = state.full[name].view(shape), after[name].view(shape)
+            shape = world.plan.architecture.shapes[name]
+            before, now = first_state[name].view(shape), after[name].view(shape)
             assert torch.equal(before[:, first:], now[:, first:])
             assert not torch.equal(before[:, :first], now[:, :first])
