@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from fairfold.runs.read import read_result
 
 ROOT = Path(__file__).parents[2]
 MEMORY = Path("/dev/shm")
+FAIRFOLD = [sys.executable, "-c", "from fairfold.cli import app; app()"]
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills by forking")
 
 
@@ -49,26 +51,36 @@ def test_killed_at_every_call_on_a_disk_and_at_many_moments(tmp_path: Path) -> N
     assert kill_and_resume(tmp_path, 60)["random"] == 60
 
 
+def command_to(out: Path) -> list[str]:
+    """A run of the command that takes long enough to be ended."""
+    sizes = ["data.users=60", "data.items=400", "data.interactions_per_user=20", "fleet.clients_per_round=30"]
+    changes = [part for size in [*sizes, "fleet.faults.nan=0.1"] for part in ("--set", size)]
+    return [*FAIRFOLD, "train", "--rounds", "160", *changes, "--out", str(out)]
+
+
+def ended_by(signal_number: int, out: Path, environment: dict[str, str]) -> tuple[int, str]:
+    """Its exit status and what it said, sent a signal once it has a checkpoint."""
+    with subprocess.Popen(command_to(out), env=environment, stdout=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not list((out / "checkpoints").glob("*.json")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal_number)
+        said, _ = process.communicate(timeout=60)
+    assert not (out / "result.json").exists(), "it ended before it could be killed"
+    return process.returncode, said
+
+
+def test_the_command_asked_to_end_says_how_to_go_on(tmp_path: Path) -> None:
+    status, said = ended_by(signal.SIGTERM, tmp_path / "run", os.environ | {"OMP_NUM_THREADS": "1"})
+    assert status == 130
+    assert f"Go on with: fairfold train --out {tmp_path / 'run'} --resume" in said
+
+
 def test_the_command_killed_and_resumed(tmp_path: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", "from fairfold.cli import app; app()", "train", "--rounds", "160"]
-    command += [
-        "--set",
-        "data.users=60",
-        "--set",
-        "data.items=400",
-        "--set",
-        "data.interactions_per_user=20",
-    ]
-    command += ["--set", "fleet.clients_per_round=30", "--set", "fleet.faults.nan=0.1", "--out"]
-    subprocess.run([*command, str(tmp_path / "unbroken")], env=environment, check=True, capture_output=True)
-    with subprocess.Popen([*command, str(tmp_path / "killed")], env=environment, stdout=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 60
-        while not list((tmp_path / "killed" / "checkpoints").glob("*.json")) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        process.kill()
-    assert not (tmp_path / "killed" / "result.json").exists(), "it ended before it could be killed"
-    again = [*command[:3], "train", "--out", str(tmp_path / "killed"), "--resume"]
+    subprocess.run(command_to(tmp_path / "unbroken"), env=environment, check=True, capture_output=True)
+    ended_by(signal.SIGKILL, tmp_path / "killed", environment)
+    again = [*FAIRFOLD, "train", "--out", str(tmp_path / "killed"), "--resume"]
     done = subprocess.run(again, env=environment, check=True, capture_output=True, text=True)
     assert "Going on after round" in done.stdout
     first, second = tmp_path / "unbroken", tmp_path / "killed"
