@@ -14,7 +14,7 @@ class Steps(Frozen):
     """How a device takes its steps.
 
     Attributes:
-        local_epochs: E.
+        local_epochs: E, passes over the device's samples per round.
         batch_size: Samples per step.
         shuffle: New order of the samples every epoch.
         local_optimiser: ``"sgd"``, ``"adagrad"`` or ``"adam"``, fresh every round.

@@ -17,7 +17,15 @@ SYNTHETIC = "synthetic"
 
 
 class SyntheticData(Frozen):
-    """The synthetic world: planted tastes over a catalogue whose popularity follows a power law."""
+    """The synthetic world: planted tastes over a catalogue whose popularity follows a power law.
+
+    Attributes:
+        kind: Of the data.
+        users: Number of users.
+        items: Size of the catalogue; items are numbered by falling planted popularity.
+        interactions_per_user: Items that each user draws, training and test together.
+        taste_strength: Standard deviation of the taste term of a score; 0 leaves popularity alone.
+    """
 
     kind: Literal["synthetic"] = "synthetic"
     users: int = Field(600, ge=2, lt=2**40)
@@ -175,7 +183,7 @@ class FleetSettings(Frozen):
         capacities: Capacity scheme; users, ordered by id, are split into as many near-equal groups.
         shares: How large these groups are, in any unit (``[1, 99]``); each has one user at least. None: near-equal.
         group_seed: Draw the users of each group by chance, with this seed, instead of by id.
-        clients_per_round: K; None takes everybody.
+        clients_per_round: K, how many clients are drawn per round; None takes everybody.
         replacement: Draw clients with replacement, as the authors' code does.
         faults: Shares of clients that fail.
     """
@@ -215,7 +223,7 @@ class RunSettings(Frozen):
 
     Attributes:
         seed: Of everything random; the same settings and seed give the same numbers on the same hardware.
-        rounds: T.
+        rounds: T, how many rounds there are.
         evaluate_every: Rounds between evaluations; the last round is always evaluated.
         top: k of NDCG@k (rankings).
         patience: Stop when the quality has not risen for that many evaluations; None never stops early.
