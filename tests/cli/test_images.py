@@ -10,6 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from fairfold.cli import app
+from fairfold.data.images import ImageDataset
 from fairfold.errors import InvalidSettings
 from fairfold.runs.device import read_device_model
 from fairfold.runs.opened import open_run
@@ -90,6 +91,7 @@ def test_train_report_export(folder: Path, tmp_path: Path) -> None:
         opened = open_run(runs / method)
         assert device.size <= opened.progress.state.full["hidden.weight"].numel() / 4 * 1.2
         network = opened.plan.architecture.model_of(device.recovered(), {})
+        assert isinstance(opened.world.data, ImageDataset)
         test = opened.world.data.test
         with torch.no_grad():
             right = network(test.images / 255).argmax(1) == test.labels
