@@ -1,7 +1,7 @@
 """A cohort of image devices trained as one program; on a GPU its steps are captured once and replayed.
 
 Every client's weights stand realised in one line of a matrix. A step is forward and backward of all networks at once
-(:mod:`.stacked`), then one pass over the slots of what the clients hold: gradients are added up, the optimiser moves
+(:mod:`.stacked_layers`), then one pass over the slots of what the clients hold: gradients are added up, the optimiser moves
 the slots, and the weights are brought up to date (:func:`fairfold.kernels.ops.step_slots`). Methods differ by data
 alone: which weights live in which slot, and which a client does not have. All sums have a fixed order.
 

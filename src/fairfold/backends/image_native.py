@@ -1,6 +1,6 @@
 """What a device of images computes, fast: the numbers of the algorithm's own ``answer``.
 
-A device's network is set up once a round, on the memory of what the device holds: a tensor held whole, narrowed or in
+A device's network is set up once per round, on the memory of what the device holds: a tensor held whole, narrowed or in
 factors *is* the trained vector, and runs in that form; a hashed one is recovered into the same buffer before every
 step, and its gradient is summed back into slots, both by the native kernels. Nothing is hashed in Python, no index is
 stored, and nothing passes through autograd but the network itself.

@@ -2,7 +2,7 @@
 
 Layers fold the clients into the batch, so a network's own code runs unchanged. A convolution is a linear layer of
 patches. A layer's weight may be whole, a product of two factors, or the sum of both: clients that do not have a part
-hold zeros there (see :mod:`.image_cohort`), so one program serves whole and factored layers, of any rank.
+hold zeros there (see :mod:`.image_layout`), so one program serves whole and factored layers, of any rank.
 """
 
 import math

@@ -1,6 +1,6 @@
 """A chain of linear layers of many clients on a CUDA device: the gradient of their cross-entropy, in a few kernels.
 
-The same numbers as :mod:`fairfold.simulate.stacked` gives, up to rounding. The order of every sum is fixed.
+The same numbers as :mod:`fairfold.backends.stacked_layers` gives, up to rounding. The order of every sum is fixed.
 """
 
 from collections.abc import Sequence
