@@ -43,9 +43,16 @@ class Projection(ABC):
     def whole(self, compact: Tensor) -> Tensor:
         """All of the tensor, flat; gradients flow back to ``compact``."""
 
-    def summand(self, compact: Tensor) -> Tensor:
-        """What adds up over devices of this size: what they hold, or what that stands for where sums mean nothing."""
-        return compact if self.linear else self.recover(compact)
+    def summand(self, compact: Tensor, weight: float) -> Tensor:
+        """What adds up over devices of this size: what they hold, or what that stands for where sums mean nothing.
+
+        Args:
+            compact: What a device holds, times its weight.
+            weight: Of the device. What its numbers stand for is only known of the numbers themselves.
+        """
+        if self.linear:
+            return compact
+        return self.recover(compact / weight) * weight if weight else self.recover(compact)
 
     @classmethod
     def reduce_each(cls, full: Tensor, projections: Sequence[Any]) -> list[Tensor]:

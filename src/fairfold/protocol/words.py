@@ -111,7 +111,7 @@ class Totals:
         """Add an answer; with ``alone`` as one of a size of its own (a hash per client)."""
         key = len(self.by_size) if alone else self._sizes.setdefault(sent.size, len(self.by_size))
         summands = {
-            name: sent.projections[name].summand(vector) if name in sent.projections else vector
+            name: sent.projections[name].summand(vector, answer.weight) if name in sent.projections else vector
             for name, vector in answer.sums.items()
         }
         if key not in self.by_size:
