@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,40 +13,12 @@ import torch
 from fairfold import files
 from fairfold.errors import CannotWrite, InvalidCheckpoint, InvalidSettings
 from fairfold.runs import checkpoint
-from fairfold.runs.callbacks import Callback
-from fairfold.runs.opened import open_run
-from fairfold.runs.read import read_metrics, read_model, read_result, read_run_settings
+from fairfold.runs.read import read_run_settings
 from fairfold.runs.summary import read_run
-from fairfold.runs.train import Finished, Pace, run
-from fairfold.settings import Settings
+from fairfold.runs.train import Pace, run
 from fairfold.simulate import simulate
-from fairfold.simulate.result import RoundReport
 from tests.flat import flat
-from tests.runs.worlds import GRADIENT, SQUARES, assert_same_end, small, write_manifest
-
-
-class Interrupted(Exception):
-    pass
-
-
-class StopAfter(Callback):
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def on_round(self, report: RoundReport) -> None:
-        if report.round_number == self.number:
-            raise Interrupted
-
-
-def interrupted(settings: Settings, out: Path, after: int = 3) -> None:
-    """A run that ends, between a round and its checkpoint, as if killed."""
-    with pytest.raises(Interrupted):
-        run(settings, out, checkpoint_every=1, callbacks=[StopAfter(after)])
-
-
-def resumed(settings: Settings, out: Path) -> tuple[Finished, list[str]]:
-    told: list[str] = []
-    return run(settings, out, resume=True, checkpoint_every=1, say=told.append), told
+from tests.runs.worlds import GRADIENT, SQUARES, Interrupted, StopAfter, assert_same_end, interrupted, resumed, small
 
 
 @pytest.mark.parametrize(
@@ -191,141 +162,6 @@ def test_other_settings_are_refused_by_name(changes: dict[str, Any], named: list
         assert text in str(refused.value)
     assert "run.rounds, run.patience, run.threshold, run.evaluate_every, run.user_storage may" in str(refused.value)
     assert (tmp_path / "run" / "settings.toml").read_bytes() == before
-
-
-def newest_manifest(out: Path) -> Path:
-    return max((out / "checkpoints").glob("*.json"))
-
-
-@pytest.mark.parametrize("number", [1, 99])
-def test_another_format_is_refused(number: int, tmp_path: Path) -> None:
-    run(small(), tmp_path / "run")
-    write_manifest(newest_manifest(tmp_path / "run"), format=number)
-    with pytest.raises(InvalidCheckpoint, match=f"format {number}.*train anew"):
-        resumed(small(), tmp_path / "run")
-
-
-def test_a_flipped_format_is_damage_and_not_another_format(tmp_path: Path) -> None:
-    run(small(), tmp_path / "run", checkpoint_every=1)
-    path = newest_manifest(tmp_path / "run")
-    path.write_text(path.read_text().replace('"format": 2', '"format": 3'))
-    _, told = resumed(small(), tmp_path / "run")
-    assert "another checksum" in told[0]
-    assert told[1] == "Going on after round 3."
-
-
-def test_a_folder_from_before_there_were_tables_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "settings.toml").write_text('data = "synthetic"\nrounds = 4\n')
-    for read in (read_run, read_run_settings):
-        with pytest.raises(InvalidCheckpoint, match=r"format 1.*train anew"):
-            read(tmp_path)
-
-
-def test_other_versions_are_told(tmp_path: Path) -> None:
-    run(small(), tmp_path / "run")
-    write_manifest(newest_manifest(tmp_path / "run"), versions={"fairfold": "0.0.1", "torch": torch.__version__})
-    _, told = resumed(small(), tmp_path / "run")
-    assert "Written by fairfold 0.0.1" in told[0]
-
-
-def test_other_data_of_the_same_name_is_refused(tmp_path: Path) -> None:
-    run(small(), tmp_path / "run")
-    path = newest_manifest(tmp_path / "run")
-    facts = json.loads(path.read_text())["data"]
-    write_manifest(path, data=facts | {"interactions": 7})
-    with pytest.raises(InvalidCheckpoint, match="interactions 7, now 84"):
-        resumed(small(), tmp_path / "run")
-
-
-def test_another_model_is_refused(tmp_path: Path) -> None:
-    found = run(small(), tmp_path / "run").folder
-    saved = checkpoint.require(found.checkpoints)
-    with pytest.raises(InvalidCheckpoint, match=r"item\.weight of 240 numbers, now 250"):
-        checkpoint.refuse_other_shapes(saved, {"item.weight": 250}, found.path)
-
-
-def damage(path: Path, how: str) -> None:
-    content = path.read_bytes()
-    if how == "truncated":
-        path.write_bytes(content[: len(content) // 2])
-    elif how == "empty":
-        path.write_bytes(b"")
-    elif how == "flipped":
-        middle = len(content) // 2
-        path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
-    elif how == "a list":
-        path.write_bytes(b"[]")
-    else:
-        path.unlink()
-
-
-@pytest.mark.parametrize("ending", ["json", "safetensors"])
-@pytest.mark.parametrize("how", ["truncated", "empty", "flipped", "a list", "gone"])
-def test_a_damaged_checkpoint_is_passed_over(how: str, ending: str, tmp_path: Path) -> None:
-    settings = small()
-    interrupted(settings, tmp_path / "run", after=4)
-    out = tmp_path / "run"
-    damage(out / "checkpoints" / f"round-00000003.{ending}", how)
-    finished, told = resumed(settings, out)
-    assert told[-1] == "Going on after round 2."
-    assert len(told) == (1 if (how, ending) == ("gone", "json") else 2)  # without a manifest there is no checkpoint
-    assert_same_end(finished.result, simulate(settings))
-    for path in (out / "checkpoints").glob(f"*.{ending}"):
-        damage(path, how)
-    if (how, ending) == ("gone", "json"):
-        return
-    with pytest.raises(InvalidCheckpoint, match="no checkpoint can be read"):
-        resumed(settings, out)
-
-
-def test_an_older_checkpoint_is_told_of_and_can_be_refused(tmp_path: Path) -> None:
-    out, told = tmp_path / "run", list[str]()
-    run(small(), out, checkpoint_every=1)
-    damage(out / "checkpoints" / "round-00000004.safetensors", "flipped")
-    assert open_run(out, told.append).progress.state.round_number == 3
-    assert len(told) == 1
-    assert "round-00000004" in told[0]
-    assert "this is round 3" in told[0]
-    with pytest.raises(InvalidCheckpoint, match=r"the newest is damaged.*another checksum"):
-        open_run(out, newest=True)
-    damage(out / "checkpoints" / "round-00000003.json", "gone")
-    with pytest.raises(InvalidCheckpoint, match="no whole checkpoint"):
-        open_run(out)
-
-
-READERS: dict[str, Any] = {
-    "settings.toml": read_run_settings,
-    "result.json": read_result,
-    "metrics.csv": lambda out: read_metrics(out, small(), 4),
-    "model.safetensors": read_model,
-}
-
-
-@pytest.mark.parametrize("name", READERS)
-def test_every_flipped_bit_of_a_run_is_found_or_has_no_meaning(name: str, tmp_path: Path) -> None:
-    """A bit of white space may be another; no value may."""
-    out, source = run(small(), tmp_path / "run").folder.path, random.Random(3)
-    right, content = READERS[name](out), (out / name).read_bytes()
-    refused = 0
-    for place in source.sample(range(len(content)), min(len(content), 300)):
-        flipped = bytes([content[place] ^ (1 << source.randrange(8))])
-        (out / name).write_bytes(content[:place] + flipped + content[place + 1 :])
-        try:
-            found = READERS[name](out)
-        except (InvalidSettings, InvalidCheckpoint) as error:
-            refused += name in str(error)
-        else:
-            assert str(found) == str(right)
-    assert refused > 200
-
-
-@pytest.mark.parametrize("name", READERS)
-@pytest.mark.parametrize("how", ["truncated", "empty", "a list"])
-def test_a_damaged_file_of_a_run_is_named(name: str, how: str, tmp_path: Path) -> None:
-    out = run(small(), tmp_path / "run").folder.path
-    damage(out / name, how)
-    with pytest.raises((InvalidSettings, InvalidCheckpoint), match=name):
-        READERS[name](out)
 
 
 class FullDisk(files.Disk):

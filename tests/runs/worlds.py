@@ -5,11 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from fairfold.runs import checkpoint
+from fairfold.runs.callbacks import Callback
+from fairfold.runs.train import Finished, run
 from fairfold.settings import Settings, read_settings
-from fairfold.simulate.result import Result
+from fairfold.simulate.result import Result, RoundReport
 from tests.flat import tables
 
 SMALL: dict[str, Any] = {
@@ -62,3 +65,27 @@ def assert_same_end(first: Result, second: Result) -> None:
     ]
     assert dict(first.rejections) == dict(second.rejections)
     assert first.quality == second.quality
+
+
+class Interrupted(Exception):
+    pass
+
+
+class StopAfter(Callback):
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def on_round(self, report: RoundReport) -> None:
+        if report.round_number == self.number:
+            raise Interrupted
+
+
+def interrupted(settings: Settings, out: Path, after: int = 3) -> None:
+    """A run that ends, between a round and its checkpoint, as if killed."""
+    with pytest.raises(Interrupted):
+        run(settings, out, checkpoint_every=1, callbacks=[StopAfter(after)])
+
+
+def resumed(settings: Settings, out: Path) -> tuple[Finished, list[str]]:
+    told: list[str] = []
+    return run(settings, out, resume=True, checkpoint_every=1, say=told.append), told
