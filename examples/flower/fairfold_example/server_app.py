@@ -12,11 +12,10 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     config = context.run_config
+    rounds = int(config["num-rounds"])
     settings = Settings(
-        capacities=str(config["capacities"]),
-        rounds=int(config["num-rounds"]),
-        clients_per_round=None,
-        evaluate_every=int(config["num-rounds"]),
+        fleet={"capacities": str(config["capacities"]), "clients_per_round": None},
+        run={"rounds": rounds, "evaluate_every": rounds},
     )
     strategy = FairStrategy(
         settings,

@@ -46,9 +46,9 @@ def federate(
 ) -> None:
     """Try a real federation out: a SuperLink and SuperNodes of different sizes on this machine.
 
-    Certificates and node keys are made on the spot; every node has a file of its own, of which nothing is sent but what
-    training changed. Ends with who took part, with which memory and bytes, and how well the model serves each, before
-    and after. Takes about ten seconds a round: every message starts a program on every node.
+    Certificates and node keys are made on the spot; every node has a file of its own, which is not sent: what travels
+    are plain sums over its users. Ends with who took part, with which memory and bytes, and how well the model serves
+    each, before and after. Takes about ten seconds per round: every message starts a program on every node.
     """
     console = wide_console()
 

@@ -1,8 +1,8 @@
 """The same rounds over a network: FAIR on Flower (extra ``flower``).
 
-``FairStrategy`` runs on the server, ``make_client_app`` on every device. The mathematics is that of ``federation``;
-here are only messages. Names are loaded when they are first used: a device that is merely asked for its capacity must
-not wait for torch.
+``FairStrategy`` runs on the server, ``make_client_app`` on every device. The mathematics is that of ``protocol`` and
+``algorithms``; here are only messages. Names are loaded when they are first used: a device that is merely asked for its
+capacity must not wait for torch.
 """
 
 from importlib import import_module
