@@ -13,13 +13,12 @@ import time
 
 import torch
 
+from fairfold.backends.batched import batched
 from fairfold.data import Dataset, Interactions
-from fairfold.federation.aggregate import ServerState
-from fairfold.federation.replies import Rejections
-from fairfold.federation.settings import read_settings
-from fairfold.federation.task import Task
-from fairfold.simulate import batched
-from fairfold.simulate.federation import Federation
+from fairfold.protocol.faults import Rejections
+from fairfold.protocol.round import run_round
+from fairfold.settings import read_settings
+from fairfold.simulate.world import World
 
 
 def random_data(users: int, items: int, each: int) -> Dataset:
@@ -35,27 +34,32 @@ def peak_gigabytes() -> float:
 
 
 def measure(case: str) -> None:
-    settings = {"solver": "gradient", "local_optimiser": "adam", "local_step": 1e-3, "mapping": "ranked", "chunk": 8}
     if case == "model":
-        data = random_data(16, 15_600_000, 2_000)
-        settings |= {"factors": 64, "capacities": "64x", "clients_per_round": None, "server_optimiser": "sgd"}
+        data, factors = random_data(16, 15_600_000, 2_000), 64
+        fleet = {"capacities": "64x", "clients_per_round": None}
     else:
-        data = random_data(1_000_000, 100_000, 30)
-        settings |= {"factors": 16, "capacities": "1x-4x-16x", "clients_per_round": 1_000, "server_optimiser": "sgd"}
-    chosen = read_settings(settings | {"server_step": 1.0})
-    federation = Federation.of(chosen, Task(data, chosen))
-    full, private = federation.initial()
-    state = ServerState(full)
-    del full
+        data, factors = random_data(1_000_000, 100_000, 30), 16
+        fleet = {"capacities": "1x-4x-16x", "clients_per_round": 1_000}
+    chosen = read_settings({
+        "model": {"kind": "mf", "factors": factors},
+        "algorithm": {
+            "kind": "gradient", "local_optimiser": "adam", "local_step": 1e-3, "server_optimiser": "sgd",
+            "server_step": 1.0,
+        },
+        "subspace": {"mapping": "ranked", "chunk": 8},
+        "fleet": fleet,
+    })  # fmt: skip
+    world = World.of(chosen, data)
+    state = world.initial()
     before = peak_gigabytes()
     for number in range(3):
         started = time.perf_counter()
-        state = batched.run_round(state, private, federation, Rejections())
+        state = run_round(state, world.fleet, world.people, Rejections(), batched)
         print(
             f"  round {number + 1}: {time.perf_counter() - started:.2f} s, peak {peak_gigabytes():.2f} GB", flush=True
         )
     parameters = sum(tensor.numel() for tensor in state.full.values())
-    held = federation.assignments(0)[-1].size() * 4 / 1e6
+    held = world.plan.assignments(0)[-1].size() * 4 / 1e6
     size = f"{parameters:,} parameters ({parameters * 4 / 1e9:.2f} GB)"
     print(f"  {size}, {data.num_users:,} clients, smallest device {held:.1f} MB")
     print(f"  peak before the first round {before:.2f} GB, at the end {peak_gigabytes():.2f} GB")

@@ -17,17 +17,17 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before the imports below
 
+from fairfold.backends.cuda_graph import GraphBackend
 from fairfold.errors import InvalidSubspace
-from fairfold.federation.aggregate import ServerState
-from fairfold.federation.replies import Rejections
 from fairfold.kernels import gpu, hashing, reference, reference_active
 from fairfold.kernels.form import Form, Lines, Places
 from fairfold.kernels.gpu import calls
 from fairfold.kernels.gpu.placement import placement
 from fairfold.kernels.hashing import Layout, expand_seed
-from fairfold.simulate.captured import Cohorts
-from tests.federations import tiny_data, tiny_federation, tiny_settings
+from fairfold.simulate.world import on
+from tests.federations import after_rounds, tiny_data, tiny_settings, tiny_world
 from tests.kernels import gpu_checks
+from tests.parity.rounds import precision
 
 CHUNKS = [1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 100]
 
@@ -213,28 +213,30 @@ def test_slopes_of_a_step(
         model=model, factors=factors, negatives=negatives, batch_size=batch, seed=seed, capacities="1x-4x",
         local_optimiser="sgd", **changes,
     )  # fmt: skip
-    federation, state, private = tiny_federation(tiny_data(seed, 9, 40), chosen)
     device = torch.device(DEVICE)
-    cohorts = Cohorts(federation, device, torch.float64)
-    full = {name: tensor.to(device, torch.float64) for name, tensor in state.full.items()}
-    own = {name: tensor.to(device, torch.float64) for name, tensor in private.items()}
+    with precision():
+        world, state = tiny_world(tiny_data(seed, 9, 40), chosen)
+        world.people.private = on(world.people.private, device)
+        backend = GraphBackend(world.fleet, world.people, device, torch.float64)
+    work = world.people.work
     found: list[torch.Tensor] = []
 
     def run(steps: int) -> None:
-        held, form = cohorts.buffers, federation.task.form
+        held, form = backend.buffers, work.form
         assert form is not None
         for _ in range(steps):
             before = held.gradient.clone()
-            assert calls.add_slopes(form, chosen.regulariser, held.values, held.gradient, held.lines)
+            assert calls.add_slopes(form, work.steps.regulariser, held.values, held.gradient, held.lines)
             found.append(held.gradient.clone())
             held.gradient.copy_(before)
-            cohorts.add_slopes()
+            backend.add_slopes()
             torch.testing.assert_close(found[-1], held.gradient, rtol=1e-9, atol=1e-13)
             reference_active.step_prefix(held.values, held.gradient, held.moments, held.rates, held.moving, held.step)
             held.step += 1
 
-    cohorts._run = run  # type: ignore[method-assign]
-    cohorts.run_round(ServerState(full), own, Rejections())
+    backend._run = run  # type: ignore[method-assign]
+    with precision():
+        after_rounds(world, state.to(device), backend=backend)
     assert any(bool(each.any()) for each in found)
 
 

@@ -13,12 +13,12 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before the imports below
 
+from fairfold.backends.image_graph import chain_of
+from fairfold.backends.stacked_layers import LEFT, RIGHT, Part, stacked_network
 from fairfold.kernels import reference_stacked
 from fairfold.kernels.gpu import affine, stacked
 from fairfold.kernels.reference_stacked import SlotTables
 from fairfold.models import MLP
-from fairfold.simulate.image_cohort import chain_of
-from fairfold.simulate.stacked import LEFT, RIGHT, Part, stacked_network
 
 
 def tables(clients: int, pieces: int, slots: list[int], width: int, seed: int) -> SlotTables:

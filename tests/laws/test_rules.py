@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairfold.errors import InvalidSettings
-from fairfold.federation.aggregate import RoundTotals, ServerState, aggregate
-from fairfold.federation.projection import Hashed
-from fairfold.federation.replies import Rejections
-from fairfold.federation.sampling import Purpose, generator, sample_cohort
-from fairfold.federation.task import Task, Weights
-from fairfold.federation.train import SOLVERS, Device
-from fairfold.simulate.federation import Federation
-from fairfold.simulate.loop import run_round
-from fairfold.subspace import Subspace
-from tests.federations import tiny_data, tiny_federation, tiny_settings
+from fairfold.projections import whole
+from fairfold.protocol.words import Sent, State, Totals
+from fairfold.simulate.world import World
+from fairfold.values import Weights
+from tests.federations import after_rounds, tiny_data, tiny_settings, tiny_world
 from tests.strategies import vector
+
+RULES: dict[str, dict[str, Any]] = {
+    "paper": {"aggregation": "paper"},
+    "delta": {"aggregation": "delta", "server_optimiser": "sgd", "server_step": 1.0},
+}
 
 
 @pytest.fixture
@@ -29,22 +29,16 @@ def double() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-def fedavg_round(state: ServerState, private: Weights, federation: Federation) -> Weights:
+def fedavg_round(world: World, state: State) -> Weights:
     """FedAvg as in its paper: every client trains the whole model; the weighted mean of the models is the next one."""
-    chosen, task = federation.settings, federation.task
-    whole = {
-        name: Hashed(shape, Subspace(len(state.full[name]), len(state.full[name])))
-        for name, shape in task.shapes.items()
-    }
+    plan, people = world.plan, world.people
+    held: Any = {name: whole(shape) for name, shape in plan.architecture.shapes.items()}
     total, weights = {name: torch.zeros_like(tensor) for name, tensor in state.full.items()}, 0.0
-    for client in sample_cohort(chosen, task.num_clients, 0).tolist():
-        own = {name: rows[client] for name, rows in private.items()}
-        device = Device(client, task, dict(whole), own, generator(chosen, Purpose.TRAINING, 0, client))
-        trained = SOLVERS[chosen.solver](state.full, device, chosen)
-        weight = float(task.samples(client))
-        for name, tensor in trained.compacts.items():
-            total[name].add_(tensor, alpha=weight)
-        weights += weight
+    for client in world.fleet.cohort(0).tolist():
+        answer, _ = plan.algorithm.answer(plan, Sent(0, 0, held, state.full), people.client(client, 0))
+        for name, tensor in answer.sums.items():
+            total[name].add_(tensor)
+        weights += float(people.samples(client))
     return {name: tensor / weights for name, tensor in total.items()}
 
 
@@ -52,9 +46,9 @@ def fedavg_round(state: ServerState, private: Weights, federation: Federation) -
 @settings(max_examples=20)
 def test_all_devices_full_is_fedavg_bit_for_bit(seed: int, solver: str, mapping: str) -> None:
     chosen = tiny_settings(solver=solver, mapping=mapping, seed=seed, capacities="1x")
-    federation, state, private = tiny_federation(tiny_data(seed), chosen)
-    expected = fedavg_round(state, private, federation)
-    after = run_round(state, private, federation, Rejections()).full
+    world, state = tiny_world(tiny_data(seed), chosen)
+    expected = fedavg_round(world, state)
+    after = after_rounds(world, state).full
     assert all(torch.equal(after[name], expected[name]) for name in expected)
 
 
@@ -65,13 +59,12 @@ def test_all_devices_full_is_fedavg_bit_for_bit(seed: int, solver: str, mapping:
 def test_both_rules_agree_for_one_size_and_a_server_inside_it(seed: int, solver: str, mapping: str) -> None:
     results = []
     for rule in ("paper", "delta"):
-        changes = {"server_optimiser": "sgd", "server_step": 1.0, "capacities": "4x", "seed": seed}
-        chosen = tiny_settings(solver=solver, aggregation=rule, mapping=mapping, **changes)
-        federation, state, private = tiny_federation(tiny_data(seed), chosen)
-        held = federation.assignments(0)[0].projections
+        chosen = tiny_settings(solver=solver, mapping=mapping, capacities="4x", seed=seed, **RULES[rule])
+        world, state = tiny_world(tiny_data(seed), chosen)
+        held = world.plan.assignments(0)[0].projections
         assert held is not None
-        inside = ServerState({name: p.recover(p.reduce(state.full[name])) for name, p in held.items()})
-        results.append(run_round(inside, private, federation, Rejections()).full)
+        inside = State({name: p.recover(p.reduce(state.full[name])) for name, p in held.items()})
+        results.append(after_rounds(world, inside).full)
     for name, tensor in results[0].items():
         torch.testing.assert_close(tensor, results[1][name], rtol=1e-9, atol=1e-10)
 
@@ -81,11 +74,10 @@ def test_the_rules_differ_when_the_server_knows_more_than_the_devices() -> None:
     """What the delta rule is for: the paper's rule forgets whatever lies outside the devices' subspace."""
     kept = []
     for rule in ("paper", "delta"):
-        chosen = tiny_settings(aggregation=rule, server_optimiser="sgd", server_step=1.0, capacities="4x")
-        federation, state, private = tiny_federation(tiny_data(1), chosen)
-        held = federation.assignments(0)[0].projections
+        world, state = tiny_world(tiny_data(1), tiny_settings(capacities="4x", **RULES[rule]))
+        held = world.plan.assignments(0)[0].projections
         assert held is not None
-        after = run_round(state, private, federation, Rejections()).full
+        after = after_rounds(world, state).full
         outside = [after[name] - p.recover(p.reduce(after[name])) for name, p in held.items()]
         kept.append(float(torch.cat(outside).norm()))
     assert kept[0] == pytest.approx(0, abs=1e-9)
@@ -94,9 +86,10 @@ def test_the_rules_differ_when_the_server_knows_more_than_the_devices() -> None:
 
 @pytest.mark.parametrize("rule", ["paper", "delta"])
 def test_a_round_nobody_answers_keeps_the_model(rule: str) -> None:
-    state = ServerState({"item.weight": vector(33)})
-    after = aggregate(state, RoundTotals(state.full), tiny_settings(aggregation=rule))
-    assert torch.equal(after.full["item.weight"], state.full["item.weight"])
+    world, _ = tiny_world(tiny_data(), tiny_settings(aggregation=rule))
+    state = State({"item.weight": vector(33)})
+    after = world.plan.algorithm.apply(world.plan, state, Totals())
+    assert torch.equal(after.full["item.weight"], vector(33))
     assert after.round_number == 1
 
 
@@ -104,21 +97,23 @@ def test_a_round_nobody_answers_keeps_the_model(rule: str) -> None:
 def test_closed_form_is_the_minimum_for_the_user_and_a_descent_step_for_the_items() -> None:
     """Against autograd on the dense problem: the user's gradient vanishes, the compact step is the projected one."""
     chosen = tiny_settings(solver="closed_form", unobserved_weight=0.3, ridge=0.2, capacities="4x")
-    federation, state, private = tiny_federation(tiny_data(3), chosen)
-    held = federation.assignments(0)[0].projections
+    world, _ = tiny_world(tiny_data(3), chosen)
+    held = world.plan.assignments(0)[0].projections
     assert held is not None
     projection = held["item.weight"]
     compact = vector(projection.size, 5)
-    device = Device(1, federation.task, held, {"user.weight": private["user.weight"][1]}, torch.Generator())
-    trained = SOLVERS["closed_form"]({"item.weight": compact}, device, chosen)
-    user = trained.own["user.weight"].clone().requires_grad_()
+    answer, own = chosen.algorithm.answer(
+        world.plan, Sent(0, 0, held, {"item.weight": compact}), world.people.client(1, 0)
+    )
+    user = own["user.weight"].clone().requires_grad_()
     table = projection.recover(compact).view(11, 3).requires_grad_()
     liked = torch.zeros(11)
-    liked[federation.task.data.train.of(1)] = 1
+    liked[world.people.train.of(1)] = 1
     loss = ((0.3 + 0.7 * liked) * (table @ user - liked).square()).sum() / 2 + 0.2 * user.square().sum() / 2
     for_user, for_table = torch.autograd.grad(loss, [user, table])
     torch.testing.assert_close(for_user, torch.zeros(3), rtol=0, atol=1e-10)
-    torch.testing.assert_close(trained.compacts["item.weight"], compact - 0.1 * projection.reduce(for_table.view(-1)))
+    trained = answer.sums["item.weight"] / answer.weight
+    torch.testing.assert_close(trained, compact - 0.1 * projection.reduce(for_table.view(-1)))
 
 
 @pytest.mark.usefixtures("double")
@@ -126,33 +121,30 @@ def test_closed_form_is_the_minimum_for_the_user_and_a_descent_step_for_the_item
 def test_squares_of_drawn_items_expect_the_whole_catalogue(client: int, negatives: int) -> None:
     """Over all draws of negatives: the gradient is the one by which the closed form moves the items, a c-th of it."""
     changes: dict[str, Any] = {"unobserved_weight": 0.3, "capacities": "1x", "local_step": 1.0}
-    federation, _, private = tiny_federation(tiny_data(3), tiny_settings(solver="closed_form", **changes))
-    held = federation.assignments(0)[0].projections
+    world, _ = tiny_world(tiny_data(3), tiny_settings(solver="closed_form", weighting="equal", **changes))
+    held = world.plan.assignments(0)[0].projections
     assert held is not None
     table = vector(33, 5)
-    device = Device(client, federation.task, held, {"user.weight": private["user.weight"][client]}, torch.Generator())
-    step = SOLVERS["closed_form"]({"item.weight": table}, device, federation.settings)
-    mine = federation.task.data.train.of(client)
+    sent = Sent(0, 0, held, {"item.weight": table})
+    step, own = world.plan.algorithm.answer(world.plan, sent, world.people.client(client, 0))
+    mine = world.people.train.of(client)
     others = torch.tensor([item for item in range(11) if item not in mine.tolist()])
     sampled = tiny_settings(objective="squared", negatives=negatives, regulariser=0.0, **changes)
-    task = Task(federation.task.data, sampled)
+    work = World.of(sampled, world.data).people.work
     every = torch.cartesian_prod(mine, *[others] * negatives)  # each positive with each draw, all as likely
     rows = table.clone().requires_grad_()
-    weight = task.local(client, torch.Generator()).targets
+    weight = work.local(client, torch.Generator()).targets
     assert weight is not None
-    losses = task.sample_losses({}, [step.own["user.weight"]], [rows.view(11, 3)[every]], weight[:1].expand(len(every)))
+    losses = work.sample_losses({}, [own["user.weight"]], [rows.view(11, 3)[every]], weight[:1].expand(len(every)))
     (slope,) = torch.autograd.grad(losses.mean(), rows)
-    torch.testing.assert_close(table - len(mine) * slope, step.compacts["item.weight"])
+    torch.testing.assert_close(table - len(mine) * slope, step.sums["item.weight"])
 
 
 @pytest.mark.parametrize("optimiser", ["sgd", "momentum", "adam", "yogi", "adagrad"])
 def test_a_step_a_client_is_the_rounds_clients_times_as_long(optimiser: str) -> None:
     def after(**changes: Any) -> Weights:
         chosen = tiny_settings(aggregation="delta", server_optimiser=optimiser, clients_per_round=4, **changes)
-        federation, state, private = tiny_federation(tiny_data(3), chosen)
-        for _ in range(2):
-            state = run_round(state, private, federation, Rejections())
-        return state.full
+        return after_rounds(*tiny_world(tiny_data(3), chosen), 2).full
 
     a_client, a_round = after(server_step=0.25, step_per="client"), after(server_step=1.0)
     assert all(torch.equal(a_client[name], a_round[name]) for name in a_round)
@@ -162,8 +154,8 @@ def test_a_step_a_client_is_the_rounds_clients_times_as_long(optimiser: str) -> 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"aggregation": "paper"}, "aggregation='delta'"),
-        ({"clients_per_round": None}, "a number of clients_per_round"),
+        ({"aggregation": "paper"}, "'algorithm.step_per' with aggregation='paper': it needs 'delta'"),
+        ({"clients_per_round": None}, "a number of fleet.clients_per_round"),
     ],
 )
 def test_a_step_a_client_where_it_means_nothing_is_refused(changes: dict[str, Any], said: str) -> None:

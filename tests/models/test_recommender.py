@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from fairfold.backends.batched import takes_steps
 from fairfold.data.synthetic import SyntheticWorld
 from fairfold.errors import InvalidSettings
-from fairfold.federation.replies import Rejections
-from fairfold.federation.settings import read_settings
 from fairfold.models import MF, NeuMF, NeuMFMLP, Recommender, scorer
 from fairfold.models.recommender import make_named
-from fairfold.simulate import batched, captured, loop
-from tests.federations import tiny_data, tiny_federation, tiny_settings
+from fairfold.simulate.world import World
+from tests.federations import tiny_data, tiny_settings
+from tests.flat import flat
+from tests.parity.rounds import IN_TURN, RUNNERS
 
 OWN = "tests.own_models:BiasedMF"
 
@@ -73,13 +74,14 @@ def test_what_cannot_take_part_is_refused(name: str, said: str) -> None:
         ({"model": "a b:c"}, "package.module:Class"),
         ({"model": "os.path:"}, "package.module:Class"),
         ({"model": OWN, "method": "heterofl"}, "built-in model"),
-        ({"model": OWN, "solver": "closed_form"}, "model='mf'"),
-        ({"model": "neumf", "ratings": True}, "models of one's own"),
+        ({"model": OWN, "solver": "closed_form"}, "model.kind='mf'"),
+        ({"model": "neumf", "ratings": True}, "unknown key 'model.ratings' with kind='neumf'"),
+        ({"model": OWN, "support": 3}, "model.kind='mf' or 'neumf'"),
     ],
 )
 def test_settings_that_do_not_fit(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidSettings, match=said):
-        read_settings({"solver": "gradient"} | changes)
+        flat(**{"solver": "gradient"} | changes)
 
 
 @pytest.mark.parametrize(
@@ -93,14 +95,10 @@ def test_settings_that_do_not_fit(changes: dict[str, Any], said: str) -> None:
 )
 def test_the_fast_backend_leaves_it_to_the_loop(model: str, changes: dict[str, Any]) -> None:
     settings = tiny_settings(model=model, clients_per_round=None, **changes)
-    assert not captured.serves(settings)
     data = tiny_data(1, 6, 24, settings.predicts_ratings)
-    ends = []
-    for run_round in (loop.run_round, batched.run_round):
-        federation, state, private = tiny_federation(data, settings)
-        for _ in range(2):
-            state = run_round(state, private, federation, Rejections())
-        ends.append(state.full | private)
+    assert not takes_steps(World.of(settings, data).plan)
+    found = [runner.run(settings, data, 2) for runner in (IN_TURN, RUNNERS["batched"])]
+    ends = [outcome.state.full | outcome.private for outcome in found]
     assert set(ends[0]) == set(ends[1])
     assert all(torch.equal(ends[0][name], vector) for name, vector in ends[1].items())
 

@@ -14,24 +14,23 @@ from fairfold.data import Dataset
 from fairfold.data.counted import items_at
 from fairfold.data.synthetic import SyntheticWorld
 from fairfold.errors import InvalidData, InvalidSettings
-from fairfold.federation.counting import masked_count
-from fairfold.federation.settings import Settings, read_settings
-from fairfold.flower.plan import refuse_unserved
+from fairfold.protocol.counting import masked_count
 from fairfold.runs.device import device_model, read_device_model, write_device_model
 from fairfold.runs.opened import item_name, open_run, read_history
 from fairfold.runs.summary import read_run
 from fairfold.runs.train import run
+from fairfold.settings import Settings, read_settings
 from fairfold.simulate import simulate
-from fairfold.simulate.counting import numbered_by_counts, plain_count
+from fairfold.simulate.numbering import numbered_by_counts, plain_count
 from fairfold.subspace import Capacity
 from tests.federations import tiny_data
+from tests.flat import flat
 
 SQUARES: dict[str, Any] = {"solver": "least_squares", "factors": 3, "support": 4, "tail_share": 0.25}
 CHOICES: list[dict[str, Any]] = [
     SQUARES,
     SQUARES | {"support": 0},
     {"solver": "closed_form", "factors": 3},
-    {"solver": "closed_form", "factors": 3, "method": "central"},
     {"solver": "gradient", "factors": 3, "model": "neumf", "local_step": 0.05, "rehash": True},
     {"solver": "gradient", "factors": 3, "model": "mf", "chunk": 1, "method": "fair_hom"},
 ]
@@ -39,7 +38,7 @@ CHOICES: list[dict[str, Any]] = [
 
 def wanted(**changes: Any) -> Settings:
     base = {"capacities": "1x-2x-8x", "rounds": 3, "clients_per_round": 8, "evaluate_every": 3, "top": 5}
-    return read_settings(base | changes)
+    return flat(**base | changes)
 
 
 def ordered(data: Dataset) -> Dataset:
@@ -76,20 +75,14 @@ def test_the_same_model_whatever_the_numbers_of_the_catalogue(changes: dict[str,
     assert torch.equal(place[: len(found.counted.leading)], found.counted.leading.long())
 
 
-def test_devices_that_the_method_leaves_out_are_not_asked() -> None:
-    told = numbered_by_counts(tiny_data(2, users=24, items=90), wanted(method="full_trn", popularity="counts")).counted
-    assert told is not None
-    assert (told.asked, told.devices) == (8, 8)  # those of 1x
-
-
 def test_any_shuffle_reaches_about_the_quality_of_the_order_it_destroyed() -> None:
     data = ordered(SyntheticWorld(users=150, items=1_000, interactions_per_user=40, seed=3).dataset())
     mixed = data.renumbered(torch.randperm(1_000, generator=torch.Generator().manual_seed(0)))
     common: dict[str, Any] = {"solver": "least_squares", "factors": 8, "support": 5, "rounds": 15, "top": 20}
     common |= {"clients_per_round": 60, "capacities": "4x-16x"}
-    public = simulate(read_settings(common), data=data).quality
-    counted = simulate(read_settings(common | {"popularity": "counts"}), data=mixed).quality
-    lost = simulate(read_settings(common), data=mixed).quality
+    public = simulate(flat(**common), data=data).quality
+    counted = simulate(flat(**common | {"popularity": "counts"}), data=mixed).quality
+    lost = simulate(flat(**common), data=mixed).quality
     assert counted == pytest.approx(public, rel=0.05)
     assert lost < 0.7 * public  # or the order would not matter here
 
@@ -149,7 +142,7 @@ def test_the_cost_is_in_the_first_rounds_bytes() -> None:
 def test_a_run_goes_on_with_the_order_it_began_with(tmp_path: Path, backend: str) -> None:
     chosen = wanted(**SQUARES, popularity="counts", backend=backend, rounds=4, world={"users": 40, "items": 200})
     whole = run(chosen, tmp_path / "whole", checkpoint_every=1)
-    run(chosen.model_copy(update={"rounds": 2}), tmp_path / "broken", checkpoint_every=1)
+    run(chosen.with_changes({"run.rounds": 2}), tmp_path / "broken", checkpoint_every=1)
     again = run(chosen, tmp_path / "broken", resume=True, checkpoint_every=1)
     for name, tensor in whole.result.state.full.items():
         assert torch.equal(again.result.state.full[name], tensor)
@@ -181,34 +174,38 @@ def test_a_run_speaks_of_items_by_the_numbers_of_the_catalogue(tmp_path: Path) -
 
 
 def test_without_popularity_ranked_falls_back_to_hashing() -> None:
-    assert wanted(popularity="none").mapping == "element"
-    assert wanted(popularity="none", mapping="chunk").mapping == "chunk"
-    assert wanted(**SQUARES, popularity="none", mapping="ranked").mapping == "chunk"
-    ratings = read_settings({"model": "mf-ratings", "popularity": "none"})
-    assert (ratings.mapping, ratings.alike) == ("chunk", False)
-    again = read_settings(ratings.model_dump())
-    assert again == ratings
     data = tiny_data(2, users=24, items=90)
-    hashed = simulate(wanted(**SQUARES, mapping="chunk"), data=data)
-    found = simulate(wanted(**SQUARES, popularity="none"), data=data)
-    assert torch.equal(found.state.full["item.weight"], hashed.state.full["item.weight"])
+    whole_rows = {"solver": "least_squares", "factors": 3}
+    for changes, mapping in ((whole_rows, {"mapping": "chunk"}), (CHOICES[-1] | {"chunk": 1}, {"mapping": "element"})):
+        without_chunk = {key: value for key, value in changes.items() if key != "chunk"}
+        hashed = simulate(wanted(**without_chunk, **mapping), data=data)
+        found = simulate(wanted(**without_chunk, popularity="none"), data=data)
+        assert torch.equal(found.state.full["item.weight"], hashed.state.full["item.weight"])
+    ratings = flat(solver="ratings", popularity="none")
+    assert not ratings.algorithm.orders_alike(ratings)  # type: ignore[attr-defined]
+    assert read_settings(ratings.plain()) == ratings
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"mapping": "chunk"}, "mapping='ranked'"),
-        ({"method": "heterofl", "solver": "gradient"}, "methods with subspaces"),
-        ({"model": "mf-ratings", "alike": True}, "use alike=false"),
-        ({"model": "mlp", "data": "mnist"}, "mapping='ranked'"),
+        ({"mapping": "chunk"}, "it needs 'ranked'"),
+        (
+            {"method": "heterofl", "solver": "gradient"},
+            "unknown key 'subspace.popularity' with subspace.method='heterofl'",
+        ),
+        ({"method": "fedavg", "solver": "gradient"}, "'subspace.popularity' with subspace.method='fedavg'"),
+        ({"solver": "ratings", "alike": True}, "use alike=false"),
+        ({"model": "mlp", "data": "mnist"}, "it needs 'ranked'"),
     ],
 )
 def test_counts_that_nothing_needs_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidSettings, match=words):
-        read_settings({"popularity": "counts"} | changes)
+        flat(**{"popularity": "counts"} | changes)
 
 
-def test_ratings_are_counted_without_alike_and_over_a_network_not_at_all() -> None:
-    assert not read_settings({"model": "mf-ratings", "popularity": "counts"}).alike
-    with pytest.raises(InvalidSettings, match="popularity='counts'"):
-        refuse_unserved(wanted(popularity="counts"))
+def test_ratings_are_counted_without_alike() -> None:
+    counted = flat(solver="ratings", popularity="counts")
+    assert not counted.algorithm.orders_alike(counted)  # type: ignore[attr-defined]
+    ordered_by_all = flat(solver="ratings")
+    assert ordered_by_all.algorithm.orders_alike(ordered_by_all)  # type: ignore[attr-defined]

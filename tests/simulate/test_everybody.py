@@ -8,69 +8,67 @@ import torch
 from fairfold import simulate
 from fairfold.data import Dataset
 from fairfold.data.synthetic import SyntheticWorld
-from fairfold.federation.aggregate import ServerState
-from fairfold.federation.send import send
-from fairfold.federation.settings import read_settings
-from fairfold.federation.task import Task
-from fairfold.simulate.federation import Federation
+from fairfold.protocol.words import reduced
 from fairfold.simulate.result import Judge
+from fairfold.simulate.world import World
 from tests.federations import tiny_data
+from tests.flat import flat
 
-SMALL: dict[str, Any] = {"clients_per_round": 8, "rounds": 3, "factors": 3, "chunk": 3, "capacities": "1x-3x-9x"}
+SMALL: dict[str, Any] = {"clients_per_round": 8, "rounds": 3, "factors": 3, "capacities": "1x-3x-9x"}
+STEPS = SMALL | {"solver": "closed_form", "chunk": 3}
 SQUARES = SMALL | {"solver": "least_squares", "support": 0, "tail_share": 0.5}
-RATINGS = SMALL | {"model": "mf-ratings", "tail_share": 0.5, "reference_factors": 3, "alike": False}
+RATINGS = SMALL | {"solver": "ratings", "tail_share": 0.5, "reference_factors": 3, "alike": False}
 
 
 def data_for(values: dict[str, Any]) -> Dataset:
-    if values.get("model") == "mf-ratings":
+    if values["solver"] == "ratings":
         return tiny_data(3, users=20, items=60, ratings=True)
     return SyntheticWorld(users=20, items=60, interactions_per_user=12).dataset()
 
 
-@pytest.mark.parametrize("values", [SMALL | {"solver": "closed_form"}, SQUARES, RATINGS])
+@pytest.mark.parametrize("values", [STEPS, SQUARES, RATINGS])
 def test_all_users_are_the_users_of_all_sizes(values: dict[str, Any]) -> None:
-    settings, data = read_settings(values), data_for(values)
+    settings, data = flat(**values), data_for(values)
     result = simulate(settings, data=data)
-    federation = Federation.of(settings, Task(data, settings))
-    judge, held = Judge(federation, {}), federation.assignments(0)
-    state = ServerState(result.state.full)
+    world = World.of(settings, data)
+    judge, held = Judge(world, {}), world.plan.assignments(0)
     # What the metric is a mean of: users who have anything to be tested on, or single ratings.
     tested = data.test.counts_by_user if settings.predicts_ratings else (data.test.counts_by_user > 0).long()
-    for assignment, sent, group in zip(held, send(state.full, held), result.groups, strict=True):
+    for assignment, sent, group in zip(held, reduced(result.state.full, held), result.groups, strict=True):
         assert sent is not None
         assert assignment.projections is not None
         table = {name: projection.recover(sent[name]) for name, projection in assignment.projections.items()}
         total = 0.0
         for number in range(len(held)):
-            members = (federation.group == number).nonzero().flatten()
-            total += judge.value(table, {}, members, [assignment]) * float(tested[members].sum())
+            members = (world.fleet.size == number).nonzero().flatten()
+            total += judge.value(table, members, [assignment]) * float(tested[members].sum())
         assert group.everybody == pytest.approx(total / float(tested.sum()), abs=1e-6)
     assert len({group.everybody for group in result.groups}) == len(result.groups)
 
 
-@pytest.mark.parametrize("values", [SMALL | {"solver": "closed_form"}, SQUARES, RATINGS])
+@pytest.mark.parametrize("values", [STEPS, SQUARES, RATINGS])
 def test_both_backends_say_the_same(values: dict[str, Any]) -> None:
-    found = [simulate(read_settings(values | {"backend": name}), data=data_for(values)) for name in ("loop", "batched")]
+    found = [simulate(flat(**values | {"backend": name}), data=data_for(values)) for name in ("loop", "batched")]
     loop, batched = ([group.everybody for group in result.groups] for result in found)
     assert loop == pytest.approx(batched, abs=1e-5)
 
 
 def test_devices_that_all_hold_the_same_have_the_servers_model() -> None:
     values = SQUARES | {"support": 30}  # nobody has that many: hardly a row is owned, by no size
-    result = simulate(read_settings(values), data=data_for(values))
+    result = simulate(flat(**values), data=data_for(values))
     assert len({group.size for group in result.groups}) == 1
     assert [group.everybody for group in result.groups] == pytest.approx([result.quality] * 3)
 
 
 def test_vectors_that_were_trained_with_one_size_say_nothing_of_another() -> None:
-    values = SMALL | {"solver": "gradient", "aggregation": "paper"}
-    result = simulate(read_settings(values), data=data_for(values))
+    values = STEPS | {"solver": "gradient", "aggregation": "paper"}
+    result = simulate(flat(**values), data=data_for(values))
     assert [group.everybody for group in result.groups] == [None, None, None]
     assert all(group.quality is not None for group in result.groups)
 
 
 def test_devices_left_out_have_no_model() -> None:
-    values = SQUARES | {"method": "full_trn"}
-    result = simulate(read_settings(values), data=data_for(values))
+    values = SMALL | {"solver": "least_squares", "method": "full_trn"}
+    result = simulate(flat(**values), data=data_for(values))
     assert [group.everybody is None for group in result.groups] == [False, True, True]
     assert torch.isfinite(torch.tensor(result.groups[0].everybody))

@@ -5,8 +5,8 @@ from fractions import Fraction
 import pytest
 
 from fairfold.data import load_images
-from fairfold.federation.settings import read_settings
 from fairfold.simulate import simulate
+from tests.flat import flat
 from tests.nn.test_mnist import DATA, needs_mnist
 
 
@@ -17,10 +17,10 @@ def test_consistent_subspaces_learn_more(compress: str) -> None:
     data = load_images(DATA)
     reached = {}
     for method in ("fair", "inconsistent"):
-        settings = read_settings({
-            "data": "mnist", "model": "mlp", "method": method, "capacities": "4x", "compress": compress,
-            "local_epochs": 2, "rounds": 8, "evaluate_every": 2,
-        })  # fmt: skip
+        settings = flat(
+            data="mnist", model="mlp", method=method, capacities="4x", compress=compress, local_epochs=2, rounds=8,
+            evaluate_every=2,
+        )  # fmt: skip
         result = simulate(settings, data=data)
         reached[method] = max(report.quality.server for report in result.history if report.quality is not None)
         share = Fraction(result.groups[0].size, sum(tensor.numel() for tensor in result.state.full.values()))

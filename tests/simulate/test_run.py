@@ -1,6 +1,7 @@
 """Whole runs: they learn, repeat themselves, take every setting and survive clients that fail."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,28 +9,23 @@ import torch
 from fairfold import Settings, simulate
 from fairfold.data import Dataset
 from fairfold.errors import InvalidCapacity, InvalidSettings
-from fairfold.federation.aggregate import ServerState
-from fairfold.federation.replies import Rejections
-from fairfold.federation.sampling import Purpose, generator
-from fairfold.federation.settings import read_settings
-from fairfold.federation.task import Task
 from fairfold.models import NeuMF, bpr_loss
-from fairfold.simulate import central
-from fairfold.simulate.federation import Federation
-from fairfold.simulate.run import load_data
+from fairfold.simulate.world import World, load_data
+from tests.federations import after_rounds, copied
+from tests.flat import flat
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "world": {"users": 60, "items": 300, "interactions_per_user": 30},
     "clients_per_round": 30,
     "rounds": 25,
     "evaluate_every": 25,
-    "chunk": 1,
 }
-GRADIENT = {"solver": "gradient", "local_optimiser": "adam", "local_step": 0.01, "aggregation": "paper"}
+CLOSED: dict[str, Any] = {"solver": "closed_form", "chunk": 1, "factors": 8}
+GRADIENT: dict[str, Any] = {"solver": "gradient", "local_optimiser": "adam", "local_step": 0.01, "aggregation": "paper"}
 
 
 def small(**changes: object) -> Settings:
-    return read_settings(SMALL | changes)
+    return flat(**(SMALL | ({} if "solver" in changes or "method" in changes else CLOSED) | changes))
 
 
 def learning(**changes: object) -> Settings:
@@ -72,7 +68,8 @@ def test_the_same_settings_give_the_same_numbers() -> None:
 @pytest.mark.parametrize("method", ["fair", "fair_hom", "full_trn", "fedavg", "fedhm", "heterofl", "inconsistent",
                                     "central"])  # fmt: skip
 def test_every_method_runs(method: str) -> None:
-    result = simulate(small(rounds=2, model="neumf", method=method, capacities="1x-4x", **GRADIENT))
+    steps = {key: value for key, value in GRADIENT.items() if method != "central" or key != "aggregation"}
+    result = simulate(small(rounds=2, model="neumf", method=method, capacities="1x-4x", **steps))
     assert all(torch.isfinite(tensor).all() for tensor in result.state.full.values())
     assert 0 <= result.quality <= 1
 
@@ -80,18 +77,17 @@ def test_every_method_runs(method: str) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"mapping": "element", "rehash": True},
-        {"mapping": "chunk", "chunk": 4, "sign": False, "size_rule": "paper"},
+        {"mapping": "element", "rehash": True, "solver": "closed_form"},
+        {"mapping": "chunk", "chunk": 4, "sign": False},
         {"server_optimiser": "sgd", "server_step": 0.1},
         {"capacities": "1x"},
         {"capacities": "1x-...-64x"},
-        {"broadcast": True},
         GRADIENT | {"user_vectors": "uploaded", "model": "neumf", "local_epochs": 2},
         GRADIENT | {"compress": "all", "model": "neumf", "mapping": "element", "capacities": "1x-4x"},
         GRADIENT | {"prox": 0.1},
         GRADIENT | {"objective": "softmax", "negatives": 3, "model": "neumf"},
         GRADIENT | {"objective": "squared", "negatives": 3, "item_bias": True},
-        GRADIENT | {"objective": "squared", "item_bias": True, "method": "central"},
+        {"solver": "central", "objective": "squared", "item_bias": True},
         GRADIENT | {"objective": "softmax", "item_bias": True, "capacities": "1x-40x", "support": 3, "tail_share": 0.5},
         GRADIENT | {"objective": "squared", "model": "tests.own_models:BiasedMF"},
         GRADIENT | {"backend": "loop", "replacement": True, "weighting": "data"},
@@ -104,16 +100,14 @@ def test_every_setting_runs(changes: dict[str, object]) -> None:
 
 
 def test_bytes_are_counted_either_way() -> None:
-    compact, broadcast = simulate(small(rounds=1)), simulate(small(rounds=1, broadcast=True))
+    compact = simulate(small(rounds=1))
     assert [group.bytes_up for group in compact.groups] == [9_600, 2_400, 600]
     assert [group.bytes_down for group in compact.groups] == [9_600, 2_400, 600]
-    assert [group.bytes_down for group in broadcast.groups] == [9_600, 9_600, 9_600]
-    assert broadcast.history[0].bytes_down == 30 * 9_600
-    assert torch.equal(compact.state.full["item.weight"], broadcast.state.full["item.weight"])
+    assert compact.history[0].bytes_down == compact.history[0].bytes_up < 30 * 9_600
 
 
 def test_a_bias_is_counted_and_fits_into_a_budget() -> None:
-    changes = GRADIENT | {"rounds": 1, "item_bias": True, "clients_per_round": None}
+    changes = GRADIENT | {"chunk": 1, "rounds": 1, "item_bias": True, "clients_per_round": None}
     shares = simulate(small(capacities="1x-4x-16x", **changes))
     assert [group.bytes_held for group in shares.groups] == [9_600 + 1_200, 2_400 + 1_200, 600 + 1_200]
     assert [group.bytes_up for group in shares.groups] == [group.bytes_down for group in shares.groups]
@@ -127,19 +121,26 @@ def test_a_bias_is_counted_and_fits_into_a_budget() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"objective": "softmax"}, "solver='gradient'"),
-        ({"objective": "squared", "solver": "least_squares"}, "solver='gradient'"),
-        ({"objective": "squared", "solver": "gradient", "model": "neumf-mlp"}, "rank items"),
-        ({"objective": "softmax", "model": "mlp", "data": "mnist"}, "rank items"),
-        ({"objective": "hinge"}, "'bpr', 'softmax' or 'squared'"),
-        ({"item_bias": True}, "solver='gradient', not 'mf' and 'closed_form'"),
-        ({"item_bias": True, "solver": "gradient", "model": "neumf"}, "not 'neumf'"),
-        ({"item_bias": True, "solver": "gradient", "model": "tests.own_models:BiasedMF"}, "table of one column"),
+        ({"objective": "softmax"}, "unknown key 'algorithm.objective' with algorithm.kind='closed_form'"),
+        ({"objective": "squared", "solver": "least_squares"}, "with algorithm.kind='least_squares'"),
+        ({"objective": "squared", "solver": "gradient", "model": "neumf-mlp"}, "where the quality is MSE"),
+        ({"negatives": 2, "solver": "central", "model": "neumf-mlp"}, "where the quality is MSE"),
+        ({"objective": "softmax", "solver": "images", "model": "mlp", "data": "mnist"}, "with algorithm.kind='images'"),
+        ({"objective": "hinge", "solver": "gradient"}, "'bpr', 'softmax' or 'squared'"),
+        ({"item_bias": True}, "model.kind='mf' without item_bias; 'gradient' serves others"),
+        (
+            {"item_bias": True, "solver": "gradient", "model": "neumf"},
+            "unknown key 'model.item_bias' with kind='neumf'",
+        ),
+        (
+            {"item_bias": True, "solver": "gradient", "model": "tests.own_models:BiasedMF"},
+            "unknown key 'model.item_bias'",
+        ),
     ],
 )
 def test_objectives_and_biases_that_make_no_sense_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidSettings, match=message):
-        small(**changes)
+        flat(**{"solver": "closed_form"} | changes)
 
 
 @pytest.mark.parametrize(
@@ -161,16 +162,20 @@ def test_devices_that_are_left_out_are_not_drawn() -> None:
     assert [report.clients for report in few.history] == [2, 2]
     all_there_are = simulate(small(rounds=1, clients_per_round=30, **changes))
     assert all_there_are.history[0].clients == 3  # 5 % of 60
-    with pytest.raises(InvalidSettings, match="one above 0 for each capacity"):
-        small(capacities="1x-2x", shares=[1, 2, 3])
+    with pytest.raises(InvalidSettings, match="one for each capacity"):
+        small(capacities="1x-2x", shares=[1, 2, 3], solver="gradient")
+
+
+def published_at(path: Path, **changes: object) -> Settings:
+    return flat(**CLOSED | {"data": str(path), "clients_per_round": 2} | changes)
 
 
 def test_a_published_split_can_be_pooled_and_split_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAIRFOLD_CACHE", str(tmp_path / "cache"))
     (tmp_path / "train.txt").write_text("".join(f"{user} {' '.join(map(str, range(9)))}\n" for user in range(4)))
     (tmp_path / "test.txt").write_text("".join(f"{user} 9\n" for user in range(4)))
-    published, _ = load_data(small(data=str(tmp_path)))
-    pooled, _ = load_data(small(data=str(tmp_path), resplit=True))
+    published, _ = load_data(published_at(tmp_path))
+    pooled, _ = load_data(published_at(tmp_path, resplit=True))
     assert isinstance(published, Dataset)
     assert isinstance(pooled, Dataset)
     assert (len(published.train), len(published.test)) == (36, 4)
@@ -190,39 +195,37 @@ def test_early_stopping_by_trend_and_by_threshold() -> None:
     assert len(still.history) == 4  # the first evaluation is the best, three more are no better
 
 
-@pytest.mark.parametrize("vectors", ["private", "uploaded"])
-def test_central_training_takes_the_steps_of_torch(vectors: str) -> None:
+def test_central_training_takes_the_steps_of_torch() -> None:
     """Everybody's samples in one place: plain Adam over the whole model, going on from round to round."""
-    settings = small(rounds=2, model="neumf", method="central", user_vectors=vectors, batch_size=40, **GRADIENT)
-    settings = settings.model_copy(update={"local_optimiser": "adam", "local_step": 0.01, "clients_per_round": 3})
+    settings = small(
+        rounds=2, model="neumf", solver="central", batch_size=40, local_optimiser="adam", local_step=0.01,
+        clients_per_round=3,
+    )  # fmt: skip
     data, _ = load_data(settings)
     assert isinstance(data, Dataset)
-    task = Task(data, settings)
-    federation = Federation.of(settings, task)
-    full, private = federation.initial()
-    model = task.model_of({name: tensor.clone() for name, tensor in full.items()},
-                          {name: rows.clone() for name, rows in private.items()})  # fmt: skip
+    world = World.of(settings, data)
+    state = world.initial()
+    people, architecture = world.people, world.plan.architecture
+    model = architecture.model_of(copied(state.full), copied(people.private))
     assert isinstance(model, NeuMF)
     optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
-    state = ServerState(full)
     for number in range(2):
-        samples = task.everything(generator(settings, Purpose.TRAINING, number))
-        for part in samples.parts(40 * 3):
+        for part in people.work.everything(people.source(number, 0)).parts(40 * 3):
             users, items = model.embed_users(part.users[:, None]), model.embed_items(part.items)
             scores = model.combine(tuple(user.expand(-1, 2, -1) for user in users), items)
-            loss = bpr_loss(scores[:, 0], scores[:, 1], [*users, *items], settings.regulariser)
+            loss = bpr_loss(scores[:, 0], scores[:, 1], [*users, *items], people.work.steps.regulariser)
             optimiser.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
-        state = central.run_round(state, private, federation, Rejections())
-    after = state.full | private
+        state = after_rounds(world, state)
+    after = state.full | people.private
     for name, tensor in model.named_parameters():
         assert torch.allclose(after[name].view(tensor.shape), tensor, atol=2e-4), name
 
 
-def test_central_training_moves_no_bytes_and_holds_everything() -> None:
-    for changes in ({}, GRADIENT):
-        result = simulate(small(rounds=2, method="central", **changes))
-        assert result.history[0].bytes_down == result.history[0].bytes_up == 0
-        assert result.history[0].clients == 60
-        assert all(group.bytes_up == 0 and group.bytes_held == 9_600 for group in result.groups)
+@pytest.mark.parametrize("changes", [{}, {"replacement": True}])
+def test_central_training_moves_no_bytes_and_holds_everything(changes: dict[str, Any]) -> None:
+    result = simulate(small(rounds=2, solver="central", factors=8, **changes))
+    assert result.history[0].bytes_down == result.history[0].bytes_up == 0
+    assert result.history[0].clients == 1
+    assert all(group.bytes_up == 0 and group.bytes_held == 9_600 for group in result.groups)

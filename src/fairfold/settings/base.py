@@ -52,6 +52,17 @@ class Frozen(BaseModel):
         found = self.model_dump(mode="json", exclude_defaults=changed)
         return {key: value for key, value in found.items() if not self.idle(key)}
 
+    @classmethod
+    def read(cls, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> Self:
+        """From keys that somebody wrote, among other defaults than those of the class: see :meth:`filled`."""
+        known = {key: value for key, value in values.items() if key in cls.model_fields}
+        new = {key: value for key, value in defaults.items() if key in cls.model_fields and key not in known}
+        candidate = cls.model_construct(**known, **new)
+        new = {key: value for key, value in new.items() if not candidate.idle(key)}
+        found = cls.model_validate(dict(values) | new)
+        found.__pydantic_fields_set__.difference_update(new)
+        return found
+
     def filled(self, defaults: Mapping[str, Any]) -> Self:
         """With other defaults: for keys that were not given, exist here and have an effect."""
         new = {k: v for k, v in defaults.items() if k in type(self).model_fields and k not in self.model_fields_set}

@@ -6,6 +6,7 @@
 
 import difflib
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Self
 
 from pydantic import ConfigDict, SerializeAsAny, ValidationError, model_validator
@@ -160,12 +161,12 @@ def _resolved(tables: Mapping[str, Any]) -> dict[str, Any]:
     algorithm: Algorithm = _tagged("algorithm", algorithms(), given["algorithm"], kind)
     defaults = algorithm.DEFAULTS
     model = model.filled(defaults.get("model", {}))
-    first = defaults.get("subspace", {}).get("method", "fair")
-    method: Method = _tagged("subspace", methods(), given["subspace"], first)
-    method = method.filled({k: v for k, v in defaults.get("subspace", {}).items() if k != "method"})
+    of_method = dict(defaults.get("subspace", {}))
+    first = of_method.pop("method", "fair")
+    method: Method = _tagged("subspace", methods(), given["subspace"], first, of_method)
     data = _tagged("data", DATA, given["data"], _data_kind(given["data"], model.kind))
-    fleet = _table("fleet", FleetSettings, given["fleet"]).filled(defaults.get("fleet", {}))
-    run = _table("run", RunSettings, given["run"]).filled(defaults.get("run", {}))
+    fleet = _table("fleet", FleetSettings, given["fleet"], defaults.get("fleet", {}))
+    run = _table("run", RunSettings, given["run"], defaults.get("run", {}))
     found = {"data": data, "model": model, "algorithm": algorithm, "subspace": method, "fleet": fleet, "run": run}
     preliminary = Settings.model_construct(**found)
     for table, fixed in algorithm.fixed(preliminary).items():
@@ -199,12 +200,14 @@ def _data_kind(values: Any, model: str) -> str:
     return SYNTHETIC
 
 
-def _tagged(table: str, kinds: Mapping[str, Any], values: Any, default: str) -> Any:
+def _tagged(
+    table: str, kinds: Mapping[str, Any], values: Any, default: str, defaults: Mapping[str, Any] = MappingProxyType({})
+) -> Any:
     tag = TAGS[table]
     if isinstance(values, Frozen):
-        return values
+        return values.filled(defaults)
     if isinstance(values, type):  # a class in the place of its name
-        return values()
+        return _table(table, values, {}, defaults)
     if isinstance(values, str):
         values = {tag: values}
     if not isinstance(values, Mapping):
@@ -217,16 +220,16 @@ def _tagged(table: str, kinds: Mapping[str, Any], values: Any, default: str) -> 
         near = difflib.get_close_matches(str(name), kinds, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise _Problem(f"{table}.{tag} = {name!r}: one of {', '.join(map(repr, kinds))}{hint}")
-    return _table(table, kinds[name], {tag: name} | values)
+    return _table(table, kinds[name], {tag: name} | values, defaults)
 
 
-def _table(table: str, kind: Any, values: Any) -> Any:
+def _table(table: str, kind: Any, values: Any, defaults: Mapping[str, Any] = MappingProxyType({})) -> Any:
     if isinstance(values, kind):
-        return values
+        return values.filled(defaults)
     if not isinstance(values, Mapping):
         raise _Problem(f"{table} = {values!r}: a table of keys")
     try:
-        return kind.model_validate(dict(values))
+        return kind.read(values, defaults)
     except ValidationError as error:
         raise _Problem("; ".join(_explain(table, kind, problem) for problem in error.errors())) from None
 
