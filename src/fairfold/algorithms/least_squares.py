@@ -157,9 +157,9 @@ class LeastSquares(Algorithm):
         """ωᵢ of a user: 1 under ``"data"``, so that every owned item counts alike; else every user more alike."""
         return weight_of(self.weighting, owned) / owned if owned else 0.0
 
-    def largest(self, sent: Sent, name: str, vector: Tensor, weight: float) -> float:  # noqa: ARG002
-        """The largest number of a user's change; of several users together their mean."""
-        return float(vector.abs().max()) / max(weight, 1.0) if vector.numel() else 0.0
+    def change(self, sent: Sent, name: str, vector: Tensor, weight: float) -> Tensor:  # noqa: ARG002
+        """A user's change; of several users together their mean."""
+        return vector if weight <= 1 else vector / weight
 
     # -- the server ----------------------------------------------------------------------------------------------------
 

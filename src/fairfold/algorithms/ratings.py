@@ -287,9 +287,9 @@ class RatingSquares(Algorithm):
         own = {name: rows[kept] for name, rows in spoken.kept.items()}
         return own | {own_name: users if len(users) > 1 else users[0]}
 
-    def largest(self, sent: Sent, name: str, vector: Tensor, weight: float) -> float:  # noqa: ARG002
-        """The largest number of a user's change; of several users together their mean."""
-        return float(vector.abs().max()) / max(weight, 1.0) if vector.numel() else 0.0
+    def change(self, sent: Sent, name: str, vector: Tensor, weight: float) -> Tensor:  # noqa: ARG002
+        """A user's change; of several users together their mean."""
+        return vector if weight <= 1 else vector / weight
 
     # -- the server ----------------------------------------------------------------------------------------------------
 

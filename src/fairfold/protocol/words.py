@@ -5,7 +5,7 @@ public, or a sum of such words; so sums can be taken in any order, over any grou
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -100,12 +100,13 @@ class Visit:
 
 
 class Totals:
-    """The sums of a round, one per size. What is added first is copied; all that follows is added in place."""
+    """The sums of a round, one per size. The first answer of a size is only read; what follows is added in place."""
 
     def __init__(self) -> None:
         self.by_size: dict[int, Answer] = {}
         self.sent: dict[int, Sent] = {}
         self._sizes: dict[int, int] = {}
+        self._owned: set[int] = set()
 
     def add(self, sent: Sent, answer: Answer, *, alone: bool = False) -> None:
         """Add an answer; with ``alone`` as one of a size of its own (a hash per client)."""
@@ -114,17 +115,17 @@ class Totals:
             name: sent.projections[name].summand(vector, answer.weight) if name in sent.projections else vector
             for name, vector in answer.sums.items()
         }
+        weight = answer.weight
         if key not in self.by_size:
             self.sent[key] = sent
-            summands = {
-                name: vector.clone() if vector is answer.sums[name] else vector for name, vector in summands.items()
-            }
-            self.by_size[key] = Answer(summands, answer.weight)
-            return
-        mine = self.by_size[key]
-        for name, vector in summands.items():
-            mine.sums[name].add_(vector)
-        self.by_size[key] = replace(mine, weight=mine.weight + answer.weight)
+        elif key in self._owned:
+            mine = self.by_size[key]
+            summands, weight = {name: mine.sums[name].add_(of) for name, of in summands.items()}, mine.weight + weight
+        else:
+            mine = self.by_size[key]
+            summands, weight = {name: mine.sums[name] + of for name, of in summands.items()}, mine.weight + weight
+            self._owned.add(key)
+        self.by_size[key] = Answer(summands, weight)
 
     @property
     def weight(self) -> float:
