@@ -1,11 +1,12 @@
 """What a device computes: its users' words, together, as its algorithm and the fast backend say.
 
-Words are summands, so a device with several users (a family's tablet, a hospital) answers with the sum of theirs: to the
-server that is the same as if each had answered alone, and it sees less of each. Nothing of the size of the full table is
-made here.
+Words are summands, so a device with several users (a family's tablet, a hospital) answers with the sum of theirs: to
+the server that is the same as if each had answered alone, and it sees less of each. Nothing of the size of the full
+table is made here.
 """
 
 from functools import reduce
+from math import prod
 from operator import add
 
 import torch
@@ -17,11 +18,13 @@ from fairfold.errors import InvalidMessage, InvalidSettings, InvalidState
 from fairfold.flower.local import LocalData, LocalImages
 from fairfold.flower.store import DeviceState
 from fairfold.flower.wire import Order, Reply
-from fairfold.metrics import accuracy, evaluate_ranking
+from fairfold.metrics import accuracy
+from fairfold.metrics.ranking import first_by_score, items_of
 from fairfold.protocol.architecture import Architecture
 from fairfold.protocol.people import ImagePeople, People
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.sampling import Purpose, generator
+from fairfold.protocol.steps import RankingSteps
 from fairfold.protocol.words import Answer, Visit
 from fairfold.protocol.work import as_input
 from fairfold.values import Weights
@@ -29,6 +32,12 @@ from fairfold.values import Weights
 USERS_AT_ONCE = 16
 BLOCK_ITEMS = 8_192
 """Items scored at a time: the table itself is never made."""
+
+LARGEST_OWN, LARGEST_DENSE = 1 << 16, 1 << 24
+"""Numbers of a user's vectors, and of all layers of a model, beyond which a device refuses an order."""
+
+LARGEST_ROUND = 1 << 24
+"""Samples of a user's round, negatives included, beyond which a device refuses an order."""
 
 
 class DeviceWork:
@@ -42,7 +51,20 @@ class DeviceWork:
     """
 
     def __init__(self, order: Order, data: LocalData | LocalImages, kept: DeviceState, seed: int) -> None:
-        self.order, self.data, self.sent = order, data, order.sent
+        self.order, self.sent, self.seed = order, order.sent, seed
+        self.history: Weights = {}
+        if isinstance(data, LocalImages):
+            _refuse_other_pictures(order, data)
+        elif order.picture is not None:
+            raise InvalidMessage("an order for images", "one for interactions", "Check what both sides train.")
+        else:
+            if order.numbering:
+                data = _numbered(data, order, kept)
+            if order.settings.algorithm.keeps == "acknowledged":  # the words of a run are about one history
+                data, self.history = _as_said(data, kept)
+            refuse_excess(order, data)
+        self.data = data
+        self.names: list[str] | None = None
         users = 1 if isinstance(data, LocalImages) else data.train.num_users
         self.plan = Plan.on_device(order.settings, order.items, users, order.picture, self.sent.projections)
         wanted = {name: tuple(shape) for name, shape in self.plan.architecture.shapes.items()}
@@ -53,20 +75,12 @@ class DeviceWork:
                 f"those of the model, {wanted}",
                 "Check the catalogue's size, and that both sides have the same model.",
             )
-        self.seed = seed
-        self.history: Weights = {}
-        self.names: list[str] | None = None
+        refuse_large(self.plan.architecture)
         if isinstance(data, LocalImages):
             self.people: People = ImagePeople(self.plan, data.images, data.clients, seed)
             self.users = list(range(len(data.clients)))
             return
-        if order.numbering:
-            data = _numbered(data, order, kept)
-        self.data, self.names = data, data.names
-        if self.plan.algorithm.keeps == "acknowledged":  # the words of a run are about one history
-            data, self.history = _as_said(data, kept)
-            self.data, self.names = data, data.names
-        self.users = data.users
+        self.names, self.users = data.names, data.users
         self.people = People(self.plan, data.train, {}, seed)
         for name, rows in kept.rows_of(data.names, self._fresh()).items():
             mine = torch.zeros(users, *rows.shape[1:], dtype=rows.dtype)
@@ -80,9 +94,7 @@ class DeviceWork:
     def _fresh(self) -> Weights:
         """Vectors of users the device has not seen before; the item tables are not made for it."""
         assert isinstance(self.data, LocalData)
-        _, own = Architecture(self.order.settings, 1, len(self.data.users)).initial(
-            generator(self.seed, Purpose.MODEL)
-        )
+        _, own = Architecture(self.order.settings, 1, len(self.data.users)).initial(generator(self.seed, Purpose.MODEL))
         self.plan.algorithm.starts_own(self.plan, own)
         return own
 
@@ -129,27 +141,33 @@ class DeviceWork:
             return None
         if self.order.settings.predicts_ratings:
             return self._squared_error(test, users)
-        at = {user: place for place, user in enumerate(users)}
         vectors = self.plan.algorithm.own_vectors(self.plan, self.sent, self.people, users)
+        total, k = 0.0, min(self.order.settings.run.top, self.order.items)
+        for start in range(0, len(users), USERS_AT_ONCE):
+            some = users[start : start + USERS_AT_ONCE]
+            best = self._best({name: rows[start : start + USERS_AT_ONCE] for name, rows in vectors.items()}, some, k)
+            total += sum(ndcg(best[place], test.of(user)) for place, user in enumerate(some))
+        return total, len(users)
 
-        def score(asked: Tensor) -> Tensor:
-            places = [at[user] for user in asked.tolist()]
-            return self._scores({name: rows[places] for name, rows in vectors.items()})
+    def _best(self, vectors: Weights, users: list[int], k: int) -> Tensor:
+        """The best k items outside users' histories, [users, k], by blocks of items; -1 where there are fewer.
 
-        result = evaluate_ranking(
-            score, self.people.train, test, self.order.settings.run.top,
-            users=torch.tensor(users), users_per_batch=USERS_AT_ONCE,
-        )  # fmt: skip
-        return float(result.ndcg_by_user.sum()), len(result.users)
-
-    def _scores(self, vectors: Weights) -> Tensor:
-        """Of all items for some users, a block of items at a time: [users, items] is all that is kept."""
-        scores = torch.empty(len(next(iter(vectors.values()))), self.order.items)
+        Of equal scores the lower number comes first: what is kept stands before the next block, in that order.
+        """
+        owner, theirs = items_of(self.people.train, torch.tensor(users))
+        values, best = torch.empty(len(users), 0), torch.empty(len(users), 0, dtype=torch.int64)
         for first in range(0, self.order.items, BLOCK_ITEMS):
-            last = min(first + BLOCK_ITEMS, self.order.items)
-            found = self.plan.algorithm.block_scores(self.plan, self.sent, vectors, torch.arange(first, last))
-            scores[:, first:last] = found
-        return scores
+            block = torch.arange(first, min(first + BLOCK_ITEMS, self.order.items))
+            found = self.plan.algorithm.block_scores(self.plan, self.sent, vectors, block).float()
+            if bool(found.isnan().any()):
+                raise InvalidMessage("a model whose scores are no numbers", "one that was trained well", "Train anew.")
+            here = (theirs >= first) & (theirs <= int(block[-1]))
+            found[owner[here], theirs[here] - first] = -torch.inf
+            ids = torch.cat([best, block.expand(len(users), -1)], dim=1)
+            found = torch.cat([values, found], dim=1)
+            values, places = first_by_score(found, min(k, found.shape[1]))
+            best = ids.gather(1, places)
+        return best.masked_fill(values == -torch.inf, -1)
 
     def _squared_error(self, test: Interactions, users: list[int]) -> tuple[float, int]:
         vectors = self.plan.algorithm.own_vectors(self.plan, self.sent, self.people, users)
@@ -169,6 +187,40 @@ class DeviceWork:
         network = self.plan.architecture.model_of(full, {})
         logits = network(as_input(test.images, self.order.settings.data))
         return float(accuracy(logits, test.labels)) * len(test.labels), len(test.labels)
+
+
+def ndcg(best: Tensor, wanted: Tensor) -> float:
+    """NDCG of one user's best items, best first, against those wanted."""
+    discount = 1 / torch.arange(2, len(best) + 2, dtype=torch.float64).log2()
+    hits = torch.isin(best, wanted).double()
+    return min(float(hits @ discount) / float(discount[: len(wanted)].sum()), 1.0)
+
+
+def refuse_excess(order: Order, data: LocalData) -> None:
+    """Refuse an order by which a user's round would ask for more memory than any honest one does."""
+    algorithm: object = order.settings.algorithm
+    if isinstance(algorithm, RankingSteps):
+        samples = max((int(data.train.counts_by_user[user]) for user in data.users), default=0)
+        drawn = samples * algorithm.local_epochs * (1 + algorithm.negatives)
+        if drawn > LARGEST_ROUND:
+            raise InvalidMessage(f"a round of {drawn} draws for one user", f"at most {LARGEST_ROUND}", "Ask for less.")
+
+
+def refuse_large(architecture: Architecture) -> None:
+    """Refuse a model of which a device would make more than it was sent: users' vectors and layers are used whole."""
+    own, dense = sum(architecture.own.values()), sum(prod(shape) for shape in architecture.dense.values())
+    if own > LARGEST_OWN or dense > LARGEST_DENSE:
+        raise InvalidMessage(
+            f"a model with {own} numbers a user and {dense} in its layers",
+            f"at most {LARGEST_OWN} and {LARGEST_DENSE}",
+            "Use a smaller one.",
+        )
+
+
+def _refuse_other_pictures(order: Order, data: LocalImages) -> None:
+    mine = (*data.images.train.images.shape[1:], data.images.num_classes)
+    if order.picture != mine:
+        raise InvalidMessage(f"an order for pictures {order.picture}", f"{mine}, this device's", "Check both sides.")
 
 
 def _numbered(data: LocalData, order: Order, kept: DeviceState) -> LocalData:

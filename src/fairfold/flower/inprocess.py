@@ -64,7 +64,7 @@ class InProcessGrid(Grid):
 
     def _deliver(self, message: Message) -> str:
         self._count += 1
-        name = f"message-{self._count}"
+        name = f"message-{self._count:09d}"  # in this order they are fetched
         message.metadata.__dict__["_message_id"] = name
         self.inspect(message)
         arrived = deepcopy(message)

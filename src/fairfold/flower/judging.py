@@ -2,39 +2,32 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
 
-from fairfold.flower.rounds import OpenRound
+from fairfold.flower.rounds import Hearing, OpenRound
 from fairfold.simulate.result import Quality, RoundReport
 from fairfold.values import BYTES
 
 if TYPE_CHECKING:
     from fairfold.flower.nodes import Node, Nodes
     from fairfold.flower.record import Record
-    from fairfold.flower.wire import Order, Reply
-    from fairfold.protocol.plan import Plan
     from fairfold.settings import Settings
-    from fairfold.simulate.run import Progress
 
 log = logging.getLogger("fairfold.flower")
 
 
-class Judging(Strategy):
+class Judging(Hearing):
     """Evaluation on devices; what it asks of a strategy is what :class:`FairStrategy` has."""
 
     if TYPE_CHECKING:
         settings: Settings
-        plan: Plan
         nodes: Nodes
-        progress: Progress
         evaluate: bool
-        _open: OpenRound
         _record: Record | None
         _last_round: int
         _watch: Callable[[RoundReport], None]
@@ -45,19 +38,15 @@ class Judging(Strategy):
             self, cohort: list[Node], number: int, kind: str, grid: Grid, *, evaluate: bool
         ) -> list[Message]: ...
 
-        def _answers(
-            self, number: int, replies: Iterable[Message], *, trained: bool
-        ) -> Iterator[tuple[Node, Order, Reply]]: ...
-
     def _evaluation_due(self) -> bool:
         number = self.progress.state.round_number
         return self.evaluate and (number == self._last_round or number % self.settings.run.evaluate_every == 0)
 
     def configure_evaluate(
         self,
-        server_round: int,
-        arrays: ArrayRecord,
-        config: ConfigRecord,
+        server_round: int,  # noqa: ARG002
+        arrays: ArrayRecord,  # noqa: ARG002
+        config: ConfigRecord,  # noqa: ARG002
         grid: Grid,
     ) -> Iterable[Message]:
         """Where an evaluation is due: ask devices how well the model of their size serves their own users."""
@@ -68,7 +57,7 @@ class Judging(Strategy):
         cohort = self._cohort(self.nodes.present(grid), number)
         return self._orders(cohort, number, MessageType.EVALUATE, grid, evaluate=True)
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:  # noqa: ARG002
         """The mean over all users, and over those of each size."""
         if not self._open.orders:
             return None

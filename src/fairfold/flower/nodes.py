@@ -81,10 +81,10 @@ class Nodes:
         """The connected nodes that take part, in an order that does not depend on who came first."""
         connected = list(grid.get_node_ids())
         self._asked += 1
+        self._connected = set(connected)
         unknown = [node for node in connected if self._is_due(node)]
         if unknown:
             self._ask(unknown, grid)
-        self._connected = set(connected)
         found = [self.usable[node] for node in connected if node in self.usable]
         return sorted(found, key=lambda node: (node.number, node.node_id))
 
@@ -121,17 +121,21 @@ class Nodes:
             if reply.has_error():
                 continue  # it may have been busy: asked again later
             waiting.discard(node)
-            self._silent.pop(node, None)
             self._note(node, reply)
         for node in waiting:
-            self._silent[node] = (self._silent.get(node, (0, 0))[0] + 1, self._asked)
+            self._ask_later(node)
             log.warning("node %d did not say what it can hold: asked again later", node)
+
+    def _ask_later(self, node: int) -> None:
+        self._silent[node] = (self._silent.get(node, (0, 0))[0] + 1, self._asked)
 
     def _note(self, node: int, reply: Message) -> None:
         try:
             facts = facts_in(reply.content)
             text, number = facts.get("capacity"), facts.get("number")
-            if not isinstance(text, str) or len(text) > LONGEST_CAPACITY or type(number) is not int:
+            if not isinstance(text, str) or len(text) > LONGEST_CAPACITY:
+                raise ValueError
+            if type(number) is not int or not -1 <= number < 2**31:
                 raise ValueError
             model = facts.get("model")
             if model is not None and (not isinstance(model, str) or len(model) > LONGEST_MODEL):
@@ -148,9 +152,11 @@ class Nodes:
             self._leave_out(node, f"it trains {mine}, and this run is of {self.settings.model.kind!r}")
             return
         twins = [of for of in self.usable.values() if of.name == name and of.node_id in self._connected]
-        if twins:  # the same device under a new connection replaces its old one; two at a time cannot both be it
-            self._leave_out(node, "another node that is connected has its name")
+        if twins:  # two at a time cannot both be it; its own old connection may not have ended yet
+            self._ask_later(node)
+            log.warning("node %d waits: another node that is connected has its name", node)
             return
+        self._silent.pop(node, None)
         self.usable[node] = Node(node, capacity, name, number=number)
         if self.plan is not None:
             self._size(self.usable[node])

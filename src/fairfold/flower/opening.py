@@ -56,9 +56,7 @@ def plan_of(settings: Settings, num_items: int, books: Books, picture: tuple[int
     return Plan.of(settings, Public(num_items, survey=books.survey or {}))
 
 
-def open_books(
-    books: Books, settings: Settings, num_items: int, nodes: list[Node], grid: Grid, timeout: float
-) -> None:
+def open_books(books: Books, settings: Settings, num_items: int, nodes: list[Node], grid: Grid, timeout: float) -> None:
     """Ask everybody who is there for the sums before the first round, and number the items by them."""
     log.info("asking %d nodes for the sums before the first round", len(nodes))
     silent: set[int] = set()
@@ -75,7 +73,9 @@ def open_books(
                 continue
             heard += 1
             for name, part in answer.sums.items():
-                whole = survey.setdefault(name, torch.zeros(num_items if len(part) == len(window) else len(part)).double())
+                whole = survey.setdefault(
+                    name, torch.zeros(num_items if len(part) == len(window) else len(part)).double()
+                )
                 (whole[window.start : window.stop] if len(whole) == num_items else whole).add_(part)
         if not heard:
             raise InvalidState("a survey that nobody answered", "devices that do", "See the devices' own logs.")
@@ -132,4 +132,3 @@ def _asked(
         yield node, reply.content
     for node in waiting.values():
         log.warning("node %d did not answer %s in time", node.node_id, kind)
-

@@ -6,6 +6,9 @@ Where the server's sums remember what each device last said, both sides must agr
 what it would remember of its answer (the *pending* word) before it sends the answer. The next order names the word that
 the server holds: if that is the pending one, it is now what was said; if it is the one before, the answer was lost,
 late or refused, or the server went on from an older checkpoint, and the pending word is dropped.
+
+Two orders may be at work at once, where a server that was killed comes back while a slow device still trains for it.
+The later one to end finds that the file is no longer the one it began with, and its answer is never sent.
 """
 
 import hashlib
@@ -19,13 +22,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from fairfold.errors import CannotWrite, InvalidState
-from fairfold.files import remove_leftovers
+from fairfold.files import locked, remove_leftovers
 from fairfold.runs.tensors import write_tensors
 from fairfold.values import Weights
 
 FORMAT = 2
 FILE = "own.safetensors"
 WORDS = ("said", "pending")
+NOTHING = "nothing"
+"""In the place of a checksum, where no file is."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +75,20 @@ class DeviceState:
         """The same, with the word that the server holds as what was said; refused if this device no longer has it."""
         if run != self.run:
             if holds:
-                raise InvalidState("an order that builds on words of a run this device does not know", "its own run", "Wait.")
+                raise InvalidState(
+                    "an order that builds on words of a run this device does not know",
+                    "what it said in this run",
+                    "It takes part again in the next run.",
+                )
             return replace(self, said=Word(), pending=None, names=[], run=run, history={})
         if self.pending is not None and holds == self.pending.number:
             return replace(self, said=self.pending, pending=None)
         if holds == self.said.number:
             return replace(self, pending=None)
         raise InvalidState(
-            "an order that builds on a word this device no longer has", "one of its last two", "The server restarts the run."
+            "an order that builds on a word this device no longer has",
+            "one of its last two",
+            "It takes part again in the next run.",
         )
 
     def rows_of(self, names: list[str], fresh: Weights) -> Weights:
@@ -103,10 +114,12 @@ class DeviceStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._seen: str | None = None
 
     def load(self) -> DeviceState:
         """What was saved last; a new state, with a name and a secret of its own, if nothing was."""
         path = self.folder / FILE
+        self._seen = NOTHING
         if not path.exists():
             return DeviceState()
         try:
@@ -119,10 +132,9 @@ class DeviceStore:
             facts = json.loads(metadata["facts"])
             if _digest(metadata["facts"], tensors) != metadata["sha256"]:
                 raise ValueError("its checksum does not fit its content")
+            self._seen = metadata["sha256"]
             words = {
-                word: Word(int(facts[word], 16), _under(word, tensors))
-                for word in WORDS
-                if facts[word] is not None
+                word: Word(int(facts[word], 16), _under(word, tensors)) for word in WORDS if facts[word] is not None
             }
             state = DeviceState(
                 words["said"], words.get("pending"), [str(name) for name in facts["names"]], int(facts["run"], 16),
@@ -139,7 +151,7 @@ class DeviceStore:
         return state
 
     def save(self, state: DeviceState) -> None:
-        """Replace what was saved."""
+        """Replace what was saved; refused if another has done so since this one loaded."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             os.chmod(self.folder, 0o700)
@@ -156,7 +168,24 @@ class DeviceStore:
             "secret": f"{state.secret:x}", "numbering": f"{state.numbering:x}", "numbers": state.numbers,
         })  # fmt: skip
         metadata = {"format": str(FORMAT), "facts": facts, "sha256": _digest(facts, tensors)}
-        write_tensors(self.folder / FILE, tensors, metadata, private=True)
+        with locked(self.folder):
+            if self._seen is not None and self._seen != self._saved():
+                raise InvalidState(
+                    "another order that this device has answered meanwhile", "one at a time", "The server asks again."
+                )
+            write_tensors(self.folder / FILE, tensors, metadata, private=True)
+        self._seen = metadata["sha256"]
+
+    def _saved(self) -> str:
+        """Checksum of what lies there now."""
+        path = self.folder / FILE
+        if not path.exists():
+            return NOTHING
+        try:
+            with safe_open(path, "pt") as opened:
+                return str((opened.metadata() or {}).get("sha256"))
+        except (SafetensorError, OSError) as error:
+            raise InvalidState(f"{path}: {error}", "what this device saved", "Remove the file.") from None
 
 
 def _under(key: str, tensors: Weights) -> Weights:

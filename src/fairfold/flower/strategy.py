@@ -20,7 +20,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Met
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from fairfold.errors import InvalidMessage, InvalidSettings
+from fairfold.errors import InvalidSettings
 from fairfold.flower.books import Books, new_word
 from fairfold.flower.exchange import StreamingGrid
 from fairfold.flower.judging import Judging
@@ -28,7 +28,7 @@ from fairfold.flower.nodes import Node, Nodes
 from fairfold.flower.opening import first_plan, open_books, plan_of, refuse_unserved, tell_numbers
 from fairfold.flower.record import Record
 from fairfold.flower.rounds import OpenRound
-from fairfold.flower.wire import NO_WORD, Order, Reply, for_node, pack_order, unpack_reply
+from fairfold.flower.wire import NO_WORD, Order, for_node, pack_order
 from fairfold.protocol.faults import Rejections
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.sampling import sample_cohort
@@ -143,13 +143,17 @@ class FairStrategy(Judging):
         """
         state = self.progress.state
         if initial_arrays and state.round_number == 0:
-            self._given_arrays = {n: torch.from_numpy(initial_arrays[n].numpy().reshape(-1).copy()) for n in initial_arrays}
+            self._given_arrays = {
+                n: torch.from_numpy(initial_arrays[n].numpy().reshape(-1).copy()) for n in initial_arrays
+            }
         if self.nodes.plan is not None:
             self._start_from_given()
         left = self.settings.run.rounds - state.round_number if num_rounds is None else num_rounds
         self._last_round = state.round_number + left
         self._arrays_each_round = evaluate_fn is not None
-        largest = max([BYTES * held.size() for held in self.plan.assignments(0)] + [8 * 3 * min(self.num_items, 1 << 20)])
+        largest = max(
+            [BYTES * held.size() for held in self.plan.assignments(0)] + [8 * 3 * min(self.num_items, 1 << 20)]
+        )
         self._grid = StreamingGrid(grid, 2 * largest + LARGEST_OVERHEAD)
         self.round_timeout = self.round_timeout if timeout is None else timeout
         with self._recording():
@@ -249,9 +253,6 @@ class FairStrategy(Judging):
             )
         return messages
 
-    def _key(self, node: Node) -> int:
-        return node.node_id if self.plan.method.per_client else node.group
-
     def _sent(self, cohort: list[Node], state: State) -> Iterator[tuple[int, Sent]]:
         """What is sent to each size, or to each node where every one has a hash of its own."""
         if not self.plan.method.per_client:
@@ -286,7 +287,7 @@ class FairStrategy(Judging):
             self.books.held[node.name] = order.word
             node.rounds += 1
             opened.answered += 1
-            up = reply.answer.bytes_up // (2 if self.half else 1)
+            up = reply.answer.bytes_up // (2 if order.half_up else 1)
             node.bytes_up += up
             opened.bytes_up += up
             if reply.quality is not None:
@@ -307,38 +308,3 @@ class FairStrategy(Judging):
         metrics = {"round": number, "nodes": opened.answered, "left-out": left_out}
         wanted = self._arrays_each_round or number == self._last_round
         return self._full_arrays() if wanted else None, MetricRecord(dict(metrics))
-
-    def _answers(self, number: int, replies: Iterable[Message], *, trained: bool) -> Iterator[tuple[Node, Order, Reply]]:
-        """The readable answers; everybody else is noted with the reason."""
-        opened, algorithm = self._open, self.plan.algorithm
-        for reply in replies:
-            node = opened.waiting.pop(self._sender(reply), None)
-            if node is None:
-                log.warning("round %d: an answer of somebody who was not asked, or had answered", number)
-                continue
-            if reply.has_error():
-                log.warning("round %d: node %d says: %s", number, node.node_id, _plain(reply.error.reason))
-                self.progress.rejections.note(number, node.node_id, "the device failed")
-                self._numbered.discard(node.node_id)  # it may lack what it was told: told again next time
-                continue
-            order = opened.orders[self._key(node)]
-            sizes = algorithm.answer_shapes(self.plan, order.sent) if trained else {}
-            try:
-                found = unpack_reply(reply.content, order, sizes, self.largest_weight, values=algorithm.values)
-            except InvalidMessage as error:
-                self.progress.rejections.note(number, node.node_id, error.given)
-                continue
-            yield node, order, found
-        for node in opened.waiting.values():
-            self.progress.rejections.note(number, node.node_id, "no answer in time")
-
-    def _sender(self, reply: Message) -> int:
-        answered = reply.metadata.reply_to_message_id
-        if self._grid is not None and answered in self._grid.sent_to:
-            return self._grid.sent_to[answered]
-        return reply.metadata.src_node_id
-
-
-def _plain(text: object) -> str:
-    """A stranger's text as one line of bounded length, for the log."""
-    return "".join(letter if letter.isprintable() else " " for letter in str(text)[:300])

@@ -12,6 +12,7 @@ from fairfold.errors import FairfoldError
 from fairfold.flower.protocol import ARRAYS, FACTS, VERSION, WINDOW
 from fairfold.flower.vectors import DOUBLE, WHOLE, facts_in, number_in, pack, refused, text_in, unpack, word_in
 from fairfold.flower.wire import MOST_ITEMS, sent_settings
+from fairfold.protocol.algorithm import COUNTS
 from fairfold.protocol.words import Answer
 from fairfold.settings import Settings, read_settings
 from fairfold.values import Weights
@@ -64,7 +65,11 @@ def unpack_survey(content: RecordDict, settings: Settings, window: range) -> Ans
     weight = facts.get("weight")
     if not isinstance(weight, float) or not 0 < weight < 2**31:
         raise refused("a weight out of range", "a number of users")
-    return Answer(unpack(content.get(ARRAYS), [1.0] * len(wanted), wanted, half=False, dtype=DOUBLE), weight)
+    sums = unpack(content.get(ARRAYS), [1.0] * len(wanted), wanted, half=False, dtype=DOUBLE)
+    counts = sums.get(COUNTS)
+    if counts is not None and not bool(((counts >= 0) & (counts <= weight)).all()):
+        raise refused("counts out of range", "at most one a user")
+    return Answer(sums, weight)
 
 
 @dataclass(frozen=True)

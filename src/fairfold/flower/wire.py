@@ -31,7 +31,7 @@ NOT_SENT = ("data", "fleet")
 """Tables that are the server's own business."""
 
 NOT_SENT_OF_RUN = ("rounds", "evaluate_every", "patience", "threshold", "backend", "device", "user_storage")
-MOST_ITEMS = 2**48
+MOST_ITEMS = 2**32
 NO_WORD = 0
 """In the place of a word's number: the server holds none of this device's."""
 
@@ -63,6 +63,11 @@ class Order:
     evaluate: bool = False
     numbering: int = 0
     picture: tuple[int, int, int] | None = None
+
+    @property
+    def half_up(self) -> bool:
+        """Whether answers travel in half precision: not into sums that remember, where every digit lost would stay."""
+        return self.half and self.settings.algorithm.keeps != "acknowledged"
 
 
 @dataclass(frozen=True)
@@ -182,9 +187,9 @@ def pack_reply(order: Order, reply: Reply, *, values: bool = False) -> RecordDic
     """What a device says, as records; ``values``: its answer is a weighted model."""
     sums = {} if reply.answer is None else reply.answer.sums
     weight = 0.0 if reply.answer is None else reply.answer.weight
-    if values and order.half:  # a change keeps its digits in half floats, which the model itself would not
+    if values and order.half_up:  # a change keeps its digits in half floats, which the model itself would not
         sums = {name: total - order.sent.vectors[name] * weight for name, total in sums.items()}
-    arrays, scales = pack(sums, order.half)
+    arrays, scales = pack(sums, order.half_up)
     facts: dict[str, Any] = {
         "version": VERSION,
         "run": f"{order.run:x}",
@@ -222,8 +227,8 @@ def unpack_reply(
     weight = facts.get("weight")
     if not isinstance(weight, float) or not 0 < weight <= largest_weight:
         raise refused("a weight out of range", f"above 0 and at most {largest_weight:g}")
-    sums = unpack(content[ARRAYS], facts.get("scales"), sizes, order.half)
-    if values and order.half:
+    sums = unpack(content[ARRAYS], facts.get("scales"), sizes, order.half_up)
+    if values and order.half_up:
         sums = {name: total.add_(order.sent.vectors[name], alpha=weight) for name, total in sums.items()}
     return Reply(Answer({name: sums[name] for name in sizes}, weight), quality)
 
@@ -238,4 +243,3 @@ def _quality(facts: ConfigRecord, settings: Settings) -> tuple[float, int] | Non
     if not (0 <= total <= most and math.isfinite(total)):
         raise refused("a quality out of range", "at most 1 per user")
     return total, users
-
