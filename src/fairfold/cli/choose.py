@@ -74,6 +74,19 @@ def choose(
     else:
         if file is None and recipe is None and not changes.keys() & {"model.kind", ALGORITHM}:
             recipe = BEST
+        if changes.get(ALGORITHM) == "central" and (file is not None or recipe is not None):
+            changes = _pooled(
+                load_settings(file, {k: v for k, v in changes.items() if k != ALGORITHM}, recipe), changes
+            )
         settings = load_settings(file, changes, recipe)
         source = f"Recipe: {recipe}" if recipe is not None else f"Settings: {file or 'the defaults'}"
     return settings, f"{source} ({settings.algorithm.kind}, {settings.fleet.capacities})"
+
+
+def _pooled(federated: Settings, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The steps of a federation's devices, taken where all data is in one place."""
+    from fairfold.algorithms import Central
+
+    steps = {key: value for key, value in federated.algorithm.effective(changed=True).items() if key != "kind"}
+    shared = {f"algorithm.{key}": value for key, value in steps.items() if key in Central.model_fields}
+    return shared | dict(changes) | {"subspace.method": "fedavg"}

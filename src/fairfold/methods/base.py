@@ -142,10 +142,16 @@ class Method(Frozen):
         """Numbers of which a capacity is a share."""
         return sum(prod(shape) for shape in compressed.values())
 
-    def at(self, tensors: Tensors, capacity: Capacity, known: list[Assignment], seed: int) -> tuple[Assignment, bool]:
+    def at(
+        self,
+        tensors: Tensors,
+        capacity: Capacity,
+        known: list[Assignment],  # noqa: ARG002
+        seed: int,
+    ) -> tuple[Assignment, bool]:
         """What a device that took no part holds within a limited capacity, and whether it could join those that did."""
         (alone,) = self.within(tensors, [capacity], seed)
-        return alone, all(held.projections is None or held.projections.keys() for held in known)
+        return alone, True
 
 
 def cannot(method: str, capacity: Capacity, reason: str) -> InvalidCapacity:

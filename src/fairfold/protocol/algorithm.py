@@ -94,7 +94,7 @@ class Algorithm(Frozen):
         counts = count_of(histories, items) if settings.subspace.asks_counts else None
         return Answer({} if counts is None else {COUNTS: counts}, float(histories.num_users))
 
-    def numbering(self, plan: "Plan") -> Tensor | None:
+    def numbering(self, plan: "Plan") -> Tensor | None:  # noqa: ARG002
         """The number that every item of the catalogue gets by what was surveyed; None where it keeps its own."""
         return None
 
