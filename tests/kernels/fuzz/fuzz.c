@@ -102,7 +102,7 @@ static void fuzz_rows(void) {
     if (told == layout.head + (uint64_t)layout.tail) told = size;
     int kind = chance(40) ? (int)hostile() : real, threads = 1 + (int)below(6);
     if (kind == 4 || kind == 8) kind = real;
-    fairfold_move out = {&layout, kind, compact, told, rows, sums, threads}, in = out;
+    fairfold_move out = {layout, kind, compact, told, rows, sums, threads}, in = out;
     in.values = values;
     fairfold_recover_rows(chance(100) ? NULL : &out);
     fairfold_accumulate_rows(chance(100) ? NULL : &in, 0.5);
