@@ -82,3 +82,28 @@ def test_layouts_outlive_the_calls_that_read_them(monkeypatch: pytest.MonkeyPatc
     for thread in workers:
         thread.join()
     assert not failures, f"{len(failures)} of {2 * sum(done)} calls: {failures[:5]}"
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 5, 40])
+@pytest.mark.parametrize("chunk", [1, 8])
+def test_more_threads_than_slots_to_share(blocks: int, chunk: int, instructions: str) -> None:
+    """Threads share the slots of a sum; one that has none left adds nothing."""
+    layout = Layout(1 << 18, 0, blocks * chunk, chunk, expand_seed(3), True)
+    full = torch.ones(layout.full_size, dtype=torch.float64)
+    sums, counts = torch.zeros(layout.size, dtype=torch.float64), torch.zeros(layout.size, dtype=torch.int32)
+    expected, expected_counts = torch.zeros_like(sums), torch.zeros_like(counts)
+    reference.accumulate_range(layout, full, 0, expected, expected_counts)
+    rows = torch.arange(layout.full_size // 8)
+    by_rows, only_counts = torch.zeros_like(sums), torch.zeros_like(counts)
+    before = torch.get_num_threads()
+    torch.set_num_threads(8)
+    try:
+        ops.accumulate_range(layout, full, 0, sums, counts)
+        ops.accumulate_rows(layout, full.view(-1, 8), rows, by_rows)
+        ops.count_range(layout, 0, layout.full_size, only_counts)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(sums, expected)
+    assert torch.equal(by_rows, expected)
+    assert torch.equal(counts, expected_counts)
+    assert torch.equal(only_counts, expected_counts)
