@@ -9,6 +9,7 @@ import numpy
 import polars
 from numpy.typing import NDArray
 
+from fairfold.data.capacity import check_memory
 from fairfold.data.files import atomic_folder
 from fairfold.data.prepare import Prepared
 from fairfold.data.progress import Stages, silent
@@ -18,6 +19,7 @@ from fairfold.errors import InvalidData
 
 # Interactions drawn at a time; what is held at once is a small multiple of it.
 CHUNK = 1 << 21
+BYTES_A_USER = 40
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ class World:
             ("interactions", self.users <= self.interactions <= 10**10, "from one a user to 10^10"),
             ("tastes", 1 <= self.tastes <= self.items // 2, "from 1 to half the number of items"),
             ("loyalty", 0 <= self.loyalty <= 1, "from 0 to 1"),
-            ("exponent", self.exponent >= 0, "at least 0"),
-            ("activity", self.activity >= 0, "at least 0"),
+            ("exponent", 0 <= self.exponent <= 20, "from 0 to 20"),
+            ("activity", 0 <= self.activity <= 20, "from 0 to 20"),
             ("split", 0 < self.split <= 1, "above 0 and at most 1"),
             ("seed", self.seed >= 0, "at least 0"),
         )
@@ -88,6 +90,7 @@ def make(world: World, folder: str | Path, *, stages: Stages = silent, chunk: in
         chunk: Interactions drawn at a time.
     """
     final = Path(folder).expanduser()
+    check_memory("a world", BYTES_A_USER * world.users + world.items)
     with atomic_folder(final) as partial:
         in_train = numpy.zeros(world.users, dtype=numpy.uint32)
         counts = _activity(world)

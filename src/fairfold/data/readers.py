@@ -1,19 +1,18 @@
 """From any known file of interactions to blocks of rows: user, item and, where there is one, rating."""
 
 import contextlib
-import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import polars
 
-from fairfold.data import lines
+from fairfold.data import json_lines, lines, parquet
+from fairfold.data.json_lines import NOT_AN_ID, NOT_JSON
 from fairfold.data.layouts import SEPARATORS, Layout
 from fairfold.errors import InvalidData
 
 MALFORMED = "lines with a wrong number of fields, left out"
-NOT_JSON = "lines that are not JSON, left out"
 NO_ID = "rows without a user or an item, left out"
 NOT_A_NUMBER = "ratings that are not numbers, rows left out"
 OUT_OF_SCALE = "ratings out of scale, rows left out"
@@ -51,7 +50,7 @@ def read(
         rows += clean.height
         if clean.height:
             yield clean
-    left_out = sum(own[reason] for reason in (MALFORMED, NOT_JSON, NO_ID, NOT_A_NUMBER, OUT_OF_SCALE))
+    left_out = sum(own[reason] for reason in (MALFORMED, NOT_JSON, NOT_AN_ID, NO_ID, NOT_A_NUMBER, OUT_OF_SCALE))
     if left_out > TOLERATED * (rows + left_out):
         reasons = "; ".join(f"{count:,} {reason}" for reason, count in own.items() if count)
         raise InvalidData(
@@ -97,7 +96,7 @@ def _user_lines(path: Path, block: bytes, _layout: Layout, repairs: Counter[str]
                 "lines of the form `user item item …` with blanks between them",
                 "Name the columns (--user-column, --item-column) if this is a table with one interaction a line.",
             )
-    fields = polars.Series("line", block.decode().splitlines()).str.strip_chars()
+    fields = polars.Series("line", block.decode().split("\n"), dtype=polars.String).str.strip_chars()
     fields = fields.filter(fields != "").str.split(" ")
     frame = fields.to_frame().select(
         polars.col("line").list.first().alias("user"), polars.col("line").list.slice(1).alias("item")
@@ -109,7 +108,7 @@ def _user_lines(path: Path, block: bytes, _layout: Layout, repairs: Counter[str]
 
 def _delimited(_path: Path, block: bytes, layout: Layout, repairs: Counter[str]) -> polars.DataFrame:
     separator = layout.separator
-    if len(separator) > 1:  # the engine separates by one byte; a tab does not occur in these files
+    if len(separator.encode()) > 1:  # the engine separates by one byte; a tab does not occur in these files
         block, separator = block.replace(separator.encode(), b"\t"), "\t"
     try:
         frame = _parse(block, layout, separator)
@@ -147,42 +146,15 @@ def _parse(block: bytes, layout: Layout, separator: str) -> polars.DataFrame:
 
 
 def _json(_path: Path, block: bytes, layout: Layout, repairs: Counter[str]) -> polars.DataFrame:
-    schema = {str(name): polars.String for name in _roles(layout).values()}
-    try:
-        frame = polars.read_ndjson(block, schema=schema)
-    except polars.exceptions.PolarsError:
-        good = [line for line in block.split(b"\n") if line.strip() and _is_object(line)]
-        repairs[NOT_JSON] += sum(1 for line in block.split(b"\n") if line.strip()) - len(good)
-        frame = polars.read_ndjson(b"\n".join(good), schema=schema) if good else polars.DataFrame(schema=schema)
-    return frame.select(polars.col(str(name)).alias(role) for role, name in _roles(layout).items())
-
-
-def _is_object(line: bytes) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
+    return json_lines.parse(block, {role: str(name) for role, name in _roles(layout).items()}, repairs)
 
 
 def _parquet(path: Path, layout: Layout, rows: int, advance: lines.Advance | None) -> Iterator[polars.DataFrame]:
-    try:
-        table = polars.scan_parquet(path)
-        total = table.select(polars.len()).collect().item()
-        columns = [polars.col(str(name)).alias(role) for role, name in _roles(layout).items()]
-        for start in range(0, total, rows):
-            frame = table.slice(start, rows).select(columns).collect()
-            if advance is not None:
-                advance(path.stat().st_size * frame.height // total)
-            for role in ("user", "item"):
-                if not frame.schema[role].is_integer() or frame.schema[role] == polars.UInt64:
-                    frame = frame.with_columns(polars.col(role).cast(polars.String))
-            yield frame
-    except (polars.exceptions.ComputeError, polars.exceptions.PanicException) as error:
-        raise InvalidData(
-            f"{path.name} is truncated or damaged ({error})",
-            "a whole Parquet file",
-            "Write or download it again.",
-        ) from error
+    columns = {role: str(name) for role, name in _roles(layout).items()}
+    for frame, share in parquet.blocks(path, columns, rows):
+        if advance is not None:
+            advance(int(path.stat().st_size * share))
+        yield frame
 
 
 def _clean(frame: polars.DataFrame, layout: Layout, repairs: Counter[str]) -> polars.DataFrame:
