@@ -256,7 +256,10 @@ def test_a_synthetic_world_that_no_machine_holds(sizes: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     "options", [{"users": 2**32 - 1}, {"exponent": float("inf")}, {"activity": 1e300}, {"users": 10**14}]
 )
-def test_a_world_on_disk_that_cannot_be_written(options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_world_on_disk_that_cannot_be_written(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairfold.data.capacity.memory", lambda: 8 << 30)
     sizes = {"users": 10, "items": 1000, "interactions": 10**10 if "users" in options else 100} | options
     with pytest.raises(FairfoldError):
         make(World(**sizes), tmp_path / "world")
