@@ -10,7 +10,7 @@ from typing import Any
 import polars
 import pytest
 
-from fairfold.data import json_lines, limits, load, load_images, prepare
+from fairfold.data import json_lines, limits, load, load_images, prepare, readers
 from fairfold.data.download import _unpack
 from fairfold.data.images import read_idx
 from fairfold.data.make import World, make
@@ -274,3 +274,44 @@ def test_a_manifest_without_its_parts_is_an_error(tmp_path: Path) -> None:
         (folder / "manifest.json").write_text(content)
         with pytest.raises(InvalidData, match="cannot be read"):
             load(folder)
+
+
+# -- where blocks end decides nothing --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [7, 97, 1 << 20])
+def test_short_and_long_lines_are_treated_alike_wherever_they_stand(size: int, tmp_path: Path) -> None:
+    good = [f"{user},{item},3" for user, item in ROWS]
+    bad = ["1,900", "1,901,3,4", "1,902,3,4,5,6"]
+    for position in (0, 5, 72):
+        path = tmp_path / f"own{position}.csv"
+        path.write_text("\n".join(["user,item,rating", *good[:position], *bad, *good[position:]]) + "\n")
+        prepared = prepare(path, block_size=size, cache=tmp_path / f"{size}")
+        assert prepared.manifest["source_counts"]["interactions"] == 73  # one without a rating is an interaction
+        assert prepared.manifest["repairs"][readers.MALFORMED] == 2
+
+
+def test_a_stray_quote_costs_its_own_line_alone(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text(CSV + '1,"a"b\n1,999\n' + CSV.split("\n", 1)[1])
+    prepared = prepare(path)
+    assert prepared.manifest["source_counts"]["interactions"] == 72 + 1 + 72
+    assert prepared.manifest["repairs"][readers.MALFORMED] == 1
+
+
+def test_a_zip_whose_directory_points_before_its_start_is_an_error(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
+        packed.writestr("ratings.csv", CSV)
+    content = bytearray((tmp_path / "a.zip").read_bytes())
+    del content[10:40]
+    (tmp_path / "a.zip").write_bytes(content)
+    with pytest.raises(InvalidData, match="is damaged"):
+        _unpack(tmp_path / "a.zip", tmp_path, ("ratings.csv",))
+
+
+def test_errors_do_not_repeat_endless_names(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text("a" * 30_000 + "," + "b" * 30_000 + "\n1,2\n")
+    with pytest.raises(InvalidData, match="no column") as error:
+        prepare(path)
+    assert len(str(error.value)) < 500

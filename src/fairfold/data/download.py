@@ -1,10 +1,12 @@
 """Downloads that show progress, resume where they broke off, and are checked before they are used."""
 
 import contextlib
+import errno
 import http.client
 import json
 import os
 import shutil
+import struct
 import urllib.error
 import urllib.request
 import zipfile
@@ -88,7 +90,9 @@ def _unpack(archive: Path, folder: Path, wanted: tuple[str, ...]) -> None:
                             file.write(block)
     except InvalidData:
         raise
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError) as error:  # as zipfile has it
+    except (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, RuntimeError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # else a place before the archive's start
+            raise
         raise InvalidData(
             f"{archive.name} is damaged, or packed in a way that is not known ({error})",
             "a whole zip archive",

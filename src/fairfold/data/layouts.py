@@ -135,13 +135,18 @@ def plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
+def _shown(names: list[str]) -> str:
+    """Column names as an error shows them: not all of many, and no more of each than can be read."""
+    return ", ".join(repr(name[:40]) for name in names[:12]) + (", …" if len(names) > 12 else "")
+
+
 def find_column(path: Path, role: str, names: list[str], wanted: str | None, known: tuple[str, ...]) -> int | None:
     """The position of a column: the one the caller names, else the first that has one of the known names."""
     if wanted is not None:
         if wanted in names:
             return names.index(wanted)
         raise InvalidData(
-            f"{path.name} has no column {wanted!r}; it has {', '.join(map(repr, names))}",
+            f"{path.name} has no column {wanted!r}; it has {_shown(names)}",
             f"the column of the {role}",
             f"Name it with --{role}-column, or give the separator with --separator.",
         )
@@ -156,9 +161,8 @@ def find_columns(path: Path, names: list[str], wanted: Wanted) -> tuple[int, int
     rating = find_column(path, "rating", names, wanted.rating, RATING_NAMES)
     for role, position in (("user", user), ("item", item)):
         if position is None:
-            shown = ", ".join(repr(name) for name in names[:12])
             raise InvalidData(
-                f"{path.name} has no column that is known to hold the {role}; its columns are {shown}",
+                f"{path.name} has no column that is known to hold the {role}; its columns are {_shown(names)}",
                 "a header that names a user and an item column",
                 f"Name it with --{role}-column; if the columns look joined, give the separator with --separator.",
             )

@@ -1,6 +1,5 @@
 """From any known file of interactions to blocks of rows: user, item and, where there is one, rating."""
 
-import contextlib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,8 @@ NO_ID = "rows without a user or an item, left out"
 NOT_A_NUMBER = "ratings that are not numbers, rows left out"
 OUT_OF_SCALE = "ratings out of scale, rows left out"
 WITHOUT_ITEMS = "lines with a user and no items"
+
+MORE = "more"  # the column of what a line should not hold
 
 # Above this share of left-out rows the file was not what it was taken for, and an error helps more than a repair.
 TOLERATED = 0.1
@@ -112,13 +113,13 @@ def _delimited(_path: Path, block: bytes, layout: Layout, repairs: Counter[str])
         block, separator = block.replace(separator.encode(), b"\t"), "\t"
     try:
         frame = _parse(block, layout, separator)
-    except polars.exceptions.PolarsError:
-        lines_given = [line for line in block.split(b"\n") if line.strip()]
-        kept = [line for line in lines_given if line.count(separator.encode()) == layout.width - 1]
-        frame = polars.DataFrame(schema=dict.fromkeys(_roles(layout), polars.String))
-        with contextlib.suppress(polars.exceptions.PolarsError):  # a quote that is never closed
-            frame = _parse(b"\n".join(kept), layout, separator) if kept else frame
-        repairs[MALFORMED] += len(lines_given) - frame.height
+    except polars.exceptions.PolarsError:  # quotes that follow no rule: then every line stands for itself
+        given = [line for line in block.split(b"\n") if line.strip()]
+        frame = _salvage(given, layout, separator)
+        repairs[MALFORMED] += len(given) - frame.height
+    too_many = frame[MORE].is_not_null()
+    repairs[MALFORMED] += int(too_many.sum())
+    frame = frame.filter(~too_many).drop(MORE)
     if layout.quote == "strip":
         frame = frame.with_columns(polars.all().str.strip_prefix('"').str.strip_suffix('"'))
     return frame
@@ -134,15 +135,37 @@ def _name(position: int) -> str:
 
 
 def _parse(block: bytes, layout: Layout, separator: str) -> polars.DataFrame:
+    """The columns wanted, and in ``MORE`` what stands in a line after all it should hold.
+
+    The engine takes the number of columns from the first line, which may be the one that is wrong, and so is given a
+    line of its own. Fields that are missing at the end of a line are null.
+    """
+    first = separator.join("x" * (layout.width + 1)).encode() + b"\n"
+    roles = {**_roles(layout), MORE: layout.width}
     frame = polars.read_csv(
-        block,
+        first + block,
         has_header=False,
         separator=separator,
         quote_char='"' if layout.quote == '"' else None,
-        schema={_name(position): polars.String for position in range(layout.width)},
-        columns=[_name(position) for position in sorted({int(position) for position in _roles(layout).values()})],
+        schema={_name(position): polars.String for position in range(layout.width + 1)},
+        columns=[_name(position) for position in sorted({int(position) for position in roles.values()})],
+        truncate_ragged_lines=True,
     )
-    return frame.select(polars.col(_name(int(position))).alias(role) for role, position in _roles(layout).items())
+    return frame.select(polars.col(_name(int(position))).alias(role) for role, position in roles.items()).slice(1)
+
+
+def _salvage(lines_given: list[bytes], layout: Layout, separator: str) -> polars.DataFrame:
+    """The lines that can be read one by one, found by halving."""
+    try:
+        frame = _parse(b"\n".join(lines_given), layout, separator)
+        if frame.height == len(lines_given):
+            return frame
+    except polars.exceptions.PolarsError:
+        pass
+    if len(lines_given) <= 1:
+        return polars.DataFrame(schema=dict.fromkeys([*_roles(layout), MORE], polars.String))
+    half = len(lines_given) // 2
+    return polars.concat(_salvage(part, layout, separator) for part in (lines_given[:half], lines_given[half:]))
 
 
 def _json(_path: Path, block: bytes, layout: Layout, repairs: Counter[str]) -> polars.DataFrame:
