@@ -18,7 +18,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import polars
@@ -117,6 +117,9 @@ def work(seed: int, first: int, count: int, progress: Path) -> int:
     base = Path(tempfile.mkdtemp(prefix="fuzz-data-"))
     with progress.open("w") as told:
         for number in range(first, first + count):
+            if number % 1000 == 0 and number > first:
+                sys.stdout.write(f"{number - first} files\n")
+                sys.stdout.flush()
             told.seek(0)
             told.write(f"{number:12d}")
             told.flush()
@@ -141,8 +144,8 @@ def work(seed: int, first: int, count: int, progress: Path) -> int:
     return failures
 
 
-def fuzz(seed: int, count: int, first: int = 0) -> tuple[int, str]:
-    """Run cases in children; failures, of which a dead child is one, and what was said."""
+def fuzz(seed: int, count: int, first: int = 0, say: Callable[[str], object] = str) -> tuple[int, str]:
+    """Run cases in children; failures, of which a dead child is one, and what was said; ``say`` is told at once."""
     failures, told = 0, ""
     stop = first + count
     with tempfile.TemporaryDirectory() as place:
@@ -150,14 +153,20 @@ def fuzz(seed: int, count: int, first: int = 0) -> tuple[int, str]:
         while first < stop:
             command = [sys.executable, __file__, "--child", str(progress), "--seed", str(seed)]
             command += ["--first", str(first), "--count", str(stop - first)]
-            child = subprocess.run(command, capture_output=True, text=True, check=False)
-            told += child.stdout
-            failures += sum(line.startswith("case ") for line in child.stdout.splitlines())
-            if child.returncode in (0, 1) and "failures," in child.stdout:
+            ended = False
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+                assert child.stdout is not None
+                for line in child.stdout:
+                    told += line
+                    say(line)
+                    failures += line.startswith("case ")
+                    ended |= " failures, " in line
+            if ended:
                 break
             first = int(progress.read_text() or first)
             failures += 1
-            told += f"case {first} of seed {seed} ended the process ({child.returncode}): {child.stderr[-500:]}\n"
+            told += f"case {first} of seed {seed} ended the process ({child.returncode})\n"
+            say(told.splitlines(keepends=True)[-1])
             first += 1
     return failures, told
 
@@ -178,6 +187,6 @@ if __name__ == "__main__":
         sys.exit(work(given.seed, given.first, given.count, given.child) > 0)
     else:
         began = time.monotonic()
-        found, said = fuzz(given.seed, given.count, given.first)
-        sys.stdout.write(f"{said}seed {given.seed}, {time.monotonic() - began:.0f} s, {found} failures\n")
+        found, _ = fuzz(given.seed, given.count, given.first, lambda line: print(line, end="", flush=True))  # noqa: T201
+        sys.stdout.write(f"seed {given.seed}, {time.monotonic() - began:.0f} s, {found} failures\n")
         sys.exit(found > 0)
