@@ -315,3 +315,12 @@ def test_errors_do_not_repeat_endless_names(tmp_path: Path) -> None:
     with pytest.raises(InvalidData, match="no column") as error:
         prepare(path)
     assert len(str(error.value)) < 500
+
+
+def test_pixels_beyond_any_number_are_an_error(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        data = {"x": [[1e300] * 784], "y": [1]}
+        (tmp_path / split).mkdir()
+        (tmp_path / split / "a.json").write_text(json.dumps({"users": ["u"], "user_data": {"u": data}}))
+    with pytest.raises(InvalidData, match="outside 0 to 1"):
+        load_images(tmp_path, cache=tmp_path / "cache")

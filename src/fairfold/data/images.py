@@ -257,7 +257,9 @@ def _femnist_file(path: Path, writers: dict[str, int]) -> list[tuple[NDArray[Any
             data = content["user_data"][user]
             if not data["y"]:
                 continue
-            pixels = numpy.asarray(data["x"], dtype=numpy.float32).reshape(len(data["y"]), FEMNIST_SIDE, FEMNIST_SIDE)
+            with numpy.errstate(over="ignore"):  # what is too large for the type is infinite, and refused below
+                pixels = numpy.asarray(data["x"], dtype=numpy.float32)
+            pixels = pixels.reshape(len(data["y"]), FEMNIST_SIDE, FEMNIST_SIDE)
             if not (pixels.min() >= 0 and pixels.max() <= 1):
                 raise ValueError("pixels outside 0 to 1")
             number = writers.setdefault(user, len(writers))
