@@ -30,6 +30,7 @@ static inline walk walk_spots(const fairfold_job *job, int part, int parts) {
     if (parts > 1) {
         w.first_spot = spot_boundary(&job->plan, part, parts);
         w.spots = spot_boundary(&job->plan, part + 1, parts) - w.first_spot;
+        if (!w.spots) w.row = w.row_stop; /* more parts than spots: nothing is left for this one */
     }
     return w;
 }

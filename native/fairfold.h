@@ -17,7 +17,7 @@
 #endif
 
 /* Raised whenever a signature below changes, so that Python never calls a library of another time. */
-#define FAIRFOLD_ABI 5
+#define FAIRFOLD_ABI 6
 
 typedef enum {
     FAIRFOLD_OK = 0,
@@ -48,9 +48,10 @@ typedef struct {
 } fairfold_rows;
 
 /* Rows on their way between a compact vector and a batch of values, one line a row. All in one place, because a call
- * from another language pays for every argument: ten of them took longer than looking up a few hundred short rows. */
+ * from another language pays for every argument: ten of them took longer than looking up a few hundred short rows. The
+ * layout is part of it, not pointed to: whoever calls need not keep anything else alive. */
 typedef struct {
-    const fairfold_layout *layout;
+    fairfold_layout layout;
     int64_t real;
     void *compact;
     int64_t size; /* of compact */

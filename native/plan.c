@@ -84,9 +84,9 @@ int fairfold_plan_rows(const fairfold_layout *layout, const fairfold_rows *rows,
 
 int fairfold_plan_move(const fairfold_move *move, fairfold_job *job) {
     if (!move) return FAIRFOLD_BAD_ARGUMENT;
-    const int status = fairfold_plan_rows(move->layout, &move->rows, job);
+    const int status = fairfold_plan_rows(&move->layout, &move->rows, job);
     if (status != FAIRFOLD_OK || move->rows.count == 0) return status;
-    if ((move->real != 4 && move->real != 8) || move->size != move->layout->head + move->layout->tail)
+    if ((move->real != 4 && move->real != 8) || move->size != move->layout.head + move->layout.tail)
         return FAIRFOLD_BAD_ARGUMENT;
     return move->compact && move->values ? FAIRFOLD_OK : FAIRFOLD_BAD_ARGUMENT;
 }

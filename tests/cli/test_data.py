@@ -83,7 +83,7 @@ def test_errors_are_one_message_and_status_2(arguments: list[str], message: str)
     assert result.exit_code == 2
     assert message in result.stderr
     assert "Traceback" not in result.output
-    assert result.stderr.startswith("Error: ")
+    assert result.stderr.startswith("error: ")
     assert len(result.stderr.strip().splitlines()) == 1
 
 

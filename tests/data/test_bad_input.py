@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairfold.data import load, prepare, readers, store, tables
+from fairfold.data import json_lines, load, prepare, readers, store, tables
 from fairfold.data.files import PARTIAL
 from fairfold.data.lines import NOT_UTF8
 from fairfold.errors import CannotWrite, InvalidData
@@ -135,7 +135,7 @@ def test_lines_with_too_many_fields_are_left_out_and_counted(tmp_path: Path) -> 
 
 def test_lines_that_are_not_json_are_left_out_and_counted(tmp_path: Path) -> None:
     good = "".join(json.dumps({"user_id": f"u{row % 3}", "item_id": row}) + "\n" for row in range(20))
-    assert repairs_of(written(tmp_path / "own.json", good + "{broken\n"))[readers.NOT_JSON] == 1
+    assert repairs_of(written(tmp_path / "own.json", good + "{broken\n"))[json_lines.NOT_JSON] == 1
 
 
 def test_duplicate_pairs_keep_the_last_and_are_counted(tmp_path: Path) -> None:

@@ -1,18 +1,39 @@
 """The ``fairfold`` command. Each subcommand has a module of its own; heavy imports wait until one is called."""
 
-import typer
+from fairfold.cli.start import end_now, interruptible
 
-from fairfold.cli.data import data
-from fairfold.cli.doctor import doctor
-from fairfold.cli.export import export
-from fairfold.cli.federate import federate
-from fairfold.cli.plan import plan
-from fairfold.cli.recommend import recommend
-from fairfold.cli.report import report
-from fairfold.cli.reproduce import reproduce
-from fairfold.cli.train import train
+with interruptible():  # what follows takes part of a second, in which Ctrl-C may come
+    from typing import Any
 
-app = typer.Typer(
+    import typer
+
+    from fairfold.cli.data import data
+    from fairfold.cli.doctor import doctor
+    from fairfold.cli.errors import TOLD, Guarded, tell
+    from fairfold.cli.export import export
+    from fairfold.cli.federate import federate
+    from fairfold.cli.plan import plan
+    from fairfold.cli.recommend import recommend
+    from fairfold.cli.report import report
+    from fairfold.cli.reproduce import reproduce
+    from fairfold.cli.train import train
+
+
+class _Application(typer.Typer):
+    """The commands; an interruption before any of them has begun ends like one within."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except KeyboardInterrupt:
+            end_now(130)
+        except OSError as error:  # help that cannot be printed
+            tell(error)
+            end_now(TOLD, b"")
+
+
+app = _Application(
+    cls=Guarded,
     name="fairfold",
     help="Federated learning of embedding tables on devices of every size.",
     no_args_is_help=True,

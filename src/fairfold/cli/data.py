@@ -1,10 +1,9 @@
 """``fairfold data``: bring data in, see what is there."""
 
 import contextlib
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -102,35 +101,11 @@ def list_command(cache: Cache = None) -> None:
 
 
 def _run(work: "Callable[[Stages], Prepared]") -> "Prepared":
-    """Do the work with progress on the terminal; what goes wrong is one message and status 2."""
-    from fairfold.errors import FairfoldError
+    """Do the work with progress on the terminal; what goes wrong is one message, and nothing half-made is left."""
+    from fairfold.cli.errors import ends_like_an_interruption, told_plainly
 
-    # A polite kill must unwind, so that nothing half-made is left behind.
-    before = None
-    with contextlib.suppress(ValueError):  # only the main thread may set a handler
-        before = signal.signal(signal.SIGTERM, _stop)
-    try:
+    with told_plainly(), ends_like_an_interruption():
         return work(_stages)
-    except FairfoldError as error:
-        _fail(str(error))
-    except KeyboardInterrupt:
-        _fail("stopped; nothing was left behind")
-    except OSError as error:
-        _fail(f"{error.filename or 'a file'}: {error.strerror or error}")
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
-
-
-def _stop(_number: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt
-
-
-def _fail(message: str) -> NoReturn:
-    from rich.console import Console
-
-    Console(stderr=True).print(f"[bold red]Error:[/] {_escape(message)}", highlight=False, soft_wrap=True)
-    raise typer.Exit(2)
 
 
 def _escape(text: str) -> str:

@@ -1,17 +1,21 @@
 """Downloads that show progress, resume where they broke off, and are checked before they are used."""
 
 import contextlib
+import errno
 import http.client
 import json
 import os
 import shutil
+import struct
 import urllib.error
 import urllib.request
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from fairfold.data.files import atomic_folder, checksum, full_disk_is_an_error
+from fairfold.data.limits import check_unpacked
 from fairfold.data.progress import Stages, silent
 from fairfold.errors import InvalidData
 from fairfold.files import sync_folder, write_atomically
@@ -73,12 +77,27 @@ def _has_checksum(remote: Remote) -> bool:
 
 def _unpack(archive: Path, folder: Path, wanted: tuple[str, ...]) -> None:
     """Take the wanted files, and the publisher's README, out of an archive, whatever folder they are in."""
-    with zipfile.ZipFile(archive) as packed:
-        for member in packed.infolist():
-            name = member.filename.rsplit("/", 1)[-1]
-            if name in wanted or name.upper().startswith("README"):
-                with packed.open(member) as source, (folder / name).open("wb") as file:
-                    shutil.copyfileobj(source, file, 1 << 20)
+    unpacked, size = 0, archive.stat().st_size
+    try:
+        with zipfile.ZipFile(archive) as packed:
+            for member in packed.infolist():
+                name = member.filename.rsplit("/", 1)[-1]
+                if name in wanted or name.upper().startswith("README"):
+                    with packed.open(member) as source, (folder / name).open("wb") as file:
+                        while block := source.read(1 << 20):
+                            unpacked += len(block)
+                            check_unpacked(archive, size, unpacked)
+                            file.write(block)
+    except InvalidData:
+        raise
+    except (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, RuntimeError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # else a place before the archive's start
+            raise
+        raise InvalidData(
+            f"{archive.name} is damaged, or packed in a way that is not known ({error})",
+            "a whole zip archive",
+            "Remove it, and download it again.",
+        ) from error
 
 
 def fetch(remote: Remote, target: Path, stages: Stages = silent) -> Path:

@@ -34,6 +34,20 @@ def cache_folder(cache: str | Path | None = None) -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "fairfold"
 
 
+def existing(source: str | Path) -> Path | None:
+    """The path that a text names, if there is something; an error where the system cannot even look for it."""
+    try:
+        path = Path(source).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError) as error:  # too long a name, no permission; no such user's home
+        raise InvalidData(
+            f"{str(source)[:80]}{'…' if len(str(source)) > 80 else ''} cannot be looked for "
+            f"({getattr(error, 'strerror', None) or error})",
+            "a path that exists, or a name from `fairfold data list`",
+            "Check the path.",
+        ) from error
+
+
 def sync_file(path: Path) -> None:
     """Make the content of a file durable."""
     with path.open("rb+") as file:

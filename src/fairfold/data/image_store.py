@@ -7,6 +7,7 @@ import polars
 import torch
 
 from fairfold.data.images import ImageDataset, Images
+from fairfold.data.parquet import read_whole
 from fairfold.data.store import read_manifest
 from fairfold.errors import InvalidData
 
@@ -33,7 +34,7 @@ def read_image_dataset(folder: Path) -> ImageDataset:
         _read_split(folder, "train"),
         _read_split(folder, "test"),
         manifest["counts"]["classes"],
-        polars.read_parquet(writers)["id"].to_list() if writers.exists() else None,
+        read_whole(writers)["id"].to_list() if writers.exists() else None,
     )
 
 

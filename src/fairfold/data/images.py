@@ -1,8 +1,8 @@
 """Images: IDX files (MNIST, with writers from QMNIST) and LEAF's FEMNIST, as tensors with labels and writers."""
 
-import gzip
 import json
-import zlib
+import math
+import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fairfold.data.lines import is_gzip, no_such_file, truncated
+from fairfold.data import lines
 from fairfold.errors import InvalidData
 
 # Third byte of an IDX file: the type of its elements, stored with the high byte first.
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 QMNIST_WRITER = 2  # column of the NIST writer in QMNIST's extended labels; column 0 is the digit
 FEMNIST_SIDE = 28
+MOST_DIMENSIONS = 8
+MOST_CLASSES = 1 << 16
+PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -59,26 +62,33 @@ class ImageDataset:
 
 
 def read_idx(path: Path) -> NDArray[Any]:
-    """Read an IDX file, gzip or not: the array in its header's shape."""
-    try:
-        content = gzip.decompress(path.read_bytes()) if is_gzip(path) else path.read_bytes()
-    except FileNotFoundError as error:
-        raise no_such_file(path) from error
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise truncated(path, error) from error
-    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES:
+    """Read an IDX file, gzip or not: the array in its header's shape.
+
+    No more is read than the header asks for, and nothing is allocated before it has come.
+    """
+    content = bytearray()
+    pieces = lines.pieces(path, PIECE)
+
+    def read(wanted: int) -> None:
+        while len(content) < wanted and (piece := next(pieces, b"")):
+            content.extend(piece)
+
+    read(4)
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES or content[3] > MOST_DIMENSIONS:
         raise InvalidData(
             f"{path.name} starts with {content[:4].hex(' ') or 'nothing'}",
-            "an IDX file: two zero bytes, a type, a number of dimensions",
+            f"an IDX file: two zero bytes, a type, a number of dimensions up to {MOST_DIMENSIONS}",
             "Download it again.",
         )
     dtype, dimensions = numpy.dtype(_IDX_TYPES[content[2]]), content[3]
     start = 4 + 4 * dimensions
-    shape = tuple(int(size) for size in numpy.frombuffer(content[4:start], ">u4"))
-    needed = start + int(numpy.prod(shape, dtype=numpy.int64)) * dtype.itemsize
+    read(start)
+    shape = struct.unpack(f">{len(content[4:start]) // 4}I", content[4 : 4 + len(content[4:start]) // 4 * 4])
+    needed = start + math.prod(shape) * dtype.itemsize
+    read(needed + 1)
     if len(shape) != dimensions or len(content) != needed:
         raise InvalidData(
-            f"{path.name} has {len(content):,} bytes",
+            f"{path.name} has {len(content):,} bytes" + (" or more" if len(content) > needed else ""),
             f"{needed:,} for the shape {list(shape)} in its header",
             "Download it again.",
         )
@@ -117,6 +127,12 @@ def read_images(folder: Path, images: Path | None = None) -> ImageDataset:
         known, numbers = numpy.unique(numpy.concatenate([train_writers, test_writers]), return_inverse=True)
         writer_ids = [str(writer) for writer in known]
         train_writers, test_writers = numbers[: len(train_writers)], numbers[len(train_writers) :]
+    if train_images.shape[1:] != test_images.shape[1:]:
+        raise InvalidData(
+            f"images of {list(train_images.shape[1:])} to train on and of {list(test_images.shape[1:])} to test",
+            "images of one size",
+            "Take both from one data set.",
+        )
     classes = int(max(train_labels.max(), test_labels.max())) + 1
     return ImageDataset(
         folder.resolve().name,
@@ -159,12 +175,20 @@ def _read_split(folder: Path, where: Path, split: str) -> tuple[NDArray[Any], ND
     if found is None or (plain is None and extended is None):
         missing = f"{prefix}-images-idx3-ubyte" if found is None else f"{prefix}-labels-idx1-ubyte"
         raise InvalidData(f"{where} lacks {missing}", "images and labels of train and test", "Add the file.")
-    pixels = read_idx(found)
-    table = None if extended is None else read_idx(extended)
+    pixels = _array(found, 3)
+    if pixels.dtype != numpy.uint8 or not pixels.size:
+        raise InvalidData(
+            f"{found.name} holds {pixels.dtype} of shape {list(pixels.shape)}", "images of bytes", "Download it again."
+        )
+    table = None if extended is None else _array(extended, 2)
+    if table is not None and table.shape[1] <= QMNIST_WRITER:
+        raise InvalidData(
+            f"{extended} has {table.shape[1]} columns", f"at least {QMNIST_WRITER + 1}", "Download it again."
+        )
     if table is not None and len(table) < len(pixels):
         raise InvalidData(f"{extended} has {len(table):,} rows", f"at least {len(pixels):,}", "Download it again.")
     if plain is not None:
-        labels = read_idx(plain)
+        labels = _array(plain, 1)
     else:
         assert table is not None
         labels = table[:, 0]
@@ -173,6 +197,7 @@ def _read_split(folder: Path, where: Path, split: str) -> tuple[NDArray[Any], ND
             f"{plain.name} has {len(labels):,} labels", f"{len(pixels):,}, one for every image", "Download it again."
         )
     labels = labels[: len(pixels)]
+    _check_labels(str(plain or extended), labels)
     if table is None:
         return pixels, labels, None
     # QMNIST's test labels go on beyond MNIST's 10,000 images: the first ones are MNIST's, in its order.
@@ -184,6 +209,28 @@ def _read_split(folder: Path, where: Path, split: str) -> tuple[NDArray[Any], ND
             "Use the unchanged MNIST files.",
         )
     return pixels, labels, table[:, QMNIST_WRITER]
+
+
+def _array(path: Path, dimensions: int) -> NDArray[Any]:
+    """An IDX file of so many dimensions."""
+    array = read_idx(path)
+    if array.ndim != dimensions:
+        raise InvalidData(
+            f"{path.name} has the shape {list(array.shape)}", f"{dimensions} dimensions", "Download it again."
+        )
+    return array
+
+
+def _check_labels(where: str, labels: NDArray[Any]) -> None:
+    """Labels count classes, and a model has a row for each, so a wild one would cost dearly."""
+    whole = labels.dtype.kind in "iu" and labels.size > 0
+    if not whole or not (int(labels.min()) >= 0 and int(labels.max()) < MOST_CLASSES):
+        found = f"from {labels.min()} to {labels.max()}" if labels.size else "none"
+        raise InvalidData(
+            f"the labels of {where} are {labels.dtype}, {found}",
+            f"whole numbers from 0 to {MOST_CLASSES - 1:,}",
+            "Check the files.",
+        )
 
 
 def _read_femnist(folder: Path) -> ImageDataset:
@@ -210,13 +257,22 @@ def _femnist_file(path: Path, writers: dict[str, int]) -> list[tuple[NDArray[Any
             data = content["user_data"][user]
             if not data["y"]:
                 continue
-            pixels = numpy.asarray(data["x"], dtype=numpy.float32).reshape(len(data["y"]), FEMNIST_SIDE, FEMNIST_SIDE)
+            with numpy.errstate(over="ignore"):  # what is too large for the type is infinite, and refused below
+                pixels = numpy.asarray(data["x"], dtype=numpy.float32)
+            pixels = pixels.reshape(len(data["y"]), FEMNIST_SIDE, FEMNIST_SIDE)
             if not (pixels.min() >= 0 and pixels.max() <= 1):
                 raise ValueError("pixels outside 0 to 1")
             number = writers.setdefault(user, len(writers))
-            labels = numpy.asarray(data["y"], dtype=numpy.int64)
+            labels = numpy.asarray(data["y"])
+            if labels.shape != (len(pixels),):
+                raise ValueError("labels that are no list of numbers")
+            _check_labels(path.name, labels)
             pieces.append((numpy.rint(pixels * 255).astype(numpy.uint8), labels, numpy.full(len(labels), number)))
-    except (ValueError, KeyError, TypeError) as error:
+    except InvalidData:
+        raise
+    except OSError as error:
+        raise lines.unreadable(path, error) from error
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise InvalidData(
             f"{path.name} cannot be read ({type(error).__name__}: {error})",
             "LEAF's form: users, and user_data with x (784 numbers from 0 to 1 an image) and y for each of them",

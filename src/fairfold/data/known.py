@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairfold.data import download
-from fairfold.data.files import cache_folder
+from fairfold.data.files import cache_folder, existing
 from fairfold.data.progress import Stages, silent
 from fairfold.errors import InvalidData
 
@@ -150,14 +150,14 @@ def on_disk(name: str, cache: str | Path | None = None) -> Path | None:
 
 def resolve(source: str | Path, cache: str | Path | None = None, stages: Stages = silent) -> Path:
     """The folder or file of a source: an existing path, or a known name whose files are here or can be fetched."""
-    path = Path(source).expanduser()
-    if path.exists():
+    path = existing(source)
+    if path is not None:
         return path
     known = KNOWN.get(str(source))
     if known is None:
         close = ", ".join(name for name in KNOWN if str(source).lower().split("-")[0] in name)
         raise InvalidData(
-            f"{source} is neither a file or folder nor a known data set",
+            f"{str(source)[:200]} is neither a file or folder nor a known data set",
             "a path that exists, or a name from `fairfold data list`",
             f"Did you mean one of: {close}?" if close else "Check the path.",
         )

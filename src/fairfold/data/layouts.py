@@ -1,12 +1,13 @@
 """How one file of interactions is laid out, and how to tell from its name and first lines."""
 
-import json
+import codecs
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from fairfold.data import lines
+from fairfold.data.json_lines import first_object
 from fairfold.errors import InvalidData
 
 Kind = Literal["lines", "delimited", "json", "parquet"]
@@ -82,7 +83,7 @@ def _detect(path: Path, wanted: Wanted) -> Layout:
         raise lines.no_such_file(path)
     if name.endswith((".parquet", ".pq")):
         return _parquet(path, wanted)
-    start = lines.head(path).decode("latin-1")
+    start = _text(lines.head(path))
     if start.startswith("PK\x03\x04"):
         raise InvalidData(f"{path.name} is a zip archive", "the files in it", "Unpack it, and give the folder.")
     if "\0" in start:
@@ -116,6 +117,14 @@ def _detect(path: Path, wanted: Wanted) -> Layout:
     return _delimited(path, first, wanted)
 
 
+def _text(start: bytes) -> str:
+    """The start of a file, which may end within a character, as UTF-8 where it is that, else as Latin-1."""
+    try:
+        return codecs.getincrementaldecoder("utf-8")().decode(start)
+    except UnicodeDecodeError:
+        return start.decode("latin-1")
+
+
 def empty(path: Path) -> InvalidData:
     """The error for a file without a single interaction."""
     return InvalidData(f"{path.name} is empty", "at least one interaction", "Check that the file was copied whole.")
@@ -126,13 +135,18 @@ def plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
+def _shown(names: list[str]) -> str:
+    """Column names as an error shows them: not all of many, and no more of each than can be read."""
+    return ", ".join(repr(name[:40]) for name in names[:12]) + (", …" if len(names) > 12 else "")
+
+
 def find_column(path: Path, role: str, names: list[str], wanted: str | None, known: tuple[str, ...]) -> int | None:
     """The position of a column: the one the caller names, else the first that has one of the known names."""
     if wanted is not None:
         if wanted in names:
             return names.index(wanted)
         raise InvalidData(
-            f"{path.name} has no column {wanted!r}; it has {', '.join(map(repr, names))}",
+            f"{path.name} has no column {wanted!r}; it has {_shown(names)}",
             f"the column of the {role}",
             f"Name it with --{role}-column, or give the separator with --separator.",
         )
@@ -147,9 +161,8 @@ def find_columns(path: Path, names: list[str], wanted: Wanted) -> tuple[int, int
     rating = find_column(path, "rating", names, wanted.rating, RATING_NAMES)
     for role, position in (("user", user), ("item", item)):
         if position is None:
-            shown = ", ".join(repr(name) for name in names[:12])
             raise InvalidData(
-                f"{path.name} has no column that is known to hold the {role}; its columns are {shown}",
+                f"{path.name} has no column that is known to hold the {role}; its columns are {_shown(names)}",
                 "a header that names a user and an item column",
                 f"Name it with --{role}-column; if the columns look joined, give the separator with --separator.",
             )
@@ -159,21 +172,16 @@ def find_columns(path: Path, names: list[str], wanted: Wanted) -> tuple[int, int
 
 
 def _parquet(path: Path, wanted: Wanted) -> Layout:
-    import polars
+    from fairfold.data.parquet import schema_of
 
-    try:
-        names = list(polars.read_parquet_schema(path))
-    except (polars.exceptions.PolarsError, OSError) as error:
-        raise InvalidData(
-            f"{path.name} is not Parquet ({error})", "a whole Parquet file", "Write or download it again."
-        ) from error
+    names = list(schema_of(path))
     user, item, rating = find_columns(path, names, wanted)
     return Layout("parquet", names[user], names[item], None if rating is None else names[rating])
 
 
 def _json(path: Path, first: str, wanted: Wanted) -> Layout:
     try:
-        names = list(json.loads(first))
+        names = list(first_object(first))
     except ValueError as error:
         raise InvalidData(
             f"the first line of {path.name} is not JSON ({error})",
@@ -221,7 +229,7 @@ def _delimited(path: Path, first: str, wanted: Wanted) -> Layout:
             "at least a user and an item a line",
             "Give the separator with --separator.",
         )
-    quote = '"' if len(separator) == 1 else None
+    quote = '"' if len(separator.encode()) == 1 else None
     if not wanted.user and len(names) == 4 and _is_amazon(names):
         # The ratings of 2014 start with the user, those of 2018 with the product; users' ids all start with A.
         user, item = (0, 1) if names[0].startswith("A") and not names[1].startswith("A") else (1, 0)

@@ -7,23 +7,32 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from fairfold.data.limits import check_line, check_unpacked
 from fairfold.errors import InvalidData
 
 BLOCK = 16 << 20
+HEAD = 1 << 16
 Advance = Callable[[int], None]
 
 NOT_UTF8 = "lines that are not UTF-8, read as Latin-1"
 
 
-def is_gzip(path: Path) -> bool:
-    """Whether the file is gzip, by its first bytes and not by its name."""
-    with path.open("rb") as file:
-        return file.read(2) == b"\x1f\x8b"
+DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
+"""How damaged gzip shows itself."""
 
 
 def no_such_file(path: Path) -> InvalidData:
     """The error for a path where there is nothing."""
     return InvalidData(f"{path} does not exist", "a file that can be read", "Check the path.")
+
+
+def unreadable(path: Path, error: OSError) -> InvalidData:
+    """The error for a file that the system does not let us read."""
+    return InvalidData(
+        f"{str(path)[:200]} cannot be read ({error.strerror or error})",
+        "a file that can be read",
+        "Check the path and its permissions.",
+    )
 
 
 def truncated(path: Path, error: Exception) -> InvalidData:
@@ -35,16 +44,15 @@ def truncated(path: Path, error: Exception) -> InvalidData:
     )
 
 
-def head(path: Path, size: int = 1 << 16) -> bytes:
-    """The first bytes of a text file, decompressed, without a byte order mark."""
-    try:
-        file, raw = _open(path)
-        with raw, file:
-            return _without_mark(path, file.read(size))
-    except FileNotFoundError as error:
-        raise no_such_file(path) from error
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise truncated(path, error) from error
+def head(path: Path, size: int = HEAD) -> bytes:
+    """The first bytes of a text file, decompressed, without a byte order mark, lines ended by line feeds."""
+    piece = _without_mark(path, next(_pieces(path, size, None), b""))
+    return piece.replace(b"\r", b"\n") if _ends_in_returns(piece) else piece
+
+
+def _ends_in_returns(start: bytes) -> bool:
+    """Whether the lines of a file, by its start, end in carriage returns alone, as they once did on some machines."""
+    return b"\r" in start[:-1] and b"\n" not in start
 
 
 def blocks(
@@ -59,7 +67,7 @@ def blocks(
     """Yield the file as UTF-8 blocks that end at the end of a line.
 
     Args:
-        path: A text file, plain or gzip.
+        path: A text file, plain or gzip. Lines may end in a carriage return alone, if all of them do.
         size: Bytes to read at a time; a longer line makes a longer block.
         quoted: Whether fields in double quotes may hold line breaks, so that no block is cut inside one.
         encoding: ``utf-8``, or ``latin-1`` where the publisher says so. Lines of a UTF-8 file that are not UTF-8 are
@@ -68,12 +76,16 @@ def blocks(
         advance: Called with the number of bytes taken from the disk, for a progress bar.
     """
     counted = Counter[str]() if repairs is None else repairs
+    returns = _ends_in_returns(next(_pieces(path, HEAD, None), b""))
     rest = b""
     first = True
     for piece in _pieces(path, size, advance):
         block = _without_mark(path, piece) if first else piece
+        if returns:
+            block = block.replace(b"\r", b"\n")
         first = False
         if rest:
+            check_line(path, len(rest))
             block = rest + block
         cut = _end_of_lines(block, quoted)
         rest = block[cut:]
@@ -86,25 +98,37 @@ def blocks(
 def _open(path: Path) -> tuple[BinaryIO, BinaryIO]:
     """The file to read from, and the one whose position tells how far on the disk that is."""
     raw = path.open("rb")
-    if is_gzip(path):
-        return cast(BinaryIO, gzip.GzipFile(fileobj=raw)), raw
-    return raw, raw
+    packed = raw.read(2) == b"\x1f\x8b"  # by its first bytes and not by its name
+    raw.seek(0)
+    return (cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if packed else raw), raw
+
+
+def pieces(path: Path, size: int) -> Iterator[bytes]:
+    """The bytes of a file, decompressed where it is gzip, so many at a time; no more than the limits allow."""
+    return _pieces(path, size, None)
 
 
 def _pieces(path: Path, size: int, advance: Advance | None) -> Iterator[bytes]:
-    position = 0
+    position = unpacked = 0
     try:
         file, raw = _open(path)
     except FileNotFoundError as error:
         raise no_such_file(path) from error
+    except OSError as error:
+        raise unreadable(path, error) from error
     with raw, file:
         while True:
             try:
                 piece = file.read(size)
-            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            except DAMAGED as error:
                 raise truncated(path, error) from error
+            except OSError as error:
+                raise unreadable(path, error) from error
             if not piece:
                 return
+            unpacked += len(piece)
+            if file is not raw:
+                check_unpacked(path, raw.tell(), unpacked)
             if advance is not None:
                 advance(raw.tell() - position)
                 position = raw.tell()

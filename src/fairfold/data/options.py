@@ -53,6 +53,11 @@ class Options:
             ("valid", 0 <= self.valid < 1, "a share of at least 0 and below 1"),
             ("seed", self.seed >= 0, "a number of at least 0"),
             (
+                "separator",
+                self.separator is None or (self.separator != "" and not set(self.separator) & set('"\r\n')),
+                "a text without quotes and line breaks",
+            ),
+            (
                 "scale",
                 self.scale is None or self.scale[0] < self.scale[1],
                 "the lowest rating, then the highest",

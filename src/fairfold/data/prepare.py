@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fairfold.data import lines
-from fairfold.data.files import atomic_folder, cache_folder, checksum
+from fairfold.data.files import atomic_folder, cache_folder, checksum, existing
 from fairfold.data.image_store import read_image_dataset, write_images
 from fairfold.data.images import ImageDataset, is_image_folder, read_images, source_files
 from fairfold.data.interactions import Dataset
@@ -22,6 +22,9 @@ from fairfold.data.spool import spool
 from fairfold.data.store import MANIFEST, Manifest, read_dataset, read_manifest, write_manifest, write_table
 from fairfold.data.tables import build_table
 from fairfold.errors import InvalidData
+
+LONGEST_NAME = 100
+"""Bytes of a source's name that go into that of its folder in the cache."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,8 @@ def load_images(
 
 
 def _prepared_folder(source: str | Path, cache: str | Path | None, stages: Stages, options: dict[str, Any]) -> Path:
-    folder = Path(source).expanduser()
-    if not (folder / MANIFEST).exists():
+    folder = existing(source)
+    if folder is None or not folder.is_dir() or not (folder / MANIFEST).exists():
         return prepare(source, cache=cache, stages=stages, **options).folder
     if options:
         raise InvalidData(
@@ -127,7 +130,9 @@ def _into_cache(
     fill: Callable[[Path], Manifest],
 ) -> Prepared:
     """Fill a folder of the cache, unless it holds the same already."""
-    final = cache_folder(cache) / f"{name}-{_key(files, options)}"
+    # A name may be as long as the system lets any be; ours are longer by the key.
+    short = name.encode()[:LONGEST_NAME].decode(errors="ignore")
+    final = cache_folder(cache) / f"{short}-{_key(files, options)}"
     note = "prepared now"
     if final.exists() and not refresh:
         try:

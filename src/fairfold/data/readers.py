@@ -1,23 +1,23 @@
 """From any known file of interactions to blocks of rows: user, item and, where there is one, rating."""
 
-import contextlib
-import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import polars
 
-from fairfold.data import lines
+from fairfold.data import json_lines, lines, parquet
+from fairfold.data.json_lines import NOT_AN_ID, NOT_JSON
 from fairfold.data.layouts import SEPARATORS, Layout
 from fairfold.errors import InvalidData
 
 MALFORMED = "lines with a wrong number of fields, left out"
-NOT_JSON = "lines that are not JSON, left out"
 NO_ID = "rows without a user or an item, left out"
 NOT_A_NUMBER = "ratings that are not numbers, rows left out"
 OUT_OF_SCALE = "ratings out of scale, rows left out"
 WITHOUT_ITEMS = "lines with a user and no items"
+
+MORE = "more"  # the column of what a line should not hold
 
 # Above this share of left-out rows the file was not what it was taken for, and an error helps more than a repair.
 TOLERATED = 0.1
@@ -51,7 +51,7 @@ def read(
         rows += clean.height
         if clean.height:
             yield clean
-    left_out = sum(own[reason] for reason in (MALFORMED, NOT_JSON, NO_ID, NOT_A_NUMBER, OUT_OF_SCALE))
+    left_out = sum(own[reason] for reason in (MALFORMED, NOT_JSON, NOT_AN_ID, NO_ID, NOT_A_NUMBER, OUT_OF_SCALE))
     if left_out > TOLERATED * (rows + left_out):
         reasons = "; ".join(f"{count:,} {reason}" for reason, count in own.items() if count)
         raise InvalidData(
@@ -97,7 +97,7 @@ def _user_lines(path: Path, block: bytes, _layout: Layout, repairs: Counter[str]
                 "lines of the form `user item item …` with blanks between them",
                 "Name the columns (--user-column, --item-column) if this is a table with one interaction a line.",
             )
-    fields = polars.Series("line", block.decode().splitlines()).str.strip_chars()
+    fields = polars.Series("line", block.decode().split("\n"), dtype=polars.String).str.strip_chars()
     fields = fields.filter(fields != "").str.split(" ")
     frame = fields.to_frame().select(
         polars.col("line").list.first().alias("user"), polars.col("line").list.slice(1).alias("item")
@@ -109,17 +109,17 @@ def _user_lines(path: Path, block: bytes, _layout: Layout, repairs: Counter[str]
 
 def _delimited(_path: Path, block: bytes, layout: Layout, repairs: Counter[str]) -> polars.DataFrame:
     separator = layout.separator
-    if len(separator) > 1:  # the engine separates by one byte; a tab does not occur in these files
+    if len(separator.encode()) > 1:  # the engine separates by one byte; a tab does not occur in these files
         block, separator = block.replace(separator.encode(), b"\t"), "\t"
     try:
         frame = _parse(block, layout, separator)
-    except polars.exceptions.PolarsError:
-        lines_given = [line for line in block.split(b"\n") if line.strip()]
-        kept = [line for line in lines_given if line.count(separator.encode()) == layout.width - 1]
-        frame = polars.DataFrame(schema=dict.fromkeys(_roles(layout), polars.String))
-        with contextlib.suppress(polars.exceptions.PolarsError):  # a quote that is never closed
-            frame = _parse(b"\n".join(kept), layout, separator) if kept else frame
-        repairs[MALFORMED] += len(lines_given) - frame.height
+    except polars.exceptions.PolarsError:  # quotes that follow no rule: then every line stands for itself
+        given = [line for line in block.split(b"\n") if line.strip()]
+        frame = _salvage(given, layout, separator)
+        repairs[MALFORMED] += len(given) - frame.height
+    too_many = frame[MORE].is_not_null()
+    repairs[MALFORMED] += int(too_many.sum())
+    frame = frame.filter(~too_many).drop(MORE)
     if layout.quote == "strip":
         frame = frame.with_columns(polars.all().str.strip_prefix('"').str.strip_suffix('"'))
     return frame
@@ -135,54 +135,49 @@ def _name(position: int) -> str:
 
 
 def _parse(block: bytes, layout: Layout, separator: str) -> polars.DataFrame:
+    """The columns wanted, and in ``MORE`` what stands in a line after all it should hold.
+
+    The engine takes the number of columns from the first line, which may be the one that is wrong, and so is given a
+    line of its own. Fields that are missing at the end of a line are null.
+    """
+    first = separator.join("x" * (layout.width + 1)).encode() + b"\n"
+    roles = {**_roles(layout), MORE: layout.width}
     frame = polars.read_csv(
-        block,
+        first + block,
         has_header=False,
         separator=separator,
         quote_char='"' if layout.quote == '"' else None,
-        schema={_name(position): polars.String for position in range(layout.width)},
-        columns=[_name(position) for position in sorted({int(position) for position in _roles(layout).values()})],
+        schema={_name(position): polars.String for position in range(layout.width + 1)},
+        columns=[_name(position) for position in sorted({int(position) for position in roles.values()})],
+        truncate_ragged_lines=True,
     )
-    return frame.select(polars.col(_name(int(position))).alias(role) for role, position in _roles(layout).items())
+    return frame.select(polars.col(_name(int(position))).alias(role) for role, position in roles.items()).slice(1)
+
+
+def _salvage(lines_given: list[bytes], layout: Layout, separator: str) -> polars.DataFrame:
+    """The lines that can be read one by one, found by halving."""
+    try:
+        frame = _parse(b"\n".join(lines_given), layout, separator)
+        if frame.height == len(lines_given):
+            return frame
+    except polars.exceptions.PolarsError:
+        pass
+    if len(lines_given) <= 1:
+        return polars.DataFrame(schema=dict.fromkeys([*_roles(layout), MORE], polars.String))
+    half = len(lines_given) // 2
+    return polars.concat(_salvage(part, layout, separator) for part in (lines_given[:half], lines_given[half:]))
 
 
 def _json(_path: Path, block: bytes, layout: Layout, repairs: Counter[str]) -> polars.DataFrame:
-    schema = {str(name): polars.String for name in _roles(layout).values()}
-    try:
-        frame = polars.read_ndjson(block, schema=schema)
-    except polars.exceptions.PolarsError:
-        good = [line for line in block.split(b"\n") if line.strip() and _is_object(line)]
-        repairs[NOT_JSON] += sum(1 for line in block.split(b"\n") if line.strip()) - len(good)
-        frame = polars.read_ndjson(b"\n".join(good), schema=schema) if good else polars.DataFrame(schema=schema)
-    return frame.select(polars.col(str(name)).alias(role) for role, name in _roles(layout).items())
-
-
-def _is_object(line: bytes) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
+    return json_lines.parse(block, {role: str(name) for role, name in _roles(layout).items()}, repairs)
 
 
 def _parquet(path: Path, layout: Layout, rows: int, advance: lines.Advance | None) -> Iterator[polars.DataFrame]:
-    try:
-        table = polars.scan_parquet(path)
-        total = table.select(polars.len()).collect().item()
-        columns = [polars.col(str(name)).alias(role) for role, name in _roles(layout).items()]
-        for start in range(0, total, rows):
-            frame = table.slice(start, rows).select(columns).collect()
-            if advance is not None:
-                advance(path.stat().st_size * frame.height // total)
-            for role in ("user", "item"):
-                if not frame.schema[role].is_integer() or frame.schema[role] == polars.UInt64:
-                    frame = frame.with_columns(polars.col(role).cast(polars.String))
-            yield frame
-    except (polars.exceptions.ComputeError, polars.exceptions.PanicException) as error:
-        raise InvalidData(
-            f"{path.name} is truncated or damaged ({error})",
-            "a whole Parquet file",
-            "Write or download it again.",
-        ) from error
+    columns = {role: str(name) for role, name in _roles(layout).items()}
+    for frame, share in parquet.blocks(path, columns, rows):
+        if advance is not None:
+            advance(int(path.stat().st_size * share))
+        yield frame
 
 
 def _clean(frame: polars.DataFrame, layout: Layout, repairs: Counter[str]) -> polars.DataFrame:

@@ -78,6 +78,10 @@ def find_source(path: Path, wanted: Wanted | None = None) -> Source:
         folder, name = path.parent, path.name.split(".")[0]
         if name in ("ratings", "u", "train"):  # say little by themselves; the folder says more
             name = folder.name
+    elif not path.is_dir():
+        raise InvalidData(
+            f"{path} is neither a file nor a folder", "a file or folder of interactions", "Copy the data into a file."
+        )
     else:
         folder, name = path, path.resolve().name
         chosen = _files_of(path)
@@ -134,7 +138,7 @@ _TITLES_OF = {
 
 def _titles_beside(file: Path, folder: Path) -> Path | None:
     name = _TITLES_OF.get(file.name.removesuffix(".gz"))
-    return folder / name if name is not None and (folder / name).exists() else None
+    return folder / name if name is not None and (folder / name).is_file() else None
 
 
 def read_titles(path: Path) -> polars.DataFrame:
@@ -154,12 +158,15 @@ def read_titles(path: Path) -> polars.DataFrame:
 
 def _text_lines(path: Path) -> Iterator[str]:
     for block in lines.blocks(path):  # read as UTF-8, and as Latin-1 where it is not: movies.dat comes in both
-        yield from block.decode().splitlines()
+        yield from (line.rstrip("\r") for line in block.decode().split("\n"))
 
 
 def _fields(line: str, separator: str) -> list[str]:
     if separator == ",":
         import csv
 
-        return next(csv.reader([line]), [])
+        try:
+            return next(csv.reader([line]), [])
+        except csv.Error:  # a field that is too long to be a title
+            return []
     return [field.strip('"') for field in line.split(separator)]

@@ -9,6 +9,7 @@ import polars
 from fairfold.data import lines, readers
 from fairfold.data.layouts import empty
 from fairfold.data.options import Options
+from fairfold.data.parquet import read_whole
 from fairfold.data.sources import Source
 from fairfold.data.tally import Tally
 from fairfold.errors import InvalidData
@@ -41,7 +42,7 @@ class Spool:
 
     def scan(self) -> polars.LazyFrame:
         """All rows, lazily, with their number in ``row``."""
-        return polars.scan_parquet(list(self.parts), row_index_name="row")
+        return polars.scan_parquet(list(self.parts), row_index_name="row", glob=False)
 
 
 def spool(
@@ -119,5 +120,5 @@ def _give_one_type(parts: list[tuple[Path, polars.Schema]]) -> None:
     for path, schema in parts:
         change = [role for role in as_text if schema[role] != polars.String]
         if change:
-            frame = polars.read_parquet(path, memory_map=False).with_columns(polars.col(change).cast(polars.String))
+            frame = read_whole(path, memory_map=False).with_columns(polars.col(change).cast(polars.String))
             frame.write_parquet(path, compression="lz4", statistics=False)

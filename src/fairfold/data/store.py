@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fairfold.data.interactions import Dataset, Interactions
+from fairfold.data.parquet import read_whole
 from fairfold.data.tables import Table
 from fairfold.errors import InvalidData
 from fairfold.files import write_atomically
@@ -74,8 +75,11 @@ def read_manifest(folder: Path) -> Manifest:
     again = "Prepare the data again (fairfold data prepare --refresh)."
     try:
         manifest = json.loads(path.read_bytes())
-        found = manifest["format"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        found, files = manifest["format"], dict(manifest["files"])
+        missing = {"name", "kind", "counts", "options", "repairs", "split"} - manifest.keys()
+        if missing:
+            raise KeyError(*sorted(missing))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidData(f"{path} cannot be read ({error})", "the manifest of prepared data", again) from error
     if found != FORMAT:
         raise InvalidData(
@@ -83,7 +87,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"format {FORMAT}, that of fairfold {__version__}",
             again,
         )
-    for name, size in manifest["files"].items():
+    for name, size in files.items():
         file = folder / name
         if not file.exists() or file.stat().st_size != size:
             raise InvalidData(f"{file} is missing or has changed", f"a file of {size:,} bytes", again)
@@ -98,9 +102,9 @@ def read_dataset(folder: Path) -> Dataset:
             f"{folder} holds {manifest['kind']}", "interactions", "Read it with fairfold.data.load_images."
         )
     counts = manifest["counts"]
-    users = polars.read_parquet(folder / "users.parquet")
+    users = read_whole(folder / "users.parquet")
     items_file = folder / "items.parquet"
-    items = polars.read_parquet(items_file) if items_file.exists() else polars.DataFrame()
+    items = read_whole(items_file) if items_file.exists() else polars.DataFrame()
     splits = {name: _read_split(folder, name, users, counts) for name in SPLIT_NAMES}
     return Dataset(
         name=manifest["name"],
@@ -123,7 +127,7 @@ def _read_split(folder: Path, name: str, users: polars.DataFrame, counts: dict[s
     ratings: Tensor | None = None
     start = 0
     for part in sorted(folder.glob(f"{name}-*.parquet")):
-        frame = polars.read_parquet(part, columns=None).drop("user")
+        frame = read_whole(part).drop("user")
         stop = start + frame.height
         items[start:stop] = torch.from_numpy(frame["item"].cast(polars.Int64).to_numpy(writable=True))
         if "rating" in frame.columns:

@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from fairfold.data.capacity import check_memory
 from fairfold.data.interactions import Dataset, Interactions
 from fairfold.data.seeds import generator
 from fairfold.errors import InvalidSettings
@@ -49,8 +50,8 @@ class SyntheticWorld:
 
     def __post_init__(self) -> None:
         for name in ("users", "items", "factors"):
-            if getattr(self, name) < 1:
-                raise InvalidSettings(f"{name} = {getattr(self, name)}", "at least 1", f"Raise {name}.")
+            if not 1 <= getattr(self, name) < 1 << 32:
+                raise InvalidSettings(f"{name} = {getattr(self, name)}", "from 1 to 2^32 - 1", f"Change {name}.")
         if not 2 <= self.interactions_per_user < self.items:
             raise InvalidSettings(
                 f"interactions_per_user = {self.interactions_per_user} of {self.items} items",
@@ -63,6 +64,12 @@ class SyntheticWorld:
                 raise InvalidSettings(f"{name} = {value}", "a finite number, 0 or more", f"Change {name}.")
         if self.seed < 0:
             raise InvalidSettings(f"seed = {self.seed}", "0 or more", "Choose another seed.")
+
+    @property
+    def bytes_needed(self) -> int:
+        """About what :meth:`dataset` holds at once: tastes, traits, and the draws three times over."""
+        tables = 4 * (self.users + self.items) * self.factors
+        return tables + 16 * self.items + 24 * self.users * self.interactions_per_user
 
     @cached_property
     def tastes(self) -> Tensor:
@@ -86,6 +93,7 @@ class SyntheticWorld:
 
     def dataset(self) -> Dataset:
         """Draw the world's interactions, in memory proportional to their number."""
+        check_memory("the synthetic world", self.bytes_needed)
         test_count = min(self.interactions_per_user - 1, max(1, round(0.3 * self.interactions_per_user)))
         noise = generator(self.seed, 2)
         step = max(1, BLOCK_ELEMENTS // self.items)

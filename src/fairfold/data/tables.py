@@ -84,7 +84,7 @@ def _heaviest(spool: Spool, wanted: int) -> polars.DataFrame:
     users = spool.users.rename({"id": "user"})
     first = "user" if users.schema["user"] == polars.Int64 else "row"
     users = users.sort("rows", first, descending=[True, False])
-    looked_at = wanted
+    looked_at = wanted = min(wanted, users.height)
     while True:
         looked_at = min(2 * looked_at, users.height)
         candidates = users.head(looked_at)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairfold.kernels import gpu, hashing, reference, reference_active, reference_chain, reference_stacked
+from fairfold.kernels import gpu, hashing, reference, reference_active, reference_stacked
 from fairfold.kernels.form import Form, Lines
 from fairfold.kernels.hashing import Layout
 from fairfold.kernels.native import active_calls, calls
@@ -32,7 +32,6 @@ __all__ = [
     "adam_slots",
     "add_slopes",
     "count_range",
-    "fold",
     "number",
     "positions",
     "recover_lines",
@@ -45,7 +44,6 @@ __all__ = [
     "step_prefix",
     "step_slots",
     "touched_rows",
-    "unfold",
 ]
 
 
@@ -325,42 +323,3 @@ def adam_slots(
     """
     if not active_calls.adam_slots(compact, slots, gradient, mean, square, step, rate, betas, epsilon):
         reference_active.adam_slots(compact, slots, gradient, mean, square, step, rate, betas, epsilon)
-
-
-# -- nested sizes ----------------------------------------------------------------------------------------------------
-
-
-def fold(big: Layout, small: Layout, sums: Tensor) -> Tensor:
-    """Sums (or counts, int32) at the size of ``small`` from those at the size of ``big``, which ``small`` nests in.
-
-    Counts of owned slots are 1 each, so for counts the owned slots that ``small`` hashes are counted, not summed.
-    """
-    low, high = small.head, big.head
-    out = torch.empty(small.size, dtype=sums.dtype, device=sums.device)
-    out[:low] = sums[:low]
-    if big.tail:
-        repeats = big.tail // small.tail
-        folded = active_calls.fold_groups(sums[high:], repeats, small.chunk)
-        if folded is None:
-            folded = reference_chain.fold_groups(sums[high:], repeats, small.chunk)
-        out[low:] = folded
-    else:
-        out[low:] = 0
-    if sums.is_floating_point():
-        accumulate_range(small, sums[low:high], low, out)
-    else:
-        count_range(small, low, high, out)
-    return out
-
-
-def unfold(small: Layout, big: Layout, compact: Tensor) -> Tensor:
-    """The compact vector of ``big`` that stands for the same full vector."""
-    low, high = small.head, big.head
-    target = torch.empty(big.size, dtype=compact.dtype, device=compact.device)
-    target[:low] = compact[:low]
-    recover_range(small, compact, low, target[low:high])
-    if big.tail:
-        repeats = big.tail // small.tail
-        if not active_calls.unfold_groups(compact[low:], repeats, small.chunk, target[high:], add=False):
-            reference_chain.unfold_groups(compact[low:], repeats, small.chunk, target[high:], add=False)
-    return target

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fairfold.errors import InvalidVector, NotNested
-from fairfold.kernels import ops
+from fairfold.kernels import folding
 from fairfold.kernels.hashing import Layout
 from fairfold.subspace.checks import check_vector
 
@@ -82,7 +82,7 @@ def unfold(small: "Subspace", big: "Subspace", compact: Tensor) -> Tensor:
         return small.recover(compact)
     if small.orthonormal:
         compact = compact / small._column_lengths(compact)
-    out = ops.unfold(small.layout, big.layout, compact)
+    out = folding.unfold(small.layout, big.layout, compact)
     if big.orthonormal:
         out *= big._column_lengths(out)
     return out
@@ -104,7 +104,7 @@ def fold(big: "Subspace", small: "Subspace", sums: Tensor, counts: Tensor) -> tu
     _require(small, big)
     if small == big:
         return sums.clone(), counts.clone()
-    return ops.fold(big.layout, small.layout, sums), ops.fold(big.layout, small.layout, counts)
+    return folding.fold(big.layout, small.layout, sums), folding.fold(big.layout, small.layout, counts)
 
 
 @torch.no_grad()

@@ -2,10 +2,12 @@
  *
  * Buffers are exactly as long as the arguments say, on the heap, so that one byte too far is an error of the address
  * sanitizer. Integers are drawn near the edges (0, 1, powers of two, the ends of their types). What is checked here is
- * that nothing crashes; that results are right is the harness's business.
+ * that nothing crashes; that results are right is the harness's business. With more than one thread, each calls on its
+ * own, with the instruction set of its seed, under the thread sanitizer.
  *
- *     fuzz SECONDS [SEED]
+ *     fuzz SECONDS [SEED [THREADS]]
  */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +17,7 @@
 
 #define MOST 4096 /* values in a buffer */
 
-static uint64_t state;
+static _Thread_local uint64_t state;
 
 static uint64_t next(void) { /* splitmix64 */
     uint64_t word = state += 0x9E3779B97F4A7C15u;
@@ -102,7 +104,7 @@ static void fuzz_rows(void) {
     if (told == layout.head + (uint64_t)layout.tail) told = size;
     int kind = chance(40) ? (int)hostile() : real, threads = 1 + (int)below(6);
     if (kind == 4 || kind == 8) kind = real;
-    fairfold_move out = {&layout, kind, compact, told, rows, sums, threads}, in = out;
+    fairfold_move out = {layout, kind, compact, told, rows, sums, threads}, in = out;
     in.values = values;
     fairfold_recover_rows(chance(100) ? NULL : &out);
     fairfold_accumulate_rows(chance(100) ? NULL : &in, 0.5);
@@ -227,17 +229,17 @@ static void fuzz_train(void) {
     free_places(client.users[0]), free_places(client.users[1]), free_places(client.dense);
 }
 
-int main(int count, char **arguments) {
-    static const char *const sets[] = {"portable", "avx2", "avx512"};
-    const double seconds = count > 1 ? atof(arguments[1]) : 1;
-    state = count > 2 ? strtoull(arguments[2], NULL, 10) : (uint64_t)time(NULL);
-    printf("seed %llu\n", (unsigned long long)state);
-    fflush(stdout);
+static double seconds;
+static const char *const sets[] = {"portable", "avx2", "avx512"};
+
+/* Rounds of calls until the time is up. One thread tries all instruction sets in turn; several share one, which is
+ * chosen before they start. */
+static long rounds_of_calls(int alone) {
     struct timespec begin, now;
     clock_gettime(CLOCK_MONOTONIC, &begin);
     long rounds = 0;
     do {
-        fairfold_use_instructions(sets[rounds % 3]);
+        if (alone) fairfold_use_instructions(sets[rounds % 3]);
         fuzz_rows();
         fuzz_ranges();
         fuzz_chain();
@@ -246,6 +248,34 @@ int main(int count, char **arguments) {
         rounds++;
         clock_gettime(CLOCK_MONOTONIC, &now);
     } while ((double)(now.tv_sec - begin.tv_sec) + 1e-9 * (double)(now.tv_nsec - begin.tv_nsec) < seconds);
+    return rounds;
+}
+
+static void *one_of_several(void *seed) {
+    state = *(uint64_t *)seed;
+    *(uint64_t *)seed = (uint64_t)rounds_of_calls(0);
+    return NULL;
+}
+
+int main(int count, char **arguments) {
+    seconds = count > 1 ? atof(arguments[1]) : 1;
+    state = count > 2 ? strtoull(arguments[2], NULL, 10) : (uint64_t)time(NULL);
+    int threads = count > 3 ? atoi(arguments[3]) : 1;
+    printf("seed %llu\n", (unsigned long long)state);
+    fflush(stdout);
+    long rounds = 0;
+    if (threads < 2) {
+        rounds = rounds_of_calls(1);
+    } else {
+        fairfold_use_instructions(sets[state % 3]);
+        pthread_t workers[64];
+        uint64_t seeds[64];
+        if (threads > 64) return 1;
+        for (int i = 0; i < threads; i++) seeds[i] = next();
+        for (int i = 0; i < threads; i++)
+            if (pthread_create(&workers[i], NULL, one_of_several, &seeds[i])) return 1;
+        for (int i = 0; i < threads; i++) pthread_join(workers[i], NULL), rounds += (long)seeds[i];
+    }
     printf("%ld rounds\n", rounds);
     return 0;
 }

@@ -6,17 +6,9 @@ import torch
 from torch import Tensor
 
 from fairfold.kernels.hashing import Layout
-from fairfold.kernels.native.calls import (
-    REAL_BYTES,
-    address_of,
-    changed,
-    integers,
-    rows_of,
-    serving,
-    settle,
-    threads,
-)
+from fairfold.kernels.native.calls import changed, integers, serving, settle
 from fairfold.kernels.native.loader import library
+from fairfold.kernels.native.packed import REAL_BYTES, packed, rows_of, threads
 
 _FOLD_KIND = {torch.float32: 4, torch.float64: 8, torch.int32: -4}
 
@@ -30,7 +22,7 @@ def positions(layout: Layout, rows: Tensor, row_size: int, active: Tensor) -> tu
     found = torch.empty(len(rows), row_size, dtype=torch.int32)
     signs = torch.empty(len(rows), row_size, dtype=torch.int8)
     code = loaded.fairfold_positions(
-        address_of(layout),
+        packed(layout),
         ctypes.byref(rows_of(rows, row_size)),
         active.data_ptr(),
         active.numel(),

@@ -5,7 +5,6 @@ did: False or None means that the reference body must. Ids and lengths are check
 """
 
 import ctypes
-import struct
 from typing import Any
 
 import torch
@@ -15,78 +14,12 @@ from fairfold.errors import InvalidRow, InvalidVector
 from fairfold.kernels.hashing import Layout
 from fairfold.kernels.native import pages
 from fairfold.kernels.native.loader import library
+from fairfold.kernels.native.packed import ID_BYTES, REAL_BYTES, moving, packed, rows_of, threads
 
-REAL_BYTES = {torch.float32: 4, torch.float64: 8}
-ID_BYTES = {torch.int64: 8, torch.int32: 4}
 _PLAIN = (Tensor, torch.nn.Parameter)
 _OK, _BAD_LAYOUT, _BAD_ROW, _BAD_ARGUMENT, _NO_MEMORY, _UNSUPPORTED, _NOT_ACTIVE = range(7)
 
-threads = torch.get_num_threads
 _grad_enabled = torch.is_grad_enabled
-
-
-class _Layout(ctypes.Structure):
-    _fields_ = (
-        ("full_size", ctypes.c_int64),
-        ("head", ctypes.c_int64),
-        ("tail", ctypes.c_int64),
-        ("chunk", ctypes.c_int64),
-        ("key", ctypes.c_uint64),
-        ("is_signed", ctypes.c_int64),
-    )
-
-
-class _Rows(ctypes.Structure):
-    _fields_ = (
-        ("ids", ctypes.c_void_p),
-        ("row_bytes", ctypes.c_int64),
-        ("count", ctypes.c_int64),
-        ("row_size", ctypes.c_int64),
-    )
-
-
-_layouts: dict[int, tuple[int, Layout, _Layout]] = {}
-_MOST_LAYOUTS = 1024
-
-
-def address_of(layout: Layout) -> int:
-    """Where the C form of a layout is. Kept by identity: hashing the dataclass would cost as much as a small lookup."""
-    known = _layouts.get(id(layout))
-    if known is not None:
-        return known[0]
-    if len(_layouts) >= _MOST_LAYOUTS:
-        _layouts.clear()
-    structure = _Layout(layout.full_size, layout.head, layout.tail, layout.chunk, layout.key, layout.signed)
-    address = ctypes.addressof(structure)
-    _layouts[id(layout)] = (address, layout, structure)  # the layout is kept alive, so its id stays its own
-    return address
-
-
-def rows_of(rows: Tensor, row_size: int) -> _Rows:
-    """The C form of a batch of row ids; it points into ``rows`` and does not keep it alive."""
-    return _Rows(rows.data_ptr(), ID_BYTES[rows.dtype], rows.numel(), row_size)
-
-
-_pack_move = struct.Struct("PqPqPqqqPq").pack
-
-
-def moving(layout: Layout, compact: Tensor, rows: Tensor, row_size: int, values: Tensor) -> bytes:
-    """The C form (``fairfold_move``) of rows between ``compact`` and ``values``; it keeps neither alive.
-
-    Packed, not a ``ctypes.Structure`` or ten arguments: those take as long as the lookup of a few hundred short rows.
-    """
-    return _pack_move(
-        address_of(layout),
-        REAL_BYTES[compact.dtype],
-        compact.data_ptr(),
-        compact.numel(),
-        rows.data_ptr(),
-        ID_BYTES[rows.dtype],
-        rows.numel(),
-        row_size,
-        values.data_ptr(),
-        threads(),
-    )
 
 
 def serving(*tensors: Tensor, followed: bool = True) -> Any:
@@ -174,7 +107,7 @@ def slots_and_signs(layout: Layout, coordinates: Tensor) -> tuple[Tensor, Tensor
     slots = torch.empty_like(flat)
     signs = torch.empty_like(flat, dtype=torch.int8)
     code = loaded.fairfold_slots_and_signs(
-        address_of(layout), flat.data_ptr(), flat.numel(), slots.data_ptr(), signs.data_ptr()
+        packed(layout), flat.data_ptr(), flat.numel(), slots.data_ptr(), signs.data_ptr()
     )
     return (slots, signs) if settle(code, layout, flat.reshape(-1)) else None
 
@@ -200,7 +133,7 @@ def recover_range(layout: Layout, compact: Tensor, start: int, out: Tensor) -> b
     target = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
     pages.in_use(compact)
     code = loaded.fairfold_recover_range(
-        address_of(layout),
+        packed(layout),
         REAL_BYTES[compact.dtype],
         compact.data_ptr(),
         compact.numel(),
@@ -242,7 +175,7 @@ def accumulate_range(layout: Layout, values: Tensor, start: int, sums: Tensor, c
     values = values.contiguous()
     pages.in_use(sums)
     code = loaded.fairfold_accumulate_range(
-        address_of(layout),
+        packed(layout),
         REAL_BYTES[sums.dtype],
         values.data_ptr(),
         start,
@@ -269,7 +202,7 @@ def reduce(layout: Layout, full: Tensor) -> Tensor | None:
     compact = torch.empty(layout.size, dtype=full.dtype)
     pages.before_first_touch(compact)
     code = loaded.fairfold_reduce(
-        address_of(layout), REAL_BYTES[full.dtype], full.data_ptr(), compact.data_ptr(), compact.numel(), threads()
+        packed(layout), REAL_BYTES[full.dtype], full.data_ptr(), compact.data_ptr(), compact.numel(), threads()
     )
     return compact if settle(code, layout) else None
 
@@ -280,7 +213,7 @@ def count_range(layout: Layout, start: int, stop: int, counts: Tensor) -> bool:
     if loaded is None or not _counts(counts, counts.numel()):
         return False
     code = loaded.fairfold_count_range(
-        address_of(layout), start, stop - start, counts.data_ptr(), counts.numel(), threads()
+        packed(layout), start, stop - start, counts.data_ptr(), counts.numel(), threads()
     )
     done = settle(code, layout)
     if done:
@@ -303,7 +236,7 @@ def touched_rows(layout: Layout, values: Tensor, rows: Tensor) -> tuple[Tensor, 
     sums = torch.empty(values.numel(), dtype=values.dtype)
     touched = ctypes.c_int64()
     code = loaded.fairfold_touched_rows(
-        address_of(layout),
+        packed(layout),
         REAL_BYTES[values.dtype],
         values.data_ptr(),
         ctypes.byref(rows_of(rows, row_size)),
@@ -326,7 +259,7 @@ def active_slots(layout: Layout, rows: Tensor, row_size: int) -> Tensor | None:
     slots = torch.empty(rows.numel() * row_size, dtype=torch.int64)
     touched = ctypes.c_int64()
     code = loaded.fairfold_touched_rows(
-        address_of(layout),
+        packed(layout),
         4,
         None,
         ctypes.byref(rows_of(rows, row_size)),

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from fairfold.kernels.form import Form, Objective, Places, Samples
-from fairfold.kernels.native.calls import REAL_BYTES, changed, serving, settle
+from fairfold.kernels.native.calls import changed, serving, settle
+from fairfold.kernels.native.packed import REAL_BYTES
 
 _OPTIMISERS = {"sgd": 0, "adagrad": 1, "adam": 2}
 _long, _double, _pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
