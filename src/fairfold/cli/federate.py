@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import time
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -55,7 +52,7 @@ def federate(
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, highlight=False, markup=False)
 
-    with told_plainly(), _terminated():
+    with told_plainly():
         try:
             from fairfold.flower.federate import trial_of
         except ImportError:
@@ -111,17 +108,3 @@ def _show(console: Console, trial: Trial, seconds: float) -> None:
 def _mean(qualities: list[list[float] | None]) -> str:
     known = [quality for quality in qualities if quality is not None]
     return f"{sum(q[0] for q in known) / sum(q[1] for q in known):.4f}" if known else "–"
-
-
-@contextlib.contextmanager
-def _terminated() -> Iterator[None]:
-    """Being asked to end is like Ctrl-C: everything that was started is stopped first."""
-
-    def interrupt(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -12,7 +12,6 @@ from rich.table import Table
 from fairfold.cli.choose import changes_of, choose
 from fairfold.cli.console import wide_console
 from fairfold.cli.errors import told_plainly
-from fairfold.cli.signals import terminated
 from fairfold.errors import InvalidSettings
 from fairfold.runs.units import human_bytes, human_seconds
 
@@ -80,7 +79,7 @@ def train(
     from fairfold.runs.train import run
 
     console, places = wide_console(), list[Path]()
-    with told_plainly(), terminated():
+    with told_plainly():
         if resume and out is None:
             raise InvalidSettings("--resume without --out", "the folder of the run", "Add --out FOLDER.")
         options = {
