@@ -154,7 +154,7 @@ def test_a_record_says_what_made_it(experiment: Experiment, tmp_path: Path) -> N
     assert (record["fairfold"], record["torch"]) == (fairfold.__version__, torch.__version__)
     assert record["commit"] == commit(Path(__file__).parents[2])
     assert commit(tmp_path) is None
-    assert (record["kind"], record["seed"], record["settings"]["method"]) == ("federated", 0, "fair")
+    assert (record["kind"], record["seed"], record["settings"]["subspace"]["method"]) == ("federated", 0, "fair")
 
 
 def test_finished_cells_that_nobody_joined_are_found(experiment: Experiment, tmp_path: Path) -> None:
