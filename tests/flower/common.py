@@ -152,7 +152,7 @@ def in_process(
     data: Dataset | ImageDataset,
     settings: Settings,
     nodes: int,
-    folder: Path,
+    devices: Path,
     *,
     inspect: Inspect = nothing,
     fault: Fault | None = None,
@@ -167,7 +167,7 @@ def in_process(
     learned = world.plan.algorithm.keeps == "learned" and isinstance(data, Dataset)
     for number, users in enumerate(parts if learned else []):
         rows = {name: tensor[users].clone() for name, tensor in own.items()}
-        DeviceStore(folder / f"node-{number}").save(DeviceState(Word(0, rows), names=[str(user) for user in users]))
+        DeviceStore(devices / f"node-{number}").save(DeviceState(Word(0, rows), names=[str(user) for user in users]))
     sizes = [{int(world.fleet.size[user]) for user in users} for users in parts]
     assert all(len(of) == 1 for of in sizes), "users of one size on a node"
     capacities = [str(world.plan.capacities[of.pop()]) for of in sizes]
@@ -182,7 +182,7 @@ def in_process(
 
     own_model = settings.model.kind if settings.model.own else None
     grid = FaultyGrid(
-        app(make_client_app(local, model=own_model, state=folder, repeatable=True)),
+        app(make_client_app(local, model=own_model, state=devices, repeatable=True)),
         [{"partition-id": number, "capacity": capacity} for number, capacity in enumerate(capacities)],
         inspect=inspect,
     )
@@ -195,7 +195,7 @@ def in_process(
     if isinstance(data, ImageDataset):
         options["picture"] = (*data.train.images.shape[1:], data.num_classes)
     strategy = FairStrategy(without_faults(settings), items, **options)
-    return Nodes(strategy, grid, replace(world), copied(state.full), folder)
+    return Nodes(strategy, grid, replace(world), copied(state.full), devices)
 
 
 def as_devices(people: People, visits: Iterable[Visit], alone: Mapping[int, str]) -> Iterator[Said]:

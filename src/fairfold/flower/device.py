@@ -24,7 +24,7 @@ from fairfold.protocol.architecture import Architecture
 from fairfold.protocol.people import ImagePeople, People
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.sampling import Purpose, generator
-from fairfold.protocol.steps import RankingSteps
+from fairfold.protocol.steps import Steps
 from fairfold.protocol.words import Answer, Visit
 from fairfold.protocol.work import as_input
 from fairfold.values import Weights
@@ -55,6 +55,7 @@ class DeviceWork:
         self.history: Weights = {}
         if isinstance(data, LocalImages):
             _refuse_other_pictures(order, data)
+            refuse_excess(order, len(data.images.train.labels))
         elif order.picture is not None:
             raise InvalidMessage("an order for images", "one for interactions", "Check what both sides train.")
         else:
@@ -62,7 +63,7 @@ class DeviceWork:
                 data = _numbered(data, order, kept)
             if order.settings.algorithm.keeps == "acknowledged":  # the words of a run are about one history
                 data, self.history = _as_said(data, kept)
-            refuse_excess(order, data)
+            refuse_excess(order, max((int(data.train.counts_by_user[user]) for user in data.users), default=0))
         self.data = data
         self.names: list[str] | None = None
         users = 1 if isinstance(data, LocalImages) else data.train.num_users
@@ -196,12 +197,11 @@ def ndcg(best: Tensor, wanted: Tensor) -> float:
     return min(float(hits @ discount) / float(discount[: len(wanted)].sum()), 1.0)
 
 
-def refuse_excess(order: Order, data: LocalData) -> None:
+def refuse_excess(order: Order, samples: int) -> None:
     """Refuse an order by which a user's round would ask for more memory than any honest one does."""
     algorithm: object = order.settings.algorithm
-    if isinstance(algorithm, RankingSteps):
-        samples = max((int(data.train.counts_by_user[user]) for user in data.users), default=0)
-        drawn = samples * algorithm.local_epochs * (1 + algorithm.negatives)
+    if isinstance(algorithm, Steps):
+        drawn = samples * algorithm.local_epochs * (1 + getattr(algorithm, "negatives", 0))
         if drawn > LARGEST_ROUND:
             raise InvalidMessage(f"a round of {drawn} draws for one user", f"at most {LARGEST_ROUND}", "Ask for less.")
 

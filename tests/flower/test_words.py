@@ -1,0 +1,310 @@
+"""Sums that remember are exact: whatever happens to answers, devices and the server, they hold what each last said.
+
+Every run here is one of faults at random moments. At its end the server's running sums are worked out anew, from the
+histories and from the word that each device and the server agree on.
+"""
+
+import random
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fairfold.algorithms.closed_form import subspace_of
+from fairfold.algorithms.least_squares import GRAM, LeastSquares, chain_of, owned_rows, row_counts, rows_of
+from fairfold.algorithms.rating_rows import codes
+from fairfold.algorithms.ratings import CENTRE, LAST, RatingSquares
+from fairfold.flower.store import FILE
+from fairfold.flower.strategy import FairStrategy
+from fairfold.protocol.words import State
+from tests.federations import tiny_data
+from tests.flat import flat
+from tests.flower.common import Nodes, assert_same, in_process
+
+USERS, ITEMS, ROUNDS = 6, 48, 8
+KINDS: dict[str, dict[str, Any]] = {
+    "least_squares": {"solver": "least_squares", "support": 2},
+    "least_squares by counts": {"solver": "least_squares", "support": 2, "popularity": "counts"},
+    "ratings": {"solver": "ratings", "alike": True},
+    "ratings streamed": {"solver": "ratings", "streamed": True},
+}
+
+
+def federation(kind: str, devices: Path, seed: int, nodes: int = USERS, **options: Any) -> Nodes:
+    keys = KINDS[kind] | {
+        "rounds": ROUNDS,
+        "clients_per_round": None,
+        "capacities": "1x-4x",
+        "factors": 4,
+        "seed": seed,
+    }
+    data = tiny_data(seed, USERS, ITEMS, KINDS[kind]["solver"] == "ratings")
+    return in_process(data, flat(**keys), nodes, devices, evaluate=False, **options)
+
+
+def recomputed(nodes: Nodes) -> dict[str, dict[str, torch.Tensor]]:
+    """The sums that follow from what every device last said, in double precision, by the algorithm's equations."""
+    plan, world = nodes.strategy.plan, nodes.world
+    (name,), (own,), d = plan.architecture.tables, plan.architecture.own, plan.settings.model.factors
+    chain, algorithm = chain_of(plan, 0), plan.algorithm
+    users = USERS // len(nodes.grid.contexts)
+    spaces = [subspace_of(held.projections[name]) for held in plan.assignments(0) if held.projections is not None]
+    zeros = {space: torch.zeros(space.size // d, d).double() for space in chain}
+    outer = {space: torch.zeros(d, d).double() for space in chain}
+    spoken, all_codes = torch.zeros(3).double(), torch.zeros(d * d).double()
+    for number in range(len(nodes.grid.contexts)):
+        said = nodes.kept(number).said.own
+        for place, user in enumerate(range(number * users, (number + 1) * users)):
+            if not said or not bool((said[own][place] != 0).any()):
+                continue
+            vector, items = said[own][place].double(), world.people.train.of(user)  # type: ignore[union-attr]
+            space = spaces[int(world.fleet.size[user])]
+            if isinstance(algorithm, LeastSquares):
+                weight = algorithm.weight(int((items < owned_rows(space, d)).sum()))
+                rows = rows_of(space, items, d)
+                zeros[space].index_add_(0, rows, (weight * vector).expand(len(items), d).contiguous())
+                outer[space] += weight * torch.outer(vector, vector)
+            else:
+                assert isinstance(algorithm, RatingSquares)
+                spoken_in = algorithm.spoken_space(chain[-1])
+                start = sum(len(world.people.train.of(other)) for other in range(number * users, user))
+                last = said[LAST][start : start + len(items)].double()
+                zeros.setdefault(spoken_in, torch.zeros(spoken_in.size // d, d).double())
+                zeros[spoken_in].index_add_(0, rows_of(spoken_in, items, d), last[:, :-1])
+                spoken[2] += last[:, -1].sum()
+                all_codes += codes(vector[None], [len(items)])
+    if isinstance(algorithm, LeastSquares):
+        return {
+            f"sums-{space.size}": {
+                name: (rows / row_counts(space, d).clamp(min=1)[:, None]).view(-1), GRAM: outer[space].view(-1)
+            }
+            for space, rows in zeros.items()
+        }  # fmt: skip
+    assert isinstance(algorithm, RatingSquares)
+    return {
+        "sums": {name: zeros[algorithm.spoken_space(chain[-1])].view(-1)},
+        "full": {CENTRE: spoken, GRAM: all_codes},
+    }
+
+
+def assert_exact(nodes: Nodes, state: State | None = None) -> None:
+    """The server's sums are those of what every device last said."""
+    state = nodes.strategy.progress.state if state is None else state
+    full = dict(state.full)
+    if CENTRE in full:
+        full[CENTRE] = full[CENTRE] * torch.tensor([0.0, 0.0, 1.0])  # mean and spread are no sums
+    for moment, expected in recomputed(nodes).items():
+        found = full if moment == "full" else state.moments.get(moment, {})
+        for key, of in expected.items():
+            mine = found.get(key, torch.zeros_like(of))
+            assert_same({key: mine.double()}, {key: of}, ROUNDING)
+
+
+ROUNDING = 3e-6
+"""Of the largest number: changes are float32, and were larger before users' vectors settled."""
+
+FAULTS = ("drop", "late", "again", "nan", "infinite", "wrong_size", "out_of_range", None, None)
+
+
+@pytest.mark.parametrize("nodes", [USERS, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_lost_late_refused_and_repeated_answers(kind: str, nodes: int, tmp_path: Path) -> None:
+    """Seeded by the kind: in eight rounds each node fails in about six."""
+    chance = random.Random(f"{kind} {nodes}")
+    plan = {(number, node): chance.choice(FAULTS) for number in range(ROUNDS) for node in range(nodes)}
+    found = federation(kind, tmp_path, 3, nodes, fault=lambda number, node: plan[number, node])
+    found.run()
+    counts = found.strategy.progress.rejections.counts
+    bad = Counter(fault for fault in plan.values() if fault not in (None, "again"))
+    assert counts["no answer in time"] == bad["drop"] + bad["late"]
+    assert counts["NaN or infinity"] == bad["nan"] + bad["infinite"]
+    assert (counts["wrong size"], counts["values out of range"]) == (bad["wrong_size"], bad["out_of_range"])
+    assert_exact(found)
+    held = found.strategy.books.held
+    assert len(held) == len({node for (_, node), fault in plan.items() if fault in (None, "again")})
+
+
+class Killed(BaseException):
+    """A process ends here."""
+
+
+class Mortal:
+    """An app whose device, or whose server, is killed at the message that is named."""
+
+    def __init__(self, app: ClientApp) -> None:
+        self.app, self.trained, self.device_dies, self.server_dies = app, 0, -1, -1
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        reply = self.app(message, context)  # the device has saved what it would remember of this
+        if message.metadata.message_type != "train":
+            return reply
+        self.trained += 1
+        if self.trained == self.server_dies:
+            raise Killed
+        if self.trained == self.device_dies:
+            raise RuntimeError("killed")
+        return reply
+
+
+def mortal(kind: str, devices: Path, seed: int, **options: Any) -> tuple[Nodes, Mortal]:
+    made: list[Mortal] = []
+
+    def wrapped(app: ClientApp) -> ClientApp:
+        made.append(Mortal(app))
+        return made[0]  # type: ignore[return-value]
+
+    return federation(kind, devices, seed, app=wrapped, **options), made[0]
+
+
+@pytest.mark.parametrize("kind", ["least_squares", "ratings"])
+def test_a_node_killed_after_it_saved_and_before_its_answer_was_taken(kind: str, tmp_path: Path) -> None:
+    """Twenty moments, drawn by chance."""
+    chance = random.Random(kind)
+    for moment in chance.sample(range(1, USERS * 4), 20):
+        folder = tmp_path / str(moment)
+        nodes, app = mortal(kind, folder, moment)
+        app.device_dies = moment
+        nodes.run(num_rounds=5)
+        assert nodes.strategy.progress.rejections.counts == {"the device failed": 1}
+        assert_exact(nodes)
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("kind", ["least_squares", "ratings"])
+def test_a_server_killed_before_its_checkpoint_goes_on_from_an_older_one(kind: str, tmp_path: Path) -> None:
+    """Twenty moments: within a round, or when all answers are taken and the checkpoint is not yet written."""
+    chance = random.Random(kind)
+    for moment in chance.sample(range(1, USERS * 4 + 4), 20):
+        folder = tmp_path / str(moment)
+        nodes, app = mortal(kind, folder / "devices", moment, folder=folder / "run")
+        if moment > USERS * 4:  # after round 1 to 4
+            rounds = moment - USERS * 4
+            _dies_before_saving(nodes.strategy, rounds)
+        else:
+            app.server_dies = moment
+            rounds = (moment - 1) // USERS + 1
+        with pytest.raises(Killed):
+            nodes.run()
+        again = FairStrategy(nodes.strategy.settings, ITEMS, folder=folder / "run", resume=True,
+                             round_timeout=0.0, evaluate=False)  # fmt: skip
+        assert again.progress.state.round_number == rounds - 1
+        nodes.strategy = again
+        nodes.run(num_rounds=3)
+        assert nodes.strategy.progress.state.round_number == rounds + 2
+        assert not again.progress.rejections.counts
+        assert_exact(nodes)
+        shutil.rmtree(folder)
+
+
+def _dies_before_saving(strategy: FairStrategy, rounds: int) -> None:
+    """Its answers are taken, and no checkpoint is written."""
+    record = strategy._record
+    assert record is not None
+    true = record.round_done
+
+    def round_done(progress: Any, nodes: Any) -> None:
+        if progress.state.round_number == rounds:
+            raise Killed
+        true(progress, nodes)
+
+    record.round_done = round_done  # type: ignore[method-assign]
+
+
+def test_a_server_two_checkpoints_back_is_refused_by_those_who_forgot(tmp_path: Path) -> None:
+    """A device keeps its last two words. Who has neither is left out, with words, and the run goes on."""
+    nodes = federation("least_squares", tmp_path / "devices", 1, folder=tmp_path / "run")
+    nodes.run(num_rounds=5)
+    checkpoints = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    assert len(checkpoints) >= 1
+    nodes.strategy.books.held = {name: held ^ 1 for name, held in nodes.strategy.books.held.items()}
+    nodes.run(num_rounds=1)
+    assert nodes.strategy.progress.rejections.counts == {"the device failed": USERS}
+    assert nodes.strategy.progress.state.round_number == 6
+
+
+@pytest.mark.parametrize("wiped", ["words", "everything"])
+def test_a_device_whose_state_was_wiped(wiped: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Without its words it is refused; without its name as well it is a new device, whose first word is its own."""
+    nodes = federation("ratings", tmp_path, 1)
+    nodes.run(num_rounds=2)
+    if wiped == "words":
+        (tmp_path / "node-2" / FILE).unlink()
+    else:
+        shutil.rmtree(tmp_path / "node-2")
+    nodes.run(num_rounds=2)
+    counts = nodes.strategy.progress.rejections.counts
+    if wiped == "words":
+        assert counts == {"the device failed": 2}
+        assert "words of a run this device does not know" in caplog.text
+    else:
+        assert counts["the device failed"] == 2, "the server still asks it by its old name"
+    assert [report.clients for report in nodes.strategy.progress.history] == [USERS, USERS, USERS - 1, USERS - 1]
+
+
+def test_another_run_starts_afresh_on_the_same_devices(tmp_path: Path) -> None:
+    first = federation("least_squares", tmp_path, 1)
+    first.run(num_rounds=3)
+    second = federation("least_squares", tmp_path, 1)
+    second.run(num_rounds=3)
+    assert not second.strategy.progress.rejections.counts
+    assert_exact(second)
+    assert_same(second.strategy.progress.state.full, first.strategy.progress.state.full)
+
+
+def test_two_orders_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A server that comes back while a slow device still trains: the later of the two answers is never sent."""
+    nodes, app = mortal("least_squares", tmp_path, 1)
+    nodes.run(num_rounds=2)
+    true, state = app.app, nodes.strategy.progress.state
+    inner = ClientApp.__call__
+    nested: list[str] = []
+
+    def slow(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "train" and context.node_id == 3 and not nested:
+            nested.append("begun")
+            import fairfold.flower.device as device
+
+            train = device.DeviceWork.train
+
+            def overtaken(work: Any) -> Any:
+                device.DeviceWork.train = train  # type: ignore[method-assign]
+                inner(true, message, context)  # the same device, asked again meanwhile: it is the first to end
+                return train(work)
+
+            device.DeviceWork.train = overtaken  # type: ignore[method-assign]
+        return inner(true, message, context)
+
+    app.app = slow  # type: ignore[assignment]
+    nodes.run(num_rounds=1)
+    assert nodes.strategy.progress.rejections.counts == {"the device failed": 1}
+    assert "another order that this device has answered meanwhile" in caplog.text
+    app.app = true
+    nodes.run(num_rounds=1)
+    assert nodes.strategy.progress.state.round_number == state.round_number + 2
+    assert_exact(nodes)
+
+
+def test_a_history_that_grows_or_shrinks_within_a_run_joins_with_the_next(tmp_path: Path) -> None:
+    """What is said is a change of what was said of the same history."""
+    from fairfold.flower.client import make_client_app
+    from fairfold.flower.inprocess import InProcessGrid
+
+    lines = [f"{user},{item}" for user in "ab" for item in range(0, 20, 2 if user == "a" else 3)]
+    settings = flat(solver="least_squares", support=0, rounds=9, clients_per_round=None, capacities="1x", factors=4)
+    path = tmp_path / "mine.csv"
+    path.write_text("user,item\n" + "\n".join(lines))
+    grid = InProcessGrid(make_client_app(path, budget="1x", state=tmp_path / "state"), [{}])
+    strategy = FairStrategy(settings, ITEMS, round_timeout=0.0, evaluate=False)
+    for change in (lines, [*lines, "a,47", "c,3"], lines[:10]):
+        path.write_text("user,item\n" + "\n".join(change))
+        strategy.start(grid, num_rounds=2)
+    assert not strategy.progress.rejections.counts
+    ((_, sums),) = [(key, of) for key, of in strategy.progress.state.moments.items() if key.startswith("sums-")]
+    rows = sums["item.weight"].view(-1, 4)
+    assert bool((rows[47] == 0).all()), "what was added is no part of this run"
+    assert bool((rows[18] != 0).any()), "what was removed still is"
