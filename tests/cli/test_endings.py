@@ -138,18 +138,19 @@ def test_a_defect_keeps_its_traceback() -> None:
 @posix
 def test_memory_that_runs_out_in_a_real_command(tmp_path: Path) -> None:
     program = (
-        "import resource, sys, torch, polars; from fairfold.cli import app; import fairfold.data.make;"
+        "import resource, sys, torch, polars; from fairfold.cli import app; import fairfold.runs.train;"
         "used = int(open('/proc/self/statm').read().split()[0]) * 4096;"
         "resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20),) * 2);"
         "sys.exit(app(sys.argv[1:]))"
     )
     if sys.platform != "linux":
         pytest.skip("reads /proc")
-    words = ["data", "make", str(tmp_path / "world"), "--users", "40000000", "--interactions", "40000000"]
+    world = ["--set", "data.users=4000000", "--set", "data.items=400", "--set", "data.interactions_per_user=20"]
+    words = ["train", *world, "--rounds", "1", "--out", str(tmp_path / "run")]
     result = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
     assert result.returncode == 2, result.stderr[-2000:]
     one_line(result.stderr, "out of memory")
-    assert not (tmp_path / "world").exists()
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_program_itself_is_guarded() -> None:
