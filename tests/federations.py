@@ -50,8 +50,9 @@ def tiny_settings(**changes: Any) -> Settings:
 
 
 def _method(chosen: dict[str, Any]) -> str:
-    name = chosen.get("method", "fair")
-    return "fedavg" if name == "central" else name
+    central = "central" in (chosen.get("method"), chosen["solver"])
+    name: str = "fedavg" if central else chosen.get("method", "fair")
+    return name
 
 
 def tiny_world(data: Dataset, settings: Settings) -> tuple[World, State]:

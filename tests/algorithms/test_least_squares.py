@@ -58,6 +58,26 @@ def test_the_server_holds_the_least_squares_of_everybodys_latest_vectors(backend
     torch.testing.assert_close(state.full[GRAM].view(3, 3), found.T @ found, rtol=1e-3, atol=1e-4)
 
 
+def test_rows_that_all_devices_own_hold_the_sums_of_every_size() -> None:
+    settings_ = chosen(capacities="1x-2x-4x", clients_per_round=None)
+    world, state = tiny_world(tiny_data(4, 12, 40), settings_)
+    state = after_rounds(world, state, backend=batched)
+    data, users = world.people.train, world.people.private["user.weight"]
+    spaces = [subspace_of((held.projections or {})["item.weight"]) for held in world.plan.assignments(0)]
+    heads = torch.tensor([space.head // 3 or 40 for space in spaces])  # of the full space: all
+    owned = data.items < heads[world.fleet.size[data.users]]
+    counts = torch.bincount(data.users[owned], minlength=12)
+    weights = torch.where(counts > 0, 1 / counts.clamp(min=1), 0)
+    assert bool((weights[world.fleet.size == 2] > 0).any())  # or the smallest would say nothing
+    sums, outer = torch.zeros(40, 3), users.T @ (weights[:, None] * users)
+    sums.index_add_(0, data.items, (weights[:, None] * users)[data.users])
+    ridge = settings_.algorithm.ridge * outer.diagonal().mean() * torch.eye(3)
+    expected = torch.linalg.solve(outer + ridge, sums.T).T
+    last = int(heads.min())
+    assert last > 2
+    torch.testing.assert_close(state.full["item.weight"].view(40, 3)[:last], expected[:last], rtol=1e-3, atol=1e-4)
+
+
 def test_rows_that_small_devices_lack_are_divided_by_those_who_own_them() -> None:
     settings_ = chosen(capacities="1x-4x", clients_per_round=None)
     world, state = tiny_world(tiny_data(4, 10, 40), settings_)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fairfold.algorithms.closed_form import subspace_of
-from fairfold.algorithms.least_squares import rows_of
+from fairfold.algorithms.least_squares import GRAM, rows_of
 from fairfold.algorithms.rating_rows import Window, centred, code_of
 from fairfold.algorithms.ratings import CACHE, CENTRE, LAST
 from fairfold.backends.batched import batched
@@ -40,6 +40,27 @@ def test_it_ends_where_the_equations_of_all_users_and_items_hold() -> None:
     by_user = torch.zeros(30, 3).index_add_(0, train.users, errors[:, None] * inputs)
     pull = torch.tensor([wanted.algorithm.damping, 1.0, 1.0])
     torch.testing.assert_close(by_user, pull * own, rtol=1e-2, atol=1e-2)
+
+
+def test_a_row_has_the_ridge_of_every_item_that_shares_it() -> None:
+    """Row by row: (n·K + k·pull) w = sums, with k items in the row."""
+    world, state = tiny_world(tiny_data(5, 20, 40, ratings=True), chosen(capacities="4x", clients_per_round=None))
+    state = after_rounds(world, state, 3, batched)
+    (held,) = world.plan.assignments(0)
+    space = subspace_of((held.projections or {})["item.weight"])
+    row, counts = rows_of(space, torch.arange(40), 3), world.people.train.counts_by_item.double()
+    codes = state.full[GRAM].view(3, 3).double()
+    mean, spoken = codes / codes[0, 0], state.full[CENTRE][2].double() / counts.sum()
+    pull = torch.diag(torch.tensor([5.0, 2.0, 2.0]).double())  # damping, and twice the ridge
+    sums = state.moments["sums"]["item.weight"].view(-1, 3).double()
+    table = state.full["item.weight"].view(40, 3).double()
+    shared = [int((row == number).sum()) for number in range(len(sums))]
+    assert max(shared) > 3
+    for number, many in enumerate(shared):
+        heard = spoken * counts[row == number].sum()
+        expected = torch.linalg.solve(heard * mean + many * pull, sums[number])
+        (first, *_) = (row == number).nonzero().flatten().tolist()
+        torch.testing.assert_close(table[first], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_devices_of_every_size_speak_of_every_row_in_turn() -> None:

@@ -110,6 +110,26 @@ def test_no_sum_of_fewer_than_five_can_be_seen(devices: int, silent: set[int]) -
         assert counted.all()
 
 
+def answering(devices: int, *places: int) -> Flags:
+    flags = np.zeros(devices, dtype=np.bool_)
+    flags[list(places)] = True
+    return flags
+
+
+def test_a_counted_device_stands_among_four_others() -> None:
+    assert staying(answering(40, 0, 1, 2, 3, 4)).nonzero()[0].tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(InvalidData, match="4 of 40 devices"):  # three others each: a sum of four could be seen
+        staying(answering(40, 0, 1, 2, 3))
+
+
+def test_whoever_loses_a_neighbour_is_asked_again() -> None:
+    """7 has but three neighbours and goes, and 0 with them; then 1, 2 and 3, who had four, have too few as well."""
+    with pytest.raises(InvalidData, match="5 of 40 devices"):
+        staying(answering(40, 0, 1, 2, 3, 7))
+    counted = staying(answering(40, 0, 1, 2, 3, 7, 20, 21, 22, 23, 24))
+    assert counted.nonzero()[0].tolist() == [20, 21, 22, 23, 24]
+
+
 def test_too_few_devices_are_not_counted() -> None:
     histories, _ = drawn(0, 2, 5)
     with pytest.raises(InvalidData, match="at least 3"):

@@ -38,10 +38,10 @@ class Sums:
 
     @torch.no_grad()
     def add_sum(self, subspace: Subspace, total: Tensor, weight: float) -> None:
-        """Add the weighted sum of several devices' vectors and their joint weight; the vector is taken over."""
+        """Add the weighted sum of several devices' vectors and their joint weight; the vector is only read."""
         check_vector("total", total, subspace.size)
         mine = self.totals.get(subspace)
-        self.totals[subspace] = total.to(SUM_DTYPE[total.dtype]) if mine is None else mine.add_(total)
+        self.totals[subspace] = total.to(SUM_DTYPE[total.dtype]) if mine is None else mine + total
         self.weight += weight
 
     def __add__(self, other: "Sums") -> "Sums":
