@@ -13,7 +13,6 @@ import pytest
 from fairfold.data import json_lines, limits, load, load_images, prepare, readers
 from fairfold.data.download import _unpack
 from fairfold.data.images import read_idx
-from fairfold.data.make import World, make
 from fairfold.data.synthetic import SyntheticWorld
 from fairfold.errors import FairfoldError, InvalidData
 
@@ -251,19 +250,6 @@ def test_a_separator_of_several_bytes(tmp_path: Path) -> None:
 def test_a_synthetic_world_that_no_machine_holds(sizes: dict[str, int]) -> None:
     with pytest.raises(FairfoldError, match=r"users|items|factors"):
         SyntheticWorld(**sizes).dataset()
-
-
-@pytest.mark.parametrize(
-    "options", [{"users": 2**32 - 1}, {"exponent": float("inf")}, {"activity": 1e300}, {"users": 10**14}]
-)
-def test_a_world_on_disk_that_cannot_be_written(
-    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fairfold.data.capacity.memory", lambda: 8 << 30)
-    sizes = {"users": 10, "items": 1000, "interactions": 10**10 if "users" in options else 100} | options
-    with pytest.raises(FairfoldError):
-        make(World(**sizes), tmp_path / "world")
-    assert not (tmp_path / "world").exists()
 
 
 def test_a_manifest_without_its_parts_is_an_error(tmp_path: Path) -> None:
