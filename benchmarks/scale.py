@@ -10,6 +10,7 @@ import resource
 import subprocess
 import sys
 import time
+from typing import Any
 
 import torch
 
@@ -36,7 +37,7 @@ def peak_gigabytes() -> float:
 def measure(case: str) -> None:
     if case == "model":
         data, factors = random_data(16, 15_600_000, 2_000), 64
-        fleet = {"capacities": "64x", "clients_per_round": None}
+        fleet: dict[str, Any] = {"capacities": "64x", "clients_per_round": None}
     else:
         data, factors = random_data(1_000_000, 100_000, 30), 16
         fleet = {"capacities": "1x-4x-16x", "clients_per_round": 1_000}

@@ -51,7 +51,7 @@ def test_the_server_holds_the_least_squares_of_everybodys_latest_vectors(backend
     weights = 1 / data.counts_by_user.float()
     sums, outer = torch.zeros(40, 3), users.T @ (weights[:, None] * users)
     sums.index_add_(0, data.items, (weights[:, None] * users)[data.users])
-    ridge = world.plan.settings.algorithm.ridge * outer.diagonal().mean() * torch.eye(3)
+    ridge = chosen().algorithm.ridge * outer.diagonal().mean() * torch.eye(3)
     expected = torch.linalg.solve(outer + ridge, sums.T).T
     found = state.full["item.weight"].view(40, 3)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)

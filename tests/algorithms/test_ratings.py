@@ -98,7 +98,8 @@ def test_a_device_keeps_the_full_rows_of_its_own_items_as_they_pass() -> None:
 
 
 def test_streamed_rows_free_the_server_of_what_devices_hold() -> None:
-    data, wanted = planted(), {"solver": "ratings", "factors": 3, "ridge": 0.5, "rounds": 120, "alike": False}
+    data = planted()
+    wanted: dict[str, Any] = {"solver": "ratings", "factors": 3, "ridge": 0.5, "rounds": 120, "alike": False}
     wanted |= {"clients_per_round": 20, "capacities": "8x-16x", "reference_factors": 3}
     folded, streamed = (simulate(flat(**wanted | {"streamed": way}), data=data) for way in (False, True))
     assert streamed.quality < 0.3 * folded.quality

@@ -64,7 +64,8 @@ def reached(start: Iterable[Any]) -> dict[type, str]:
             continue
         found[one] = way
         todo += [(kind, f"{way}.{name}") for name, kind in hints(one).items()]
-        todo += [(kind, f"{way} → {kind.__name__}") for kind in one.__subclasses__()]
+        below: list[type] = one.__subclasses__()
+        todo += [(kind, f"{way} → {kind.__name__}") for kind in below]
     return found
 
 

@@ -37,7 +37,13 @@ CHOICES: list[dict[str, Any]] = [
 
 
 def wanted(**changes: Any) -> Settings:
-    base = {"capacities": "1x-2x-8x", "rounds": 3, "clients_per_round": 8, "evaluate_every": 3, "top": 5}
+    base: dict[str, Any] = {
+        "capacities": "1x-2x-8x",
+        "rounds": 3,
+        "clients_per_round": 8,
+        "evaluate_every": 3,
+        "top": 5,
+    }
     return flat(**base | changes)
 
 

@@ -138,7 +138,7 @@ def test_a_bias_is_counted_and_fits_into_a_budget() -> None:
         ),
     ],
 )
-def test_objectives_and_biases_that_make_no_sense_are_refused(changes: dict[str, object], message: str) -> None:
+def test_objectives_and_biases_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidSettings, match=message):
         flat(**{"solver": "closed_form"} | changes)
 

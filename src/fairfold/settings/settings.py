@@ -128,8 +128,19 @@ class Settings(Frozen):
         return [*top, *self.algorithm.without_effect(self)]
 
     def with_changes(self, changes: Mapping[str, Any]) -> "Settings":
-        """Other settings, with some values by ``table.key``."""
-        return read_settings(merged(self.plain(), nested(changes)))
+        """Other settings, with some values by ``table.key``; what nobody wrote follows from them."""
+        return read_settings(merged(self.written(), nested(changes)))
+
+    def written(self) -> dict[str, dict[str, Any]]:
+        """The keys that somebody wrote, by table, and the tags."""
+        return {
+            table: {
+                key: value
+                for key, value in keys.items()
+                if key == TAGS.get(table) or key in getattr(self, table).model_fields_set
+            }
+            for table, keys in self.plain().items()
+        }
 
 
 def algorithms() -> dict[str, type[Algorithm]]:

@@ -1,0 +1,205 @@
+"""Tables are a tagged union: which keys there are depends on the kind, and a key without effect is an unknown key."""
+
+from typing import Any, get_args
+
+import pytest
+from pydantic.fields import FieldInfo
+
+from fairfold.errors import InvalidSettings
+from fairfold.settings import Settings, read_settings
+from fairfold.settings.base import Frozen
+from fairfold.settings.parts import DATA, IMAGE_MODELS, MODELS, FleetSettings, ModelSettings, RunSettings
+from fairfold.settings.renamed import GONE, PLACES
+from fairfold.settings.settings import TABLES, TAGS, algorithms, methods
+
+KINDS: dict[str, dict[str, type[Frozen]]] = {
+    "data": dict(DATA),
+    "algorithm": dict(algorithms()),
+    "subspace": dict(methods()),
+    "model": dict.fromkeys(MODELS, ModelSettings),
+    "fleet": {"": FleetSettings},
+    "run": {"": RunSettings},
+}
+
+
+def beside(table: str, kind: str) -> dict[str, dict[str, Any]]:
+    """The least that has to be said for a kind of table to be at its place."""
+    said: dict[str, dict[str, Any]] = {table: {TAGS[table]: kind} if table in TAGS else {}}
+    if table == "data" and kind in ("interactions", "images"):
+        said["data"]["name"] = "somewhere"
+    if (table, kind) in [("data", "images"), ("algorithm", "images")] or (table == "model" and kind in IMAGE_MODELS):
+        said.setdefault("model", {"kind": "mlp"})
+        said.setdefault("data", {"name": "somewhere"})
+    if table == "subspace":
+        said["algorithm"] = {"kind": "gradient", "aggregation": "paper"}
+    return said
+
+
+def other_than_default(field: FieldInfo) -> Any:
+    """A value that is not the default."""
+    options = [value for value in get_args(field.annotation) if isinstance(value, str)]
+    for part in get_args(field.annotation):
+        options += [value for value in get_args(part) if isinstance(value, str)]
+    if options:
+        return next(value for value in options if value != field.default)
+    if isinstance(field.default, bool) or field.annotation is bool or bool in get_args(field.annotation):
+        return field.default is not True
+    if isinstance(field.default, float) or float in get_args(field.annotation):
+        return 0.25
+    return 13
+
+
+ALL = [(table, kind, key) for table, kinds in KINDS.items() for kind, of in kinds.items() for key in of.model_fields]
+EVERY_KEY = {
+    table: sorted({key for kind in kinds.values() for key in kind.model_fields}) for table, kinds in KINDS.items()
+}
+FOREIGN = [
+    (table, kind, key)
+    for table, kinds in KINDS.items()
+    for kind, of in kinds.items()
+    for key in EVERY_KEY[table]
+    if key not in of.model_fields
+]
+
+
+@pytest.mark.parametrize("table", list(KINDS))
+def test_every_kind_can_be_written(table: str) -> None:
+    for kind in KINDS[table]:
+        found = read_settings(beside(table, kind))
+        if table in TAGS:
+            assert getattr(getattr(found, table), TAGS[table]) == kind
+
+
+@pytest.mark.parametrize(("table", "kind", "key"), FOREIGN)
+def test_a_key_of_another_kind_is_unknown(table: str, kind: str, key: str) -> None:
+    said = beside(table, kind)
+    with pytest.raises(InvalidSettings, match=f"unknown key '{table}.{key}' with {table}.{TAGS[table]}='{kind}'"):
+        read_settings(said | {table: said[table] | {key: 1}})
+
+
+def test_there_are_keys_of_other_kinds() -> None:
+    assert len(FOREIGN) > 100
+    assert ("algorithm", "least_squares", "local_step") in FOREIGN
+    assert ("subspace", "fedavg", "mapping") in FOREIGN
+
+
+@pytest.mark.parametrize(("table", "kind", "key"), ALL)
+def test_a_key_has_an_effect_or_is_unknown(table: str, kind: str, key: str) -> None:
+    """What is accepted is kept and written; what would be left out of a file is refused where somebody writes it."""
+    field = KINDS[table][kind].model_fields[key]
+    if key == TAGS.get(table) or key in ("name", "faults", "shares", "capacities"):
+        return  # tags and texts, tested by themselves
+    said = beside(table, kind)
+    value = other_than_default(field)
+    said[table][key] = value
+    refused, found = "", None
+    try:
+        found = read_settings(said)
+    except InvalidSettings as error:
+        refused = str(error)
+    if found is None:
+        words = ("unknown key", "is for", "has no", "have no", "needs", "averages models", "count rows", "asks for")
+        assert any(word in refused for word in words), refused
+        return
+    written = found.plain()[table]
+    assert written[key] == value
+    assert read_settings(found.plain()) == found
+    without = {name: of for name, of in said[table].items() if name != key}
+    assert read_settings(said | {table: without}) != found
+
+
+@pytest.mark.parametrize(
+    ("tables", "key"),
+    [
+        ({"algorithm": {"kind": "gradient", "unobserved_weight": 0.1}}, "algorithm.unobserved_weight"),
+        ({"algorithm": {"kind": "gradient", "aggregation": "paper", "server_step": 0.1}}, "algorithm.server_step"),
+        ({"algorithm": {"kind": "gradient", "aggregation": "paper", "step_per": "client"}}, "algorithm.step_per"),
+        ({"algorithm": "gradient", "model": "neumf-mlp", "run": {"top": 5}}, "run.top"),
+        ({"algorithm": {"kind": "gradient", "negatives": 3}, "model": "neumf-mlp"}, "algorithm.negatives"),
+        ({"algorithm": {"kind": "central", "regulariser": 0.1}, "model": "neumf-mlp"}, "algorithm.regulariser"),
+        ({"algorithm": "ratings", "run": {"top": 5}}, "run.top"),
+        ({"model": {"kind": "mlp"}, "data": {"name": "mnist"}, "run": {"top": 5}}, "run.top"),
+        ({"model": {"kind": "mlp", "factors": 8}, "data": {"name": "mnist"}}, "model.factors"),
+        ({"model": {"kind": "neumf", "item_bias": True}}, "model.item_bias"),
+        ({"model": {"kind": "mf", "ratings": True}}, "model.ratings"),
+        ({"algorithm": "gradient", "subspace": {"mapping": "element", "chunk": 4}}, "subspace.chunk"),
+        ({"algorithm": "gradient", "subspace": {"mapping": "chunk", "tail_share": 0.1}}, "subspace.tail_share"),
+        ({"algorithm": "gradient", "subspace": {"mapping": "chunk", "support": 3}}, "subspace.support"),
+        ({"algorithm": "gradient", "subspace": {"mapping": "chunk", "popularity": "counts"}}, "subspace.popularity"),
+        ({"algorithm": "gradient", "subspace": {"popularity": "none", "tail_share": 0.1}}, "subspace.tail_share"),
+        ({"algorithm": "gradient", "subspace": {"popularity": "none", "chunk": 4}}, "subspace.chunk"),
+        ({"algorithm": "gradient", "subspace": {"start": "subspace"}}, "subspace.start"),
+        ({"algorithm": "least_squares", "subspace": {"sign": True}}, "subspace.sign"),
+        ({"algorithm": "least_squares", "subspace": {"chunk": 3}}, "subspace.chunk"),
+        ({"algorithm": "ratings", "subspace": {"rehash": True}}, "subspace.rehash"),
+        ({"model": "mlp", "data": {"name": "mnist", "split": "writer", "devices": 3}}, "data.devices"),
+        ({"model": "mlp", "data": {"name": "mnist"}, "subspace": {"popularity": "counts"}}, "subspace.popularity"),
+        ({"model": "mlp", "data": {"name": "mnist"}, "subspace": {"support": 3}}, "subspace.support"),
+        ({"data": {"name": "ml-1m", "users": 3}}, "data.users"),
+    ],
+)
+def test_keys_without_effect_beside_others_are_unknown(tables: dict[str, Any], key: str) -> None:
+    with pytest.raises(InvalidSettings, match=f"unknown key '{key}'"):
+        read_settings(tables)
+
+
+def test_what_an_algorithm_brings_along_is_known_before_keys_are_looked_at() -> None:
+    images = read_settings({"model": "mlp", "data": {"name": "mnist"}, "subspace": {"start": "subspace"}})
+    assert images.plain()["subspace"]["compress"] == "all"
+    squares = read_settings({"algorithm": "least_squares", "subspace": {"mapping": "chunk"}})
+    assert "support" not in squares.plain()["subspace"]
+
+
+@pytest.mark.parametrize("key", sorted(PLACES))
+def test_an_old_key_is_refused_with_its_new_place(key: str) -> None:
+    if key in TABLES:  # a table now, in which the old value is no table, or the name of its kind
+        with pytest.raises(InvalidSettings, match=rf"{key} = 3: a table of keys"):
+            read_settings({key: 3})
+        return
+    with pytest.raises(InvalidSettings, match=f"unknown key '{key}': it is now {PLACES[key]}"):
+        read_settings({key: 3})
+
+
+@pytest.mark.parametrize("key", sorted(GONE))
+def test_a_key_that_is_gone_says_so(key: str) -> None:
+    with pytest.raises(InvalidSettings, match=f"unknown key '{key}': it is now gone"):
+        read_settings({key: 3})
+
+
+def test_old_places_exist() -> None:
+    for place in PLACES.values():
+        table, _, key = place.partition(".")
+        assert table in TABLES
+        assert not key or any(key in kind.model_fields for kind in KINDS[table].values()), place
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"model": "mf-ratings"}, "algorithm.kind='ratings'"),
+        ({"method": "central"}, "algorithm.kind='central'"),
+        ({"algoritm": {}}, "did you mean 'algorithm'"),
+        ({"algorithm": {"kind": "least_square"}}, "did you mean 'least_squares'"),
+        ({"algorithm": {"rigde": 1}}, "did you mean 'ridge'"),
+        ({"algorithm": {"ridge": "much"}}, "algorithm.ridge = 'much'"),
+        ({"algorithm": 3}, "a table of keys"),
+        ({"run": []}, "run = .*: a table of keys"),
+        ({"fleet": {"faults": {"drop": 0.7, "nan": 0.7}}}, "add up to 1.4"),
+        ({"fleet": {"capacities": "huge"}}, "fleet.capacities"),
+        ({"fleet": {"faults": {"dorp": 0.1}}}, "unknown key 'fleet.faults.dorp'"),
+        ({"algorithm": {"kind": "images"}}, "use one for recommenders"),
+        ({"model": {"kind": "lenet"}}, "name images, e.g. --data mnist"),
+        ({"algorithm": "gradient", "subspace": {"compress": "model"}}, "is for models of images"),
+        ({"algorithm": {"ridge": float("nan")}}, "finite number"),
+    ],
+)
+def test_errors_name_the_key_and_what_to_do(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidSettings, match=words):
+        read_settings(values)
+
+
+def test_a_class_or_an_object_stands_for_its_name() -> None:
+    kind: Any = algorithms()["gradient"]
+    assert Settings(algorithm=kind) == Settings(algorithm="gradient") == Settings(algorithm={"kind": "gradient"})
+    assert Settings(algorithm=kind()) == Settings(algorithm="gradient")
+    assert Settings(subspace=methods()["fedavg"], algorithm="gradient").subspace.method == "fedavg"
