@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
-
-from fairfold.data.synthetic import SyntheticWorld
 from fairfold.federation.aggregate import ServerState
 from fairfold.federation.replies import Rejections
 from fairfold.federation.settings import Settings
 from fairfold.federation.task import Task, Weights
+from fairfold.simulate.federation import Federation
+from safetensors.torch import load_file
+
+from fairfold.data.synthetic import SyntheticWorld
 from fairfold.flower.inprocess import InProcessGrid
 from fairfold.flower.processes import OFFLINE, Program, free_ports, search_path, stopping, tool, wait_for_port
 from fairfold.flower.strategy import FairStrategy
 from fairfold.simulate import batched
-from fairfold.simulate.federation import Federation
 from fairfold.subspace import parse_scheme
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"

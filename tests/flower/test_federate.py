@@ -18,13 +18,13 @@ from typer.testing import CliRunner
 
 from fairfold.cli import app
 from fairfold.errors import InvalidSettings, InvalidState
-from fairfold.federation.settings import Settings
 from fairfold.flower.federate import trial_of
 from fairfold.flower.keys import make_certificates, make_node_key
 from fairfold.flower.local import LocalFile
 from fairfold.flower.processes import Program, descendants, free_ports, stopping, wait_for_port
+from tests.flat import flat
 
-SMALL = Settings.model_validate({"rounds": 2, "world": {"users": 20, "items": 60, "interactions_per_user": 10}})
+SMALL = flat(rounds=2, world={"users": 20, "items": 60, "interactions_per_user": 10})
 
 
 def test_certificates_serve_the_hosts_they_name(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_node_keys_are_what_ssh_keygen_makes(tmp_path: Path) -> None:
 
 def test_every_node_gets_a_file_of_its_own(tmp_path: Path) -> None:
     trial, data = trial_of(SMALL, "1x, 2x,1x", tmp_path / "trial")
-    assert trial.settings.capacities == "1x-2x"
+    assert trial.settings.fleet.capacities == "1x-2x"
     trial.prepare(data)
     seen: set[str] = set()
     for number in range(3):
@@ -113,7 +113,7 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
 
 def test_settings_that_cannot_be_served_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(InvalidSettings, match="user_vectors"):
-        trial_of(SMALL.model_copy(update={"user_vectors": "uploaded"}), "1x", tmp_path / "trial")
+        trial_of(flat(solver="gradient", user_vectors="uploaded"), "1x", tmp_path / "trial")
     assert not (tmp_path / "trial").exists()
 
 

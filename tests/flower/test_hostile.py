@@ -22,10 +22,10 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fairfold.federation.settings import Settings
 from fairfold.flower.federate import HOST, Trial, trial_of
 from fairfold.flower.processes import stopping, wait_for_port
 from fairfold.flower.superlink import LIMITS
+from tests.flat import flat
 from tests.flower.test_superlink import PIECE, tree
 
 WORLD = {"users": 24, "items": 80, "interactions_per_user": 12}
@@ -132,7 +132,7 @@ def test_a_node_that_uploads_without_end_fills_its_share_and_the_run_goes_on(tmp
     trees that would grow, sends 2 GB from 24 threads, and requests that do not end. Flower alone keeps the 2 GB.
     """
     share = 64_000_000
-    settings = Settings.model_validate({"rounds": 2, "evaluate_every": 100, "world": WORLD})
+    settings = flat(rounds=2, evaluate_every=100, world=WORLD)
     trial, data = trial_of(settings, "1x,2x", tmp_path / "trial")
     trial.round_timeout = 240.0
     trial.prepare(data)

@@ -22,11 +22,12 @@ OWN = "tests.own_models:BiasedMF"
 
 
 def test_rankings_as_in_the_loop(tmp_path: Path) -> None:
-    check(tmp_path, model=OWN, rehash=True, local_epochs=2)
+    check("fair", "1x-4x", tmp_path, faults=False, model=OWN, rehash=True, local_epochs=2)
 
 
 def test_ratings_as_in_the_loop(tmp_path: Path) -> None:
-    check(tmp_path, model="tests.own_models:Bilinear", ratings=True, local_step=0.02)
+    changes = {"model": "tests.own_models:Bilinear", "ratings": True, "rated": True, "local_step": 0.02}
+    check("fair", "1x-4x", tmp_path, faults=False, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -97,13 +98,13 @@ def test_a_device_does_not_load_what_only_the_server_names(
     grid.inspect = agree
     made = []
     with monkeypatch.context() as patched:
-        patched.setattr("fairfold.flower.device.Task", lambda *_: made.append(1))
+        patched.setattr("fairfold.flower.device.DeviceWork", lambda *_: made.append(1))
         strategy.start(grid)
     assert len(strategy.nodes.usable) == 4
     assert strategy.progress.rejections.counts == {
         "the device failed": 8
     }  # in training, and when asked for its quality
-    assert f"an order for model={OWN!r}" in caplog.text
+    assert f"an order for model.kind={OWN!r}" in caplog.text
     assert not made
 
 

@@ -17,9 +17,9 @@ from fairfold.flower.strategy import FairStrategy
 from tests.federations import tiny_settings
 
 ITEMS = 60
-UP = {"query.capacity": {"version", "capacity", "number"},
-      "train": {"version", "round", "seed", "weight", "scales", "quality", "evaluated"},
-      "evaluate": {"version", "round", "seed", "weight", "scales", "quality", "evaluated"}}  # fmt: skip
+UP = {"query.capacity": {"version", "capacity", "number", "name"},
+      "train": {"version", "run", "word", "weight", "scales", "quality", "evaluated"},
+      "evaluate": {"version", "run", "word", "weight", "scales", "quality", "evaluated"}}  # fmt: skip
 """All that may stand in an answer beside the tensors."""
 
 
@@ -38,7 +38,7 @@ def secrets_of(folder: Path, names: list[str]) -> list[bytes]:
     """What must not travel: names, the secret, and every user's vector, at either precision."""
     state = DeviceStore(folder).load()
     found = [name.encode() for name in names] + [str(state.secret).encode(), f"{state.secret:x}".encode()]
-    for rows in state.vectors.values():
+    for rows in state.said.own.values():
         for row in rows:
             found += [row.numpy().tobytes(), row.half().numpy().tobytes(), row.double().numpy().tobytes()]
             found += [repr(float(row[0])).encode()]
@@ -90,7 +90,7 @@ def test_no_private_vector_and_no_history_enters_a_message(
     def leaking(message: Message, context: Context) -> Message:
         reply = true(message, context)
         if message.metadata.message_type == "train" and message.metadata.dst_node_id == 2:
-            rows = next(iter(DeviceStore(tmp_path / "state" / "node-1").load().vectors.values()))
+            rows = next(iter(DeviceStore(tmp_path / "state" / "node-1").load().said.own.values()))
             record = reply.content[ARRAYS]
             assert isinstance(record, ArrayRecord)
             record[next(iter(record))] = Array(rows.view(-1).numpy())

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from fairfold.federation.settings import Settings
 from safetensors.torch import load_file
 
-from fairfold.federation.settings import Settings
 from fairfold.flower.federate import Trial, trial_of
 from fairfold.flower.processes import Program, stopping
 from fairfold.flower.store import DeviceStore

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from fairfold.federation.settings import Settings
 from fairfold.flower.federate import CONNECTION, Trial, trial_of
 from fairfold.flower.keys import make_certificates
 from fairfold.flower.processes import search_path, stopping, tool
+from tests.flat import flat
 
-SMALL = Settings.model_validate({"rounds": 2, "world": {"users": 20, "items": 60, "interactions_per_user": 10}})
+SMALL = flat(rounds=2, world={"users": 20, "items": 60, "interactions_per_user": 10})
 SOURCE = Path(__file__).parents[2] / "src" / "fairfold"
 
 

@@ -10,29 +10,37 @@ import torch
 
 from fairfold import files
 from fairfold.errors import CannotWrite, InvalidState
-from fairfold.flower.store import FILE, DeviceState, DeviceStore
+from fairfold.flower.store import FILE, DeviceState, DeviceStore, Word
 from fairfold.runs.tensors import write_tensors
 
 
 def test_it_is_read_back_and_nobody_else_may_read_it(tmp_path: Path) -> None:
     store = DeviceStore(tmp_path / "node")
-    assert store.load().vectors == {}
-    state = DeviceState({"user.weight": torch.randn(2, 3)}, ["anna", "böb"], 42, 7)
+    assert store.load().said == Word()
+    (tmp_path / "node").mkdir()
+    said, pending = (Word(number, {"user.weight": torch.randn(2, 3)}) for number in (5, 2**63 - 1))
+    history = {"offsets": torch.tensor([0, 1, 2]), "items": torch.tensor([3, 4])}
+    state = DeviceState(said, pending, ["anna", "böb"], 7, history, 42, 9, {3: 1, 4: 0})
     before = os.umask(0)
     try:
         store.save(state)
     finally:
         os.umask(before)
     found = store.load()
-    assert torch.equal(found.vectors["user.weight"], state.vectors["user.weight"])
-    assert (found.names, found.secret, found.round_number) == (["anna", "böb"], 42, 7)
+    for mine, theirs in ((found.said, said), (found.pending, pending)):
+        assert mine is not None
+        assert mine.number == theirs.number
+        assert torch.equal(mine.own["user.weight"], theirs.own["user.weight"])
+    assert all(torch.equal(found.history[name], of) for name, of in history.items())
+    assert (found.names, found.secret, found.run) == (["anna", "böb"], 42, 7)
+    assert (found.numbering, found.numbers) == (9, {3: 1, 4: 0})
     assert stat.S_IMODE((tmp_path / "node").stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "node" / FILE).stat().st_mode) == 0o600
     assert [path.name for path in (tmp_path / "node").iterdir()] == [FILE]
 
 
 def test_rows_follow_their_users(tmp_path: Path) -> None:
-    state = DeviceState({"user.weight": torch.tensor([[1.0], [2.0]])}, ["anna", "bob"])
+    state = DeviceState(Word(1, {"user.weight": torch.tensor([[1.0], [2.0]])}), names=["anna", "bob"])
     rows = state.rows_of(["carl", "bob"], {"user.weight": torch.tensor([[9.0], [8.0]])})
     assert rows["user.weight"].tolist() == [[9.0], [2.0]]
     other = state.rows_of(["anna"], {"user.weight": torch.zeros(1, 4)})
@@ -50,11 +58,11 @@ class FullDisk(files.Disk):
 
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = DeviceStore(tmp_path)
-    store.save(DeviceState({"user.weight": torch.ones(1, 2)}, ["anna"], 1))
+    store.save(DeviceState(Word(1, {"user.weight": torch.ones(1, 2)}), names=["anna"]))
     monkeypatch.setattr(files, "disk", FullDisk())
     with pytest.raises(CannotWrite, match="No space left"):
-        store.save(DeviceState({"user.weight": torch.zeros(1, 2)}, ["anna"], 1))
-    assert store.load().vectors["user.weight"].tolist() == [[1.0, 1.0]]
+        store.save(DeviceState(Word(2, {"user.weight": torch.zeros(1, 2)}), names=["anna"]))
+    assert store.load().said.own["user.weight"].tolist() == [[1.0, 1.0]]
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
@@ -69,3 +77,43 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
     write_tensors(tmp_path / FILE, {"a": torch.ones(1)}, {"format": "99"})
     with pytest.raises(InvalidState, match="format '99'"):
         DeviceStore(tmp_path).load()
+
+
+def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    DeviceStore(tmp_path).save(DeviceState(Word(1, {"user.weight": torch.ones(1, 2)}), names=["anna"], secret=7))
+    content = (tmp_path / FILE).read_bytes()
+    for place in range(len(content)):
+        spoiled = bytearray(content)
+        spoiled[place] ^= 1 << place % 8
+        (tmp_path / FILE).write_bytes(spoiled)
+        try:
+            found = DeviceStore(tmp_path).load()
+        except InvalidState:
+            continue
+        assert found.said.own["user.weight"].tolist() == [[1.0, 1.0]], "what says nothing, such as a space"
+        assert (found.said.number, found.names, found.secret) == (1, ["anna"], 7)
+
+
+def test_words_are_agreed_on() -> None:
+    said, pending = Word(5), Word(6)
+    state = DeviceState(said, pending, ["anna"], run=3)
+    assert state.agreed(3, 6).said == pending
+    assert state.agreed(3, 5).said == said
+    assert state.agreed(3, 5).pending is state.agreed(3, 6).pending is None
+    assert state.agreed(4, 0) == DeviceState(run=4, secret=state.secret)
+    for run, holds in ((3, 7), (3, 0), (4, 5)):
+        with pytest.raises(InvalidState, match="an order that builds on"):
+            state.agreed(run, holds)
+
+
+def test_who_saves_last_finds_that_another_has_saved(tmp_path: Path) -> None:
+    first, second = DeviceStore(tmp_path), DeviceStore(tmp_path)
+    first.load()
+    second.load()
+    second.save(DeviceState(Word(1)))
+    with pytest.raises(InvalidState, match="another order"):
+        first.save(DeviceState(Word(2)))
+    second.save(DeviceState(Word(3)))
+    assert first.load().said.number == 3
+    first.save(DeviceState(Word(4)))
+    assert second.load().said.number == 4

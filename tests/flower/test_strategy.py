@@ -11,15 +11,17 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from fairfold.errors import InvalidCheckpoint, InvalidSettings
-from fairfold.federation.settings import Settings
 from fairfold.flower.inprocess import InProcessGrid
-from fairfold.flower.plan import Plan
 from fairfold.flower.protocol import ARRAYS, FACTS
 from fairfold.flower.strategy import FairStrategy
+from fairfold.protocol.plan import Plan
+from fairfold.protocol.words import Public
 from fairfold.runs import checkpoint
+from fairfold.settings import Settings
 from fairfold.subspace import Capacity
 from tests.federations import tiny_data, tiny_settings
-from tests.flower.common import in_process
+from tests.flat import flat
+from tests.flower.common import Nodes, in_process
 
 USERS, ITEMS = 12, 40
 
@@ -31,10 +33,15 @@ def settings_of(**changes: Any) -> Settings:
     )
 
 
+def made(settings: Settings, state: Path, **options: Any) -> Nodes:
+    return in_process(tiny_data(0, USERS, ITEMS), settings, 6, state, **options)
+
+
 def run(settings: Settings, state: Path, spoil: Callable[[int, Message, Message], Message] | None = None,
         **options: Any) -> tuple[FairStrategy, InProcessGrid]:  # fmt: skip
     """A whole run; ``spoil`` may change any answer, given the node, the message and the true answer."""
-    strategy, grid, _, _ = in_process(tiny_data(0, USERS, ITEMS), settings, 6, state, **options)
+    nodes = made(settings, state, **options)
+    grid = nodes.grid
     if spoil is not None:
         true = grid.app
 
@@ -42,8 +49,8 @@ def run(settings: Settings, state: Path, spoil: Callable[[int, Message, Message]
             return spoil(context.node_id, message, true(message, context))
 
         grid.app = spoiled  # type: ignore[assignment]
-    strategy.start(grid)
-    return strategy, grid
+    nodes.run()
+    return nodes.strategy, grid
 
 
 def facts(reply: Message) -> ConfigRecord:
@@ -85,9 +92,10 @@ FAULTS: dict[str, tuple[Callable[[Message], Message], str]] = {
     "longer": (lambda reply: with_values(reply, lambda vector: torch.cat([vector, vector])), "wrong size"),
     "matrix": (lambda reply: with_values(reply, lambda vector: vector[None]), "wrong size"),
     "double": (lambda reply: with_values(reply, lambda vector: vector.double()), "wrong type"),
-    "round": (set_fact("round", 99), "an answer to another round"),
-    "seed": (set_fact("seed", "0" * 16), "an answer to another hash"),
-    "version": (set_fact("version", 2), "another version of the protocol"),
+    "word": (set_fact("word", "9" * 16), "an answer to another round"),
+    "run": (set_fact("run", "0" * 16), "an answer to another round"),
+    "no word": (set_fact("word", -1), "no word"),
+    "version": (set_fact("version", 1), "another version of the protocol"),
     "weight": (set_fact("weight", 1e9), "a weight out of range"),
     "empty": (lambda reply: Message(RecordDict(), reply_to=reply), "a message without facts"),
 }
@@ -129,7 +137,7 @@ def test_nothing_that_a_node_says_becomes_a_path(tmp_path: Path) -> None:
             facts(reply)[out] = str(tmp_path / "escape")
             reply.content[str(tmp_path / "escape")] = ConfigRecord({out: out})
         if node == 3:
-            facts(reply)["seed"] = out
+            facts(reply)["word"] = out
         if node == 4 and message.metadata.message_type == "query.capacity":
             facts(reply)["capacity"] = out
         return reply
@@ -147,15 +155,15 @@ def test_nobody_answers_and_the_model_stays(tmp_path: Path) -> None:
     def spoiled(_node: int, message: Message, reply: Message) -> Message:
         return raises(reply) if message.metadata.message_type == "train" else reply
 
-    strategy, _, federation, _ = in_process(tiny_data(0, USERS, ITEMS), settings_of(), 6, tmp_path)
-    full, _ = federation.initial()
+    full = made(settings_of(), tmp_path).start
     strategy, _ = run(settings_of(), tmp_path, spoiled)
     assert all(torch.equal(strategy.progress.state.full[name], vector) for name, vector in full.items())
     assert strategy.progress.state.round_number == 4
 
 
 def test_an_answer_nobody_asked_for_and_a_second_one_are_ignored(tmp_path: Path) -> None:
-    strategy, grid, _, _ = in_process(tiny_data(0, USERS, ITEMS), settings_of(), 6, tmp_path, evaluate=False)
+    nodes = made(settings_of(), tmp_path, evaluate=False)
+    strategy, grid = nodes.strategy, nodes.grid
     messages = list(strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid))
     replies = list(grid.send_and_receive(messages))
     stranger = Message(replies[0].content, reply_to=messages[0])
@@ -166,7 +174,8 @@ def test_an_answer_nobody_asked_for_and_a_second_one_are_ignored(tmp_path: Path)
 
 
 def test_a_node_that_joins_late_takes_part(tmp_path: Path) -> None:
-    strategy, grid, _, _ = in_process(tiny_data(0, USERS, ITEMS), settings_of(evaluate_every=1), 6, tmp_path)
+    nodes = made(settings_of(evaluate_every=1), tmp_path)
+    strategy, grid = nodes.strategy, nodes.grid
     late = grid.contexts.pop(6)
     strategy.start(grid, num_rounds=2)
     assert [report.clients for report in strategy.progress.history] == [5, 5]
@@ -177,17 +186,17 @@ def test_a_node_that_joins_late_takes_part(tmp_path: Path) -> None:
 
 
 def test_capacities_are_served_by_the_largest_size_that_fits(tmp_path: Path) -> None:
-    settings = settings_of(capacities="1x-4x-16x", chunk=1, factors=8, mapping="element")
-    plan = Plan.of(settings, 1000)
-    assert [plan.group_of(Capacity.parse(text)) for text in ("1x", "2x", "4x", "5x", "16x", "17x")] == [
+    settings = settings_of(capacities="1x-4x-16x", factors=8, mapping="element")
+    plan = Plan.of(settings, Public(1000))
+    assert [plan.size_for(Capacity.parse(text)) for text in ("1x", "2x", "4x", "5x", "16x", "17x")] == [
         0, 1, 1, 2, 2, None,
     ]  # fmt: skip
     sizes = [held.size() * 4 for held in plan.assignments(0)]
-    assert [plan.group_of(Capacity.parse(f"{size}B")) for size in sizes] == [0, 1, 2]
-    assert [plan.group_of(Capacity.parse(f"{size - 1}B")) for size in sizes] == [1, 2, None]
-    whole = Plan.of(settings_of(method="fedavg", capacities="1x-4x"), 1000)
-    assert whole.group_of(Capacity.parse("1x")) == 0
-    assert whole.group_of(Capacity.parse("2x")) is None, "a device does not hold what it cannot"
+    assert [plan.size_for(Capacity.parse(f"{size}B")) for size in sizes] == [0, 1, 2]
+    assert [plan.size_for(Capacity.parse(f"{size - 1}B")) for size in sizes] == [1, 2, None]
+    whole = Plan.of(settings_of(method="fedavg", capacities="1x-4x"), Public(1000))
+    assert whole.size_for(Capacity.parse("1x")) == 0
+    assert whole.size_for(Capacity.parse("2x")) is None, "a device does not hold what it cannot"
 
 
 @pytest.mark.parametrize("capacity", ["17x", "lots", "0x", "x" * 5000, 7, None, "-1MB"])
@@ -210,7 +219,8 @@ def test_a_node_without_a_usable_capacity_is_left_out(
 
 
 def test_a_device_refuses_more_than_it_can_hold(tmp_path: Path) -> None:
-    strategy, grid, _, _ = in_process(tiny_data(0, USERS, ITEMS), settings_of(rounds=1), 6, tmp_path)
+    nodes = made(settings_of(rounds=1), tmp_path)
+    strategy, grid = nodes.strategy, nodes.grid
     strategy.nodes.present(grid)
     strategy.nodes.usable[6].group = 0  # a server that does not keep to what it was told
     strategy.start(grid)
@@ -219,21 +229,24 @@ def test_a_device_refuses_more_than_it_can_hold(tmp_path: Path) -> None:
 
 def test_settings_that_cannot_be_served_are_refused() -> None:
     unserved: list[dict[str, Any]] = [
-        {"method": "heterofl", "solver": "gradient"},
-        {"user_vectors": "uploaded", "solver": "gradient"},
-        {"model": "mlp", "solver": "gradient"},
+        {"solver": "central", "model": "mf"},
+        {"solver": "gradient", "user_vectors": "uploaded"},
+        {"data": "mnist", "model": "mlp"},
         {"faults": {"drop": 0.5}},
-        {"broadcast": True},
+        {"replacement": True},
     ]
     for changes in unserved:
         with pytest.raises(InvalidSettings):
-            FairStrategy(settings_of(**changes), ITEMS)
+            FairStrategy(flat(**changes), ITEMS)
+    with pytest.raises(InvalidSettings, match="num_items"):
+        FairStrategy(flat())
 
 
 def test_a_run_is_written_down_and_gone_on_with(tmp_path: Path) -> None:
     settings = settings_of(server_optimiser="adam", server_step=0.1)
     unbroken, _ = run(settings, tmp_path / "a")
-    strategy, grid, _, _ = in_process(tiny_data(0, USERS, ITEMS), settings, 6, tmp_path / "b", folder=tmp_path / "run")
+    nodes = made(settings, tmp_path / "b", folder=tmp_path / "run")
+    grid = nodes.grid
     killed = 0
 
     def dies(message: Message, context: Context) -> Message:
@@ -246,10 +259,10 @@ def test_a_run_is_written_down_and_gone_on_with(tmp_path: Path) -> None:
     true = grid.app
     grid.app = dies  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
-        strategy.start(grid)
+        nodes.run()
     grid.app = true
     assert checkpoint.require(tmp_path / "run" / "checkpoints").progress.state.round_number == 2
-    again = FairStrategy(settings, ITEMS, folder=tmp_path / "run", resume=True)
+    again = FairStrategy(settings, ITEMS, folder=tmp_path / "run", resume=True, round_timeout=0.0)
     assert again.progress.state.round_number == 2
     result = again.start(grid)
     assert [report.round_number for report in again.progress.history] == [1, 2, 3, 4]

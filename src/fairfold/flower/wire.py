@@ -145,10 +145,18 @@ def unpack_order(content: RecordDict) -> Order:
         projections = {str(n): projection_of(of) for n, of in _object(text_in(facts, "projections")).items()}
         context = {str(n): projection_of(of) for n, of in _object(text_in(facts, "context")).items()}
         beside = _lengths(_object(text_in(facts, "beside")))
-    except (FairfoldError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+        sizes = {name: held.size for name, held in projections.items()} | beside
+    except (
+        FairfoldError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        RecursionError,
+        ArithmeticError,
+    ) as error:
         raise refused(f"an order that cannot be read ({str(error)[:200]})", "what FairStrategy sends") from None
     number, size = number_in(facts, "round", 2**31), number_in(facts, "size", 2**16)
-    sizes = {name: held.size for name, held in projections.items()} | beside
     vectors = unpack(content.get(ARRAYS), facts.get("scales"), sizes, half)
     sent = Sent(number, size, projections, {name: vectors[name] for name in sizes}, context)
     return Order(

@@ -1,0 +1,344 @@
+"""Real messages, spoiled in every way, read by both sides: refused with words, or harmless; never large.
+
+``python tests/flower/fuzz_messages.py --count 200000 --seed 1`` runs as many as asked for and says what came of them.
+"""
+
+import argparse
+import json
+import logging
+import random
+import resource
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from fairfold.data.clients import Clients
+from fairfold.errors import FairfoldError, InvalidMessage
+from fairfold.flower.device import DeviceWork
+from fairfold.flower.inprocess import InProcessGrid
+from fairfold.flower.local import LocalData, LocalImages
+from fairfold.flower.nodes import Nodes
+from fairfold.flower.protocol import ARRAYS, CAPACITY, FACTS, VERSION
+from fairfold.flower.store import DeviceState
+from fairfold.flower.surveys import ask, asked_in, pack_survey, tell, told_in, unpack_survey
+from fairfold.flower.wire import Order, Reply, pack_order, pack_reply, unpack_order, unpack_reply
+from fairfold.settings import Settings
+from fairfold.simulate.numbering import numbered
+from fairfold.simulate.world import World
+from tests.federations import tiny_data
+from tests.flat import flat
+from tests.pictures import pictures
+
+ITEMS, LARGEST_WEIGHT = 40, 100.0
+SETTINGS: dict[str, dict[str, Any]] = {
+    "neumf": {"solver": "gradient", "model": "neumf", "factors": 4},
+    "closed_form": {"solver": "closed_form", "factors": 4},
+    "heterofl": {"solver": "gradient", "model": "mf", "method": "heterofl", "aggregation": "paper", "factors": 4},
+    "fedhm": {
+        "solver": "gradient",
+        "model": "mf",
+        "method": "fedhm",
+        "aggregation": "paper",
+        "factors": 4,
+        "capacities": "1x-2x",
+    },
+    "least_squares": {"solver": "least_squares", "support": 2, "factors": 4},
+    "ratings": {"solver": "ratings", "streamed": True, "factors": 4},
+    "mlp": {"data": "pictures", "model": "mlp", "images": {"devices": 4}},
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of message: how a good one is made, and what its receiver does with it."""
+
+    make: Callable[[], RecordDict]
+    read: Callable[[RecordDict], None]
+
+
+def kinds() -> dict[str, Kind]:
+    """All that travels."""
+    found: dict[str, Kind] = {}
+    for name, keys in SETTINGS.items():
+        for half in (False, True):
+            found |= _of_round(
+                f"{name}{' half' if half else ''}",
+                flat(**{"capacities": "1x-4x", "clients_per_round": None} | keys),
+                half,
+            )
+    settings = flat(**SETTINGS["ratings"])
+    mine, window = tiny_data(1, 6, ITEMS, ratings=True).train, range(ITEMS)
+    answer = settings.algorithm.survey(settings, mine, window)
+    found["survey asked"] = Kind(lambda: ask(settings, ITEMS, window), lambda content: _nothing(asked_in(content)))
+    found["survey"] = Kind(
+        lambda: pack_survey(answer), lambda content: _nothing(unpack_survey(content, settings, window))
+    )
+    place = torch.randperm(ITEMS, generator=torch.Generator().manual_seed(1))
+    found["numbering"] = Kind(lambda: tell(7, place, window, ratings=True), lambda content: _nothing(told_in(content)))
+    facts = {"version": VERSION, "capacity": "4x", "number": 3, "name": "ab"}
+    found["capacity"] = Kind(lambda: RecordDict({FACTS: ConfigRecord(dict(facts))}), _note)
+    return found
+
+
+def _nothing(_found: object) -> None:
+    """What was read is let go."""
+
+
+def _note(content: RecordDict) -> None:
+    InProcessGrid(None, [])  # type: ignore[arg-type]  # messages belong to a run
+    nodes = Nodes(Settings())
+    asked = Message(RecordDict(), 5, CAPACITY)
+    asked.metadata.__dict__["_message_id"] = "asked"
+    nodes._note(5, Message(content, reply_to=asked))
+    if not nodes.usable:
+        assert nodes.left_out
+        raise InvalidMessage("a node left out", "a node that can be used", "None.")
+
+
+def _of_round(name: str, settings: Settings, half: bool) -> dict[str, Kind]:
+    """An order and the answer to it."""
+    images, rated = settings.model.reads_images, settings.predicts_ratings
+    raw: Any = pictures(count=24, side=4) if images else tiny_data(1, 6, ITEMS, rated)
+    world = World.of(settings, raw if images else numbered(raw, settings))
+    plan = world.plan
+    (sent,) = plan.algorithm.send(plan, world.initial(), [1])
+    picture = (*raw.train.images.shape[1:], raw.num_classes) if images else None
+    order = Order(sent, settings, 0 if images else ITEMS, 5, 6, 0, half, True, 0, picture)
+    records, order = pack_order(order)
+    data: Any = LocalData(raw.train, raw.test, clients=[2]) if not images else LocalImages(
+        raw, Clients(torch.tensor([0, len(raw.train.labels)]))
+    )  # fmt: skip
+
+    def device(content: RecordDict) -> None:
+        found = unpack_order(content)
+        for key, vector in found.sent.vectors.items():
+            held = found.sent.projections.get(key)
+            assert held is None or vector.shape == (held.size,)
+            assert bool(vector.isfinite().all())
+        if found.settings.model.own:
+            raise InvalidMessage("a model of one's own", "one of ours", "None.")  # as a device does
+        DeviceWork(found, data, DeviceState(run=found.run), 1).reply(train=True, quality=True)
+
+    reply, _ = DeviceWork(order, data, DeviceState(run=5), 1).reply(train=True, quality=True)
+    sizes, values = plan.algorithm.answer_shapes(plan, order.sent), plan.algorithm.values
+
+    def server(content: RecordDict) -> None:
+        answer = unpack_reply(content, order, sizes, LARGEST_WEIGHT, values=values)
+        assert answer.answer is not None
+        problem = plan.algorithm.problem(plan, order.sent, answer.answer)
+        if problem is not None:
+            raise InvalidMessage(problem, "an answer", "None.")
+        assert 0 < answer.answer.weight <= LARGEST_WEIGHT
+        for key, vector in answer.answer.sums.items():
+            assert vector.shape == (sizes[key],)
+            assert bool(vector.isfinite().all())
+
+    said = Reply(reply.answer, reply.quality)
+    return {
+        f"order {name}": Kind(lambda: _copied(records), device),
+        f"answer {name}": Kind(lambda: pack_reply(order, said, values=values), server),
+    }
+
+
+def _copied(records: RecordDict) -> RecordDict:
+    arrays, facts = records[ARRAYS], records[FACTS]
+    assert isinstance(arrays, ArrayRecord)
+    assert isinstance(facts, ConfigRecord)
+    return RecordDict({ARRAYS: ArrayRecord(dict(arrays)), FACTS: ConfigRecord(dict(facts))})
+
+
+# -- how messages are spoiled ------------------------------------------------------------------------------------------
+
+Mutation = Callable[[RecordDict, random.Random], None]
+STRANGE: list[Any] = [
+    0, -1, 1, 2**31, 2**62, -(2**63), 0.0, -1.0, float("nan"), float("inf"), -float("inf"), 1e308, 5e-324, "", "x",
+    "0" * 70_000, "f" * 16, b"", b"\x80\x04K\x01.", True, False, [], [1], [1.0], [float("nan")] * 9, ["a"], [b"a"],
+    [True], [0] * 100_000, "[" * 60_000, "{\"a\":" * 10_000, "9" * 5_000, "null", "[1e999]", "NaN",
+]  # fmt: skip
+STRANGE_VALUES: list[Any] = [
+    None, True, False, 0, 1, -1, 2, 7, 2**31, 2**31 - 1, 2**40, 2**62, 2**64, 10**400, 0.5, -0.5, 1e308, float("nan"),
+    float("inf"), "", "x", "x" * 60_000, "ranked", "chunk", "element", "mlp", "lenet", "neumf", "os:system", "ratings",
+    "least_squares", [], ["x", 2147483648], [2147483648, 2147483648], [1] * 5_000, [[[[[[1]]]]]], {}, {"a": 1},
+    {"kind": "hashed"}, {"kind": ["x"]},
+]  # fmt: skip
+TEXTS = ("settings", "projections", "context", "beside")
+
+
+def strange_fact(content: RecordDict, chance: random.Random) -> None:
+    facts = content.get(FACTS)
+    if isinstance(facts, ConfigRecord):
+        facts[chance.choice([*facts, "more"])] = chance.choice(STRANGE)
+
+
+def lost_fact(content: RecordDict, chance: random.Random) -> None:
+    facts = content.get(FACTS)
+    if isinstance(facts, ConfigRecord) and facts:
+        del facts[chance.choice(list(facts))]
+
+
+def strange_value(content: RecordDict, chance: random.Random) -> None:
+    """Another value, or one less or more, somewhere within settings, projections or lengths."""
+    facts = content.get(FACTS)
+    texts = [key for key in TEXTS if isinstance(facts, ConfigRecord) and isinstance(facts.get(key), str)]
+    if not texts or not isinstance(facts, ConfigRecord):
+        return
+    key = chance.choice(texts)
+    try:
+        whole = json.loads(str(facts[key]))
+    except (ValueError, RecursionError):
+        return
+    inner: Any = whole
+    while isinstance(inner, dict | list) and inner:
+        place: Any = chance.choice(list(inner)) if isinstance(inner, dict) else chance.randrange(len(inner))
+        if not isinstance(inner[place], dict | list) or not inner[place] or chance.random() < 0.2:
+            kind = chance.randrange(6)
+            if kind == 0:
+                del inner[place]
+            elif kind == 1 and isinstance(inner, dict):
+                inner[chance.choice(["more", "kind", "factors", "shape", "size"])] = chance.choice(STRANGE_VALUES)
+            else:
+                inner[place] = chance.choice(STRANGE_VALUES)
+            break
+        inner = inner[place]
+    facts[key] = json.dumps(whole)
+
+
+def other_record(content: RecordDict, chance: random.Random) -> None:
+    records: list[Any] = [ArrayRecord(), ConfigRecord(), MetricRecord({"a": 1}), ConfigRecord({"version": VERSION})]
+    content[chance.choice([ARRAYS, FACTS, "more"])] = chance.choice(records)
+
+
+def lost_record(content: RecordDict, chance: random.Random) -> None:
+    del content[chance.choice(list(content))]
+
+
+def _arrays(content: RecordDict) -> ArrayRecord:
+    arrays = content.get(ARRAYS)
+    return arrays if isinstance(arrays, ArrayRecord) else ArrayRecord()
+
+
+def other_tensor(content: RecordDict, chance: random.Random) -> None:
+    arrays = _arrays(content)
+    types: list[Any] = [numpy.float32, numpy.float64, numpy.float16, numpy.int32, numpy.complex64, numpy.bool_]
+    shape = chance.choice([(), (0,), (3,), (3, 2), (30,), (1, 30)])
+    name = chance.choice([*arrays, "../../etc/passwd"])
+    arrays[name] = Array(numpy.zeros(shape, dtype=chance.choice(types)))
+
+
+def damaged_bytes(content: RecordDict, chance: random.Random) -> None:
+    arrays = _arrays(content)
+    if not arrays:
+        return
+    name = chance.choice(list(arrays))
+    array, data = arrays[name], bytearray(arrays[name].data)
+    kind = chance.randrange(4)
+    if kind == 0 and data:
+        data[chance.randrange(min(len(data), 128))] = chance.randrange(256)  # the header, where lies would stand
+    elif kind == 1:
+        data = data[: chance.randrange(len(data) + 1)]
+    elif kind == 2:
+        data += bytes(chance.randrange(1, 9_000))
+    else:
+        size = f"({chance.choice([2**31, 2**60, 10**18])},)".encode()
+        data = bytearray(bytes(data).replace(b"(", size + b"(", 1))
+    arrays[name] = Array(array.dtype, array.shape, array.stype, bytes(data))
+
+
+def strange_number(content: RecordDict, chance: random.Random) -> None:
+    arrays = _arrays(content)
+    if not arrays:
+        return
+    name = chance.choice(list(arrays))
+    array = arrays[name]
+    types = {"float16": numpy.float16, "float64": numpy.float64, "int64": numpy.int64}
+    kind: Any = types.get(array.dtype, numpy.float32)
+    size = numpy.dtype(kind).itemsize
+    if len(array.data) < 128 + size:
+        return
+    value = chance.choice([float("nan"), float("inf"), -float("inf"), 6e4, 3e38])
+    if kind is numpy.int64:
+        value = chance.choice([-1, 2**62, 40])
+    with numpy.errstate(over="ignore"):
+        piece = numpy.array(value, dtype=kind).tobytes()
+    arrays[name] = Array(array.dtype, array.shape, array.stype, array.data[:-size] + piece)
+
+
+def lying_description(content: RecordDict, chance: random.Random) -> None:
+    arrays = _arrays(content)
+    if not arrays:
+        return
+    name = chance.choice(list(arrays))
+    array = arrays[name]
+    lies: list[tuple[str, tuple[int, ...], str]] = [
+        ("float64", array.shape, array.stype), (array.dtype, (2**60,), array.stype), (array.dtype, (-1,), array.stype),
+        (array.dtype, (), array.stype), (array.dtype, array.shape, "pickle"), ("object", array.shape, array.stype),
+        ("O" * 9000, (1,) * 9000, ""),
+    ]  # fmt: skip
+    arrays[name] = Array(*chance.choice(lies), array.data)
+
+
+MUTATIONS: list[Mutation] = [
+    strange_fact, lost_fact, strange_value, strange_value, strange_value, other_record, lost_record, other_tensor,
+    damaged_bytes, strange_number, lying_description,
+]  # fmt: skip
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def peak() -> int:
+    """Bytes that this process had at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def fuzz(count: int, seed: int, *, only: str = "") -> Counter[str]:
+    """Spoil and read so many messages; what came of them. Whatever is no error with words is raised."""
+    chance, outcomes = random.Random(seed), Counter[str]()
+    known = {name: kind for name, kind in kinds().items() if only in name}
+    names = list(known)
+    for kind in known.values():
+        kind.read(kind.make())  # a good one is read
+    for _ in range(count):
+        name = chance.choice(names)
+        content, done = known[name].make(), []
+        for _ in range(chance.choice([1, 1, 1, 2, 3])):
+            if content:
+                mutation = chance.choice(MUTATIONS)
+                mutation(content, chance)
+                done.append(mutation.__name__)
+        try:
+            known[name].read(content)
+        except FairfoldError:
+            outcomes["refused"] += 1
+        except Exception as error:
+            raise AssertionError(f"{name} after {', '.join(done)}: {type(error).__name__}: {error}") from error
+        else:
+            outcomes["harmless"] += 1
+    return outcomes
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=200_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="kinds whose names contain this")
+    given = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    fuzz(2_000, given.seed, only=given.only)  # everything is loaded
+    before, started = peak(), time.monotonic()
+    outcomes = fuzz(given.count, given.seed + 1, only=given.only)
+    seconds = time.monotonic() - started
+    print(  # noqa: T201
+        f"{given.count} messages, seed {given.seed}: {dict(outcomes)}, {seconds:.0f} s, {peak() - before:,} bytes more"
+    )
+
+
+if __name__ == "__main__":
+    main()
