@@ -38,7 +38,7 @@ def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 def work(items, changes):
-    settings = flat(**{"factors": 64, "capacities": "64x", "top": 20} | changes)
+    settings = flat(**{"factors": 64, "capacities": "64x"} | changes)
     (held,) = Plan.of(settings, Public(items, survey={"counts": torch.full((items,), 20.0)})).assignments(0)
     vectors = {name: torch.randn(one.size) for name, one in held.projections.items()}
     if "gram" in vectors:

@@ -8,10 +8,10 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from fairfold.federation.settings import Settings
 from safetensors.torch import load_file
 
 from fairfold.flower.federate import Trial, trial_of
@@ -19,13 +19,14 @@ from fairfold.flower.processes import Program, stopping
 from fairfold.flower.store import DeviceStore
 from fairfold.flower.strategy import FairStrategy
 from fairfold.runs import checkpoint
+from tests.flat import flat
 
 pytestmark = pytest.mark.slow
 
 WORLD = {"users": 24, "items": 80, "interactions_per_user": 12}
 
 BAD_CLIENT = """
-import errno, os, time
+import errno, os, signal, time
 from pathlib import Path
 from flwr.app import Array, Context, Message
 from flwr.clientapp import ClientApp
@@ -42,6 +43,16 @@ def kind_of(context: Context) -> str:
 
 @app.query("capacity")
 def capacity(message: Message, context: Context) -> Message:
+    return inner(message, context)
+
+
+@app.query("survey")
+def survey(message: Message, context: Context) -> Message:
+    return inner(message, context)
+
+
+@app.query("numbering")
+def numbering(message: Message, context: Context) -> Message:
     return inner(message, context)
 
 
@@ -69,6 +80,8 @@ def train(message: Message, context: Context) -> Message:
 
         files.disk = Full()
     reply = inner(message, context)
+    if kind == "killed" and message.metadata.group_id == "2":
+        os.kill(os.getpid(), signal.SIGKILL)  # what it would remember is on its disk, and nobody has heard of it
     arrays, facts = reply.content["arrays"], reply.content["fairfold"]
     name = next(iter(arrays))
     values = arrays[name].numpy().copy()
@@ -76,8 +89,8 @@ def train(message: Message, context: Context) -> Message:
         arrays[name] = Array(values * float("nan"))
     elif kind == "wrong size":
         arrays[name] = Array(values[:-1].copy())
-    elif kind == "another seed":
-        facts["seed"] = "0" * 16
+    elif kind == "another word":
+        facts["word"] = "0" * 16
     elif kind == "another version":
         facts["version"] = 99
     return reply
@@ -87,16 +100,16 @@ REASONS = {
     "raises": "the device failed",
     "NaN": "NaN or infinity",
     "wrong size": "wrong size",
-    "another seed": "an answer to another hash",
+    "another word": "an answer to another round",
     "another version": "another version of the protocol",
     "disk full": "the device failed",
 }
 
 
-def made(folder: Path, kinds: list[str], rounds: int, timeout: float) -> Trial:
+def made(folder: Path, kinds: list[str], rounds: int, timeout: float, **changes: Any) -> Trial:
     """A federation whose nodes behave as told; all hold the full model."""
-    settings = Settings.model_validate({"rounds": rounds, "evaluate_every": 100, "world": WORLD,
-                                        "server_optimiser": "sgd", "server_step": 1.0})  # fmt: skip
+    keys = {"rounds": rounds, "evaluate_every": 100, "world": WORLD, "factors": 4}
+    settings = flat(**keys | (changes or {"solver": "closed_form", "server_optimiser": "sgd"}))
     trial, data = trial_of(settings, ",".join(["1x", "2x"][number % 2] for number in range(len(kinds))), folder)
     trial.round_timeout = timeout
     trial.prepare(data)
@@ -129,7 +142,7 @@ def nothing_private(trial: Trial) -> None:
     looked = 0
     for number in range(len(trial.capacities)):
         kept = DeviceStore(trial.node(number) / "state").load()
-        rows = [row for vectors in kept.vectors.values() for row in vectors]
+        rows = [row for vectors in kept.said.own.values() for row in vectors]
         private = [row.numpy().tobytes() for row in rows] + [f"{kept.secret:x}".encode(), str(kept.secret).encode()]
         assert not any(secret in content for secret in private for content in seen), f"of node {number}"
         looked += len(rows)
@@ -176,9 +189,10 @@ def test_clients_that_fail_in_every_way_are_left_out_by_name(tmp_path: Path) -> 
     for name, tensor in expected_model.items():
         torch.testing.assert_close(model[name], tensor, rtol=0, atol=0)
     assert "CannotWrite on the device" in log
-    # The device whose disk was full still has nothing half-written; others have kept what they learned.
-    assert not list((trial.node(kinds.index("disk full")) / "state").glob("*"))
-    assert DeviceStore(trial.node(0) / "state").load().round_number == 2
+    # The device whose disk was full has its name, and nothing half-written; others have kept what they learned.
+    kept = (trial.node(kinds.index("disk full")) / "state").glob("*")
+    assert [path.name for path in kept] == ["name"]
+    assert DeviceStore(trial.node(0) / "state").load().said.number
 
 
 def test_a_client_that_hangs_is_left_out_when_the_time_is_over(tmp_path: Path) -> None:
@@ -236,7 +250,7 @@ def test_a_server_killed_in_a_round_loses_that_round_and_no_other(tmp_path: Path
         for program in trial.programs[1:]:
             program.stop()
         trial.programs.clear()
-        data_items = before.state.full["item.weight"].numel() // trial.settings.factors
+        data_items = before.state.full["item.weight"].numel() // trial.settings.model.factors
         # In this process, to look; then by a new run of the app.
         resumed = FairStrategy(trial.settings, data_items, folder=trial.run_folder, resume=True)
         assert resumed.progress.state.round_number == done
@@ -245,4 +259,4 @@ def test_a_server_killed_in_a_round_loses_that_round_and_no_other(tmp_path: Path
         ended(trial, started(trial))
     assert [number for number, _ in trial.rounds()] == [1, 2, 3, 4]
     assert log_of(trial).count("answers used") == 4
-    assert DeviceStore(trial.node(0) / "state").load().round_number == 4
+    assert DeviceStore(trial.node(0) / "state").load().said.number

@@ -51,7 +51,8 @@ def make_client_app(
             own, ``"package.module:Class"``, has to be named here: no server chooses what code a device runs.
         budget: What the device can hold: ``"40MB"``, or ``"16x"`` for a sixteenth of the model; or a function of the
             context, for simulations. More is refused.
-        state: Folder for what the device keeps (its name, its users' vectors, its last words); with a ``partition-id``, a folder of its own in it.
+        state: Folder for what the device keeps (its name, its users' vectors, its last words); with a
+            ``partition-id``, a folder of its own in it.
         share_quality: Answer when the server asks how well the model serves this device's users.
         repeatable: Draw by the run's seed instead of the device's secret one: for simulations, to be repeated.
         mods: Flower's, wrapped around every call.

@@ -1,0 +1,101 @@
+"""Real programs killed at the worst moments, with sums that remember: they hold what each device last said."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairfold.algorithms.closed_form import subspace_of
+from fairfold.algorithms.least_squares import GRAM, LeastSquares, owned_rows, row_counts, rows_of
+from fairfold.flower.books import Books
+from fairfold.flower.federate import Trial
+from fairfold.flower.identity import name_of
+from fairfold.flower.opening import plan_of
+from fairfold.flower.processes import stopping
+from fairfold.flower.store import DeviceStore
+from fairfold.runs import checkpoint
+from fairfold.values import Weights
+from tests.flower.common import assert_same
+from tests.flower.test_processes import WORLD, ended, log_of, made, started, wait_for
+
+pytestmark = pytest.mark.slow
+
+MORTAL_SERVER = """
+import os, signal
+from pathlib import Path
+from fairfold.flower import record
+
+true, marker = record.Record.round_done, Path({marker!r})
+
+
+def round_done(self, progress, nodes):
+    if progress.state.round_number == 2 and not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)  # the answers are taken, and the checkpoint is not written
+    true(self, progress, nodes)
+
+
+record.Record.round_done = round_done
+"""
+
+
+def assert_exact(trial: Trial) -> None:
+    """The server's sums of its last checkpoint are those of the words that it and its devices agree on."""
+    state = checkpoint.require(trial.run_folder / "checkpoints").progress.state
+    books = Books(state)
+    plan = plan_of(trial.settings, int(WORLD["items"]), books, None)
+    (name,), (own,), d = plan.architecture.tables, plan.architecture.own, plan.settings.model.factors
+    algorithm = plan.algorithm
+    assert isinstance(algorithm, LeastSquares)
+    expected: dict[str, Weights] = {}
+    for number, capacity in enumerate(trial.capacities):
+        home = trial.node(number) / "state"
+        kept = DeviceStore(home).load().agreed(books.run, books.held.get(name_of(home), 0))
+        size = plan.size_for(capacity)
+        assert size is not None
+        held = plan.assignments(0)[size].projections
+        assert held is not None
+        space = subspace_of(held[name])
+        sums = expected.setdefault(
+            f"sums-{space.size}", {name: torch.zeros(space.size).double(), GRAM: torch.zeros(d * d).double()}
+        )
+        offsets, counts = kept.history["offsets"], row_counts(space, d).clamp(min=1)
+        for user in range(len(offsets) - 1):
+            items = kept.history["items"][offsets[user] : offsets[user + 1]]
+            vector = kept.said.own[own][user].double()
+            weight = algorithm.weight(int((items < owned_rows(space, d)).sum()))
+            rows = rows_of(space, items, d)
+            sums[name].view(-1, d).index_add_(0, rows, weight * vector / counts[rows][:, None])
+            sums[GRAM] += weight * torch.outer(vector, vector).view(-1)
+    for moment, of in expected.items():
+        assert_same({key: tensor.double() for key, tensor in state.moments[moment].items()}, of, 3e-6)
+
+
+def squares(folder: Path, kinds: list[str], rounds: int) -> Trial:
+    return made(folder, kinds, rounds, timeout=600, solver="least_squares", support=2)
+
+
+def test_a_device_killed_between_training_and_sending(tmp_path: Path) -> None:
+    trial = squares(tmp_path / "trial", ["good", "killed"], rounds=3)
+    with stopping(trial.programs):
+        ended(trial, started(trial))
+    assert [answers for _, answers in trial.rounds()] == [2, 1, 2], log_of(trial)
+    assert_exact(trial)
+
+
+def test_a_server_killed_between_taking_answers_and_its_checkpoint(tmp_path: Path) -> None:
+    trial = squares(tmp_path / "trial", ["good", "good"], rounds=3)
+    app, marker = trial.folder / "app" / "fairfold_trial" / "server_app.py", tmp_path / "killed"
+    app.write_text(app.read_text() + MORTAL_SERVER.replace("{marker!r}", repr(str(marker))))
+    with stopping(trial.programs):
+        job = started(trial)
+        wait_for(marker.exists, job)
+        for program in reversed(trial.programs):
+            program.kill()
+        trial.programs.clear()
+        assert checkpoint.require(trial.run_folder / "checkpoints").progress.state.round_number == 1
+        config = trial.folder / "app" / "pyproject.toml"
+        config.write_text(config.read_text().replace("resume = false", "resume = true"))
+        ended(trial, started(trial))
+    assert [answers for _, answers in trial.rounds()] == [2, 2, 2], log_of(trial)
+    assert_exact(trial)
