@@ -295,6 +295,17 @@ def test_a_zip_whose_directory_points_before_its_start_is_an_error(tmp_path: Pat
         _unpack(tmp_path / "a.zip", tmp_path, ("ratings.csv",))
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_zip_of_another_method_that_is_damaged_is_an_error(method: int, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", method) as packed:
+        packed.writestr("ratings.csv", CSV)
+    content = bytearray((tmp_path / "a.zip").read_bytes())
+    content[44:90] = bytes(46)
+    (tmp_path / "a.zip").write_bytes(content)
+    with pytest.raises(InvalidData, match="is damaged"):
+        _unpack(tmp_path / "a.zip", tmp_path, ("ratings.csv",))
+
+
 def test_errors_do_not_repeat_endless_names(tmp_path: Path) -> None:
     path = tmp_path / "own.csv"
     path.write_text("a" * 30_000 + "," + "b" * 30_000 + "\n1,2\n")

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import http.client
 import json
+import lzma
 import os
 import shutil
 import struct
@@ -75,6 +76,9 @@ def _has_checksum(remote: Remote) -> bool:
     return remote.md5 is not None or remote.md5_url is not None
 
 
+_BAD_ARCHIVE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, RuntimeError, ValueError)
+
+
 def _unpack(archive: Path, folder: Path, wanted: tuple[str, ...]) -> None:
     """Take the wanted files, and the publisher's README, out of an archive, whatever folder they are in."""
     unpacked, size = 0, archive.stat().st_size
@@ -90,8 +94,9 @@ def _unpack(archive: Path, folder: Path, wanted: tuple[str, ...]) -> None:
                             file.write(block)
     except InvalidData:
         raise
-    except (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, RuntimeError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # else a place before the archive's start
+    except (*_BAD_ARCHIVE, OSError) as error:
+        # A place before the archive's start is an invalid argument, and bad bzip2 has no number at all.
+        if isinstance(error, OSError) and error.errno not in (errno.EINVAL, None):
             raise
         raise InvalidData(
             f"{archive.name} is damaged, or packed in a way that is not known ({error})",
