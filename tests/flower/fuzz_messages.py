@@ -81,7 +81,7 @@ def kinds() -> dict[str, Kind]:
     )
     place = torch.randperm(ITEMS, generator=torch.Generator().manual_seed(1))
     found["numbering"] = Kind(lambda: tell(7, place, window, ratings=True), lambda content: _nothing(told_in(content)))
-    facts = {"version": VERSION, "capacity": "4x", "number": 3, "name": "ab"}
+    facts: dict[str, Any] = {"version": VERSION, "capacity": "4x", "number": 3, "name": "ab"}
     found["capacity"] = Kind(lambda: RecordDict({FACTS: ConfigRecord(dict(facts))}), _note)
     return found
 

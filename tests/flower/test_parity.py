@@ -71,7 +71,13 @@ MEMORABLE = ("least_squares", "ratings", "fair", "mlp")
 
 def world_of(name: str, scheme: str, *, faults: bool, **changes: Any) -> tuple[Any, Any]:
     """Data and settings."""
-    keys = {"factors": 4, "rounds": 3, "clients_per_round": None, "evaluate_every": 3, "capacities": scheme}
+    keys: dict[str, Any] = {
+        "factors": 4,
+        "rounds": 3,
+        "clients_per_round": None,
+        "evaluate_every": 3,
+        "capacities": scheme,
+    }
     keys |= ALGORITHMS[name] | changes
     rated, images = bool(keys.pop("rated", False)), keys.get("model") == "mlp"
     if images:

@@ -108,7 +108,7 @@ REASONS = {
 
 def made(folder: Path, kinds: list[str], rounds: int, timeout: float, **changes: Any) -> Trial:
     """A federation whose nodes behave as told; all hold the full model."""
-    keys = {"rounds": rounds, "evaluate_every": 100, "world": WORLD, "factors": 4}
+    keys: dict[str, Any] = {"rounds": rounds, "evaluate_every": 100, "world": WORLD, "factors": 4}
     settings = flat(**keys | (changes or {"solver": "closed_form", "server_optimiser": "sgd"}))
     trial, data = trial_of(settings, ",".join(["1x", "2x"][number % 2] for number in range(len(kinds))), folder)
     trial.round_timeout = timeout

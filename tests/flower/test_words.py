@@ -62,7 +62,7 @@ def recomputed(nodes: Nodes) -> dict[str, dict[str, torch.Tensor]]:
         for place, user in enumerate(range(number * users, (number + 1) * users)):
             if not said or not bool((said[own][place] != 0).any()):
                 continue
-            vector, items = said[own][place].double(), world.people.train.of(user)  # type: ignore[union-attr]
+            vector, items = said[own][place].double(), world.people.train.of(user)
             space = spaces[int(world.fleet.size[user])]
             if isinstance(algorithm, LeastSquares):
                 weight = algorithm.weight(int((items < owned_rows(space, d)).sum()))
@@ -276,7 +276,7 @@ def test_two_orders_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
                 inner(true, message, context)  # the same device, asked again meanwhile: it is the first to end
                 return train(work)
 
-            device.DeviceWork.train = overtaken  # type: ignore[method-assign]
+            device.DeviceWork.train = overtaken  # type: ignore[assignment,method-assign]
         return inner(true, message, context)
 
     app.app = slow  # type: ignore[assignment]

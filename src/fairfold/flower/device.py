@@ -5,6 +5,8 @@ the server that is the same as if each had answered alone, and it sees less of e
 table is made here.
 """
 
+import contextlib
+from collections.abc import Iterator
 from functools import reduce
 from math import prod
 from operator import add
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from fairfold.backends.batched import batched
 from fairfold.data import Interactions
-from fairfold.errors import InvalidMessage, InvalidSettings, InvalidState
+from fairfold.errors import FairfoldError, InvalidMessage, InvalidSettings, InvalidState
 from fairfold.flower.local import LocalData, LocalImages
 from fairfold.flower.store import DeviceState
 from fairfold.flower.wire import Order, Reply
@@ -40,6 +42,21 @@ LARGEST_ROUND = 1 << 24
 """Samples of a user's round, negatives included, beyond which a device refuses an order."""
 
 
+@contextlib.contextmanager
+def carrying_out() -> Iterator[None]:
+    """Whatever an order makes of numbers that no one would send is an error with words."""
+    try:
+        yield
+    except FairfoldError:
+        raise
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if "allocate" in str(error):  # not for want of sense, but of memory
+            raise
+        raise InvalidMessage(
+            f"an order that cannot be carried out ({type(error).__name__})", "what FairStrategy sends", "See the log."
+        ) from error
+
+
 class DeviceWork:
     """One order, with the data of the device it went to.
 
@@ -50,6 +67,7 @@ class DeviceWork:
         seed: Of its random draws.
     """
 
+    @carrying_out()
     def __init__(self, order: Order, data: LocalData | LocalImages, kept: DeviceState, seed: int) -> None:
         self.order, self.sent, self.seed = order, order.sent, seed
         self.history: Weights = {}
@@ -121,6 +139,7 @@ class DeviceWork:
             for name, rows in self.people.private.items()
         }
 
+    @carrying_out()
     def reply(self, *, train: bool, quality: bool) -> tuple[Reply, Weights]:
         """What the device says, and what it keeps."""
         measured = self.quality() if quality else None
