@@ -14,8 +14,9 @@ import torch
 
 from fairfold.reproduce.experiment import read_experiment
 from fairfold.reproduce.machine import machine
-from fairfold.runs.settings import load_settings
-from fairfold.simulate.run import load_data, simulate
+from fairfold.settings import merged, read_settings
+from fairfold.simulate import simulate
+from fairfold.simulate.world import load_data
 
 ROWS = ("1x", "1x-16x", "64x")
 HEADINGS = ["table", "column", "capacities", "threads", "median_ms", "hardware"]
@@ -28,10 +29,11 @@ def main() -> None:
     options = parser.parse_args()
     cells = [c for c in read_experiment("beyond").cells if c.seed == 0 and c.row in ROWS and c.kind == "federated"]
     cells = [cell for cell in cells if cell.table == "goodreads"]
-    data, _ = load_data(load_settings(None, cells[0].values))
+    data, _ = load_data(read_settings(cells[0].values))
     lines = []
     for cell in cells:
-        settings = load_settings(None, cell.values | {"rounds": options.rounds, "evaluate_every": options.rounds})
+        run = {"rounds": options.rounds, "evaluate_every": options.rounds}
+        settings = read_settings(merged(cell.values, {"run": run}))
         history = simulate(settings, data=data).history
         median = 1e3 * statistics.median(report.seconds for report in history)
         lines.append([cell.table, cell.column, cell.row, torch.get_num_threads(), f"{median:.1f}", machine()])

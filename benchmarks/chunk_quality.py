@@ -14,13 +14,16 @@ from pathlib import Path
 from fairfold import simulate
 from fairfold.data import Dataset, load
 from fairfold.data.holdout import hold_out
-from fairfold.federation.settings import read_settings
+from fairfold.settings import nested, read_settings
 
 SEEDS = (0, 1, 2)
 CHUNKS = (1, 2, 4, 8, 16, 32)
 SETS = {
-    "goodreads-100": ({}, {"factors": 8, "clients_per_round": 20, "rounds": 100}),
-    "ml-1m": ({"resplit": True, "split": 0.7}, {"factors": 16, "clients_per_round": 200, "rounds": 100}),
+    "goodreads-100": ({}, {"model.factors": 8, "fleet.clients_per_round": 20, "run.rounds": 100}),
+    "ml-1m": (
+        {"resplit": True, "split": 0.7},
+        {"model.factors": 16, "fleet.clients_per_round": 200, "run.rounds": 100},
+    ),
 }
 
 
@@ -39,13 +42,14 @@ def main() -> None:
                 found = []
                 for seed in SEEDS:
                     settings = {
-                        "mapping": kind,
-                        "chunk": chunk,
-                        "capacities": "16x",
-                        "seed": seed,
-                        "evaluate_every": 1000,
+                        "algorithm.kind": "closed_form",
+                        "subspace.mapping": kind,
+                        "subspace.chunk": chunk,
+                        "fleet.capacities": "16x",
+                        "run.seed": seed,
+                        "run.evaluate_every": 1000,
                     }
-                    found.append(simulate(read_settings(settings | changes), data=data).quality)
+                    found.append(simulate(read_settings(nested(settings | changes)), data=data).quality)
                 row = {
                     "data": name,
                     "mapping": mapping,

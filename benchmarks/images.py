@@ -3,8 +3,8 @@
     FAIRFOLD_DATA=... python benchmarks/images.py [--model mlp] [--method fair] [--capacities 2x-4x] [--epochs 1]
                                                   [--batch 64] [--repeats 3] [--hardware NAME --out FILE.csv]
 
-30 devices by Dirichlet shares, K = 10. *loop* is ``simulate/loop.py``. *stacked* trains all clients of the cohort in
-one program: weights stacked along a first dimension, ``torch.func.vmap`` over them, fused updates. *fairfold* is the
+30 devices by Dirichlet shares, K = 10. *loop* is one device after the other. *stacked* trains all clients of the cohort
+in one program: weights stacked along a first dimension, ``torch.func.vmap`` over them, fused updates. *fairfold* is the
 batched backend. Time grows with the epochs, so one is enough to compare; the last line says what 20 epochs of 200
 rounds take. All three must end with the same weights. Seconds are those the process had the processor for (others may
 be at work beside it); the smallest of the repeats counts.
@@ -14,46 +14,42 @@ import argparse
 import csv
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.func import vmap
+from torch.func import functional_call, vmap
+from torch.nn import functional
 
+from fairfold.backends.batched import batched
 from fairfold.data import load_images
-from fairfold.federation.aggregate import RoundTotals, ServerState, aggregate
-from fairfold.federation.image_task import ImageTask
-from fairfold.federation.projection import Hashed, Projection
-from fairfold.federation.replies import Rejections
-from fairfold.federation.sampling import Purpose, generator, sample_cohort
-from fairfold.federation.send import send
-from fairfold.federation.settings import read_settings
-from fairfold.federation.task import Weights
 from fairfold.kernels import ops
-from fairfold.simulate import batched, loop
-from fairfold.simulate.federation import Federation
-from fairfold.simulate.steps import LocalSteps
+from fairfold.projections import Hashed, Projection
+from fairfold.protocol.faults import Rejections
+from fairfold.protocol.people import ImagePeople
+from fairfold.protocol.round import Backend, in_turn, run_round
+from fairfold.protocol.steps import LocalSteps
+from fairfold.protocol.words import Answer, State, Totals
+from fairfold.protocol.work import ImageWork
+from fairfold.settings import read_settings
+from fairfold.simulate.world import World
+from fairfold.values import Weights
 
 
-def stacked_round(state: ServerState, federation: Federation) -> ServerState:
+def stacked_round(state: State, world: World) -> State:
     """The whole cohort as one program; hashed projections only."""
-    settings, task = federation.settings, federation.task
-    assert isinstance(task, ImageTask)
-    assignments = federation.assignments(state.round_number)
-    sent = send(state.full, assignments)
+    people = world.people
+    assert isinstance(people, ImagePeople)
+    work = people.work
     drawn = []
-    for client in sample_cohort(settings, task.num_clients, state.round_number).tolist():
-        held = assignments[int(federation.group[client])].projections
-        if held is not None:
-            source = generator(settings, Purpose.TRAINING, state.round_number, client)
-            drawn.append((client, held, task.batches(client, source)))
+    for visit in world.fleet.visits(state, world.fleet.cohort(state.round_number).tolist()):
+        source = people.source(state.round_number, visit.client)
+        drawn.append((visit, visit.sent.projections, work.batches(visit.client, source)))
     drawn.sort(key=lambda one: -len(one[2]))  # those still at work are then always a prefix
-    compacts = [
-        {name: vector.clone() for name, vector in (sent[int(federation.group[client])] or {}).items()}
-        for client, _, _ in drawn
-    ]
+    compacts = [{name: vector.clone() for name, vector in visit.sent.vectors.items()} for visit, _, _ in drawn]
     vectors = [vector for one in compacts for vector in one.values()]
-    optimisers, losses = [LocalSteps(vector, settings) for vector in vectors], vmap(task.image_losses)
+    optimisers, losses = [LocalSteps(vector, work.steps) for vector in vectors], vmap(partial(image_losses, work))
     full = {name: torch.empty(len(drawn), *tensor.shape) for name, tensor in state.full.items()}
     for step in range(len(drawn[0][2])):
         batches = [batches[step] for _, _, batches in drawn if len(batches) > step]
@@ -64,7 +60,7 @@ def stacked_round(state: ServerState, federation: Federation) -> ServerState:
         sizes = torch.tensor([len(batch) for batch in batches])
         rows = torch.stack([_padded(batch.items, int(sizes.max())) for batch in batches])
         weights = {name: stack[:moving].detach().requires_grad_() for name, stack in full.items()}
-        found = losses(weights, task.pixels(rows), task.images.train.labels[rows])
+        found = losses(weights, work.pixels(rows), work.images.train.labels[rows])
         real = torch.arange(rows.shape[1]) < sizes[:, None]
         loss = (torch.where(real, found, 0).sum(1) / sizes).sum()
         slopes = dict(zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True))
@@ -78,10 +74,17 @@ def stacked_round(state: ServerState, federation: Federation) -> ServerState:
         count = moving * len(full)
         for optimiser, gradient in zip(optimisers[:count], gradients, strict=False):
             optimiser.step(gradient, gradient.numel())
-    totals = RoundTotals(state.full)
-    for (client, held, _), trained in zip(drawn, compacts, strict=True):
-        totals.add(held, trained, float(task.samples(client)))
-    return aggregate(state, totals, settings)
+    totals = Totals()
+    for (visit, _, _), trained in zip(drawn, compacts, strict=True):
+        weight = float(work.samples(visit.client))
+        totals.add(visit.sent, Answer({name: vector * weight for name, vector in trained.items()}, weight))
+    return world.plan.algorithm.apply(world.plan, state, totals)
+
+
+def image_losses(work: ImageWork, dense: Weights, pixels: Tensor, labels: Tensor) -> Tensor:
+    """The cross-entropy of every image."""
+    logits: Tensor = functional_call(work.architecture.network, work.architecture.in_shape(dense), (pixels,))
+    return functional.cross_entropy(logits, labels, reduction="none")
 
 
 def _recover(projection: Projection, compact: Tensor, out: Tensor) -> None:
@@ -104,7 +107,7 @@ def _padded(rows: Tensor, length: int) -> Tensor:
     return torch.cat([rows, rows[:1].expand(length - len(rows))])
 
 
-def smallest(call: Callable[[], ServerState], repeats: int) -> tuple[float, Weights]:
+def smallest(call: Callable[[], State], repeats: int) -> tuple[float, Weights]:
     found, state = [], None
     for _ in range(repeats):
         started = time.process_time()
@@ -127,22 +130,27 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="append the figures to this CSV")
     given = parser.parse_args()
     settings = read_settings({
-        "data": given.data, "model": given.model, "method": given.method, "capacities": given.capacities,
-        "local_epochs": given.epochs, "batch_size": given.batch, "local_optimiser": "sgd",
-        "local_step": 0.1,
+        "data": {"name": given.data}, "model": {"kind": given.model}, "subspace": {"method": given.method},
+        "fleet": {"capacities": given.capacities},
+        "algorithm": {
+            "kind": "images", "local_epochs": given.epochs, "batch_size": given.batch, "local_optimiser": "sgd",
+            "local_step": 0.1,
+        },
     })  # fmt: skip
-    task = ImageTask(load_images(given.data), settings)
-    federation = Federation.of(settings, task)
-    full, private = federation.initial()
-    state = ServerState(full)
-    ways: dict[str, Callable[[], ServerState]] = {
-        "fairfold": lambda: batched.run_round(state, private, federation, Rejections()),
-        "loop": lambda: loop.run_round(state, private, federation, Rejections()),
+    world = World.of(settings, load_images(given.data))
+    state = world.initial()
+
+    def by(backend: Backend) -> Callable[[], State]:
+        return lambda: run_round(state, world.fleet, world.people, Rejections(), backend)
+
+    ways: dict[str, Callable[[], State]] = {
+        "fairfold": by(batched),
+        "loop": by(in_turn),
     }
     if given.method in ("fair", "fair_hom", "fedavg", "full_trn"):
-        ways["stacked"] = lambda: stacked_round(state, federation)
-    cohort = sample_cohort(settings, task.num_clients, 0).tolist()
-    images = sum(task.samples(client) for client in cohort) * given.epochs
+        ways["stacked"] = lambda: stacked_round(state, world)
+    cohort = world.fleet.cohort(0).tolist()
+    images = sum(world.people.samples(client) for client in cohort) * given.epochs
     print(f"{given.model}, {given.method} {given.capacities}: {len(cohort)} clients, {images:,} images a round")
     seconds, ends = {}, {}
     for name, call in ways.items():

@@ -20,20 +20,24 @@ import torch
 
 from fairfold import simulate
 from fairfold.data import Dataset
-from fairfold.federation.counting import neighbours, pair_key, said, windows, word_for
-from fairfold.runs.settings import load_settings
-from fairfold.simulate.counting import numbered_by_counts
-from fairfold.simulate.run import load_interactions
+from fairfold.protocol.counting import neighbours, pair_key, said, windows, word_for
+from fairfold.settings.files import load_settings
+from fairfold.simulate.numbering import numbered_by_counts
+from fairfold.simulate.world import load_interactions
 
 SEEDS = (0, 1, 2)
-SETS: dict[str, dict[str, Any]] = {"goodreads-100": {"rounds": 40}, "ml-1m": {"rounds": 60, "resplit": True}}
+SETS: dict[str, dict[str, Any]] = {
+    "goodreads-100": {"run.rounds": 40},
+    "ml-1m": {"run.rounds": 60, "data.resplit": True},
+}
+COUNTS = {"subspace.popularity": "counts"}
 ROWS: dict[str, tuple[bool, dict[str, Any]]] = {
     "public order": (False, {}),
-    "numbers by chance, counted": (True, {"popularity": "counts"}),
-    "the same, 10 % of devices silent": (True, {"popularity": "counts", "faults": {"drop": 0.1}}),
-    "the same, 30 % of devices silent": (True, {"popularity": "counts", "faults": {"drop": 0.3}}),
+    "numbers by chance, counted": (True, COUNTS),
+    "the same, 10 % of devices silent": (True, COUNTS | {"fleet.faults.drop": 0.1}),
+    "the same, 30 % of devices silent": (True, COUNTS | {"fleet.faults.drop": 0.3}),
     "numbers by chance, taken for an order": (True, {}),
-    "none": (True, {"popularity": "none"}),
+    "none": (True, {"subspace.popularity": "none"}),
 }
 
 
@@ -52,16 +56,16 @@ def main() -> None:
 
 def compared(name: str, own: dict[str, Any]) -> list[dict[str, object]]:
     """All rows of one data set."""
-    common = own | {"data": name, "evaluate_every": 1000}
+    common = own | {"data.name": name, "run.evaluate_every": 1000}
     data, _ = load_interactions(load_settings(None, common, "best"))
     rows: list[dict[str, object]] = []
     for label, (shuffled, changes) in ROWS.items():
         quality, told = [], None
         for seed in SEEDS:
-            settings = load_settings(None, common | changes | {"seed": seed}, "best")
+            settings = load_settings(None, common | changes | {"run.seed": seed}, "best")
             given = by_chance(data, seed) if shuffled else data
-            if changes == {"popularity": "counts"} and seed == 0:
-                masked = numbered_by_counts(given, settings.model_copy(update={"backend": "loop"})).counted
+            if changes == COUNTS and seed == 0:
+                masked = numbered_by_counts(given, settings.with_changes({"run.backend": "loop"})).counted
                 plain = numbered_by_counts(given, settings).counted
                 assert masked is not None
                 assert plain is not None

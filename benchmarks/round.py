@@ -24,39 +24,41 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fairfold.backends.batched import batched
+from fairfold.backends.cuda_graph import GraphBackend
 from fairfold.data import Dataset, load
 from fairfold.data.synthetic import SyntheticWorld
-from fairfold.federation.aggregate import ServerState
-from fairfold.federation.projection import Hashed, Projection
-from fairfold.federation.replies import Rejections
-from fairfold.federation.sampling import Purpose, generator, sample_cohort
-from fairfold.federation.settings import Settings, read_settings
-from fairfold.federation.task import Task, Weights
 from fairfold.models import NeuMF, bpr_loss
-from fairfold.simulate import batched, captured
-from fairfold.simulate.federation import Federation
+from fairfold.projections import Hashed, Projection
+from fairfold.protocol.faults import Rejections
+from fairfold.protocol.round import Backend, run_round
+from fairfold.protocol.words import State
+from fairfold.settings import Settings, nested, read_settings
+from fairfold.simulate.world import World, on
+from fairfold.values import Weights
 
 WARM_UP, IN_A_ROW = 10, 100
 """Rounds that a GPU is given to reach its clock, and rounds that are measured after them."""
 
 
-def authors_example(**changes: object) -> Settings:
+def authors_example(changes: dict[str, object]) -> Settings:
     base: dict[str, object] = {
-        "model": "neumf", "solver": "gradient", "local_optimiser": "adam", "local_step": 1e-3, "local_epochs": 5,
-        "batch_size": 512, "clients_per_round": 10, "aggregation": "paper", "weighting": "data", "mapping": "element",
-        "capacities": "1x-2x", "initial_spread": None,
+        "model.kind": "neumf", "algorithm.kind": "gradient", "algorithm.local_optimiser": "adam",
+        "algorithm.local_step": 1e-3, "algorithm.local_epochs": 5, "algorithm.batch_size": 512,
+        "algorithm.aggregation": "paper", "algorithm.weighting": "data", "subspace.mapping": "element",
+        "fleet.clients_per_round": 10, "fleet.capacities": "1x-2x",
     }  # fmt: skip
-    return read_settings(base | changes)
+    return read_settings(nested(base | changes))
 
 
-def dense_round(state: ServerState, private: Weights, federation: Federation) -> Weights:
+def dense_round(state: State, world: World) -> Weights:
     """The plain loop."""
-    settings, task = federation.settings, federation.task
-    assignments = federation.assignments(0)
-    module = NeuMF(1, 1, settings.factors)
+    plan, people = world.plan, world.people
+    assignments, private, work = plan.assignments(0), people.private, people.work
+    module = NeuMF(1, 1, plan.settings.model.factors)
     total, weights = {name: torch.zeros_like(tensor) for name, tensor in state.full.items()}, 0.0
-    for client in sample_cohort(settings, task.num_clients, 0).tolist():
-        held = assignments[int(federation.group[client])].projections or {}
+    for client in world.fleet.cohort(0).tolist():
+        held = assignments[int(world.fleet.size[client])].projections or {}
         compacts, stored = {}, {}
         for name, projection in held.items():
             assert isinstance(projection, Hashed)
@@ -66,14 +68,14 @@ def dense_round(state: ServerState, private: Weights, federation: Federation) ->
                 slots, signs = projection.subspace.slots(0, projection.subspace.full_size, device)
                 stored[name] = (slots.view(projection.shape), signs.float().view(projection.shape))
         own = {name: nn.Parameter(rows[client : client + 1].clone()) for name, rows in private.items()}
-        optimiser = torch.optim.Adam([*compacts.values(), *own.values()], lr=settings.local_step, fused=True)
-        for batch in task.batches(client, generator(settings, Purpose.TRAINING, 0, client)):
+        optimiser = torch.optim.Adam([*compacts.values(), *own.values()], lr=work.steps.local_step, fused=True)
+        for batch in work.batches(client, people.source(0, client)):
             items = batch.items.to(state.full[next(iter(held))].device)
             loss = _loss(module, compacts, stored, own, held, items)
             optimiser.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
-        weight = float(task.samples(client))
+        weight = float(work.samples(client))
         for name, projection in held.items():
             total[name].add_(projection.recover(compacts[name].detach()), alpha=weight)
         weights += weight
@@ -122,28 +124,33 @@ def seconds(call: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - passed, time.process_time() - worked
 
 
-def prepared(data: Dataset, settings: Settings, device: str = "cpu") -> tuple[Federation, ServerState, Weights]:
-    federation = Federation.of(settings, Task(data, settings))
-    full, private = federation.initial()
-    on_device = [{name: tensor.to(device) for name, tensor in of.items()} for of in (full, private)]
-    return federation, ServerState(on_device[0]), on_device[1]
+def prepared(data: Dataset, settings: Settings, device: str = "cpu") -> tuple[World, State]:
+    world = World.of(settings, data)
+    state = world.initial().to(torch.device(device))
+    world.people.private = on(world.people.private, torch.device(device))
+    return world, state
+
+
+def after_a_round(world: World, state: State, backend: Backend) -> State:
+    return run_round(state, world.fleet, world.people, Rejections(), backend)
 
 
 def compare(data: Dataset, rounds: int, device: str = "cpu") -> None:
-    federation, state, private = prepared(data, authors_example(rounds=WARM_UP + IN_A_ROW), device)
-    cohorts = captured.Cohorts(federation, torch.device(device)) if device == "cuda" else None
+    world, state = prepared(data, authors_example({"run.rounds": WARM_UP + IN_A_ROW}), device)
+    backend: Backend = batched
+    if device == "cuda":
+        backend = GraphBackend(world.fleet, world.people, torch.device(device))
     ours, plain = [], []
     after: list[Weights] = [{}, {}]
+    private = world.people.private
 
     def run_ours() -> None:
-        own = {name: tensor.clone() for name, tensor in private.items()}
-        if cohorts is None:
-            after[0] = batched.run_round(state, own, federation, Rejections()).full
-        else:
-            after[0] = cohorts.run_round(state, own, Rejections()).full
+        world.people.private = {name: tensor.clone() for name, tensor in private.items()}
+        after[0] = after_a_round(world, state, backend).full
+        world.people.private = private
 
     def run_plain() -> None:
-        after[1] = dense_round(state, private, federation)
+        after[1] = dense_round(state, world)
 
     run_ours()  # warm-up: pages and threads
     for number in range(rounds):
@@ -157,16 +164,16 @@ def compare(data: Dataset, rounds: int, device: str = "cpu") -> None:
         mine, theirs = (statistics.median(pair[kind] for pair in found) for found in (ours, plain))
         print(f"median {name}: fairfold {mine:.3f}, plain {theirs:.3f}: {theirs / mine:.1f} x faster")
     print(f"largest difference of the item table after the round: {difference:.1e}")
-    if cohorts is not None:
-        _one_after_another(cohorts, state, private)
+    if device == "cuda":
+        _one_after_another(world, state, backend)
 
 
-def _one_after_another(cohorts: captured.Cohorts, state: ServerState, private: Weights) -> None:
+def _one_after_another(world: World, state: State, backend: Backend) -> None:
     """A run as it is: each round from the last one's end, with another cohort."""
     times = []
     for _ in range(WARM_UP + IN_A_ROW):
         started = time.perf_counter()
-        state = cohorts.run_round(state, private, Rejections())
+        state = after_a_round(world, state, backend)
         torch.cuda.synchronize()
         times.append(1e3 * (time.perf_counter() - started))
     kept = times[WARM_UP:]
@@ -182,13 +189,10 @@ def sweep(path: Path, hardware: str) -> None:
     rows: list[dict[str, float | str]] = []
     for case in cases:
         world = SyntheticWorld(users=50, items=case["items"], interactions_per_user=2_000)
-        changes = {"capacities": f"{case['compression']}x", "clients_per_round": case["clients"]}
-        federation, state, private = prepared(world.dataset(), authors_example(**changes))
-        batched.run_round(state, private, federation, Rejections())
-        found = [
-            seconds(lambda: batched.run_round(state, private, federation, Rejections()))  # noqa: B023
-            for _ in range(5)
-        ]
+        changes = {"fleet.capacities": f"{case['compression']}x", "fleet.clients_per_round": case["clients"]}
+        made, state = prepared(world.dataset(), authors_example(changes))
+        after_a_round(made, state, batched)
+        found = [seconds(lambda: after_a_round(made, state, batched)) for _ in range(5)]  # noqa: B023
         worked = round(statistics.median(pair[1] for pair in found), 4)
         rows.append({**case, "processor_seconds": worked, "hardware": hardware})
         print("  ", rows[-1], flush=True)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fairfold.errors import InvalidCapacity
+from fairfold.protocol.round import in_turn
 from fairfold.simulate.world import World
 from tests.federations import tiny_data, tiny_settings
 from tests.flat import flat
@@ -28,6 +29,7 @@ GRADIENT: dict[str, Any] = {"factors": 4, "batch_size": 16}
 SQUARES: dict[str, Any] = {"solver": "least_squares", "weighting": "equal"}
 RATINGS: dict[str, Any] = {"solver": "ratings", "ridge": 2.0, "reference_factors": 3, "tail_share": 0.5}
 IMAGES: dict[str, Any] = SMALL | {"images": {"devices": 8}, "clients_per_round": 4, "local_epochs": 1}
+IMAGES |= {"local_optimiser": "sgd", "local_step": 0.1}  # Adam's first steps are as long for everybody
 CASES: dict[str, dict[str, Any]] = {
     "gradient fair": GRADIENT,
     "gradient fair_hom": GRADIENT | {"method": "fair_hom"},
@@ -138,3 +140,32 @@ def test_changes_beyond_what_is_allowed_are_refused_alike(case: str, runner: str
     assert found.state.round_number == 2
     for name, tensor in start.full.items():
         assert found.state.full[name].equal(tensor)
+
+
+@cache
+def a_bound_between(case: str) -> float:
+    """What half of a round's clients exceed, at a distance from anybody's largest change."""
+    with precision():
+        world = World.of(settings_for(case, "1x-16x"), data_for(case))
+        visits = world.fleet.visits(world.initial(), world.fleet.cohort(0).tolist())
+        algorithm, sizes = world.plan.algorithm, list[float]()
+        for word in in_turn(world.people, visits, {}):
+            sent, answer = word.sent, word.answer
+            changes = [algorithm.change(sent, name, of, answer.weight) for name, of in answer.sums.items()]
+            sizes.append(max(float(change.abs().max()) for change in changes))
+    ordered = sorted(sizes)
+    gap = max(range(1, len(ordered)), key=lambda place: ordered[place] / ordered[place - 1])
+    assert ordered[gap] > 1.0001 * ordered[gap - 1]
+    return (ordered[gap] * ordered[gap - 1]) ** 0.5
+
+
+@pytest.mark.parametrize("runner", list(RUNNERS))
+@pytest.mark.parametrize("case", [case for case in CASES if case != "central"])
+def test_those_who_go_too_far_are_refused_and_nobody_else(case: str, runner: str) -> None:
+    """Heard together, one who goes too far would hide among the others."""
+    skip_unless_served(runner, case, "1x-16x")
+    chosen = settings_for(case, "1x-16x", largest_change=a_bound_between(case))
+    with precision():
+        wanted = IN_TURN.run(chosen, data_for(case), 1)
+        assert 0 < wanted.rejections["values out of range"] < chosen.fleet.clients_per_round
+        compare(wanted, RUNNERS[runner].run(chosen, data_for(case), 1))
