@@ -28,11 +28,11 @@ from flwr.app import Context
 from flwr.app.user_config import UserConfig
 
 from fairfold.data import Dataset, Interactions
-from fairfold.federation.settings import Settings, read_settings
 from fairfold.flower import FairStrategy, InProcessGrid, LocalData, make_client_app, share_of
 from fairfold.flower.federate import Trial
 from fairfold.flower.processes import descendants
-from fairfold.simulate.run import load_interactions
+from fairfold.settings import Settings
+from fairfold.simulate.world import load_interactions
 from fairfold.subspace import Capacity
 
 RESULTS = Path(__file__).parent / "results"
@@ -91,9 +91,10 @@ def measure(megabytes: int, half: bool) -> dict[str, object]:
     mine = torch.randperm(items, generator=source)[:200]
     train = Interactions.from_pairs(torch.zeros(150, dtype=torch.long), mine[:150], 1, items)
     test = Interactions.from_pairs(torch.zeros(50, dtype=torch.long), mine[150:], 1, items)
-    settings = read_settings(
-        {"factors": FACTORS, "rounds": ROUNDS, "evaluate_every": ROUNDS, "server_optimiser": "sgd", "server_step": 1.0,
-         "capacities": "2x", "clients_per_round": None}
+    settings = Settings(
+        model={"factors": FACTORS}, run={"rounds": ROUNDS, "evaluate_every": ROUNDS},
+        algorithm={"kind": "closed_form", "server_optimiser": "sgd", "server_step": 1.0},
+        fleet={"capacities": "2x", "clients_per_round": None},
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         trial = Trial(settings, [Capacity.parse("2x")], Path(folder), half=half, round_timeout=1800.0)
@@ -124,8 +125,9 @@ def half_quality(seeds: int, rounds: int = 60, nodes: int = 24) -> list[dict[str
     for seed in range(seeds):
         for half in (False, True):
             settings = Settings(
-                seed=seed, rounds=rounds, evaluate_every=rounds, capacities="-".join(SIZES), clients_per_round=None
-            )
+                algorithm={"kind": "closed_form"}, fleet={"capacities": "-".join(SIZES), "clients_per_round": None},
+                run={"seed": seed, "rounds": rounds, "evaluate_every": rounds},
+            )  # fmt: skip
             data, _ = load_interactions(settings)
 
             def local(context: Context, _items: int, data: Dataset = data) -> LocalData:

@@ -11,8 +11,8 @@ from fairfold.version import __version__
 
 if TYPE_CHECKING:
     from fairfold.errors import FairfoldError
-    from fairfold.settings import Settings
     from fairfold.nn import compress, expand
+    from fairfold.settings import Settings
     from fairfold.simulate import simulate
     from fairfold.subspace import Subspace
 

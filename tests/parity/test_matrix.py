@@ -156,7 +156,7 @@ def a_bound_between(case: str) -> float:
     ordered = sorted(sizes)
     gap = max(range(1, len(ordered)), key=lambda place: ordered[place] / ordered[place - 1])
     assert ordered[gap] > 1.0001 * ordered[gap - 1]
-    return (ordered[gap] * ordered[gap - 1]) ** 0.5
+    return float((ordered[gap] * ordered[gap - 1]) ** 0.5)
 
 
 @pytest.mark.parametrize("runner", list(RUNNERS))

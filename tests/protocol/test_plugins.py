@@ -26,7 +26,7 @@ from fairfold.protocol.round import in_turn, run_round
 from fairfold.protocol.words import Answer
 from fairfold.settings import Settings, read_settings
 from fairfold.simulate import simulate
-from fairfold.simulate.world import World, load_data
+from fairfold.simulate.world import World, load_data, load_interactions
 
 WORLD = {"users": 24, "items": 80, "interactions_per_user": 10}
 FLEET = {"capacities": "1x-2x-4x", "clients_per_round": 12}
@@ -94,7 +94,7 @@ def test_columns_roll_and_every_one_has_its_turn() -> None:
 @BOTH
 def test_over_flower_the_same_numbers(tables: dict[str, Any], tmp_path: Path) -> None:
     settings = Settings(**tables | {"fleet": FLEET | {"clients_per_round": "none"}})
-    data, _ = load_data(settings)
+    data, _ = load_interactions(settings)
     world = World.of(settings, data)
     state = world.initial()
     sizes = [str(world.plan.capacities[int(size)]) for size in world.fleet.size]

@@ -44,7 +44,31 @@ GRAM = "gram"
 """Name of the d × d matrix: a device receives that of the items, and adds that of its user."""
 
 
-class LeastSquares(Algorithm):
+class Remembering(Algorithm):
+    """What algorithms whose sums remember have in common: devices send changes of their last words, in whole rows."""
+
+    keeps: ClassVar[Literal["learned", "acknowledged"]] = "acknowledged"
+    whole_rows: ClassVar[bool] = True
+
+    def fixed(self, settings: Any) -> dict[str, dict[str, Any]]:
+        """Rows are folded whole, by one hash, without signs."""
+        return {"subspace": {"chunk": settings.model.factors, "sign": False, "rehash": False, "compress": "tables"}}
+
+    def starts_own(self, plan: Plan, own: Weights) -> None:  # noqa: ARG002
+        """Before a user's first word the sums hold nothing of theirs."""
+        for rows in own.values():
+            rows.zero_()
+
+    def change(self, sent: Sent, name: str, vector: Tensor, weight: float) -> Tensor:  # noqa: ARG002
+        """A user's change; of several users together their mean."""
+        return vector if weight <= 1 else vector / weight
+
+    def from_history(self) -> bool:
+        """See the base class."""
+        return True
+
+
+class LeastSquares(Remembering):
     """Alternating least squares from sums that remember.
 
     Attributes:
@@ -54,8 +78,6 @@ class LeastSquares(Algorithm):
             that number in between.
     """
 
-    keeps: ClassVar[Literal["learned", "acknowledged"]] = "acknowledged"
-    whole_rows: ClassVar[bool] = True
     DEFAULTS: ClassVar = {"model": {"factors": 16}, "subspace": {"tail_share": 0.125, "support": 10}}
 
     kind: Literal["least_squares"] = "least_squares"
@@ -68,18 +90,9 @@ class LeastSquares(Algorithm):
             return "algorithm.kind='least_squares' folds whole rows: use subspace.mapping='ranked' or 'chunk'"
         return only_mf(self.kind, settings)
 
-    def fixed(self, settings: Any) -> dict[str, dict[str, Any]]:
-        """Rows are folded whole, by one hash, without signs."""
-        return {"subspace": {"chunk": settings.model.factors, "sign": False, "rehash": False, "compress": "tables"}}
-
     def extra(self, settings: Any) -> Shapes:
         """See the base class."""
         return {GRAM: (settings.model.factors, settings.model.factors)}
-
-    def starts_own(self, plan: Plan, own: Weights) -> None:  # noqa: ARG002
-        """Before a user's first word the sums hold nothing of theirs."""
-        for rows in own.values():
-            rows.zero_()
 
     @torch.no_grad()
     def init(self, plan: Plan, full: Weights) -> State:
@@ -157,10 +170,6 @@ class LeastSquares(Algorithm):
         """ωᵢ of a user: 1 under ``"data"``, so that every owned item counts alike; else every user more alike."""
         return weight_of(self.weighting, owned) / owned if owned else 0.0
 
-    def change(self, sent: Sent, name: str, vector: Tensor, weight: float) -> Tensor:  # noqa: ARG002
-        """A user's change; of several users together their mean."""
-        return vector if weight <= 1 else vector / weight
-
     # -- the server ----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -217,10 +226,6 @@ class LeastSquares(Algorithm):
             into.copy_(solved.T)
 
     # -- what was learned ----------------------------------------------------------------------------------------------
-
-    def from_history(self) -> bool:
-        """See the base class."""
-        return True
 
     def own_vectors(self, plan: Plan, sent: Sent, people: People, users: list[int]) -> Weights:
         """See the base class: they follow from the model and the users' histories."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -156,3 +157,13 @@ def solved_rows(sums: Tensor, spoken: Tensor, sharing: Tensor, mean: Tensor, pul
     scale = spoken.double()[:, None] * values.clamp(min=0) + sharing.double()
     solution: Tensor = ((sums / root) @ vectors / scale) @ vectors.T / root
     return solution.to(sums.dtype)
+
+
+def alike_places(chain: Sequence[Subspace], factors: int, means: Tensor) -> Tensor:
+    """The number of every item, so that items which share a row have similar means."""
+    place = torch.arange(len(means))
+    for start, stop in pairwise(sorted({0, len(means), *(subspace.head // factors for subspace in chain)})):
+        here = torch.arange(start, stop)
+        row = rows_of(chain[0], here, factors)  # equal tails: what the smallest size folds, all fold alike
+        place[here[means[here].argsort(stable=True)]] = here[row.argsort(stable=True)]
+    return place

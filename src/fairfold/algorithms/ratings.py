@@ -28,7 +28,6 @@ been spoken of from one more sum: n is the former times the share of the latter.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -36,11 +35,12 @@ from pydantic import Field
 from torch import Tensor
 
 from fairfold.algorithms.closed_form import only_mf, subspace_of
-from fairfold.algorithms.least_squares import GRAM, chain_of, row_counts, rows_of
+from fairfold.algorithms.least_squares import GRAM, Remembering, chain_of, row_counts, rows_of
 from fairfold.algorithms.rating_rows import (
     Ratings,
     Spoken,
     Window,
+    alike_places,
     caught,
     centred,
     code_of,
@@ -55,7 +55,7 @@ from fairfold.data import Interactions
 from fairfold.errors import InvalidSettings
 from fairfold.metrics.ranking import Scorer
 from fairfold.metrics.rating import Predictor
-from fairfold.protocol.algorithm import COUNTS, Algorithm, count_of
+from fairfold.protocol.algorithm import COUNTS, count_of
 from fairfold.protocol.people import Client, People
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.words import Answer, Sent, State, Totals, Visit, Word
@@ -70,7 +70,6 @@ RATED = "rated"
 
 ABOVE = "above"
 """Name of the sum, per item, of what its ratings are above their users' means."""
-
 LAST = "last"
 """Name of what a device last said of each of its items, a row per rating: it stays there, and changes are sent."""
 
@@ -81,7 +80,7 @@ STREAM = "stream"
 """Name of the rows of the server's table that pass by the devices of a size in a round."""
 
 
-class RatingSquares(Algorithm):
+class RatingSquares(Remembering):
     """Ratings by least squares from sums that remember.
 
     Attributes:
@@ -94,8 +93,6 @@ class RatingSquares(Algorithm):
             others every round, speaks of these, and keeps those of its own items (docs/beyond.md).
     """
 
-    keeps: ClassVar[Literal["learned", "acknowledged"]] = "acknowledged"
-    whole_rows: ClassVar[bool] = True
     DEFAULTS: ClassVar = {
         "model": {"factors": 8},
         "subspace": {"reference_factors": 32, "tail_share": 0.125},
@@ -124,10 +121,6 @@ class RatingSquares(Algorithm):
             return "popularity='counts' sums counts alone, and alike=true asks for sums of ratings: use alike=false"
         return only_mf(self.kind, settings)
 
-    def fixed(self, settings: Any) -> dict[str, dict[str, Any]]:
-        """Rows are folded whole, by one hash, without signs."""
-        return {"subspace": {"chunk": settings.model.factors, "sign": False, "rehash": False, "compress": "tables"}}
-
     def predicts_ratings(self, settings: Any) -> bool:  # noqa: ARG002
         """See the base class."""
         return True
@@ -139,11 +132,6 @@ class RatingSquares(Algorithm):
     def remembered(self, plan: Plan) -> dict[str, int]:
         """See the base class."""
         return dict.fromkeys([LAST, CACHE] if self.streamed else [LAST], plan.settings.model.factors + 1)
-
-    def starts_own(self, plan: Plan, own: Weights) -> None:  # noqa: ARG002
-        """Before a user's first word the sums hold nothing of theirs."""
-        for rows in own.values():
-            rows.zero_()
 
     def surveys(self, settings: Any) -> dict[str, bool]:
         """How many have rated each item, how many ratings there are, their sum and that of their squares."""
@@ -169,19 +157,13 @@ class RatingSquares(Algorithm):
     def numbering(self, plan: Plan) -> Tensor | None:
         """Items that share a row are alike: ordered by their mean ratings, along the rows that they share.
 
-        Which rows the hash folds together is fixed; which *items* stand there is a matter of numbering, and costs a
-        device nothing. Items that the same devices own can change places among themselves.
+        Which rows the hash folds together is fixed; which *items* stand there is a matter of numbering.
         """
         if not self.orders_alike(plan.settings):
             return None
-        chain, factors, many = chain_of(plan, 0), plan.settings.model.factors, plan.public.items
-        place, survey = torch.arange(many), plan.public.survey
+        survey = plan.public.survey
         means = survey[ABOVE] / (survey[COUNTS] + self.damping)
-        for start, stop in pairwise(sorted({0, many, *(subspace.head // factors for subspace in chain)})):
-            here = torch.arange(start, stop)
-            row = rows_of(chain[0], here, factors)  # equal tails: what the smallest size folds, all fold alike
-            place[here[means[here].argsort(stable=True)]] = here[row.argsort(stable=True)]
-        return place
+        return alike_places(chain_of(plan, 0), plan.settings.model.factors, means)
 
     @torch.no_grad()
     def init(self, plan: Plan, full: Weights) -> State:
@@ -287,10 +269,6 @@ class RatingSquares(Algorithm):
         own = {name: rows[kept] for name, rows in spoken.kept.items()}
         return own | {own_name: users if len(users) > 1 else users[0]}
 
-    def change(self, sent: Sent, name: str, vector: Tensor, weight: float) -> Tensor:  # noqa: ARG002
-        """A user's change; of several users together their mean."""
-        return vector if weight <= 1 else vector / weight
-
     # -- the server ----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -323,10 +301,6 @@ class RatingSquares(Algorithm):
         return counts * (spoken.double() / counts.sum().clamp(min=1))
 
     # -- what was learned ----------------------------------------------------------------------------------------------
-
-    def from_history(self) -> bool:
-        """See the base class."""
-        return True
 
     def own_vectors(self, plan: Plan, sent: Sent, people: People, users: list[int]) -> Weights:
         """See the base class: they follow from the model and the users' ratings."""
@@ -372,5 +346,5 @@ class RatingSquares(Algorithm):
 
     def scorer(self, plan: Plan, full: Weights, held: Sequence[Any], people: People) -> Scorer:
         """Items by their predicted ratings."""
-        predict, everything = self.predictor(plan, full, held, people), torch.arange(plan.public.items)
-        return lambda users: predict(users[:, None], everything)
+        predict = self.predictor(plan, full, held, people)
+        return lambda users: predict(users[:, None], torch.arange(plan.public.items))

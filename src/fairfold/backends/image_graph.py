@@ -1,9 +1,9 @@
 """A cohort of image devices trained as one program; on a GPU its steps are captured once and replayed.
 
 Every client's weights stand realised in one line of a matrix. A step is forward and backward of all networks at once
-(:mod:`.stacked_layers`), then one pass over the slots of what the clients hold: gradients are added up, the optimiser moves
-the slots, and the weights are brought up to date (:func:`fairfold.kernels.ops.step_slots`). Methods differ by data
-alone: which weights live in which slot, and which a client does not have. All sums have a fixed order.
+(:mod:`.stacked_layers`), then one pass over the slots of what the clients hold: gradients are added up, the optimiser
+moves the slots, and the weights are brought up to date (:func:`fairfold.kernels.ops.step_slots`). Methods differ by
+data alone: which weights live in which slot, and which a client does not have. All sums have a fixed order.
 
 Clients stand in the order of their number of steps, so those still at work are the first ones; there is one recorded
 program for every number of them.

@@ -80,20 +80,3 @@ def _all_items(ranker: Ranker, users: Tensor) -> Tensor:
         items = torch.arange(start, min(start + step, ranker.num_items), device=users.device)
         scores[:, start : start + step] = ranker.score_block(users, items)
     return scores
-
-
-def predictor(model: nn.Module) -> Predictor:
-    """A function from users and items to the model's ratings, without gradients and in evaluation mode."""
-
-    def predict(users: Tensor, items: Tensor) -> Tensor:
-        device = next(model.parameters()).device
-        was_training = model.training
-        model.eval()
-        try:
-            with torch.no_grad():
-                ratings: Tensor = model(users.to(device), items.to(device))
-                return ratings
-        finally:
-            model.train(was_training)
-
-    return predict

@@ -1,6 +1,7 @@
 """A round of a plug-in in a world of three users, before any real one: what is wrong with it is told at the start."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,36 +33,36 @@ def try_out(settings: "Settings") -> None:
     what = f"algorithm {settings.algorithm.kind!r}, method {settings.subspace.method!r}, model {settings.model.kind!r}"
     tried = _Tried(what)
     train = _histories(settings.predicts_ratings)
-    survey = tried("survey", lambda: settings.algorithm.survey(settings, train, range(ITEMS)))
-    plan: Plan = tried("the model and the sizes", lambda: _plan(settings, survey))
+    survey = tried("survey", settings.algorithm.survey, settings, train, range(ITEMS))
+    plan: Plan = tried("the model and the sizes", _plan, settings, survey)
     state, own = tried("init", plan.initial)
     tried.need(isinstance(state, State), "init", "a State")
     people = People(plan, train, own)
     sizes = [size for size, held in enumerate(plan.assignments(0)) if held.projections is not None]
     totals = Totals()
-    for sent in tried("send", lambda: plan.algorithm.send(plan, state, sizes)):
+    for sent in tried("send", plan.algorithm.send, plan, state, sizes):
         _check_sent(tried, sent, state)
         for user in range(USERS):
             client = people.client(0 if plan.algorithm.pooled else user, 0)
-            found = tried("answer", lambda s=sent, c=client: plan.algorithm.answer(plan, s, c))
+            found = tried("answer", plan.algorithm.answer, plan, sent, client)
             tried.need(
                 isinstance(found, tuple) and len(found) == 2, "answer", "an Answer and a dict of private tensors"
             )
             answer = found[0]
             tried.need(isinstance(answer, Answer), "answer", "an Answer first")
-            problem = tried("problem", lambda s=sent, a=answer: plan.algorithm.problem(plan, s, a))
+            problem = tried("problem", plan.algorithm.problem, plan, sent, answer)
             accepted = problem in (None, "values out of range")  # how far is the settings' business
             tried.need(accepted, "answer", f"an answer that its own check accepts, not one with {problem!r}")
-            tried("the sum of answers", lambda s=sent, a=answer: totals.add(s, a, alone=plan.method.per_client))
+            tried("the sum of answers", partial(totals.add, alone=plan.method.per_client), sent, answer)
     shapes = {name: vector.shape for name, vector in state.full.items()}
-    after = tried("apply", lambda: plan.algorithm.apply(plan, state, totals))
+    after = tried("apply", plan.algorithm.apply, plan, state, totals)
     tried.need(isinstance(after, State) and after.round_number == 1, "apply", "a State of the next round")
     kept = {name: vector.shape for name, vector in after.full.items()}
     tried.need(kept == shapes, "apply", f"tensors of the same sizes, not {kept}")
     if settings.predicts_ratings:
         return
-    score = tried("scorer", lambda: plan.algorithm.scorer(plan, after.full, plan.assignments(0), people))
-    scores = tried("scorer", lambda: score(torch.arange(USERS)))
+    score = tried("scorer", plan.algorithm.scorer, plan, after.full, plan.assignments(0), people)
+    scores = tried("scorer", score, torch.arange(USERS))
     tried.need(tuple(scores.shape) == (USERS, ITEMS), "scorer", f"scores of {USERS} users for {ITEMS} items")
 
 
@@ -75,11 +76,11 @@ def _plan(settings: "Settings", survey: Answer) -> Plan:
 def _check_sent(tried: "_Tried", sent: Any, state: State) -> None:
     tried.need(isinstance(sent, Sent), "send", "a list of Sent")
     for name, held in sent.projections.items():
-        compact = tried(f"{held.kind!r}.reduce", lambda h=held, n=name: h.reduce(state.full[n]))
+        compact = tried(f"{held.kind!r}.reduce", held.reduce, state.full[name])
         tried.need(tuple(compact.shape) == (held.size,), f"{held.kind!r}.reduce", f"a vector of {held.size} numbers")
-        full = tried(f"{held.kind!r}.recover", lambda h=held, c=compact: h.recover(c))
+        full = tried(f"{held.kind!r}.recover", held.recover, compact)
         tried.need(full.shape == state.full[name].shape, f"{held.kind!r}.recover", "a vector of the tensor's size")
-        again = tried(f"{held.kind!r}.facts", lambda h=held: projection_of(facts_of(h)))
+        again = projection_of(tried(f"{held.kind!r}.facts", facts_of, held))
         tried.need(again == held, f"{held.kind!r}.facts", "plain values that define the same projection")
 
 
@@ -95,9 +96,9 @@ class _Tried:
     def __init__(self, what: str) -> None:
         self._what = what
 
-    def __call__(self, part: str, call: Callable[[], Any]) -> Any:
+    def __call__(self, part: str, call: Callable[..., Any], *given: Any) -> Any:
         try:
-            return call()
+            return call(*given)
         except FairfoldError:
             raise
         except Exception as error:  # somebody else's code: whatever it raises is told with its place

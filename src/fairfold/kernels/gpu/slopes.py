@@ -23,7 +23,7 @@ def _lanes(count: int) -> int:
 def add_slopes(form: Form, regulariser: float, values: Tensor, gradient: Tensor, lines: Lines) -> bool:
     """Add the gradient of the pairwise loss of a step's batches; False where a form is not served.
 
-    The specification is the same step under autograd, in ``backends/cuda_graph.py``. Nothing is read back, so that it can
+    The specification is the same step under autograd, in ``backends/cuda_graph.py``. Nothing is read back, so it can
     be captured in a CUDA graph.
     """
     weights = _lanes(form.layers[0] if form.layers else 0) * _lanes(form.item)
