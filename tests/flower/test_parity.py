@@ -105,7 +105,7 @@ def amplifies(name: str) -> bool:
     return name.startswith(("least_squares", "ratings", "mlp"))
 
 
-@pytest.mark.parametrize("faults", [False, True])
+@pytest.mark.parametrize("faults", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm(name: str, faults: bool, tmp_path: Path) -> None:
     scheme = "1x-2x" if name in ("fedhm", "full_trn") else "1x-4x"
@@ -113,7 +113,7 @@ def test_every_algorithm(name: str, faults: bool, tmp_path: Path) -> None:
     assert bool(counts) == faults
 
 
-@pytest.mark.parametrize("faults", [False, True])
+@pytest.mark.parametrize("faults", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("name", MEMORABLE)
 def test_every_scheme(name: str, scheme: str, faults: bool, tmp_path: Path) -> None:

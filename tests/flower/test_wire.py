@@ -166,11 +166,11 @@ def test_layers_beyond_reason_are_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_three_thousand_spoiled_messages_are_refused_or_harmless() -> None:
+def test_two_thousand_spoiled_messages_are_refused_or_harmless() -> None:
     """Orders, answers, surveys, numberings, capacities: see ``fuzz_messages.py``, which runs as many as one likes."""
     fuzz(200, 1)
     before = peak()
-    outcomes = fuzz(3_000, 7)
+    outcomes = fuzz(2_000, 7)
     assert peak() - before < LARGE
-    assert outcomes["refused"] > 2_000
+    assert outcomes["refused"] > 1_400
     assert outcomes["harmless"] > 100

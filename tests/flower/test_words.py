@@ -129,6 +129,9 @@ def test_lost_late_refused_and_repeated_answers(kind: str, nodes: int, tmp_path:
     assert len(held) == len({node for (_, node), fault in plan.items() if fault in (None, "again")})
 
 
+MOMENTS = [4, pytest.param(20, marks=pytest.mark.slow)]
+
+
 class Killed(BaseException):
     """A process ends here."""
 
@@ -161,11 +164,11 @@ def mortal(kind: str, devices: Path, seed: int, **options: Any) -> tuple[Nodes, 
     return federation(kind, devices, seed, app=wrapped, **options), made[0]
 
 
+@pytest.mark.parametrize("moments", MOMENTS)
 @pytest.mark.parametrize("kind", ["least_squares", "ratings"])
-def test_a_node_killed_after_it_saved_and_before_its_answer_was_taken(kind: str, tmp_path: Path) -> None:
-    """Twenty moments, drawn by chance."""
-    chance = random.Random(kind)
-    for moment in chance.sample(range(1, USERS * 4), 20):
+def test_a_node_killed_after_it_saved_and_before_its_answer_was_taken(kind: str, moments: int, tmp_path: Path) -> None:
+    """At moments drawn by chance."""
+    for moment in random.Random(kind).sample(range(1, USERS * 4), moments):
         folder = tmp_path / str(moment)
         nodes, app = mortal(kind, folder, moment)
         app.device_dies = moment
@@ -175,11 +178,12 @@ def test_a_node_killed_after_it_saved_and_before_its_answer_was_taken(kind: str,
         shutil.rmtree(folder)
 
 
+@pytest.mark.parametrize("moments", MOMENTS)
 @pytest.mark.parametrize("kind", ["least_squares", "ratings"])
-def test_a_server_killed_before_its_checkpoint_goes_on_from_an_older_one(kind: str, tmp_path: Path) -> None:
-    """Twenty moments: within a round, or when all answers are taken and the checkpoint is not yet written."""
-    chance = random.Random(kind)
-    for moment in chance.sample(range(1, USERS * 4 + 4), 20):
+def test_a_server_killed_before_its_checkpoint_goes_on(kind: str, moments: int, tmp_path: Path) -> None:
+    """Within a round, or when all answers are taken and the checkpoint is not yet written."""
+    drawn = random.Random(kind).sample(range(1, USERS * 4 + 1), moments - 2)
+    for moment in [*drawn, USERS * 4 + 1, USERS * 4 + 3]:
         folder = tmp_path / str(moment)
         nodes, app = mortal(kind, folder / "devices", moment, folder=folder / "run")
         if moment > USERS * 4:  # after round 1 to 4
