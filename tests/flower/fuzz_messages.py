@@ -50,7 +50,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "least_squares": {"solver": "least_squares", "support": 2, "factors": 4},
     "ratings": {"solver": "ratings", "streamed": True, "factors": 4},
-    "mlp": {"data": "pictures", "model": "mlp", "images": {"devices": 4}},
+    "mlp": {"data": "pictures", "model": "mlp", "images": {"devices": 4}, "local_epochs": 1},
 }
 
 
@@ -331,6 +331,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="kinds whose names contain this")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
+    torch.set_num_threads(1)  # messages are small
     fuzz(2_000, given.seed, only=given.only)  # everything is loaded
     before, started = peak(), time.monotonic()
     outcomes = fuzz(given.count, given.seed + 1, only=given.only)
