@@ -72,7 +72,7 @@ def ended_by(signal_number: int, out: Path, environment: dict[str, str]) -> tupl
 
 def test_the_command_asked_to_end_says_how_to_go_on(tmp_path: Path) -> None:
     status, said = ended_by(signal.SIGTERM, tmp_path / "run", os.environ | {"OMP_NUM_THREADS": "1"})
-    assert status == 130
+    assert status == 143
     assert f"Go on with: fairfold train --out {tmp_path / 'run'} --resume" in said
 
 
