@@ -98,5 +98,8 @@ def test_single_precision_stays_close(changes: dict[str, Any]) -> None:
     data = pictures(4, count=300, side=28)
     expected = IN_TURN.run(chosen, data, 1).state.full
     found = runner_on(torch.device("cuda")).run(chosen, data, 1).state.full
+    # Two programs on one CPU are 1.0e-4 apart for factors, which a step changes twice, and 4e-5 for the others; either
+    # is 1.4e-2 from float64, where they agree to 5e-13. A GPU was seen 1.23e-4 apart.
+    most = 2e-4 if chosen.subspace.method == "fedhm" else 1e-4
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=most)
