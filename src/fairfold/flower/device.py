@@ -49,8 +49,8 @@ def carrying_out() -> Iterator[None]:
         yield
     except FairfoldError:
         raise
-    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        if "allocate" in str(error):  # not for want of sense, but of memory
+    except Exception as error:
+        if isinstance(error, MemoryError) or "allocate" in str(error):  # not for want of sense, but of memory
             raise
         raise InvalidMessage(
             f"an order that cannot be carried out ({type(error).__name__})", "what FairStrategy sends", "See the log."
