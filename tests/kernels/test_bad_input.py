@@ -33,14 +33,13 @@ def test_rows_the_table_does_not_have(bad: int, dtype: torch.dtype, at: int) -> 
     rows = torch.arange(50, dtype=dtype)
     rows[at] = bad
     compact, values = torch.randn(LAYOUT.size), torch.randn(50, 8)
-    before, state = compact.clone(), torch.zeros_like(compact)
+    before = compact.clone()
     active = torch.arange(LAYOUT.size)
     for call in (
         lambda: ops.recover_rows(LAYOUT, compact, rows, 8),
         lambda: ops.accumulate_rows(LAYOUT, values, rows, compact),
         lambda: ops.touched_rows(LAYOUT, values, rows),
         lambda: ops.sgd_rows(LAYOUT, compact, values, rows, 0.1),
-        lambda: ops.adagrad_rows(LAYOUT, compact, state, values, rows, 0.1),
         lambda: ops.active_slots(LAYOUT, rows, 8),
         lambda: ops.positions(LAYOUT, rows, 8, active),
     ):

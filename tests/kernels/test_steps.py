@@ -56,37 +56,16 @@ def test_sgd(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_adagrad(dtype: torch.dtype) -> None:
+def test_adagrad_on_the_active_slots_of_a_round(dtype: torch.dtype) -> None:
     start = torch.randn(LAYOUT.size, dtype=dtype)
     expected = train_dense(lambda parameters: torch.optim.Adagrad(parameters, lr=0.1), start)
-    compact, state = start.clone(), torch.zeros_like(start)
-    for rows, values in batches(dtype):
-        ops.adagrad_rows(LAYOUT, compact, state, values, rows, 0.1)
-    assert torch.allclose(compact, expected, rtol=0, atol=TOLERANCE[dtype])
-
-    # The same with state for the touched slots only.
     active = ops.active_slots(LAYOUT, torch.cat([rows for rows, _ in batches(dtype)]), 12)
     compact, state = start.clone(), torch.zeros(len(active), dtype=dtype)
     for rows, values in batches(dtype):
         gradient = torch.zeros(len(active), dtype=dtype)
         ops.accumulate_positions(values, *ops.positions(LAYOUT, rows, 12, active), gradient)
-        ops.adagrad_slots(compact, active, gradient, state, 0.1)
+        ops.adagrad_slots(compact, active, gradient, state, 0.1, 1e-10)
     assert torch.allclose(compact, expected, rtol=0, atol=TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_adam_on_the_active_slots_of_a_round(dtype: torch.dtype) -> None:
-    start = torch.randn(LAYOUT.size, dtype=dtype)
-    expected = train_dense(lambda parameters: torch.optim.Adam(parameters, lr=0.1), start)
-    active = ops.active_slots(LAYOUT, torch.cat([rows for rows, _ in batches(dtype)]), 12)
-    assert 0 < len(active) < LAYOUT.size
-    compact = start.clone()
-    mean, square = torch.zeros(len(active), dtype=dtype), torch.zeros(len(active), dtype=dtype)
-    for step, (rows, values) in enumerate(batches(dtype), start=1):
-        gradient = torch.zeros(len(active), dtype=dtype)
-        ops.accumulate_positions(values, *ops.positions(LAYOUT, rows, 12, active), gradient)
-        ops.adam_slots(compact, active, gradient, mean, square, step, 0.1)
-    assert torch.allclose(compact, expected, rtol=0, atol=10 * TOLERANCE[dtype])
     untouched = torch.ones(LAYOUT.size, dtype=torch.bool)
     untouched[active] = False
     assert torch.equal(compact[untouched], start[untouched])
@@ -95,7 +74,8 @@ def test_adam_on_the_active_slots_of_a_round(dtype: torch.dtype) -> None:
 def test_autograd_notices_a_step_in_place_and_does_not_follow_it() -> None:
     compact = torch.nn.Parameter(torch.randn(LAYOUT.size))
     before = compact._version
-    ops.sgd_rows(LAYOUT, compact, torch.randn(2, 12), torch.tensor([1, 2]), 0.1)
+    with torch.no_grad():
+        ops.sgd_rows(LAYOUT, compact, torch.randn(2, 12), torch.tensor([1, 2]), 0.1)
     assert compact._version > before
     assert compact.is_leaf
 

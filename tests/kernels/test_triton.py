@@ -19,7 +19,7 @@ if DEVICE == "cpu":
 
 from fairfold.backends.cuda_graph import GraphBackend
 from fairfold.errors import InvalidSubspace
-from fairfold.kernels import gpu, hashing, reference, reference_active
+from fairfold.kernels import gpu, hashing, reference
 from fairfold.kernels.form import Form, Lines, Places
 from fairfold.kernels.gpu import calls
 from fairfold.kernels.gpu.placement import placement
@@ -173,11 +173,11 @@ def test_positions(count: int, width: int, size: int, rows: int, seed: int) -> N
     signs = (torch.randint(2, (rows, width), generator=source) * 2 - 1).to(DEVICE, torch.int8)
     lines = torch.randint(rows, (count,), generator=source).to(DEVICE)
     values = torch.randn(count, width, generator=source).to(DEVICE)
-    expected = reference_active.recover_lines(vector, found, signs, lines)
+    expected = reference.recover_lines(vector, found, signs, lines)
     torch.testing.assert_close(calls.recover_lines(vector, found, signs, lines), expected, rtol=0, atol=0)
     sums, other = vector.clone(), vector.clone()
     calls.accumulate_lines(values, found, signs, lines, sums)
-    reference_active.accumulate_lines(values, found, signs, lines, other)
+    reference.accumulate_lines(values, found, signs, lines, other)
     torch.testing.assert_close(sums, other, rtol=1e-5, atol=1e-4)
 
 
@@ -190,7 +190,7 @@ def test_step_of_a_prefix(size: int, share: float, moments: int, step: int, seed
     vectors = [torch.randn(size, generator=source), torch.randn(size, generator=source)]
     vectors += [torch.rand(size, generator=source) for _ in range(moments)]
     ours = [vector.to(DEVICE, copy=True) for vector in vectors]
-    reference_active.step_prefix(vectors[0], vectors[1], vectors[2:], rates, moving, number)
+    reference.step_prefix(vectors[0], vectors[1], vectors[2:], rates, moving, number)
     calls.step_prefix(ours[0], ours[1], ours[2:], rates.to(DEVICE), moving.to(DEVICE), number.to(DEVICE))
     for mine, expected in zip(ours, vectors, strict=True):
         torch.testing.assert_close(mine.cpu(), expected, rtol=1e-5, atol=1e-6)
@@ -231,7 +231,7 @@ def test_slopes_of_a_step(
             held.gradient.copy_(before)
             backend.add_slopes()
             torch.testing.assert_close(found[-1], held.gradient, rtol=1e-9, atol=1e-13)
-            reference_active.step_prefix(held.values, held.gradient, held.moments, held.rates, held.moving, held.step)
+            reference.step_prefix(held.values, held.gradient, held.moments, held.rates, held.moving, held.step)
             held.step += 1
 
     backend._run = run  # type: ignore[method-assign]

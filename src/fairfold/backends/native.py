@@ -1,10 +1,9 @@
 """One client's round in one native call: the numbers of ``stepped``, without autograd and by what a step touches."""
 
-import torch
-
 from fairfold.backends.gather import Active
 from fairfold.kernels.form import Objective, Places
-from fairfold.kernels.native import train_calls
+from fairfold.kernels.native.calls import NotServed
+from fairfold.kernels.native.train_calls import train as train_in_c
 from fairfold.protocol.work import Work
 
 
@@ -13,23 +12,12 @@ def train(client: Active, work: Work) -> bool:
     steps, form = work.steps, work.form
     if form is None or client.factors or work.objective != "bpr":
         return False
-    dense = [client.places[name] for name in work.dense]
-    joined = Places(
-        torch.cat([torch.empty(0, dtype=torch.int32), *(of.positions for of in dense)]),
-        torch.cat([torch.empty(0, dtype=torch.int8), *(of.signs for of in dense)]),
+    objective = Objective(
+        work.ratings, 0.0 if work.ratings else steps.regulariser, steps.local_optimiser, steps.local_step
     )
-    return train_calls.train(
-        form,
-        Objective(
-            work.ratings,
-            0.0 if work.ratings else steps.regulariser,
-            steps.local_optimiser,
-            steps.local_step,
-        ),
-        client.values,
-        client.pull,
-        [client.places[name] for name in work.tables],
-        [client.places[name] for name in work.own],
-        joined,
-        client.samples,
-    )
+    tables, own, dense = ([client.places[name] for name in names] for names in (work.tables, work.own, work.dense))
+    try:
+        train_in_c(form, objective, client.values, client.pull, tables, own, Places.joined(dense), client.samples)
+    except NotServed:
+        return False
+    return True

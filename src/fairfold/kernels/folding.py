@@ -1,14 +1,10 @@
-"""From one size of a nested chain to another, by the operations on ranges and the folding of groups.
-
-The specification of the groups is :mod:`fairfold.kernels.reference_chain`.
-"""
+"""From one size of a nested chain to another, by the operations on ranges and the folding of groups."""
 
 import torch
 from torch import Tensor
 
-from fairfold.kernels import ops, reference_chain
+from fairfold.kernels import ops
 from fairfold.kernels.hashing import Layout
-from fairfold.kernels.native import active_calls
 
 
 def fold(big: Layout, small: Layout, sums: Tensor) -> Tensor:
@@ -17,16 +13,10 @@ def fold(big: Layout, small: Layout, sums: Tensor) -> Tensor:
     Counts of owned slots are 1 each, so for counts the owned slots that ``small`` hashes are counted, not summed.
     """
     low, high = small.head, big.head
-    out = torch.empty(small.size, dtype=sums.dtype, device=sums.device)
+    out = torch.zeros(small.size, dtype=sums.dtype, device=sums.device)
     out[:low] = sums[:low]
     if big.tail:
-        repeats = big.tail // small.tail
-        folded = active_calls.fold_groups(sums[high:], repeats, small.chunk)
-        if folded is None:
-            folded = reference_chain.fold_groups(sums[high:], repeats, small.chunk)
-        out[low:] = folded
-    else:
-        out[low:] = 0
+        out[low:] = ops.fold_groups(sums[high:], big.tail // small.tail, small.chunk)
     if sums.is_floating_point():
         ops.accumulate_range(small, sums[low:high], low, out)
     else:
@@ -41,7 +31,5 @@ def unfold(small: Layout, big: Layout, compact: Tensor) -> Tensor:
     target[:low] = compact[:low]
     ops.recover_range(small, compact, low, target[low:high])
     if big.tail:
-        repeats = big.tail // small.tail
-        if not active_calls.unfold_groups(compact[low:], repeats, small.chunk, target[high:], add=False):
-            reference_chain.unfold_groups(compact[low:], repeats, small.chunk, target[high:], add=False)
+        ops.unfold_groups(compact[low:], big.tail // small.tail, small.chunk, target[high:])
     return target

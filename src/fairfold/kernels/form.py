@@ -1,5 +1,6 @@
 """The form of the models that a client can be trained on in one native call."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,6 +51,13 @@ class Places:
     def viewed(self, shape: tuple[int, ...]) -> "Places":
         """The same numbers in another shape."""
         return Places(self.positions.view(shape), self.signs.view(shape))
+
+    @staticmethod
+    def joined(parts: "Sequence[Places]", join: Callable[[list[Tensor]], Tensor] = torch.cat) -> "Places":
+        """Those of several parts, one after another or as ``join`` does; none of no parts."""
+        if not parts:
+            return Places.of_run(0, 0)
+        return Places(join([part.positions for part in parts]), join([part.signs for part in parts]))
 
     @staticmethod
     def of_run(start: int, length: int) -> "Places":

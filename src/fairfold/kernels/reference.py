@@ -1,15 +1,19 @@
 """The loops over coordinates in plain torch: short, on any device, and the specification for every faster body.
 
-Each function handles a contiguous *range* of the full vector, or chosen *rows* of it, a row being ``row_size``
-coordinates. They work in blocks of :data:`BLOCK` coordinates, so that temporary memory stays below
+Functions handle a contiguous *range* of the full vector, chosen *rows* of it (a row being ``row_size`` coordinates), or
+*active* slots: a client's optimiser starts fresh each round, so a slot that no row of the round touches has no gradient
+and no moments, and work on the others alone gives the numbers of dense training.
+
+Those of ranges and rows work in blocks of :data:`BLOCK` coordinates, so that temporary memory stays below
 :data:`TEMPORARY_BYTES` however many are asked for.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from fairfold.errors import InvalidRow, InvalidVector
 from fairfold.kernels.hashing import Layout, slots_and_signs
 
 BLOCK = 2**17
@@ -17,6 +21,13 @@ BLOCK = 2**17
 
 TEMPORARY_BYTES = 128 * BLOCK
 """Upper bound of temporary memory of one call here: at most sixteen 8-byte words a coordinate are alive at a time."""
+
+BETAS = (0.9, 0.999)
+ADAM_EPSILON = 1e-8
+ADAGRAD_EPSILON = 1e-10
+
+
+# -- ranges of the full vector ---------------------------------------------------------------------------------------
 
 
 def accumulate_range(layout: Layout, values: Tensor, start: int, sums: Tensor, counts: Tensor | None = None) -> None:
@@ -56,24 +67,173 @@ def recover_range(layout: Layout, compact: Tensor, start: int, out: Tensor) -> N
         out[part] = _values(layout, compact, coordinates)
 
 
+# -- from one size of a nested chain to another ----------------------------------------------------------------------
+
+
+def fold_groups(values: Tensor, repeats: int, chunk: int) -> Tensor:
+    """The hashed slots of a larger size, added up to those of a smaller: ``repeats`` neighbouring chunks become one."""
+    return values.view(-1, repeats, chunk).sum(1, dtype=values.dtype).view(-1)
+
+
+def unfold_groups(values: Tensor, repeats: int, chunk: int, out: Tensor) -> None:
+    """The hashed slots of a smaller size, each chunk repeated, written to ``out``."""
+    grouped = out.view(-1, repeats, chunk)
+    grouped.copy_(values.view(-1, 1, chunk).expand_as(grouped))
+
+
+# -- rows of a table -------------------------------------------------------------------------------------------------
+
+
 def recover_rows(layout: Layout, compact: Tensor, rows: Tensor, row_size: int) -> Tensor:
     """The values of chosen rows, shape (len(rows), row_size)."""
+    _check_rows(layout, rows, row_size)
     out = torch.empty(len(rows), row_size, dtype=compact.dtype, device=compact.device)
     for part in _blocks(len(rows), row_size):
         out[part] = _values(layout, compact, row_coordinates(rows[part], row_size))
     return out
 
 
-def accumulate_rows(layout: Layout, values: Tensor, rows: Tensor, sums: Tensor) -> None:
-    """Add the signed ``values`` (len(rows), row_size) of chosen rows, which may repeat, into ``sums``, in place."""
+def accumulate_rows(layout: Layout, values: Tensor, rows: Tensor, sums: Tensor, scale: float = 1.0) -> None:
+    """Add ``scale`` times the signed ``values`` (len(rows), row_size) of chosen rows, which may repeat, in place."""
+    _check_rows(layout, rows, values.shape[1])
     for part in _blocks(len(rows), values.shape[1]):
         slots, signs = slots_and_signs(layout, row_coordinates(rows[part], values.shape[1]))
-        sums.index_add_(0, slots.reshape(-1), (values[part].to(sums.dtype) * signs).reshape(-1))
+        sums.index_add_(0, slots.reshape(-1), (values[part].to(sums.dtype) * signs).reshape(-1), alpha=scale)
+
+
+def touched_rows(layout: Layout, values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient of a batch as touched slots only: slots in increasing order, each once, and their summed values.
+
+    The sums are those of :func:`accumulate_rows`; time and memory do not depend on the size of the compact vector.
+    """
+    _check_rows(layout, rows, values.shape[1])
+    slots, signs = slots_and_signs(layout, row_coordinates(rows, values.shape[1]))
+    touched, inverse = torch.unique(slots, return_inverse=True)
+    sums = torch.zeros(len(touched), dtype=values.dtype, device=values.device)
+    sums.index_add_(0, inverse.reshape(-1), (values * signs).reshape(-1))
+    return touched, sums
 
 
 def row_coordinates(rows: Tensor, row_size: int) -> Tensor:
     """The coordinates of chosen rows, shape (len(rows), row_size)."""
     return rows.long()[:, None] * row_size + torch.arange(row_size, device=rows.device)
+
+
+def bad_rows(layout: Layout, rows: Tensor, row_size: int) -> InvalidRow:
+    """The error for row ids outside of the table: the hash would give each of them the values of some other row."""
+    count = layout.full_size // row_size
+    wrong = int(rows[(rows < 0) | (rows >= count)][0])
+    return InvalidRow(f"row {wrong}", f"rows from 0 to {count - 1}", "Check the ids.")
+
+
+def _check_rows(layout: Layout, rows: Tensor, row_size: int) -> None:
+    if not rows.is_cpu or rows.numel() == 0:  # elsewhere reading the ids would stop the device
+        return
+    if int(rows.min()) < 0 or int(rows.max()) >= layout.full_size // row_size:
+        raise bad_rows(layout, rows, row_size)
+
+
+# -- the active slots of a round -------------------------------------------------------------------------------------
+
+
+def active_slots(layout: Layout, rows: Tensor, row_size: int) -> Tensor:
+    """The slots of all rows of a round, in increasing order, each once (int64)."""
+    _check_rows(layout, rows, row_size)
+    slots, _ = slots_and_signs(layout, row_coordinates(rows, row_size))
+    active: Tensor = torch.unique(slots)
+    return active
+
+
+def number(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Equal keys numbered alike, in the order of their first appearance: numbers (int32), and the key of each."""
+    flat = keys.reshape(-1).long()
+    distinct, inverse = torch.unique(flat, return_inverse=True)
+    first = torch.full_like(distinct, len(flat))
+    first.scatter_reduce_(0, inverse, torch.arange(len(flat), device=flat.device), "amin")
+    order = first.argsort()
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(len(order), device=flat.device)
+    return rank[inverse].to(torch.int32).view(keys.shape), distinct[order]
+
+
+def positions(layout: Layout, rows: Tensor, row_size: int, active: Tensor) -> tuple[Tensor, Tensor]:
+    """Where each coordinate of the rows stands in ``active``, and its sign: int32 and int8, (len(rows), row_size)."""
+    _check_rows(layout, rows, row_size)
+    slots, signs = slots_and_signs(layout, row_coordinates(rows, row_size))
+    found = torch.searchsorted(active, slots)
+    if not bool((found < len(active)).all()) or not bool((active[found] == slots).all()):
+        raise not_active()
+    return found.to(torch.int32), signs
+
+
+def not_active() -> InvalidVector:
+    """The error for rows that were not among those the active slots were made of."""
+    return InvalidVector(
+        "a slot or position outside of the active ones",
+        "rows that took part in active_slots",
+        "Make the list of active slots from all rows of the round.",
+    )
+
+
+def recover_positions(source: Tensor, found: Tensor, signs: Tensor) -> Tensor:
+    """The values of rows from ``source = compact[active]``; ``found`` and ``signs`` as :func:`positions` gives them."""
+    return source[found.long()] * signs.to(source.dtype)
+
+
+def accumulate_positions(values: Tensor, found: Tensor, signs: Tensor, sums: Tensor) -> None:
+    """Add the signed values of rows into ``sums``, which has one entry an active slot, in place."""
+    sums.index_add_(0, found.reshape(-1), (values.to(sums.dtype) * signs).reshape(-1))
+
+
+def recover_lines(source: Tensor, found: Tensor, signs: Tensor, lines: Tensor) -> Tensor:
+    """:func:`recover_positions` of chosen lines of ``found`` and ``signs``, shape (*lines.shape, row length)."""
+    return recover_positions(source, found[lines], signs[lines])
+
+
+def accumulate_lines(values: Tensor, found: Tensor, signs: Tensor, lines: Tensor, sums: Tensor) -> None:
+    """:func:`accumulate_positions` at chosen lines of ``found`` and ``signs``, in place."""
+    accumulate_positions(values, found[lines], signs[lines], sums)
+
+
+def adagrad_slots(compact: Tensor, slots: Tensor, gradient: Tensor, state: Tensor, rate: float, epsilon: float) -> None:
+    """A step of ``torch.optim.Adagrad`` on increasing slots of ``compact``, in place; one gradient and state a slot."""
+    state.addcmul_(gradient, gradient)
+    compact[slots] -= rate * gradient / (state.sqrt() + epsilon)
+
+
+def step_prefix(
+    values: Tensor, gradient: Tensor, moments: Sequence[Tensor], rates: Tensor, moving: Tensor, number: Tensor
+) -> None:
+    """One step of SGD, Adagrad or Adam (0, 1 or 2 moments) on a front part of the values; its gradient becomes 0.
+
+    On a GPU nothing waits for the device, so that steps can be captured.
+
+    Args:
+        values: Moved in place.
+        gradient: Of the values.
+        moments: Kept between steps, from zeros.
+        rates: A line a step: its size, for Adam already divided by 1 - β₁ᵗ, and the root of 1 - β₂ᵗ (1 for the others).
+        moving: How many values move, a number a step.
+        number: Which step it is, from 0.
+    """
+    step = int(number)
+    end = int(moving[step])
+    rate, root = rates[step].tolist()
+    part, slope, kept = values[:end], gradient[:end], [moment[:end] for moment in moments]
+    part.sub_(direction(slope, kept, root), alpha=rate)
+    slope.zero_()
+
+
+def direction(slope: Tensor, moments: Sequence[Tensor], root: float) -> Tensor:
+    """Where SGD, Adagrad or Adam (0, 1 or 2 moments, written) goes for a gradient, per unit of the rate."""
+    if len(moments) == 1:
+        moments[0].addcmul_(slope, slope)
+        return slope / (moments[0].sqrt() + ADAGRAD_EPSILON)
+    if len(moments) == 2:
+        moments[0].lerp_(slope, 1 - BETAS[0])
+        moments[1].mul_(BETAS[1]).addcmul_(slope, slope, value=1 - BETAS[1])
+        return moments[0] / (moments[1].sqrt() / root + ADAM_EPSILON)
+    return slope
 
 
 def _values(layout: Layout, compact: Tensor, coordinates: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fairfold.kernels.reference_active import direction
+from fairfold.kernels.reference import direction
 
 CROWDED = 12
 """Pieces a slot from which on slots count as holding many."""
@@ -93,7 +93,7 @@ def step_slots(
         values: [clients, slots · width], moved in place.
         moments: Like ``values``, from zeros.
         tables: Where coordinates live.
-        rates: As in :func:`fairfold.kernels.reference_active.step_prefix`.
+        rates: As in :func:`fairfold.kernels.reference.step_prefix`.
         number: Which step it is, from 0.
     """
     rate, root = rates[int(number)].tolist()

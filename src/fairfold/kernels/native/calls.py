@@ -1,7 +1,7 @@
 """Tensors in, C calls out.
 
-Each function here serves the operation of its name in :mod:`fairfold.kernels.ops` and says by its result whether it
-did: False or None means that the reference body must. Ids and lengths are checked in C before anything is touched.
+Each function here serves the operation of its name in :mod:`fairfold.kernels.reference`, or raises :class:`NotServed`:
+the reference body must. Ids and lengths are checked in C before anything is touched.
 """
 
 import ctypes
@@ -10,43 +10,57 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairfold.errors import InvalidRow, InvalidVector
+from fairfold.errors import InvalidVector
 from fairfold.kernels.hashing import Layout
 from fairfold.kernels.native import pages
 from fairfold.kernels.native.loader import library
 from fairfold.kernels.native.packed import ID_BYTES, REAL_BYTES, moving, packed, rows_of, threads
+from fairfold.kernels.reference import bad_rows, not_active
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _OK, _BAD_LAYOUT, _BAD_ROW, _BAD_ARGUMENT, _NO_MEMORY, _UNSUPPORTED, _NOT_ACTIVE = range(7)
+_FOLD_KIND = {**REAL_BYTES, torch.int32: -4}
 
 _grad_enabled = torch.is_grad_enabled
 
 
-def serving(*tensors: Tensor, followed: bool = True) -> Any:
-    """The library, if it can serve these tensors: plain ones, on the CPU, one dtype, outside of autograd.
+class NotServed(Exception):
+    """The compiled body cannot serve these tensors."""
 
-    ``followed=False`` is for optimiser steps, which autograd does not follow whatever the tensors say.
-    """
+
+def serving(*tensors: Tensor) -> Any:
+    """The library, if it can serve these tensors: plain ones, on the CPU, one real dtype, outside of autograd."""
     loaded = library()
-    if loaded is None:
-        return None
     dtype = tensors[0].dtype
-    if dtype not in REAL_BYTES:
-        return None
+    if loaded is None or dtype not in REAL_BYTES:
+        raise NotServed
     for tensor in tensors:
         if type(tensor) not in _PLAIN or not tensor.is_cpu or tensor.dtype is not dtype:
-            return None
-        if followed and tensor.requires_grad and _grad_enabled():
-            return None
+            raise NotServed
+        if tensor.requires_grad and _grad_enabled():
+            raise NotServed
     return loaded
 
 
-def integers(*tensors: Tensor) -> bool:
-    """Whether these are plain int64 or int32 tensors on the CPU."""
-    for tensor in tensors:  # not all(...): a generator costs more than what it asks here
+def _integers(*tensors: Tensor) -> None:
+    """See that these are plain int64 or int32 tensors on the CPU."""
+    for tensor in tensors:
         if type(tensor) not in _PLAIN or not tensor.is_cpu or tensor.dtype not in ID_BYTES:
-            return False
-    return True
+            raise NotServed
+
+
+def _serving_integers(*tensors: Tensor) -> Any:
+    """The library, if it can serve these."""
+    loaded = library()
+    if loaded is None:
+        raise NotServed
+    _integers(*tensors)
+    return loaded
+
+
+def _need(*conditions: bool) -> None:
+    if not all(conditions):
+        raise NotServed
 
 
 def changed(*tensors: Tensor) -> None:
@@ -56,22 +70,18 @@ def changed(*tensors: Tensor) -> None:
             torch.autograd.graph.increment_version(tensor)
 
 
-def settle(code: int, layout: Layout | None = None, rows: Tensor | None = None, row_size: int = 1) -> bool:
-    """Whether a call did its work; errors are raised, and what C does not serve is left to the reference."""
+def settle(code: int, layout: Layout | None = None, rows: Tensor | None = None, row_size: int = 1) -> None:
+    """See that a call did its work: errors are raised, and what C does not serve is left to the reference."""
     if code == _OK:
-        return True
+        return
     if code == _UNSUPPORTED:
-        return False
+        raise NotServed
     if code == _BAD_ROW and layout is not None and rows is not None:
         raise bad_rows(layout, rows, row_size)
     if code == _NO_MEMORY:
         raise MemoryError("no memory for the kernel's scratch space")
     if code == _NOT_ACTIVE:
-        raise InvalidVector(
-            "a slot or position outside of the active ones",
-            "rows that took part in active_slots",
-            "Make the list of active slots from all rows of the round.",
-        )
+        raise not_active()
     raise InvalidVector(
         f"tensors that do not fit {layout}",
         "vectors of the layout's sizes, and slots in increasing order",
@@ -79,14 +89,7 @@ def settle(code: int, layout: Layout | None = None, rows: Tensor | None = None, 
     )
 
 
-def bad_rows(layout: Layout, rows: Tensor, row_size: int) -> InvalidRow:
-    """The error for row ids outside of the table."""
-    count = layout.full_size // row_size
-    wrong = int(rows[(rows < 0) | (rows >= count)][0])
-    return InvalidRow(f"row {wrong}", f"rows from 0 to {count - 1}", "Check the ids.")
-
-
-def batch(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, int]:
+def _batch(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, int]:
     """Values and row ids without gaps, and the length of a row."""
     shape = values.shape
     if len(shape) != 2 or rows.dim() != 1 or rows.numel() != shape[0]:
@@ -98,177 +101,164 @@ def batch(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, int]:
     return values.contiguous(), rows.contiguous(), shape[1]
 
 
-def slots_and_signs(layout: Layout, coordinates: Tensor) -> tuple[Tensor, Tensor] | None:
-    """See :func:`fairfold.kernels.hashing.slots_and_signs`."""
-    loaded = library()
-    if loaded is None or not integers(coordinates):
-        return None
+def slots_and_signs(layout: Layout, coordinates: Tensor) -> tuple[Tensor, Tensor]:
+    """See :func:`.hashing.slots_and_signs`."""
+    loaded = _serving_integers(coordinates)
     flat = coordinates.long().contiguous()
-    slots = torch.empty_like(flat)
-    signs = torch.empty_like(flat, dtype=torch.int8)
+    slots, signs = torch.empty_like(flat), torch.empty_like(flat, dtype=torch.int8)
     code = loaded.fairfold_slots_and_signs(
         packed(layout), flat.data_ptr(), flat.numel(), slots.data_ptr(), signs.data_ptr()
     )
-    return (slots, signs) if settle(code, layout, flat.reshape(-1)) else None
+    settle(code, layout, flat.reshape(-1))
+    return slots, signs
 
 
-def recover_rows(layout: Layout, compact: Tensor, rows: Tensor, row_size: int) -> Tensor | None:
-    """See :func:`fairfold.kernels.reference.recover_rows`."""
-    loaded = serving(compact)
-    if loaded is None or not integers(rows):
-        return None
-    compact, rows = compact.contiguous(), rows.contiguous()
-    pages.in_use(compact)
-    out = compact.new_empty(rows.numel(), row_size)  # sizes one by one: torch reads a tuple of them half as fast
-    code = loaded.fairfold_recover_rows(moving(layout, compact, rows, row_size, out))
-    return out if settle(code, layout, rows, row_size) else None
+# -- ranges of the full vector ---------------------------------------------------------------------------------------
 
 
-def recover_range(layout: Layout, compact: Tensor, start: int, out: Tensor) -> bool:
-    """See :func:`fairfold.kernels.reference.recover_range`."""
+def recover_range(layout: Layout, compact: Tensor, start: int, out: Tensor) -> None:
+    """See :func:`.reference.recover_range`."""
     loaded = serving(compact, out)
-    if loaded is None:
-        return False
-    compact = compact.contiguous()
-    target = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
+    compact, target = compact.contiguous(), out
+    if not out.is_contiguous():
+        target = torch.empty_like(out, memory_format=torch.contiguous_format)
     pages.in_use(compact)
     code = loaded.fairfold_recover_range(
-        packed(layout),
-        REAL_BYTES[compact.dtype],
-        compact.data_ptr(),
-        compact.numel(),
-        start,
-        target.numel(),
-        target.data_ptr(),
-        threads(),
-    )
-    if not settle(code, layout):
-        return False
+        packed(layout), REAL_BYTES[compact.dtype], compact.data_ptr(), compact.numel(),
+        start, target.numel(), target.data_ptr(), threads(),
+    )  # fmt: skip
+    settle(code, layout)
     if target is out:
         changed(out)
     else:
         out.copy_(target)
-    return True
 
 
-def accumulate_rows(
-    layout: Layout, values: Tensor, rows: Tensor, sums: Tensor, scale: float = 1.0, *, followed: bool = True
-) -> bool:
-    """See :func:`fairfold.kernels.reference.accumulate_rows`; ``scale`` multiplies what is added."""
-    loaded = serving(sums, values, followed=followed)
-    if loaded is None or not integers(rows) or not sums.is_contiguous():
-        return False
-    values, rows, row_size = batch(values, rows)
-    pages.in_use(sums)
-    code = loaded.fairfold_accumulate_rows(moving(layout, sums, rows, row_size, values), scale)
-    done = settle(code, layout, rows, row_size)
-    if done:
-        changed(sums)
-    return done
-
-
-def accumulate_range(layout: Layout, values: Tensor, start: int, sums: Tensor, counts: Tensor | None = None) -> bool:
-    """See :func:`fairfold.kernels.reference.accumulate_range`."""
+def accumulate_range(layout: Layout, values: Tensor, start: int, sums: Tensor, counts: Tensor | None = None) -> None:
+    """See :func:`.reference.accumulate_range`."""
     loaded = serving(sums, values)
-    if loaded is None or not sums.is_contiguous() or (counts is not None and not _counts(counts, sums.numel())):
-        return False
+    _need(sums.is_contiguous(), counts is None or _are_counts(counts, sums.numel()))
     values = values.contiguous()
     pages.in_use(sums)
     code = loaded.fairfold_accumulate_range(
-        packed(layout),
-        REAL_BYTES[sums.dtype],
-        values.data_ptr(),
-        start,
-        values.numel(),
-        sums.data_ptr(),
-        None if counts is None else counts.data_ptr(),
-        sums.numel(),
-        threads(),
-    )
-    done = settle(code, layout)
-    if done:
-        changed(sums, *([] if counts is None else [counts]))
-    return done
+        packed(layout), REAL_BYTES[sums.dtype], values.data_ptr(), start, values.numel(),
+        sums.data_ptr(), None if counts is None else counts.data_ptr(), sums.numel(), threads(),
+    )  # fmt: skip
+    settle(code, layout)
+    changed(sums, *([] if counts is None else [counts]))
 
 
-def reduce(layout: Layout, full: Tensor) -> Tensor | None:
-    """See :func:`fairfold.kernels.reference.reduce`."""
+def reduce(layout: Layout, full: Tensor) -> Tensor:
+    """See :func:`.reference.reduce`."""
     loaded = serving(full)
-    if loaded is None:
-        return None
     if full.shape != (layout.full_size,):
         settle(_BAD_ARGUMENT, layout)
-    full = full.contiguous()
     compact = torch.empty(layout.size, dtype=full.dtype)
     pages.before_first_touch(compact)
+    full = full.contiguous()
     code = loaded.fairfold_reduce(
         packed(layout), REAL_BYTES[full.dtype], full.data_ptr(), compact.data_ptr(), compact.numel(), threads()
     )
-    return compact if settle(code, layout) else None
+    settle(code, layout)
+    return compact
 
 
-def count_range(layout: Layout, start: int, stop: int, counts: Tensor) -> bool:
-    """See :func:`fairfold.kernels.reference.count_range`."""
-    loaded = library()
-    if loaded is None or not _counts(counts, counts.numel()):
-        return False
+def count_range(layout: Layout, start: int, stop: int, counts: Tensor) -> None:
+    """See :func:`.reference.count_range`."""
+    loaded = _serving_integers(counts)
+    _need(_are_counts(counts, counts.numel()))
     code = loaded.fairfold_count_range(
         packed(layout), start, stop - start, counts.data_ptr(), counts.numel(), threads()
     )
-    done = settle(code, layout)
-    if done:
-        changed(counts)
-    return done
+    settle(code, layout)
+    changed(counts)
 
 
-def _counts(counts: Tensor, size: int) -> bool:
+def _are_counts(counts: Tensor, size: int) -> bool:
     plain = type(counts) is Tensor and counts.is_cpu and counts.dtype is torch.int32
     return plain and counts.is_contiguous() and counts.numel() == size
 
 
-def touched_rows(layout: Layout, values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor] | None:
-    """See :func:`fairfold.kernels.reference.touched_rows`."""
+def fold_groups(values: Tensor, repeats: int, chunk: int) -> Tensor:
+    """See :func:`.reference.fold_groups`."""
+    loaded = _serving_integers(values) if values.dtype is torch.int32 else serving(values)
+    _need(values.numel() % (repeats * chunk) == 0)
+    values = values.contiguous()
+    out = torch.empty(values.numel() // repeats, dtype=values.dtype)
+    code = loaded.fairfold_fold_groups(
+        _FOLD_KIND[values.dtype], values.data_ptr(), values.numel(), repeats, chunk,
+        out.data_ptr(), out.numel(), threads(),
+    )  # fmt: skip
+    settle(code)
+    return out
+
+
+def unfold_groups(values: Tensor, repeats: int, chunk: int, out: Tensor) -> None:
+    """See :func:`.reference.unfold_groups`."""
+    loaded = serving(values, out)
+    _need(out.is_contiguous())
+    values, add = values.contiguous(), 0
+    code = loaded.fairfold_unfold_groups(
+        REAL_BYTES[values.dtype], values.data_ptr(), values.numel(), repeats, chunk,
+        out.data_ptr(), out.numel(), add, threads(),
+    )  # fmt: skip
+    settle(code)
+    changed(out)
+
+
+# -- rows of a table -------------------------------------------------------------------------------------------------
+
+
+def recover_rows(layout: Layout, compact: Tensor, rows: Tensor, row_size: int) -> Tensor:
+    """See :func:`.reference.recover_rows`."""
+    loaded = serving(compact)
+    _integers(rows)
+    compact, rows = compact.contiguous(), rows.contiguous()
+    pages.in_use(compact)
+    out = compact.new_empty(rows.numel(), row_size)  # sizes one by one: torch reads a tuple of them half as fast
+    settle(loaded.fairfold_recover_rows(moving(layout, compact, rows, row_size, out)), layout, rows, row_size)
+    return out
+
+
+def accumulate_rows(layout: Layout, values: Tensor, rows: Tensor, sums: Tensor, scale: float = 1.0) -> None:
+    """See :func:`.reference.accumulate_rows`."""
+    loaded = serving(sums, values)
+    _integers(rows)
+    if not sums.is_contiguous():
+        raise NotServed
+    values, rows, row_size = _batch(values, rows)
+    pages.in_use(sums)
+    code = loaded.fairfold_accumulate_rows(moving(layout, sums, rows, row_size, values), scale)
+    settle(code, layout, rows, row_size)
+    changed(sums)
+
+
+def touched_rows(layout: Layout, values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """See :func:`.reference.touched_rows`."""
     loaded = serving(values)
-    if loaded is None or not integers(rows):
-        return None
-    values, rows, row_size = batch(values, rows)
-    slots = torch.empty(values.numel(), dtype=torch.int64)
+    _integers(rows)
+    values, rows, row_size = _batch(values, rows)
     sums = torch.empty(values.numel(), dtype=values.dtype)
-    touched = ctypes.c_int64()
-    code = loaded.fairfold_touched_rows(
-        packed(layout),
-        REAL_BYTES[values.dtype],
-        values.data_ptr(),
-        ctypes.byref(rows_of(rows, row_size)),
-        slots.data_ptr(),
-        sums.data_ptr(),
-        slots.numel(),
-        ctypes.byref(touched),
-    )
-    if not settle(code, layout, rows, row_size):
-        return None
-    return _trimmed(slots, touched.value), _trimmed(sums, touched.value)
+    slots = _touched(loaded, layout, rows, row_size, REAL_BYTES[values.dtype], values, sums)
+    return slots, _trimmed(sums, len(slots))
 
 
-def active_slots(layout: Layout, rows: Tensor, row_size: int) -> Tensor | None:
-    """See :func:`fairfold.kernels.reference.active_slots`."""
-    loaded = library()
-    if loaded is None or not integers(rows):
-        return None
-    rows = rows.contiguous()
-    slots = torch.empty(rows.numel() * row_size, dtype=torch.int64)
-    touched = ctypes.c_int64()
+def active_slots(layout: Layout, rows: Tensor, row_size: int) -> Tensor:
+    """See :func:`.reference.active_slots`."""
+    return _touched(_serving_integers(rows), layout, rows.contiguous(), row_size, 4, None, None)
+
+
+def _touched(
+    loaded: Any, layout: Layout, rows: Tensor, row_size: int, real: int, values: Tensor | None, sums: Tensor | None
+) -> Tensor:
+    """The slots of rows in increasing order; with values also their sums, written in front of ``sums``."""
+    slots, touched = torch.empty(rows.numel() * row_size, dtype=torch.int64), ctypes.c_int64()
     code = loaded.fairfold_touched_rows(
-        packed(layout),
-        4,
-        None,
-        ctypes.byref(rows_of(rows, row_size)),
-        slots.data_ptr(),
-        None,
-        slots.numel(),
-        ctypes.byref(touched),
-    )
-    return _trimmed(slots, touched.value) if settle(code, layout, rows, row_size) else None
+        packed(layout), real, None if values is None else values.data_ptr(), rows_of(rows, row_size),
+        slots.data_ptr(), None if sums is None else sums.data_ptr(), slots.numel(), ctypes.byref(touched),
+    )  # fmt: skip
+    settle(code, layout, rows, row_size)
+    return _trimmed(slots, touched.value)
 
 
 def _trimmed(buffer: Tensor, length: int) -> Tensor:
@@ -277,20 +267,75 @@ def _trimmed(buffer: Tensor, length: int) -> Tensor:
     return used if length * 2 > len(buffer) else used.clone()
 
 
-def adagrad_rows(
-    layout: Layout, compact: Tensor, state: Tensor, values: Tensor, rows: Tensor, rate: float, epsilon: float
-) -> bool:
-    """See :func:`fairfold.kernels.ops.adagrad_rows`."""
-    loaded = serving(compact, state, values, followed=False)
-    if loaded is None or not integers(rows) or not (compact.is_contiguous() and state.is_contiguous()):
-        return False
-    values, rows, row_size = batch(values, rows)
-    if state.numel() != compact.numel():
-        return settle(_BAD_ARGUMENT, layout)
-    code = loaded.fairfold_adagrad_rows(
-        moving(layout, compact, rows, row_size, values), rate, epsilon, state.data_ptr()
-    )
-    done = settle(code, layout, rows, row_size)
-    if done:
-        changed(compact, state)
-    return done
+# -- the active slots of a round -------------------------------------------------------------------------------------
+
+
+def positions(layout: Layout, rows: Tensor, row_size: int, active: Tensor) -> tuple[Tensor, Tensor]:
+    """See :func:`.reference.positions`."""
+    loaded = _serving_integers(rows, active)
+    rows, active = rows.contiguous(), active.long().contiguous()
+    found = torch.empty(len(rows), row_size, dtype=torch.int32)
+    signs = torch.empty(len(rows), row_size, dtype=torch.int8)
+    code = loaded.fairfold_positions(
+        packed(layout), rows_of(rows, row_size), active.data_ptr(), active.numel(),
+        found.data_ptr(), signs.data_ptr(), threads(),
+    )  # fmt: skip
+    settle(code, layout, rows, row_size)
+    return found, signs
+
+
+def number(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """See :func:`.reference.number`."""
+    loaded = _serving_integers(keys)
+    flat, found = keys.long().contiguous(), ctypes.c_int64()
+    numbers, distinct = torch.empty_like(flat, dtype=torch.int32), torch.empty_like(flat).view(-1)
+    pointers = numbers.data_ptr(), distinct.data_ptr(), ctypes.byref(found)
+    settle(loaded.fairfold_number(flat.data_ptr(), flat.numel(), *pointers))
+    return numbers, distinct[: found.value]
+
+
+def _indexed(found: Tensor, signs: Tensor) -> bool:
+    """Whether positions and signs are as :func:`positions` makes them."""
+    right = found.dtype is torch.int32 and signs.dtype is torch.int8 and found.shape == signs.shape
+    return right and found.is_cpu and signs.is_cpu
+
+
+def recover_positions(source: Tensor, found: Tensor, signs: Tensor) -> Tensor:
+    """See :func:`.reference.recover_positions`."""
+    loaded = serving(source)
+    _need(_indexed(found, signs))
+    source, found, signs = source.contiguous(), found.contiguous(), signs.contiguous()
+    out = torch.empty(found.shape, dtype=source.dtype)
+    code = loaded.fairfold_recover_positions(
+        REAL_BYTES[source.dtype], source.data_ptr(), source.numel(), found.data_ptr(), signs.data_ptr(),
+        found.numel(), out.data_ptr(), threads(),
+    )  # fmt: skip
+    settle(code)
+    return out
+
+
+def accumulate_positions(values: Tensor, found: Tensor, signs: Tensor, sums: Tensor) -> None:
+    """See :func:`.reference.accumulate_positions`."""
+    loaded = serving(sums, values)
+    _need(_indexed(found, signs), values.shape == found.shape, sums.is_contiguous())
+    values, found, signs = values.contiguous(), found.contiguous(), signs.contiguous()
+    code = loaded.fairfold_accumulate_positions(
+        REAL_BYTES[sums.dtype], values.data_ptr(), found.data_ptr(), signs.data_ptr(),
+        found.numel(), sums.data_ptr(), sums.numel(),
+    )  # fmt: skip
+    settle(code)
+    changed(sums)
+
+
+def adagrad_slots(compact: Tensor, slots: Tensor, gradient: Tensor, state: Tensor, rate: float, epsilon: float) -> None:
+    """See :func:`.reference.adagrad_slots`."""
+    loaded = serving(compact, gradient, state)
+    _integers(slots)
+    _need(slots.dtype is torch.int64, *(one.is_contiguous() for one in (compact, slots, gradient, state)))
+    _need(gradient.shape == state.shape == slots.shape)
+    code = loaded.fairfold_adagrad_slots(
+        REAL_BYTES[compact.dtype], compact.data_ptr(), compact.numel(), slots.data_ptr(), slots.numel(),
+        gradient.data_ptr(), state.data_ptr(), rate, epsilon,
+    )  # fmt: skip
+    settle(code)
+    changed(compact, state)

@@ -1,10 +1,9 @@
 """The C forms of what a call reads, made so that no call can outlive them.
 
-A layout travels as bytes: inside of the argument it belongs to, or as an argument itself, which ctypes holds until the
-call is over. So a layout may be forgotten here at any time, also while another thread is in a call that reads it.
+They travel as bytes: inside of the argument they belong to, or as an argument itself, which ctypes holds until the call
+is over. So a layout may be forgotten here at any time, also while another thread is in a call that reads it.
 """
 
-import ctypes
 import struct
 
 import torch
@@ -18,6 +17,7 @@ ID_BYTES = {torch.int64: 8, torch.int32: 4}
 threads = torch.get_num_threads
 
 _pack_layout = struct.Struct("qqqqQq").pack
+_pack_rows = struct.Struct("Pqqq").pack
 _pack_move = struct.Struct("48sqPqPqqqPq").pack
 _layouts: dict[int, tuple[bytes, Layout]] = {}
 _MOST_LAYOUTS = 1024
@@ -39,20 +39,9 @@ def packed(layout: Layout) -> bytes:
     return form
 
 
-class Rows(ctypes.Structure):
-    """``fairfold_rows``."""
-
-    _fields_ = (
-        ("ids", ctypes.c_void_p),
-        ("row_bytes", ctypes.c_int64),
-        ("count", ctypes.c_int64),
-        ("row_size", ctypes.c_int64),
-    )
-
-
-def rows_of(rows: Tensor, row_size: int) -> Rows:
-    """The C form of a batch of row ids; it points into ``rows`` and does not keep it alive."""
-    return Rows(rows.data_ptr(), ID_BYTES[rows.dtype], rows.numel(), row_size)
+def rows_of(rows: Tensor, row_size: int) -> bytes:
+    """The C form (``fairfold_rows``) of a batch of row ids; it points into ``rows`` and does not keep it alive."""
+    return _pack_rows(rows.data_ptr(), ID_BYTES[rows.dtype], rows.numel(), row_size)
 
 
 def moving(layout: Layout, compact: Tensor, rows: Tensor, row_size: int, values: Tensor) -> bytes:
@@ -61,14 +50,6 @@ def moving(layout: Layout, compact: Tensor, rows: Tensor, row_size: int, values:
     Packed, not a ``ctypes.Structure`` or ten arguments: those take as long as the lookup of a few hundred short rows.
     """
     return _pack_move(
-        packed(layout),
-        REAL_BYTES[compact.dtype],
-        compact.data_ptr(),
-        compact.numel(),
-        rows.data_ptr(),
-        ID_BYTES[rows.dtype],
-        rows.numel(),
-        row_size,
-        values.data_ptr(),
-        threads(),
+        *(packed(layout), REAL_BYTES[compact.dtype], compact.data_ptr(), compact.numel()),
+        *(rows.data_ptr(), ID_BYTES[rows.dtype], rows.numel(), row_size, values.data_ptr(), threads()),
     )

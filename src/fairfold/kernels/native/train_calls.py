@@ -1,54 +1,18 @@
-"""A client's whole round in one C call. The specification is the same round under autograd, in ``simulate``."""
+"""A client's whole round in one C call; the specification is ``backends/stepped.py``."""
 
-import ctypes
+import struct
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from fairfold.kernels.form import Form, Objective, Places, Samples
-from fairfold.kernels.native.calls import changed, serving, settle
+from fairfold.kernels.native.calls import NotServed, changed, serving, settle
 from fairfold.kernels.native.packed import REAL_BYTES
 
 _OPTIMISERS = {"sgd": 0, "adagrad": 1, "adam": 2}
-_long, _double, _pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
-
-
-class _Model(ctypes.Structure):
-    _fields_ = (
-        ("product", _long),
-        ("user", _long),
-        ("item", _long),
-        ("layers", _long),
-        ("units", _pointer),
-        ("output", _long),
-        ("rating", _long),
-        ("regulariser", _double),
-        ("optimiser", _long),
-        ("rate", _double),
-    )
-
-
-class _Places(ctypes.Structure):
-    _fields_ = (("positions", _pointer), ("signs", _pointer))
-
-
-class _Client(ctypes.Structure):
-    _fields_ = (
-        ("values", _pointer),
-        ("size", _long),
-        ("pull", _pointer),
-        ("items", _Places * 2),
-        ("users", _Places * 2),
-        ("dense", _Places),
-        ("rows", _long),
-        ("samples", _pointer),
-        ("count", _long),
-        ("width", _long),
-        ("targets", _pointer),
-        ("ends", _pointer),
-        ("steps", _long),
-    )
+_pack_model = struct.Struct("qqqqPqqdqd").pack  # fairfold_model
+_pack_client = struct.Struct("PqP4P4P2PqPqqPPq").pack  # fairfold_client
 
 
 def train(
@@ -60,8 +24,8 @@ def train(
     users: Sequence[Places],
     dense: Places,
     samples: Samples,
-) -> bool:
-    """Train ``values`` in place; False where C cannot serve.
+) -> None:
+    """Train ``values`` in place; raises :class:`~.calls.NotServed` where C cannot.
 
     Args:
         form: Of the model.
@@ -73,57 +37,35 @@ def train(
         dense: Of all dense tensors, one after another.
         samples: What is trained on.
     """
-    floats = [tensor for tensor in (values, pull, samples.targets) if tensor is not None]
-    loaded = serving(*floats, followed=False)
-    if loaded is None or not values.is_contiguous():
-        return False
+    loaded = serving(*(tensor for tensor in (values, pull, samples.targets) if tensor is not None))
+    if not values.is_contiguous():
+        raise NotServed
     kept: list[Tensor] = []
 
-    def address(tensor: Tensor | None, dtype: torch.dtype) -> int | None:
+    def address(tensor: Tensor | None, dtype: torch.dtype) -> int:
         if tensor is None:
-            return None
+            return 0
         kept.append(tensor.to(dtype).contiguous())
         return kept[-1].data_ptr()
 
-    def places(found: Places) -> _Places:
-        return _Places(address(found.positions, torch.int32), address(found.signs, torch.int8))
+    def places(found: Places) -> tuple[int, int]:
+        return address(found.positions, torch.int32), address(found.signs, torch.int8)
 
-    def both(found: Sequence[Places]) -> ctypes.Array[_Places]:
-        branches, rest = (_Places * 2)(), list(found)
-        for branch, present in enumerate((form.product > 0, bool(form.layers))):
-            if present:
-                branches[branch] = places(rest.pop(0))
-        return branches
+    def both(found: Sequence[Places]) -> list[int]:
+        """Of the product branch and of the network, 0 for one that the form has not."""
+        rest = iter(found)
+        branches = [places(next(rest)) if has else (0, 0) for has in (form.product > 0, bool(form.layers))]
+        return [pointer for branch in branches for pointer in branch]
 
-    units = (_long * len(form.layers))(*form.layers)
-    model = _Model(
-        form.product,
-        form.user,
-        form.item,
-        len(form.layers),
-        ctypes.addressof(units),
-        form.output,
-        objective.rating,
-        objective.regulariser,
-        _OPTIMISERS[objective.optimiser],
-        objective.rate,
+    model = _pack_model(
+        *(form.product, form.user, form.item, len(form.layers), address(torch.tensor(form.layers), torch.int64)),
+        *(form.output, objective.rating, objective.regulariser, _OPTIMISERS[objective.optimiser], objective.rate),
     )
-    client = _Client(
-        values.data_ptr(),
-        values.numel(),
-        address(pull, values.dtype),
-        both(items),
-        both(users),
-        places(dense),
-        len(items[0].positions),
-        address(samples.rows, torch.int32),
-        *samples.rows.shape,
-        address(samples.targets, values.dtype),
-        address(samples.ends, torch.int64),
-        samples.ends.numel(),
+    client = _pack_client(
+        *(values.data_ptr(), values.numel(), address(pull, values.dtype)),
+        *(*both(items), *both(users), *places(dense), len(items[0].positions)),
+        *(address(samples.rows, torch.int32), *samples.rows.shape, address(samples.targets, values.dtype)),
+        *(address(samples.ends, torch.int64), samples.ends.numel()),
     )
-    code = loaded.fairfold_train(ctypes.byref(model), REAL_BYTES[values.dtype], ctypes.byref(client))
-    done = settle(code)
-    if done:
-        changed(values)
-    return done
+    settle(loaded.fairfold_train(model, REAL_BYTES[values.dtype], client))
+    changed(values)
