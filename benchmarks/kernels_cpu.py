@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from fairfold.kernels import native, ops
 from fairfold.kernels.hashing import Layout, expand_seed
 from fairfold.nn import FairEmbedding
-from fairfold.nn.fused import FusedSGD
+from fairfold.nn.fused import FusedAdagrad, FusedSGD
 from fairfold.subspace import Subspace, Sums
 
 HARDWARE = "2-core Zen 4 (AMD EPYC)"
@@ -183,15 +183,13 @@ class FusedStep:
     kind: str
 
     def __post_init__(self) -> None:
-        self.state = torch.zeros_like(self.compact) if self.kind == "Adagrad" else self.compact
+        self.fused = FusedSGD(0.01) if self.kind == "SGD" else FusedAdagrad(0.01)
         self.anchor = torch.zeros((), requires_grad=True)
 
     def update(self, values: Tensor, rows: Tensor) -> None:
         """One step of the optimiser, given the gradient of the rows."""
-        if self.kind == "SGD":
-            ops.sgd_rows(self.layout, self.compact, values, rows, 0.01)
-        else:
-            ops.adagrad_rows(self.layout, self.compact, self.state, values, rows, 0.01)
+        with torch.no_grad():
+            self.fused.apply(self.layout, self.compact, rows, values)
 
 
 def fused_step(step: FusedStep, draw: Callable[[], Tensor], gradient: Tensor) -> Call:

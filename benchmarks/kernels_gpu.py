@@ -33,7 +33,7 @@ except ImportError:  # a machine with torch and Triton only: the kernels need no
     bare.__path__ = [str(ROOT / "src" / "fairfold")]
     sys.modules["fairfold"] = bare
 
-from tests.kernels.gpu_checks import Check, chain_checks, golden_checks, layout_checks
+from tests.kernels.gpu_checks import Check, golden_checks, layout_checks
 from triton.testing import do_bench
 
 from fairfold.kernels.gpu import calls, segments, tuning
@@ -69,7 +69,7 @@ def check_all() -> list[str]:
     cases = [(Layout(*shape[:4], key, shape[4]), shape[5], torch.float32) for shape in shapes]
     cases += [(cases[1][0], 64, dtype) for dtype in (torch.float64, torch.float16, torch.bfloat16)]
     failed = []
-    every = [golden_checks(DEVICE), *(layout_checks(*case, 3_001, DEVICE) for case in cases), chain_checks(DEVICE)]
+    every = [golden_checks(DEVICE), *(layout_checks(*case, 3_001, DEVICE) for case in cases)]
     for check in chain.from_iterable([*every, stops_at_bad_id()]):
         print(f"{'PASS' if check.passed else 'FAIL'}  {check.name} {check.detail}", flush=True)
         failed += [] if check.passed else [check.name]
@@ -152,14 +152,14 @@ def accumulate(layout: Layout, full: Tensor, sums: Tensor) -> None:
 
 def first_reduce(layout: Layout, full: Tensor) -> None:
     """What a server does to send by a hash for the first time: count chunks, and add up by atomics."""
-    calls.forget_layouts()
+    segments._kept.cache_clear()
     calls.reduce(layout, full)
 
 
 def atomics_seconds(layout: Layout, full: Tensor) -> float:
     """Reductions of a layout that keeps its counts, also where an order would be kept."""
     usual, segments.CACHED = segments.CACHED, layout.size
-    calls.forget_layouts()
+    segments._kept.cache_clear()
     spent = eager_seconds(partial(calls.reduce, layout, full))
     segments.CACHED = usual
     return spent
@@ -187,72 +187,45 @@ def bench_ranges(full: Tensor, quick: bool) -> Iterable[Row]:
             times["making the order"] = eager_seconds(partial(segments.order_of, layout, full.device))
             del order
             times["reduce by atomics"] = atomics_seconds(layout, full)
-        calls.forget_layouts()
+        segments._kept.cache_clear()
         for name, spent in times.items():
             yield {"benchmark": name, **fields, "seconds": spent, "ratio": spent / base}
 
 
-def step(layout: Layout, compact: Tensor, gradient: Tensor, ids: Tensor, state: Tensor | None = None) -> None:
+def step(layout: Layout, compact: Tensor, gradient: Tensor, ids: Tensor) -> None:
     """Look up, and step with the gradient that a loss would have given."""
     calls.recover_rows(layout, compact, ids, gradient.shape[1])
-    if state is None:
-        calls.sgd_rows(layout, compact, gradient, ids, 1e-6)
-    else:
-        calls.adagrad_rows(layout, compact, state, gradient, ids, 1e-6)
+    calls.accumulate_rows(layout, gradient, ids, compact, -1e-6)
 
 
 def bench_steps(batch: int = 65_536, row_size: int = 64, rows: int = 2**22) -> Iterable[Row]:
-    """Whole steps on compact vectors of a 256th of the table's size up to all of it."""
+    """Whole steps of SGD on compact vectors of a 256th of the table's size up to all of it."""
     gradient = torch.randn(batch, row_size, device=DEVICE)
     sets = id_sets(rows, batch, row_size)
     common = {"dtype": "float32", "row_size": row_size, "batch": batch}
     table = torch.nn.Embedding(rows, row_size, sparse=True, device=DEVICE)
-    kinds: dict[str, Any] = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}
-    for name, kind in kinds.items():
-        optimiser = kind(table.parameters(), lr=1e-6)
+    optimiser = torch.optim.SGD(table.parameters(), lr=1e-6)
 
-        def sparse(optimiser: torch.optim.Optimizer = optimiser) -> None:
-            table(sets[0]).backward(gradient)
-            optimiser.step()
-            optimiser.zero_grad()
+    def sparse() -> None:
+        table(sets[0]).backward(gradient)
+        optimiser.step()
+        optimiser.zero_grad()
 
-        base = eager_seconds(sparse)
-        yield {**common, "benchmark": f"sparse {name} step, called", "size": table.weight.numel(), "seconds": base}
-        del optimiser, sparse
-        smallest = 0.0
-        for compression in (256, 64, 16, 4, 1):
-            size = rows * row_size // compression
-            layout = Layout(rows * row_size, 0, size, 8, expand_seed(1), True)
-            compact = torch.randn(size, device=DEVICE)
-            state = torch.rand(size, device=DEVICE) if name == "adagrad" else None
-            spent = seconds(partial(step, layout, compact, gradient, ids, state) for ids in sets)
-            smallest = smallest or spent
-            fields = {**common, "chunk": 8, "compression": compression, "size": size}
-            yield {
-                **fields,
-                "benchmark": f"{name} step",
-                "baseline": "smallest size",
-                "seconds": spent,
-                "ratio": spent / smallest,
-            }
-            called = eager_seconds(partial(step, layout, compact, gradient, sets[0], state))
-            fields |= {"benchmark": f"{name} step, called", "baseline": "nn.Embedding sparse"}
-            yield {**fields, "seconds": called, "ratio": called / base}
-
-
-def bench_chain(size: int = 2**26) -> Iterable[Row]:
-    big, vectors = torch.randn(size, device=DEVICE), [torch.randn(size, device=DEVICE) for _ in range(8)]
-    out = torch.empty_like(big)
-    base = seconds([lambda: out.copy_(big)])
-    small = calls.fold_groups(big, 4, 8)
-    for name, function in {
-        "fold by 4": lambda: calls.fold_groups(big, 4, 8),
-        "unfold by 4": lambda: calls.unfold_groups(small, 4, 8, out, True),
-    }.items():
-        spent = seconds([function])
-        yield {"benchmark": name, "baseline": "copy", "chunk": 8, "size": size, "seconds": spent, "ratio": spent / base}
-    spent = eager_seconds(lambda: calls.weighted_sum(out, vectors, [0.1] * 8))
-    yield {"benchmark": "weighted sum of 8", "baseline": "copy", "size": size, "seconds": spent, "ratio": spent / base}
+    base = eager_seconds(sparse)
+    yield {**common, "benchmark": "sparse sgd step, called", "size": table.weight.numel(), "seconds": base}
+    smallest = 0.0
+    for compression in (256, 64, 16, 4, 1):
+        size = rows * row_size // compression
+        layout = Layout(rows * row_size, 0, size, 8, expand_seed(1), True)
+        compact = torch.randn(size, device=DEVICE)
+        spent = seconds(partial(step, layout, compact, gradient, ids) for ids in sets)
+        smallest = smallest or spent
+        fields = {**common, "chunk": 8, "compression": compression, "size": size}
+        ratio = {"baseline": "smallest size", "seconds": spent, "ratio": spent / smallest}
+        yield {**fields, "benchmark": "sgd step", **ratio}
+        called = eager_seconds(partial(step, layout, compact, gradient, sets[0]))
+        fields |= {"benchmark": "sgd step, called", "baseline": "nn.Embedding sparse"}
+        yield {**fields, "seconds": called, "ratio": called / base}
 
 
 # -- tuning and output -------------------------------------------------------------------------------------------------
@@ -305,7 +278,7 @@ def show_targets(rows: list[Row]) -> None:
     for name in ("recover", "accumulate", "reduce", "reduce, first", "reduce by order", "reduce by atomics"):
         print(f"  {name:<17} Z>=8 target 1.67  {worst(name, lambda row: row['chunk'] >= 8)}")
     print(f"  making the order  Z>=8              {worst('making the order', lambda _: True)}")
-    for name in ("sgd step", "adagrad step", "sgd step, called", "adagrad step, called"):
+    for name in ("sgd step", "sgd step, called"):
         print(f"  {name:<22}{worst(name, lambda _: True)}")
 
 
@@ -330,7 +303,7 @@ def main() -> None:
     full = torch.randn(FULL if options.tune or not options.no_bench else 0, device=DEVICE)
     parts: list[Iterable[Row]] = [bench_tiles(full)] if options.tune else []
     if not options.no_bench:
-        parts += [bench_lookup(full, options.quick), bench_ranges(full, options.quick), bench_steps(), bench_chain()]
+        parts += [bench_lookup(full, options.quick), bench_ranges(full, options.quick), bench_steps()]
     for part in parts:
         for row in part:
             rows.append(row)

@@ -68,14 +68,8 @@ def _rows(layout: Layout, row_size: int, dtype: torch.dtype, rows: Tensor) -> It
     yield close("accumulate_rows", sums, gradient, tolerance)
 
     stepped = compact.clone()
-    calls.sgd_rows(layout, stepped, values, rows, 0.1)
-    yield close("sgd_rows", stepped, compact.double() - 0.1 * gradient, tolerance)
-    state = torch.rand(layout.size, device=device).to(dtype)
-    square = state.double() + gradient**2
-    stepped = compact.clone()
-    calls.adagrad_rows(layout, stepped, state, values, rows, 0.1)
-    yield close("adagrad_rows", stepped, compact.double() - 0.1 * gradient / (square.sqrt() + 1e-10), tolerance)
-    yield close("adagrad state", state, square, tolerance)
+    calls.accumulate_rows(layout, values, rows, stepped, -0.1)
+    yield close("a step of SGD", stepped, compact.double() - 0.1 * gradient, tolerance)
 
     slots, touched = calls.touched_rows(layout, values, rows)
     places, _ = slots_and_signs(layout, reference.row_coordinates(rows, row_size))
@@ -113,26 +107,3 @@ def _ranges(layout: Layout, dtype: torch.dtype, device: str) -> Iterator[Check]:
     if layout.tail and layout.head % layout.chunk == layout.full_size % layout.chunk == 0:
         means = segments.segment_means(layout, full, segments.order_of(layout, full.device))
         yield close("reduce by order", means.to(dtype), expected, TOLERANCE[dtype])
-
-
-def chain_checks(device: str, repeats: int = 3, chunk: int = 8, groups: int = 1001) -> Iterator[Check]:
-    """Folding, unfolding and weighted sums."""
-    values = torch.randn(groups * repeats * chunk, device=device)
-    folded = calls.fold_groups(values, repeats, chunk)
-    yield close("fold", folded, values.double().view(-1, repeats, chunk).sum(1).view(-1), 1e-6)
-    counts = torch.arange(values.numel(), device=device, dtype=torch.int32)
-    sums = counts.view(-1, repeats, chunk).sum(1, dtype=torch.int32).view(-1)
-    yield Check("fold counts", torch.equal(calls.fold_groups(counts, repeats, chunk), sums))
-    for add in (False, True):
-        out = values.clone()
-        calls.unfold_groups(folded, repeats, chunk, out, add)
-        repeated = folded.view(-1, 1, chunk).expand(-1, repeats, chunk).reshape(-1)
-        yield Check(f"unfold add={add}", torch.equal(out, values + repeated if add else repeated))
-    vectors = [torch.randn(values.numel() + 1, device=device)[number % 2 :][: values.numel()] for number in range(11)]
-    weights = [0.1 * (1 + number) for number in range(len(vectors))]
-    total = values.clone()
-    calls.weighted_sum(total, vectors, weights)
-    exact = values.double()
-    for weight, vector in zip(weights, vectors, strict=True):
-        exact += weight * vector.double()
-    yield close("weighted_sum", total, exact, 1e-6)

@@ -31,9 +31,9 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Small layouts are ordered too, in tiles that leave some programs half empty."""
     monkeypatch.setattr(segments, "CACHED", 0)
     monkeypatch.setitem(TILES, "segment_mean", Tile(128, 4))
-    calls.forget_layouts()
+    segments._kept.cache_clear()
     yield
-    calls.forget_layouts()
+    segments._kept.cache_clear()
 
 
 @st.composite
@@ -88,7 +88,7 @@ def test_the_second_reduction_makes_an_order_and_the_first_does_not() -> None:
     calls.reduce(LAYOUT, full)
     assert kept.order is made
     assert torch.equal(calls.reduce(LAYOUT, full), calls.reduce(LAYOUT, full))
-    calls.forget_layouts()
+    segments._kept.cache_clear()
     assert segments._kept(LAYOUT, DEVICE).asked == 0
 
 

@@ -16,7 +16,7 @@ if DEVICE == "cpu":
 from fairfold.backends.image_graph import chain_of
 from fairfold.backends.stacked_layers import LEFT, RIGHT, Part, stacked_network
 from fairfold.kernels import reference_stacked
-from fairfold.kernels.gpu import affine, stacked
+from fairfold.kernels.gpu import affine, cohort
 from fairfold.kernels.reference_stacked import SlotTables
 from fairfold.models import MLP
 
@@ -36,7 +36,7 @@ def tables(clients: int, pieces: int, slots: list[int], width: int, seed: int) -
 @pytest.mark.parametrize("width", [1, 2, 8])
 @pytest.mark.parametrize("moments", [0, 1, 2])
 def test_a_step_of_slots(moments: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacked, "FEWEST_PROGRAMS", 2)  # so that some take more than one turn
+    monkeypatch.setattr(cohort, "FEWEST_PROGRAMS", 2)  # so that some take more than one turn
     clients, pieces, slots = 3, 300, [300, 9, 70]
     lists = tables(clients, pieces, slots, width, seed=moments)
     torch.manual_seed(1)
@@ -44,7 +44,7 @@ def test_a_step_of_slots(moments: int, width: int, monkeypatch: pytest.MonkeyPat
     gradient = torch.randn(clients, pieces * width, dtype=torch.float64, device=DEVICE)
     rates = torch.tensor([[0.1, 0.5], [0.2, 0.7]], dtype=torch.float64, device=DEVICE)
     ends = []
-    for body in (reference_stacked, stacked):
+    for body in (reference_stacked, cohort):
         full, values = torch.zeros_like(gradient), start.clone()
         kept = [torch.zeros_like(values) for _ in range(moments)]
         for number in range(2):

@@ -1,4 +1,4 @@
-"""Device code: where pieces live, and the kernels over ranges and rows.
+"""Device code: where pieces live, the kernels over ranges and rows, and the touched slots of a batch.
 
 A program handles a tile of ``pieces × width`` values; ``width`` neighbours form one piece (see :mod:`.placement`).
 Everything of a piece is computed on the first axis alone, so a thread that holds four neighbours of a chunk hashes once
@@ -48,17 +48,9 @@ def hash_blocks(block, key_low, key_high, wide: tl.constexpr):
 
 @triton.jit
 def locate(
-    piece,
-    head,
-    blocks,
-    key_low,
-    key_high,
-    parts: tl.constexpr,
-    width: tl.constexpr,
-    signed: tl.constexpr,
-    wide: tl.constexpr,
-    has_head: tl.constexpr,
-):
+    piece, head, blocks, key_low, key_high,
+    parts: tl.constexpr, width: tl.constexpr, signed: tl.constexpr, wide: tl.constexpr, has_head: tl.constexpr,
+):  # fmt: skip
     """Where pieces (int64) live, counted in pieces, and a word whose bit j says that value j is negated."""
     if wide == 0:
         # All in 32 bits: less work, and right. In 64 bits the places of chunks of 48 or 100 came out 2**32 chunks too
@@ -112,21 +104,10 @@ def row_piece(rows, index, inside, row_count, row_pieces: tl.constexpr):
 
 @triton.jit(do_not_specialize=PLAIN)
 def place_kernel(
-    coordinates,
-    slots,
-    signs,
-    count,
-    head: tl.int64,
-    blocks,
-    key_low,
-    key_high,
-    parts: tl.constexpr,
-    width: tl.constexpr,
-    signed: tl.constexpr,
-    wide: tl.constexpr,
-    has_head: tl.constexpr,
+    coordinates, slots, signs, count, head: tl.int64, blocks, key_low, key_high,
+    parts: tl.constexpr, width: tl.constexpr, signed: tl.constexpr, wide: tl.constexpr, has_head: tl.constexpr,
     pieces: tl.constexpr,
-):
+):  # fmt: skip
     """Slots and signs of single coordinates, by way of the pieces they lie in."""
     index = tl.program_id(0).to(tl.int64) * pieces + tl.arange(0, pieces)
     inside = index < count
@@ -141,21 +122,10 @@ def place_kernel(
 
 @triton.jit(do_not_specialize=PLAIN)
 def recover_range_kernel(
-    compact,
-    out,
-    first: tl.int64,
-    count,
-    head: tl.int64,
-    blocks,
-    key_low,
-    key_high,
-    parts: tl.constexpr,
-    width: tl.constexpr,
-    signed: tl.constexpr,
-    wide: tl.constexpr,
-    has_head: tl.constexpr,
+    compact, out, first: tl.int64, count, head: tl.int64, blocks, key_low, key_high,
+    parts: tl.constexpr, width: tl.constexpr, signed: tl.constexpr, wide: tl.constexpr, has_head: tl.constexpr,
     pieces: tl.constexpr,
-):
+):  # fmt: skip
     """Out = the ``count`` pieces from number ``first`` on."""
     index = tl.program_id(0).to(tl.int64) * pieces + tl.arange(0, pieces)
     lane = tl.arange(0, width)
@@ -169,21 +139,10 @@ def recover_range_kernel(
 
 @triton.jit(do_not_specialize=PLAIN)
 def accumulate_range_kernel(
-    values,
-    sums,
-    first: tl.int64,
-    count,
-    head: tl.int64,
-    blocks,
-    key_low,
-    key_high,
-    parts: tl.constexpr,
-    width: tl.constexpr,
-    signed: tl.constexpr,
-    wide: tl.constexpr,
-    has_head: tl.constexpr,
+    values, sums, first: tl.int64, count, head: tl.int64, blocks, key_low, key_high,
+    parts: tl.constexpr, width: tl.constexpr, signed: tl.constexpr, wide: tl.constexpr, has_head: tl.constexpr,
     pieces: tl.constexpr,
-):
+):  # fmt: skip
     """Sums += the signed values of the ``count`` pieces from number ``first`` on."""
     index = tl.program_id(0).to(tl.int64) * pieces + tl.arange(0, pieces)
     lane = tl.arange(0, width)
@@ -196,34 +155,12 @@ def accumulate_range_kernel(
     tl.atomic_add(target, flip(value, flips, lane), mask=inside, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=PLAIN)
-def count_kernel(tally, first: tl.int64, count, blocks, key_low, key_high, wide: tl.constexpr, pieces: tl.constexpr):
-    """tally[slot] += 1 for each of the ``count`` hashed chunks from number ``first`` on."""
-    index = tl.program_id(0).to(tl.int64) * pieces + tl.arange(0, pieces)
-    hashed = hash_blocks(first + index, key_low, key_high, wide)
-    place = tl.umulhi(hashed, blocks.to(tl.uint32)).to(tl.int64)
-    tl.atomic_add(tally + place, tl.full((pieces,), 1, tl.int32), mask=index < count, sem="relaxed")
-
-
 @triton.jit(do_not_specialize=[*PLAIN, "row_count"])
 def recover_rows_kernel(
-    compact,
-    rows,
-    out,
-    row_count: tl.int64,
-    count,
-    head: tl.int64,
-    blocks,
-    key_low,
-    key_high,
-    row_pieces: tl.constexpr,
-    parts: tl.constexpr,
-    width: tl.constexpr,
-    signed: tl.constexpr,
-    wide: tl.constexpr,
-    has_head: tl.constexpr,
-    pieces: tl.constexpr,
-):
+    compact, rows, out, row_count: tl.int64, count, head: tl.int64, blocks, key_low, key_high,
+    row_pieces: tl.constexpr, parts: tl.constexpr, width: tl.constexpr, signed: tl.constexpr, wide: tl.constexpr,
+    has_head: tl.constexpr, pieces: tl.constexpr,
+):  # fmt: skip
     """Out = the chosen rows, ``count`` pieces in all."""
     index = tl.program_id(0).to(tl.int64) * pieces + tl.arange(0, pieces)
     lane = tl.arange(0, width)
@@ -237,24 +174,10 @@ def recover_rows_kernel(
 
 @triton.jit(do_not_specialize=[*PLAIN, "row_count", "scale"])
 def accumulate_rows_kernel(
-    values,
-    rows,
-    sums,
-    scale: tl.float64,
-    row_count: tl.int64,
-    count,
-    head: tl.int64,
-    blocks,
-    key_low,
-    key_high,
-    row_pieces: tl.constexpr,
-    parts: tl.constexpr,
-    width: tl.constexpr,
-    signed: tl.constexpr,
-    wide: tl.constexpr,
-    has_head: tl.constexpr,
-    pieces: tl.constexpr,
-):
+    values, rows, sums, scale: tl.float64, row_count: tl.int64, count, head: tl.int64, blocks, key_low, key_high,
+    row_pieces: tl.constexpr, parts: tl.constexpr, width: tl.constexpr, signed: tl.constexpr, wide: tl.constexpr,
+    has_head: tl.constexpr, pieces: tl.constexpr,
+):  # fmt: skip
     """Sums += scale · the signed values of the chosen rows, ``count`` pieces in all."""
     index = tl.program_id(0).to(tl.int64) * pieces + tl.arange(0, pieces)
     lane = tl.arange(0, width)
@@ -265,4 +188,40 @@ def accumulate_rows_kernel(
     kind: tl.constexpr = sums.dtype.element_ty
     value = tl.load(source, mask=inside[:, None], other=0).to(kind) * number(scale, kind)
     target = sums + (place[:, None] * width + lane[None, :])
+    tl.atomic_add(target, flip(value, flips, lane), mask=inside[:, None], sem="relaxed")
+
+
+@triton.jit(do_not_specialize=[*PLAIN, "row_count"])
+def place_rows_kernel(
+    rows, places, row_count: tl.int64, count, head: tl.int64, blocks, key_low, key_high,
+    row_pieces: tl.constexpr, parts: tl.constexpr, width: tl.constexpr, signed: tl.constexpr, wide: tl.constexpr,
+    has_head: tl.constexpr, pieces: tl.constexpr,
+):  # fmt: skip
+    """Places = where each piece of the chosen rows lives, counted in pieces."""
+    index = tl.program_id(0).to(tl.int64) * pieces + tl.arange(0, pieces)
+    inside = index < count
+    piece = row_piece(rows, index, inside, row_count, row_pieces)
+    place, _ = locate(piece, head, blocks, key_low, key_high, parts, width, signed, wide, has_head)
+    tl.store(places + index, place.to(places.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=[*PLAIN, "row_count"])
+def gather_touched_kernel(
+    values, rows, order, positions, touched, sums, row_count: tl.int64, count, head: tl.int64, blocks, key_low,
+    key_high,
+    row_pieces: tl.constexpr, parts: tl.constexpr, width: tl.constexpr, signed: tl.constexpr, wide: tl.constexpr,
+    has_head: tl.constexpr, pieces: tl.constexpr,
+):  # fmt: skip
+    """Add up the pieces of a batch, taken in the order of their places: one sum a touched place."""
+    index = tl.program_id(0).to(tl.int64) * pieces + tl.arange(0, pieces)
+    lane = tl.arange(0, width)
+    inside = index < count
+    origin = tl.load(order + index, mask=inside, other=0)
+    position = tl.load(positions + index, mask=inside, other=0).to(tl.int64)
+    piece = row_piece(rows, origin, inside, row_count, row_pieces)
+    place, flips = locate(piece, head, blocks, key_low, key_high, parts, width, signed, wide, has_head)
+    tl.store(touched + position, place, mask=inside)  # all that share a position store the same number
+    source = values + (origin[:, None] * width + lane[None, :])
+    value = tl.load(source, mask=inside[:, None], other=0).to(sums.dtype.element_ty)
+    target = sums + (position[:, None] * width + lane[None, :])
     tl.atomic_add(target, flip(value, flips, lane), mask=inside[:, None], sem="relaxed")

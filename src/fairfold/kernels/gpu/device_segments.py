@@ -1,9 +1,18 @@
-"""Device code: means by a stored order of chunks. Each slot is written once, by one program, so nothing is atomic."""
+"""Device code: counts of chunks, and means by a stored order of them, each slot written once, by one program."""
 
 import triton
 import triton.language as tl
 
 from fairfold.kernels.gpu.device import PLAIN, flip, hash_blocks, locate
+
+
+@triton.jit(do_not_specialize=PLAIN)
+def count_kernel(tally, first: tl.int64, count, blocks, key_low, key_high, wide: tl.constexpr, pieces: tl.constexpr):
+    """tally[slot] += 1 for each of the ``count`` hashed chunks from number ``first`` on."""
+    index = tl.program_id(0).to(tl.int64) * pieces + tl.arange(0, pieces)
+    hashed = hash_blocks(first + index, key_low, key_high, wide)
+    place = tl.umulhi(hashed, blocks.to(tl.uint32)).to(tl.int64)
+    tl.atomic_add(tally + place, tl.full((pieces,), 1, tl.int32), mask=index < count, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=PLAIN)
@@ -16,22 +25,10 @@ def block_kernel(found, first: tl.int64, count, blocks, key_low, key_high, wide:
 
 @triton.jit(do_not_specialize=PLAIN)
 def segment_mean_kernel(
-    values,
-    chunks,
-    starts,
-    means,
-    count,
-    head: tl.int64,
-    blocks,
-    key_low,
-    key_high,
-    parts: tl.constexpr,
-    width: tl.constexpr,
-    signed: tl.constexpr,
-    wide: tl.constexpr,
-    has_head: tl.constexpr,
+    values, chunks, starts, means, count, head: tl.int64, blocks, key_low, key_high,
+    parts: tl.constexpr, width: tl.constexpr, signed: tl.constexpr, wide: tl.constexpr, has_head: tl.constexpr,
     pieces: tl.constexpr,
-):
+):  # fmt: skip
     """Means of the ``count`` hashed places; those of place p are ``chunks[starts[p] : starts[p + 1]]``.
 
     A program handles one part of each chunk of its tile. The slots of a tile are summed in step, as many steps as its

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairfold.kernels.gpu.placement import Placement
 from fairfold.kernels.gpu.tuning import TILES
 
 CHECKED: dict[str, Any] = {"debug": True, "sanitize_overflow": False}
@@ -21,26 +20,16 @@ def on_device(tensor: Tensor) -> AbstractContextManager[Any]:
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
-def tiled(name: str, count: int, width: int = 1) -> tuple[tuple[int], int, int]:
-    """The grid, the pieces of a program and its warps, for ``count`` pieces of ``width`` coordinates."""
-    tile = TILES[name]
-    pieces = max(tile.elements // width, 1)
-    return ((count + pieces - 1) // pieces,), pieces, tile.warps
-
-
-def place_arguments(place: Placement) -> dict[str, Any]:
-    """A placement as keyword arguments of a kernel."""
-    return {
-        "head": place.head,
-        "blocks": place.blocks,
-        "key_low": place.key_low,
-        "key_high": place.key_high,
-        "parts": place.parts,
-        "width": place.width,
-        "signed": place.signed,
-        "wide": place.wide,
-        "has_head": place.head > 0,
-    }
+def launch(
+    kernel: Any, tile: str, count: int, width: int, /, *tensors: Tensor, programs: int = 1, **arguments: Any
+) -> None:
+    """Run a kernel over ``count`` pieces of ``width`` numbers, by one program a tile or several."""
+    if count == 0:
+        return
+    elements, warps = TILES[tile]
+    pieces = max(elements // width, 1)
+    with on_device(tensors[0]):
+        kernel[(-(-count // pieces) * programs,)](*tensors, count=count, **arguments, pieces=pieces, num_warps=warps)
 
 
 @contextmanager

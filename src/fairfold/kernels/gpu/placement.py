@@ -6,9 +6,9 @@ hash is computed once for all of them. The widest piece is gcd(chunk, head, 32),
 handled: 8 for the common chunk of 8, 1 where every coordinate is hashed alone.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd
+from typing import NamedTuple
 
 from fairfold.errors import InvalidSubspace
 from fairfold.kernels.hashing import MULTIPLIER_1, MULTIPLIER_2, WORD, Layout
@@ -18,9 +18,8 @@ SIGN_BITS = 32
 """Signs are bits of 32-bit words, so no piece is wider than one word."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """What a kernel must know to place pieces of ``width`` coordinates.
+class Placement(NamedTuple):
+    """What a kernel must know to place pieces of ``width`` coordinates: its arguments of the same names.
 
     Attributes:
         width: Coordinates of a piece; a power of two.
@@ -32,6 +31,7 @@ class Placement:
         wide: 0 if numbers of pieces and places fit 31 bits; 1 if they need more; 2 if there may be more than 2**32
             chunks, whose keys depend on the high word of their number.
         signed: Whether hashed coordinates carry a random sign.
+        has_head: Whether any piece owns its slot.
     """
 
     width: int
@@ -42,6 +42,7 @@ class Placement:
     key_high: int
     wide: int
     signed: bool
+    has_head: bool
 
 
 @lru_cache(maxsize=4096)
@@ -63,16 +64,8 @@ def placement(layout: Layout, row_size: int = 0, width: int = 0) -> Placement:
         )
     if wide < 2:  # the keys are the same for all chunks: mix them once, here
         low, high = _mix(low), _mix(high)
-    return Placement(
-        width=width,
-        parts=parts,
-        head=layout.head // width,
-        blocks=layout.blocks,
-        key_low=_as_signed(low),
-        key_high=_as_signed(high),
-        wide=wide,
-        signed=layout.signed,
-    )
+    head, low, high = layout.head // width, _as_signed(low), _as_signed(high)
+    return Placement(width, parts, head, layout.blocks, low, high, wide, layout.signed, head > 0)
 
 
 def _mix(word: int) -> int:

@@ -11,12 +11,13 @@ cache, those of 2**31 chunks or more, and those whose sort the device has no mem
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fairfold.kernels.gpu import device, device_segments
-from fairfold.kernels.gpu.launch import on_device, place_arguments, sum_dtype, tiled
+from fairfold.kernels.gpu import device_segments
+from fairfold.kernels.gpu.launch import launch, sum_dtype
 from fairfold.kernels.gpu.placement import placement
 from fairfold.kernels.hashing import Layout
 
@@ -57,11 +58,6 @@ def _kept(layout: Layout, where: torch.device) -> Kept:  # noqa: ARG001 (they ar
     return Kept()
 
 
-def forget_layouts() -> None:
-    """Give back the memory of the counts and orders that reductions keep, of the last eight layouts."""
-    _kept.cache_clear()
-
-
 def counts_or_order(layout: Layout, where: torch.device) -> Tensor | Order:
     """What a reduction should use, kept for the next one."""
     if where.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -81,8 +77,7 @@ def counts_or_order(layout: Layout, where: torch.device) -> Tensor | Order:
 
 
 def _counts(layout: Layout, where: torch.device) -> Tensor:
-    first, count = _hashed(layout)
-    return tally(layout, first, count, where).clamp_(min=1)
+    return tally(layout, *_hashed(layout), where).clamp_(min=1)
 
 
 def _hashed(layout: Layout) -> tuple[int, int]:
@@ -94,7 +89,7 @@ def _hashed(layout: Layout) -> tuple[int, int]:
 def tally(layout: Layout, first: int, count: int, where: torch.device) -> Tensor:
     """How many of ``count`` hashed chunks from number ``first`` on live in each chunk of the compact vector."""
     found = torch.zeros(layout.blocks, dtype=torch.int32, device=where)
-    _launch(device.count_kernel, layout, found, first, count)
+    _launch(device_segments.count_kernel, layout, found, first, count)
     return found
 
 
@@ -108,15 +103,11 @@ def order_of(layout: Layout, where: torch.device) -> Order:
     return Order(chunks.add_(first).int(), torch.searchsorted(places, every, out_int32=True))
 
 
-def _launch(kernel: object, layout: Layout, found: Tensor, first: int, count: int) -> None:
+def _launch(kernel: Any, layout: Layout, found: Tensor, first: int, count: int) -> None:
     """Run a kernel over numbers of hashed chunks."""
-    if count == 0:
-        return
-    place = place_arguments(placement(layout, width=1))
-    hashing = {name: place[name] for name in ("blocks", "key_low", "key_high", "wide")}
-    grid, pieces, warps = tiled("count", count)
-    with on_device(found):
-        kernel[grid](found, first=first, count=count, **hashing, pieces=pieces, num_warps=warps)  # type: ignore[index]
+    place = placement(layout, width=1)
+    keys = {"blocks": place.blocks, "key_low": place.key_low, "key_high": place.key_high, "wide": place.wide}
+    launch(kernel, "count", count, 1, found, first=first, **keys)
 
 
 def segment_means(layout: Layout, full: Tensor, order: Order) -> Tensor:
@@ -124,17 +115,7 @@ def segment_means(layout: Layout, full: Tensor, order: Order) -> Tensor:
     means = torch.empty(layout.size, dtype=sum_dtype(full.dtype), device=full.device)
     full = full.detach().contiguous()
     means[: layout.head] = full[: layout.head]
-    place = placement(layout)
-    grid, pieces, warps = tiled("segment_mean", layout.blocks, place.width)
-    with on_device(means):
-        device_segments.segment_mean_kernel[(grid[0] * place.parts,)](
-            full,
-            order.chunks,
-            order.starts,
-            means,
-            count=layout.blocks,
-            **place_arguments(place),
-            pieces=pieces,
-            num_warps=warps,
-        )
+    place, tensors = placement(layout), (full, order.chunks, order.starts, means)
+    kernel, arguments = device_segments.segment_mean_kernel, place._asdict()
+    launch(kernel, "segment_mean", layout.blocks, place.width, *tensors, programs=place.parts, **arguments)
     return means

@@ -3,17 +3,11 @@
 ``benchmarks/kernels_gpu.py --tune`` tries :data:`CANDIDATES` and prints the best for the hardware at hand.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """The work of one program.
-
-    Attributes:
-        elements: Coordinates a program handles; a power of two.
-        warps: Warps (of 32 threads) that share them.
-    """
+class Tile(NamedTuple):
+    """The work of one program: how many coordinates (a power of two), and the warps of 32 threads that share them."""
 
     elements: int
     warps: int
@@ -27,7 +21,6 @@ TILES: dict[str, Tile] = {
     "segment_mean": Tile(512, 4),
     "count": Tile(1024, 4),
     "touched": Tile(1024, 4),
-    "chain": Tile(2048, 4),
 }
 
 CANDIDATES: list[Tile] = [
