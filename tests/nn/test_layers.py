@@ -11,8 +11,6 @@ from torch.autograd import forward_ad
 
 from fairfold.errors import InvalidDtype, InvalidRow, InvalidSettings, InvalidVector
 from fairfold.nn import FairConv2d, FairEmbedding, FairEmbeddingBag, FairLinear, FairModule, blocks
-from fairfold.nn import conv as conv_file
-from fairfold.nn import linear as linear_file
 from tests.nn.common import PLACEMENTS, example_input, layers, ordinary
 
 KINDS = sorted(layers(capacity=1))
@@ -75,8 +73,7 @@ def test_gradcheck(kind: str, placement: dict[str, Any]) -> None:
 def test_weights_may_come_in_any_number_of_blocks(kind: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = layers(capacity=1 / 3, dtype=torch.float64)[kind]
     images = example_input(layer, torch.float64)
-    for module in (blocks, conv_file, linear_file):
-        monkeypatch.setattr(module, "BLOCK_WEIGHTS", limit)
+    monkeypatch.setattr(blocks, "BLOCK_WEIGHTS", limit)
     check_like_standard(layer, images)
 
 

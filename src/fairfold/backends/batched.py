@@ -14,7 +14,7 @@ import torch
 
 from fairfold.backends import image_native, native, stepped
 from fairfold.backends.gather import Active, gather
-from fairfold.backends.groups import visits_at_once
+from fairfold.backends.groups import at_once
 from fairfold.kernels.native import loader
 from fairfold.protocol.people import People
 from fairfold.protocol.plan import Plan
@@ -55,10 +55,9 @@ def takes_steps(plan: Plan) -> bool:
 
 def _together(people: People, visits: Iterable[Visit], alone: Mapping[int, str]) -> Iterator[Word]:
     """By the algorithm's own way for many at once; those who are to be heard alone, or all without one, in turn."""
-    plan, several = people.plan, list[Visit]()
-    single = list[Visit]()
-    for visit in visits:
-        (single if visit.client in alone else several).append(visit)
+    plan, everybody = people.plan, list(visits)
+    several = [visit for visit in everybody if visit.client not in alone]
+    single = [visit for visit in everybody if visit.client in alone]
     if several:
         found = plan.algorithm.answers(plan, people, several)
         yield from in_turn(people, several, alone) if found is None else found
@@ -69,7 +68,7 @@ def _stepped(people: People, visits: Iterable[Visit], alone: Mapping[int, str]) 
     """Gradient steps on what is touched: sixteen clients at a time, their good answers summed by size as they come."""
     sums = _Sums(people)
     with ThreadPoolExecutor(loader.workers(), initializer=loader.work_alone) as workers:
-        for some in visits_at_once(visits, CLIENTS_AT_ONCE):
+        for some in at_once(visits, CLIENTS_AT_ONCE):
             for trained in _train(people, some, workers):
                 if trained.client in alone or not sums.take(trained):
                     yield _word(people, trained)
@@ -123,12 +122,10 @@ class _Sums:
                 if not (math.isfinite(low) and max(high, -low) <= self._algorithm.largest_change):
                     return False
         weight = self._algorithm.weight(self._people.samples(trained.client))  # type: ignore[attr-defined]
-        empty = (
-            {name: torch.zeros_like(vector) for name, vector in sent.vectors.items()}
-            if id(sent) not in self._sums
-            else {}
-        )
-        _, answer, clients = self._sums.setdefault(id(sent), (sent, Answer(empty, 0.0), []))
+        if id(sent) not in self._sums:
+            empty = {name: torch.zeros_like(vector) for name, vector in sent.vectors.items()}
+            self._sums[id(sent)] = (sent, Answer(empty, 0.0), [])
+        _, answer, clients = self._sums[id(sent)]
         for name, part in changed.items():
             answer.sums[name].index_add_(0, trained.slots[name], part, alpha=weight)
         clients.append(trained.client)

@@ -6,7 +6,6 @@ one setting up, as many replays as the busiest client has steps, and one scatter
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice
 from math import prod
 from typing import Any
@@ -16,17 +15,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from fairfold.backends.graph_answers import Back
-from fairfold.backends.groups import at_once
-from fairfold.backends.layout import (
-    Draws,
-    Lookups,
-    Samples,
-    draw,
-    factors_of,
-    find_lookups,
-    lay_out,
-    used_by_all,
-)
+from fairfold.backends.groups import MOMENTS, Ahead, at_once
+from fairfold.backends.layout import Draws, Lookups, Samples, draw, factors_of, find_lookups, lay_out, used_by_all
 from fairfold.kernels import ops
 from fairfold.kernels.form import Lines, Places
 from fairfold.protocol.fleet import Fleet
@@ -37,7 +27,6 @@ from fairfold.protocol.work import Work
 
 CLIENTS_AT_ONCE = 128
 ROUNDS_AHEAD = 3
-"""Samples are drawn by this many threads, as many rounds ahead: a GPU is faster than the drawing of one round."""
 
 
 class Buffers:
@@ -66,8 +55,7 @@ class Buffers:
         self.fixed, self.fixed_signs = make(clients, used, kind=torch.int32), make(clients, used, kind=torch.int8)
         self.whole = make(clients, factored, kind=dtype)
         self.values, self.gradient = make(values, kind=dtype), make(values, kind=dtype)
-        moments = {"sgd": 0, "adagrad": 1, "adam": 2}[settings.local_optimiser]
-        self.moments = [make(values, kind=dtype) for _ in range(moments)]
+        self.moments = [make(values, kind=dtype) for _ in range(MOMENTS[settings.local_optimiser])]
         self.moving = make(self.steps, kind=torch.int64)
         self.step = make(1, kind=torch.int64)
         self.rates = step_sizes(settings, self.steps).to(device, dtype)
@@ -125,8 +113,7 @@ class GraphBackend:
         self._losses = vmap(self.work.unpenalised_losses, in_dims=(0, 0, 0, 0 if self.work.has_targets else None))
         self._graph: torch.cuda.CUDAGraph | None = None
         self._factors = [torch.eye(columns, device=device, dtype=dtype) for columns in factors_of(self.work)]
-        self._feeder = ThreadPoolExecutor(ROUNDS_AHEAD, thread_name_prefix="fairfold-samples")
-        self._ahead: dict[int, Future[list[Draws]]] = {}
+        self._draws = Ahead(self._draw, fleet.plan.settings.run.rounds, ROUNDS_AHEAD)
 
     def __call__(self, people: People, visits: Iterable[Visit], alone: Mapping[int, str]) -> Iterator[Word]:
         """See :data:`fairfold.protocol.round.Backend`."""
@@ -136,17 +123,9 @@ class GraphBackend:
         if first is None:
             return
         rest = chain([first], coming)
-        for drawn in self._drawn(first.sent.round_number):
+        for drawn in self._draws.of_round(first.sent.round_number):
             some = {visit.client: visit.sent for visit in islice(rest, len(drawn.clients))}
             yield from self._train(drawn.to(self.device).samples(), some, alone)
-
-    def _drawn(self, number: int) -> list[Draws]:
-        """A round's draws; those of the next rounds are made while this one runs."""
-        coming = range(number, min(number + ROUNDS_AHEAD, self.fleet.plan.settings.run.rounds - 1) + 1)
-        self._ahead = {
-            each: self._ahead.get(each) or self._feeder.submit(self._draw, each) for each in {number, *coming}
-        }
-        return self._ahead[number].result()
 
     def _draw(self, number: int) -> list[Draws]:
         cohort = self.fleet.cohort(number).tolist()
@@ -162,12 +141,11 @@ class GraphBackend:
         lookups = find_lookups(self.work, samples, groups, held, sections)
         buffers = self.buffers
         buffers.fill(samples, lookups)
-        came_from = sources(lookups)
+        came_from = lookups.sources()
         buffers.values[: len(came_from)] = sections.source[came_from]
         self._run(len(samples.sizes))
-        yield from Back(
-            self.fleet.plan.algorithm, self.people, buffers.values, samples, groups, held, lookups, came_from
-        ).words(alone)
+        trained = buffers.values[: len(came_from)]
+        yield from Back(self.people, trained, samples.clients, groups, held, lookups, came_from).words(alone)
 
     def _run(self, steps: int) -> None:
         if self.device.type != "cuda":
@@ -175,13 +153,10 @@ class GraphBackend:
                 self._step()
             return
         if self._graph is None:
-            self._graph = capture(self._step, self._state())
+            held = self.buffers
+            self._graph = capture(self._step, [held.values, held.gradient, *held.moments, held.step])
         for _ in range(steps):
             self._graph.replay()
-
-    def _state(self) -> list[Tensor]:
-        """What a step changes."""
-        return [self.buffers.values, self.buffers.gradient, *self.buffers.moments, self.buffers.step]
 
     def _step(self) -> None:
         """The next step of every client that is still at work."""
@@ -271,10 +246,3 @@ def capture(step: Callable[[], None], changed: list[Tensor], pool: Any = None) -
     for tensor, before in zip(changed, kept, strict=True):
         tensor.copy_(before)
     return graph
-
-
-def sources(lookups: Lookups) -> Tensor:
-    """Where each touched slot stands in the source."""
-    sections = lookups.sections
-    section = torch.searchsorted(sections.bounds, lookups.keys, right=True) - 1
-    return sections.sent_at[section] + lookups.keys - sections.bounds[section]

@@ -21,31 +21,18 @@ from fairfold.protocol.words import Sent, Visit
 
 @dataclass
 class Active:
-    """One client's round.
-
-    Attributes:
-        client: Its number.
-        sent: What it received.
-        values: The touched slots of every tensor, in order of their first touch, and the user's own vectors.
-        start: The values before training.
-        parts: Which of the values belong to which tensor.
-        slots: Which slot of the tensor's compact vector each of its values is; none for what is the user's own.
-        places: Where the rows of every tensor stand among the values: item tables [rows, row length], others [numbers].
-        factors: By which small matrix the rows of a table are multiplied to be read (FedHM); empty for other methods.
-        samples: Rows of the item tables, step by step.
-        pull: A weight a value that draws it to where it started (FedProx), or None.
-    """
+    """One client's round."""
 
     client: int
-    sent: Sent
-    values: Tensor
-    start: Tensor
-    parts: dict[str, slice]
-    slots: dict[str, Tensor]
-    places: dict[str, Places]
-    factors: dict[str, Places]
-    samples: Samples
-    pull: Tensor | None
+    sent: Sent  # what it received
+    values: Tensor  # the touched slots of every tensor, in order of their first touch, and the user's own vectors
+    start: Tensor  # the values before training
+    parts: dict[str, slice]  # which of the values belong to which tensor
+    slots: dict[str, Tensor]  # which slot of its compact vector each value of a tensor is; none for the user's own
+    places: dict[str, Places]  # where rows stand among the values: item tables [rows, row length], others [numbers]
+    factors: dict[str, Places]  # by which small matrix the rows of a table are multiplied to be read (FedHM)
+    samples: Samples  # rows of the item tables, step by step
+    pull: Tensor | None  # a weight a value that draws it to where it started (FedProx)
 
 
 def gather(people: People, visit: Visit) -> Active:
@@ -87,22 +74,10 @@ def gather(people: People, visit: Visit) -> Active:
         if prox:
             pulls.append(torch.zeros(vectors.shape[1]))
     joined = torch.cat(values)
-    return Active(
-        client,
-        sent,
-        joined,
-        joined.clone(),
-        parts,
-        slots,
-        places,
-        factors,
-        Samples(
-            rows,
-            None if local.targets is None else local.targets.to(joined.dtype),
-            torch.tensor(local.ends, dtype=torch.int64),
-        ),
-        torch.cat(pulls).to(joined.dtype) if pulls else None,
-    )
+    targets = None if local.targets is None else local.targets.to(joined.dtype)
+    samples = Samples(rows, targets, torch.tensor(local.ends, dtype=torch.int64))
+    pull = torch.cat(pulls).to(joined.dtype) if pulls else None
+    return Active(client, sent, joined, joined.clone(), parts, slots, places, factors, samples, pull)
 
 
 def _numbered(projection: Coordinatewise, coordinates: Tensor) -> tuple[Places, Tensor]:

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from fairfold.backends.layout import Lookups, Samples, put, whose
+from fairfold.backends.layout import Lookups, put, whose
 from fairfold.protocol.people import People
 from fairfold.protocol.words import Answer, Sent, Word
 from fairfold.values import Weights
@@ -19,23 +19,21 @@ class Back:
 
     def __init__(
         self,
-        algorithm: Any,
         people: People,
         values: Tensor,
-        samples: Samples,
+        clients: list[int],
         groups: list[int],
         held: dict[int, Sent],
         lookups: Lookups,
         came_from: Tensor,
     ) -> None:
-        self._algorithm, self._people = algorithm, people
-        self._work, self._clients, self._groups, self._held = people.work, samples.clients, groups, held
+        self._people, self._work, self._algorithm = people, people.work, cast(Any, people.plan.algorithm)
+        self._values, self._clients, self._groups, self._held = values, clients, groups, held
         self._lookups, self._came_from = lookups, came_from
-        self._values = values[: len(came_from)]
-        self._change = self._values - lookups.sections.source[came_from]
-        shared = max((at + held[group].vectors[name].numel() for group, of in lookups.sections.groups.items()
-                      for name, at in of.items()), default=0)  # fmt: skip
-        self._of_server = came_from < shared
+        self._change = values - lookups.sections.source[came_from]
+        ends = [at + held[group].vectors[name].numel() for group, of in lookups.sections.groups.items()
+                for name, at in of.items()]  # fmt: skip
+        self._of_server = came_from < max(ends, default=0)
         self._place = whose(lookups.ends, len(self._change))
 
     def words(self, alone: Mapping[int, str]) -> Iterator[Word]:

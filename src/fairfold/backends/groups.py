@@ -1,29 +1,41 @@
-"""Clients to be trained at once."""
+"""Clients to be trained at once, and rounds drawn ahead."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, TypeVar
 
 from fairfold.protocol.words import Visit
 
+One = TypeVar("One", int, Visit)
+Drawn = TypeVar("Drawn")
 
-def at_once(cohort: list[int], most: int) -> Iterator[list[int]]:
-    """Clients to train at once, nobody twice: a second time starts from what the first one learned."""
-    clients: list[int] = []
-    for client in cohort:
-        if client in clients or len(clients) == most:
-            yield clients
-            clients = []
-        clients.append(client)
-    if clients:
-        yield clients
+MOMENTS = {"sgd": 0, "adagrad": 1, "adam": 2}
+"""Vectors that an optimiser keeps beside the values."""
 
 
-def visits_at_once(visits: Iterable[Visit], most: int) -> Iterator[list[Visit]]:
-    """The same for visits, each made when its group is."""
-    some: dict[int, Visit] = {}
-    for visit in visits:
-        if visit.client in some or len(some) == most:
+def at_once(cohort: Iterable[One], most: int) -> Iterator[list[One]]:
+    """Clients (or visits of them) to train at once, nobody twice: a second time starts from what the first learned."""
+    some: dict[int, One] = {}
+    for one in cohort:
+        client = one.client if isinstance(one, Visit) else one
+        if client in some or len(some) == most:
             yield list(some.values())
             some = {}
-        some[visit.client] = visit
+        some[client] = one
     if some:
         yield list(some.values())
+
+
+class Ahead(Generic[Drawn]):
+    """What chance decides of each round; drawn by threads some rounds ahead, as a GPU is faster than the drawing."""
+
+    def __init__(self, draw: Callable[[int], Drawn], rounds: int, ahead: int) -> None:
+        self._draw, self._rounds, self._ahead = draw, rounds, ahead
+        self._threads = ThreadPoolExecutor(ahead, thread_name_prefix="fairfold-samples")
+        self._coming: dict[int, Future[Drawn]] = {}
+
+    def of_round(self, number: int) -> Drawn:
+        """A round's draws; those of the next rounds are made while this one runs."""
+        wanted = {number, *range(number, min(number + self._ahead, self._rounds - 1) + 1)}
+        self._coming = {each: self._coming.get(each) or self._threads.submit(self._draw, each) for each in wanted}
+        return self._coming[number].result()

@@ -10,7 +10,6 @@ program for every number of them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from math import prod
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fairfold.backends.cuda_graph import capture, step_sizes
+from fairfold.backends.groups import MOMENTS, Ahead
 from fairfold.backends.image_layout import Lines
 from fairfold.backends.image_native import trained_word
 from fairfold.backends.stacked_layers import LEFT, RIGHT, Part, stacked_network
@@ -76,9 +76,7 @@ class ImageGraphBackend:
         plan = self.lines
         self._full, self._gradient = make(clients, plan.coordinates), make(clients, plan.coordinates)
         self._values = make(clients, plan.slots)
-        self._moments = [
-            make(clients, plan.slots) for _ in range({"sgd": 0, "adagrad": 1, "adam": 2}[steps.local_optimiser])
-        ]
+        self._moments = [make(clients, plan.slots) for _ in range(MOMENTS[steps.local_optimiser])]
         self._lists = SlotTables.empty(clients, plan.slots // plan.width, plan.coordinates, plan.width, device)
         self._rows = make(self._steps, clients, steps.batch_size, of=torch.int32)
         self._shares = make(self._steps, clients, steps.batch_size)
@@ -91,8 +89,7 @@ class ImageGraphBackend:
         self._networks: dict[int, torch.nn.Module] = {}
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        self._feeder = ThreadPoolExecutor(ROUNDS_AHEAD, thread_name_prefix="fairfold-images")
-        self._ahead: dict[int, Future[dict[int, Tensor]]] = {}
+        self._draws = Ahead(self._draw, fleet.plan.settings.run.rounds, ROUNDS_AHEAD)
 
     def __call__(self, people: People, visits: Iterable[Visit], alone: Mapping[int, str]) -> Iterator[Word]:  # noqa: ARG002
         """See :data:`fairfold.protocol.round.Backend`."""
@@ -101,14 +98,16 @@ class ImageGraphBackend:
             self._tables.clear()
         coming = iter(visits)
         while some := list(islice(coming, len(self._full))):
-            yield from self._train_some(some, self._drawn(some[0].sent.round_number))
+            yield from self._train_some(some, self._draws.of_round(some[0].sent.round_number))
 
     def _train_some(self, visits: list[Visit], batches: dict[int, Tensor]) -> Iterator[Word]:
         """Train these together, those with most steps first."""
         placed = sorted(range(len(visits)), key=lambda index: -len(batches[visits[index].client]))
         for place, index in enumerate(placed):
-            self._values[place] = self._line_of(visits[index])
-            self._lists.put(place, self._table_of(visits[index]))
+            visit = visits[index]
+            sent = torch.cat([visit.sent.vectors[name] for name in visit.sent.projections]).to(self.device)
+            self._values[place].zero_().index_copy_(0, self._positions_of(visit), sent)
+            self._lists.put(place, self._table_of(visit))
         drawn = [batches[visits[index].client] for index in placed]
         self._fill(drawn)
         for moment in self._moments:
@@ -131,11 +130,6 @@ class ImageGraphBackend:
             vectors = dict(zip(projections, torch.split(mine, sizes), strict=True))
             yield trained_word(self.fleet.plan.algorithm, visit, vectors, self.work.samples(visit.client))
 
-    def _line_of(self, visit: Visit) -> Tensor:
-        """What a client received, as its line of slots."""
-        sent = torch.cat([visit.sent.vectors[name] for name in visit.sent.projections]).to(self.device)
-        return torch.zeros_like(self._values[0]).index_copy_(0, self._positions_of(visit), sent)
-
     def _positions_of(self, visit: Visit) -> Tensor:
         group = visit.sent.size
         if group not in self._positions:
@@ -144,32 +138,22 @@ class ImageGraphBackend:
 
     def _table_of(self, visit: Visit) -> SlotTables:
         """Made once a size, or once a client whose hash is its own; anew where hashes change with the round."""
-        client = visit.client
-        key = client if self.fleet.plan.method.per_client else visit.sent.size
+        key = visit.client if self.fleet.plan.method.per_client else visit.sent.size
         if key not in self._tables:
             self._tables[key] = self.lines.table(visit.sent.projections, self.device)
         return self._tables[key]
 
-    def _drawn(self, number: int) -> dict[int, Tensor]:
-        """Every client's batches; those of the next rounds are drawn while this one runs."""
-        coming = range(number, min(number + ROUNDS_AHEAD, self.fleet.plan.settings.run.rounds - 1) + 1)
-        self._ahead = {
-            each: self._ahead.get(each) or self._feeder.submit(self._draw, each) for each in {number, *coming}
-        }
-        return self._ahead[number].result()
-
     def _draw(self, number: int) -> dict[int, Tensor]:
-        """As the readable loop draws them: the batches of every client."""
-        return {
-            client: self._batches(torch.stack(self.work.orders(client, self.people.source(number, client))))
-            for client in self.fleet.cohort(number).tolist()
-        }
+        """As the readable loop draws them, the batches of every client: int32 [steps, batch].
 
-    def _batches(self, orders: Tensor) -> Tensor:
-        """Images by step, int32 [steps, batch], from those of each epoch; -1 where the last of an epoch is not full."""
-        size = self.steps.batch_size
-        padded = torch.nn.functional.pad(orders.to(torch.int32), (0, -orders.shape[1] % size), value=-1)
-        return padded.view(-1, size)
+        Where the last batch of an epoch is not full it is filled up with -1.
+        """
+        size, found = self.steps.batch_size, {}
+        for client in self.fleet.cohort(number).tolist():
+            orders = torch.stack(self.work.orders(client, self.people.source(number, client)))
+            padded = torch.nn.functional.pad(orders.to(torch.int32), (0, -orders.shape[1] % size), value=-1)
+            found[client] = padded.view(-1, size)
+        return found
 
     def _fill(self, batches: list[Tensor]) -> None:
         """Set up the batches of a round; what fills one up is an image whose share in the loss is 0."""
@@ -185,18 +169,14 @@ class ImageGraphBackend:
     def _run(self, working: int, steps: int) -> None:
         """The next steps of the first clients."""
         if self.device.type != "cuda":
-            for _ in range(steps):
-                self._take_step(working)
+            self._take_steps(working, steps)
             return
+        changed = [self._full, self._gradient, self._values, *self._moments, self._step]
         for many in [STEPS_AT_ONCE] * (steps // STEPS_AT_ONCE) + [1] * (steps % STEPS_AT_ONCE):
             if (working, many) not in self._graphs:
-                self._graphs[working, many] = capture(
-                    partial(self._take_steps, working, many), self._changed(), self._pool
-                )
+                take = partial(self._take_steps, working, many)
+                self._graphs[working, many] = capture(take, changed, self._pool)
             self._graphs[working, many].replay()
-
-    def _changed(self) -> list[Tensor]:
-        return [self._full, self._gradient, self._values, *self._moments, self._step]
 
     def _take_steps(self, working: int, many: int) -> None:
         for _ in range(many):

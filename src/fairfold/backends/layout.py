@@ -7,9 +7,10 @@ step serve them all, and what came of it goes back by one scatter.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,23 +45,14 @@ def whose(ends: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Samples:
-    """All samples of a cohort's round, client after client, those with most steps first.
+    """All samples of a cohort's round, client after client, those with most steps first."""
 
-    Attributes:
-        clients: Who they are, by place.
-        items: int64 [samples, width].
-        targets: float [samples], or None.
-        place: int64 [samples]: whose each is.
-        starts: int64 [steps, clients]: where the batch of a step starts; 0 once a client has finished.
-        sizes: int64 [steps, clients]: its samples; 0 once a client has finished.
-    """
-
-    clients: list[int]
-    items: Tensor
-    targets: Tensor | None
-    place: Tensor
-    starts: Tensor
-    sizes: Tensor
+    clients: list[int]  # who they are, by place
+    items: Tensor  # int64 [samples, width]
+    targets: Tensor | None  # float [samples]
+    place: Tensor  # int64 [samples]: whose each is
+    starts: Tensor  # int64 [steps, clients]: where the batch of a step starts; 0 once a client has finished
+    sizes: Tensor  # int64 [steps, clients]: its samples; 0 once a client has finished
 
 
 @dataclass(frozen=True)
@@ -69,36 +61,25 @@ class Draws:
 
     Random numbers come from the host, one client after another; all that follows from them is worked out where the
     cohort is trained, for all clients at once.
-
-    Attributes:
-        clients: Those with most steps first; their index is their place.
-        train: Their interactions; users are numbered by place.
-        order: int64 [samples]: which of its client's interactions each sample is.
-        chance: float64 [samples, negatives]: which negatives go with it; None for ratings.
-        weights: float [clients]: what each of these counts, for the squared error of rankings; else None.
-        epochs: Each has all interactions of a client.
-        batch: Samples in a step, at most.
-        steps: Of the busiest client.
     """
 
-    clients: list[int]
-    train: Interactions
-    order: Tensor
-    chance: Tensor | None
-    weights: Tensor | None
-    epochs: int
-    batch: int
-    steps: int
+    clients: list[int]  # those with most steps first; their index is their place
+    train: Interactions  # theirs; users are numbered by place
+    order: Tensor  # int64 [samples]: which of its client's interactions each sample is
+    chance: Tensor | None  # float64 [samples, negatives]: which negatives go with it; None for ratings
+    weights: Tensor | None  # float [clients]: what each of these counts, for the squared error of rankings
+    epochs: int  # each has all interactions of a client
+    batch: int  # samples in a step, at most
+    steps: int  # of the busiest client
 
     def to(self, device: torch.device) -> "Draws":
         """The same on a device, which the host does not wait for."""
-        train, chance = self.train, self.chance
-        ratings = None if train.ratings is None else moved(train.ratings, device)
-        offsets, items = moved(train.offsets, device), moved(train.items, device)
-        interactions = replace(train, offsets=offsets, items=items, ratings=ratings)
-        order, chance = moved(self.order, device), None if chance is None else moved(chance, device)
-        weights = None if self.weights is None else moved(self.weights, device)
-        return replace(self, train=interactions, order=order, chance=chance, weights=weights)
+
+        def on_device(one: "Draws | Interactions") -> dict[str, Any]:
+            held = {field.name: getattr(one, field.name) for field in fields(one)}
+            return {name: moved(of, device) for name, of in held.items() if isinstance(of, Tensor)}
+
+        return replace(self, train=replace(self.train, **on_device(self.train)), **on_device(self))
 
     def samples(self) -> Samples:
         """What the readable loop trains on, on the device where the draws are."""
@@ -167,23 +148,14 @@ def distinct(keys: Tensor, bound: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Sections:
-    """Where the parts of tensors stand in two vectors: all of them (virtual), and in what the server sent.
+    """Where the parts of tensors stand in two vectors: all of them (virtual), and in what the server sent."""
 
-    Attributes:
-        names: Tensors of a client, in order: item tables, the user's vectors, dense tensors.
-        bounds: int64 [clients · tensors + 1]: where each section of the virtual vector starts.
-        starts: The same on the host.
-        sent_at: int64 [clients · tensors]: where the section's vector starts in ``source``.
-        source: What was sent to each group, tensor after tensor, and behind it the clients' own vectors.
-        groups: The start of every group's tensors in ``source``.
-    """
-
-    names: list[str]
-    bounds: Tensor
-    starts: list[int]
-    sent_at: Tensor
-    source: Tensor
-    groups: dict[int, dict[str, int]]
+    names: list[str]  # tensors of a client, in order: item tables, the user's vectors, dense tensors
+    bounds: Tensor  # int64 [clients · tensors + 1]: where each section of the virtual vector starts
+    starts: list[int]  # the same on the host
+    sent_at: Tensor  # int64 [clients · tensors]: where the section's vector starts in the source
+    source: Tensor  # what was sent to each group, tensor after tensor, and behind it the clients' own vectors
+    groups: dict[int, dict[str, int]]  # the start of every group's tensors in the source
 
 
 def lay_out(
@@ -216,26 +188,21 @@ def lay_out(
 
 @dataclass(frozen=True)
 class Lookups:
-    """Positions of everything that is looked up, in the vector of touched slots.
+    """Positions of everything that is looked up, in the vector of touched slots."""
 
-    Attributes:
-        sections: Where things come from.
-        keys: int64 [values]: place of every touched slot in the virtual vector, ascending.
-        ends: int64 [clients]: where each client's part of the touched slots ends.
-        rows: int32 [distinct rows of all clients, numbers a row in all tables], and their signs, int8.
-        places: int64 [samples, width]: the row of each item of each sample.
-        fixed: int32 [clients, numbers], positions of what every sample uses (users' vectors, dense tensors, second
-            factors where tables are products); signs.
-        whole: bool [clients, tables]: where the table is no product, so that its second factor is the unit matrix.
-    """
+    sections: Sections  # where things come from
+    keys: Tensor  # int64 [values]: place of every touched slot in the virtual vector, ascending
+    ends: Tensor  # int64 [clients]: where each client's part of the touched slots ends
+    rows: tuple[Tensor, Tensor]  # int32 [distinct rows of all clients, numbers a row in all tables]; signs, int8
+    places: Tensor  # int64 [samples, width]: the row of each item of each sample
+    fixed: tuple[Tensor, Tensor]  # int32 [clients, numbers]: what every sample uses (see used_by_all); signs
+    whole: Tensor  # bool [clients, tables]: where the table is no product: its second factor is the unit matrix
 
-    sections: Sections
-    keys: Tensor
-    ends: Tensor
-    rows: tuple[Tensor, Tensor]
-    places: Tensor
-    fixed: tuple[Tensor, Tensor]
-    whole: Tensor
+    def sources(self) -> Tensor:
+        """Where each touched slot stands in the source."""
+        sections = self.sections
+        section = torch.searchsorted(sections.bounds, self.keys, right=True) - 1
+        return sections.sent_at[section] + self.keys - sections.bounds[section]
 
 
 def factors_of(work: Work) -> list[int]:
@@ -244,7 +211,7 @@ def factors_of(work: Work) -> list[int]:
 
 
 def used_by_all(work: Work) -> int:
-    """How many numbers every sample of a client uses."""
+    """How many numbers every sample of a client uses: users' vectors, dense tensors, second factors of products."""
     dense = sum(prod(shape) for shape in work.dense.values())
     return sum(work.own.values()) + dense + sum(columns**2 for columns in factors_of(work))
 
@@ -274,14 +241,9 @@ def find_lookups(work: Work, samples: Samples, groups: list[int], held: dict[int
     found_at = found_at.to(torch.int32)
     ends = torch.searchsorted(keys, sections.bounds[tensors::tensors].contiguous())
     whole = [[not isinstance(held[group].projections[name], LowRank) for name in work.tables] for group in groups]
+    found_rows, found_fixed = found_at[:cut].view(rows.shape), found_at[cut:].view(fixed.shape)
     return Lookups(
-        sections,
-        keys,
-        ends,
-        (found_at[:cut].view(rows.shape), row_signs),
-        places,
-        (found_at[cut:].view(fixed.shape), fixed_signs),
-        put(whole, device),
+        sections, keys, ends, (found_rows, row_signs), places, (found_fixed, fixed_signs), put(whole, device)
     )
 
 

@@ -42,9 +42,9 @@ class _Program:
             | {_factor(name): places.shifted(offset) for name, places in client.factors.items()}
             for client, offset in zip(self._clients, offsets, strict=True)
         ]
-        self._tables = {name: _joined([of[name] for of in shifted], torch.cat) for name in work.tables}
+        self._tables = {name: Places.joined([of[name] for of in shifted]) for name in work.tables}
         others = (*work.dense, *work.own, *(_factor(name) for name in self._factors))
-        self._others = {name: _joined([of[name] for of in shifted], torch.stack) for name in others}
+        self._others = {name: Places.joined([of[name] for of in shifted], torch.stack) for name in others}
         self._pull = None
         if work.prox:
             self._pull = torch.cat([client.pull for client in self._clients if client.pull is not None])
@@ -88,8 +88,8 @@ class _Program:
     def _add_gradients(self, step: int, moving: int, into: Tensor) -> None:
         """Add the gradients of the sum of the clients' losses of a step."""
         local, work = self._rows[step, :moving], self._work
-        read = {name: _at(places, local.reshape(-1)) for name, places in self._tables.items()}
-        read |= {name: Places(of.positions[:moving], of.signs[:moving]) for name, of in self._others.items()}
+        read = {name: places.at(local.reshape(-1)) for name, places in self._tables.items()}
+        read |= {name: of.at(slice(moving)) for name, of in self._others.items()}
         flat = {
             name: ops.recover_positions(self._values, of.positions, of.signs).requires_grad_()
             for name, of in read.items()
@@ -114,12 +114,3 @@ class _Program:
 
 def _factor(name: str) -> str:
     return f"second factor of {name}"
-
-
-def _joined(places: list[Places], join: object) -> Places:
-    assert callable(join)
-    return Places(join([of.positions for of in places]), join([of.signs for of in places]))
-
-
-def _at(places: Places, rows: Tensor) -> Places:
-    return Places(places.positions.index_select(0, rows), places.signs.index_select(0, rows))

@@ -16,33 +16,21 @@ class Form:
     followed by a rectifier. The score is the sum of what the branches give, each number weighted by the output layer
     where there is one. Dense tensors stand in this order: weight [units, inputs] and bias of every layer, then those of
     the output.
-
-    Attributes:
-        product: Columns of the product branch, 0 without one.
-        user: Columns of the user that enter the network, ahead of the item's.
-        item: Columns of the item that enter the network.
-        layers: Units of each of the network's layers.
-        output: Whether there is an output layer.
     """
 
-    product: int = 0
-    user: int = 0
-    item: int = 0
-    layers: tuple[int, ...] = ()
-    output: bool = False
+    product: int = 0  # columns of the product branch, 0 without one
+    user: int = 0  # columns of the user that enter the network, ahead of the item's
+    item: int = 0  # columns of the item that enter the network
+    layers: tuple[int, ...] = ()  # units of each of the network's layers
+    output: bool = False  # whether there is an output layer
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where the numbers of some rows stand among a client's values.
+    """Where the numbers of some rows stand among a client's values."""
 
-    Attributes:
-        positions: int32.
-        signs: int8, aligned; 0 for a number that the client does not have, which reads as 0.
-    """
-
-    positions: Tensor
-    signs: Tensor
+    positions: Tensor  # int32
+    signs: Tensor  # int8, aligned; 0 for a number that the client does not have, which reads as 0
 
     def shifted(self, offset: int) -> "Places":
         """The same rows in a longer vector."""
@@ -51,6 +39,10 @@ class Places:
     def viewed(self, shape: tuple[int, ...]) -> "Places":
         """The same numbers in another shape."""
         return Places(self.positions.view(shape), self.signs.view(shape))
+
+    def at(self, lines: Tensor | slice) -> "Places":
+        """Those of chosen lines."""
+        return Places(self.positions[lines], self.signs[lines])
 
     @staticmethod
     def joined(parts: "Sequence[Places]", join: Callable[[list[Tensor]], Tensor] = torch.cat) -> "Places":
@@ -67,50 +59,29 @@ class Places:
 
 @dataclass(frozen=True)
 class Objective:
-    """What is minimised, and how.
+    """What is minimised, and how."""
 
-    Attributes:
-        rating: Squared error of ratings; else the pairwise loss of a sample's first item and its others.
-        regulariser: Of the pairwise loss.
-        optimiser: As torch has it.
-        rate: Its step size.
-    """
-
-    rating: bool
-    regulariser: float
-    optimiser: Literal["sgd", "adagrad", "adam"]
-    rate: float
+    rating: bool  # squared error of ratings; else the pairwise loss of a sample's first item and its others
+    regulariser: float  # of the pairwise loss
+    optimiser: Literal["sgd", "adagrad", "adam"]  # as torch has it
+    rate: float  # its step size
 
 
 @dataclass(frozen=True)
 class Samples:
-    """A client's round.
+    """A client's round."""
 
-    Attributes:
-        rows: int32 [samples, width].
-        targets: [samples] or None.
-        ends: Where the samples of each step end.
-    """
-
-    rows: Tensor
-    targets: Tensor | None
-    ends: Tensor
+    rows: Tensor  # int32 [samples, width]
+    targets: Tensor | None  # [samples]
+    ends: Tensor  # where the samples of each step end
 
 
 @dataclass(frozen=True)
 class Lines:
-    """What the steps of a cohort look up, at fixed addresses.
+    """What the steps of a cohort look up, at fixed addresses."""
 
-    Attributes:
-        rows: [rows, numbers an item has in all tables] of all clients.
-        fixed: [clients, numbers]: what every sample of a client uses, the user's vectors and the dense tensors.
-        places: int32 [steps, clients, samples, width]: the row of each item of each sample.
-        shares: [steps, clients, samples]: what each sample counts in the loss; 0 for padding.
-        step: int64 [1]: which one is next.
-    """
-
-    rows: Places
-    fixed: Places
-    places: Tensor
-    shares: Tensor
-    step: Tensor
+    rows: Places  # [rows, numbers an item has in all tables] of all clients
+    fixed: Places  # [clients, numbers]: what every sample of a client uses, the user's vectors and the dense tensors
+    places: Tensor  # int32 [steps, clients, samples, width]: the row of each item of each sample
+    shares: Tensor  # [steps, clients, samples]: what each sample counts in the loss; 0 for padding
+    step: Tensor  # int64 [1]: which one is next

@@ -19,23 +19,14 @@ CROWDED = 12
 
 @dataclass(frozen=True)
 class SlotTables:
-    """Which pieces live in which slots, a line a client. Slots are counted in pieces, too.
+    """Which pieces live in which slots, a line a client. Slots are counted in pieces, too."""
 
-    Attributes:
-        slots: int32 [clients, slots]: those that hold pieces, the fullest first.
-        starts: int32 [clients, slots + 1]: where the list of each of these begins.
-        pieces: int32 [clients, pieces]: their pieces, list after list.
-        slot_of: int32 [clients, pieces]: the slot of every piece.
-        signs: int8 [clients, coordinates]: 0 for what the client does not hold, which then is 0 and has no gradient.
-        used: int32 [clients, 2]: how many slots hold pieces, and whether they hold many, which is a matter of speed.
-    """
-
-    slots: Tensor
-    starts: Tensor
-    pieces: Tensor
-    slot_of: Tensor
-    signs: Tensor
-    used: Tensor
+    slots: Tensor  # int32 [clients, slots]: those that hold pieces, the fullest first
+    starts: Tensor  # int32 [clients, slots + 1]: where the list of each of these begins
+    pieces: Tensor  # int32 [clients, pieces]: their pieces, list after list
+    slot_of: Tensor  # int32 [clients, pieces]: the slot of every piece
+    signs: Tensor  # int8 [clients, coordinates]: 0 for what a client does not hold, which is 0 and has no gradient
+    used: Tensor  # int32 [clients, 2]: how many slots hold pieces; whether they hold many, which is a matter of speed
 
     @property
     def width(self) -> int:
@@ -65,10 +56,8 @@ class SlotTables:
         pieces = torch.sort(rank[slot_of], stable=True).indices
         used = (counts > 0).sum()
         about = torch.stack([used, (len(slot_of) >= CROWDED * used).to(used.dtype)])
-        return SlotTables(
-            fullest.to(torch.int32)[None], starts.to(torch.int32)[None], pieces.to(torch.int32)[None],
-            slot_of.to(torch.int32)[None], signs[None], about.to(torch.int32)[None],
-        )  # fmt: skip
+        *lists, about = (each.to(torch.int32)[None] for each in (fullest, starts, pieces, slot_of, about))
+        return SlotTables(*lists, signs[None], about)
 
     def put(self, place: int, table: "SlotTables") -> None:
         """Make a client's table that of a line."""
@@ -87,14 +76,9 @@ def step_slots(
 ) -> None:
     """One step of SGD, Adagrad or Adam (0, 1 or 2 moments) on compact vectors, and their recovery into ``full``.
 
-    Args:
-        full: [clients, coordinates], written; the first clients of ``values`` and ``tables`` may be enough.
-        gradient: Like ``full``.
-        values: [clients, slots · width], moved in place.
-        moments: Like ``values``, from zeros.
-        tables: Where coordinates live.
-        rates: As in :func:`fairfold.kernels.reference.step_prefix`.
-        number: Which step it is, from 0.
+    ``full`` (written) and ``gradient`` are [clients, coordinates], ``values`` (moved) and ``moments`` (from zeros)
+    [clients, slots · width]; the first clients of ``values`` and ``tables`` may be enough. ``rates`` and ``number`` are
+    those of :func:`.reference.step_prefix`. On a GPU nothing waits for the device, and sums have a fixed order.
     """
     rate, root = rates[int(number)].tolist()
     width = tables.width

@@ -5,8 +5,8 @@ from fairfold.nn.bag import FairEmbeddingBag
 from fairfold.nn.base import FairModule, SharedMemory
 from fairfold.nn.compression import compress, expand
 from fairfold.nn.conv import FairConv2d
-from fairfold.nn.embedding import FairEmbedding
 from fairfold.nn.linear import FairLinear
+from fairfold.nn.table import FairEmbedding
 
 __all__ = [
     "ActiveRows",

@@ -42,10 +42,8 @@ class ActiveRows(nn.Module):
         layout, dim = table.subspace.layout, table.embedding_dim
         touched = ops.active_slots(layout, row_ids, dim)
         positions, signs = ops.positions(layout, row_ids, dim, touched)
-        self.register_buffer("row_ids", row_ids, persistent=False)
-        self.register_buffer("slots", touched, persistent=False)
-        self.register_buffer("positions", positions, persistent=False)
-        self.register_buffer("signs", signs, persistent=False)
+        for name, of in {"row_ids": row_ids, "slots": touched, "positions": positions, "signs": signs}.items():
+            self.register_buffer(name, of, persistent=False)
         self.values = nn.Parameter(table.memory.detach()[touched])
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -72,8 +70,7 @@ class ActiveRows(nn.Module):
         if len(self.row_ids) == 0 and ids.numel() == 0:
             return ids
         local = torch.searchsorted(self.row_ids, ids)
-        known = len(self.row_ids) and torch.equal(self.row_ids[local.clamp(max=len(self.row_ids) - 1)], ids)
-        if not known:
+        if not len(self.row_ids) or not torch.equal(self.row_ids[local.clamp(max=len(self.row_ids) - 1)], ids):
             missing = ids[~torch.isin(ids, self.row_ids)]
             raise InvalidRow(
                 f"{len(missing)} ids outside of the active set, e.g. {int(missing[0])}",

@@ -17,15 +17,7 @@ _STATE_FORMAT = 1
 _EXTRA = "_extra_state"
 
 
-def describe_layout(subspace: Subspace, offset: int, weights: int) -> Tensor:
-    """The integers that fix which weight reads which slot, as a tensor: the one form every file format can hold."""
-    layout = subspace.layout
-    numbers = [_STATE_FORMAT, layout.full_size, layout.head, layout.tail, layout.chunk]
-    numbers += [subspace.seed & 0xFFFFFFFF, subspace.seed >> 32, int(layout.signed), offset, weights]
-    return torch.tensor(numbers, dtype=torch.int64)
-
-
-def check_layout(state: object, expected: Tensor, name: str) -> None:
+def _check_layout(state: object, expected: Tensor, name: str) -> None:
     """Refuse a saved layout that differs: its numbers would be read by other weights without a word."""
     if not isinstance(state, Tensor) or state.shape != expected.shape or state.is_floating_point():
         raise InvalidState(
@@ -62,18 +54,21 @@ class CompactVector(nn.Module):
         self.weights = weights
 
     def get_extra_state(self) -> Tensor:
-        """The layout's integers, saved beside the vector."""
-        return describe_layout(self.subspace, self.offset, self.weights)
+        """The integers that fix which weight reads which slot, as a tensor: the one form every file format can hold."""
+        layout, seed = self.subspace.layout, self.subspace.seed
+        numbers = [_STATE_FORMAT, layout.full_size, layout.head, layout.tail, layout.chunk]
+        numbers += [seed & 0xFFFFFFFF, seed >> 32, int(layout.signed), self.offset, self.weights]
+        return torch.tensor(numbers, dtype=torch.int64)
 
     def set_extra_state(self, state: object) -> None:
         """Nothing is taken over from a file: a layout that differs is refused."""
-        check_layout(state, self.get_extra_state(), type(self).__name__)
+        _check_layout(state, self.get_extra_state(), type(self).__name__)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         # Checked before torch copies anything, so that a refused state leaves this module as it was.
         name = prefix.removesuffix(".") or type(self).__name__
         if prefix + _EXTRA in state_dict:
-            check_layout(state_dict[prefix + _EXTRA], self.get_extra_state(), name)
+            _check_layout(state_dict[prefix + _EXTRA], self.get_extra_state(), name)
         saved = state_dict.get(prefix + "compact")
         if self.compact is not None and saved is not None and saved.shape != (self.subspace.size,):
             raise InvalidState(

@@ -1,8 +1,7 @@
 """compress and expand: a model of standard layers to its compact twin by reduction, and back by recovery."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from copy import deepcopy
-from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
 from typing import Any
@@ -14,9 +13,9 @@ from fairfold.errors import InvalidCapacity, InvalidSettings
 from fairfold.kernels import ops
 from fairfold.nn.bag import MODES
 from fairfold.nn.base import FairModule, SharedMemory
-from fairfold.nn.placement import DEFAULT_CHUNK, place
+from fairfold.nn.placement import DEFAULT_CHUNK, Placement, place
 from fairfold.nn.twins import compact_twin, dense_twin
-from fairfold.subspace import Capacity, Subspace
+from fairfold.subspace import Capacity
 from fairfold.subspace.checks import SUM_DTYPE, check_vector
 
 MIN_SIZE = 1024
@@ -61,29 +60,26 @@ def compress(
         min_size: Smaller weight tensors stay dense, unless chosen by ``layers``.
     """
     chosen = _chosen_layers(model, layers, min_size)
-    weights: dict[int, Tensor] = {id(layer.weight): layer.weight for _, layer in chosen}
     copied = _copied_without(model, [layer for _, layer in chosen])
     if not chosen:
         return copied
+    weights = {id(layer.weight): layer.weight for _, layer in chosen}
     share = _share(model, list(weights.values()), Capacity.parse(capacity))
-    options = _Options(share, mapping, chunk, sign)
-    if shared and chosen[0][0] != "":
-        return _share_one_memory(copied, chosen, options, seed)
-    twins: dict[int, FairModule] = {}
+    options: Placement = {"mapping": mapping, "chunk": chunk, "sign": sign}
     of_weight: dict[int, FairModule] = {}
-    for name, layer in chosen:
-        weight: Tensor = layer.weight
-        if id(layer) not in twins:
-            tied = of_weight.get(id(weight))
-            if tied is None:
-                subspace = options.subspace(weight.numel(), weight, (seed + len(of_weight)) % 2**64)
-                twin = compact_twin(layer, subspace, subspace.reduce(weight.detach().reshape(-1)))
-                of_weight[id(weight)] = twin
-            else:
-                twin = compact_twin(layer, tied.subspace, tied.memory)
-            twins[id(layer)] = twin
-        copied = _replaced(copied, name, twins[id(layer)])
-    return copied
+
+    def with_its_own(layer: Layer) -> FairModule:
+        weight, tied = layer.weight, of_weight.get(id(layer.weight))
+        if tied is not None:
+            return compact_twin(layer, tied.subspace, tied.memory)
+        options["seed"] = (seed + len(of_weight)) % 2**64
+        subspace = place(weight.numel(), weight.element_size(), capacity=share, **options)
+        of_weight[id(weight)] = compact_twin(layer, subspace, subspace.reduce(weight.detach().reshape(-1)))
+        return of_weight[id(weight)]
+
+    if shared and chosen[0][0] != "":
+        return _replaced(copied, chosen, _sharing(chosen, share, {**options, "seed": seed}))
+    return _replaced(copied, chosen, with_its_own)
 
 
 def expand(model: nn.Module) -> nn.Module:
@@ -91,42 +87,19 @@ def expand(model: nn.Module) -> nn.Module:
 
     The padding row of a table, which reads as zeros, is stored as zeros, also where another layer is tied to it.
     """
-    kept: dict[int, object] = {}
-    for module in model.modules():
-        if isinstance(module, FairModule):
-            kept[id(module)] = module  # recovered below, so not worth copying
+    # Compact layers are recovered below, so not worth copying.
+    kept: dict[int, Any] = {id(module): module for module in model.modules() if isinstance(module, FairModule)}
     copied: nn.Module = deepcopy(model, kept)
-    weights: dict[tuple[int, int], nn.Parameter] = {}
-    twins: dict[int, nn.Module] = {}
-    for name, module in _named_once(copied):
-        if isinstance(module, FairModule):
-            if id(module) not in twins:
-                place_of = (id(module.memory), module.offset)
-                twins[id(module)] = dense_twin(module, weights.get(place_of))
-                weights[place_of] = twins[id(module)].weight  # type: ignore[assignment]
-            copied = _replaced(copied, name, twins[id(module)])
-    return copied
+    weights: dict[tuple[int, int], Any] = {}
 
+    def recovered(layer: FairModule) -> nn.Module:
+        place_of = (id(layer.memory), layer.offset)
+        twin = dense_twin(layer, weights.get(place_of))
+        weights[place_of] = twin.weight
+        return twin
 
-@dataclass(frozen=True, slots=True)
-class _Options:
-    """What is the same for every subspace of one call."""
-
-    share: Fraction
-    mapping: str | None
-    chunk: int
-    sign: bool
-
-    def subspace(self, full_size: int, like: Tensor, seed: int) -> Subspace:
-        return place(
-            full_size,
-            like.element_size(),
-            capacity=self.share,
-            seed=seed,
-            mapping=self.mapping,
-            chunk=self.chunk,
-            sign=self.sign,
-        )
+    compact = [(name, module) for name, module in _every_place(copied) if isinstance(module, FairModule)]
+    return _replaced(copied, compact, recovered)
 
 
 def _can_be_compressed(layer: Any) -> bool:
@@ -138,13 +111,13 @@ def _can_be_compressed(layer: Any) -> bool:
     return kind is nn.Linear or kind is nn.Conv2d
 
 
-def _named_once(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def _every_place(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Every place a module stands in, also the second and third place of one used twice."""
-    return iter(list(model.named_modules(remove_duplicate=False)))
+    return list(model.named_modules(remove_duplicate=False))
 
 
 def _chosen_layers(model: nn.Module, layers: Layers, min_size: int) -> list[tuple[str, Layer]]:
-    named = list(_named_once(model))
+    named = _every_place(model)
     able: list[tuple[str, Layer]] = [(name, layer) for name, layer in named if _can_be_compressed(layer)]
     if layers is None:
         return [(name, layer) for name, layer in able if layer.weight.numel() >= min_size]
@@ -195,56 +168,56 @@ def _share(model: nn.Module, folded: list[Tensor], capacity: Capacity) -> Fracti
     return min(Fraction(capacity.budget - dense, of_folded), Fraction(1))
 
 
-def _replaced(model: nn.Module, name: str, layer: nn.Module) -> nn.Module:
-    if name == "":
-        return layer
-    parent, _, last = name.rpartition(".")
-    setattr(model.get_submodule(parent), last, layer)
+def _replaced(model: nn.Module, layers: list[tuple[str, Any]], make: Callable[[Any], nn.Module]) -> nn.Module:
+    """The model with another layer in every place of each of these, made once."""
+    twins: dict[int, nn.Module] = {}
+    for name, layer in layers:
+        if id(layer) not in twins:
+            twins[id(layer)] = make(layer)
+        if name == "":
+            return twins[id(layer)]
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, twins[id(layer)])
     return model
 
 
 @torch.no_grad()
-def _share_one_memory(model: nn.Module, chosen: list[tuple[str, Layer]], options: _Options, seed: int) -> nn.Module:
-    """One subspace over all chosen weights, one after another.
+def _sharing(chosen: list[tuple[str, Layer]], share: Fraction, options: Placement) -> Callable[[Layer], FairModule]:
+    """One subspace over all chosen weights, one after another: what makes the twins that read it.
 
     A table is looked up by row number, so each tensor begins at a multiple of its row size (and of the chunk); the few
     coordinates skipped for that belong to no one, and count for nothing in the means.
     """
     offsets: dict[int, int] = {}
     end = used = 0
-    first: Tensor = chosen[0][1].weight
+    named: dict[int, tuple[str, Tensor]] = {}
     for name, layer in chosen:
-        weight: Tensor = layer.weight
+        named.setdefault(id(layer.weight), (name, layer.weight))
+    first: Tensor = chosen[0][1].weight
+    for name, weight in named.values():
         if (weight.dtype, weight.device) != (first.dtype, first.device):
             raise InvalidSettings(
                 f"layer {name!r} of {weight.dtype} on {weight.device}",
                 f"{first.dtype} on {first.device}, as the first layer, for one memory",
                 "Compress with shared=False.",
             )
-        if id(weight) not in offsets:
-            step = lcm(weight.shape[1:].numel(), options.chunk)
-            offsets[id(weight)] = -(-end // step) * step
-            end = offsets[id(weight)] + weight.numel()
-            used += weight.numel()
-    share = options.share * used / end if options.share < 1 else options.share  # of the coordinates in use
-    subspace = _Options(share, options.mapping, options.chunk, options.sign).subspace(end, first, seed)
+        step = lcm(weight.shape[1:].numel(), options["chunk"])
+        offsets[id(weight)] = -(-end // step) * step
+        end = offsets[id(weight)] + weight.numel()
+        used += weight.numel()
+    of_all = share * used / end if share < 1 else share  # of the coordinates in use
+    subspace = place(end, first.element_size(), capacity=of_all, **options)
     sums = torch.zeros(subspace.size, dtype=SUM_DTYPE[first.dtype], device=first.device)
     counts = torch.zeros(subspace.size, dtype=torch.int32, device=first.device)
-    added: set[int] = set()
-    for name, layer in chosen:
-        weight = layer.weight
-        if id(weight) not in added:
-            flat = weight.detach().reshape(-1)
-            check_vector(f"{name}.weight", flat, flat.numel())
-            ops.accumulate_range(subspace.layout, flat, offsets[id(weight)], sums, counts)
-            added.add(id(weight))
-    compact = sums.div_(counts.clamp_(min=1)).to(first.dtype)
-    memory = SharedMemory(subspace, compact)
-    twins: dict[int, FairModule] = {}
-    for name, layer in chosen:
-        if id(layer) not in twins:
-            twin = compact_twin(layer, None, None)
-            twin.share(memory, offsets[id(layer.weight)], owner=not twins)
-            twins[id(layer)] = twin
-        _replaced(model, name, twins[id(layer)])
-    return model
+    for name, weight in named.values():
+        flat = weight.detach().reshape(-1)
+        check_vector(f"{name}.weight", flat, flat.numel())
+        ops.accumulate_range(subspace.layout, flat, offsets[id(weight)], sums, counts)
+    memory = SharedMemory(subspace, sums.div_(counts.clamp_(min=1)).to(first.dtype))
+
+    def make(layer: Layer) -> FairModule:
+        twin = compact_twin(layer, None, None)
+        twin.share(memory, offsets[id(layer.weight)], owner=layer is chosen[0][1])
+        return twin
+
+    return make

@@ -1,21 +1,17 @@
 """FairConv2d: ``nn.Conv2d`` in the memory a device has."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812  (torch's own name for it)
 
 from fairfold.errors import InvalidSettings, InvalidVector
-from fairfold.kernels import ops
-from fairfold.kernels.hashing import Layout
-from fairfold.nn.blocks import BLOCK_WEIGHTS, FairLayer, recover_block, without_autocast
+from fairfold.nn.blocks import FairLayer, Geometry, Part, Slopes
 from fairfold.nn.placement import Placement
-from fairfold.subspace.checks import SUM_DTYPE, whole_number
+from fairfold.subspace.checks import whole_number
 
 Pair = int | tuple[int, int]
 PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
@@ -87,15 +83,8 @@ class FairConv2d(FairLayer):
         if self.padding_mode != "zeros" or left != right or top != bottom:
             batch = F.pad(batch, self._margins, mode=self.padding_mode.replace("zeros", "constant"))
             padding = (0, 0)
-        geometry = _Geometry(self.shape, self.stride, padding, self.dilation, self.groups)
-        result: Tensor = _Convolve.apply(  # type: ignore[no-untyped-call]
-            batch,
-            self.memory,
-            None if self.bias is None else self.bias.to(batch.dtype),
-            self.subspace.layout,
-            self.offset,
-            geometry,
-        )
+        geometry = _Convolution(self.shape, self.groups, self.stride, padding, self.dilation)
+        result = self._multiplied(batch, geometry)
         return result if images.dim() == 4 else result[0]
 
     def extra_repr(self) -> str:
@@ -108,117 +97,34 @@ class FairConv2d(FairLayer):
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """Output channels whose filters are recovered together, and the input channels they see."""
-
-    outputs: slice
-    inputs: slice
-    groups: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Geometry:
-    """All of a convolution but its numbers."""
-
-    shape: tuple[int, ...]
+class _Convolution(Geometry):
     stride: tuple[int, int]
     padding: tuple[int, int]
     dilation: tuple[int, int]
-    groups: int
 
-    def parts(self) -> Iterator[_Part]:
-        """Whole groups together while they fit a block; a group that does not fit is cut into output channels."""
-        outputs, seen = self.shape[0] // self.groups, self.shape[1]
-        each = max(prod(self.shape[1:]), 1)
-        whole = BLOCK_WEIGHTS // (each * max(outputs, 1))
-        if whole:
-            for first in range(0, self.groups, whole):
-                last = min(first + whole, self.groups)
-                yield _Part(slice(first * outputs, last * outputs), slice(first * seen, last * seen), last - first)
-            return
-        step = max(1, BLOCK_WEIGHTS // each)
-        for group in range(self.groups):
-            for start in range(group * outputs, (group + 1) * outputs, step):
-                stop = min(start + step, (group + 1) * outputs)
-                yield _Part(slice(start, stop), slice(group * seen, (group + 1) * seen), 1)
+    def product(self, given: Tensor, weights: Tensor, bias: Tensor | None, part: Part) -> Tensor:
+        return F.conv2d(given[:, part.inputs], weights, bias, self.stride, self.padding, self.dilation, part.groups)
 
-    def filters(self, layout: Layout, memory: Tensor, offset: int, part: _Part, dtype: torch.dtype) -> Tensor:
-        """The recovered filters of one part."""
-        shape = (part.outputs.stop - part.outputs.start, *self.shape[1:])
-        return recover_block(layout, memory, self.start(offset, part), shape, dtype)
-
-    def start(self, offset: int, part: _Part) -> int:
-        """The first coordinate of a part's filters."""
-        return offset + int(part.outputs.start) * prod(self.shape[1:])
-
-
-class _Convolve(torch.autograd.Function):
-    """Convolution part by part; filters are recovered again in the backward."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        images: Tensor,
-        memory: Tensor,
-        bias: Tensor | None,
-        layout: Layout,
-        offset: int,
-        geometry: _Geometry,
-    ) -> Tensor:
-        ctx.save_for_backward(images, memory)
-        ctx.layout, ctx.offset, ctx.geometry = layout, offset, geometry
-        results = []
-        with without_autocast(images):
-            for part in geometry.parts():
-                filters = geometry.filters(layout, memory, offset, part, images.dtype)
-                results.append(
-                    F.conv2d(
-                        images[:, part.inputs],
-                        filters,
-                        None if bias is None else bias[part.outputs],
-                        geometry.stride,
-                        geometry.padding,
-                        geometry.dilation,
-                        part.groups,
-                    )
-                )
-        return results[0] if len(results) == 1 else torch.cat(results, 1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
-        images, memory = ctx.saved_tensors
-        geometry: _Geometry = ctx.geometry
-        wants_images, wants_memory, wants_bias = ctx.needs_input_grad[:3]
-        of_images: Tensor | None = None
-        of_bias: list[Tensor] = []
-        sums = torch.zeros(memory.numel(), dtype=SUM_DTYPE[memory.dtype], device=memory.device)
-        for part in geometry.parts():
-            filters = geometry.filters(ctx.layout, memory, ctx.offset, part, images.dtype)
-            of_input, of_filters, of_part = torch.ops.aten.convolution_backward(
-                gradient[:, part.outputs],
-                images[:, part.inputs],
-                filters,
-                [len(filters)] if wants_bias else None,
-                geometry.stride,
-                geometry.padding,
-                geometry.dilation,
-                False,
-                [0, 0],
-                part.groups,
-                [wants_images, wants_memory, wants_bias],
-            )
-            of_bias.append(of_part)
-            if wants_images and part.groups == geometry.groups and len(filters) == geometry.shape[0]:
-                of_images = of_input  # all in one part, the usual case
-            elif wants_images:
-                of_images = torch.zeros_like(images) if of_images is None else of_images
-                of_images[:, part.inputs] += of_input
-            if wants_memory:
-                start = geometry.start(ctx.offset, part)
-                ops.accumulate_range(ctx.layout, of_filters.reshape(-1), start, sums)
-        of_memory = sums.to(memory.dtype) if wants_memory else None
-        return of_images, of_memory, torch.cat(of_bias) if wants_bias else None, None, None, None
+    def slopes(
+        self,
+        slope: Tensor,
+        given: Tensor,
+        weights: Callable[[], Tensor],
+        part: Part,
+        of_given: Tensor | None,
+        wants: Sequence[bool],
+    ) -> Slopes:
+        filters = weights()
+        of_input, of_filters, of_bias = torch.ops.aten.convolution_backward(
+            slope, given[:, part.inputs], filters, [len(filters)] if wants[2] else None,
+            self.stride, self.padding, self.dilation, False, [0, 0], part.groups, list(wants),
+        )  # fmt: skip
+        if len(filters) == self.shape[0]:
+            of_given = of_input  # all in one part, the usual case
+        elif wants[0]:
+            of_given = torch.zeros_like(given) if of_given is None else of_given
+            of_given[:, part.inputs] += of_input
+        return of_given, of_filters, of_bias
 
 
 def _pair(name: str, value: Pair, least: int = 1) -> tuple[int, int]:

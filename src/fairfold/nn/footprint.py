@@ -32,66 +32,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes a device needs.
+    """Bytes a device needs."""
 
-    Attributes:
-        stored: Of the compact vector, which is also what crosses the network once in each direction of a round.
-        serving: At the peak of a lookup.
-        training: At the peak of a round.
-    """
-
-    stored: int
-    serving: int
-    training: int
+    stored: int  # of the compact vector, which also crosses the network once in each direction of a round
+    serving: int  # at the peak of a lookup
+    training: int  # at the peak of a round
 
 
 def footprint(size: int, dim: int, batch: int, rows: int, itemsize: int = 4) -> Footprint:
-    """The formula of this page.
-
-    Args:
-        size: m.
-        dim: d.
-        batch: B, rows looked up at once.
-        rows: R, distinct rows a round touches.
-        itemsize: b.
-    """
+    """The formula of this page: m, d, B (rows looked up at once), R (distinct rows a round touches) and b."""
     from fairfold.kernels.reference import TEMPORARY_BYTES
 
     stored = size * itemsize
     temporary = min(TEMPORARY_BYTES, 128 * batch * dim)
     touched = min(size, rows * dim)
     training = 5 * rows * dim + (8 + 4 * itemsize) * touched + 4 * batch * dim * itemsize
-    return Footprint(
-        stored,
-        stored + batch * dim * itemsize + temporary,
-        stored + training + max(temporary, 40 * rows * dim),
-    )
+    serving = stored + batch * dim * itemsize + temporary
+    return Footprint(stored, serving, stored + training + max(temporary, 40 * rows * dim))
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one measured process does: make a table, look up, train one round.
+    """What one measured process does: make a table, look up, train one round."""
 
-    Attributes:
-        items: Rows of the table.
-        dim: Its columns.
-        size: Slots.
-        mapping: Of the subspace.
-        chunk: Of the subspace.
-        batch: Rows a step.
-        rows: Rows a round.
-        way: ``"active"`` (Adam on the active set), ``"touched"`` (Adam on touched slots), ``"backward"`` (SGD inside
-            the backward), or ``"serve"`` for lookups only.
-    """
-
-    items: int
-    dim: int
-    size: int
+    items: int  # rows of the table
+    dim: int  # its columns
+    size: int  # slots
     mapping: str = "element"
     chunk: int = 1
-    batch: int = 512
-    rows: int = 5000
-    way: str = "active"
+    batch: int = 512  # rows a step
+    rows: int = 5000  # rows a round
+    way: str = "active"  # Adam on the active set; "touched": Adam on touched slots; "backward": SGD inside; or "serve"
 
 
 def measure(job: Job) -> int:

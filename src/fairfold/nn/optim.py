@@ -64,11 +64,7 @@ class _TouchedSlots(Optimizer):
 
     def _step_on_all(self, parameter: Tensor, gradient: Tensor, state: State, group: dict[str, Any]) -> None:
         if "slots" in state:
-            raise InvalidSettings(
-                "a dense gradient after sparse ones",
-                "one kind for a parameter",
-                "Use a new optimiser, as a round does.",
-            )
+            raise _two_kinds("a dense gradient after sparse ones")
         for name, value in self._fresh(group).items():
             if name not in state:
                 state[name] = torch.full_like(parameter, value)
@@ -78,29 +74,18 @@ class _TouchedSlots(Optimizer):
         self, parameter: Tensor, slots: Tensor, gradient: Tensor, state: State, group: dict[str, Any]
     ) -> None:
         fresh = self._fresh(group)
-        if not fresh:
-            values = parameter[slots]
-            self._move(values, gradient, state, group, state["step"])
-            parameter[slots] = values
-            return
-        if state["step"] > 1 and "slots" not in state:
-            raise InvalidSettings(
-                "a sparse gradient after dense ones",
-                "one kind for a parameter",
-                "Use a new optimiser, as a round does.",
-            )
-        at = _extend(state, slots, fresh, parameter)
-        if self.moves_all_touched:
-            values = parameter[state["slots"]]
-            spread = torch.zeros_like(values)
-            spread[at] = gradient
-            self._move(values, spread, state, group, state["step"])
-            parameter[state["slots"]] = values
-        else:
-            part = {name: state[name][at] for name in fresh}
-            values = parameter[slots]
-            self._move(values, gradient, part, group, state["step"])
-            parameter[slots] = values
+        if fresh and state["step"] > 1 and "slots" not in state:
+            raise _two_kinds("a sparse gradient after dense ones")
+        at = _extend(state, slots, fresh, parameter) if fresh else None
+        if at is not None and self.moves_all_touched:
+            slots = state["slots"]
+            gradient = parameter.new_zeros(len(slots)).index_copy_(0, at, gradient)
+            at = None
+        part = state if at is None else {name: state[name][at] for name in fresh}
+        values = parameter[slots]
+        self._move(values, gradient, part, group, state["step"])
+        parameter[slots] = values
+        if at is not None:
             for name in fresh:
                 state[name][at] = part[name]
 
@@ -113,6 +98,10 @@ class _TouchedSlots(Optimizer):
             slots = state_dict["state"].get(key, {}).get("slots")
             if slots is not None:
                 self.state[parameter]["slots"] = slots.to(parameter.device, copy=True)
+
+
+def _two_kinds(found: str) -> InvalidSettings:
+    return InvalidSettings(found, "one kind for a parameter", "Use a new optimiser, as a round does.")
 
 
 def _extend(state: State, slots: Tensor, fresh: dict[str, float], like: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What embedding and bag have in common: a table of rows, looked up by id, trained whole or on its active rows."""
+"""FairEmbedding, and what it has in common with the bag: rows looked up by id, trained whole or the active ones."""
 
 from typing import TYPE_CHECKING, Unpack
 
@@ -109,6 +109,22 @@ class FairTable(FairModule):
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         sparse = ", sparse=True" if self.sparse else ""
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}{sparse}, {self._placement_repr()}"
+
+
+class FairEmbedding(FairTable):
+    """Looks up rows of a table of which only the compact vector is stored; the slots are computed from the ids.
+
+    ``FairEmbedding(num_embeddings, embedding_dim, capacity=1/16, seed=0)``; all arguments are those of
+    :class:`FairTable`. With ordinary gradients training takes twice the vector, as with any dense
+    layer; ``sparse=True``, :meth:`activate` and :meth:`update_in_backward` take memory of the batch or the round only.
+
+    Shape: ids of any shape (*) to (*, embedding_dim).
+    """
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """The rows of ``ids``."""
+        rows = self.rows(ids)
+        return rows if ids.dim() == 1 else rows.view(*ids.shape, self.embedding_dim)
 
 
 def _row_of_padding(padding_idx: int | None, rows: int) -> int | None:

@@ -8,10 +8,20 @@ from torch import Tensor, nn
 from fairfold.nn.bag import FairEmbeddingBag
 from fairfold.nn.base import FairModule
 from fairfold.nn.conv import FairConv2d
-from fairfold.nn.embedding import FairEmbedding
 from fairfold.nn.linear import FairLinear
 from fairfold.nn.placement import Placement
+from fairfold.nn.table import FairEmbedding
 from fairfold.subspace import Subspace
+
+_TABLE = ("num_embeddings", "embedding_dim", "padding_idx", "sparse")
+_CONVOLUTION = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+_KINDS: list[tuple[type[nn.Module], type[FairModule], tuple[str, ...]]] = [
+    (nn.Embedding, FairEmbedding, _TABLE),
+    (nn.EmbeddingBag, FairEmbeddingBag, (*_TABLE, "mode", "include_last_offset")),
+    (nn.Linear, FairLinear, ("in_features", "out_features")),
+    (nn.Conv2d, FairConv2d, _CONVOLUTION),
+]
+"""A standard layer, its compact twin, and the options of both, which are also their attributes."""
 
 
 def compact_twin(layer: Any, subspace: Subspace | None, compact: Tensor | None) -> FairModule:
@@ -30,57 +40,22 @@ def compact_twin(layer: Any, subspace: Subspace | None, compact: Tensor | None) 
             "head": 0 if subspace.mapping != "ranked" or subspace.is_full else subspace.head,
             "sign": subspace.sign,
         }
-    shape: dict[str, Any] = {"device": "meta", "dtype": layer.weight.dtype}
-    twin: FairModule
-    if isinstance(layer, nn.Embedding):
-        twin = FairEmbedding(
-            layer.num_embeddings, layer.embedding_dim, layer.padding_idx, layer.sparse, **shape, **placement
-        )
-    elif isinstance(layer, nn.EmbeddingBag):
-        twin = FairEmbeddingBag(
-            layer.num_embeddings,
-            layer.embedding_dim,
-            layer.mode,
-            layer.padding_idx,
-            layer.sparse,
-            layer.include_last_offset,
-            **shape,
-            **placement,
-        )
-    elif isinstance(layer, nn.Linear):
-        twin = FairLinear(layer.in_features, layer.out_features, layer.bias is not None, **shape, **placement)
-    else:
-        twin = FairConv2d(*_convolution(layer), **shape, **placement)
+    kind, names = next((compact, names) for standard, compact, names in _KINDS if isinstance(layer, standard))
+    twin: FairModule = kind(**_options(layer, names), device="meta", dtype=layer.weight.dtype, **placement)
     if compact is not None:
         # A tied layer is handed the very parameter of the first one.
         requires_grad = layer.weight.requires_grad
         twin.compact = compact if isinstance(compact, nn.Parameter) else nn.Parameter(compact, requires_grad)
-    _take_bias(twin, layer)
-    return twin.train(layer.training)
+    return _finished(twin, layer)
 
 
 def dense_twin(layer: FairModule, weight: nn.Parameter | None) -> nn.Module:
     """A standard layer with the recovered weight of ``layer``, or with ``weight`` where a tied layer has it already."""
-    shape: dict[str, Any] = {"device": "meta", "dtype": layer.memory.dtype}
-    twin: Any
-    if isinstance(layer, FairEmbedding):
-        twin = nn.Embedding(layer.num_embeddings, layer.embedding_dim, layer.padding_idx, sparse=layer.sparse, **shape)
-    elif isinstance(layer, FairEmbeddingBag):
-        twin = nn.EmbeddingBag(
-            layer.num_embeddings,
-            layer.embedding_dim,
-            mode=layer.mode,
-            sparse=layer.sparse,
-            include_last_offset=layer.include_last_offset,
-            padding_idx=layer.padding_idx,
-            **shape,
-        )
-    elif isinstance(layer, FairLinear):
-        twin = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, **shape)
-    elif isinstance(layer, FairConv2d):
-        twin = nn.Conv2d(*_convolution(layer), **shape)
-    else:
+    kinds = [(standard, names) for standard, compact, names in _KINDS if isinstance(layer, compact)]
+    if not kinds:
         raise TypeError(f"{type(layer).__name__} has no standard twin")
+    kind, names = kinds[0]
+    twin = kind(**_options(layer, names), device="meta", dtype=layer.memory.dtype)
     if weight is None:
         full = layer.full_weight()
         padding = getattr(layer, "padding_idx", None)
@@ -89,26 +64,17 @@ def dense_twin(layer: FairModule, weight: nn.Parameter | None) -> nn.Module:
                 full[padding] = 0  # what the compact table answers
         weight = nn.Parameter(full, layer.memory.requires_grad)
     twin.weight = weight
-    _take_bias(twin, layer)
-    result: nn.Module = twin.train(layer.training)
-    return result
+    return _finished(twin, layer)
 
 
-def _convolution(layer: Any) -> tuple[Any, ...]:
-    return (
-        layer.in_channels,
-        layer.out_channels,
-        layer.kernel_size,
-        layer.stride,
-        layer.padding,
-        layer.dilation,
-        layer.groups,
-        layer.bias is not None,
-        layer.padding_mode,
-    )
+def _options(layer: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    options = {name: getattr(layer, name) for name in names}
+    return options | ({"bias": layer.bias is not None} if hasattr(layer, "bias") else {})
 
 
-def _take_bias(twin: nn.Module, layer: nn.Module) -> None:
+def _finished(twin: Any, layer: nn.Module) -> Any:
+    """The twin with the layer's bias, in its mode."""
     bias = getattr(layer, "bias", None)
     if isinstance(bias, Tensor):
         twin.bias = nn.Parameter(bias.detach().clone(), bias.requires_grad)
+    return twin.train(layer.training)

@@ -5,6 +5,7 @@ The same numbers as :mod:`fairfold.backends.stacked_layers` gives, up to roundin
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +17,7 @@ PRECISION = "tf32x3"
 """How a product of float32 is formed: by three products of tensor cores, as exact as one of float32."""
 
 
-@dataclass(frozen=True)
-class Tile:
+class Tile(NamedTuple):
     """The work of one program: rows and columns of the result, terms of a sum at a time, warps, loads under way."""
 
     tall: int
@@ -34,38 +34,24 @@ SMALL = 16
 
 @dataclass(frozen=True)
 class Link:
-    """A layer of all clients.
+    """A layer of all clients."""
 
-    Attributes:
-        weight: [clients, outputs, inputs], and where its gradient goes; clients may stand apart.
-        bias: [clients, outputs], or None.
-        rectify: Whether negative results are cut.
-    """
-
-    weight: Tensor
-    weight_slope: Tensor
-    bias: Tensor | None
+    weight: Tensor  # [clients, outputs, inputs]; clients may stand apart
+    weight_slope: Tensor  # where its gradient goes
+    bias: Tensor | None  # [clients, outputs]
     bias_slope: Tensor | None
-    rectify: bool
+    rectify: bool  # whether negative results are cut
 
 
 @dataclass(frozen=True)
 class Batches:
-    """What the steps of a round read.
+    """What the steps of a round read."""
 
-    Attributes:
-        pixels: [images, inputs].
-        labels: int64 [images].
-        rows: int32 [steps, all clients, batch]: which images.
-        shares: Like ``rows``: of each in the loss.
-        number: int64 [1]: which step it is.
-    """
-
-    pixels: Tensor
-    labels: Tensor
-    rows: Tensor
-    shares: Tensor
-    number: Tensor
+    pixels: Tensor  # [images, inputs]
+    labels: Tensor  # int64 [images]
+    rows: Tensor  # int32 [steps, all clients, batch]: which images
+    shares: Tensor  # like rows: of each in the loss
+    number: Tensor  # int64 [1]: which step it is
 
 
 def chain_slopes(chain: Sequence[Link], batches: Batches) -> None:

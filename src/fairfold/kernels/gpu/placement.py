@@ -21,27 +21,17 @@ SIGN_BITS = 32
 class Placement(NamedTuple):
     """What a kernel must know to place pieces of ``width`` coordinates: its arguments of the same names.
 
-    Attributes:
-        width: Coordinates of a piece; a power of two.
-        parts: Pieces of a chunk.
-        head: How many pieces own their slots.
-        blocks: Into how many chunks the rest is hashed.
-        key_low: The outer key of the mixer, or the low word of the key if ``wide`` is 2; as a signed 32-bit number.
-        key_high: The inner key of the mixer, or the high word of the key if ``wide`` is 2; likewise.
-        wide: 0 if numbers of pieces and places fit 31 bits; 1 if they need more; 2 if there may be more than 2**32
-            chunks, whose keys depend on the high word of their number.
-        signed: Whether hashed coordinates carry a random sign.
-        has_head: Whether any piece owns its slot.
+    The keys are those of the mixer, or the words of the layout's key if ``wide`` is 2, as signed 32-bit numbers.
     """
 
-    width: int
-    parts: int
-    head: int
-    blocks: int
+    width: int  # coordinates of a piece; a power of two
+    parts: int  # pieces of a chunk
+    head: int  # how many pieces own their slots
+    blocks: int  # into how many chunks the rest is hashed
     key_low: int
     key_high: int
-    wide: int
-    signed: bool
+    wide: int  # 0: numbers of pieces and places fit 31 bits; 1: they need more; 2: there may be more than 2**32 chunks
+    signed: bool  # whether hashed coordinates carry a random sign
     has_head: bool
 
 

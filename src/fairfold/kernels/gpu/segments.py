@@ -33,15 +33,10 @@ _LONGEST = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The hashed chunks of the full vector by the place they share; int32, n/Z and m/Z + 1 of them.
+    """The hashed chunks of the full vector by the place they share; int32, n/Z and m/Z + 1 of them."""
 
-    Attributes:
-        chunks: Chunk numbers, sorted by place and ascending within a place.
-        starts: Where the chunks of each place begin, and where the last ones end.
-    """
-
-    chunks: Tensor
-    starts: Tensor
+    chunks: Tensor  # chunk numbers, sorted by place and ascending within a place
+    starts: Tensor  # where the chunks of each place begin, and where the last ones end
 
 
 @dataclass(slots=True)

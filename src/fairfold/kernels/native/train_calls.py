@@ -25,17 +25,10 @@ def train(
     dense: Places,
     samples: Samples,
 ) -> None:
-    """Train ``values`` in place; raises :class:`~.calls.NotServed` where C cannot.
+    """Train ``values``, all that the client trains, in place; raises :class:`~.calls.NotServed` where C cannot.
 
-    Args:
-        form: Of the model.
-        objective: Loss and optimiser.
-        values: All that the client trains, side by side.
-        pull: A weight a value that draws it to where it started, or None.
-        items: Of the item tables the form has, in its order: [rows, columns] each.
-        users: Of the user's vectors, likewise: [columns] each.
-        dense: Of all dense tensors, one after another.
-        samples: What is trained on.
+    ``pull`` is a weight a value that draws it to where it started. ``items`` ([rows, columns] each) and ``users``
+    ([columns]) are those that the form has, in its order; ``dense`` has all dense tensors, one after another.
     """
     loaded = serving(*(tensor for tensor in (values, pull, samples.targets) if tensor is not None))
     if not values.is_contiguous():
