@@ -94,17 +94,7 @@ def _detect(path: Path, wanted: Wanted) -> Layout:
     if not wanted.about_columns:
         if name == "bx-book-ratings.csv" or first.startswith('"User-ID";"ISBN"'):
             return Layout(
-                "delimited",
-                0,
-                1,
-                2,
-                3,
-                ";",
-                header=True,
-                quote="strip",
-                encoding="latin-1",
-                scale=(0, 10),
-                unrated=0,
+                "delimited", 0, 1, 2, 3, ";", header=True, quote="strip", encoding="latin-1", scale=(0, 10), unrated=0
             )
         if name == "u.data" or name.endswith(".rating"):
             return _positions(path, first, "\t", (1, 5))
@@ -184,9 +174,7 @@ def _json(path: Path, first: str, wanted: Wanted) -> Layout:
         names = list(first_object(first))
     except ValueError as error:
         raise InvalidData(
-            f"the first line of {path.name} is not JSON ({error})",
-            "one JSON object a line",
-            "Check the file.",
+            f"the first line of {path.name} is not JSON ({error})", "one JSON object a line", "Check the file."
         ) from error
     user, item, rating = find_columns(path, names, wanted)
     chosen = None if rating is None else names[rating]

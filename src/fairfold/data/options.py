@@ -57,16 +57,8 @@ class Options:
                 self.separator is None or (self.separator != "" and not set(self.separator) & set('"\r\n')),
                 "a text without quotes and line breaks",
             ),
-            (
-                "scale",
-                self.scale is None or self.scale[0] < self.scale[1],
-                "the lowest rating, then the highest",
-            ),
-            (
-                "min_rating",
-                not (self.ratings and self.min_rating is not None),
-                "either ratings or min_rating",
-            ),
+            ("scale", self.scale is None or self.scale[0] < self.scale[1], "the lowest rating, then the highest"),
+            ("min_rating", not (self.ratings and self.min_rating is not None), "either ratings or min_rating"),
         )
         for name, good, needed in checks:
             if not good:

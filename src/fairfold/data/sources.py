@@ -22,18 +22,7 @@ SINGLE_FILES = (
     "goodreads_interactions.json",
     "goodreads_interactions_dedup.json",
 )
-TABLE_ENDINGS = (
-    ".csv",
-    ".tsv",
-    ".parquet",
-    ".pq",
-    ".json",
-    ".jsonl",
-    ".csv.gz",
-    ".tsv.gz",
-    ".json.gz",
-    ".jsonl.gz",
-)
+TABLE_ENDINGS = (".csv", ".tsv", ".parquet", ".pq", ".json", ".jsonl", ".csv.gz", ".tsv.gz", ".json.gz", ".jsonl.gz")
 
 
 @dataclass(frozen=True)
@@ -122,12 +111,7 @@ def _one(folder: Path, pattern: str) -> Path | None:
 
 
 # Files of titles: separator, and whether there is a header. Id and title come first in all of them.
-_TITLES = {
-    "u.item": ("|", False),
-    "movies.dat": ("::", False),
-    "movies.csv": (",", True),
-    "BX-Books.csv": (";", True),
-}
+_TITLES = {"u.item": ("|", False), "movies.dat": ("::", False), "movies.csv": (",", True), "BX-Books.csv": (";", True)}
 _TITLES_OF = {
     "u.data": "u.item",
     "ratings.dat": "movies.dat",

@@ -136,8 +136,6 @@ def _read_split(folder: Path, name: str, users: polars.DataFrame, counts: dict[s
         start = stop
     if start != total:
         raise InvalidData(
-            f"{folder} has {start:,} {name} interactions",
-            f"{total:,}",
-            "Prepare the data again with --refresh.",
+            f"{folder} has {start:,} {name} interactions", f"{total:,}", "Prepare the data again with --refresh."
         )
     return Interactions(counts["users"], counts["items"], offsets, items, ratings)

@@ -114,11 +114,7 @@ def _dense(frame: polars.DataFrame, role: str) -> tuple[polars.DataFrame, polars
 
 
 def _without_duplicates(
-    frame: polars.DataFrame,
-    user_ids: polars.Series,
-    item_ids: polars.Series,
-    options: Options,
-    repairs: Counter[str],
+    frame: polars.DataFrame, user_ids: polars.Series, item_ids: polars.Series, options: Options, repairs: Counter[str]
 ) -> Table:
     frame = frame.sort("user", "item", "split", "row").drop("row")
     users, items, splits = (frame[name].to_numpy() for name in ("user", "item", "split"))

@@ -292,12 +292,7 @@ class Memory(Kind):
         return Outcome(best=most, best_round=0.0, last=most, last_round=0.0, seconds=seconds, facts=facts)
 
 
-KINDS: dict[str, Kind] = {
-    "federated": Federated(),
-    "references": References(),
-    "convex": Convex(),
-    "memory": Memory(),
-}
+KINDS: dict[str, Kind] = {"federated": Federated(), "references": References(), "convex": Convex(), "memory": Memory()}
 
 
 def run_kind(kind: str, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:
