@@ -191,7 +191,7 @@ class References(Kind):
 
     def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:  # noqa: ARG002
         """See the base class."""
-        from fairfold.metrics.references.rows import ranking_rows, rating_rows
+        from fairfold.metrics.reference_rows import ranking_rows, rating_rows
         from fairfold.simulate.world import load_interactions
 
         settings = read_settings(values)
