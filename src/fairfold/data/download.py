@@ -15,9 +15,8 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairfold.data.files import atomic_folder, checksum, full_disk_is_an_error
+from fairfold.data.files import Stages, atomic_folder, checksum, full_disk_is_an_error, silent
 from fairfold.data.limits import check_unpacked
-from fairfold.data.progress import Stages, silent
 from fairfold.errors import InvalidData
 from fairfold.files import sync_folder, write_atomically
 from fairfold.version import __version__

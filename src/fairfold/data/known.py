@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairfold.data import download
-from fairfold.data.files import cache_folder, existing
-from fairfold.data.progress import Stages, silent
+from fairfold.data.files import Stages, cache_folder, existing, silent
 from fairfold.errors import InvalidData
 
 GROUPLENS = "https://files.grouplens.org/datasets/movielens"

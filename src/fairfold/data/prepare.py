@@ -10,16 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from fairfold.data import lines
-from fairfold.data.files import atomic_folder, cache_folder, checksum, existing
-from fairfold.data.image_store import read_image_dataset, write_images
+from fairfold.data.files import Stages, atomic_folder, cache_folder, checksum, existing, silent
 from fairfold.data.images import ImageDataset, is_image_folder, read_images, source_files
 from fairfold.data.interactions import Dataset
 from fairfold.data.known import on_disk, resolve
 from fairfold.data.options import SPLIT, Options
-from fairfold.data.progress import Stages, silent
 from fairfold.data.sources import Source, find_source, read_titles
 from fairfold.data.spool import spool
-from fairfold.data.store import MANIFEST, Manifest, read_dataset, read_manifest, write_manifest, write_table
+from fairfold.data.store import (
+    MANIFEST,
+    Manifest,
+    read_dataset,
+    read_image_dataset,
+    read_manifest,
+    write_images,
+    write_manifest,
+    write_table,
+)  # fmt: skip
 from fairfold.data.tables import build_table
 from fairfold.errors import InvalidData
 
