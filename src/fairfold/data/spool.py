@@ -8,7 +8,8 @@ import numpy
 import polars
 from numpy.typing import NDArray
 
-from fairfold.data import lines, readers
+from fairfold.data import readers
+from fairfold.data.files import Advance
 from fairfold.data.layouts import empty
 from fairfold.data.options import Options
 from fairfold.data.parquet import read_whole
@@ -26,19 +27,15 @@ LOW = "interactions rated lower than asked, left out"
 class Spool:
     """The wanted rows of a source as Parquet parts, in the source's order.
 
-    Attributes:
-        parts: Files with the columns user, item, split and, where ratings are kept, rating.
-        users: The users of these rows: id, number of rows, first row.
-        counts: Users, items, interactions of the whole source; where it has ratings, how many are rated; where it has
-            a split, how many are in each part. Where items have a publisher's dense numbering, ``items`` counts all
-            its ids, ``items_touched`` those that occur.
-        catalogue: Size of that numbering, or None.
+    ``counts`` are of the whole source: users, items, interactions; where it has ratings, how many are rated; where it
+    has a split, how many are in each part. Where items have a publisher's dense numbering, ``items`` counts all its
+    ids, ``items_touched`` those that occur.
     """
 
-    parts: tuple[Path, ...]
-    users: polars.DataFrame
+    parts: tuple[Path, ...]  # with the columns user, item, split and, where ratings are kept, rating
+    users: polars.DataFrame  # of these rows: id, number of rows, first row
     counts: dict[str, int]
-    catalogue: int | None
+    catalogue: int | None  # size of a publisher's dense numbering
 
     def scan(self) -> polars.LazyFrame:
         """All rows, lazily, with their number in ``row``."""
@@ -51,8 +48,8 @@ def spool(
     options: Options,
     *,
     repairs: Counter[str],
-    block_size: int = lines.BLOCK,
-    advance: lines.Advance | None = None,
+    block_size: int,
+    advance: Advance,
 ) -> Spool:
     """Read a source once, block by block, into Parquet parts in a folder."""
     rated = all(file.layout.rating is not None for file in source.files)
