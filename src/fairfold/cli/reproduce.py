@@ -22,8 +22,8 @@ from fairfold.runs.units import human_seconds
 
 if TYPE_CHECKING:
     from fairfold.reproduce.experiment import Cell, Experiment
-    from fairfold.reproduce.outcome import Outcome
     from fairfold.reproduce.output import Results
+    from fairfold.reproduce.records import Outcome
     from fairfold.reproduce.tables import Grid
 
 DEFAULT_OUT = Path("reproduction")
@@ -62,7 +62,7 @@ def reproduce(
     """
     from fairfold.reproduce.execute import execute_all
     from fairfold.reproduce.experiment import named, read_experiment
-    from fairfold.reproduce.output import require_plots
+    from fairfold.runs.report import require_plots
 
     console = wide_console()
     with told_plainly():

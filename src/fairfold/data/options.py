@@ -36,7 +36,11 @@ class Options:
             ("split", self.split is None or 0 < self.split <= 1, "a share above 0 and at most 1"),
             ("valid", 0 <= self.valid < 1, "a share of at least 0 and below 1"),
             ("seed", self.seed >= 0, "a number of at least 0"),
-            ("separator", self.separator != "" and not set(self.separator or "") & quotes, "a text without quotes and line breaks"),
+            (
+                "separator",
+                self.separator != "" and not set(self.separator or "") & quotes,
+                "a text without quotes and line breaks",
+            ),
             ("scale", self.scale is None or self.scale[0] < self.scale[1], "the lowest rating, then the highest"),
             ("min_rating", not (self.ratings and self.min_rating is not None), "either ratings or min_rating"),
         )

@@ -36,17 +36,11 @@ LONGEST_NAME = 100
 
 @dataclass(frozen=True)
 class Prepared:
-    """A prepared data set on disk.
-
-    Attributes:
-        folder: Where it is.
-        manifest: Its source, options, counts and repairs.
-        note: Why it was prepared now, or that it was there already.
-    """
+    """A prepared data set on disk."""
 
     folder: Path
-    manifest: Manifest
-    note: str
+    manifest: Manifest  # its source, options, counts and repairs
+    note: str  # why it was prepared now, or that it was there already
 
 
 def load(source: str | Path, *, cache: str | Path | None = None, stages: Stages = silent, **options: Any) -> Dataset:
@@ -103,7 +97,9 @@ def prepare(
     chosen = Options(**options)
     path = resolve(source, cache, stages)
     if is_image_folder(path):
-        images = resolve(chosen.images, cache, stages) if chosen.images else _known_images(path, cache)
+        # The MNIST images, should the folder hold only their writers and the images be here.
+        known = None if path.name == "mnist" else on_disk("mnist", cache)
+        images = resolve(chosen.images, cache, stages) if chosen.images else known
         without_users = Options(images=chosen.images)
         prepared = _into_cache(
             path.resolve().name,
@@ -152,11 +148,6 @@ def _into_cache(
     with atomic_folder(final) as folder:
         manifest = fill(folder)
     return Prepared(final, manifest, note)
-
-
-def _known_images(folder: Path, cache: str | Path | None) -> Path | None:
-    """The MNIST images, should the folder hold only their writers and the images be here."""
-    return None if folder.name == "mnist" else on_disk("mnist", cache)
 
 
 def _prepare_images(path: Path, images: Path | None, options: Options, folder: Path, stages: Stages) -> Manifest:

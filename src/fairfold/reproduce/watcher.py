@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fairfold.reproduce.experiment import Cell
-    from fairfold.reproduce.outcome import Outcome
+    from fairfold.reproduce.records import Outcome
 
 
 class Watcher:

@@ -15,6 +15,25 @@ from fairfold.version import __version__
 PAGE = "report.html"
 
 
+def require_plots() -> None:
+    """Refuse before any work where plots and page could not be made."""
+    try:
+        import jinja2  # noqa: F401
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise InvalidSettings(
+            f"plots and a page without {error.name}", "Jinja2 and matplotlib", "pip install 'fairfold[report]'"
+        ) from None
+
+
+def rendered_page(package: str, name: str, **values: Any) -> str:
+    """A template of a package, filled."""
+    import jinja2
+
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    return environment.from_string((resources.files(package) / name).read_text(encoding="utf-8")).render(**values)
+
+
 def write_report(runs: list[RunSummary], out: Path) -> list[Path]:
     """Write the page, and each plot as a PNG file beside it.
 
@@ -25,13 +44,7 @@ def write_report(runs: list[RunSummary], out: Path) -> list[Path]:
     Returns:
         The files, the page first.
     """
-    try:
-        import jinja2
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise InvalidSettings(
-            f"plots and a page without {error.name}", "Jinja2 and matplotlib", "pip install 'fairfold[report]'"
-        ) from None
+    require_plots()
     from fairfold.runs.plots import figures, looks, rendered
 
     try:
@@ -60,12 +73,10 @@ def write_report(runs: list[RunSummary], out: Path) -> list[Path]:
                 "differing": differing_settings(members) if len(members) > 1 else {},
             }
         )
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    template = (resources.files("fairfold.runs") / "templates" / PAGE).read_text(encoding="utf-8")
     count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
-    page = environment.from_string(template).render(
-        title="Federated runs side by side", count=count, groups=sections, version=__version__,
-        paths=[str(run.path) for run in runs],
+    page = rendered_page(
+        "fairfold.runs", f"templates/{PAGE}", title="Federated runs side by side", count=count, groups=sections,
+        version=__version__, paths=[str(run.path) for run in runs],
     )  # fmt: skip
     write_atomically(out / PAGE, page.encode())
     return written
