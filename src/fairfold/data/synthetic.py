@@ -58,12 +58,10 @@ class SyntheticWorld:
                 f"from 2 to {self.items - 1}: one to train on, one to test, one to rank against",
                 "Change interactions_per_user or items.",
             )
-        for name in ("popularity_exponent", "taste_strength"):
+        for name in ("popularity_exponent", "taste_strength", "seed"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise InvalidSettings(f"{name} = {value}", "a finite number, 0 or more", f"Change {name}.")
-        if self.seed < 0:
-            raise InvalidSettings(f"seed = {self.seed}", "0 or more", "Choose another seed.")
 
     def _check_memory(self) -> None:
         """Refuse a world larger than memory before any of it is taken: tables, and the draws three times over."""

@@ -87,15 +87,8 @@ def execute_all(
 ) -> list[dict[Cell, Outcome]]:
     """Run what is not kept yet of several experiments, side by side, what they have in common once.
 
-    Args:
-        experiments: What to run.
-        out: Results of each go to a folder of its name in here.
-        jobs: Processes; None is :func:`default_jobs`. One runs here.
-        watcher: Told how it goes.
-        run: Or take what is kept, and run nothing.
-
-    Returns:
-        The outcomes of each experiment.
+    Results of each go to a folder of its name in ``out``. One job runs here, more in processes (by default
+    :func:`default_jobs`). Without ``run`` only what is kept is taken. Returns the outcomes of each experiment.
     """
     watcher = watcher or Watcher()
     kept = _kept(experiments, out)

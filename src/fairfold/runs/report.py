@@ -35,14 +35,9 @@ def rendered_page(package: str, name: str, **values: Any) -> str:
 
 
 def write_report(runs: list[RunSummary], out: Path) -> list[Path]:
-    """Write the page, and each plot as a PNG file beside it.
+    """Write the page to a folder, and each plot as a PNG file beside it; returns the files, the page first.
 
-    Args:
-        runs: What to compare; runs on different data get sections of their own.
-        out: Folder to write to; made if it is not there.
-
-    Returns:
-        The files, the page first.
+    Runs on different data get sections of their own.
     """
     require_plots()
     from fairfold.runs.plots import figures, looks, rendered
@@ -90,28 +85,23 @@ def page_rows(runs: list[RunSummary], colours: list[str]) -> list[dict[str, Any]
     remaining, rows = iter(colours), []
     for number, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):
         best, last = run.best, run.last
-        row = {
-            "number": number,
-            "label": label,
-            "colour": next(remaining, "transparent") if last else "transparent",
-            "mark": "unfinished" if run.state == "unfinished" else "",
-            "reason": run.reason if run.state == "N/A" else "",
-            "popularity": run.popularity,
-            "rounds": str(run.rounds),
-            "best": "–" if best is None else f"{best.server:.4f}",
-            "best_round": "–" if best is None else str(best.round_number),
-            "last": "–" if last is None else f"{last.server:.4f}",
-            "is_best": best is not None and len(reached) > 1 and best.server * sign == min(reached),
-            "sizes": [_size_cell(run, size) for size in sizes],
-            "seconds": "–" if run.seconds_per_round is None else human_seconds(run.seconds_per_round),
-            "down": human_bytes(run.bytes_down),
-            "up": human_bytes(run.bytes_up),
-        }
-        rows.append(row)
+        rows.append(
+            {
+                "number": number,
+                "label": label,
+                "colour": next(remaining, "transparent") if last else "transparent",
+                "mark": "unfinished" if run.state == "unfinished" else "",
+                "reason": run.reason if run.state == "N/A" else "",
+                "popularity": run.popularity,
+                "rounds": str(run.rounds),
+                "best": "–" if best is None else f"{best.server:.4f}",
+                "best_round": "–" if best is None else str(best.round_number),
+                "last": "–" if last is None else f"{last.server:.4f}",
+                "is_best": best is not None and len(reached) > 1 and best.server * sign == min(reached),
+                "sizes": [f"{last.sizes[size]:.4f}" if last and size in last.sizes else "" for size in sizes],
+                "seconds": "–" if run.seconds_per_round is None else human_seconds(run.seconds_per_round),
+                "down": human_bytes(run.bytes_down),
+                "up": human_bytes(run.bytes_up),
+            }
+        )
     return rows
-
-
-def _size_cell(run: RunSummary, size: str) -> str:
-    if run.last is None or size not in run.last.sizes:
-        return ""
-    return f"{run.last.sizes[size]:.4f}"
