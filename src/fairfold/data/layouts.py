@@ -8,6 +8,7 @@ from typing import Literal
 
 from fairfold.data import lines
 from fairfold.data.json_lines import first_object
+from fairfold.data.options import Options
 from fairfold.errors import InvalidData
 
 Kind = Literal["lines", "delimited", "json", "parquet"]
@@ -42,30 +43,14 @@ class Layout:
     unrated: float | None = None  # the rating that stands for "no rating given"
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What the caller says about a file whose layout is not known: column names, separator, scale of the ratings."""
-
-    user: str | None = None
-    item: str | None = None
-    rating: str | None = None
-    separator: str | None = None
-    scale: tuple[float, float] | None = None
-
-    @property
-    def about_columns(self) -> bool:
-        """Whether anything is said that decides how the file is read, beyond the scale of its ratings."""
-        return any(value is not None for value in (self.user, self.item, self.rating, self.separator))
-
-
-def detect(path: Path, wanted: Wanted | None = None) -> Layout:
+def detect(path: Path, wanted: Options | None = None) -> Layout:
     """Tell the layout of a file from its name and its first lines; what the caller wants goes before both."""
-    wanted = wanted or Wanted()
+    wanted = wanted or Options()
     layout = _detect(path, wanted)
     return layout if wanted.scale is None else replace(layout, scale=wanted.scale)
 
 
-def _detect(path: Path, wanted: Wanted) -> Layout:
+def _detect(path: Path, wanted: Options) -> Layout:
     name = path.name.lower().removesuffix(".gz")
     if not path.exists():
         raise lines.no_such_file(path)
@@ -120,12 +105,12 @@ def _shown(names: list[str]) -> str:
     return ", ".join(repr(name[:40]) for name in names[:12]) + (", …" if len(names) > 12 else "")
 
 
-def find_columns(path: Path, names: list[str], wanted: Wanted) -> tuple[int, int, int | None]:
+def find_columns(path: Path, names: list[str], wanted: Options) -> tuple[int, int, int | None]:
     """Positions of user, item and rating: the columns the caller names, else the first that has a known name."""
     found: dict[str, int] = {}
     plain_names = [plain(name) for name in names]
     for role, known in NAMES.items():
-        named = getattr(wanted, role)
+        named = getattr(wanted, f"{role}_column")
         if named is not None and named not in names:
             raise InvalidData(
                 f"{path.name} has no column {named!r}; it has {_shown(names)}",
@@ -144,13 +129,13 @@ def find_columns(path: Path, names: list[str], wanted: Wanted) -> tuple[int, int
     return found["user"], found["item"], found.get("rating")
 
 
-def _named(kind: Kind, path: Path, names: list[str], wanted: Wanted) -> Layout:
+def _named(kind: Kind, path: Path, names: list[str], wanted: Options) -> Layout:
     """Of a file that names its columns in every row, or in its schema."""
     user, item, rating = find_columns(path, names, wanted)
     return Layout(kind, names[user], names[item], None if rating is None else names[rating])
 
 
-def _json(path: Path, first: str, wanted: Wanted) -> Layout:
+def _json(path: Path, first: str, wanted: Options) -> Layout:
     try:
         names = list(first_object(first))
     except ValueError as error:
@@ -190,7 +175,7 @@ def _positions(path: Path, first: str, separator: str, scale: tuple[float, float
     return Layout("delimited", 0, 1, 2, width, separator, scale=scale)
 
 
-def _delimited(path: Path, first: str, wanted: Wanted) -> Layout:
+def _delimited(path: Path, first: str, wanted: Options) -> Layout:
     separator = wanted.separator or max(SEPARATORS, key=lambda s: (first.count(s) * len(s), -len(s)))
     names = [name.strip().strip('"') for name in first.split(separator)]
     if len(names) < 2:
@@ -200,7 +185,7 @@ def _delimited(path: Path, first: str, wanted: Wanted) -> Layout:
             "Give the separator with --separator.",
         )
     quote = '"' if len(separator.encode()) == 1 else None
-    if not wanted.user and len(names) == 4 and _is_amazon(names):
+    if not wanted.user_column and len(names) == 4 and _is_amazon(names):
         # The ratings of 2014 start with the user, those of 2018 with the product; users' ids all start with A.
         user, item = (0, 1) if names[0].startswith("A") and not names[1].startswith("A") else (1, 0)
         return Layout("delimited", user, item, 2, 4, separator, scale=(1, 5))

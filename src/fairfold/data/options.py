@@ -3,7 +3,6 @@
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fairfold.data.layouts import Wanted
 from fairfold.errors import InvalidData
 
 SPLIT = 0.7
@@ -49,9 +48,10 @@ class Options:
                 raise InvalidData(f"{name} = {getattr(self, name)!r}", needed, "Change that option.")
 
     @property
-    def wanted(self) -> Wanted:
-        """What is said about the columns of the source."""
-        return Wanted(self.user_column, self.item_column, self.rating_column, self.separator, self.scale)
+    def about_columns(self) -> bool:
+        """Whether anything is said that decides how a file is read, beyond the scale of its ratings."""
+        said = (self.user_column, self.item_column, self.rating_column, self.separator)
+        return any(value is not None for value in said)
 
     def chosen(self) -> dict[str, object]:
         """The options that differ from their defaults, for the manifest and the name in the cache."""

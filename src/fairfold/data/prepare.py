@@ -114,7 +114,7 @@ def prepare(
         meaningless = ", ".join(sorted(set(chosen.chosen()) - {"images"}))
         note = f"{prepared.note} ({meaningless} means nothing for images)" if meaningless else prepared.note
         return replace(prepared, note=note)
-    found = find_source(path, chosen.wanted)
+    found = find_source(path, chosen)
     _check_split(found, chosen)
 
     def fill(folder: Path) -> Manifest:

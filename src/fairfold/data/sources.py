@@ -7,7 +7,8 @@ from pathlib import Path
 import polars
 
 from fairfold.data import lines
-from fairfold.data.layouts import Layout, Wanted, detect
+from fairfold.data.layouts import Layout, detect
+from fairfold.data.options import Options
 from fairfold.errors import InvalidData
 
 SPLITS = ("train", "valid", "test")
@@ -53,7 +54,7 @@ class Source:
         return self.files[0].split is not None
 
 
-def find_source(path: Path, wanted: Wanted | None = None) -> Source:
+def find_source(path: Path, wanted: Options | None = None) -> Source:
     """Tell what a folder in its publisher's form, or one file, holds."""
     if not path.exists():
         raise lines.no_such_file(path)

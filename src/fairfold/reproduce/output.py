@@ -4,7 +4,7 @@ import base64
 import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ QUICK = (
 
 @dataclass(frozen=True)
 class Results:
-    """An experiment and its tables."""
+    """An experiment and its tables; once written, their plots (SVG) by table and file."""
 
     experiment: Experiment
     grids: list[Grid]
+    plots: dict[str, dict[str, bytes]] = field(default_factory=dict)
 
 
 def write_results(results: Results, out: Path) -> list[Path]:
@@ -34,19 +35,19 @@ def write_results(results: Results, out: Path) -> list[Path]:
     from fairfold.reproduce.figures import figures
     from fairfold.runs.plots import rendered
 
-    place, plots, written = out / results.experiment.folder, dict[str, dict[str, bytes]](), []
+    place, written = out / results.experiment.folder, []
     for grid in results.grids:
-        plots[grid.name] = {}
+        results.plots[grid.name] = {}
         for name, figure in figures(grid).items():
             file = f"{grid.name}-{name}.png"
             write_atomically(place / file, rendered(figure, "png"))
-            plots[grid.name][file] = rendered(figure, "svg")
+            results.plots[grid.name][file] = rendered(figure, "svg")
             written.append(place / file)
     texts = {
-        "results.md": _markdown(results, plots),
+        "results.md": _markdown(results),
         "results.csv": _csv(results, [*COLUMNS, "values", "machine"], _cell_lines),
         "sizes.csv": _csv(results, list(sizes.COLUMNS), _size_lines),
-        "results.html": render_page([(results, plots)]),
+        "results.html": render_page([results]),
     }
     for name, text in texts.items():
         write_atomically(place / name, text.encode())
@@ -54,7 +55,7 @@ def write_results(results: Results, out: Path) -> list[Path]:
     return [*first, *written, page]
 
 
-def _markdown(results: Results, plots: dict[str, dict[str, bytes]]) -> str:
+def _markdown(results: Results) -> str:
     """The results as a page of Markdown, plots linked."""
     file, quick = results.experiment.file, results.experiment.quick
     lines = [f"# {file.title}", ""]
@@ -64,7 +65,7 @@ def _markdown(results: Results, plots: dict[str, dict[str, bytes]]) -> str:
     lines += [f"- {note}" for note in file.notes] + ([""] if file.notes else [])
     for grid in results.grids:
         lines += _markdown_table(grid)
-        lines += [f"![{name}]({name})" for name in plots.get(grid.name, {})] + [""]
+        lines += [f"![{name}]({name})" for name in results.plots[grid.name]] + [""]
     again = f"fairfold reproduce {results.experiment.name}{' --quick' if quick else ''}"
     lines += [f"Written by `{again}`, fairfold {__version__}. Every cell's settings and values: `cells.jsonl`.", ""]
     return "\n".join(lines)
@@ -132,13 +133,13 @@ def _size_lines(grid: Grid) -> Iterator[list[Any]]:
             yield [entry.row, entry.column, *astuple(size)]
 
 
-def render_page(many: list[tuple[Results, dict[str, dict[str, bytes]]]]) -> str:
+def render_page(many: list[Results]) -> str:
     """One page without scripts, plots inside."""
     return rendered_page(
         "fairfold.reproduce",
         "page.html",
-        title="The paper's tables, run again" if len(many) > 1 else many[0][0].experiment.file.title,
-        experiments=[_for_page(results, plots) for results, plots in many],
+        title="The paper's tables, run again" if len(many) > 1 else many[0].experiment.file.title,
+        experiments=[_for_page(results) for results in many],
         columns=COLUMNS,
         size_columns=sizes.COLUMNS,
         quick=QUICK,
@@ -146,11 +147,11 @@ def render_page(many: list[tuple[Results, dict[str, dict[str, bytes]]]]) -> str:
     )
 
 
-def _for_page(results: Results, plots: dict[str, dict[str, bytes]]) -> dict[str, Any]:
+def _for_page(results: Results) -> dict[str, Any]:
     tables = []
     for grid in results.grids:
         heading, rows = crossed(grid)
-        drawn = [(name, base64.b64encode(content).decode()) for name, content in plots.get(grid.name, {}).items()]
+        drawn = [(name, base64.b64encode(content).decode()) for name, content in results.plots[grid.name].items()]
         tables.append(
             {
                 "file": grid.file, "heading": heading, "rows": rows, "details": map(detail, grid.entries),
@@ -158,9 +159,5 @@ def _for_page(results: Results, plots: dict[str, dict[str, bytes]]) -> dict[str,
                 "plots": drawn, "about": _about_run(grid), "views": sizes.views(grid), "sizes": sizes.size_rows(grid),
             }
         )  # fmt: skip
-    return {
-        "name": results.experiment.name,
-        "file": results.experiment.file,
-        "quick": results.experiment.quick,
-        "tables": tables,
-    }
+    told = results.experiment
+    return {"name": told.name, "file": told.file, "quick": told.quick, "tables": tables}
