@@ -14,8 +14,7 @@ from fairfold.reproduce.experiment import Cell, Experiment, read_experiment
 from fairfold.reproduce.kinds import KINDS
 from fairfold.reproduce.machine import commit
 from fairfold.reproduce.memory import MemorySettings, largest_compression
-from fairfold.reproduce.records import Outcome, Records, keep, new_record
-from fairfold.reproduce.watcher import Watcher
+from fairfold.reproduce.records import Outcome, Records, Watcher, keep, new_record
 from tests.reproduce.small import SMALL, write
 
 

@@ -18,7 +18,7 @@ from fairfold.cli.console import wide_console
 from fairfold.cli.errors import told_plainly
 from fairfold.errors import InvalidData, InvalidSettings
 from fairfold.files import write_atomically
-from fairfold.reproduce.watcher import Watcher
+from fairfold.reproduce.records import Watcher
 from fairfold.runs.units import human_seconds
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from fairfold.data.store import (
     write_images,
     write_manifest,
     write_table,
-)  # fmt: skip
+)
 from fairfold.data.tables import build_table
 from fairfold.errors import InvalidData
 

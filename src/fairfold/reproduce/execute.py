@@ -23,13 +23,13 @@ from fairfold.reproduce.records import (
     Outcome,
     Record,
     Records,
+    Watcher,
     file_name,
     fingerprint,
     keep,
     new_record,
     outcome_of,
-)  # fmt: skip
-from fairfold.reproduce.watcher import Watcher
+)
 
 POLL_SECONDS = 0.5
 _SPAWN = multiprocessing.get_context("spawn")  # a fork after OpenMP work hangs

@@ -12,10 +12,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fairfold.files import locked, write_atomically
 from fairfold.reproduce.machine import software
+
+if TYPE_CHECKING:
+    from fairfold.reproduce.experiment import Cell
 
 FORMAT = 1
 """Raised whenever a cell of the same settings would be run in another way: what was kept is then run again."""
@@ -65,6 +68,22 @@ def fingerprint(kind: str, values: dict[str, Any], seed: int, data: dict[str, An
 def file_name(label: str) -> str:
     """A cell's label as the name of a file."""
     return re.sub(r"[^A-Za-z0-9.+]+", "-", label).strip("-")
+
+
+class Watcher:
+    """Told how an experiment goes; every method may be left as it is."""
+
+    def on_plan(self, kept: int, lacking: int, to_run: "list[Cell]") -> None:
+        """Before the first cell: how many are kept, how many have no data, and what is to be run."""
+
+    def on_share(self, cell: "Cell", share: float) -> None:
+        """How much of a cell is done."""
+
+    def on_cell(self, cell: "Cell", outcome: Outcome) -> None:
+        """A cell is over."""
+
+    def on_note(self, text: str) -> None:
+        """Something a person should know."""
 
 
 def new_record(label: str, mark: str, described: dict[str, Any], outcome: Outcome) -> Record:

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 
 from fairfold.reproduce.tables import Entry, Grid, crossed, shown
 from fairfold.runs.units import human_bytes, human_seconds
-
-BYTES = 4
-"""Of a number."""
+from fairfold.values import BYTES
 
 COLUMNS = ("row", "column", "size", "users", "holds", "receives", "sends", "own model", "for all users")
 
