@@ -123,8 +123,11 @@ def remove_leftovers(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Have a folder to oneself, after all others who ask for that. The system drops the lock of a killed process."""
+def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """Have a folder to oneself, after all others who ask for that, or at once (else OSError).
+
+    The system drops the lock of a killed process.
+    """
     try:
         import fcntl
     except ImportError:  # a system without it: nothing guards the folder
@@ -132,7 +135,7 @@ def locked(folder: Path) -> Iterator[None]:
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
         os.close(descriptor)

@@ -255,7 +255,7 @@ def test_a_changed_source_is_prepared_again(tmp_path: Path) -> None:
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     written(tmp_path / "file", "")
-    with pytest.raises(InvalidData, match="cannot create"):
+    with pytest.raises(InvalidData, match="cannot create or write"):
         prepare(written(tmp_path / "own.csv", GOOD), cache=tmp_path / "file" / "cache")
 
 

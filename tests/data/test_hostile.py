@@ -86,7 +86,7 @@ def test_a_line_without_end_is_refused(start: bytes, tmp_path: Path, monkeypatch
 def test_limits_that_are_no_numbers(value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAIRFOLD_MAX_LINE", value)
     with pytest.raises(InvalidData, match="a whole number of at least 1"):
-        limits.limits()
+        limits.limit(limits.LINE)
 
 
 @pytest.mark.usefixtures("strict")

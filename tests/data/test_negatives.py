@@ -24,14 +24,14 @@ def random_train(seed: int, users: int, items: int, density: float) -> Interacti
     users=st.integers(1, 10),
     items=st.integers(1, 30),
     density=st.floats(0, 1),
-    per_positive=st.integers(1, 4),
+    each=st.integers(1, 4),
 )
 @settings(deadline=None, max_examples=100)
-def test_never_a_positive(seed: int, users: int, items: int, density: float, per_positive: int) -> None:
+def test_never_a_positive(seed: int, users: int, items: int, density: float, each: int) -> None:
     train = random_train(seed, users, items, density)
-    sampler = NegativeSampler(train, per_positive, seed)
-    negatives = sampler.epoch(0)
-    assert negatives.shape == (len(train), per_positive)
+    sampler = NegativeSampler(train)
+    negatives = sampler.draw(train.users[:, None].expand(-1, each), generator(seed, 0))
+    assert negatives.shape == (len(train), each)
     for user, drawn in zip(train.users.tolist(), negatives.tolist(), strict=True):
         allowed = set(range(items)) - set(train.of(user).tolist())
         assert set(drawn) <= allowed
@@ -56,23 +56,23 @@ def test_every_other_item_has_the_same_chance(owned: list[int]) -> None:
     assert chi_square < degrees + 5 * (2 * degrees) ** 0.5 + 10
 
 
-def test_epochs_differ_and_seeds_repeat() -> None:
+def test_words_of_a_seed_are_mixed() -> None:
     train = random_train(1, 8, 200, 0.3)
-    first = NegativeSampler(train, 2, seed=7)
-    assert first.epoch(3).equal(NegativeSampler(train, 2, seed=7).epoch(3))
-    assert not first.epoch(3).equal(first.epoch(4))
-    assert not first.epoch(3).equal(NegativeSampler(train, 2, seed=8).epoch(3))
-    assert not NegativeSampler(train, 2, seed=0).epoch(1).equal(NegativeSampler(train, 2, seed=1).epoch(0))
+
+    def drawn(*words: int) -> list[int]:
+        return NegativeSampler(train).draw(train.users, generator(*words)).tolist()
+
+    assert drawn(7, 3) == drawn(7, 3)
+    assert drawn(7, 3) != drawn(7, 4)
+    assert drawn(0, 1) != drawn(1, 0)
+    with pytest.raises(InvalidSettings, match="seed"):
+        generator(-1, 0)
 
 
-def test_a_user_with_everything_and_no_negatives_at_all_are_refused() -> None:
+def test_a_user_with_everything_is_refused() -> None:
     train = Interactions.from_pairs(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), 2, 2)
     with pytest.raises(InvalidData, match="user 1"):
         NegativeSampler(train)
-    with pytest.raises(InvalidSettings, match="per_positive"):
-        NegativeSampler(random_train(1, 2, 5, 0.5), 0)
-    with pytest.raises(InvalidSettings, match="seed"):
-        NegativeSampler(random_train(1, 2, 5, 0.5), seed=-1).epoch(0)
 
 
 @given(st.integers(0, 2**16), st.integers(1, 6), st.integers(2, 40), st.floats(0, 0.9))

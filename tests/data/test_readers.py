@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairfold.data import lines, readers
-from fairfold.data.layouts import Wanted, detect
+from fairfold.data.layouts import detect
+from fairfold.data.options import Options
 
 Rows = list[tuple[object, ...]]
 
 
-def rows_of(path: Path, wanted: Wanted | None = None, block_size: int = 1 << 20) -> tuple[Rows, Counter[str]]:
+def rows_of(path: Path, wanted: Options | None = None, block_size: int = 1 << 20) -> tuple[Rows, Counter[str]]:
     repairs = Counter[str]()
     frames = list(readers.read(path, detect(path, wanted), repairs=repairs, block_size=block_size))
     return [row for frame in frames for row in frame.rows()], +repairs
@@ -85,12 +86,17 @@ def test_gzip_of_any_text_form_is_read(name: str, tmp_path: Path) -> None:
 def test_parquet_with_named_columns(tmp_path: Path) -> None:
     frame = polars.DataFrame({"customer": [3, 1], "sku": ["x", "y"], "stars": [1, 5]})
     frame.write_parquet(tmp_path / "own.parquet")
-    assert rows_of(tmp_path / "own.parquet", Wanted(user="customer", item="sku"))[0] == [(3, "x", 1.0), (1, "y", 5.0)]
+    assert rows_of(tmp_path / "own.parquet", Options(user_column="customer", item_column="sku"))[0] == [
+        (3, "x", 1.0),
+        (1, "y", 5.0),
+    ]
 
 
 def test_columns_the_caller_names(tmp_path: Path) -> None:
     path = written(tmp_path / "own.csv", "who|what|how\n1|2|3\n")
-    assert rows_of(path, Wanted("who", "what", "how", "|"))[0] == [(1, 2, 3.0)]
+    assert rows_of(path, Options(user_column="who", item_column="what", rating_column="how", separator="|"))[0] == [
+        (1, 2, 3.0)
+    ]
 
 
 def test_byte_order_mark_and_carriage_returns(tmp_path: Path) -> None:

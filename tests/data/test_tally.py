@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairfold.data.tally import Tally
+from fairfold.data.spool import Tally
 
 NUMBERS = st.integers(-3, 40)
 WORDS = st.sampled_from(["a", "b", "07", "9"])

@@ -14,10 +14,8 @@ from fairfold.data.synthetic import SyntheticWorld
 from fairfold.errors import InvalidData, InvalidSettings
 from fairfold.metrics import evaluate_ranking, evaluate_ratings
 from fairfold.metrics.ranking import Scorer
-from fairfold.metrics.references import Means, Popularity, PureSVD, Ridge, UserNeighbours
-from fairfold.metrics.references.choice import tried
-from fairfold.metrics.references.matrix import BinaryMatrix
-from fairfold.metrics.references.rows import ranking_rows, rating_rows, with_validation
+from fairfold.metrics.reference_rows import ranking_rows, rating_rows, tried, with_validation
+from fairfold.metrics.references import BinaryMatrix, Means, Popularity, PureSVD, Ridge, UserNeighbours
 
 SHARED = Path(os.environ.get("FAIRFOLD_DATA", Path(__file__).parents[2] / ".." / "shared" / "data"))
 ORDERS = [(13, 40), (40, 13)]  # fewer users than items, fewer items than users
@@ -68,7 +66,7 @@ def test_each_recommender_equals_its_formula(users: int, items: int) -> None:
 def test_subspace_iteration_finds_what_the_exact_decomposition_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     train, _ = random_train(40, 60)
     exact = PureSVD(train, 5)(torch.arange(40))
-    monkeypatch.setattr("fairfold.metrics.references.pure_svd.EXACT_SIDE", 0)
+    monkeypatch.setattr("fairfold.metrics.references.EXACT_SIDE", 0)
     assert torch.allclose(PureSVD(train, 5)(torch.arange(40)), exact, atol=1e-4)
 
 
@@ -171,7 +169,7 @@ def test_a_ridge_too_large_is_a_note_instead_of_a_row(data: Dataset, monkeypatch
     def refuse(_train: Interactions, _penalty: float) -> None:
         raise InvalidData("too many users", "fewer", "Take fewer.")
 
-    monkeypatch.setattr("fairfold.metrics.references.rows.Ridge", refuse)
+    monkeypatch.setattr("fairfold.metrics.reference_rows.Ridge", refuse)
     *_, last = ranking_rows(data)
     assert last.name == "ridge"
     assert "too many users" in str(last.value)

@@ -9,15 +9,17 @@ import pytest
 import torch
 
 import fairfold
-from fairfold.reproduce.execute import execute, execute_all
+from fairfold.reproduce.execute import execute_all
 from fairfold.reproduce.experiment import Cell, Experiment, read_experiment
 from fairfold.reproduce.kinds import KINDS
 from fairfold.reproduce.machine import commit
 from fairfold.reproduce.memory import MemorySettings, largest_compression
-from fairfold.reproduce.outcome import Outcome
-from fairfold.reproduce.records import Records, keep, new_record
-from fairfold.reproduce.watcher import Watcher
+from fairfold.reproduce.records import Outcome, Records, Watcher, keep, new_record
 from tests.reproduce.small import SMALL, write
+
+
+def execute(experiment: Experiment, *given: Any, **named: Any) -> dict[Cell, Outcome]:
+    return execute_all([experiment], *given, **named)[0]
 
 
 class Listener(Watcher):

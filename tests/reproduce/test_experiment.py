@@ -6,7 +6,7 @@ import pytest
 
 from fairfold.errors import InvalidSettings
 from fairfold.reproduce.experiment import GROUPS, known_experiments, named, read_experiment
-from fairfold.reproduce.outcome import file_name
+from fairfold.reproduce.records import file_name
 from tests.reproduce.small import SMALL, write
 
 

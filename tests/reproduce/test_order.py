@@ -5,9 +5,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairfold.reproduce.execute import side_by_side
 from fairfold.reproduce.experiment import Cell, known_experiments, read_experiment
 from fairfold.reproduce.kinds import KINDS
-from fairfold.reproduce.order import side_by_side
 
 TABLES: dict[str, Any] = {"model": {"kind": "neumf"}}
 IMAGES: dict[str, Any] = {"data": {"name": "mnist"}, "model": {"kind": "mlp"}}

@@ -8,20 +8,24 @@ import numpy as np
 import pytest
 
 from fairfold.errors import InvalidSettings
-from fairfold.reproduce.execute import execute
+from fairfold.reproduce.execute import execute_all
 from fairfold.reproduce.experiment import Cell, read_experiment
 from fairfold.reproduce.figures import figures
-from fairfold.reproduce.outcome import Outcome
 from fairfold.reproduce.output import QUICK, Results, write_results
+from fairfold.reproduce.records import Outcome
 from fairfold.reproduce.search import search
 from fairfold.reproduce.sizes import size_rows, views
-from fairfold.reproduce.tables import COLUMNS, Entry, Grid, crossed, detail_rows, grids
+from fairfold.reproduce.tables import COLUMNS, Entry, Grid, crossed, detail, grids
 from tests.reproduce.small import SMALL, write
 
 
 def outcome(values: list[float], **others: object) -> Outcome:
     curve = [(float(10 * (number + 1)), value) for number, value in enumerate(values)]
-    return Outcome.of_curve(curve, smaller_is_better=False, seconds=2.0, **others)
+    return Outcome.of_curve(curve, "NDCG@20", seconds=2.0, **others)
+
+
+def entry_of(grid: Grid, row: str, column: str) -> Entry:
+    return next(entry for entry in grid.entries if (entry.row, entry.column) == (row, column))
 
 
 def made_up(tmp_path: Path) -> Results:
@@ -39,8 +43,7 @@ def made_up(tmp_path: Path) -> Results:
 
 def test_means_spreads_and_differences(tmp_path: Path) -> None:
     (grid,) = made_up(tmp_path).grids
-    fair = grid.entry("1x-16x", "FAIR")
-    assert fair is not None
+    fair = entry_of(grid, "1x-16x", "FAIR")
     assert fair.mean == pytest.approx(0.25)
     assert fair.spread == pytest.approx(0.02 / 2**0.5)
     assert list(fair.rounds) == [20, 20]
@@ -48,9 +51,9 @@ def test_means_spreads_and_differences(tmp_path: Path) -> None:
     heading, rows = crossed(grid)
     assert heading == ["", "FedAvg", "FAIR", "HeteroFL"]
     assert rows == [["1x", "0.2500 ± 0.0141", "", ""], ["1x-16x", "", "0.2500 ± 0.0141 (0.2500)", "N/A (N/A)"]]
-    by_name = dict(zip(COLUMNS, detail_rows(grid)[1], strict=True))
+    by_name = dict(zip(COLUMNS, detail(grid.entries[1]), strict=True))
     assert (by_name["round"], by_name["at the end"], by_name["seconds"]) == ("20", "0.2000", "2.0")
-    refused = dict(zip(COLUMNS, detail_rows(grid)[2], strict=True))
+    refused = dict(zip(COLUMNS, detail(grid.entries[2]), strict=True))
     assert (refused["ours"], refused["note"]) == ("N/A", "too small | by far")
 
 
@@ -58,8 +61,7 @@ def test_the_last_round_counts_where_the_table_says_so(tmp_path: Path) -> None:
     text = SMALL.replace('metric = "NDCG@20"', 'metric = "NDCG@20"\nvalue = "last"')
     experiment = read_experiment(write(tmp_path, text), seeds=1)
     found = {cell: outcome([0.1, 0.3, 0.2]) for cell in experiment.cells if cell.kind == "federated"}
-    fair = grids(experiment, found)[0].entry("1x-16x", "FAIR")
-    assert fair is not None
+    fair = entry_of(grids(experiment, found)[0], "1x-16x", "FAIR")
     assert (fair.mean, fair.rounds) == (0.2, (30,))
     assert fair.spread is None  # one seed has none
 
@@ -88,7 +90,7 @@ def test_what_devices_reach_is_a_mean_over_the_seeds(tmp_path: Path) -> None:
     assert cost.heading == own.heading == crossed(grid)[0]
     assert cost.rows[1] == ["1x-16x", "", *["0.25 s, 2.5 MB, 100 B–16.0 kB"] * 2]
     assert own.rows[1] == ["1x-16x", "", *["0.200–0.500 (0.150–0.400)"] * 2]
-    by_name = dict(zip(COLUMNS, detail_rows(grid)[1], strict=True))
+    by_name = dict(zip(COLUMNS, detail(grid.entries[1]), strict=True))
     assert (by_name["seconds a round"], by_name["bytes a round"], by_name["note"]) == ("0.2500", "2500000", "")
 
 
@@ -101,7 +103,7 @@ def test_measured_peaks_are_means_over_the_seeds_with_their_spread(tmp_path: Pat
             peaks["64x"] = {"numbers held": 10, "measured peak bytes": -40_000}
             found[cell] = outcome([0.1], facts={"devices": peaks})
     (grid,) = grids(experiment, found)
-    told = dict(zip(COLUMNS, detail_rows(grid)[0], strict=True))["note"]
+    told = dict(zip(COLUMNS, detail(grid.entries[0]), strict=True))["note"]
     assert told == "8x: 1,000 numbers, peak 17.0 MB ± 1.4 MB; 64x: 10 numbers, peak 0 B ± 0 B"
 
 
@@ -126,15 +128,14 @@ def test_what_is_moved_is_not_guessed(tmp_path: Path) -> None:
 
 
 def test_curves_are_means_over_the_seeds(tmp_path: Path) -> None:
-    fair = made_up(tmp_path).grids[0].entry("1x-16x", "FAIR")
-    assert fair is not None
+    fair = entry_of(made_up(tmp_path).grids[0], "1x-16x", "FAIR")
     across, up = zip(*fair.curve, strict=True)
     assert across == (10, 20, 30)
     assert up == pytest.approx((0.1, 0.25, 0.2))
 
 
 def test_what_diverged_is_never_best() -> None:
-    found = Outcome.of_curve([(1.0, float("nan")), (2.0, 0.5), (3.0, float("nan"))], smaller_is_better=True)
+    found = Outcome.of_curve([(1.0, float("nan")), (2.0, 0.5), (3.0, float("nan"))], "MSE")
     assert (found.best, found.best_round) == (0.5, 2)
 
 
@@ -201,7 +202,7 @@ def test_more_curves_than_can_be_told_apart_are_not_drawn(tmp_path: Path) -> Non
 
 def test_the_quick_version_is_marked_and_kept_apart(tmp_path: Path) -> None:
     experiment = read_experiment(write(tmp_path), quick=True)
-    results = Results(experiment, grids(experiment, execute(experiment, tmp_path, 1)))
+    results = Results(experiment, grids(experiment, execute_all([experiment], tmp_path, 1)[0]))
     written = write_results(results, tmp_path)
     assert written[0].parent.name == "small-quick"
     for path in (written[0], written[-1]):

@@ -11,8 +11,9 @@ import torch
 from fairfold.errors import InvalidCheckpoint, InvalidSettings
 from fairfold.runs import checkpoint
 from fairfold.runs.opened import open_run
-from fairfold.runs.read import read_metrics, read_model, read_result, read_run_settings
+from fairfold.runs.read import read_metrics, read_result, read_run_settings
 from fairfold.runs.summary import read_run
+from fairfold.runs.tensors import read_sealed
 from fairfold.runs.train import run
 from fairfold.simulate import simulate
 from tests.runs.worlds import assert_same_end, interrupted, resumed, small, write_manifest
@@ -66,7 +67,7 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     found = run(small(), tmp_path / "run").folder
     saved = checkpoint.require(found.checkpoints)
     with pytest.raises(InvalidCheckpoint, match=r"item\.weight of 240 numbers, now 250"):
-        checkpoint.refuse_other_shapes(saved, {"item.weight": 250}, found.path)
+        checkpoint.refuse_other_shapes(saved, {"item.weight": (25, 10)}, found.path)
 
 
 def damage(path: Path, how: str) -> None:
@@ -122,7 +123,7 @@ READERS: dict[str, Any] = {
     "settings.toml": read_run_settings,
     "result.json": read_result,
     "metrics.csv": lambda out: read_metrics(out, small(), 4),
-    "model.safetensors": read_model,
+    "model.safetensors": lambda folder: read_sealed(folder / "model.safetensors", "Restore it."),
 }
 
 

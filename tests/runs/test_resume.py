@@ -65,13 +65,6 @@ def test_ratings_go_on_from_what_every_device_last_said(changes: dict[str, Any],
     assert_same_end(finished.result, simulate(settings))
 
 
-def test_what_had_to_be_written_at_the_same_moment_is_read_with_it(tmp_path: Path) -> None:
-    found = run(small(), tmp_path / "run").folder.checkpoints
-    progress = checkpoint.require(found).progress
-    checkpoint.save(found, progress, small(), {}, 1.0, {"taken": {"a": 3}})
-    assert checkpoint.require(found).beside == {"taken": {"a": 3}}
-
-
 def test_a_finished_run_can_be_given_more_rounds(tmp_path: Path) -> None:
     run(small(rounds=2), tmp_path / "run")
     finished, told = resumed(small(rounds=4, patience=9, threshold=0.99, evaluate_every=1), tmp_path / "run")
@@ -191,7 +184,7 @@ def test_a_full_disk_says_how_much_was_needed_and_leaves_the_old_checkpoint(
             needs.append(str(error))
         monkeypatch.setattr(files, "disk", files.Disk())
         assert not list(out.rglob("*.tmp"))
-        assert not checkpoint.newest(out / "checkpoints").damaged
+        assert not checkpoint.newest(out / "checkpoints")[1]
         # Without room for the settings there is no run yet: it is begun, not resumed.
         finished = run(settings, out, resume=(out / "settings.toml").exists(), say=lambda _: None)
         assert_same_end(finished.result, unbroken)

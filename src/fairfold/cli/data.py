@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from fairfold.data.files import Stages
     from fairfold.data.prepare import Prepared
-    from fairfold.data.progress import Stages
 
 data = typer.Typer(help="Bring data in, see what is there.", no_args_is_help=True)
 

@@ -17,13 +17,14 @@ from rich.table import Table
 from fairfold.cli.console import wide_console
 from fairfold.cli.errors import told_plainly
 from fairfold.errors import InvalidData, InvalidSettings
-from fairfold.reproduce.watcher import Watcher
+from fairfold.files import write_atomically
+from fairfold.reproduce.records import Watcher
 from fairfold.runs.units import human_seconds
 
 if TYPE_CHECKING:
     from fairfold.reproduce.experiment import Cell, Experiment
-    from fairfold.reproduce.outcome import Outcome
     from fairfold.reproduce.output import Results
+    from fairfold.reproduce.records import Outcome
     from fairfold.reproduce.tables import Grid
 
 DEFAULT_OUT = Path("reproduction")
@@ -62,7 +63,8 @@ def reproduce(
     """
     from fairfold.reproduce.execute import execute_all
     from fairfold.reproduce.experiment import named, read_experiment
-    from fairfold.reproduce.output import require_plots
+    from fairfold.reproduce.output import render_page
+    from fairfold.runs.report import require_plots
 
     console = wide_console()
     with told_plainly():
@@ -81,7 +83,9 @@ def reproduce(
             outcomes = execute_all(experiments, out, jobs, display, run=not show)
         finished = [_write(console, *each, out) for each in zip(experiments, outcomes, strict=True)]
         if len(finished) > 1:
-            console.print(f"All on one page: {_page(finished, out / f'{title}.html')}", highlight=False, soft_wrap=True)
+            page = out / f"{title}.html"
+            write_atomically(page, render_page(finished).encode())
+            console.print(f"All on one page: {page}", highlight=False, soft_wrap=True)
         missing = [entry for results in finished for grid in results.grids for entry in grid.entries]
         if missing and all(entry.state == "no data" for entry in missing):
             raise InvalidData(missing[0].reason.split("; needed")[0], "data for at least one cell", missing[0].reason)
@@ -112,23 +116,6 @@ def _shown(console: Console, name: str) -> Iterator[Display]:
         raise
     finally:
         display.close()
-
-
-def _page(finished: list[Results], path: Path) -> Path:
-    from fairfold.files import write_atomically
-    from fairfold.reproduce.figures import figures
-    from fairfold.reproduce.output import render_page
-    from fairfold.runs.plots import rendered
-
-    many = []
-    for results in finished:
-        plots = {
-            grid.name: {name: rendered(figure, "svg") for name, figure in figures(grid).items()}
-            for grid in results.grids
-        }
-        many.append((results, plots))
-    write_atomically(path, render_page(many).encode())
-    return path
 
 
 def _search(console: Console, experiments: list[Experiment], out: Path, jobs: int | None) -> None:

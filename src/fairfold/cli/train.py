@@ -13,7 +13,7 @@ from fairfold.cli.choose import changes_of, choose
 from fairfold.cli.console import wide_console
 from fairfold.cli.errors import told_plainly
 from fairfold.errors import InvalidSettings
-from fairfold.runs.units import human_bytes, human_seconds
+from fairfold.runs.units import human_bytes, human_seconds, popularity_facts, popularity_words
 
 if TYPE_CHECKING:
     from fairfold.runs.callbacks import Callback
@@ -109,14 +109,12 @@ def train(
 
 
 def _show(console: Console, finished: Finished) -> None:
-    from fairfold.runs.popularity import facts_of, words_for
-
     result, history = finished.result, finished.result.history
     console.print(closing_table(result))
     if result.rejections:
         reasons = ", ".join(f"{count} {reason}" for reason, count in result.rejections.items())
         console.print(f"Replies left out: {reasons} (run.log names them).", soft_wrap=True, highlight=False)
-    words = words_for(result.settings, facts_of(result))
+    words = popularity_words(result.settings, popularity_facts(result))
     if words is not None:
         console.print(words, soft_wrap=True, highlight=False, markup=False)
     each = sum(report.seconds for report in history) / max(len(history), 1)

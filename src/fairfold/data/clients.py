@@ -1,13 +1,15 @@
 """Who holds what: the rows of a data set divided among clients, in memory proportional to the rows."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fairfold.data.interactions import Interactions
-from fairfold.data.split import generator
+from fairfold.data.seeds import numpy_generator
 from fairfold.errors import InvalidData
 
 
@@ -76,7 +78,7 @@ def by_label(labels: Tensor, num_clients: int, concentration: float, seed: int =
     known = labels.numpy()
     owners = numpy.empty(len(known), dtype=numpy.int64)
     for label in range(int(known.max()) + 1 if len(known) else 0):
-        random = generator(seed, label)
+        random = numpy_generator(seed, label)
         rows = numpy.flatnonzero(known == label)
         random.shuffle(rows)
         ends = numpy.cumsum(_dirichlet(num_clients, concentration, random))
@@ -86,14 +88,11 @@ def by_label(labels: Tensor, num_clients: int, concentration: float, seed: int =
     return _grouped(torch.from_numpy(owners), num_clients)
 
 
-def _dirichlet(
-    size: int, concentration: float, random: numpy.random.Generator
-) -> "numpy.typing.NDArray[numpy.float64]":
+def _dirichlet(size: int, concentration: float, random: numpy.random.Generator) -> NDArray[Any]:
     """Shares up to a common factor: gammas in the logarithm, since with a small concentration they all underflow."""
     # If G ~ Gamma(a + 1) and U is uniform, then G·U^(1/a) ~ Gamma(a).
     logs = numpy.log(random.gamma(concentration + 1, size=size)) + numpy.log1p(-random.random(size)) / concentration
-    shares: numpy.typing.NDArray[numpy.float64] = numpy.exp(logs - logs.max())
-    return shares
+    return numpy.asarray(numpy.exp(logs - logs.max()))
 
 
 def _grouped(owners: Tensor, num_clients: int) -> Clients:

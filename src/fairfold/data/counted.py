@@ -14,20 +14,15 @@ class Counted:
     leading items are all that a device has to be sent, and it finds the rank of any item, or the item of any rank, in
     memory of their number alone. Ties, among equal counts and among all that do not lead, keep the catalogue's order.
 
-    Attributes:
-        counts: int64 [items] how many of the counted devices hold each item, in the order of ranks. The server's.
-        leading: int32 [owned] the catalogue's numbers of the items that lead. Everybody's.
-        asked: Devices that were to be counted.
-        devices: Devices that were.
-        bytes_down: Sent to devices, in all.
-        bytes_up: Sent by them.
+    ``counts`` (int64 [items], the server's) says how many of the counted devices hold each item, in the order of ranks;
+    ``leading`` (int32 [owned], everybody's) has the catalogue's numbers of the items that lead.
     """
 
     counts: Tensor = field(repr=False)
     leading: Tensor = field(repr=False)
-    asked: int = 0
-    devices: int = 0
-    bytes_down: int = 0
+    asked: int = 0  # devices that were to be counted
+    devices: int = 0  # devices that were
+    bytes_down: int = 0  # in all, as those sent up
     bytes_up: int = 0
 
 

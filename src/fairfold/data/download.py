@@ -6,6 +6,7 @@ import http.client
 import json
 import lzma
 import os
+import re
 import shutil
 import struct
 import urllib.error
@@ -15,9 +16,8 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairfold.data.files import atomic_folder, checksum, full_disk_is_an_error
+from fairfold.data.files import Stages, atomic_folder, checksum, full_disk_is_an_error, silent
 from fairfold.data.limits import check_unpacked
-from fairfold.data.progress import Stages, silent
 from fairfold.errors import InvalidData
 from fairfold.files import sync_folder, write_atomically
 from fairfold.version import __version__
@@ -33,17 +33,11 @@ class Unreachable(Exception):
 
 @dataclass(frozen=True)
 class Remote:
-    """A file to fetch.
-
-    Attributes:
-        url: Where it is.
-        md5: Its checksum where the publisher's is known for sure.
-        md5_url: Where the publisher keeps its checksum, otherwise.
-    """
+    """A file to fetch."""
 
     url: str
-    md5: str | None = None
-    md5_url: str | None = None
+    md5: str | None = None  # its checksum where the publisher's is known for sure
+    md5_url: str | None = None  # where the publisher keeps its checksum, otherwise
 
     @property
     def name(self) -> str:
@@ -62,7 +56,10 @@ def fetch_all(remotes: tuple[Remote, ...], target: Path, wanted: tuple[str, ...]
     with atomic_folder(target) as folder:
         sums = {}
         for remote, file in zip(remotes, fetched, strict=True):
-            sums[remote.name] = {"sha256": checksum(file), "checked_against_publisher": _has_checksum(remote)}
+            sums[remote.name] = {
+                "sha256": checksum(file),
+                "checked_against_publisher": bool(remote.md5 or remote.md5_url),
+            }
             if zipfile.is_zipfile(file):
                 _unpack(file, folder, wanted)
             else:
@@ -70,10 +67,6 @@ def fetch_all(remotes: tuple[Remote, ...], target: Path, wanted: tuple[str, ...]
         write_atomically(folder / CHECKSUMS, json.dumps(sums, indent=2).encode())
     for file in fetched:
         file.unlink()
-
-
-def _has_checksum(remote: Remote) -> bool:
-    return remote.md5 is not None or remote.md5_url is not None
 
 
 _BAD_ARCHIVE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, RuntimeError, ValueError)
@@ -149,7 +142,8 @@ def _continue(remote: Remote, part: Path, stages: Stages) -> None:
         if error.code == 416 and done:  # nothing is missing, or what is here is longer than the file
             error.close()
             part.unlink()
-            return _continue(remote, part, stages)
+            _continue(remote, part, stages)
+            return
         raise
     with answer:
         resumed = answer.status == 206
@@ -170,13 +164,10 @@ def _continue(remote: Remote, part: Path, stages: Stages) -> None:
         raise ConnectionError(
             f"the connection ended after {part.stat().st_size:,} of {total:,} bytes; run it again to resume"
         )
-    return None
 
 
 def _published_md5(url: str) -> str:
     """The checksum in a publisher's `.md5` file: the first run of 32 hexadecimal digits."""
-    import re
-
     with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
         found = re.search(r"\b[0-9a-fA-F]{32}\b", answer.read(4096).decode("latin-1"))
     if found is None:

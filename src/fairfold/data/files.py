@@ -1,4 +1,4 @@
-"""Folders that appear whole or not at all, and where prepared data lives."""
+"""Folders that appear whole or not at all, where prepared data lives, and how long work tells what it is doing."""
 
 import contextlib
 import errno
@@ -18,10 +18,20 @@ from fairfold.files import sync_folder
 if sys.platform != "win32":  # without it nothing tells whether a temporary folder is still in use, so none is removed
     import fcntl
 
+Advance = Callable[[int], None]
+# Called with the name of a stage and its size (0: not known); the block gets a function to count what is done.
+Stages = Callable[[str, int], contextlib.AbstractContextManager[Advance]]
+
 PARTIAL = ".partial"
 LOCK = ".lock"
 _FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+@contextlib.contextmanager
+def silent(_name: str, _size: int) -> Iterator[Advance]:
+    """Stages that nobody watches."""
+    yield lambda _done: None
 
 
 def cache_folder(cache: str | Path | None = None) -> Path:
@@ -46,12 +56,6 @@ def existing(source: str | Path) -> Path | None:
             "a path that exists, or a name from `fairfold data list`",
             "Check the path.",
         ) from error
-
-
-def sync_file(path: Path) -> None:
-    """Make the content of a file durable."""
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
@@ -81,18 +85,11 @@ def atomic_folder(final: Path) -> Iterator[Path]:
     """A new folder to fill; it takes the name ``final`` only when the block ends well, else it is removed."""
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(final.parent)
+        temporary = _beside(final)
     except OSError as error:
         raise InvalidData(
-            f"cannot create {final.parent} ({error.strerror})",
-            "a cache folder that can be written",
-            "Give another one with --cache or FAIRFOLD_CACHE.",
-        ) from error
-    remove_abandoned(final.parent)
-    try:
-        temporary = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.name}.", suffix=PARTIAL))
-    except PermissionError as error:
-        raise InvalidData(
-            f"{final.parent} may not be written",
+            f"cannot create or write {final.parent} ({error.strerror})",
             "a cache folder that can be written",
             "Give another one with --cache or FAIRFOLD_CACHE.",
         ) from error
@@ -104,7 +101,8 @@ def atomic_folder(final: Path) -> Iterator[Path]:
             yield temporary
             for path in sorted(temporary.rglob("*")):
                 if path.is_file() and path.name != LOCK:
-                    sync_file(path)
+                    with path.open("rb+") as file:
+                        os.fsync(file.fileno())
             sync_folder(temporary)
             _take_name(temporary, final)
     finally:
@@ -114,10 +112,14 @@ def atomic_folder(final: Path) -> Iterator[Path]:
     sync_folder(final.parent)
 
 
+def _beside(final: Path) -> Path:
+    return Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.name}.", suffix=PARTIAL))
+
+
 def _take_name(temporary: Path, final: Path) -> None:
     """Rename a folder over another; a folder that is in the way is moved aside first, then removed."""
     if final.exists():
-        aside = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.name}.", suffix=PARTIAL))
+        aside = _beside(final)
         final.rename(aside / final.name)
         temporary.rename(final)
         shutil.rmtree(aside, ignore_errors=True)
@@ -138,23 +140,18 @@ def remove_abandoned(parent: Path) -> None:
         except FileNotFoundError:
             # Either just being made, or left between the two renames of _take_name: young ones may be alive.
             with contextlib.suppress(FileNotFoundError):
-                if _age(folder) < 3600:
+                if time.time() - folder.stat().st_mtime < 3600:
                     continue
         except OSError:
             continue
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _age(path: Path) -> float:
-    return time.time() - path.stat().st_mtime
-
-
-def checksum(path: Path, advance: Callable[[int], None] | None = None, algorithm: str = "sha256") -> str:
+def checksum(path: Path, advance: Advance = lambda _done: None, algorithm: str = "sha256") -> str:
     """The checksum of a file's content, as hexadecimal digits."""
     digest = hashlib.new(algorithm)
     with path.open("rb") as file:
         while block := file.read(4 << 20):
             digest.update(block)
-            if advance is not None:
-                advance(len(block))
+            advance(len(block))
     return digest.hexdigest()

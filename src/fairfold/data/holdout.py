@@ -10,19 +10,8 @@ from fairfold.errors import InvalidSettings
 
 
 def hold_out(interactions: Interactions, share: float, seed: int = 0) -> tuple[Interactions, Interactions]:
-    """Split every user's interactions by chance into those kept and those held out.
-
-    Args:
-        interactions: What to split.
-        share: Share of each user's interactions that is held out, rounded to the nearest number; a user always
-            keeps at least one.
-        seed: Same seed, same split.
-
-    Returns:
-        The interactions kept and those held out, over the same users and catalogue.
-    """
-    if not 0 < share < 1:
-        raise InvalidSettings(f"share = {share}", "between 0 and 1", "Hold out 0.1, for example.")
+    """Split every user's interactions by chance into those kept (at least one) and those held out."""
+    _check(share)
     users, counts = interactions.users, interactions.counts_by_user
     chance = torch.rand(len(interactions), generator=generator(seed, 2), dtype=torch.float64)
     # Users stay in order and each user's interactions are in random order, since chance < 1.
@@ -36,12 +25,16 @@ def hold_out(interactions: Interactions, share: float, seed: int = 0) -> tuple[I
 
 def hold_out_images(data: ImageDataset, share: float, seed: int = 0) -> ImageDataset:
     """The training images alone: a share of them, drawn by chance, takes the place of the test set."""
-    if not 0 < share < 1:
-        raise InvalidSettings(f"share = {share}", "between 0 and 1", "Hold out 0.1, for example.")
+    _check(share)
     order = torch.randperm(len(data.train), generator=generator(seed, 2))
     held = round(share * len(data.train))
     parts = [_some(data.train, order[held:].sort().values), _some(data.train, order[:held].sort().values)]
     return ImageDataset(data.name, parts[0], parts[1], data.num_classes, data.writer_ids)
+
+
+def _check(share: float) -> None:
+    if not 0 < share < 1:
+        raise InvalidSettings(f"share = {share}", "between 0 and 1", "Hold out 0.1, for example.")
 
 
 def _some(images: Images, rows: Tensor) -> Images:

@@ -26,17 +26,11 @@ PIECE = 1 << 20
 
 @dataclass(frozen=True)
 class Images:
-    """Images of one split.
+    """Images of one split."""
 
-    Attributes:
-        images: uint8 [images, height, width], 0 is black.
-        labels: int64 [images].
-        writers: int64 [images], dense over both splits, or None where the writer is not known.
-    """
-
-    images: Tensor
-    labels: Tensor
-    writers: Tensor | None = None
+    images: Tensor  # uint8 [images, height, width], 0 is black
+    labels: Tensor  # int64 [images]
+    writers: Tensor | None = None  # int64 [images], dense over both splits; None where they are not known
 
     def __len__(self) -> int:
         return int(self.labels.numel())
@@ -110,19 +104,16 @@ def source_files(folder: Path, images: Path | None = None) -> list[Path]:
 
 
 def read_images(folder: Path, images: Path | None = None) -> ImageDataset:
-    """Read a folder of images.
+    """Read MNIST's IDX files; QMNIST's extended labels, for the writers; or LEAF's FEMNIST, train/ and test/.
 
-    Args:
-        folder: MNIST's IDX files; QMNIST's extended labels, for the writers; or LEAF's FEMNIST, train/ and test/.
-        images: The folder of the MNIST images, where ``folder`` has the writers alone; by default the folder ``mnist``
-            beside it.
+    ``images`` is the folder of the MNIST images where ``folder`` has the writers alone; by default ``mnist`` beside it.
     """
     if any(folder.glob("train/*.json")):
         return _read_femnist(folder)
     where = _images_for(folder, images)
-    parts = {split: _read_split(folder, where, split) for split in ("train", "test")}
+    train_images, train_labels, train_writers = _read_split(folder, where, "train")
+    test_images, test_labels, test_writers = _read_split(folder, where, "test")
     writer_ids: list[str] | None = None
-    (train_images, train_labels, train_writers), (test_images, test_labels, test_writers) = parts.values()
     if train_writers is not None and test_writers is not None:
         known, numbers = numpy.unique(numpy.concatenate([train_writers, test_writers]), return_inverse=True)
         writer_ids = [str(writer) for writer in known]
@@ -180,28 +171,26 @@ def _read_split(folder: Path, where: Path, split: str) -> tuple[NDArray[Any], ND
         raise InvalidData(
             f"{found.name} holds {pixels.dtype} of shape {list(pixels.shape)}", "images of bytes", "Download it again."
         )
-    table = None if extended is None else _array(extended, 2)
-    if table is not None and table.shape[1] <= QMNIST_WRITER:
+    labels = None if plain is None else _array(plain, 1)
+    if labels is not None and len(labels) != len(pixels):
         raise InvalidData(
-            f"{extended} has {table.shape[1]} columns", f"at least {QMNIST_WRITER + 1}", "Download it again."
+            f"{plain} has {len(labels):,} labels", f"{len(pixels):,}, one for every image", "Download it again."
         )
-    if table is not None and len(table) < len(pixels):
-        raise InvalidData(f"{extended} has {len(table):,} rows", f"at least {len(pixels):,}", "Download it again.")
-    if plain is not None:
-        labels = _array(plain, 1)
-    else:
-        assert table is not None
-        labels = table[:, 0]
-    if plain is not None and len(labels) != len(pixels):
-        raise InvalidData(
-            f"{plain.name} has {len(labels):,} labels", f"{len(pixels):,}, one for every image", "Download it again."
-        )
-    labels = labels[: len(pixels)]
-    _check_labels(str(plain or extended), labels)
-    if table is None:
+    if extended is None:
+        assert labels is not None
+        _check_labels(str(plain), labels)
         return pixels, labels, None
+    table = _array(extended, 2)
+    if len(table) < len(pixels) or table.shape[1] <= QMNIST_WRITER:
+        raise InvalidData(
+            f"{extended} has {len(table):,} rows and {table.shape[1]} columns",
+            f"at least {len(pixels):,} and {QMNIST_WRITER + 1}",
+            "Download it again.",
+        )
     # QMNIST's test labels go on beyond MNIST's 10,000 images: the first ones are MNIST's, in its order.
     table = table[: len(pixels)]
+    labels = table[:, 0] if labels is None else labels
+    _check_labels(str(plain or extended), labels)
     if not numpy.array_equal(table[:, 0], labels):
         raise InvalidData(
             f"{int((table[:, 0] != labels).sum()):,} {split} labels of QMNIST differ from the images' own",

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import polars
@@ -27,53 +28,49 @@ def _refuse(name: str) -> NoReturn:
 
 
 def parse(block: bytes, columns: dict[str, str], repairs: Counter[str]) -> polars.DataFrame:
-    """The columns of a block of lines, as text.
-
-    Args:
-        block: Whole lines.
-        columns: Name in the file of every column wanted, by role.
-        repairs: Where what is left out is counted.
-    """
+    """The columns (names by role) of a block of whole lines, as text; what is left out is counted."""
     lines = [line for line in block.split(b"\n") if line.strip()]
     schema = dict.fromkeys(columns.values(), polars.String)
+    nothing = polars.DataFrame(schema=schema)
+
+    def engine(some: list[bytes]) -> polars.DataFrame:
+        return polars.read_ndjson(b"\n".join(some), schema=schema) if some else nothing
+
     try:
-        frame = _engine(lines, schema)
+        frame = engine(lines)
+        if frame.height != len(lines):  # two objects on a line
+            raise polars.exceptions.ComputeError("not one object a line")
     except polars.exceptions.PolarsError:
-        good = [line for line in lines if _is_object(line)]
-        frame, good = _salvage(good, schema)
+        frames, good = salvage([line for line in lines if _object(line) is not None], engine)
+        frame = polars.concat([nothing, *frames])
         repairs[NOT_JSON] += len(lines) - len(good)
         lines = good
     frame = frame.select(polars.col(name).alias(role) for role, name in columns.items())
     return _with_plain_ids(frame, lines, columns, repairs)
 
 
-def _engine(lines: list[bytes], schema: dict[str, type[polars.String]]) -> polars.DataFrame:
-    if not lines:
-        return polars.DataFrame(schema=schema)
-    frame = polars.read_ndjson(b"\n".join(lines), schema=schema)
-    if frame.height != len(lines):  # two objects on a line
-        raise polars.exceptions.ComputeError("not one object a line")
-    return frame
-
-
-def _salvage(lines: list[bytes], schema: dict[str, type[polars.String]]) -> tuple[polars.DataFrame, list[bytes]]:
-    """The lines that the engine reads as well, found by halving: it is stricter than the standard in a few corners."""
+def salvage(
+    lines: list[bytes], parse_lines: Callable[[list[bytes]], polars.DataFrame]
+) -> tuple[list[polars.DataFrame], list[bytes]]:
+    """Frames of the lines that the engine reads, each as one row, and these lines: found by halving."""
     try:
-        return _engine(lines, schema), lines
+        frame = parse_lines(lines)
+        if frame.height == len(lines):
+            return [frame], lines
     except polars.exceptions.PolarsError:
-        if len(lines) <= 1:
-            return polars.DataFrame(schema=schema), []
-        half = len(lines) // 2
-        frames, kept = zip(*(_salvage(part, schema) for part in (lines[:half], lines[half:])), strict=True)
-        return polars.concat(frames), [line for part in kept for line in part]
+        pass
+    if len(lines) <= 1:
+        return [], []
+    half = len(lines) // 2
+    (frames, kept), (more_frames, more) = (salvage(part, parse_lines) for part in (lines[:half], lines[half:]))
+    return frames + more_frames, kept + more
 
 
-def _is_object(line: bytes) -> bool:
+def _object(line: bytes) -> dict[str, Any] | None:
     try:
-        first_object(line.decode())
+        return first_object(line.decode())
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def _with_plain_ids(
@@ -85,16 +82,7 @@ def _with_plain_ids(
         # Text may begin like this as well, so the line is asked; such ids are too rare for that to cost.
         looks = frame[role].str.starts_with("{") | frame[role].str.starts_with("[")
         for row in looks.fill_null(False).arg_true().to_list():
-            if not _is_text(lines[row], columns[role]):
+            if not isinstance((_object(lines[row]) or {}).get(columns[role]), str):
                 keep[row] = False
-    if keep.all():
-        return frame
     repairs[NOT_AN_ID] += int((~keep).sum())
     return frame.filter(keep)
-
-
-def _is_text(line: bytes, name: str) -> bool:
-    try:
-        return isinstance(first_object(line.decode()).get(name), str)
-    except ValueError:
-        return False

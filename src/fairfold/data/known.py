@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairfold.data import download
-from fairfold.data.files import cache_folder, existing
-from fairfold.data.progress import Stages, silent
+from fairfold.data.files import Stages, cache_folder, existing, silent
 from fairfold.errors import InvalidData
 
 GROUPLENS = "https://files.grouplens.org/datasets/movielens"
@@ -16,25 +15,14 @@ RESEARCH = "research only, not to be redistributed"
 
 @dataclass(frozen=True)
 class KnownSet:
-    """A public data set.
+    """A public data set."""
 
-    Attributes:
-        name: The name it is asked for by.
-        page: The publisher's page.
-        terms: Licence or terms of use, in short; the page has them in full.
-        files: The files that are read, once they are in a folder.
-        downloads: What to fetch for them; empty where a person has to accept terms, choose or run a script.
-        images: Whether it holds images.
-        how: How to get the files where there is nothing to download by itself.
-    """
-
-    name: str
-    page: str
-    terms: str
-    files: tuple[str, ...]
-    downloads: tuple[download.Remote, ...] = ()
-    images: bool = False
-    how: str = ""
+    name: str  # the name it is asked for by
+    page: str  # the publisher's
+    terms: str  # licence or terms of use, in short; the page has them in full
+    files: tuple[str, ...]  # those that are read, once they are in a folder
+    downloads: tuple[download.Remote, ...] = ()  # none where a person has to accept terms, choose or run a script
+    how: str = ""  # to get the files where there is nothing to download by itself
 
 
 def _movielens(name: str, files: tuple[str, ...], md5: str | None = None, published: bool = True) -> KnownSet:
@@ -47,6 +35,12 @@ def _movielens(name: str, files: tuple[str, ...], md5: str | None = None, publis
         # GroupLens keeps the checksum of each stable archive beside it; the "latest" ones change and have none.
         (download.Remote(archive, md5=md5, md5_url=f"{archive}.md5" if published and md5 is None else None),),
     )
+
+
+def _files(name: str, page: str, terms: str, base: str, sums: dict[str, str | None]) -> KnownSet:
+    """A set of files that lie side by side, each with its checksum where that is known."""
+    downloads = tuple(download.Remote(f"{base}/{file}", md5=md5) for file, md5 in sums.items())
+    return KnownSet(name, page, terms, tuple(sums), downloads)
 
 
 _CSV = ("ratings.csv", "movies.csv")
@@ -101,35 +95,28 @@ KNOWN = {
             ("BX-Book-Ratings.csv", "BX-Books.csv"),
             (download.Remote("http://www2.informatik.uni-freiburg.de/~cziegler/BX/BX-CSV-Dump.zip"),),
         ),
-        KnownSet(
+        _files(
             "gowalla", "https://snap.stanford.edu/data/loc-gowalla.html", "not stated; the split is LightGCN's (MIT)",
-            ("train.txt", "test.txt"),
-            (download.Remote(f"{_LIGHTGCN}/train.txt"), download.Remote(f"{_LIGHTGCN}/test.txt")),
+            _LIGHTGCN, {"train.txt": None, "test.txt": None},
         ),
-        KnownSet(
+        _files(
             "mnist", "https://yann.lecun.com/exdb/mnist/", "not stated by the publisher; often given as CC BY-SA 3.0",
-            ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", "t10k-images-idx3-ubyte.gz",
-             "t10k-labels-idx1-ubyte.gz"),
-            (
-                download.Remote(f"{_MNIST}/train-images-idx3-ubyte.gz", md5="f68b3c2dcbeaaa9fbdd348bbdeb94873"),
-                download.Remote(f"{_MNIST}/train-labels-idx1-ubyte.gz", md5="d53e105ee54ea40749a09fcbcd1e9432"),
-                download.Remote(f"{_MNIST}/t10k-images-idx3-ubyte.gz", md5="9fb629c4189551a2d022fa330f9573f3"),
-                download.Remote(f"{_MNIST}/t10k-labels-idx1-ubyte.gz", md5="ec29112dd5afa0611ce80d1b7f02629c"),
-            ),
-            images=True,
+            _MNIST, {
+                "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+                "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+                "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+                "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+            },
         ),
-        KnownSet(
-            "qmnist-writers", "https://github.com/facebookresearch/qmnist", "BSD 3-clause",
-            ("qmnist-train-labels-idx2-int.gz", "qmnist-test-labels-idx2-int.gz"),
-            (
-                download.Remote(f"{_QMNIST}/qmnist-train-labels-idx2-int.gz", md5="0058f8dd561b90ffdd0f734c6a30e5e4"),
-                download.Remote(f"{_QMNIST}/qmnist-test-labels-idx2-int.gz", md5="5b5b05890a5e13444e108efe57b788aa"),
-            ),
-            images=True,
+        _files(
+            "qmnist-writers", "https://github.com/facebookresearch/qmnist", "BSD 3-clause", _QMNIST, {
+                "qmnist-train-labels-idx2-int.gz": "0058f8dd561b90ffdd0f734c6a30e5e4",
+                "qmnist-test-labels-idx2-int.gz": "5b5b05890a5e13444e108efe57b788aa",
+            },
         ),
         KnownSet(
             "femnist", "https://github.com/TalwalkarLab/leaf", "BSD 2-clause (LEAF); NIST Special Database 19",
-            ("train/*.json", "test/*.json"), images=True,
+            ("train/*.json", "test/*.json"),
             how="Run LEAF's data/femnist/preprocess.sh and put its data/train and data/test folders here.",
         ),
     )

@@ -5,43 +5,25 @@ before memory or disk is full.
 """
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from fairfold.errors import InvalidData
 
-RATIO = "FAIRFOLD_MAX_RATIO"
-LINE = "FAIRFOLD_MAX_LINE"
-TOTAL = "FAIRFOLD_MAX_TOTAL"
+RATIO, LINE, TOTAL = "FAIRFOLD_MAX_RATIO", "FAIRFOLD_MAX_LINE", "FAIRFOLD_MAX_TOTAL"
+USUAL = {
+    RATIO: 200,  # bytes that may come out of one compressed byte; text gives 3 to 30, and gzip at most about 1,000
+    LINE: 64 << 20,  # bytes of a line; a user with a million items fills less than ten million
+    TOTAL: 1 << 40,  # bytes that may come out of one compressed file
+}
 UNSUSPICIOUS = 64 << 20
 """Bytes that may come out of any file, whatever the ratio: short files of zeros are common and harm nobody."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Bounds on one file.
-
-    Attributes:
-        ratio: Bytes that may come out of one compressed byte. Text gives 3 to 30, and gzip at most about 1,000.
-        line: Bytes of a line. A user with a million items fills less than ten million.
-        total: Bytes that may come out of one compressed file.
-    """
-
-    ratio: int = 200
-    line: int = 64 << 20
-    total: int = 1 << 40
-
-
-def limits() -> Limits:
-    """The bounds, with what the environment says about them."""
-    usual = Limits()
-    return Limits(_given(RATIO, usual.ratio), _given(LINE, usual.line), _given(TOTAL, usual.total))
-
-
-def _given(name: str, usual: int) -> int:
+def limit(name: str) -> int:
+    """A bound: what the environment says about it, else the usual one."""
     text = os.environ.get(name)
     if not text:
-        return usual
+        return USUAL[name]
     if not (text.isascii() and text.isdigit() and len(text) <= 18 and int(text) >= 1):
         raise InvalidData(f"{name}={text[:40]}", "a whole number of at least 1", f"Change or unset {name}.")
     return int(text)
@@ -51,16 +33,16 @@ def check_unpacked(path: Path, packed: int, unpacked: int) -> None:
     """Refuse a file of which ``packed`` bytes have given, or will give, so many."""
     if unpacked <= UNSUSPICIOUS:
         return
-    bounds = limits()
-    if unpacked > bounds.ratio * max(packed, 1):
+    ratio, total = limit(RATIO), limit(TOTAL)
+    if unpacked > ratio * max(packed, 1):
         raise InvalidData(
             f"{path.name} makes {unpacked:,} bytes or more of {packed:,}",
-            f"at most {bounds.ratio} bytes from one",
+            f"at most {ratio} bytes from one",
             f"Check where the file comes from; if it is right, raise {RATIO}.",
         )
-    if unpacked > bounds.total:
+    if unpacked > total:
         raise InvalidData(
-            f"{path.name} unpacks to more than {bounds.total:,} bytes",
+            f"{path.name} unpacks to more than {total:,} bytes",
             "less",
             f"Check where the file comes from; if it is right, raise {TOTAL}.",
         )
@@ -68,7 +50,7 @@ def check_unpacked(path: Path, packed: int, unpacked: int) -> None:
 
 def check_line(path: Path, length: int) -> None:
     """Refuse a line that goes on for too long."""
-    most = limits().line
+    most = limit(LINE)
     if length > most:
         raise InvalidData(
             f"{path.name} has a line of more than {most:,} bytes",

@@ -3,22 +3,17 @@
 import gzip
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from fairfold.data.files import Advance
 from fairfold.data.limits import check_line, check_unpacked
 from fairfold.errors import InvalidData
 
 BLOCK = 16 << 20
 HEAD = 1 << 16
-Advance = Callable[[int], None]
-
 NOT_UTF8 = "lines that are not UTF-8, read as Latin-1"
-
-
-DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
-"""How damaged gzip shows itself."""
 
 
 def no_such_file(path: Path) -> InvalidData:
@@ -35,18 +30,9 @@ def unreadable(path: Path, error: OSError) -> InvalidData:
     )
 
 
-def truncated(path: Path, error: Exception) -> InvalidData:
-    """The error for compressed data that ends early or is damaged."""
-    return InvalidData(
-        f"{path.name} is truncated or damaged ({error})",
-        "a whole gzip file",
-        "Download the file again; compare its size and checksum with the publisher's.",
-    )
-
-
-def head(path: Path, size: int = HEAD) -> bytes:
+def head(path: Path) -> bytes:
     """The first bytes of a text file, decompressed, without a byte order mark, lines ended by line feeds."""
-    piece = _without_mark(path, next(_pieces(path, size, None), b""))
+    piece = _without_mark(path, next(pieces(path, HEAD), b""))
     return piece.replace(b"\r", b"\n") if _ends_in_returns(piece) else piece
 
 
@@ -62,24 +48,19 @@ def blocks(
     quoted: bool = False,
     encoding: str = "utf-8",
     repairs: Counter[str] | None = None,
-    advance: Advance | None = None,
+    advance: Advance = lambda _done: None,
 ) -> Iterator[bytes]:
-    """Yield the file as UTF-8 blocks that end at the end of a line.
+    """Yield a text file, plain or gzip, as UTF-8 blocks that end at the end of a line.
 
-    Args:
-        path: A text file, plain or gzip. Lines may end in a carriage return alone, if all of them do.
-        size: Bytes to read at a time; a longer line makes a longer block.
-        quoted: Whether fields in double quotes may hold line breaks, so that no block is cut inside one.
-        encoding: ``utf-8``, or ``latin-1`` where the publisher says so. Lines of a UTF-8 file that are not UTF-8 are
-            read as Latin-1 and counted in ``repairs``.
-        repairs: Where repairs are counted.
-        advance: Called with the number of bytes taken from the disk, for a progress bar.
+    Lines may end in a carriage return alone, if all of them do; one longer than ``size`` makes a longer block. Where
+    fields are ``quoted`` they may hold line breaks, and no block is cut inside one. Lines of a UTF-8 file that are not
+    UTF-8 are read as Latin-1 and counted in ``repairs``.
     """
     counted = Counter[str]() if repairs is None else repairs
-    returns = _ends_in_returns(next(_pieces(path, HEAD, None), b""))
+    returns = _ends_in_returns(next(pieces(path, HEAD), b""))
     rest = b""
     first = True
-    for piece in _pieces(path, size, advance):
+    for piece in pieces(path, size, advance):
         block = _without_mark(path, piece) if first else piece
         if returns:
             block = block.replace(b"\r", b"\n")
@@ -103,12 +84,8 @@ def _open(path: Path) -> tuple[BinaryIO, BinaryIO]:
     return (cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if packed else raw), raw
 
 
-def pieces(path: Path, size: int) -> Iterator[bytes]:
+def pieces(path: Path, size: int, advance: Advance = lambda _done: None) -> Iterator[bytes]:
     """The bytes of a file, decompressed where it is gzip, so many at a time; no more than the limits allow."""
-    return _pieces(path, size, None)
-
-
-def _pieces(path: Path, size: int, advance: Advance | None) -> Iterator[bytes]:
     position = unpacked = 0
     try:
         file, raw = _open(path)
@@ -120,8 +97,12 @@ def _pieces(path: Path, size: int, advance: Advance | None) -> Iterator[bytes]:
         while True:
             try:
                 piece = file.read(size)
-            except DAMAGED as error:
-                raise truncated(path, error) from error
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                raise InvalidData(
+                    f"{path.name} is truncated or damaged ({error})",
+                    "a whole gzip file",
+                    "Download the file again; compare its size and checksum with the publisher's.",
+                ) from error
             except OSError as error:
                 raise unreadable(path, error) from error
             if not piece:
@@ -129,9 +110,8 @@ def _pieces(path: Path, size: int, advance: Advance | None) -> Iterator[bytes]:
             unpacked += len(piece)
             if file is not raw:
                 check_unpacked(path, raw.tell(), unpacked)
-            if advance is not None:
-                advance(raw.tell() - position)
-                position = raw.tell()
+            advance(raw.tell() - position)
+            position = raw.tell()
             yield piece
 
 

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from fairfold.data.interactions import Interactions
-from fairfold.data.seeds import generator
-from fairfold.errors import InvalidData, InvalidSettings
+from fairfold.errors import InvalidData
 
 
 class NegativeSampler:
@@ -14,17 +13,11 @@ class NegativeSampler:
     A user with c items of n has n - c others; one of these is drawn by its rank r among them. Of the user's
     items p_0 < p_1 < …, item p_j has p_j - j non-items below it, so the non-item of rank r lies above exactly
     those j with p_j - j ≤ r: it is r plus their number, which one binary search finds. Nothing is drawn twice
-    or thrown away, and a positive cannot come out.
-
-    Args:
-        train: The positives.
-        per_positive: How many negatives an epoch has for each positive.
-        seed: Same seed, same negatives.
+    or thrown away, and a positive cannot come out. A draw's number of [0, 1) has 53 random bits: a rank's chance
+    is off by less than 1 part in 10^10 for catalogues of a million items.
     """
 
-    def __init__(self, train: Interactions, per_positive: int = 1, seed: int = 0) -> None:
-        if per_positive < 1:
-            raise InvalidSettings(f"per_positive = {per_positive}", "at least 1", "Ask for one or more.")
+    def __init__(self, train: Interactions) -> None:
         full = (train.counts_by_user >= train.num_items).nonzero().flatten()
         if len(full):
             raise InvalidData(
@@ -33,18 +26,11 @@ class NegativeSampler:
                 "Leave these users out, or give the size of the whole catalogue.",
             )
         self.train = train
-        self.per_positive = per_positive
-        self.seed = seed
         self._non_items_below = non_items_below(train)
-
-    def epoch(self, number: int) -> Tensor:
-        """Negatives for one epoch, int64 [interactions, per_positive], aligned with ``train.items``."""
-        users = self.train.users[:, None].expand(-1, self.per_positive)
-        return self.draw(users, generator(self.seed, number))
 
     def draw(self, users: Tensor, source: torch.Generator) -> Tensor:
         """One negative for every entry of ``users``, a tensor of any shape."""
-        chance = draw_chances(torch.empty(users.shape, dtype=torch.float64), source)
+        chance = torch.empty(users.shape, dtype=torch.float64).uniform_(generator=source)
         return chosen(self.train, self._non_items_below, users, chance)
 
     def of_user(self, user: int, chance: Tensor) -> Tensor:
@@ -54,14 +40,6 @@ class NegativeSampler:
         rank = (chance * others).long().clamp_(max=others - 1)
         below = self._non_items_below[part]
         return rank.add_(torch.searchsorted(below, rank + user * self.train.num_items, right=True))
-
-
-def draw_chances(into: Tensor, source: torch.Generator) -> Tensor:
-    """Fill a tensor (float64) with numbers of [0, 1), each of which stands for a negative.
-
-    Of 53 random bits: a rank's chance is off by less than 1 part in 10^10 for catalogues of a million items.
-    """
-    return into.uniform_(generator=source)
 
 
 def non_items_below(train: Interactions) -> Tensor:

@@ -12,6 +12,7 @@ from fairfold.errors import InvalidData
 BYTES_A_ROW = 16
 """Of a user and an item; what a file's number of rows is weighed by."""
 
+_WHOLE = (polars.Int8, polars.Int16, polars.Int32, polars.Int64, polars.UInt8, polars.UInt16, polars.UInt32)
 _NO_NUMBERS = (polars.Date, polars.Datetime, polars.Duration, polars.Time, polars.Binary, polars.Object)
 
 
@@ -44,13 +45,7 @@ def read_whole(path: Path, *, memory_map: bool = True) -> polars.DataFrame:
 
 
 def blocks(path: Path, columns: dict[str, str], rows: int) -> Iterator[tuple[polars.DataFrame, float]]:
-    """The columns wanted, so many rows at a time, each with its share of the file.
-
-    Args:
-        path: The file.
-        columns: Name in the file of every column wanted, by role.
-        rows: How many at a time.
-    """
+    """The columns wanted (names by role), so many rows at a time, each with its share of the file."""
     schema = schema_of(path)
     for role, name in columns.items():
         _check_type(path, role, name, schema[name])
@@ -66,9 +61,6 @@ def blocks(path: Path, columns: dict[str, str], rows: int) -> Iterator[tuple[pol
                 if frame.schema[role] not in _WHOLE:
                     frame = frame.with_columns(polars.col(role).cast(polars.String))
         yield frame, frame.height / total
-
-
-_WHOLE = (polars.Int8, polars.Int16, polars.Int32, polars.Int64, polars.UInt8, polars.UInt16, polars.UInt32)
 
 
 def _check_type(path: Path, role: str, name: str, found: polars.DataType) -> None:

@@ -10,16 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from fairfold.data import lines
-from fairfold.data.files import atomic_folder, cache_folder, checksum, existing
-from fairfold.data.image_store import read_image_dataset, write_images
+from fairfold.data.files import Stages, atomic_folder, cache_folder, checksum, existing, silent
 from fairfold.data.images import ImageDataset, is_image_folder, read_images, source_files
 from fairfold.data.interactions import Dataset
 from fairfold.data.known import on_disk, resolve
 from fairfold.data.options import SPLIT, Options
-from fairfold.data.progress import Stages, silent
 from fairfold.data.sources import Source, find_source, read_titles
 from fairfold.data.spool import spool
-from fairfold.data.store import MANIFEST, Manifest, read_dataset, read_manifest, write_manifest, write_table
+from fairfold.data.store import (
+    MANIFEST,
+    Manifest,
+    read_dataset,
+    read_image_dataset,
+    read_manifest,
+    write_images,
+    write_manifest,
+    write_table,
+)
 from fairfold.data.tables import build_table
 from fairfold.errors import InvalidData
 
@@ -29,17 +36,11 @@ LONGEST_NAME = 100
 
 @dataclass(frozen=True)
 class Prepared:
-    """A prepared data set on disk.
-
-    Attributes:
-        folder: Where it is.
-        manifest: Its source, options, counts and repairs.
-        note: Why it was prepared now, or that it was there already.
-    """
+    """A prepared data set on disk."""
 
     folder: Path
-    manifest: Manifest
-    note: str
+    manifest: Manifest  # its source, options, counts and repairs
+    note: str  # why it was prepared now, or that it was there already
 
 
 def load(source: str | Path, *, cache: str | Path | None = None, stages: Stages = silent, **options: Any) -> Dataset:
@@ -96,42 +97,45 @@ def prepare(
     chosen = Options(**options)
     path = resolve(source, cache, stages)
     if is_image_folder(path):
-        images = resolve(chosen.images, cache, stages) if chosen.images else _known_images(path, cache)
+        # The MNIST images, should the folder hold only their writers and the images be here.
+        known = None if path.name == "mnist" else on_disk("mnist", cache)
+        images = resolve(chosen.images, cache, stages) if chosen.images else known
+
+        def fill_images(folder: Path) -> Manifest:
+            with stages(f"reading {path.name}", 0):
+                dataset = read_images(path, images)
+            with stages("writing", 0):
+                write_images(folder, dataset)
+            return {"counts": dataset.counts(), "repairs": {}}
+
+        about = {"name": path.resolve().name, "kind": "images", "split": PUBLISHED}
         without_users = Options(images=chosen.images)
-        prepared = _into_cache(
-            path.resolve().name,
-            source_files(path, images),
-            without_users,
-            cache,
-            refresh,
-            lambda folder: _prepare_images(path, images, without_users, folder, stages),
-        )
+        prepared = _into_cache(about, source_files(path, images), without_users, cache, stages, refresh, fill_images)
         meaningless = ", ".join(sorted(set(chosen.chosen()) - {"images"}))
         note = f"{prepared.note} ({meaningless} means nothing for images)" if meaningless else prepared.note
         return replace(prepared, note=note)
-    found = find_source(path, chosen.wanted)
+    found = find_source(path, chosen)
     _check_split(found, chosen)
-    return _into_cache(
-        found.name,
-        found.paths,
-        chosen,
-        cache,
-        refresh,
-        lambda folder: _prepare_interactions(found, chosen, folder, stages, block_size),
-    )
+
+    def fill(folder: Path) -> Manifest:
+        return _fill_with_interactions(folder, found, chosen, stages, block_size)
+
+    about = {"name": found.name, "kind": "interactions", "split": _split_words(found, chosen)}
+    return _into_cache(about, found.paths, chosen, cache, stages, refresh, fill)
 
 
 def _into_cache(
-    name: str,
+    about: dict[str, str],
     files: list[Path],
     options: Options,
     cache: str | Path | None,
+    stages: Stages,
     refresh: bool,
     fill: Callable[[Path], Manifest],
 ) -> Prepared:
     """Fill a folder of the cache, unless it holds the same already."""
     # A name may be as long as the system lets any be; ours are longer by the key.
-    short = name.encode()[:LONGEST_NAME].decode(errors="ignore")
+    short = about["name"].encode()[:LONGEST_NAME].decode(errors="ignore")
     final = cache_folder(cache) / f"{short}-{_key(files, options)}"
     note = "prepared now"
     if final.exists() and not refresh:
@@ -143,62 +147,30 @@ def _into_cache(
         except InvalidData as error:
             note = f"prepared again: {error.given}"
     with atomic_folder(final) as folder:
-        manifest = fill(folder)
+        filled = fill(folder)
+        with stages("checksum of the source", sum(file.stat().st_size for file in files)) as advance:
+            source = [_fingerprint(file) | {"sha256": checksum(file, advance)} for file in files]
+        told = {"name": about["name"], "kind": about["kind"], "source": source, "split": about["split"]}
+        manifest = write_manifest(folder, told | {"options": options.chosen()} | filled)
     return Prepared(final, manifest, note)
 
 
-def _known_images(folder: Path, cache: str | Path | None) -> Path | None:
-    """The MNIST images, should the folder hold only their writers and the images be here."""
-    return None if folder.name == "mnist" else on_disk("mnist", cache)
-
-
-def _prepare_images(path: Path, images: Path | None, options: Options, folder: Path, stages: Stages) -> Manifest:
-    with stages(f"reading {path.name}", 0):
-        dataset = read_images(path, images)
-    with stages("writing", 0):
-        write_images(folder, dataset)
-    return write_manifest(
-        folder,
-        {
-            "name": dataset.name,
-            "kind": "images",
-            "source": [_fingerprint(file) | {"sha256": checksum(file)} for file in source_files(path, images)],
-            "split": PUBLISHED,
-            "options": options.chosen(),
-            "counts": dataset.counts(),
-            "repairs": {},
-        },
-    )
-
-
-def _prepare_interactions(source: Source, options: Options, folder: Path, stages: Stages, block_size: int) -> Manifest:
+def _fill_with_interactions(
+    folder: Path, source: Source, options: Options, stages: Stages, block_size: int
+) -> Manifest:
     repairs = Counter[str]()
-    size = sum(file.path.stat().st_size for file in source.files)
     rows_folder = folder / "rows"
     rows_folder.mkdir()
-    with stages(f"reading {source.name}", size) as advance:
+    with stages(f"reading {source.name}", sum(file.path.stat().st_size for file in source.files)) as advance:
         rows = spool(source, rows_folder, options, repairs=repairs, block_size=block_size, advance=advance)
-    with stages("checksum of the source", size) as advance:
-        files = [_fingerprint(path) | {"sha256": checksum(path, advance)} for path in source.paths]
     with stages("choosing, numbering, splitting", 0):
         table = build_table(rows, options, published_split=source.published_split, repairs=repairs)
     with stages("writing", 0):
         shutil.rmtree(rows_folder)
         titles = None if source.titles is None else read_titles(source.titles)
         counts = write_table(folder, table, titles)
-    return write_manifest(
-        folder,
-        {
-            "name": source.name,
-            "kind": "interactions",
-            "source": files,
-            "split": _split_words(source, options),
-            "options": options.chosen(),
-            "source_counts": rows.counts,
-            "counts": counts,
-            "repairs": {reason: count for reason, count in repairs.items() if count},
-        },
-    )
+    left_out = {reason: count for reason, count in repairs.items() if count}
+    return {"source_counts": rows.counts, "counts": counts, "repairs": left_out}
 
 
 PUBLISHED = "the publisher's"

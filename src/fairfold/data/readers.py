@@ -7,6 +7,7 @@ from pathlib import Path
 import polars
 
 from fairfold.data import json_lines, lines, parquet
+from fairfold.data.files import Advance
 from fairfold.data.json_lines import NOT_AN_ID, NOT_JSON
 from fairfold.data.layouts import SEPARATORS, Layout
 from fairfold.errors import InvalidData
@@ -29,20 +30,12 @@ def read(
     *,
     repairs: Counter[str],
     block_size: int = lines.BLOCK,
-    advance: lines.Advance | None = None,
+    advance: Advance = lambda _done: None,
 ) -> Iterator[polars.DataFrame]:
-    """Yield the rows of a file in blocks, in the order of the file.
+    """Yield the rows of a file in blocks of so many bytes, in the order of the file; repairs are counted.
 
-    Args:
-        path: The file.
-        layout: How it is laid out.
-        repairs: Where every repair is counted, under the words shown to the user.
-        block_size: Bytes (rows for Parquet: a sixteenth of it) held at a time.
-        advance: Called with the number of bytes taken from the disk.
-
-    Yields:
-        Frames with columns ``user`` and ``item`` (Int64 where every id of the block is a plain whole number, else
-        String) and, where the layout has one, ``rating`` (Float32, null for "not rated").
+    Frames have the columns ``user`` and ``item`` (Int64 where every id of the block is a plain whole number, else
+    String) and, where the layout has one, ``rating`` (Float32, null for "not rated").
     """
     own = Counter[str]()
     rows = 0
@@ -72,10 +65,13 @@ def _description(layout: Layout) -> str:
 
 
 def _frames(
-    path: Path, layout: Layout, repairs: Counter[str], size: int, advance: lines.Advance | None
+    path: Path, layout: Layout, repairs: Counter[str], size: int, advance: Advance
 ) -> Iterator[polars.DataFrame]:
     if layout.kind == "parquet":
-        yield from _parquet(path, layout, max(1, size // 16), advance)
+        columns = {role: str(name) for role, name in _roles(layout).items()}
+        for frame, share in parquet.blocks(path, columns, max(1, size // parquet.BYTES_A_ROW)):
+            advance(int(path.stat().st_size * share))
+            yield frame
         return
     quoted = layout.kind == "delimited" and layout.quote == '"'
     parse = {"lines": _user_lines, "delimited": _delimited, "json": _json}[layout.kind]
@@ -115,7 +111,9 @@ def _delimited(_path: Path, block: bytes, layout: Layout, repairs: Counter[str])
         frame = _parse(block, layout, separator)
     except polars.exceptions.PolarsError:  # quotes that follow no rule: then every line stands for itself
         given = [line for line in block.split(b"\n") if line.strip()]
-        frame = _salvage(given, layout, separator)
+        frames, _ = json_lines.salvage(given, lambda some: _parse(b"\n".join(some), layout, separator))
+        nothing = polars.DataFrame(schema=dict.fromkeys([*_roles(layout), MORE], polars.String))
+        frame = polars.concat([nothing, *frames])
         repairs[MALFORMED] += len(given) - frame.height
     too_many = frame[MORE].is_not_null()
     repairs[MALFORMED] += int(too_many.sum())
@@ -154,30 +152,8 @@ def _parse(block: bytes, layout: Layout, separator: str) -> polars.DataFrame:
     return frame.select(polars.col(_name(int(position))).alias(role) for role, position in roles.items()).slice(1)
 
 
-def _salvage(lines_given: list[bytes], layout: Layout, separator: str) -> polars.DataFrame:
-    """The lines that can be read one by one, found by halving."""
-    try:
-        frame = _parse(b"\n".join(lines_given), layout, separator)
-        if frame.height == len(lines_given):
-            return frame
-    except polars.exceptions.PolarsError:
-        pass
-    if len(lines_given) <= 1:
-        return polars.DataFrame(schema=dict.fromkeys([*_roles(layout), MORE], polars.String))
-    half = len(lines_given) // 2
-    return polars.concat(_salvage(part, layout, separator) for part in (lines_given[:half], lines_given[half:]))
-
-
 def _json(_path: Path, block: bytes, layout: Layout, repairs: Counter[str]) -> polars.DataFrame:
     return json_lines.parse(block, {role: str(name) for role, name in _roles(layout).items()}, repairs)
-
-
-def _parquet(path: Path, layout: Layout, rows: int, advance: lines.Advance | None) -> Iterator[polars.DataFrame]:
-    columns = {role: str(name) for role, name in _roles(layout).items()}
-    for frame, share in parquet.blocks(path, columns, rows):
-        if advance is not None:
-            advance(int(path.stat().st_size * share))
-        yield frame
 
 
 def _clean(frame: polars.DataFrame, layout: Layout, repairs: Counter[str]) -> polars.DataFrame:

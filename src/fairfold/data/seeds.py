@@ -16,3 +16,8 @@ def generator(*words: int) -> torch.Generator:
         raise InvalidSettings(f"seed words {list(words)}", "0 or more", "Choose a seed that is not negative.")
     state = np.random.SeedSequence(words).generate_state(1, np.uint32)
     return torch.Generator().manual_seed(int(state[0]))
+
+
+def numpy_generator(*words: int) -> np.random.Generator:
+    """The same for numpy, with numbers that are the same on every machine."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(list(words))))

@@ -1,13 +1,14 @@
 """What a folder or file holds: which files, which split each belongs to, and where the titles are."""
 
-from collections.abc import Iterator
+import csv
 from dataclasses import dataclass
 from pathlib import Path
 
 import polars
 
 from fairfold.data import lines
-from fairfold.data.layouts import Layout, Wanted, detect
+from fairfold.data.layouts import Layout, detect
+from fairfold.data.options import Options
 from fairfold.errors import InvalidData
 
 SPLITS = ("train", "valid", "test")
@@ -22,18 +23,7 @@ SINGLE_FILES = (
     "goodreads_interactions.json",
     "goodreads_interactions_dedup.json",
 )
-TABLE_ENDINGS = (
-    ".csv",
-    ".tsv",
-    ".parquet",
-    ".pq",
-    ".json",
-    ".jsonl",
-    ".csv.gz",
-    ".tsv.gz",
-    ".json.gz",
-    ".jsonl.gz",
-)
+TABLE_ENDINGS = (".csv", ".tsv", ".parquet", ".pq", ".json", ".jsonl", ".csv.gz", ".tsv.gz", ".json.gz", ".jsonl.gz")
 
 
 @dataclass(frozen=True)
@@ -64,13 +54,8 @@ class Source:
         return self.files[0].split is not None
 
 
-def find_source(path: Path, wanted: Wanted | None = None) -> Source:
-    """Tell what a folder or a file holds.
-
-    Args:
-        path: A folder in its publisher's form, or one file.
-        wanted: What the caller says about the columns.
-    """
+def find_source(path: Path, wanted: Options | None = None) -> Source:
+    """Tell what a folder in its publisher's form, or one file, holds."""
     if not path.exists():
         raise lines.no_such_file(path)
     if path.is_file():
@@ -121,19 +106,14 @@ def _one(folder: Path, pattern: str) -> Path | None:
     return None
 
 
-# Files of titles: separator, and whether there is a header. Id and title come first in all of them.
-_TITLES = {
-    "u.item": ("|", False),
-    "movies.dat": ("::", False),
-    "movies.csv": (",", True),
-    "BX-Books.csv": (";", True),
-}
 _TITLES_OF = {
     "u.data": "u.item",
     "ratings.dat": "movies.dat",
     "ratings.csv": "movies.csv",
     "BX-Book-Ratings.csv": "BX-Books.csv",
 }
+# Their separators. Id and title come first in all of them; those that end in .csv have a header.
+_SEPARATORS = {"u.item": "|", "movies.dat": "::", "movies.csv": ",", "BX-Books.csv": ";"}
 
 
 def _titles_beside(file: Path, folder: Path) -> Path | None:
@@ -143,28 +123,18 @@ def _titles_beside(file: Path, folder: Path) -> Path | None:
 
 def read_titles(path: Path) -> polars.DataFrame:
     """Ids and titles, as text, of the items a publisher names; lines that cannot be read have no title."""
-    separator, header = _TITLES[path.name]
-    pairs = []
-    for number, line in enumerate(_text_lines(path)):
-        if header and number == 0:
-            continue
-        fields = _fields(line, separator)
-        if len(fields) >= 2:
-            pairs.append((fields[0], fields[1]))
-    return polars.DataFrame(pairs, schema={"id": polars.String, "title": polars.String}, orient="row").unique(
-        "id", keep="first", maintain_order=True
-    )
-
-
-def _text_lines(path: Path) -> Iterator[str]:
-    for block in lines.blocks(path):  # read as UTF-8, and as Latin-1 where it is not: movies.dat comes in both
-        yield from (line.rstrip("\r") for line in block.decode().split("\n"))
+    # Read as UTF-8, and as Latin-1 where it is not: movies.dat comes in both.
+    text = (line.rstrip("\r") for block in lines.blocks(path) for line in block.decode().split("\n"))
+    if path.suffix == ".csv":
+        next(text, None)
+    fields = (_fields(line, _SEPARATORS[path.name]) for line in text)
+    pairs = [(found[0], found[1]) for found in fields if len(found) >= 2]
+    frame = polars.DataFrame(pairs, schema={"id": polars.String, "title": polars.String}, orient="row")
+    return frame.unique("id", keep="first", maintain_order=True)
 
 
 def _fields(line: str, separator: str) -> list[str]:
     if separator == ",":
-        import csv
-
         try:
             return next(csv.reader([line]), [])
         except csv.Error:  # a field that is too long to be a title

@@ -1,4 +1,4 @@
-"""Prepared data on disk: Parquet columns and a manifest, written whole, read back as a :class:`Dataset`."""
+"""Prepared data on disk: Parquet columns (of images arrays) and a manifest, written whole, and read back."""
 
 import json
 from datetime import UTC, datetime
@@ -10,8 +10,10 @@ import polars
 import torch
 from torch import Tensor
 
+from fairfold.data.images import ImageDataset, Images
 from fairfold.data.interactions import Dataset, Interactions
 from fairfold.data.parquet import read_whole
+from fairfold.data.sources import SPLITS
 from fairfold.data.tables import Table
 from fairfold.errors import InvalidData
 from fairfold.files import write_atomically
@@ -21,7 +23,6 @@ from fairfold.version import __version__
 FORMAT = 2
 MANIFEST = "manifest.json"
 PART_ROWS = 1 << 24
-SPLIT_NAMES = ("train", "valid", "test")
 
 Manifest = dict[str, Any]
 
@@ -31,13 +32,15 @@ def write_table(folder: Path, table: Table, titles: polars.DataFrame | None) -> 
     num_users = len(table.user_ids)
     users = table.user_ids.cast(polars.String).alias("id").to_frame()
     counts = {"users": num_users, "items": len(table.item_ids)}
-    for code, name in enumerate(SPLIT_NAMES):
+    for code, name in enumerate(SPLITS):
         rows = numpy.flatnonzero(table.splits == code)
         frame = polars.DataFrame({"user": table.users[rows], "item": table.items[rows]})
         if table.ratings is not None:
             frame = frame.with_columns(rating=table.ratings[rows])
         for part, start in enumerate(range(0, len(rows), PART_ROWS)):
-            write_part(folder, name, part, frame.slice(start, PART_ROWS))
+            # Sorted by user, then item, each part after the one before.
+            file = folder / f"{name}-{part:05d}.parquet"
+            frame.slice(start, PART_ROWS).write_parquet(file, compression="zstd", compression_level=1)
         per_user = numpy.bincount(table.users[rows], minlength=num_users)
         users = users.with_columns(polars.Series(name, per_user, polars.UInt32))
         counts[name] = len(rows)
@@ -48,11 +51,6 @@ def write_table(folder: Path, table: Table, titles: polars.DataFrame | None) -> 
         items = items.join(titles, on="id", how="left", maintain_order="left")
     items.write_parquet(folder / "items.parquet")
     return counts
-
-
-def write_part(folder: Path, split: str, part: int, frame: polars.DataFrame) -> None:
-    """Write one part of a split: rows sorted by user, then item, after those of the part before."""
-    frame.write_parquet(folder / f"{split}-{part:05d}.parquet", compression="zstd", compression_level=1)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
@@ -94,18 +92,21 @@ def read_manifest(folder: Path) -> Manifest:
     return dict(manifest)
 
 
+def _manifest_of(folder: Path, kind: str, otherwise: str) -> Manifest:
+    manifest = read_manifest(folder)
+    if manifest["kind"] != kind:
+        raise InvalidData(f"{folder} holds {manifest['kind']}", kind, f"Read it with fairfold.data.{otherwise}.")
+    return manifest
+
+
 def read_dataset(folder: Path) -> Dataset:
     """A prepared folder as a data set in memory."""
-    manifest = read_manifest(folder)
-    if manifest["kind"] != "interactions":
-        raise InvalidData(
-            f"{folder} holds {manifest['kind']}", "interactions", "Read it with fairfold.data.load_images."
-        )
+    manifest = _manifest_of(folder, "interactions", "load_images")
     counts = manifest["counts"]
     users = read_whole(folder / "users.parquet")
     items_file = folder / "items.parquet"
     items = read_whole(items_file) if items_file.exists() else polars.DataFrame()
-    splits = {name: _read_split(folder, name, users, counts) for name in SPLIT_NAMES}
+    splits = {name: _read_split(folder, name, users, counts) for name in SPLITS}
     return Dataset(
         name=manifest["name"],
         train=splits["train"],
@@ -136,8 +137,40 @@ def _read_split(folder: Path, name: str, users: polars.DataFrame, counts: dict[s
         start = stop
     if start != total:
         raise InvalidData(
-            f"{folder} has {start:,} {name} interactions",
-            f"{total:,}",
-            "Prepare the data again with --refresh.",
+            f"{folder} has {start:,} {name} interactions", f"{total:,}", "Prepare the data again with --refresh."
         )
     return Interactions(counts["users"], counts["items"], offsets, items, ratings)
+
+
+def write_images(folder: Path, dataset: ImageDataset) -> None:
+    """Write the arrays of both splits, and the writers' ids, into a folder."""
+    for name, split in (("train", dataset.train), ("test", dataset.test)):
+        for part in ("images", "labels", "writers"):
+            values = getattr(split, part)
+            if values is not None:
+                numpy.save(folder / f"{name}-{part}.npy", values.numpy())
+    if dataset.writer_ids is not None:
+        polars.DataFrame({"id": dataset.writer_ids}).write_parquet(folder / "writers.parquet")
+
+
+def read_image_dataset(folder: Path) -> ImageDataset:
+    """A prepared folder as images; pages are read from the disk when they are touched."""
+    manifest = _manifest_of(folder, "images", "load")
+    writers = folder / "writers.parquet"
+    return ImageDataset(
+        manifest["name"],
+        _read_images(folder, "train"),
+        _read_images(folder, "test"),
+        manifest["counts"]["classes"],
+        read_whole(writers)["id"].to_list() if writers.exists() else None,
+    )
+
+
+def _read_images(folder: Path, name: str) -> Images:
+    # Copy-on-write: a tensor may be written to without changing the file.
+    parts = {
+        part: torch.from_numpy(numpy.load(folder / f"{name}-{part}.npy", mmap_mode="c"))
+        for part in ("images", "labels", "writers")
+        if (folder / f"{name}-{part}.npy").exists()
+    }
+    return Images(parts["images"], parts["labels"], parts.get("writers"))

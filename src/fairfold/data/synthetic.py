@@ -1,13 +1,13 @@
 """The synthetic world: interactions drawn from planted tastes, so that the best possible ranking is known."""
 
 import math
+import os
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from fairfold.data.capacity import check_memory
 from fairfold.data.interactions import Dataset, Interactions
 from fairfold.data.seeds import generator
 from fairfold.errors import InvalidSettings
@@ -58,18 +58,25 @@ class SyntheticWorld:
                 f"from 2 to {self.items - 1}: one to train on, one to test, one to rank against",
                 "Change interactions_per_user or items.",
             )
-        for name in ("popularity_exponent", "taste_strength"):
+        for name in ("popularity_exponent", "taste_strength", "seed"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise InvalidSettings(f"{name} = {value}", "a finite number, 0 or more", f"Change {name}.")
-        if self.seed < 0:
-            raise InvalidSettings(f"seed = {self.seed}", "0 or more", "Choose another seed.")
 
-    @property
-    def bytes_needed(self) -> int:
-        """About what :meth:`dataset` holds at once: tastes, traits, and the draws three times over."""
+    def _check_memory(self) -> None:
+        """Refuse a world larger than memory before any of it is taken: tables, and the draws three times over."""
         tables = 4 * (self.users + self.items) * self.factors
-        return tables + 16 * self.items + 24 * self.users * self.interactions_per_user
+        needed = tables + 16 * self.items + 24 * self.users * self.interactions_per_user
+        try:
+            there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        except (AttributeError, ValueError, OSError):  # the system does not tell
+            return
+        if needed > there:
+            raise InvalidSettings(
+                f"the synthetic world of about {needed / 1e9:,.1f} GB",
+                f"at most the {there / 1e9:,.1f} GB of memory of this machine",
+                "Ask for fewer users, items, factors or interactions.",
+            )
 
     @cached_property
     def tastes(self) -> Tensor:
@@ -93,7 +100,7 @@ class SyntheticWorld:
 
     def dataset(self) -> Dataset:
         """Draw the world's interactions, in memory proportional to their number."""
-        check_memory("the synthetic world", self.bytes_needed)
+        self._check_memory()
         test_count = min(self.interactions_per_user - 1, max(1, round(0.3 * self.interactions_per_user)))
         noise = generator(self.seed, 2)
         step = max(1, BLOCK_ELEMENTS // self.items)

@@ -9,7 +9,7 @@ import polars
 from numpy.typing import NDArray
 
 from fairfold.data.options import SPLIT, Options
-from fairfold.data.split import generator, train_mask
+from fairfold.data.seeds import numpy_generator
 from fairfold.data.spool import TEST, TRAIN, VALID, Spool
 from fairfold.errors import InvalidData
 
@@ -23,34 +23,18 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Table:
-    """Interactions sorted by user, then item, each pair once.
+    """Interactions sorted by user, then item, each pair once, with the publisher's id of every dense id."""
 
-    Attributes:
-        users: uint32, dense ids.
-        items: uint32, dense ids.
-        ratings: float32, or None.
-        splits: uint8: 0 train, 1 valid, 2 test.
-        user_ids: The publisher's id of every dense user id.
-        item_ids: The publisher's id of every dense item id.
-    """
-
-    users: Array
-    items: Array
-    ratings: Array | None
-    splits: Array
+    users: Array  # uint32
+    items: Array  # uint32
+    ratings: Array | None  # float32
+    splits: Array  # uint8: TRAIN, VALID, TEST
     user_ids: polars.Series
     item_ids: polars.Series
 
 
 def build_table(spool: Spool, options: Options, *, published_split: bool, repairs: Counter[str]) -> Table:
-    """Choose, clean, number and split the interactions of a source.
-
-    Args:
-        spool: The rows.
-        options: What is asked for.
-        published_split: Whether the rows say to which split they belong.
-        repairs: Where repairs are counted.
-    """
+    """Choose, clean, number and split the interactions of a source; repairs are counted."""
     if not spool.users.height:
         raise InvalidData(
             "no interactions are left", "at least one", "Ask for less: fewer conditions, a lower min_rating."
@@ -59,9 +43,7 @@ def build_table(spool: Spool, options: Options, *, published_split: bool, repair
         frame = spool.scan().collect(engine="streaming")
     else:
         frame = _heaviest(spool, options.top_users)
-    frame, user_ids = _dense(frame, "user")
-    frame, item_ids = _dense(frame, "item")
-    table = _without_duplicates(frame, user_ids, item_ids, options, repairs)
+    table = _without_duplicates(frame, options, repairs)
     if options.core:
         table = _core(table, options.core)
     # Items nobody touched belong to a publisher's numbering, as long as nothing was left out.
@@ -113,13 +95,9 @@ def _dense(frame: polars.DataFrame, role: str) -> tuple[polars.DataFrame, polars
     return coded, ids[role]
 
 
-def _without_duplicates(
-    frame: polars.DataFrame,
-    user_ids: polars.Series,
-    item_ids: polars.Series,
-    options: Options,
-    repairs: Counter[str],
-) -> Table:
+def _without_duplicates(frame: polars.DataFrame, options: Options, repairs: Counter[str]) -> Table:
+    frame, user_ids = _dense(frame, "user")
+    frame, item_ids = _dense(frame, "item")
     frame = frame.sort("user", "item", "split", "row").drop("row")
     users, items, splits = (frame[name].to_numpy() for name in ("user", "item", "split"))
     same_pair = (users[1:] == users[:-1]) & (items[1:] == items[:-1])
@@ -169,10 +147,24 @@ def _published_catalogue(table: Table, size: int) -> Table:
     return replace(table, items=items, item_ids=polars.Series("item", numpy.arange(size)))
 
 
+def _train_mask(users: Array, num_users: int, share: float, random: numpy.random.Generator) -> Array:
+    """A random ``share`` of every user's rows, rounded, at least one; ``users`` ascends."""
+    counts = numpy.bincount(users, minlength=num_users)
+    wanted = numpy.maximum(1, numpy.floor(share * counts + 0.5)).astype(numpy.int64)
+    # One key, user above random number, sorts faster than two; stable, so that ties fall alike on every machine.
+    draws = random.integers(0, 1 << 32, len(users), dtype=numpy.uint64)
+    order = numpy.argsort((users.astype(numpy.uint64) << numpy.uint64(32)) | draws, kind="stable")
+    starts = numpy.cumsum(counts) - counts
+    ranks = numpy.arange(len(users)) - numpy.repeat(starts, counts)
+    mask = numpy.empty(len(users), dtype=bool)
+    mask[order] = ranks < numpy.repeat(wanted, counts)
+    return mask
+
+
 def _split(table: Table, options: Options, repairs: Counter[str]) -> Table:
     num_users = len(table.user_ids)
     share = SPLIT if options.split is None else options.split
-    mask = train_mask(table.users, num_users, share, generator(options.seed, 0))
+    mask = _train_mask(table.users, num_users, share, numpy_generator(options.seed, 0))
     repairs[SINGLE] += int((numpy.bincount(table.users, minlength=num_users) == 1).sum())
     return replace(table, splits=numpy.where(mask, TRAIN, TEST).astype(numpy.uint8))
 
@@ -181,7 +173,7 @@ def _with_valid(table: Table, options: Options) -> Table:
     if not options.valid:
         return table
     train = numpy.flatnonzero(table.splits == TRAIN)
-    mask = train_mask(table.users[train], len(table.user_ids), 1 - options.valid, generator(options.seed, 1))
+    mask = _train_mask(table.users[train], len(table.user_ids), 1 - options.valid, numpy_generator(options.seed, 1))
     splits = table.splits.copy()
     splits[train[~mask]] = VALID
     return replace(table, splits=splits)

@@ -5,7 +5,6 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +45,12 @@ class Record:
         self._started = time.monotonic()
 
     def _find(self, path: Path) -> None:
-        saved = checkpoint.newest(path / "checkpoints").checkpoint
+        saved, _ = checkpoint.newest(path / "checkpoints")
         if saved is None:
             return
         checkpoint.refuse_other_run(saved, self._plan.settings, path)
         checkpoint.refuse_other_data(saved, self._facts, path)
-        shapes = {name: prod(shape) for name, shape in self._plan.architecture.shapes.items()}
-        checkpoint.refuse_other_shapes(saved, shapes, path)
+        checkpoint.refuse_other_shapes(saved, self._plan.architecture.shapes, path)
         self.found, self._seconds = saved.progress, saved.seconds
 
     def settle(self, plan: Plan) -> None:

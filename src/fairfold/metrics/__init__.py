@@ -3,10 +3,4 @@
 from fairfold.metrics.ranking import RankingResult, evaluate_ranking
 from fairfold.metrics.rating import RatingResult, accuracy, evaluate_ratings
 
-__all__ = [
-    "RankingResult",
-    "RatingResult",
-    "accuracy",
-    "evaluate_ranking",
-    "evaluate_ratings",
-]
+__all__ = ["RankingResult", "RatingResult", "accuracy", "evaluate_ranking", "evaluate_ratings"]

@@ -31,21 +31,10 @@ BATCH_ELEMENTS = 1 << 24
 
 @dataclass(frozen=True)
 class RankingResult:
-    """Means over the users with test items, and the values of each of them.
+    """Means over the users with test items, and the values (float64) of each of them.
 
-    Attributes:
-        k: How many ranks count.
-        ndcg: Mean NDCG@k.
-        recall: Mean Recall@k.
-        hit_rate: Mean HitRate@k.
-        mrr: Mean MRR@k.
-        coverage: Share of the catalogue recommended to anyone.
-        left_out: How many users were not evaluated because they have no test items.
-        users: int64, the users evaluated, ascending; the tensors below are aligned with it.
-        ndcg_by_user: float64.
-        recall_by_user: float64.
-        hit_by_user: float64, 0 or 1.
-        mrr_by_user: float64, reciprocal rank of the first hit.
+    ``users`` are those evaluated (int64, ascending), with whom the tensors are aligned; ``left_out`` how many have no
+    test items.
     """
 
     k: int
@@ -102,10 +91,9 @@ def evaluate_ranking(
 
 
 def recommend(score: Scorer, users: Tensor, train: Interactions, k: int) -> Tensor:
-    """The best k items outside the training set for some users.
+    """The best k items outside the training set for some users, int64 [users, k] on the CPU, best first.
 
-    Returns:
-        int64 [users, k] on the CPU, best first; -1 where a user has fewer than k items left to recommend.
+    It is -1 where a user has fewer than k items left to recommend.
     """
     given = score(users)
     if given.shape != (len(users), train.num_items):

@@ -18,22 +18,13 @@ BATCH_PAIRS = 1 << 18
 
 @dataclass(frozen=True)
 class RatingResult:
-    """Squared error over all test ratings, and by user.
-
-    Attributes:
-        mse: Mean over ratings (not over users) of the squared error.
-        rmse: Its square root.
-        ratings: How many ratings it is the mean of.
-        left_out: Users without test ratings.
-        users: int64, the users with test ratings, ascending.
-        mse_by_user: float64, aligned with ``users``.
-    """
+    """Squared error over all test ratings (not over users), and by user."""
 
     mse: float
     rmse: float
     ratings: int
-    left_out: int
-    users: Tensor = field(repr=False)
+    left_out: int  # users without test ratings
+    users: Tensor = field(repr=False)  # those with, ascending
     mse_by_user: Tensor = field(repr=False)
 
 
@@ -55,8 +46,7 @@ def evaluate_ratings(predict: Predictor, test: Interactions, *, batch: int = BAT
     errors = torch.empty(len(test), dtype=torch.float64)
     for start in range(0, len(test), batch):
         part = slice(start, start + batch)
-        predicted = predict(test.users[part], test.items[part])
-        errors[part] = squared_errors(predicted, test.ratings[part])
+        errors[part] = _squared_errors(predict(test.users[part], test.items[part]), test.ratings[part])
     counts = test.counts_by_user
     users = counts.nonzero().flatten()
     sums = torch.zeros(test.num_users, dtype=torch.float64).index_add_(0, test.users, errors)
@@ -71,7 +61,7 @@ def evaluate_ratings(predict: Predictor, test: Interactions, *, batch: int = BAT
     )
 
 
-def squared_errors(predicted: Tensor, given: Tensor) -> Tensor:
+def _squared_errors(predicted: Tensor, given: Tensor) -> Tensor:
     """Squared differences, float64 on the CPU."""
     if predicted.shape != given.shape:
         raise InvalidVector(

@@ -13,7 +13,7 @@ from torch.nn import functional
 from fairfold.data import Interactions
 from fairfold.data.clients import Clients
 from fairfold.data.images import ImageDataset
-from fairfold.data.negatives import NegativeSampler, draw_chances
+from fairfold.data.negatives import NegativeSampler
 from fairfold.errors import InvalidSettings
 from fairfold.models import sampled_softmax, sampled_squares
 from fairfold.protocol.architecture import ImageArchitecture
@@ -115,7 +115,7 @@ class Work:
             raise InvalidSettings(
                 f"model.kind={plan.settings.model.kind!r} on data without ratings", "ratings", "Use 'mf' or 'neumf'."
             )
-        self._negatives = None if self.ratings else NegativeSampler(train, self.steps.negatives)
+        self._negatives = None if self.ratings else NegativeSampler(train)
 
     def samples(self, client: int) -> int:
         """How much data a client has."""
@@ -138,7 +138,7 @@ class Work:
             else:
                 torch.arange(count, out=epoch)
         if chance is not None:  # negatives are independent of their positive, so in no need of its order
-            draw_chances(chance, generator)
+            chance.uniform_(generator=generator)
 
     def local(self, client: int, generator: torch.Generator) -> RoundSamples:
         """What a client trains on in a round."""

@@ -4,21 +4,32 @@ import multiprocessing
 import os
 import queue
 import shutil
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fairfold.errors import InvalidData, InvalidSettings
 from fairfold.reproduce.experiment import Cell, Experiment
-from fairfold.reproduce.kinds import KINDS, no_data, run_kind
+from fairfold.reproduce.kinds import KINDS
 from fairfold.reproduce.machine import machine
-from fairfold.reproduce.order import side_by_side
-from fairfold.reproduce.outcome import Outcome, file_name, fingerprint
-from fairfold.reproduce.records import CELLS, UNDER_WAY, Record, Records, keep, new_record, outcome_of
-from fairfold.reproduce.watcher import Watcher
+from fairfold.reproduce.memory import Tell
+from fairfold.reproduce.records import (
+    CELLS,
+    UNDER_WAY,
+    Outcome,
+    Record,
+    Records,
+    Watcher,
+    file_name,
+    fingerprint,
+    keep,
+    new_record,
+    outcome_of,
+)
 
 POLL_SECONDS = 0.5
 _SPAWN = multiprocessing.get_context("spawn")  # a fork after OpenMP work hangs
@@ -26,19 +37,12 @@ _SPAWN = multiprocessing.get_context("spawn")  # a fork after OpenMP work hangs
 
 @dataclass(frozen=True)
 class Job:
-    """A cell to run.
-
-    Attributes:
-        cell: Which.
-        mark: Its fingerprint.
-        folder: Where it may keep a run to go on with.
-        homes: Folders of the experiments that have it, and what it is called there.
-    """
+    """A cell to run."""
 
     cell: Cell
-    mark: str
-    folder: Path
-    homes: tuple[tuple[Path, Cell], ...]
+    mark: str  # its fingerprint
+    folder: Path  # where it may keep a run to go on with
+    homes: tuple[tuple[Path, Cell], ...]  # folders of the experiments that have it, and what it is called there
 
 
 MEMORY_A_JOB = 4 * 2**30
@@ -60,32 +64,17 @@ def default_jobs(cells: int) -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """What an experiment has and what it lacks.
-
-    Attributes:
-        records: What it keeps.
-        found: Outcomes by mark.
-        marks: The mark of every cell.
-        taken: What it takes over from other experiments.
-        waiting: What is to be run.
-    """
+    """What an experiment has and what it lacks."""
 
     records: Records
-    found: dict[str, Outcome] = field(default_factory=dict)
+    found: dict[str, Outcome] = field(default_factory=dict)  # by mark
     marks: dict[Cell, str] = field(default_factory=dict)
-    taken: list[Record] = field(default_factory=list)
-    waiting: dict[str, Job] = field(default_factory=dict)
+    taken: list[Record] = field(default_factory=list)  # over from other experiments
+    waiting: dict[str, Job] = field(default_factory=dict)  # to be run
 
     def outcomes(self) -> dict[Cell, Outcome]:
         """Of all cells that are done."""
         return {cell: self.found[mark] for cell, mark in self.marks.items() if mark in self.found}
-
-
-def execute(
-    experiment: Experiment, out: Path, jobs: int | None = None, watcher: Watcher | None = None, *, run: bool = True
-) -> dict[Cell, Outcome]:
-    """Run what is not kept yet, and return everything; arguments as for :func:`execute_all`."""
-    return execute_all([experiment], out, jobs, watcher, run=run)[0]
 
 
 def execute_all(
@@ -98,15 +87,8 @@ def execute_all(
 ) -> list[dict[Cell, Outcome]]:
     """Run what is not kept yet of several experiments, side by side, what they have in common once.
 
-    Args:
-        experiments: What to run.
-        out: Results of each go to a folder of its name in here.
-        jobs: Processes; None is :func:`default_jobs`. One runs here.
-        watcher: Told how it goes.
-        run: Or take what is kept, and run nothing.
-
-    Returns:
-        The outcomes of each experiment.
+    Results of each go to a folder of its name in ``out``. One job runs here, more in processes (by default
+    :func:`default_jobs`). Without ``run`` only what is kept is taken. Returns the outcomes of each experiment.
     """
     watcher = watcher or Watcher()
     kept = _kept(experiments, out)
@@ -123,9 +105,12 @@ def execute_all(
             states = [outcome.state for plan in plans for outcome in plan.outcomes().values()]
             lacking = states.count("no data")
             watcher.on_plan(len(states) - lacking, lacking, [job.cell for job in waiting])
-            found = _run(waiting, jobs, watcher)
-            for plan in plans:
-                plan.found.update(found)
+            processes = default_jobs(len(waiting)) if jobs is None else jobs
+            alone = processes == 1 or len(waiting) < 2
+            for job, outcome in _run_here(waiting, watcher) if alone else _run_apart(waiting, watcher, processes):
+                watcher.on_cell(job.cell, outcome)
+                for plan in plans:
+                    plan.found[job.mark] = outcome
     finally:
         for plan in plans:
             if run or plan.taken:
@@ -154,7 +139,7 @@ def _plan(experiment: Experiment, records: Records, anywhere: dict[str, Record],
             data = KINDS[cell.kind].data(cell.values)
         except InvalidData as error:
             plan.marks[cell] = missing = f"no data: {error}"
-            plan.found[missing] = no_data(error)
+            plan.found[missing] = Outcome("no data", str(error))
             continue
         mark = fingerprint(cell.kind, KINDS[cell.kind].meaning(cell.values), cell.seed, data)
         plan.marks[cell] = mark
@@ -178,29 +163,15 @@ def _described(cell: Cell) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _run(waiting: list[Job], jobs: int | None, watcher: Watcher) -> dict[str, Outcome]:
-    """Outcomes by mark."""
-    processes = default_jobs(len(waiting)) if jobs is None else jobs
-    way = _run_here if processes == 1 or len(waiting) < 2 else _run_in_processes(processes)
-    found = {}
-    for job, outcome in way(waiting, watcher):
-        found[job.mark] = outcome
-        watcher.on_cell(job.cell, outcome)
-    return found
-
-
-Run = Callable[[list[Job], Watcher], Iterator[tuple[Job, Outcome]]]
-
-
-def run_job(job: Job, tell: Callable[[int, int], None]) -> Outcome:
+def run_job(job: Job, tell: Tell) -> Outcome:
     """Run one cell and keep it; a method's refusal is kept as well, missing data is asked for again next time."""
-    outcome = run_kind(job.cell.kind, job.cell.values, job.cell.seed, job.folder, tell)
-    if outcome.state == "no data":
-        return outcome
-    cell = job.cell
-    kind = KINDS[cell.kind]
+    cell, kind = job.cell, KINDS[job.cell.kind]
+    try:
+        outcome = kind.run(cell.values, cell.seed, job.folder, tell)
+    except InvalidData as error:
+        return Outcome("no data", str(error))
     hardware = {"machine": machine(gpu=kind.on_gpu(cell.values))}
-    outcome = Outcome(**vars(outcome) | {"data": kind.data(cell.values), "facts": outcome.facts | hardware})
+    outcome = replace(outcome, data=kind.data(cell.values), facts=outcome.facts | hardware)
     for place, own in job.homes:
         keep(place, new_record(own.label, job.mark, _described(own), outcome))
     shutil.rmtree(job.folder, ignore_errors=True)  # checkpoints of a finished cell serve nobody
@@ -212,22 +183,41 @@ def _run_here(jobs: list[Job], watcher: Watcher) -> Iterator[tuple[Job, Outcome]
         yield job, run_job(job, lambda done, of, cell=job.cell: watcher.on_share(cell, done / of))  # type: ignore[misc]
 
 
-def _run_in_processes(processes: int) -> Run:
-    def run(jobs: list[Job], watcher: Watcher) -> Iterator[tuple[Job, Outcome]]:
-        shares: Any = _SPAWN.Queue()
-        by_mark, by_cell = {job.mark: job for job in jobs}, {job.cell: job for job in jobs}
-        ordered = [by_cell[cell] for cell in side_by_side(list(by_cell))]
-        with workers(processes, initializer=_start, initargs=(shares,)) as pool:
-            assert pool is not None
-            futures: dict[Future[Outcome], Job] = {pool.submit(_in_process, job): job for job in ordered}
-            while futures:
-                done, _ = wait(futures, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
-                for mark, share in _drained(shares):
+def _run_apart(jobs: list[Job], watcher: Watcher, processes: int) -> Iterator[tuple[Job, Outcome]]:
+    shares: Any = _SPAWN.Queue()
+    by_mark, by_cell = {job.mark: job for job in jobs}, {job.cell: job for job in jobs}
+    ordered = [by_cell[cell] for cell in side_by_side(list(by_cell))]
+    with workers(processes, initializer=_start, initargs=(shares,)) as pool:
+        assert pool is not None
+        futures: dict[Future[Outcome], Job] = {pool.submit(_in_process, job): job for job in ordered}
+        while futures:
+            done, _ = wait(futures, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+            with suppress(queue.Empty):
+                while True:
+                    mark, share = shares.get_nowait()
                     watcher.on_share(by_mark[mark].cell, share)
-                for future in done:
-                    yield futures.pop(future), future.result()
+            for future in done:
+                yield futures.pop(future), future.result()
 
-    return run
+
+def side_by_side(cells: Sequence[Cell]) -> list[Cell]:
+    """The order to start cells in: one seed after the other, long ones first, and all kinds of work all the time.
+
+    Tables of one seed are to be read early. What starts last should be short, or processes wait for a single one. And
+    cells that need the same (networks of images fill a GPU, other cells a core) slow each other down: each kind of
+    work is spread over a seed's time by the share of its own work that has been started, so all of them end together.
+    """
+    kinds: dict[tuple[int, str], list[Cell]] = defaultdict(list)
+    for cell in cells:
+        kinds[cell.seed, KINDS[cell.kind].needs(cell.values)].append(cell)
+    starts: list[tuple[int, float, Cell]] = []
+    for (seed, _), alike in kinds.items():
+        work = {cell: KINDS[cell.kind].work(cell.values) for cell in alike}
+        before, total = 0.0, sum(work.values())
+        for cell in sorted(alike, key=lambda cell: -work[cell]):
+            starts.append((seed, before / total, cell))
+            before += work[cell]
+    return [cell for *_, cell in sorted(starts, key=lambda start: start[:2])]
 
 
 @contextmanager
@@ -270,11 +260,3 @@ def _start(shares: Any) -> None:
 
 def _in_process(job: Job) -> Outcome:
     return run_job(job, lambda done, of: _shares.put((job.mark, done / of)))
-
-
-def _drained(shares: Any) -> Iterator[tuple[str, float]]:
-    try:
-        while True:
-            yield shares.get_nowait()
-    except queue.Empty:
-        return

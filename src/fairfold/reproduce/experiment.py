@@ -8,7 +8,7 @@ it (a table of settings that is given another kind starts anew); with ``--quick`
 
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from importlib import resources
@@ -34,91 +34,48 @@ SMALLER_IS_BETTER = ("MSE", "slope")
 
 
 class TableFile(Frozen):
-    """One table of an experiment, as its file has it.
-
-    Attributes:
-        title: Heading.
-        source: Where the paper has it.
-        metric: What a cell measures, e.g. ``NDCG@20``, ``MSE``, ``accuracy``.
-        value: The figure that counts: of the ``best`` evaluation, or of the ``last``.
-        set: Settings of all cells.
-        quick: Settings that make the quick version.
-        quick_rows: The rows of the quick version; all if not given.
-        quick_references: Whether the quick version has the references, which take minutes on large data.
-        rows: What each row adds; ``columns = [...]`` in it leaves out all other columns.
-        columns: What each column adds; ``rows = [...]`` in it leaves out all other rows; ``kind`` says what is run.
-        cells: What a single cell adds, by row and column: a learning rate that a search chose for it.
-        paper: The paper's figures, by row and column; text such as ``"N/A"`` stands for none.
-        references: Methods without federation beside it, on the same data.
-        curves: What runs along the x axis of the plot over time: ``rounds``, or ``loglog``.
-        notes: Choices and differences, told under the table.
-        seeds: Other seeds than the experiment's.
-        rounds_of_best: The rounds at which the paper found its best values, by row and column.
-    """
+    """One table of an experiment, as its file has it."""
 
     title: str
-    source: str = ""
-    metric: str = "NDCG@20"
-    value: Literal["best", "last"] = "best"
-    set: Values = Field(default_factory=dict)
-    quick: Values = Field(default_factory=dict)
-    quick_rows: tuple[str, ...] | None = None
-    quick_references: bool = True
-    rows: dict[str, Values]
-    columns: dict[str, Values]
-    cells: dict[str, dict[str, Values]] = Field(default_factory=dict)
-    paper: dict[str, dict[str, Figure]] = Field(default_factory=dict)
-    rounds_of_best: dict[str, dict[str, Figure]] = Field(default_factory=dict)
-    references: bool = False
-    curves: Literal["rounds", "loglog"] = "rounds"
-    notes: tuple[str, ...] = ()
-    seeds: tuple[int, ...] | None = None
+    source: str = ""  # where the paper has it
+    metric: str = "NDCG@20"  # what a cell measures: or MSE, accuracy, slope, compression
+    value: Literal["best", "last"] = "best"  # the figure that counts: of the best evaluation, or of the last
+    set: Values = Field(default_factory=dict)  # settings of all cells
+    quick: Values = Field(default_factory=dict)  # settings that make the quick version
+    quick_rows: tuple[str, ...] | None = None  # the rows of the quick version; all if not given
+    quick_references: bool = True  # whether the quick version has them: they take minutes on large data
+    rows: dict[str, Values]  # what each adds; `columns = [...]` in it leaves out all other columns
+    columns: dict[str, Values]  # the same with `rows = [...]`; `kind` says what is run
+    cells: dict[str, dict[str, Values]] = Field(default_factory=dict)  # what single ones add, by row and column
+    paper: dict[str, dict[str, Figure]] = Field(default_factory=dict)  # its figures; text such as "N/A" for none
+    rounds_of_best: dict[str, dict[str, Figure]] = Field(default_factory=dict)  # at which the paper found its best
+    references: bool = False  # methods without federation beside it, on the same data
+    curves: Literal["rounds", "loglog"] = "rounds"  # what runs along the x axis of the plot over time
+    notes: tuple[str, ...] = ()  # choices and differences, told under the table
+    seeds: tuple[int, ...] | None = None  # other ones than the experiment's
 
 
 class SearchFile(Frozen):
-    """How single settings are chosen: every value tried in a short run on data held out of the training set.
+    """How single settings are chosen: every value tried in a short run on data held out of the training set."""
 
-    Attributes:
-        set: Settings of the short runs, on top of a cell's own.
-        values: What to try, by ``table.key``.
-        more: What to try besides, by column, where a setting means something in some columns alone.
-        cells: Which cells to try them in, ``[table, row, column]``.
-        held_out: Share of each user's training data that judges.
-        seed: Of the short runs; no seed of the tables.
-    """
-
-    set: Values = Field(default_factory=dict)
-    values: dict[str, tuple[Tried, ...]]
-    more: dict[str, dict[str, tuple[Tried, ...]]] = Field(default_factory=dict)
-    cells: tuple[tuple[str, str, str], ...]
-    held_out: float = Field(0.1, gt=0, lt=1)
-    seed: int = 1000
+    set: Values = Field(default_factory=dict)  # settings of the short runs, on top of a cell's own
+    values: dict[str, tuple[Tried, ...]]  # what to try, by `table.key`
+    more: dict[str, dict[str, tuple[Tried, ...]]] = Field(default_factory=dict)  # besides, in some columns alone
+    cells: tuple[tuple[str, str, str], ...]  # which cells to try them in: table, row, column
+    held_out: float = Field(0.1, gt=0, lt=1)  # share of each user's training data that judges
+    seed: int = 1000  # of the short runs; no seed of the tables
 
 
 class ExperimentFile(Frozen):
-    """The content of an experiment's file; see :class:`TableFile`.
-
-    Attributes:
-        title: Heading.
-        about: What it is.
-        group: What it is run with: ``all``, the paper's tables; ``ours``, what explains them or goes beyond.
-        like: Another experiment, whose ``set`` and ``quick`` come before this one's.
-        set: Settings of all cells.
-        quick: Settings that make the quick version.
-        seeds: One run a cell for each.
-        quick_seeds: The same for the quick version.
-        notes: Choices and differences.
-        tables: By name.
-        search: How learning rates are chosen.
-    """
+    """The content of an experiment's file; see :class:`TableFile`."""
 
     title: str
     about: str = ""
-    group: Literal["all", "ours"] = "ours"
-    like: str = ""
+    group: Literal["all", "ours"] = "ours"  # what it is run with
+    like: str = ""  # another experiment, whose `set` and `quick` come before this one's
     set: Values = Field(default_factory=dict)
     quick: Values = Field(default_factory=dict)
-    seeds: tuple[int, ...] = (0, 1, 2)
+    seeds: tuple[int, ...] = (0, 1, 2)  # one run a cell for each
     quick_seeds: tuple[int, ...] = (0,)
     notes: tuple[str, ...] = ()
     tables: dict[str, TableFile] = Field(min_length=1)
@@ -127,23 +84,13 @@ class ExperimentFile(Frozen):
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure of a table for one seed.
-
-    Attributes:
-        table: Name of its table.
-        row: Label.
-        column: Label.
-        kind: What is run, a key of :data:`fairfold.reproduce.kinds.KINDS`.
-        values: Its settings, without the seed.
-        seed: Its seed.
-        experiment: Name of its experiment.
-    """
+    """One figure of a table for one seed."""
 
     table: str
     row: str
     column: str
-    kind: str
-    values: Values = field(hash=False)
+    kind: str  # a key of KINDS
+    values: Values = field(hash=False)  # its settings, without the seed
     seed: int
     experiment: str = ""
 
@@ -180,13 +127,7 @@ def named(name: str) -> list[str]:
 
 
 def read_experiment(name: str, *, quick: bool = False, seeds: int | None = None) -> Experiment:
-    """An experiment by name, or by the path of one's own file.
-
-    Args:
-        name: One of :func:`known_experiments`, or a path that ends with ``.toml``.
-        quick: The small version.
-        seeds: How many seeds instead of those of the file, counted from 0.
-    """
+    """An experiment by name, or by the path of one's own ``.toml`` file; ``seeds`` are counted from 0."""
     file, short = _read(name)
     if file.like:
         other, _ = _read(file.like)
@@ -223,11 +164,16 @@ def _text(name: str) -> tuple[str, str]:
             raise InvalidSettings(f"{path}: {error.strerror}", "a readable TOML file", "Check the path.") from None
     known = known_experiments()
     if name not in known:
-        near = difflib.get_close_matches(name, [*known, *GROUPS], n=1)
-        remedy = f"Did you mean {near[0]!r}?" if near else "`fairfold reproduce --list` shows them."
+        remedy = _nearest(name, [*known, *GROUPS]) or "`fairfold reproduce --list` shows them."
         needed = f"one of {', '.join((*GROUPS, *known))}, or a .toml file"
         raise InvalidSettings(f"experiment {name!r}", needed, remedy)
     return resources.files("fairfold").joinpath("experiments", f"{name}{SUFFIX}").read_text(encoding="utf-8"), name
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """A question, or nothing."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"Did you mean {near[0]!r}?" if near else ""
 
 
 def _cells(
@@ -251,39 +197,30 @@ def _cells(
             cells += [Cell(table, row, column, kind, values, seed, name) for seed in seeds]
     if content.references and (content.quick_references or not quick):
         # Once for each data set and metric; what needs no training has no seed.
-        for values in _distinct([KINDS["references"].relevant(cell.values) for cell in cells]):
-            cells.append(Cell(table, "references", str(values["data"].get("name", "")), "references", values, 0, name))
+        distinct: list[Values] = []
+        for values in [KINDS["references"].relevant(cell.values) for cell in cells]:
+            if values not in distinct:
+                distinct.append(values)
+                label = str(values["data"].get("name", ""))
+                cells.append(Cell(table, "references", label, "references", values, 0, name))
     return cells
-
-
-def _distinct(many: list[Values]) -> list[Values]:
-    found: list[Values] = []
-    for values in many:
-        if values not in found:
-            found.append(values)
-    return found
 
 
 def _check(where: str, kind: str, values: Values) -> None:
     if kind not in KINDS:
-        near = difflib.get_close_matches(kind, KINDS, n=1)
-        remedy = f"Did you mean {near[0]!r}?" if near else "Check the spelling."
+        remedy = _nearest(kind, KINDS) or "Check the spelling."
         raise InvalidSettings(f"{where}: kind {kind!r}", f"one of {', '.join(KINDS)}", remedy)
     try:
-        KINDS[kind].check(values)
+        KINDS[kind].settings(values)
     except FairfoldError as error:
         raise InvalidSettings(f"{where}: {error.given}", error.needed, error.remedy) from None
 
 
 def _refuse_unknown_labels(name: str, table: str, content: TableFile) -> None:
     """A figure of the paper that stands beside no cell, or a setting of none, would be lost without a word."""
-    for row in content.quick_rows or ():
-        if row not in content.rows:
-            raise InvalidSettings(
-                f"{name}, table {table!r}: quick_rows names {row!r}", f"one of {', '.join(content.rows)}", "Mend it."
-            )
     named: dict[str, Mapping[str, Mapping[str, object]]] = {
-        "cells": content.cells, "paper": content.paper, "rounds_of_best": content.rounds_of_best
+        "quick_rows": {row: {} for row in content.quick_rows or ()},
+        "cells": content.cells, "paper": content.paper, "rounds_of_best": content.rounds_of_best,
     }  # fmt: skip
     for what, by_row in named.items():
         for row, of_row in by_row.items():
@@ -300,5 +237,5 @@ def _explain(problem: Any) -> str:
         return f"{path}: {problem['msg']}"
     levels: dict[int, type[Frozen]] = {1: ExperimentFile, 3: TableFile}
     model = SearchFile if problem["loc"][0] == "search" else levels.get(len(problem["loc"]), TableFile)
-    near = difflib.get_close_matches(str(problem["loc"][-1]), model.model_fields, n=1)
-    return f"unknown key {path!r}" + (f" (did you mean {near[0]!r}?)" if near else "")
+    near = _nearest(str(problem["loc"][-1]), model.model_fields)
+    return f"unknown key {path!r}" + (f" ({near.replace('Did', 'did')})" if near else "")

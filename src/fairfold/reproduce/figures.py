@@ -1,21 +1,33 @@
-"""Plots of a table: ours beside the paper's, and values over rounds (:mod:`fairfold.reproduce.curves`)."""
+"""Plots of a table: ours beside the paper's, and values over rounds.
+
+Of the latter there is one plot where a few lines can be told apart, else one a row or a column of the table.
+"""
 
 from __future__ import annotations
 
+from math import ceil, isfinite
+from statistics import median
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from fairfold.reproduce.curves import curves, label, legend, together
-from fairfold.runs.plots import COLOURS, FAINT, INK, LOOK, WIDE
+from fairfold.runs.plots import COLOURS, FAINT, INK, LOOK, STYLES, WIDE
 
 if TYPE_CHECKING:
-    from fairfold.reproduce.tables import Entry, Grid
+    from matplotlib.axes import Axes
 
+    from fairfold.reproduce.tables import Entry, Grid
 
 MARKS = ("o", "D", "s")
 """Of columns, another where colours begin again."""
+
+MOST_LINES, MOST_PANELS = len(COLOURS) * len(STYLES), 16
+"""Beyond these, lines of one panel look alike, and panels are too small to see anything."""
+
+Panel = tuple[str, list[tuple[str, "Entry"]]]
+"""A title, and its lines with their names."""
 
 
 def figures(grid: Grid) -> dict[str, Figure]:
@@ -25,7 +37,7 @@ def figures(grid: Grid) -> dict[str, Figure]:
         return {}
     with rc_context(LOOK):
         found = {"compared": _compared(grid, done)}
-        over_rounds = curves(grid, [entry for entry in done if len(entry.curve) > 1])
+        over_rounds = _curves(grid, [entry for entry in done if len(entry.curve) > 1])
         if over_rounds is not None:
             found["curves"] = over_rounds
     return found
@@ -53,7 +65,7 @@ def _compared(grid: Grid, done: list[Entry]) -> Figure:
         )  # fmt: skip
     known = [value for value in grid.references.values() if isinstance(value, float)]
     low, high = min([axes.get_xlim()[0], *known]), max([axes.get_xlim()[1], *known])
-    for name, value in together(grid, 0.025 * (high - low)):
+    for name, value in _together(grid, 0.025 * (high - low)):
         axes.axvline(value, color=FAINT, linestyle=(0, (5, 4)), linewidth=1.1, zorder=0.5)
         axes.annotate(
             name, (value, 1.0), xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points",
@@ -61,8 +73,128 @@ def _compared(grid: Grid, done: list[Entry]) -> Figure:
         )  # fmt: skip
     axes.set_yticks(range(len(done)), [f"{entry.row} {entry.column}" for entry in done], fontsize=8.5)
     axes.set_ylim(len(done) - 0.5, -0.5)
-    axes.set_xlabel(label(grid))
+    axes.set_xlabel(_label(grid))
     if grid.file.metric == "compression":
         axes.set_xscale("log")
-    legend(figure, [axes])
+    _legend(figure, [axes])
     return figure
+
+
+def _curves(grid: Grid, done: list[Entry]) -> Figure | None:
+    """Means over the seeds; None where there is nothing to draw, or more than could be told apart."""
+    panels = _panels(done)
+    lines = list(dict.fromkeys(name for _, own in panels for name, _ in own))
+    if not done or len(lines) > MOST_LINES or len(panels) > MOST_PANELS:
+        return None
+    across = min(len(panels), 2 if len(panels) <= 4 else 3 if len(panels) <= 9 else 4)
+    down = ceil(len(panels) / across)
+    height = WIDE[1] if len(panels) == 1 else 1.2 + 2.5 * down
+    figure = Figure(figsize=(WIDE[0], height), layout="constrained")
+    plots: list[Axes] = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel().tolist()
+    for axes, (title, own) in zip(plots, panels, strict=False):
+        for name, entry in own:
+            number = lines.index(name)
+            colour, style = COLOURS[number % len(COLOURS)], STYLES[number // len(COLOURS)]
+            axes.plot(*zip(*entry.curve, strict=True), color=colour, linestyle=style, linewidth=1.6, label=name)
+        axes.set_title(title, fontsize=9.5, loc="left")
+    shown = plots[: len(panels)]
+    for axes in plots[len(panels) :]:
+        axes.set_visible(False)
+    loglog = grid.file.curves == "loglog"
+    for axes in shown[::across]:
+        axes.set_ylabel(str(done[0].facts.get("curve", grid.file.metric)) if loglog else _label(grid))
+    for axes in shown[-across:]:  # no other is below
+        axes.set_xlabel("round (means over the seeds)")
+        axes.tick_params(labelbottom=True)
+    if loglog:
+        plots[0].set_xscale("log")
+        plots[0].set_yscale("log")
+    else:
+        plots[0].set_xlim(left=0)
+        _show_what_matters(figure, plots[0], done, grid.smaller_is_better)
+    low, high = plots[0].get_ylim()
+    for name, value in _together(grid, 0.03 * (high - low) * down):
+        if not low < value < high:  # would be drawn outside of the plot
+            continue
+        for axes in shown:
+            axes.axhline(value, color=FAINT, linestyle=(0, (5, 4)), linewidth=1.1, zorder=0.5)
+        for axes in shown[across - 1 :: across]:
+            axes.annotate(
+                name, (1.01, value), xycoords=("axes fraction", "data"), color="#616e7c", fontsize=8, va="center",
+                annotation_clip=False,
+            )  # fmt: skip
+    _legend(figure, shown)
+    return figure
+
+
+def _panels(done: list[Entry]) -> list[Panel]:
+    """One for a few lines; else one a row or one a column, whichever are fewer."""
+    if len(done) <= len(COLOURS):
+        return [("", [(_named(entry), entry) for entry in done])]
+    rows, columns = ({getattr(entry, side) for entry in done} for side in ("row", "column"))
+    apart, along = ("row", "column") if len(rows) <= len(columns) else ("column", "row")
+    found: dict[str, list[tuple[str, Entry]]] = {}
+    for entry in done:
+        found.setdefault(getattr(entry, apart), []).append((getattr(entry, along), entry))
+    return list(found.items())
+
+
+def _named(entry: Entry) -> str:
+    """Of a line that stands alone."""
+    return f"{entry.row} {entry.column}".strip()
+
+
+def _label(grid: Grid) -> str:
+    """Of the axis of values."""
+    if grid.file.metric not in ("MSE", "accuracy") and not grid.file.metric.startswith("NDCG"):
+        return grid.file.metric
+    return f"{grid.file.metric} ({'smaller' if grid.smaller_is_better else 'larger'} is better)"
+
+
+def _together(grid: Grid, room: float) -> list[tuple[str, float]]:
+    """Reference rows by value; those closer than a label needs share one, at the first of them."""
+    found: list[tuple[str, float]] = []
+    values = {name: value for name, value in grid.references.items() if isinstance(value, float)}
+    for name, value in sorted(values.items(), key=lambda row: row[1]):
+        if found and value - found[-1][1] < room:
+            found[-1] = (f"{found[-1][0]}, {name}", found[-1][1])
+        else:
+            found.append((name, value))
+    return found
+
+
+def _show_what_matters(figure: Figure, axes: Axes, done: list[Entry], smaller_is_better: bool) -> None:
+    """Errors of the first rounds are so large that nothing else could be seen: show what comes after them.
+
+    Nor may a few curves that collapse take the room of all others. If the better three quarters of the curves (of four
+    or more), but for a twentieth of their points, lie within a quarter of the range, the plot ends a little beyond
+    them, and says whose end is not in it.
+    """
+    sign = -1 if smaller_is_better else 1
+    late = {_named(entry): _late(entry, sign) for entry in done}
+    late = {name: values for name, values in late.items() if values}
+    if not late:
+        return
+    ranked = sorted(late.values(), key=median, reverse=True)
+    better = ranked[: len(ranked) * 3 // 4] if len(ranked) > 3 else ranked
+    most = sorted(value for values in better for value in values)
+    top, bottom = max(map(max, ranked)), min(map(min, ranked))
+    usual = most[len(most) // 20]
+    if top - usual < 0.25 * (top - bottom):
+        bottom = usual - 0.5 * (top - usual)
+    room = 0.1 * (top - bottom or 1)
+    axes.set_ylim(*sorted([sign * (bottom - room), sign * (top + room)]))
+    outside = [f"{name} ({sign * values[-1]:.2f})" for name, values in late.items() if values[-1] < bottom - room]
+    if outside:
+        figure.suptitle(fill(f"Not in the plot at the end: {', '.join(outside)}", 130), fontsize=8.5)
+
+
+def _late(entry: Entry, sign: int) -> list[float]:
+    """The values of a curve after its first fifth, with the sign that makes larger better."""
+    return [sign * y for x, y in entry.curve if x >= 0.2 * entry.curve[-1][0] and isfinite(y)]
+
+
+def _legend(figure: Figure, plots: list[Axes]) -> None:
+    """Below the plot, every name once."""
+    found = {name: line for axes in plots for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=4, fontsize=8.5)

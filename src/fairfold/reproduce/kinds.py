@@ -6,17 +6,17 @@ A *kind* checks a cell's settings, says what identifies its data, and runs it. N
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from json import dumps, loads
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from fairfold.errors import FairfoldError, InvalidCapacity, InvalidCheckpoint, InvalidData, InvalidSettings
+from fairfold.errors import InvalidCapacity, InvalidCheckpoint, InvalidSettings
 from fairfold.kernels import gpu
-from fairfold.reproduce.outcome import Outcome
+from fairfold.reproduce.memory import MemorySettings, Tell, measured
+from fairfold.reproduce.records import Outcome
 from fairfold.runs.callbacks import Callback
 from fairfold.settings import Settings, merged, read_settings
 from fairfold.settings.parts import RATING_MODELS
@@ -24,16 +24,14 @@ from fairfold.simulate.result import RoundReport
 from fairfold.subspace import Capacity
 
 Values = dict[str, Any]
-Tell = Callable[[int, int], None]
-"""Told how far a cell is: what is done, of how much."""
 
 
 class Kind(ABC):
     """One kind of cell."""
 
-    @abstractmethod
-    def check(self, values: Values) -> None:
-        """Refuse settings that this kind cannot use."""
+    def settings(self, values: Values) -> Any:
+        """What the values say; refused where this kind cannot use them."""
+        return read_settings(values)
 
     def meaning(self, values: Values) -> Values:
         """The same for settings that mean the same, however they are written."""
@@ -68,14 +66,7 @@ class Kind(ABC):
 
     @abstractmethod
     def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:
-        """Run it.
-
-        Args:
-            values: Its settings.
-            seed: Of everything random.
-            folder: Its own, for what it needs to go on after an interruption.
-            tell: Told how far it is.
-        """
+        """Run it; ``folder`` is its own, for what it needs to go on after an interruption."""
 
 
 @cache
@@ -88,45 +79,34 @@ def data_facts_of(values: str) -> dict[str, Any]:
     return {} if settings.data.kind == "synthetic" else data_facts(load_data(settings)[0])
 
 
-class Federated(Kind):
+class _Federated(Kind):
     """``fairfold train``: the values are its settings."""
-
-    def check(self, values: Values) -> None:
-        """See the base class."""
-        self.settings(values, 0)
 
     def meaning(self, values: Values) -> Values:
         """What differs from the defaults; so settings to come leave kept cells as they are."""
-        found = self.settings(values, 0).plain(changed=True)
+        found = read_settings(values).plain(changed=True)
         found["run"].pop("seed", None)
         return found
 
     def on_gpu(self, values: Values) -> bool:
-        """See the base class."""
-        settings = self.settings(values, 0)
+        settings = read_settings(values)
         return _fits_gpu(settings) and settings.run.device != "cpu" and gpu.available()
 
     def needs(self, values: Values) -> str:
-        """See the base class."""
-        settings = self.settings(values, 0)
+        settings = read_settings(values)
         if not _fits_gpu(settings):
             return super().needs(values)
         return "a GPU for images" if settings.algorithm.images else "a GPU for tables"
 
     def work(self, values: Values) -> float:
         """Epochs that clients train one after another."""
-        settings = self.settings(values, 0)
+        settings = read_settings(values)
         return float(settings.run.rounds * getattr(settings.algorithm, "local_epochs", 1))
 
-    def settings(self, values: Values, seed: int) -> Settings:
-        """Of one run."""
-        return read_settings(merged(values, {"run": {"seed": seed}}))
-
     def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:
-        """See the base class."""
         from fairfold.runs.train import run
 
-        settings = self.settings(values, seed)
+        settings = read_settings(merged(values, {"run": {"seed": seed}}))
         try:
             try:
                 finished = run(settings, folder, resume=(folder / "settings.toml").exists(), callbacks=[_Ticks(tell)])
@@ -135,13 +115,12 @@ class Federated(Kind):
                 finished = run(settings, folder, callbacks=[_Ticks(tell)])
         except InvalidCapacity as error:
             return Outcome("N/A", error.needed.removeprefix("a capacity it can serve (N/A: ").removesuffix(")"))
-        result = finished.result
-        curve = [(r.round_number, r.quality.server) for r in result.history if r.quality is not None]
+        result, rounds = finished.result, max(len(finished.result.history), 1)
         facts = {
             "metric": result.metric,
             "users": result.users,
-            "seconds a round": sum(report.seconds for report in result.history) / max(len(result.history), 1),
-            "bytes a round": sum(r.bytes_down + r.bytes_up for r in result.history) / max(len(result.history), 1),
+            "seconds a round": sum(report.seconds for report in result.history) / rounds,
+            "bytes a round": sum(report.bytes_down + report.bytes_up for report in result.history) / rounds,
             "devices": {
                 group.capacity: {
                     "users": group.users, "numbers held": group.size, "bytes down": group.bytes_down,
@@ -151,12 +130,8 @@ class Federated(Kind):
             },
             "rejections": dict(result.rejections),
         }  # fmt: skip
-        return Outcome.of_curve(
-            [(float(number), value) for number, value in curve],
-            smaller_is_better=result.metric == "MSE",
-            seconds=finished.seconds,
-            facts=facts,
-        )
+        curve = [(float(one.round_number), one.quality.server) for one in result.history if one.quality is not None]
+        return Outcome.of_curve(curve, result.metric, seconds=finished.seconds, facts=facts)
 
 
 def _fits_gpu(settings: Settings) -> bool:
@@ -173,25 +148,18 @@ class _Ticks(Callback):
         self._tell, self._rounds = tell, 1
 
     def on_start(self, settings: Settings, capacities: list[Capacity], first_round: int) -> None:  # noqa: ARG002
-        """See the base class."""
         self._rounds = settings.run.rounds
         self._tell(first_round - 1, self._rounds)
 
     def on_round(self, report: RoundReport) -> None:
-        """See the base class."""
         self._tell(report.round_number, self._rounds)
 
 
-class References(Kind):
+class _References(Kind):
     """What needs no federation and no training: popularity, neighbours, SVD, ridge; means for ratings."""
 
-    def check(self, values: Values) -> None:
-        """See the base class."""
-        read_settings(values)
-
     def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:  # noqa: ARG002
-        """See the base class."""
-        from fairfold.metrics.references.rows import ranking_rows, rating_rows
+        from fairfold.metrics.reference_rows import ranking_rows, rating_rows
         from fairfold.simulate.world import load_interactions
 
         settings = read_settings(values)
@@ -227,30 +195,30 @@ class ConvexSettings:
     problems: int = 8
 
 
-class Convex(Kind):
-    """Homogeneous FAIR on strongly convex least squares: the slope of log error over log rounds, −1 for O(1/T)."""
+class _Made(Kind):
+    """A kind whose settings are a dataclass, and whose data is made from these and the seed."""
 
-    def check(self, values: Values) -> None:
-        """See the base class."""
-        self._settings(values)
+    def __init__(self, name: str, form: type) -> None:
+        self._name, self._form = name, form
 
-    def _settings(self, values: Values) -> ConvexSettings:
+    def settings(self, values: Values) -> Any:
         try:
-            return ConvexSettings(**values)
+            return self._form(**values)
         except TypeError as error:
-            raise InvalidSettings(f"convex: {error}", "keys of ConvexSettings", "Check the spelling.") from None
+            needed = f"keys of {self._form.__name__}"
+            raise InvalidSettings(f"{self._name}: {error}", needed, "Check the spelling.") from None
 
     def data(self, values: Values) -> dict[str, Any]:  # noqa: ARG002
-        """Made from the seed."""
         return {}
 
-    def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:  # noqa: ARG002
-        """See the base class."""
-        from dataclasses import asdict
 
+class _Convex(_Made):
+    """Homogeneous FAIR on strongly convex least squares: the slope of log error over log rounds, −1 for O(1/T)."""
+
+    def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:  # noqa: ARG002
         from fairfold.simulate.convex import ConvexFederation, fitted_slope
 
-        given = asdict(self._settings(values))
+        given = asdict(self.settings(values))
         rounds, problems = sorted(given.pop("rounds")), given.pop("problems")
         draws = {key: given.pop(key) for key in ("clients_per_round", "local_steps")}
         started, runs = time.monotonic(), list[list[float]]()
@@ -258,56 +226,29 @@ class Convex(Kind):
             runs.append(ConvexFederation(**given, seed=seed * problems + number).errors(rounds, **draws))
             tell(number + 1, problems)
         errors = [mean(of_round) for of_round in zip(*runs, strict=True)]
-        slope = fitted_slope(rounds, errors)
-        return Outcome(
-            best=slope, best_round=float(rounds[-1]), last=slope, last_round=float(rounds[-1]),
-            curve=tuple(zip(map(float, rounds), errors, strict=True)),
+        return Outcome.of_value(
+            fitted_slope(rounds, errors), float(rounds[-1]), curve=tuple(zip(map(float, rounds), errors, strict=True)),
             seconds=time.monotonic() - started, facts={"metric": "slope", "curve": "F(θ_T) − F*"},
         )  # fmt: skip
 
 
-class Memory(Kind):
+class _Memory(_Made):
     """The largest compression a method can serve, found by asking it, and the measured memory of such a device."""
 
-    def check(self, values: Values) -> None:
-        """See the base class."""
-        from fairfold.reproduce.memory import MemorySettings
-
-        try:
-            MemorySettings(**values).method()
-        except TypeError as error:
-            raise InvalidSettings(f"memory: {error}", "keys of MemorySettings", "Check the spelling.") from None
-
-    def data(self, values: Values) -> dict[str, Any]:  # noqa: ARG002
-        """None."""
-        return {}
+    def settings(self, values: Values) -> Any:
+        found = super().settings(values)
+        found.method()
+        return found
 
     def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:  # noqa: ARG002
-        """See the base class."""
-        from fairfold.reproduce.memory import MemorySettings, measured
-
         started = time.monotonic()
-        most, facts = measured(MemorySettings(**values), tell)
-        seconds = time.monotonic() - started
-        return Outcome(best=most, best_round=0.0, last=most, last_round=0.0, seconds=seconds, facts=facts)
+        most, facts = measured(self.settings(values), tell)
+        return Outcome.of_value(most, 0.0, seconds=time.monotonic() - started, facts=facts)
 
 
 KINDS: dict[str, Kind] = {
-    "federated": Federated(),
-    "references": References(),
-    "convex": Convex(),
-    "memory": Memory(),
+    "federated": _Federated(),
+    "references": _References(),
+    "convex": _Convex("convex", ConvexSettings),
+    "memory": _Memory("memory", MemorySettings),
 }
-
-
-def run_kind(kind: str, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:
-    """Run a cell; data that is not at hand is an outcome, not an error."""
-    try:
-        return KINDS[kind].run(values, seed, folder, tell)
-    except InvalidData as error:
-        return no_data(error)
-
-
-def no_data(error: FairfoldError) -> Outcome:
-    """The outcome of a cell whose data is not at hand: what to put where."""
-    return Outcome("no data", str(error))

@@ -6,6 +6,7 @@ columns in a subspace of such a size, serves all three (the r × d numbers of Fe
 favour).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,30 +15,23 @@ from fairfold.methods import Method
 from fairfold.methods.base import Tensors
 from fairfold.nn import footprint
 from fairfold.projections import Hashed, KeptColumns, LowRank
-from fairfold.reproduce.kinds import Tell
 from fairfold.settings import read_settings
 from fairfold.subspace import Capacity
+
+Tell = Callable[[int, int], None]
+"""Told how far a cell is: what is done, of how much."""
 
 
 @dataclass(frozen=True)
 class MemorySettings:
-    """Of one cell.
+    """Of one cell: a table of items × dim."""
 
-    Attributes:
-        subspace: The table of a federation's settings: a method and its keys.
-        items: N.
-        dim: d.
-        compressions: Where the device's memory is measured, as far as the method serves them.
-        batch: Rows looked up at once.
-        rows: Rows a round touches.
-    """
-
-    subspace: dict[str, Any]
+    subspace: dict[str, Any]  # the table of a federation's settings: a method and its keys
     items: int = 1_000_000
     dim: int = 32
-    compressions: tuple[int, ...] = (1, 8, 31, 32, 1024)
-    batch: int = 512
-    rows: int = 5_000
+    compressions: tuple[int, ...] = (1, 8, 31, 32, 1024)  # where memory is measured, as far as the method serves them
+    batch: int = 512  # rows looked up at once
+    rows: int = 5_000  # rows a round touches
 
     def method(self) -> Method:
         """What is asked."""

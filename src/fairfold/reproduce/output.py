@@ -3,16 +3,17 @@
 import base64
 import csv
 import io
-from dataclasses import dataclass
-from importlib import resources
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fairfold.errors import InvalidSettings
 from fairfold.files import write_atomically
 from fairfold.reproduce import sizes
 from fairfold.reproduce.experiment import Experiment
-from fairfold.reproduce.tables import COLUMNS, Grid, crossed, detail_rows, shown, total_seconds
+from fairfold.reproduce.tables import COLUMNS, Grid, crossed, detail, shown
+from fairfold.runs.report import rendered_page
+from fairfold.runs.units import human_seconds
 from fairfold.version import __version__
 
 QUICK = (
@@ -22,49 +23,39 @@ QUICK = (
 
 @dataclass(frozen=True)
 class Results:
-    """An experiment and its tables."""
+    """An experiment and its tables; once written, their plots (SVG) by table and file."""
 
     experiment: Experiment
     grids: list[Grid]
-
-
-def require_plots() -> None:
-    """Refuse before any work where plots and page could not be made."""
-    try:
-        import jinja2  # noqa: F401
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise InvalidSettings(
-            f"plots and a page without {error.name}", "Jinja2 and matplotlib", "pip install 'fairfold[report]'"
-        ) from None
+    plots: dict[str, dict[str, bytes]] = field(default_factory=dict)
 
 
 def write_results(results: Results, out: Path) -> list[Path]:
-    """Write all files of an experiment to its folder.
-
-    Returns:
-        The files, Markdown first and the page last.
-    """
+    """Write all files of an experiment to its folder; returns them, Markdown first and the page last."""
     from fairfold.reproduce.figures import figures
     from fairfold.runs.plots import rendered
 
-    place, plots, written = out / results.experiment.folder, dict[str, dict[str, bytes]](), []
+    place, written = out / results.experiment.folder, []
     for grid in results.grids:
-        plots[grid.name] = {}
+        results.plots[grid.name] = {}
         for name, figure in figures(grid).items():
             file = f"{grid.name}-{name}.png"
             write_atomically(place / file, rendered(figure, "png"))
-            plots[grid.name][file] = rendered(figure, "svg")
+            results.plots[grid.name][file] = rendered(figure, "svg")
             written.append(place / file)
-    write_atomically(place / "results.md", markdown(results, plots).encode())
-    write_atomically(place / "results.csv", as_csv(results).encode())
-    write_atomically(place / "sizes.csv", sizes_as_csv(results).encode())
-    page = render_page([(results, plots)])
-    write_atomically(place / "results.html", page.encode())
-    return [place / "results.md", place / "results.csv", place / "sizes.csv", *written, place / "results.html"]
+    texts = {
+        "results.md": _markdown(results),
+        "results.csv": _csv(results, [*COLUMNS, "values", "machine"], _cell_lines),
+        "sizes.csv": _csv(results, list(sizes.COLUMNS), _size_lines),
+        "results.html": render_page([results]),
+    }
+    for name, text in texts.items():
+        write_atomically(place / name, text.encode())
+    *first, page = (place / name for name in texts)
+    return [*first, *written, page]
 
 
-def markdown(results: Results, plots: dict[str, dict[str, bytes]]) -> str:
+def _markdown(results: Results) -> str:
     """The results as a page of Markdown, plots linked."""
     file, quick = results.experiment.file, results.experiment.quick
     lines = [f"# {file.title}", ""]
@@ -74,7 +65,7 @@ def markdown(results: Results, plots: dict[str, dict[str, bytes]]) -> str:
     lines += [f"- {note}" for note in file.notes] + ([""] if file.notes else [])
     for grid in results.grids:
         lines += _markdown_table(grid)
-        lines += [f"![{name}]({name})" for name in plots.get(grid.name, {})] + [""]
+        lines += [f"![{name}]({name})" for name in results.plots[grid.name]] + [""]
     again = f"fairfold reproduce {results.experiment.name}{' --quick' if quick else ''}"
     lines += [f"Written by `{again}`, fairfold {__version__}. Every cell's settings and values: `cells.jsonl`.", ""]
     return "\n".join(lines)
@@ -84,10 +75,8 @@ def _markdown_table(grid: Grid) -> list[str]:
     heading, rows = crossed(grid)
     counts = {"best": "best over the evaluations", "last": "after the last round"}[grid.file.value]
     lines = [f"## {grid.file.title}", ""]
-    source, brackets = (
-        f"{grid.file.source}. " * bool(grid.file.source),
-        "; the paper's in brackets" * bool(grid.file.paper),
-    )
+    source = f"{grid.file.source}. " if grid.file.source else ""
+    brackets = "; the paper's in brackets" if grid.file.paper else ""
     lines += [f"{source}{grid.file.metric}, {counts}{brackets}.", ""]
     lines += [*_pipes(heading, rows), ""]
     if grid.references:
@@ -96,69 +85,61 @@ def _markdown_table(grid: Grid) -> list[str]:
     lines += [f"- {note}" for note in grid.file.notes] + ([""] if grid.file.notes else [])
     for view in sizes.views(grid):
         lines += [f"{view.about}:", "", *_pipes(view.heading, view.rows), ""]
-    lines += [*_pipes(list(COLUMNS), [list(row) for row in detail_rows(grid)]), ""]
-    by_size = [list(row) for row in sizes.size_rows(grid)]
-    lines += [*_pipes(list(sizes.COLUMNS), by_size), ""] if by_size else []
-    lines += [f"{facts}" for facts in about_run(grid)] + [""]
-    return lines
+    lines += [*_pipes(COLUMNS, [detail(entry) for entry in grid.entries]), ""]
+    by_size = sizes.size_rows(grid)
+    lines += [*_pipes(sizes.COLUMNS, by_size), ""] if by_size else []
+    return [*lines, *_about_run(grid), ""]
 
 
-def about_run(grid: Grid) -> list[str]:
+def _about_run(grid: Grid) -> list[str]:
     """Data, hardware and time of a table."""
-    words = [f"Data: {'; '.join(grid.data)}." if grid.data else ""]
-    words += [
-        f"Hardware: {'; '.join(grid.machines)}. All cells together: {total_seconds(grid)}." if grid.machines else ""
-    ]
-    return [word for word in words if word]
+    words = [f"Data: {'; '.join(grid.data)}."] if grid.data else []
+    if grid.machines:
+        seconds = human_seconds(sum(sum(entry.seconds) for entry in grid.entries))
+        words.append(f"Hardware: {'; '.join(grid.machines)}. All cells together: {seconds}.")
+    return words
 
 
-def _pipes(heading: list[str], rows: list[list[str]]) -> list[str]:
-    def line(cells: list[str]) -> str:
+def _pipes(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
     return [line(heading), "|" + "---|" * len(heading), *map(line, rows)]
 
 
-def as_csv(results: Results) -> str:
+def _csv(results: Results, columns: list[str], lines: Callable[[Grid], Iterator[list[Any]]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["experiment", "quick", "table", "metric", *columns])
+    for grid in results.grids:
+        shared = [results.experiment.name, results.experiment.quick, grid.name, grid.file.metric]
+        writer.writerows([*shared, *line] for line in lines(grid))
+    return text.getvalue()
+
+
+def _cell_lines(grid: Grid) -> Iterator[list[Any]]:
     """One line a cell, and one a reference row."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["experiment", "quick", "table", "metric", *COLUMNS, "values", "machine"])
-    for grid in results.grids:
-        shared = [results.experiment.name, results.experiment.quick, grid.name, grid.file.metric]
-        for entry, row in zip(grid.entries, detail_rows(grid), strict=True):
-            values, machine = " ".join(f"{value:.6g}" for value in entry.values), entry.facts.get("machine", "")
-            writer.writerow([*shared, *row, values, machine])
-        for name, value in grid.references.items():
-            blank = [""] * (len(COLUMNS) - 4)
-            writer.writerow([*shared, "reference", name, "", shown(value), *blank, "", ""])
-    return text.getvalue()
+    for entry in grid.entries:
+        values, machine = " ".join(f"{value:.6g}" for value in entry.values), entry.facts.get("machine", "")
+        yield [*detail(entry), values, machine]
+    for name, value in grid.references.items():
+        yield ["reference", name, "", shown(value), *[""] * (len(COLUMNS) - 4), "", ""]
 
 
-def sizes_as_csv(results: Results) -> str:
+def _size_lines(grid: Grid) -> Iterator[list[Any]]:
     """One line a cell and device size: bytes as numbers, the own model as mean over the seeds."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["experiment", "quick", "table", "metric", *sizes.COLUMNS])
-    for grid in results.grids:
-        shared = [results.experiment.name, results.experiment.quick, grid.name, grid.file.metric]
-        for entry in grid.entries:
-            for size in sizes.sizes(entry):
-                told = (size.name, size.users, size.held, size.down, size.up, size.quality, size.everybody)
-                writer.writerow([*shared, entry.row, entry.column, *told])
-    return text.getvalue()
+    for entry in grid.entries:
+        for size in sizes.sizes(entry):
+            yield [entry.row, entry.column, *astuple(size)]
 
 
-def render_page(many: list[tuple[Results, dict[str, dict[str, bytes]]]]) -> str:
+def render_page(many: list[Results]) -> str:
     """One page without scripts, plots inside."""
-    import jinja2
-
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    folder = resources.files("fairfold.reproduce")
-    template = environment.from_string(folder.joinpath("page.html").read_text(encoding="utf-8"))
-    return template.render(
-        title="The paper's tables, run again" if len(many) > 1 else many[0][0].experiment.file.title,
-        experiments=[_for_page(results, plots) for results, plots in many],
+    return rendered_page(
+        "fairfold.reproduce",
+        "page.html",
+        title="The paper's tables, run again" if len(many) > 1 else many[0].experiment.file.title,
+        experiments=[_for_page(results) for results in many],
         columns=COLUMNS,
         size_columns=sizes.COLUMNS,
         quick=QUICK,
@@ -166,21 +147,17 @@ def render_page(many: list[tuple[Results, dict[str, dict[str, bytes]]]]) -> str:
     )
 
 
-def _for_page(results: Results, plots: dict[str, dict[str, bytes]]) -> dict[str, Any]:
+def _for_page(results: Results) -> dict[str, Any]:
     tables = []
     for grid in results.grids:
         heading, rows = crossed(grid)
-        drawn = [(name, base64.b64encode(content).decode()) for name, content in plots.get(grid.name, {}).items()]
+        drawn = [(name, base64.b64encode(content).decode()) for name, content in results.plots[grid.name].items()]
         tables.append(
             {
-                "file": grid.file, "heading": heading, "rows": rows, "details": detail_rows(grid),
+                "file": grid.file, "heading": heading, "rows": rows, "details": map(detail, grid.entries),
                 "references": [(name, shown(value)) for name, value in grid.references.items()],
-                "plots": drawn, "about": about_run(grid), "views": sizes.views(grid), "sizes": sizes.size_rows(grid),
+                "plots": drawn, "about": _about_run(grid), "views": sizes.views(grid), "sizes": sizes.size_rows(grid),
             }
         )  # fmt: skip
-    return {
-        "name": results.experiment.name,
-        "file": results.experiment.file,
-        "quick": results.experiment.quick,
-        "tables": tables,
-    }
+    told = results.experiment
+    return {"name": told.name, "file": told.file, "quick": told.quick, "tables": tables}

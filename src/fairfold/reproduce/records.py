@@ -1,19 +1,27 @@
-"""The finished cells of an experiment, kept as one file with a line each.
+"""What came of a cell, what makes two cells the same, and the finished ones, kept as one file with a line each.
 
 Processes that run cells side by side leave each finished one as a small file under ``.under-way``. Whoever started them
 joins these into the one file; until then they are read beside it, so a run that is killed loses none.
 """
 
+import hashlib
 import json
+import math
+import re
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from fairfold.files import locked, write_atomically
 from fairfold.reproduce.machine import software
-from fairfold.reproduce.outcome import Outcome, file_name
+
+if TYPE_CHECKING:
+    from fairfold.reproduce.experiment import Cell
+
+FORMAT = 1
+"""Raised whenever a cell of the same settings would be run in another way: what was kept is then run again."""
 
 CELLS, UNDER_WAY = "cells", ".under-way"
 
@@ -21,15 +29,65 @@ Record = dict[str, Any]
 """A line: label, fingerprint, versions, table, row, column, kind, seed, settings, and the outcome."""
 
 
-def new_record(label: str, mark: str, described: dict[str, Any], outcome: Outcome) -> Record:
-    """A cell that was finished just now.
+@dataclass(frozen=True)
+class Outcome:
+    """One cell for one seed."""
 
-    Args:
-        label: Its own within the experiment.
-        mark: Its fingerprint.
-        described: Table, row, column, settings and seed, for whoever reads the file.
-        outcome: What came of it.
-    """
+    state: Literal["done", "N/A", "no data"] = "done"  # N/A: the method cannot serve the capacities
+    reason: str = ""  # why it is not done
+    best: float | None = None  # over the evaluations
+    best_round: float | None = None
+    last: float | None = None
+    last_round: float | None = None
+    curve: tuple[tuple[float, float], ...] = ()  # round (or what runs along the x axis) and value of all evaluations
+    seconds: float = 0.0  # all sittings together
+    facts: dict[str, Any] = field(default_factory=dict)  # what else was found, by name
+    data: dict[str, Any] = field(default_factory=dict)  # what identifies the data
+
+    @classmethod
+    def of_curve(cls, curve: list[tuple[float, float]], metric: str, **others: Any) -> "Outcome":
+        """From evaluations in order."""
+        sign = 1 if metric == "MSE" else -1
+        best = min(curve, key=lambda point: (math.isnan(point[1]), sign * point[1]))  # what diverged is never best
+        return cls(
+            best=best[1], best_round=best[0], last=curve[-1][1], last_round=curve[-1][0], curve=tuple(curve), **others
+        )
+
+    @classmethod
+    def of_value(cls, value: float, at: float, **others: Any) -> "Outcome":
+        """From a single value, found in round ``at``."""
+        return cls(best=value, best_round=at, last=value, last_round=at, **others)
+
+
+def fingerprint(kind: str, values: dict[str, Any], seed: int, data: dict[str, Any]) -> str:
+    """What makes two cells the same: what their settings mean, seed and the data's own checksum."""
+    content = {"format": FORMAT, "kind": kind, "values": values, "seed": seed, "data": data}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def file_name(label: str) -> str:
+    """A cell's label as the name of a file."""
+    return re.sub(r"[^A-Za-z0-9.+]+", "-", label).strip("-")
+
+
+class Watcher:
+    """Told how an experiment goes; every method may be left as it is."""
+
+    def on_plan(self, kept: int, lacking: int, to_run: "list[Cell]") -> None:
+        """Before the first cell: how many are kept, how many have no data, and what is to be run."""
+
+    def on_share(self, cell: "Cell", share: float) -> None:
+        """How much of a cell is done."""
+
+    def on_cell(self, cell: "Cell", outcome: Outcome) -> None:
+        """A cell is over."""
+
+    def on_note(self, text: str) -> None:
+        """Something a person should know."""
+
+
+def new_record(label: str, mark: str, described: dict[str, Any], outcome: Outcome) -> Record:
+    """A cell that was finished just now, with its fingerprint, described for whoever reads the file."""
     return {"label": label, "fingerprint": mark, **software(), **described, "outcome": asdict(outcome)}
 
 
@@ -48,13 +106,7 @@ def keep(place: Path, record: Record, name: str = CELLS) -> None:
 
 
 class Records:
-    """What is kept in an experiment's folder.
-
-    Attributes:
-        place: The folder.
-        by_label: All that can be read.
-        damaged: Where something cannot be read, and why.
-    """
+    """What is kept in an experiment's folder: all that can be read, by label, and what is damaged, and why."""
 
     def __init__(self, place: Path, name: str = CELLS) -> None:
         self.place, self.by_label, self.damaged = place, dict[str, Record](), list[str]()

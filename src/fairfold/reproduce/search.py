@@ -9,10 +9,10 @@ import csv
 import io
 import itertools
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fairfold.data import Dataset, ImageDataset
 from fairfold.data.holdout import hold_out, hold_out_images
@@ -21,8 +21,7 @@ from fairfold.files import write_atomically
 from fairfold.reproduce.execute import default_jobs, workers
 from fairfold.reproduce.experiment import Cell, Experiment, SearchFile, Tried
 from fairfold.reproduce.kinds import KINDS
-from fairfold.reproduce.outcome import Outcome, fingerprint
-from fairfold.reproduce.records import Record, Records, keep, new_record, outcome_of
+from fairfold.reproduce.records import Outcome, Record, Records, fingerprint, keep, new_record, outcome_of
 from fairfold.settings import merged, nested, read_settings
 from fairfold.simulate.run import simulate
 from fairfold.simulate.world import load_data
@@ -42,11 +41,7 @@ class Trial:
 def search(experiment: Experiment, out: Path, say: Callable[[str], None], jobs: int | None = None) -> Path:
     """Try all values in all cells that the experiment names; what is kept is not run again. Returns the record.
 
-    Args:
-        experiment: With a search in its file.
-        out: Its results go to a folder of its name in here.
-        say: Told every trial, in order.
-        jobs: Processes; None is :func:`fairfold.reproduce.execute.default_jobs`. One runs here.
+    Results go to a folder of the experiment's name in ``out``; every trial is told, in order.
     """
     plan = experiment.file.search
     assert plan is not None
@@ -70,7 +65,7 @@ def search(experiment: Experiment, out: Path, say: Callable[[str], None], jobs: 
             for trial in way(_trial, cells, tries, kept, itertools.repeat(plan), itertools.repeat(place)):
                 trials.append(trial)
                 say(f"{_label(trial.cell, trial.tried)}: {_shown(trial.outcome.last)}")
-                write_atomically(path, record(trials, plan).encode())
+                write_atomically(path, _record(trials, plan).encode())
     finally:
         records.join()
     return path
@@ -103,10 +98,10 @@ def _trial(cell: Cell, tried: dict[str, Tried], kept: Record | None, plan: Searc
     settings = read_settings(merged(values, {"run": {"seed": plan.seed}}))
     given, _ = load_data(settings)
     result = simulate(settings, data=_without_test(given, plan))
-    curve = [(float(r.round_number), r.quality.server) for r in result.history if r.quality is not None]
     seconds = sum(report.seconds for report in result.history)
-    facts: dict[str, Any] = {"metric": result.metric, "rejections": dict(result.rejections)}
-    outcome = Outcome.of_curve(curve, smaller_is_better=result.metric == "MSE", seconds=seconds, facts=facts, data=data)
+    facts = {"metric": result.metric, "rejections": dict(result.rejections)}
+    curve = [(float(one.round_number), one.quality.server) for one in result.history if one.quality is not None]
+    outcome = Outcome.of_curve(curve, result.metric, seconds=seconds, facts=facts, data=data)
     described = {"table": cell.table, "row": cell.row, "column": cell.column, "settings": values, "seed": plan.seed}
     keep(place, new_record(_label(cell, tried), mark, described, outcome), SEARCH)
     return Trial(cell, tried, outcome)
@@ -120,7 +115,7 @@ def _without_test(given: Dataset | ImageDataset, plan: SearchFile) -> Dataset | 
     return Dataset(given.name, train, held)
 
 
-def record(trials: list[Trial], plan: SearchFile) -> str:
+def _record(trials: list[Trial], plan: SearchFile) -> str:
     """All trials as CSV, the best of every cell marked."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -135,20 +130,17 @@ def record(trials: list[Trial], plan: SearchFile) -> str:
                 cell.table, cell.row, cell.column, *(trial.tried.get(name, "") for name in names),
                 outcome.facts["metric"], _shown(outcome.last), _shown(outcome.best), f"{outcome.best_round:.0f}",
                 sum(outcome.facts["rejections"].values()),
-                "chosen" if trial is best_of(rivals) else "",
+                "chosen" if trial is _best_of(rivals) else "",
             ]
         )  # fmt: skip
     return text.getvalue()
 
 
-def best_of(trials: list[Trial]) -> Trial:
+def _best_of(trials: list[Trial]) -> Trial:
     """The trial with the best value at its end: a rate that is best early and then falls apart is not chosen."""
     sign = 1 if trials[0].outcome.facts["metric"] == "MSE" else -1
-    return min(trials, key=lambda trial: _comparable(trial.outcome.last, sign))
-
-
-def _comparable(value: float | None, sign: int) -> float:
-    return float("inf") if value is None or value != value else sign * value
+    ends = [math.nan if trial.outcome.last is None else sign * trial.outcome.last for trial in trials]
+    return min(zip(trials, ends, strict=True), key=lambda each: (math.isnan(each[1]), each[1]))[0]
 
 
 def _shown(value: float | None) -> str:

@@ -1,31 +1,26 @@
 """What stands beside the quality: seconds, bytes, and what each size's own model reaches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fairfold.reproduce.tables import Entry, Grid, crossed, shown
 from fairfold.runs.units import human_bytes, human_seconds
-
-BYTES = 4
-"""Of a number."""
+from fairfold.values import BYTES
 
 COLUMNS = ("row", "column", "size", "users", "holds", "receives", "sends", "own model", "for all users")
 
 
 @dataclass(frozen=True)
 class Size:
-    """Devices of one capacity in one cell: their users, bytes held, received and sent a round, their own model.
-
-    ``quality`` is the model's for the users who hold it, ``everybody`` for all users; None where that is not known.
-    """
+    """Devices of one capacity in one cell; None where something is not known."""
 
     name: str
     users: int
-    held: int
+    held: int  # bytes, as those received and sent a round
     down: int | None
     up: int | None
-    quality: float | None
-    everybody: float | None
+    quality: float | None  # of their own model, for the users who hold it
+    everybody: float | None  # for all users
 
 
 @dataclass(frozen=True)
@@ -63,24 +58,19 @@ def _cost(entry: Entry) -> str:
     if "seconds a round" not in entry.facts:
         return ""
     words = [human_seconds(entry.facts["seconds a round"]), human_bytes(entry.facts["bytes a round"])]
-    held = [size.held for size in sizes(entry)]
-    return ", ".join(words + ([_span([human_bytes(min(held)), human_bytes(max(held))])] if held else []))
+    return ", ".join(filter(None, [*words, _span([size.held for size in sizes(entry)], human_bytes)]))
 
 
 def _own(entry: Entry) -> str:
-    own = [size.quality for size in sizes(entry) if size.quality is not None]
-    everybody = [size.everybody for size in sizes(entry) if size.everybody is not None]
-    if not own:
-        return ""
-    return _span(_shown_range(own)) + (f" ({_span(_shown_range(everybody))})" if everybody else "")
+    own = _span([size.quality for size in sizes(entry)], "{:.3f}".format)
+    everybody = _span([size.everybody for size in sizes(entry)], "{:.3f}".format)
+    return f"{own} ({everybody})" if own and everybody else own
 
 
-def _shown_range(values: list[float]) -> list[str]:
-    return [f"{value:.3f}" for value in (min(values), max(values))]
-
-
-def _span(ends: list[str]) -> str:
-    return ends[0] if ends[0] == ends[1] else "–".join(ends)
+def _span(values: Sequence[float | None], text: Callable[[float], str]) -> str:
+    """The lowest and the highest of those that are known."""
+    known = [value for value in values if value is not None]
+    return "–".join(dict.fromkeys(text(end) for end in (min(known), max(known)))) if known else ""
 
 
 def size_rows(grid: Grid) -> list[tuple[str, ...]]:

@@ -6,44 +6,28 @@ from statistics import mean, stdev
 from typing import Any
 
 from fairfold.reproduce.experiment import SMALLER_IS_BETTER, Cell, Experiment, Figure, TableFile
-from fairfold.reproduce.outcome import Outcome
-from fairfold.runs.units import human_bytes, human_seconds
+from fairfold.reproduce.records import Outcome
+from fairfold.runs.units import human_bytes
 
 PEAK, PEAK_SPREAD = "measured peak bytes", "spread of the peak"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell over all its seeds.
-
-    Attributes:
-        row: Label.
-        column: Label.
-        paper: The paper's figure, or what stands in its place.
-        values: Ours, one a seed.
-        rounds: Of the value that counts, one a seed.
-        ends: The value after the last round, one a seed.
-        paper_round: The paper's.
-        seconds: One a seed.
-        curve: Mean over the seeds at every point all of them have, x and y.
-        state: ``done``, ``N/A``, ``no data`` or ``not run``.
-        reason: Why it is not done.
-        facts: Of the first seed, but for what devices reach and take, the mean over the seeds, and seconds a round, the
-            least.
-    """
+    """One cell over all its seeds."""
 
     row: str
     column: str
-    paper: Figure | None
-    values: tuple[float, ...] = ()
-    rounds: tuple[float, ...] = ()
-    ends: tuple[float, ...] = ()
+    paper: Figure | None  # the paper's figure, or what stands in its place
+    values: tuple[float, ...] = ()  # ours, one a seed
+    rounds: tuple[float, ...] = ()  # of the value that counts, one a seed
+    ends: tuple[float, ...] = ()  # the value after the last round, one a seed
     paper_round: Figure | None = None
-    seconds: tuple[float, ...] = ()
-    curve: tuple[tuple[float, float], ...] = ()
-    state: str = "not run"
-    reason: str = ""
-    facts: dict[str, Any] = field(default_factory=dict)
+    seconds: tuple[float, ...] = ()  # one a seed
+    curve: tuple[tuple[float, float], ...] = ()  # mean over the seeds at every point all of them have, x and y
+    state: str = "not run"  # or done, N/A, no data
+    reason: str = ""  # why it is not done
+    facts: dict[str, Any] = field(default_factory=dict)  # see _mean_facts
 
     @property
     def mean(self) -> float | None:
@@ -63,32 +47,19 @@ class Entry:
 
 @dataclass(frozen=True)
 class Grid:
-    """One table of results.
-
-    Attributes:
-        name: Of the table.
-        file: What it is.
-        entries: Its cells, in the order of rows and columns.
-        references: Name and value (or why there is none) of what needs no training.
-        machines: Where it ran.
-        data: What was trained on, in words.
-    """
+    """One table of results."""
 
     name: str
     file: TableFile
-    entries: tuple[Entry, ...]
-    references: dict[str, float | str]
+    entries: tuple[Entry, ...]  # in the order of rows and columns
+    references: dict[str, float | str]  # value (or why there is none) of what needs no training
     machines: tuple[str, ...]
-    data: tuple[str, ...]
+    data: tuple[str, ...]  # what was trained on, in words
 
     @property
     def smaller_is_better(self) -> bool:
         """Whether it is an error that is measured."""
         return self.file.metric in SMALLER_IS_BETTER
-
-    def entry(self, row: str, column: str) -> Entry | None:
-        """By labels."""
-        return next((entry for entry in self.entries if (entry.row, entry.column) == (row, column)), None)
 
 
 def grids(experiment: Experiment, outcomes: dict[Cell, Outcome]) -> list[Grid]:
@@ -98,18 +69,18 @@ def grids(experiment: Experiment, outcomes: dict[Cell, Outcome]) -> list[Grid]:
 
 def _grid(name: str, file: TableFile, experiment: Experiment, outcomes: dict[Cell, Outcome]) -> Grid:
     cells = [cell for cell in experiment.cells if cell.table == name]
-    by_place: dict[tuple[str, str], list[Cell]] = {}
-    for cell in cells:
-        if cell.kind != "references":
-            by_place.setdefault((cell.row, cell.column), []).append(cell)
+    by_place: dict[tuple[str, str], list[Outcome]] = {}
     references: dict[str, float | str] = {}
     for cell in cells:
-        if cell.kind == "references" and cell in outcomes:
-            references |= outcomes[cell].facts.get("references", {})
-    known = [outcomes[cell] for cell in cells if cell in outcomes]
-    data = dict.fromkeys(_described(outcome.data) for outcome in known if outcome.data)
-    machines = dict.fromkeys(str(outcome.facts["machine"]) for outcome in known if "machine" in outcome.facts)
-    entries = tuple(_entry(file, row, column, of, outcomes) for (row, column), of in by_place.items())
+        known = [outcomes[cell]] if cell in outcomes else []
+        if cell.kind != "references":
+            by_place.setdefault((cell.row, cell.column), []).extend(known)
+        for outcome in known:
+            references |= outcome.facts.get("references", {})
+    found = [outcomes[cell] for cell in cells if cell in outcomes]
+    data = dict.fromkeys(_described(outcome.data) for outcome in found if outcome.data)
+    machines = dict.fromkeys(str(outcome.facts["machine"]) for outcome in found if "machine" in outcome.facts)
+    entries = tuple(_entry(file, row, column, known) for (row, column), known in by_place.items())
     return Grid(name, file, entries, references, tuple(machines), tuple(data))
 
 
@@ -118,15 +89,12 @@ def _described(data: dict[str, Any]) -> str:
     return f"{data.get('name', 'data')}: {counts} (sha256 {str(data.get('sha256', ''))[:12]})"
 
 
-def _entry(file: TableFile, row: str, column: str, cells: list[Cell], outcomes: dict[Cell, Outcome]) -> Entry:
+def _entry(file: TableFile, row: str, column: str, known: list[Outcome]) -> Entry:
     paper = file.paper.get(row, {}).get(column)
-    paper_round = file.rounds_of_best.get(row, {}).get(column)
-    known = [outcomes[cell] for cell in cells if cell in outcomes]
     done = [outcome for outcome in known if outcome.state == "done"]
     if not done:
-        first = known[0] if known else Outcome("no data", "not run")
-        state = first.state if known else "not run"
-        return Entry(row, column, paper, state=state, reason=first.reason)
+        state, reason = (known[0].state, known[0].reason) if known else ("not run", "not run")
+        return Entry(row, column, paper, state=state, reason=reason)
     best = file.value == "best"
     return Entry(
         row,
@@ -135,7 +103,7 @@ def _entry(file: TableFile, row: str, column: str, cells: list[Cell], outcomes: 
         tuple(_number(outcome.best if best else outcome.last) for outcome in done),
         tuple(_number(outcome.best_round if best else outcome.last_round) for outcome in done),
         tuple(_number(outcome.last) for outcome in done),
-        paper_round,
+        file.rounds_of_best.get(row, {}).get(column),
         tuple(outcome.seconds for outcome in done),
         _mean_curve(done),
         "done",
@@ -144,6 +112,7 @@ def _entry(file: TableFile, row: str, column: str, cells: list[Cell], outcomes: 
 
 
 def _mean_facts(done: list[Outcome]) -> dict[str, Any]:
+    """Of the first seed, but for what devices reach and take, the mean over the seeds, and seconds a round."""
     facts = dict(done[0].facts)
     if "devices" in facts:
         facts["devices"] = {
@@ -198,32 +167,27 @@ def shown(value: float | str | None, signed: bool = False) -> str:
     return f"{value:+.4f}" if signed else f"{value:.4f}"
 
 
-def detail_rows(grid: Grid) -> list[tuple[str, ...]]:
-    """One line a cell, as text, in the order of :data:`COLUMNS`."""
-    return [_detail(entry) for entry in grid.entries]
-
-
-def _detail(entry: Entry) -> tuple[str, ...]:
+def detail(entry: Entry) -> tuple[str, ...]:
+    """One line about a cell, as text, in the order of :data:`COLUMNS`."""
     if entry.state != "done":
         # Where data is missing, the reason names folders of this machine: for the terminal, not for files that travel.
         reason = "the command says what to put where" if entry.state == "no data" else entry.reason
         return (entry.row, entry.column, shown(entry.paper), entry.state, *[""] * (len(COLUMNS) - 5), reason)
     rounds = f"{mean(entry.rounds):.0f}"
-    if entry.paper_round is not None:
-        rounds += f" (paper {entry.paper_round:g})" if isinstance(entry.paper_round, float | int) else ""
+    if isinstance(entry.paper_round, float | int):
+        rounds += f" (paper {entry.paper_round:g})"
+
+    def fact(name: str, form: str) -> str:
+        return format(entry.facts[name], form) if name in entry.facts else ""
+
     return (
         entry.row, entry.column, shown(entry.paper), shown(entry.mean), shown(entry.spread),
         shown(entry.difference, signed=True), str(len(entry.values)), rounds, shown(mean(entry.ends)),
-        f"{mean(entry.seconds):.1f}", _fact(entry, "seconds a round", ".4f"), _fact(entry, "bytes a round", ".0f"),
-        note(entry),
+        f"{mean(entry.seconds):.1f}", fact("seconds a round", ".4f"), fact("bytes a round", ".0f"), _note(entry),
     )  # fmt: skip
 
 
-def _fact(entry: Entry, name: str, form: str) -> str:
-    return format(entry.facts[name], form) if name in entry.facts else ""
-
-
-def note(entry: Entry) -> str:
+def _note(entry: Entry) -> str:
     """What a cell found beside its value: memory by device size, replies left out."""
     words = []
     for size, facts in entry.facts.get("devices", {}).items():
@@ -244,20 +208,8 @@ def _beside_the_paper(entry: Entry) -> str:
 
 
 def crossed(grid: Grid, text: Callable[[Entry], str] = _beside_the_paper) -> tuple[list[str], list[list[str]]]:
-    """The table as the paper prints it: a heading, then a line a row.
-
-    Args:
-        grid: What to print.
-        text: Of one cell; ours with the paper's in brackets if not given.
-    """
+    """The table as the paper prints it: a heading, then a line a row, with a text of every cell."""
     columns = list(dict.fromkeys(entry.column for entry in grid.entries))
-    lines = []
-    for row in dict.fromkeys(entry.row for entry in grid.entries):
-        entries = [grid.entry(row, column) for column in columns]
-        lines.append([row, *("" if entry is None else text(entry) for entry in entries)])
-    return ["", *columns], lines
-
-
-def total_seconds(grid: Grid) -> str:
-    """Of all cells together."""
-    return human_seconds(sum(sum(entry.seconds) for entry in grid.entries))
+    cells = {(entry.row, entry.column): text(entry) for entry in grid.entries}
+    rows = dict.fromkeys(entry.row for entry in grid.entries)
+    return ["", *columns], [[row, *(cells.get((row, column), "") for column in columns)] for row in rows]

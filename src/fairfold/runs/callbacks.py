@@ -31,11 +31,7 @@ class Callback:
 
 
 class TensorBoard(Callback):
-    """Event files that TensorBoard shows; needs the extra ``tensorboard``.
-
-    Args:
-        folder: Where the event files go.
-    """
+    """Event files that TensorBoard shows, in a folder; needs the extra ``tensorboard``."""
 
     def __init__(self, folder: Path) -> None:
         require_tensorboard()

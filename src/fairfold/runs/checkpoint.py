@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fairfold import files
-from fairfold.data import Dataset, Interactions
+from fairfold.data import Dataset
 from fairfold.data.images import ImageDataset
 from fairfold.errors import InvalidCheckpoint
 from fairfold.protocol.faults import Rejections
@@ -29,6 +30,7 @@ from fairfold.runs.tensors import bytes_of, checksum_of, write_tensors
 from fairfold.settings import Settings, read_settings
 from fairfold.simulate.result import Quality, RoundReport
 from fairfold.simulate.run import Progress
+from fairfold.values import Shapes
 from fairfold.version import __version__
 
 FORMAT = 2
@@ -45,41 +47,16 @@ MAY_DIFFER = ("run.rounds", "run.patience", "run.threshold", "run.evaluate_every
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint as read.
+    """A checkpoint as read."""
 
-    Attributes:
-        progress: Where the run stood.
-        settings: Of the run, as plain values.
-        data: Facts of the data it was trained on.
-        versions: Of fairfold and torch, which wrote it.
-        seconds: How long the run had taken.
-        beside: What else had to be written at the same moment, as plain values.
-    """
-
-    progress: Progress
-    settings: dict[str, Any]
-    data: dict[str, Any]
-    versions: dict[str, str]
-    seconds: float
-    beside: dict[str, Any]
+    progress: Progress  # where the run stood
+    settings: dict[str, Any]  # of the run, as plain values
+    data: dict[str, Any]  # facts of what it was trained on
+    versions: dict[str, str]  # of fairfold and torch, which wrote it
+    seconds: float  # how long the run had taken
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a folder of checkpoints holds: the newest whole one, if any, and why newer ones were passed over."""
-
-    checkpoint: Checkpoint | None
-    damaged: list[str]
-
-
-def save(
-    folder: Path,
-    progress: Progress,
-    settings: Settings,
-    data: dict[str, Any],
-    seconds: float,
-    beside: Mapping[str, Any] | None = None,
-) -> int:
+def save(folder: Path, progress: Progress, settings: Settings, data: dict[str, Any], seconds: float) -> int:
     """Write a checkpoint, then remove all but the last two. Returns its size in bytes; attributes as there."""
     number = progress.state.round_number
     stem = f"round-{number:08d}"
@@ -95,7 +72,7 @@ def save(
         "tensors": described | {"names": list(tensors)},  # in this order: readers of the file sort them
         "rejections": dict(progress.rejections.counts),
         "seconds": seconds,
-        "beside": dict(beside or {}),
+        "beside": {},  # nothing any more; part of the format
         "history": [asdict(report) for report in progress.history],
     }
     content["checksum"] = checksum_of_values(content)
@@ -105,47 +82,39 @@ def save(
     return int(described["bytes"]) + len(text)
 
 
-def newest(folder: Path, storage: Storage | None = None) -> Found:
-    """The newest whole checkpoint of a folder; an error for one written in another format.
+def newest(folder: Path, storage: Storage | None = None) -> tuple[Checkpoint | None, list[str]]:
+    """The newest whole checkpoint of a folder, if any, and why newer ones were passed over.
 
-    Args:
-        folder: Of checkpoints.
-        storage: Where private vectors are read to; in memory if not given.
+    One written in another format is an error. Private vectors are read to ``storage``, to memory if not given.
     """
     damaged: list[str] = []
     for path in _manifests(folder):
         try:
-            return Found(_read(path, storage or Storage()), damaged)
+            return _read(path, storage or Storage()), damaged
         except _Damaged as problem:
             damaged.append(f"{path.name}: {problem}")
         except (KeyError, TypeError, ValueError) as problem:
             damaged.append(f"{path.name}: not all that a checkpoint needs ({problem!r})")
-    return Found(None, damaged)
+    return None, damaged
 
 
 def require(folder: Path, say: Callable[[str], None] = lambda _: None, *, newest_only: bool = False) -> Checkpoint:
-    """The newest whole checkpoint; an error where there is none.
+    """The newest whole checkpoint; an error where there is none, or with ``newest_only`` where a newer one is damaged.
 
-    Args:
-        folder: Of checkpoints.
-        say: Told of every newer one that is damaged and was passed over.
-        newest_only: Rather an error than an older one.
+    Of every newer one that is damaged and was passed over something is said.
     """
-    found = newest(folder)
-    if found.checkpoint is None or (newest_only and found.damaged):
-        reasons = "; ".join(found.damaged) or "there is none"
-        older = "" if found.checkpoint is None else ", or take the older one by leaving out --newest"
-        raise InvalidCheckpoint(
-            f"{folder}: no whole checkpoint ({reasons})"
-            if not older
-            else f"{folder}: the newest is damaged ({reasons})",
-            "the checkpoint of a run",
-            f"Check the folder, or train anew{older}.",
-        )
-    for problem in found.damaged:
-        number = found.checkpoint.progress.state.round_number
+    found, damaged = newest(folder)
+    reasons = "; ".join(damaged) or "there is none"
+    if found is None:
+        given, remedy = f"{folder}: no whole checkpoint ({reasons})", "Check the folder, or train anew."
+        raise InvalidCheckpoint(given, "the checkpoint of a run", remedy)
+    if newest_only and damaged:
+        remedy = "Check the folder, or train anew, or take the older one by leaving out --newest."
+        raise InvalidCheckpoint(f"{folder}: the newest is damaged ({reasons})", "the checkpoint of a run", remedy)
+    for problem in damaged:
+        number = found.progress.state.round_number
         say(f"Passed over a damaged checkpoint, {problem}: this is round {number} (--newest insists on the newest).")
-    return found.checkpoint
+    return found
 
 
 def remove_strays(folder: Path) -> None:
@@ -181,8 +150,9 @@ def refuse_other_data(checkpoint: Checkpoint, data: dict[str, Any], where: Path)
         )
 
 
-def refuse_other_shapes(checkpoint: Checkpoint, shapes: dict[str, int], where: Path) -> None:
+def refuse_other_shapes(checkpoint: Checkpoint, wanted: Shapes, where: Path) -> None:
     """Refuse a checkpoint whose tensors are not those of the model."""
+    shapes = {name: prod(shape) for name, shape in wanted.items()}
     saved = {name: tensor.numel() for name, tensor in checkpoint.progress.state.full.items()}
     if saved != shapes:
         names = sorted(name for name in saved.keys() | shapes.keys() if saved.get(name) != shapes.get(name))
@@ -192,23 +162,17 @@ def refuse_other_shapes(checkpoint: Checkpoint, shapes: dict[str, int], where: P
 
 def data_facts(data: Dataset | ImageDataset) -> dict[str, Any]:
     """What identifies a data set: its counts, and a checksum of what is trained on and asked for."""
-    checksum = hashlib.sha256()
     if isinstance(data, ImageDataset):
-        for split in (data.train, data.test):
-            for tensor in (split.images, split.labels, split.writers):
-                if tensor is not None:
-                    checksum.update(bytes_of(tensor))
-        return {"name": data.name, **data.counts(), "sha256": checksum.hexdigest()}
+        counts, names = data.counts(), ("images", "labels", "writers")
+    else:
+        counts = {"users": data.num_users, "items": data.num_items, "interactions": len(data.train)}
+        names = ("offsets", "items", "ratings")
+    checksum = hashlib.sha256()
     for part in (data.train, data.test):
-        for tensor in _columns(part):
-            checksum.update(bytes_of(tensor))
-    return {
-        "name": data.name,
-        "users": data.num_users,
-        "items": data.num_items,
-        "interactions": len(data.train),
-        "sha256": checksum.hexdigest(),
-    }
+        for name in names:
+            if (tensor := getattr(part, name)) is not None:
+                checksum.update(bytes_of(tensor))
+    return {"name": data.name, **counts, "sha256": checksum.hexdigest()}
 
 
 # -- inside ------------------------------------------------------------------------------------------------------------
@@ -238,8 +202,8 @@ def _progress(tensors: dict[str, Tensor], manifest: dict[str, Any]) -> Progress:
             moment, name = name.split("/", 1)
             moments.setdefault(moment, {})[name] = tensor
     history = [_report(values) for values in manifest["history"]]
-    state = State(full, manifest["round"], moments)
-    return Progress(state, private, history, Rejections(Counter(manifest["rejections"])))
+    rejections = Rejections(Counter(manifest["rejections"]))
+    return Progress(State(full, manifest["round"], moments), private, history, rejections)
 
 
 def _report(values: dict[str, Any]) -> RoundReport:
@@ -268,9 +232,8 @@ def _read(path: Path, storage: Storage) -> Checkpoint:
             }
     except (SafetensorError, OSError) as error:
         raise _Damaged(f"{beside.name}: {error}") from None
-    progress = _progress(tensors, manifest)
-    told = (manifest[key] for key in ("settings", "data", "versions", "seconds", "beside"))
-    return Checkpoint(progress, *told)
+    told = (manifest[key] for key in ("settings", "data", "versions", "seconds"))
+    return Checkpoint(_progress(tensors, manifest), *told)
 
 
 def _private(opened: Any, name: str, storage: Storage) -> Tensor:
@@ -333,8 +296,3 @@ def flat_keys(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in values.items():
         flat |= flat_keys(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
     return flat
-
-
-def _columns(part: Interactions) -> list[Tensor]:
-    columns = [part.offsets, part.items]
-    return columns if part.ratings is None else [*columns, part.ratings]

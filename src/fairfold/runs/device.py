@@ -30,21 +30,15 @@ LEADING = "leading"
 class DeviceModel:
     """What a device of one capacity holds.
 
-    Attributes:
-        capacity: Of the device.
-        projections: How each tensor is held.
-        compacts: What is held.
-        trained: Whether devices of this capacity took part in the run.
-        nests: Whether they could: its subspaces nest with those of the run.
-        leading: Where items are numbered by a count: the catalogue's numbers of those that come first
-            (:mod:`fairfold.data.counted` finds the rank of any item by it).
+    Where items are numbered by a count, ``leading`` has the catalogue's numbers of those that come first
+    (:mod:`fairfold.data.counted` finds the rank of any item by it).
     """
 
     capacity: Capacity
-    projections: dict[str, Projection]
-    compacts: Weights
-    trained: bool = False
-    nests: bool = True
+    projections: dict[str, Projection]  # how each tensor is held
+    compacts: Weights  # what is held
+    trained: bool = False  # whether devices of this capacity took part in the run
+    nests: bool = True  # whether they could: its subspaces nest with those of the run
     leading: Tensor | None = None
 
     @property

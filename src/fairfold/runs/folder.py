@@ -8,7 +8,6 @@ unfinished. Each of them holds its own checksum, so that whoever reads one can t
 import contextlib
 import json
 import logging
-import os
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -18,9 +17,9 @@ import torch
 
 from fairfold import files
 from fairfold.errors import CannotWrite, InvalidSettings
-from fairfold.runs import popularity
 from fairfold.runs.read import LOG, METRICS, MODEL, RESULT, SETTINGS, columns_of, lines_of, sealed_json, sealed_settings
 from fairfold.runs.tensors import write_sealed
+from fairfold.runs.units import popularity_facts
 from fairfold.settings import Settings
 from fairfold.simulate.result import Result, RoundReport
 from fairfold.version import __version__
@@ -35,13 +34,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, settings: Settings, path: Path | None = None, *, again: bool = False) -> "RunFolder":
-        """A new folder, ``runs/DATE-TIME-DATA`` unless a path is given; never one that holds something.
-
-        Args:
-            settings: Of the run.
-            path: Of the folder.
-            again: Take a folder that holds a run.
-        """
+        """A new folder, ``runs/DATE-TIME-DATA`` unless a path is given, or with ``again`` one that holds a run."""
         path = _free_name(settings) if path is None else path
         cls(path).require_free(again=again)
         try:
@@ -102,22 +95,14 @@ class RunFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes from training here. The system drops the lock of a process that is killed."""
-        try:
-            import fcntl
-        except ImportError:  # a system without it: nothing guards the folder
-            yield
-            return
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
+        with contextlib.ExitStack() as held:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held.enter_context(files.locked(self.path, wait=False))
             except OSError:
                 raise InvalidSettings(
                     f"--out {self.path}, where another process is training", "a folder of its own", "Name another."
                 ) from None
             yield
-        finally:
-            os.close(descriptor)
 
     @contextlib.contextmanager
     def logging(self) -> Iterator[None]:
@@ -179,7 +164,7 @@ class RunFolder:
             "best": None if best is None else {"round": best[0], "quality": best[1]},
             "groups": [vars(group) | {"references": dict(group.references)} for group in result.groups],
             "rejections": dict(result.rejections),
-            "popularity": popularity.facts_of(result),
+            "popularity": popularity_facts(result),
             "data": data,
             "versions": {"fairfold": __version__, "torch": torch.__version__},
         }

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,10 @@ from fairfold.data.images import ImageDataset
 from fairfold.errors import InvalidSettings
 from fairfold.metrics.ranking import Scorer
 from fairfold.projections import Assignment
-from fairfold.protocol.people import People
 from fairfold.protocol.plan import Plan
 from fairfold.runs import checkpoint
 from fairfold.runs.folder import RunFolder
-from fairfold.runs.read import SETTINGS
+from fairfold.runs.read import require_run
 from fairfold.settings import Settings, read_settings
 from fairfold.simulate.run import Progress
 from fairfold.simulate.world import World, load_data
@@ -29,19 +27,12 @@ from fairfold.values import Weights
 
 @dataclass(frozen=True)
 class OpenRun:
-    """What a run has learned, beside what it learned from.
+    """What a run has learned, beside what it learned from."""
 
-    Attributes:
-        path: Of its folder.
-        world: Its plan, its people with their private vectors, its data.
-        progress: The checkpoint.
-        facts: Those of the data.
-    """
-
-    path: Path
-    world: World
-    progress: Progress
-    facts: dict[str, Any]
+    path: Path  # of its folder
+    world: World  # its plan, its people with their private vectors, its data
+    progress: Progress  # the checkpoint
+    facts: dict[str, Any]  # of the data
 
     @property
     def plan(self) -> Plan:
@@ -79,19 +70,12 @@ class OpenRun:
     ) -> Scorer:
         """Scores of all items by a model: the server's tensors, or those that what a device holds stands for.
 
-        Args:
-            full: The tensors.
-            held: What the device holds; not needed for the server's model.
-            histories: Of users who did not take part, to be asked for by their number there.
+        With ``histories`` the users are others, who did not take part, and are asked for by their number there.
         """
-        held = self.assignments if held is None else held
-        return self.plan.algorithm.scorer(self.plan, full, held, self._people(histories))
-
-    def _people(self, histories: Interactions | None) -> People:
-        if histories is None:
-            return self.world.people
-        self._refuse_new_users()
-        return self.world.of_users(histories)
+        if histories is not None:
+            self._refuse_new_users()
+        people = self.world.people if histories is None else self.world.of_users(histories)
+        return self.plan.algorithm.scorer(self.plan, full, self.assignments if held is None else held, people)
 
     def telling(self, items: Tensor, held: Sequence[Assignment] | None = None) -> Tensor:
         """Which of a user's items say anything about the user: where vectors follow from histories, not all do.
@@ -122,24 +106,16 @@ class OpenRun:
 def open_run(path: Path, say: Callable[[str], None] = lambda _: None, *, newest: bool = False) -> OpenRun:
     """Open a run's folder; refused where it holds no whole checkpoint, or the data is no longer what it was.
 
-    Args:
-        path: Of the folder.
-        say: Told where an older checkpoint is taken because newer ones are damaged.
-        newest: Refuse that.
+    Where an older checkpoint is taken because newer ones are damaged that is said, or with ``newest`` refused.
     """
-    folder = RunFolder(path)
-    if not folder.holds_a_run():
-        raise InvalidSettings(
-            f"{path}, which holds no {SETTINGS}", "the folder of a run", "Name what `fairfold train` wrote."
-        )
-    found = checkpoint.require(folder.checkpoints, say, newest_only=newest)
+    require_run(path)
+    found = checkpoint.require(RunFolder(path).checkpoints, say, newest_only=newest)
     settings = read_settings(found.settings)
     data, _ = load_data(settings)
     facts = checkpoint.data_facts(data)
     checkpoint.refuse_other_data(found, facts, path)
     world = World.of(settings, data)
-    shapes = {name: prod(shape) for name, shape in world.plan.architecture.shapes.items()}
-    checkpoint.refuse_other_shapes(found, shapes, path)
+    checkpoint.refuse_other_shapes(found, world.plan.architecture.shapes, path)
     world.people.private = found.progress.private
     return OpenRun(path, world, found.progress, facts)
 
@@ -166,10 +142,7 @@ def find_user(data: Dataset, wanted: str) -> int:
 def read_history(path: Path, data: Dataset, *, rated: bool = False) -> Interactions:
     """The history of one new user from a file of item ids, one per line, as the source file has them (or ``#number``).
 
-    Args:
-        path: Of the file.
-        data: Whose items they are.
-        rated: Whether every line ends with the user's rating, after a space, a tab or a comma.
+    Where it is ``rated`` every line ends with the user's rating, after a space, a tab or a comma.
     """
     form = "one item id per line" + (", then its rating" if rated else "")
     try:
@@ -183,9 +156,7 @@ def read_history(path: Path, data: Dataset, *, rated: bool = False) -> Interacti
     items = [_item(word, known, data) for word in words]
     unknown = [word for word, item in zip(words, items, strict=True) if item is None]
     if not items or unknown:
-        given = (
-            f"{path}, which is empty" if not items else f"{len(unknown)} of {len(items)} items, first {unknown[0]!r}"
-        )
+        given = f"{len(unknown)} of {len(items)} items, first {unknown[0]!r}" if items else f"{path}, which is empty"
         some = "#0" if data.item_ids is None else ", ".join(data.item_ids[:3])
         raise InvalidSettings(given, f"items of {data.name} (such as {some}), {form}", "Leave out the others.")
     found = torch.tensor([item for item in items if item is not None])

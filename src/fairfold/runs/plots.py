@@ -51,13 +51,8 @@ def looks(runs: list[RunSummary]) -> list[tuple[str, str]]:
         return [(COLOURS[number], STYLES[0]) for number in range(len(runs))]
     methods = list(dict.fromkeys(run.method for run in runs))
     schemes = list(dict.fromkeys(run.settings.fleet.capacities for run in runs))
-    return [
-        (
-            COLOURS[methods.index(run.method) % len(COLOURS)],
-            STYLES[schemes.index(run.settings.fleet.capacities) % len(STYLES)],
-        )
-        for run in runs
-    ]
+    places = [(methods.index(run.method), schemes.index(run.settings.fleet.capacities)) for run in runs]
+    return [(COLOURS[method % len(COLOURS)], STYLES[scheme % len(STYLES)]) for method, scheme in places]
 
 
 def figures(runs: list[RunSummary]) -> dict[str, Figure]:
@@ -82,28 +77,26 @@ def rendered(figure: Figure, kind: str) -> bytes:
 
 
 def _lines(runs: list[RunSummary], names: list[str], over: str, inches: tuple[float, float]) -> Figure:
-    figure, axes = _figure(runs[0].metric, inches)
+    figure = Figure(figsize=inches, layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_ylabel(_direction(runs[0].metric))
     for run, name, (colour, style) in zip(runs, names, looks(runs), strict=True):
-        across = [
-            evaluation.round_number if over == "round" else evaluation.bytes_moved for evaluation in run.evaluations
-        ]
+        across = [one.round_number if over == "round" else one.bytes_moved for one in run.evaluations]
         axes.plot(
-            across,
-            [evaluation.server for evaluation in run.evaluations],
-            color=colour,
-            linestyle=style,
-            marker="o",
-            markersize=3.5 if len(across) < 40 else 0,
-            linewidth=1.8,
-            label=name,
-        )
-    _references(axes, runs)
+            across, [one.server for one in run.evaluations], color=colour, linestyle=style, linewidth=1.8,
+            marker="o", markersize=3.5 if len(across) < 40 else 0, label=name,
+        )  # fmt: skip
+    for name, value in references_of(runs).items():  # dashed lines, named beside the plot
+        axes.axhline(value, color=FAINT, linestyle=(0, (5, 4)), linewidth=1.2, zorder=0.5)
+        axes.annotate(
+            name.replace(" ", "\n"), (1.01, value), xycoords=("axes fraction", "data"),
+            color="#616e7c", fontsize=8.5, ha="left", va="center", annotation_clip=False,
+        )  # fmt: skip
+    axes.set_xlim(left=0)
     if over == "round":
         axes.set_xlabel("round")
-        axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     else:
-        axes.set_xlim(left=0)
         axes.set_xlabel("bytes sent and received by all devices")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human_bytes(value)))
     if inches == WIDE or len(runs) <= len(COLOURS):  # among more the colours are those of the wide plot
@@ -119,8 +112,8 @@ def _bars(runs: list[RunSummary], names: list[str]) -> Figure:
     axes = figure.add_subplot()
     axes.set_xlabel(_direction(runs[0].metric))
     for number, size in enumerate(bars):
-        values = [_last_of(run, size) for run in runs]
-        held = [(place, value) for place, value in enumerate(values) if value is not None]
+        ends = [{**run.last.sizes, "server": run.last.server} if run.last else {} for run in runs]
+        held = [(place, end[size]) for place, end in enumerate(ends) if size in end]
         width = 0.8 / len(bars)
         axes.barh(
             [place + (number - (len(bars) - 1) / 2) * width for place, _ in held],
@@ -142,31 +135,8 @@ def _bars(runs: list[RunSummary], names: list[str]) -> Figure:
     return figure
 
 
-def _last_of(run: RunSummary, size: str) -> float | None:
-    if run.last is None:
-        return None
-    return run.last.server if size == "server" else run.last.sizes.get(size)
-
-
 def _direction(metric: str) -> str:
     return f"{metric} ({'smaller' if metric == 'MSE' else 'larger'} is better)"
-
-
-def _figure(metric: str, inches: tuple[float, float]) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=inches, layout="constrained")
-    axes = figure.add_subplot()
-    axes.set_ylabel(_direction(metric))
-    return figure, axes
-
-
-def _references(axes: Axes, runs: list[RunSummary]) -> None:
-    """Dashed lines, named beside the plot."""
-    for name, value in references_of(runs).items():
-        axes.axhline(value, color=FAINT, linestyle=(0, (5, 4)), linewidth=1.2, zorder=0.5)
-        axes.annotate(
-            name.replace(" ", "\n"), (1.01, value), xycoords=("axes fraction", "data"),
-            color="#616e7c", fontsize=8.5, ha="left", va="center", annotation_clip=False,
-        )  # fmt: skip
 
 
 def _legend(figure: Figure, axes: Axes, columns: int) -> None:

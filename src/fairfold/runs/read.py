@@ -10,11 +10,9 @@ from typing import Any
 
 from fairfold.errors import InvalidSettings
 from fairfold.runs.checkpoint import FORMAT, checksum_of_values, other_format
-from fairfold.runs.tensors import read_sealed
 from fairfold.settings import Settings
 from fairfold.settings.files import load_settings, to_toml
 from fairfold.subspace import parse_scheme
-from fairfold.values import Weights
 
 SETTINGS, METRICS, RESULT, MODEL, LOG = "settings.toml", "metrics.csv", "result.json", "model.safetensors", "run.log"
 ROUND_COLUMNS = ["round", "seconds", "clients", "bytes_down", "bytes_up", "server"]
@@ -32,13 +30,18 @@ def sealed_settings(settings: Settings) -> bytes:
     return f"# fairfold run, format {FORMAT}, sha256 {hashlib.sha256(text).hexdigest()}\n".encode() + text
 
 
-def read_run_settings(folder: Path) -> Settings:
-    """The settings as run; refused where a folder is no run, one of another format, or the file is damaged."""
-    path = folder / SETTINGS
-    if not path.is_file():
+def require_run(folder: Path) -> None:
+    """Refuse a folder that is no run."""
+    if not (folder / SETTINGS).is_file():
         raise InvalidSettings(
             f"{folder}, which holds no {SETTINGS}", "the folder of a run", "Name what `fairfold train` wrote."
         )
+
+
+def read_run_settings(folder: Path) -> Settings:
+    """The settings as run; refused where a folder is no run, one of another format, or the file is damaged."""
+    require_run(folder)
+    path = folder / SETTINGS
     content = _bytes(path)
     head = HEAD.match(content)
     if head is None and not content.startswith(b"# fairfold run"):
@@ -69,11 +72,6 @@ def read_result(folder: Path) -> dict[str, Any]:
     return content
 
 
-def read_model(folder: Path) -> tuple[Weights, dict[str, str]]:
-    """The server's tensors of a finished run, flat, and what was written with them."""
-    return read_sealed(folder / MODEL, RESUME)
-
-
 def columns_of(settings: Settings) -> list[str]:
     """Of the metrics of a run."""
     return [*ROUND_COLUMNS, *(str(capacity) for capacity in parse_scheme(settings.fleet.capacities)), CHECK]
@@ -86,13 +84,7 @@ def lines_of(rows: Iterable[list[Any]]) -> bytes:
 
 
 def read_metrics(folder: Path, settings: Settings, rounds: int | None = None) -> list[dict[str, str]]:
-    """The metrics, a row per round, but for a last line that a kill cut short.
-
-    Args:
-        folder: Of the run.
-        settings: Of the run.
-        rounds: How many there must be, where that is known.
-    """
+    """The metrics, a row per round, so many where that is known, but for a last line that a kill cut short."""
     path = folder / METRICS
     if not path.exists() and rounds is None:
         return []  # killed before the first round

@@ -15,23 +15,31 @@ from fairfold.version import __version__
 PAGE = "report.html"
 
 
-def write_report(runs: list[RunSummary], out: Path) -> list[Path]:
-    """Write the page, and each plot as a PNG file beside it.
-
-    Args:
-        runs: What to compare; runs on different data get sections of their own.
-        out: Folder to write to; made if it is not there.
-
-    Returns:
-        The files, the page first.
-    """
+def require_plots() -> None:
+    """Refuse before any work where plots and page could not be made."""
     try:
-        import jinja2
+        import jinja2  # noqa: F401
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise InvalidSettings(
             f"plots and a page without {error.name}", "Jinja2 and matplotlib", "pip install 'fairfold[report]'"
         ) from None
+
+
+def rendered_page(package: str, name: str, **values: Any) -> str:
+    """A template of a package, filled."""
+    import jinja2
+
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    return environment.from_string((resources.files(package) / name).read_text(encoding="utf-8")).render(**values)
+
+
+def write_report(runs: list[RunSummary], out: Path) -> list[Path]:
+    """Write the page to a folder, and each plot as a PNG file beside it; returns the files, the page first.
+
+    Runs on different data get sections of their own.
+    """
+    require_plots()
     from fairfold.runs.plots import figures, looks, rendered
 
     try:
@@ -60,12 +68,10 @@ def write_report(runs: list[RunSummary], out: Path) -> list[Path]:
                 "differing": differing_settings(members) if len(members) > 1 else {},
             }
         )
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    template = (resources.files("fairfold.runs") / "templates" / PAGE).read_text(encoding="utf-8")
     count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
-    page = environment.from_string(template).render(
-        title="Federated runs side by side", count=count, groups=sections, version=__version__,
-        paths=[str(run.path) for run in runs],
+    page = rendered_page(
+        "fairfold.runs", f"templates/{PAGE}", title="Federated runs side by side", count=count, groups=sections,
+        version=__version__, paths=[str(run.path) for run in runs],
     )  # fmt: skip
     write_atomically(out / PAGE, page.encode())
     return written
@@ -79,28 +85,23 @@ def page_rows(runs: list[RunSummary], colours: list[str]) -> list[dict[str, Any]
     remaining, rows = iter(colours), []
     for number, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):
         best, last = run.best, run.last
-        row = {
-            "number": number,
-            "label": label,
-            "colour": next(remaining, "transparent") if last else "transparent",
-            "mark": "unfinished" if run.state == "unfinished" else "",
-            "reason": run.reason if run.state == "N/A" else "",
-            "popularity": run.popularity,
-            "rounds": str(run.rounds),
-            "best": "–" if best is None else f"{best.server:.4f}",
-            "best_round": "–" if best is None else str(best.round_number),
-            "last": "–" if last is None else f"{last.server:.4f}",
-            "is_best": best is not None and len(reached) > 1 and best.server * sign == min(reached),
-            "sizes": [_size_cell(run, size) for size in sizes],
-            "seconds": "–" if run.seconds_per_round is None else human_seconds(run.seconds_per_round),
-            "down": human_bytes(run.bytes_down),
-            "up": human_bytes(run.bytes_up),
-        }
-        rows.append(row)
+        rows.append(
+            {
+                "number": number,
+                "label": label,
+                "colour": next(remaining, "transparent") if last else "transparent",
+                "mark": "unfinished" if run.state == "unfinished" else "",
+                "reason": run.reason if run.state == "N/A" else "",
+                "popularity": run.popularity,
+                "rounds": str(run.rounds),
+                "best": "–" if best is None else f"{best.server:.4f}",
+                "best_round": "–" if best is None else str(best.round_number),
+                "last": "–" if last is None else f"{last.server:.4f}",
+                "is_best": best is not None and len(reached) > 1 and best.server * sign == min(reached),
+                "sizes": [f"{last.sizes[size]:.4f}" if last and size in last.sizes else "" for size in sizes],
+                "seconds": "–" if run.seconds_per_round is None else human_seconds(run.seconds_per_round),
+                "down": human_bytes(run.bytes_down),
+                "up": human_bytes(run.bytes_up),
+            }
+        )
     return rows
-
-
-def _size_cell(run: RunSummary, size: str) -> str:
-    if run.last is None or size not in run.last.sizes:
-        return ""
-    return f"{run.last.sizes[size]:.4f}"

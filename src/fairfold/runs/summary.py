@@ -5,8 +5,8 @@ from pathlib import Path
 from statistics import median
 
 from fairfold.runs.checkpoint import flat_keys
-from fairfold.runs.popularity import words_for
 from fairfold.runs.read import CHECK, ROUND_COLUMNS, SETTINGS, read_metrics, read_result, read_run_settings
+from fairfold.runs.units import popularity_words
 from fairfold.settings import Settings
 from fairfold.settings.parts import ImageData, SyntheticData
 
@@ -26,35 +26,19 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One run.
-
-    Attributes:
-        path: Of its folder.
-        settings: As run.
-        rounds: Rounds done.
-        seconds_per_round: Median.
-        bytes_down: Sent to devices, in all.
-        bytes_up: Sent by devices, in all.
-        evaluations: In order of rounds.
-        references: What needs no training, by name.
-        rejected: Replies left out.
-        state: ``finished``, ``unfinished`` or ``N/A``.
-        reason: Why it ended, or why the method cannot serve the scheme.
-        popularity: Where the order of the items came from and what that cost, in words; None for the catalogue's own.
-    """
+    """One run."""
 
     path: Path
     settings: Settings
     rounds: int = 0
-    seconds_per_round: float | None = None
-    bytes_down: int = 0
+    seconds_per_round: float | None = None  # median
+    bytes_down: int = 0  # in all, as those sent up
     bytes_up: int = 0
-    evaluations: list[Evaluation] = field(default_factory=list)
-    references: dict[str, float] = field(default_factory=dict)
-    rejected: int = 0
-    state: str = "unfinished"
-    reason: str = ""
-    popularity: str | None = None
+    evaluations: list[Evaluation] = field(default_factory=list)  # in order of rounds
+    references: dict[str, float] = field(default_factory=dict)  # what needs no training, by name
+    state: str = "unfinished"  # or finished, N/A
+    reason: str = ""  # why it ended, or why the method cannot serve the scheme
+    popularity: str | None = None  # where the order of the items came from, in words; None for the catalogue's own
 
     @property
     def metric(self) -> str:
@@ -90,11 +74,6 @@ class RunSummary:
         """The last evaluation."""
         return self.evaluations[-1] if self.evaluations else None
 
-    @property
-    def sizes(self) -> list[str]:
-        """The device sizes that were evaluated."""
-        return list(self.last.sizes) if self.last else []
-
 
 def read_run(path: Path) -> RunSummary:
     """Read a run's folder; an error that names what is missing where it is none."""
@@ -111,10 +90,9 @@ def read_run(path: Path) -> RunSummary:
         bytes_up=sum(int(row["bytes_up"]) for row in rows),
         evaluations=_evaluations(rows),
         references=result.get("server", {}).get("references", {}),
-        rejected=sum(result.get("rejections", {}).values()),
         state="finished" if result else "unfinished",
         reason=result.get("stopped", ""),
-        popularity=words_for(settings, result.get("popularity", {})),
+        popularity=popularity_words(settings, result.get("popularity", {})),
     )
 
 
@@ -148,7 +126,7 @@ def by_data(runs: list[RunSummary]) -> dict[tuple[str, str], list[RunSummary]]:
 
 def sizes_of(runs: list[RunSummary]) -> list[str]:
     """All device sizes of some runs, large devices first."""
-    found = dict.fromkeys(size for run in runs for size in run.sizes)
+    found = dict.fromkeys(size for run in runs if run.last for size in run.last.sizes)
     return sorted(found, key=lambda size: float(size[:-1]) if size.endswith("x") else float("inf"))
 
 

@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 import torch
@@ -29,19 +28,12 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that is over.
-
-    Attributes:
-        result: What it gives.
-        folder: What it wrote.
-        stopped: Why it ended.
-        seconds: How long it took, all sittings together.
-    """
+    """A run that is over."""
 
     result: Result
     folder: RunFolder
-    stopped: str
-    seconds: float
+    stopped: str  # why it ended
+    seconds: float  # all sittings together
 
 
 def run(
@@ -75,8 +67,7 @@ def run(
     facts = checkpoint.data_facts(data)
     if found is not None and out is not None:
         checkpoint.refuse_other_data(found, facts, out)
-        shapes = {name: prod(shape) for name, shape in plan.architecture.shapes.items()}
-        checkpoint.refuse_other_shapes(found, shapes, out)
+        checkpoint.refuse_other_shapes(found, plan.architecture.shapes, out)
     folder = RunFolder.create(settings, out, again=resume)
     told = list(callbacks(folder) if callable(callbacks) else callbacks)
     progress = None if found is None else found.progress
@@ -124,26 +115,24 @@ def _refusals_noted(settings: Settings, out: Path | None) -> Iterator[None]:
 
 def _checkpoint(settings: Settings, out: Path, say: Say) -> checkpoint.Checkpoint | None:
     """What to go on from, or None to start anew, either way told; refused if it belongs to another run."""
-    folder = RunFolder(out)
-    found = checkpoint.newest(folder.checkpoints, Storage(out, settings.run.user_storage))
-    if found.checkpoint is None:
-        if found.damaged:
+    found, damaged = checkpoint.newest(RunFolder(out).checkpoints, Storage(out, settings.run.user_storage))
+    if found is None:
+        if damaged:
             raise InvalidCheckpoint(
-                f"{out}: no checkpoint can be read ({'; '.join(found.damaged)})",
+                f"{out}: no checkpoint can be read ({'; '.join(damaged)})",
                 "one whole checkpoint",
                 "Restore one, or train anew with another --out.",
             )
         say(f"No checkpoint in {out}: starting anew.")
         return None
-    for problem in found.damaged:
+    for problem in damaged:
         say(f"Passed over a damaged checkpoint, {problem}.")
-    checkpoint.refuse_other_run(found.checkpoint, settings, out)
+    checkpoint.refuse_other_run(found, settings, out)
     for name, version in (("fairfold", __version__), ("torch", torch.__version__)):
-        if found.checkpoint.versions.get(name) != version:
-            written = found.checkpoint.versions.get(name)
+        if (written := found.versions.get(name)) != version:
             say(f"Written by {name} {written}, now {version}: numbers may differ in the last digits.")
-    say(f"Going on after round {found.checkpoint.progress.state.round_number}.")
-    return found.checkpoint
+    say(f"Going on after round {found.progress.state.round_number}.")
+    return found
 
 
 class Pace:
@@ -152,9 +141,7 @@ class Pace:
     SHARE = 10
 
     def __init__(self, every: int | None) -> None:
-        self._every = every
-        self._cost = 0.0
-        self._ended = -float("inf")
+        self._every, self._cost, self._ended = every, 0.0, -float("inf")
 
     def due(self, round_number: int) -> bool:
         """Whether to write one after this round."""

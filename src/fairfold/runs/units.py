@@ -1,4 +1,14 @@
-"""Numbers as people say them."""
+"""Numbers, and what a run says of the order of its items, as people say them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fairfold.settings import Settings
+    from fairfold.simulate.result import Result
 
 
 def human_bytes(count: float) -> str:
@@ -21,3 +31,25 @@ def human_seconds(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def popularity_facts(result: Result) -> dict[str, Any]:
+    """Where the order of the catalogue came from, and what that cost: for ``result.json``."""
+    counted, source = result.counted, result.settings.subspace.effective().get("popularity")
+    if counted is None:
+        return {"source": source}
+    told = {name: getattr(counted, name) for name in ("asked", "devices", "bytes_down", "bytes_up")}
+    return {"source": source, "leading": len(counted.leading), **told}
+
+
+def popularity_words(settings: Settings, facts: Mapping[str, Any]) -> str | None:
+    """The same for a person; nothing where the order is the catalogue's own, or there is no popularity."""
+    if facts.get("source") == "none" and not settings.model.reads_images:
+        return "Popularity: none, so items are hashed and none owns its place."
+    if "devices" not in facts:
+        return None
+    down, up = (human_bytes(facts[key] // facts["asked"]) for key in ("bytes_down", "bytes_up"))
+    return (
+        f"Popularity: counted once by {facts['devices']} of {facts['asked']} devices, {down} down and {up} up each "
+        f"(in the first round's bytes); {facts['leading']:,} items lead."
+    )

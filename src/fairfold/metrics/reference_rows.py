@@ -1,20 +1,21 @@
-"""The rows that stand beside a table of results: every reference method on the test set, its settings chosen."""
+"""The rows that stand beside a table of results: every reference method on the test set, its settings chosen.
+
+They are chosen on training data held out from it: the test set is not looked at.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import mean
 
 import torch
 
+from fairfold.data.holdout import hold_out
 from fairfold.data.interactions import Dataset, Interactions
+from fairfold.data.seeds import generator
 from fairfold.errors import FairfoldError, InvalidData
 from fairfold.metrics.ranking import Scorer, evaluate_ranking
 from fairfold.metrics.rating import evaluate_ratings
-from fairfold.metrics.references.choice import tried
-from fairfold.metrics.references.neighbours import UserNeighbours
-from fairfold.metrics.references.popularity import Popularity
-from fairfold.metrics.references.pure_svd import PureSVD
-from fairfold.metrics.references.ratings import Means
-from fairfold.metrics.references.ridge import Ridge
+from fairfold.metrics.references import Means, Popularity, PureSVD, Ridge, UserNeighbours
 
 # Imagined ratings that draw a bias to 0; chosen on held-out ratings of Goodreads.
 DAMPING = 10.0
@@ -22,21 +23,37 @@ DAMPING = 10.0
 POWERS = (1.0, 2.0, 3.0, 5.0, 8.0)
 RANKS = (8, 16, 32, 64, 128, 256, 512)
 PENALTIES = (1.0, 10.0, 100.0, 1e3, 1e4, 1e5)
+HELD_OUT = 0.2
+# Users by whom a choice is judged: drawn by chance from more, asked again on other splits if there are fewer.
+JUDGES, MOST_SPLITS = 1000, 3
+
+Build = Callable[[Interactions, float], Scorer]
+"""Makes a recommender from a training set and the value of a setting."""
+
+
+def tried(build: Build, values: Sequence[float], train: Interactions, k: int = 20) -> dict[float, float]:
+    """NDCG@k of every value on held-out training data; empty where nobody has enough to hold any out."""
+    splits = min(max(JUDGES // max(train.num_users, 1), 1), MOST_SPLITS)
+    found = [found for seed in range(splits) if (found := _of_split(build, values, train, k, seed))]
+    return {value: mean(of_split[value] for of_split in found) for value in values} if found else {}
+
+
+def _of_split(build: Build, values: Sequence[float], train: Interactions, k: int, seed: int) -> dict[float, float]:
+    kept, held = hold_out(train, HELD_OUT, seed)
+    judges = held.counts_by_user.nonzero().flatten()
+    users = judges[torch.randperm(len(judges), generator=generator(seed, 3))[:JUDGES]]
+    if not len(users):
+        return {}
+    return {value: evaluate_ranking(build(kept, value), kept, held, k, users=users).ndcg for value in values}
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A method that needs no federation.
+    """A method that needs no federation."""
 
-    Attributes:
-        name: With what was chosen for it.
-        value: NDCG@k or mean squared error on the test set, or why it cannot be computed here.
-        tried: What was tried on held-out training data, and the NDCG@k there.
-    """
-
-    name: str
-    value: float | str
-    tried: Mapping[float, float] = field(default_factory=dict)
+    name: str  # with what was chosen for it
+    value: float | str  # NDCG@k or mean squared error on the test set, or why it cannot be computed here
+    tried: Mapping[float, float] = field(default_factory=dict)  # on held-out training data, and the NDCG@k there
 
 
 def ranking_rows(data: Dataset, k: int = 20) -> Iterator[Reference]:
@@ -46,9 +63,7 @@ def ranking_rows(data: Dataset, k: int = 20) -> Iterator[Reference]:
     def value(score: Scorer) -> float:
         return evaluate_ranking(score, train, data.test, k).ndcg
 
-    def chosen(
-        build: Callable[[Interactions, float], Scorer], values: Sequence[float], otherwise: float
-    ) -> tuple[float, dict[float, float]]:
+    def chosen(build: Build, values: Sequence[float], otherwise: float) -> tuple[float, dict[float, float]]:
         found = tried(build, values, train, k)
         return max(found, key=found.__getitem__, default=otherwise), found
 
@@ -84,10 +99,5 @@ def with_validation(data: Dataset) -> Interactions:
     ratings = None
     if train.ratings is not None and valid.ratings is not None:
         ratings = torch.cat([train.ratings, valid.ratings])
-    return Interactions.from_pairs(
-        torch.cat([train.users, valid.users]),
-        torch.cat([train.items, valid.items]),
-        data.num_users,
-        data.num_items,
-        ratings,
-    )
+    users, items = torch.cat([train.users, valid.users]), torch.cat([train.items, valid.items])
+    return Interactions.from_pairs(users, items, data.num_users, data.num_items, ratings)
