@@ -55,6 +55,7 @@ def federate(
     with told_plainly():
         try:
             from fairfold.flower.federate import trial_of
+            from fairfold.flower.trial_app import COMMANDS
         except ImportError:
             raise InvalidSettings(
                 "`fairfold federate`, which needs Flower", "the extra 'flower'", "pip install 'fairfold[flower]'"
@@ -78,7 +79,7 @@ def federate(
 
             trial.run(say, on_round)
         _show(console, trial, time.monotonic() - started)
-        say(f"\nEverything is in {folder}. With real machines the same is:\n\n{trial.deployment()}")
+        say(f"\nEverything is in {folder}. With real machines the same is:\n\n{COMMANDS}")
 
 
 def _show(console: Console, trial: Trial, seconds: float) -> None:

@@ -58,42 +58,39 @@ def carrying_out() -> Iterator[None]:
 
 
 class DeviceWork:
-    """One order, with the data of the device it went to.
-
-    Args:
-        order: What is asked.
-        data: What the device has.
-        kept: What it keeps, agreed with the server.
-        seed: Of its random draws.
-    """
+    """One order, with the data of the device it went to, and what that keeps, agreed with the server."""
 
     @carrying_out()
     def __init__(self, order: Order, data: LocalData | LocalImages, kept: DeviceState, seed: int) -> None:
         self.order, self.sent, self.seed = order, order.sent, seed
         self.history: Weights = {}
         if isinstance(data, LocalImages):
-            _refuse_other_pictures(order, data)
+            mine = (*data.images.train.images.shape[1:], data.images.num_classes)
+            if order.picture != mine:
+                asked = f"an order for pictures {order.picture}"
+                raise InvalidMessage(asked, f"{mine}, this device's", "Check both sides.")
             refuse_excess(order, len(data.images.train.labels))
         elif order.picture is not None:
             raise InvalidMessage("an order for images", "one for interactions", "Check what both sides train.")
         else:
             if order.numbering:
-                data = _numbered(data, order, kept)
+                if kept.numbering != order.numbering or not data.own_items() <= kept.numbers.keys():
+                    lacking = "items without their numbers in this run"
+                    raise InvalidState(lacking, "to be told them", "The server tells them again.")
+                data = data.renumbered(kept.numbers)
             if order.settings.algorithm.keeps == "acknowledged":  # the words of a run are about one history
                 data, self.history = _as_said(data, kept)
             refuse_excess(order, max((int(data.train.counts_by_user[user]) for user in data.users), default=0))
         self.data = data
-        self.names: list[str] | None = None
+        self.names: list[str] = []
         users = 1 if isinstance(data, LocalImages) else data.train.num_users
         self.plan = Plan.on_device(order.settings, order.items, users, order.picture, self.sent.projections)
-        wanted = {name: tuple(shape) for name, shape in self.plan.architecture.shapes.items()}
-        given = {name: tuple(held.shape) for name, held in self.sent.projections.items()}
-        if {name: _flat(shape) for name, shape in wanted.items()} != {n: _flat(shape) for n, shape in given.items()}:
-            raise InvalidMessage(
-                f"tensors {given}",
-                f"those of the model, {wanted}",
-                "Check the catalogue's size, and that both sides have the same model.",
-            )
+        # As matrices: methods that factor layers see a convolution as one row per filter.
+        wanted = {name: (shape[0], prod(shape[1:])) for name, shape in self.plan.architecture.shapes.items()}
+        given = {name: (held.shape[0], prod(held.shape[1:])) for name, held in self.sent.projections.items()}
+        if wanted != given:
+            remedy = "Check the catalogue's size, and that both sides have the same model."
+            raise InvalidMessage(f"tensors {given}", f"those of the model, {wanted}", remedy)
         refuse_large(self.plan.architecture)
         if isinstance(data, LocalImages):
             self.people: People = ImagePeople(self.plan, data.images, data.clients, seed)
@@ -124,17 +121,10 @@ class DeviceWork:
             self.people.keep(word.clients, word.own)
             words.append(word.answer)
         if len(words) > 1 and not all(held.linear for held in self.sent.projections.values()):
-            raise InvalidSettings(
-                f"{len(self.users)} users on a device whose vectors cannot be added up",
-                "one user per device, or another method",
-                "Use subspace.method='fair'.",
-            )
-        return reduce(add, words), self.own()
-
-    def own(self) -> Weights:
-        """The private tensors of this device's users, their rows alone."""
+            given = f"{len(self.users)} users on a device whose vectors cannot be added up"
+            raise InvalidSettings(given, "one user per device, or another method", "Use subspace.method='fair'.")
         remembered = self.plan.algorithm.remembered(self.plan)
-        return {
+        return reduce(add, words), {
             name: rows[self.people.chosen(self.users)] if name in remembered else rows[self.users]
             for name, rows in self.people.private.items()
         }
@@ -159,9 +149,9 @@ class DeviceWork:
         users = [] if test is None else [user for user in self.users if int(test.counts_by_user[user])]
         if test is None or not users:
             return None
-        if self.order.settings.predicts_ratings:
-            return self._squared_error(test, users)
         vectors = self.plan.algorithm.own_vectors(self.plan, self.sent, self.people, users)
+        if self.order.settings.predicts_ratings:
+            return self._squared_error(vectors, test, users)
         total, k = 0.0, min(self.order.settings.run.top, self.order.items)
         for start in range(0, len(users), USERS_AT_ONCE):
             some = users[start : start + USERS_AT_ONCE]
@@ -189,8 +179,7 @@ class DeviceWork:
             best = ids.gather(1, places)
         return best.masked_fill(values == -torch.inf, -1)
 
-    def _squared_error(self, test: Interactions, users: list[int]) -> tuple[float, int]:
-        vectors = self.plan.algorithm.own_vectors(self.plan, self.sent, self.people, users)
+    def _squared_error(self, vectors: Weights, test: Interactions, users: list[int]) -> tuple[float, int]:
         total, many = 0.0, 0
         for place, user in enumerate(users):
             mine = {name: rows[place][None] for name, rows in vectors.items()}
@@ -229,24 +218,8 @@ def refuse_large(architecture: Architecture) -> None:
     """Refuse a model of which a device would make more than it was sent: users' vectors and layers are used whole."""
     own, dense = sum(architecture.own.values()), sum(prod(shape) for shape in architecture.dense.values())
     if own > LARGEST_OWN or dense > LARGEST_DENSE:
-        raise InvalidMessage(
-            f"a model with {own} numbers a user and {dense} in its layers",
-            f"at most {LARGEST_OWN} and {LARGEST_DENSE}",
-            "Use a smaller one.",
-        )
-
-
-def _refuse_other_pictures(order: Order, data: LocalImages) -> None:
-    mine = (*data.images.train.images.shape[1:], data.images.num_classes)
-    if order.picture != mine:
-        raise InvalidMessage(f"an order for pictures {order.picture}", f"{mine}, this device's", "Check both sides.")
-
-
-def _numbered(data: LocalData, order: Order, kept: DeviceState) -> LocalData:
-    """The device's data in the numbers of the run."""
-    if kept.numbering != order.numbering or not data.own_items() <= kept.numbers.keys():
-        raise InvalidState("items without their numbers in this run", "to be told them", "The server tells them again.")
-    return data.renumbered(kept.numbers)
+        asked = f"a model with {own} numbers a user and {dense} in its layers"
+        raise InvalidMessage(asked, f"at most {LARGEST_OWN} and {LARGEST_DENSE}", "Use a smaller one.")
 
 
 def _as_said(data: LocalData, kept: DeviceState) -> tuple[LocalData, Weights]:
@@ -265,11 +238,3 @@ def _as_said(data: LocalData, kept: DeviceState) -> tuple[LocalData, Weights]:
     train = Interactions(many, data.train.num_items, kept.history["offsets"], kept.history["items"], ratings)
     test = data.test if data.test is not None and data.names == kept.names else None
     return LocalData(train, test, user_ids=kept.names), kept.history
-
-
-def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape as a matrix: methods that factor layers see a convolution as one row per filter."""
-    size = 1
-    for side in shape[1:]:
-        size *= side
-    return (shape[0], size)

@@ -68,9 +68,8 @@ class InProcessGrid(Grid):
         message.metadata.__dict__["_message_id"] = name
         self.inspect(message)
         arrived = deepcopy(message)
-        context = self.contexts[message.metadata.dst_node_id]
         try:
-            reply = deepcopy(self.app(arrived, context))
+            reply = deepcopy(self.app(arrived, self.contexts[message.metadata.dst_node_id]))
         except Exception as error:  # as Flower's runtime does: the server is told that the app failed
             reply = Message(Error(code=2, reason=f"{type(error).__name__}: {error}"), reply_to=arrived)
         self.inspect(reply)

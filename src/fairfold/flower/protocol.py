@@ -1,4 +1,7 @@
-"""Names both sides of the network agree on. Nothing heavy is imported here."""
+"""What both sides of the network agree on. Nothing heavy is imported here."""
+
+import re
+import secrets
 
 VERSION = 2
 """Raised whenever a message changes its meaning; both sides refuse any other."""
@@ -20,3 +23,11 @@ FACTS = "fairfold"
 
 WINDOW = 1 << 18
 """Items that a survey or a numbering is about at a time: all that a device holds of the catalogue for it."""
+
+DIGITS = re.compile(r"[0-9a-f]{1,16}")
+"""How the numbers of words, runs and devices are written."""
+
+
+def new_word() -> int:
+    """A number that no other word, run or device has."""
+    return 1 + secrets.randbelow(2**63 - 1)

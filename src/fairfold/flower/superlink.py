@@ -44,20 +44,14 @@ PARAMETERS = {
 """The handlers that are counted, as Flower of the known version has them."""
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Receive = Callable[[], Awaitable[Scope]]
+Send = Callable[[Scope], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 """What serves requests, by the ASGI convention."""
 
 
 class Gate:
-    """Stands before a SuperLink.
-
-    Args:
-        app: The SuperLink.
-        trusted: Addresses that may do everything, beside this machine's own.
-        slowest: Seconds a request may take to come, and a response to be read.
-    """
+    """Stands before a SuperLink; ``trusted`` addresses may do everything, beside this machine's own."""
 
     def __init__(self, app: App, trusted: frozenset[str] = frozenset(), slowest: float = SLOWEST) -> None:
         self.app, self.trusted, self.slowest = app, trusted, slowest
@@ -92,10 +86,10 @@ class Gate:
         waiting, size = [{"type": "http.request", "body": body, "more_body": False}], len(body)
         del body
 
-        async def replay() -> MutableMapping[str, Any]:
+        async def replay() -> Scope:
             return waiting.pop() if waiting else await receive()
 
-        async def patient(message: MutableMapping[str, Any]) -> None:
+        async def patient(message: Scope) -> None:
             """The server's ``send`` waits until what was sent before has been read: so the turn lasts until then."""
             last = message["type"] == "http.response.body" and not message.get("more_body")
             await send({**message, "more_body": True} if last else message)
@@ -178,16 +172,9 @@ def require_known(version: str, handlers: Any, router: Any) -> None:
     """Refuse a Flower that may not be built as expected: a gate that stands beside the door is worse than none."""
     found = {name: tuple(inspect.signature(getattr(handlers, name, lambda: None)).parameters) for name in PARAMETERS}
     if not version.startswith(KNOWN) or found != PARAMETERS or getattr(router, "fleet_handlers", None) is not handlers:
-        raise InvalidState(
-            f"Flower {version}, whose SuperLink may be built differently",
-            f"Flower {KNOWN}x",
-            "pip install 'fairfold[flower]', or start flower-superlink itself, which has no such limits.",
-        )
-
-
-def half_of_memory() -> int:
-    """Bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+        given = f"Flower {version}, whose SuperLink may be built differently"
+        remedy = "pip install 'fairfold[flower]', or start flower-superlink itself, which has no such limits."
+        raise InvalidState(given, f"Flower {KNOWN}x", remedy)
 
 
 def _positive(text: str) -> int:
@@ -203,12 +190,13 @@ def main() -> None:
         description="Flower's SuperLink with limits on what nodes can do. All other options are flower-superlink's.",
         allow_abbrev=False,
     )
+    half_of_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 // MEGABYTE
     parser.add_argument(
         "--node-quota", type=_positive, default=2000, metavar="MB",
         help="megabytes that one node may have stored (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--total-quota", type=_positive, default=half_of_memory() // MEGABYTE, metavar="MB",
+        "--total-quota", type=_positive, default=half_of_memory, metavar="MB",
         help="megabytes that all nodes may have stored (default: half of this machine's memory, %(default)s)",
     )  # fmt: skip
     parser.add_argument(

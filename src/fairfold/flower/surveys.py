@@ -2,20 +2,17 @@
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from fairfold.errors import FairfoldError
 from fairfold.flower.protocol import ARRAYS, FACTS, VERSION, WINDOW
-from fairfold.flower.vectors import DOUBLE, WHOLE, facts_in, number_in, pack, refused, text_in, unpack, word_in
-from fairfold.flower.wire import MOST_ITEMS, sent_settings
+from fairfold.flower.vectors import DOUBLE, WHOLE, facts_in, number_in, pack, refused, unpack, word_in
+from fairfold.flower.wire import MOST_ITEMS, reading, sent_settings, table_in
 from fairfold.protocol.algorithm import COUNTS
 from fairfold.protocol.words import Answer
 from fairfold.settings import Settings, read_settings
-from fairfold.values import Weights
 
 
 def windows(items: int) -> list[range]:
@@ -25,9 +22,9 @@ def windows(items: int) -> list[range]:
 
 def ask(settings: Settings, items: int, window: range) -> RecordDict:
     """What asks a device for its part of the sums, of some items."""
-    facts: dict[str, Any] = {
-        "version": VERSION, "settings": json.dumps(sent_settings(settings)),
-        "items": items, "start": window.start, "stop": window.stop,
+    facts = {
+        "version": VERSION, "settings": json.dumps(sent_settings(settings)), "items": items, "start": window.start,
+        "stop": window.stop,
     }  # fmt: skip
     return RecordDict({FACTS: ConfigRecord(facts)})
 
@@ -35,17 +32,16 @@ def ask(settings: Settings, items: int, window: range) -> RecordDict:
 def asked_in(content: RecordDict) -> tuple[Settings, int, range]:
     """The same, on the device."""
     facts = facts_in(content)
-    try:
-        settings = read_settings(json.loads(text_in(facts, "settings")))
-    except (FairfoldError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise refused(f"settings that cannot be read ({str(error)[:200]})", "what FairStrategy sends") from None
+    with reading():
+        settings = read_settings(table_in(facts, "settings"))
+    return settings, *_window(facts)
+
+
+def _window(facts: ConfigRecord) -> tuple[int, range]:
+    """The size of the catalogue, and the items in question."""
     items = number_in(facts, "items", MOST_ITEMS, 1)
-    return settings, items, _window(facts, items)
-
-
-def _window(facts: ConfigRecord, items: int) -> range:
     start = number_in(facts, "start", items - 1)
-    return range(start, number_in(facts, "stop", min(items, start + WINDOW), start + 1))
+    return items, range(start, number_in(facts, "stop", min(items, start + WINDOW), start + 1))
 
 
 def pack_survey(answer: Answer) -> RecordDict:
@@ -56,13 +52,12 @@ def pack_survey(answer: Answer) -> RecordDict:
 
 def unpack_survey(content: RecordDict, settings: Settings, window: range) -> Answer:
     """The same, on the server: refused unless every sum is there, of the right length."""
-    facts = facts_in(content)
+    weight = facts_in(content).get("weight")
     wanted = {
         name: len(window) if per_item else 3
         for name, per_item in settings.algorithm.surveys(settings).items()
         if per_item or window.start == 0
     }
-    weight = facts.get("weight")
     if not isinstance(weight, float) or not 0 < weight < 2**31:
         raise refused("a weight out of range", "a number of users")
     sums = unpack(content.get(ARRAYS), [1.0] * len(wanted), wanted, half=False, dtype=DOUBLE)
@@ -85,7 +80,7 @@ class Told:
 
 def tell(numbering: int, place: Tensor, window: range, *, ratings: bool) -> RecordDict:
     """What tells a device the numbers of some items."""
-    facts: dict[str, Any] = {
+    facts = {
         "version": VERSION, "numbering": f"{numbering:x}", "items": len(place), "start": window.start,
         "stop": window.stop, "ratings": ratings,
     }  # fmt: skip
@@ -96,10 +91,8 @@ def tell(numbering: int, place: Tensor, window: range, *, ratings: bool) -> Reco
 def told_in(content: RecordDict) -> Told:
     """The same, on the device."""
     facts = facts_in(content)
-    items = number_in(facts, "items", MOST_ITEMS, 1)
-    window = _window(facts, items)
-    found: Weights = unpack(content.get(ARRAYS), [1.0], {"places": len(window)}, half=False, dtype=WHOLE)
-    places = found["places"]
+    items, window = _window(facts)
+    places = unpack(content.get(ARRAYS), [1.0], {"places": len(window)}, half=False, dtype=WHOLE)["places"]
     if int(places.min()) < 0 or int(places.max()) >= items:
         raise refused("numbers beyond the catalogue", f"numbers from 0 to {items - 1}")
     return Told(word_in(facts, "numbering"), items, window, places, facts.get("ratings") is True)

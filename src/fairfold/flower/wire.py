@@ -5,8 +5,10 @@ word of this device that the server holds. A device answers with its summand; wh
 travel in half precision, with its change, which keeps its digits.
 """
 
+import contextlib
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,15 +16,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fairfold.errors import FairfoldError
 from fairfold.flower.protocol import ARRAYS, FACTS, VERSION
-from fairfold.flower.vectors import (
-    facts_in,
-    number_in,
-    pack,
-    refused,
-    text_in,
-    unpack,
-    word_in,
-)
+from fairfold.flower.vectors import facts_in, number_in, pack, refused, text_in, unpack, word_in
 from fairfold.projections import Projection, facts_of, projection_of
 from fairfold.protocol.words import Answer, Sent
 from fairfold.settings import Settings, read_settings
@@ -31,6 +25,7 @@ NOT_SENT = ("data", "fleet")
 """Tables that are the server's own business."""
 
 NOT_SENT_OF_RUN = ("rounds", "evaluate_every", "patience", "threshold", "backend", "device", "user_storage")
+UNREADABLE = (FairfoldError, ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError)
 MOST_ITEMS = 2**32
 NO_WORD = 0
 """In the place of a word's number: the server holds none of this device's."""
@@ -38,31 +33,18 @@ NO_WORD = 0
 
 @dataclass(frozen=True)
 class Order:
-    """What a device is asked to do.
-
-    Attributes:
-        sent: What it receives.
-        settings: Those that decide what a device computes.
-        items: Size of the catalogue.
-        run: Which run this is: words of another mean nothing here.
-        word: The number that the device's answer will have.
-        holds: The number of the word of this device that the server's sums hold; 0 if none.
-        half: Whether vectors travel in half precision.
-        evaluate: Whether the device is asked how well the model serves it, before it trains.
-        numbering: Which numbering of the items this run has; 0 for the catalogue's own.
-        picture: Height, width and classes of images, for models of those.
-    """
+    """What a device is asked to do."""
 
     sent: Sent
-    settings: Settings
-    items: int
-    run: int
-    word: int
-    holds: int = NO_WORD
-    half: bool = False
-    evaluate: bool = False
-    numbering: int = 0
-    picture: tuple[int, int, int] | None = None
+    settings: Settings  # those that decide what a device computes
+    items: int  # size of the catalogue
+    run: int  # words of another mean nothing here
+    word: int  # the number that the device's answer will have
+    holds: int = NO_WORD  # the number of the word of this device that the server's sums hold
+    half: bool = False  # vectors travel in half precision
+    evaluate: bool = False  # the device is asked how well the model serves it, before it trains
+    numbering: int = 0  # which numbering of the items this run has; 0 for the catalogue's own
+    picture: tuple[int, int, int] | None = None  # height, width and classes of images, for models of those
 
     @property
     def half_up(self) -> bool:
@@ -72,12 +54,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a device says.
-
-    Attributes:
-        answer: Its summand; None if it was only asked for its quality.
-        quality: Sum over the users evaluated, and their number.
-    """
+    """What a device says: its summand, and the sum of qualities over the users evaluated, with their number."""
 
     answer: Answer | None
     quality: tuple[float, int] | None = None
@@ -106,8 +83,8 @@ def pack_order(order: Order) -> tuple[RecordDict, Order]:
         "holds": f"{order.holds:x}",
         "numbering": f"{order.numbering:x}",
         "settings": json.dumps(sent_settings(order.settings)),
-        "projections": _described(sent.projections),
-        "context": _described(sent.context),
+        "projections": json.dumps({name: facts_of(held) for name, held in sent.projections.items()}),
+        "context": json.dumps({name: facts_of(held) for name, held in sent.context.items()}),
         "beside": json.dumps({n: len(v) for n, v in sent.vectors.items() if n not in sent.projections}),
         "half": order.half,
         "scales": scales,
@@ -130,8 +107,25 @@ def for_node(record: RecordDict, holds: int) -> RecordDict:
     return copy
 
 
-def _described(projections: dict[str, Projection]) -> str:
-    return json.dumps({name: facts_of(held) for name, held in projections.items()})
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """Whatever cannot be read is refused with words."""
+    try:
+        yield
+    except UNREADABLE as error:
+        raise refused(f"an order that cannot be read ({str(error)[:200]})", "what FairStrategy sends") from None
+
+
+def table_in(facts: ConfigRecord, key: str) -> dict[str, Any]:
+    """A table of bounded length, written in JSON."""
+    found = json.loads(text_in(facts, key))
+    if not isinstance(found, dict) or len(found) > 4_096:
+        raise ValueError("no table")
+    return found
+
+
+def _projections(facts: ConfigRecord, key: str) -> dict[str, Projection]:
+    return {name: projection_of(of) for name, of in table_in(facts, key).items()}
 
 
 def unpack_order(content: RecordDict) -> Order:
@@ -140,22 +134,13 @@ def unpack_order(content: RecordDict) -> Order:
     half, evaluate = facts.get("half"), facts.get("evaluate")
     if type(half) is not bool or type(evaluate) is not bool:
         raise refused("an order without its precision", "what FairStrategy sends")
-    try:
-        settings = read_settings(_object(text_in(facts, "settings")))
-        projections = {str(n): projection_of(of) for n, of in _object(text_in(facts, "projections")).items()}
-        context = {str(n): projection_of(of) for n, of in _object(text_in(facts, "context")).items()}
-        beside = _lengths(_object(text_in(facts, "beside")))
+    with reading():
+        settings = read_settings(table_in(facts, "settings"))
+        projections, context = _projections(facts, "projections"), _projections(facts, "context")
+        beside = table_in(facts, "beside")
+        if not all(type(length) is int and 0 <= length <= MOST_ITEMS for length in beside.values()):
+            raise ValueError("lengths that are none")
         sizes = {name: held.size for name, held in projections.items()} | beside
-    except (
-        FairfoldError,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        RecursionError,
-        ArithmeticError,
-    ) as error:
-        raise refused(f"an order that cannot be read ({str(error)[:200]})", "what FairStrategy sends") from None
     number, size = number_in(facts, "round", 2**31), number_in(facts, "size", 2**16)
     vectors = unpack(content.get(ARRAYS), facts.get("scales"), sizes, half)
     sent = Sent(number, size, projections, {name: vectors[name] for name in sizes}, context)
@@ -163,19 +148,6 @@ def unpack_order(content: RecordDict) -> Order:
         sent, settings, number_in(facts, "items", MOST_ITEMS), word_in(facts, "run"), word_in(facts, "word"),
         word_in(facts, "holds"), half, evaluate, word_in(facts, "numbering"), _picture(facts),
     )  # fmt: skip
-
-
-def _object(text: str) -> dict[str, Any]:
-    found = json.loads(text)
-    if not isinstance(found, dict) or len(found) > 4_096:
-        raise ValueError("no table")
-    return found
-
-
-def _lengths(values: dict[str, Any]) -> dict[str, int]:
-    if not all(type(length) is int and 0 <= length <= MOST_ITEMS for length in values.values()):
-        raise ValueError("lengths that are none")
-    return values
 
 
 def _picture(facts: ConfigRecord) -> tuple[int, int, int] | None:
@@ -198,13 +170,8 @@ def pack_reply(order: Order, reply: Reply, *, values: bool = False) -> RecordDic
     if values and order.half_up:  # a change keeps its digits in half floats, which the model itself would not
         sums = {name: total - order.sent.vectors[name] * weight for name, total in sums.items()}
     arrays, scales = pack(sums, order.half_up)
-    facts: dict[str, Any] = {
-        "version": VERSION,
-        "run": f"{order.run:x}",
-        "word": f"{order.word:x}",
-        "weight": float(weight),
-        "scales": scales,
-    }
+    facts: dict[str, Any] = {"version": VERSION, "weight": float(weight), "scales": scales}
+    facts |= {"run": f"{order.run:x}", "word": f"{order.word:x}"}
     if reply.quality is not None:
         facts |= {"quality": float(reply.quality[0]), "evaluated": int(reply.quality[1])}
     return RecordDict({ARRAYS: arrays, FACTS: ConfigRecord(facts)})
@@ -215,14 +182,7 @@ def unpack_reply(
 ) -> Reply:
     """What a device says, on the server: refused unless it is said to this very order, and of the agreed sizes.
 
-    Whether the numbers can be used is the algorithm's to say.
-
-    Args:
-        content: What arrived.
-        order: What was asked.
-        sizes: Name and length of what is expected; empty if only the quality was asked for.
-        largest_weight: The most a device may count.
-        values: Whether an answer is a weighted model.
+    There are none if only the quality was asked for. Whether the numbers can be used is the algorithm's to say.
     """
     facts = facts_in(content)
     if set(content) != {ARRAYS, FACTS}:
