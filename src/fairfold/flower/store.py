@@ -65,8 +65,9 @@ class DeviceState:
             return replace(self, said=self.pending, pending=None)
         if run == self.run and holds == self.said.number:
             return replace(self, pending=None)
-        given = "an order that builds on a word this device does not have, or no longer"
-        raise InvalidState(given, "one of its last two in this run", "It takes part again in the next run.")
+        missing = "a word this device no longer has" if run == self.run else "words of a run this device does not know"
+        needed, remedy = "one of its last two in this run", "It takes part again in the next run."
+        raise InvalidState(f"an order that builds on {missing}", needed, remedy)
 
     def rows_of(self, names: list[str], fresh: Weights) -> Weights:
         """The vectors of some users, in their order; those of ``fresh`` for whoever is new."""
