@@ -91,7 +91,7 @@ def test_every_node_gets_a_file_of_its_own(tmp_path: Path) -> None:
             assert local.test is not None
             assert local.test.of(user).tolist() == data.test.of(int(name)).tolist()
     assert len(seen) == 20
-    for command in (trial.superlink_command(), trial.supernode_command(0), trial.register_command(0)):
+    for command in (trial.superlink_command(), trial.supernode_command(0), trial.run_command()):
         assert Path(command[0]).name in COMMANDS
         assert all(word in COMMANDS for word in command if word.startswith("--ssl") or word.startswith("--auth"))
 

@@ -105,7 +105,7 @@ class _Device:
 
     def survey(self, message: Message, context: Context) -> RecordDict:
         """Give this device's part of the sums before the first round, for some items."""
-        from fairfold.flower.surveys import asked_in, pack_survey
+        from fairfold.flower.wire import asked_in, pack_survey
 
         settings, items, window = asked_in(message.content)
         mine = self._interactions(context, items, ratings=settings.predicts_ratings).of_its_users()
@@ -113,7 +113,7 @@ class _Device:
 
     def numbering(self, message: Message, context: Context) -> RecordDict:
         """Note the numbers that some items have in this run: those of this device's own items alone."""
-        from fairfold.flower.surveys import told_in
+        from fairfold.flower.wire import told_in
 
         told = told_in(message.content)
         data = self._interactions(context, told.items, ratings=told.ratings)

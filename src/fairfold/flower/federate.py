@@ -86,12 +86,13 @@ class Trial:
     def _write_app(self, num_items: int) -> None:
         config = {
             "settings": json.dumps({table: of for table, of in self.settings.plain().items() if table != "data"}),
-            "num-items": num_items,
-            "nodes": len(self.capacities),
+            "num_items": num_items,
+            "min_nodes": len(self.capacities),
+            "patience": 300.0,
             "folder": str(self.run_folder),
             "half": self.half,
             "resume": False,  # whoever goes on with a run that was broken off changes it here
-            "round-timeout": self.round_timeout,
+            "round_timeout": self.round_timeout,
         }
         app = self.folder / "app"
         (app / "fairfold_trial" / "__init__.py").write_text("")
@@ -120,13 +121,9 @@ class Trial:
 
     def supernode_command(self, number: int) -> list[str]:
         """One device."""
-        home = self.node(number)
-        facts = {
-            "capacity": str(self.capacities[number]),
-            "data": str(home / "train.csv"),
-            "test": str(home / "test.csv"),
-            "state": str(home / "state"),
-        }
+        home, capacity = self.node(number), str(self.capacities[number])
+        paths = {"data": home / "train.csv", "test": home / "test.csv", "state": home / "state"}
+        facts = {"capacity": capacity} | {key: str(path) for key, path in paths.items()}
         config = " ".join(f"{key}={json.dumps(value)}" for key, value in facts.items())
         return [
             tool("flower-supernode"), "--superlink", f"{HOST}:{self.ports[0]}",
@@ -134,10 +131,6 @@ class Trial:
             "--auth-supernode-private-key", str(self.key(number)),
             "--host", HOST, "--port", str(self.ports[1 + number]), "--node-config", config,
         ]  # fmt: skip
-
-    def register_command(self, number: int) -> list[str]:
-        """What makes a device's key known to the server."""
-        return [tool("flwr"), "supernode", "register", f"{self.key(number)}.pub", CONNECTION]
 
     def run_command(self) -> list[str]:
         """What starts the training."""
@@ -157,7 +150,8 @@ class Trial:
 
     def register(self, number: int) -> None:
         """Make a node's key known."""
-        program = self.start(f"register-{number}", self.register_command(number))
+        command = [tool("flwr"), "supernode", "register", f"{self.key(number)}.pub", CONNECTION]
+        program = self.start(f"register-{number}", command)
         if program.wait(120) != 0:
             raise InvalidState(
                 f"node {number} could not be registered: {program.tail()}", "a server that takes its key",

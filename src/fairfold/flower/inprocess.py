@@ -19,7 +19,6 @@ class InProcessGrid(Grid):
     Args:
         app: What every node runs.
         node_configs: What each node is started with; node ids are counted from 1.
-        run_config: Of the run.
         inspect: Shown every message, both ways, as it would travel.
     """
 
@@ -27,14 +26,13 @@ class InProcessGrid(Grid):
         self,
         app: ClientApp,
         node_configs: Iterable[UserConfig],
-        run_config: UserConfig | None = None,
         inspect: Inspect = lambda _message: None,
     ) -> None:
         # Messages carry the identity of the process that makes them, which Flower's runtime would have set.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
         self.app, self.inspect = app, inspect
         self.contexts = {
-            number: Context(1, number, dict(config), RecordDict(), dict(run_config or {}))
+            number: Context(1, number, dict(config), RecordDict(), {})
             for number, config in enumerate(node_configs, start=1)
         }
         self._replies: dict[str, Message] = {}

@@ -10,7 +10,7 @@ from fairfold.flower.books import Books
 from fairfold.flower.exchange import ask_all
 from fairfold.flower.nodes import Node
 from fairfold.flower.protocol import NUMBERING, SURVEY
-from fairfold.flower.surveys import ask, tell, unpack_survey, windows
+from fairfold.flower.wire import ask, tell, unpack_survey, windows
 from fairfold.protocol.algorithm import COUNTS
 from fairfold.protocol.dry_run import try_out
 from fairfold.protocol.plan import Plan

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -122,16 +123,14 @@ def stopping(programs: list[Program]) -> Iterator[list[Program]]:
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """A second Ctrl-C does not stop the stopping."""
-    try:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not in the main thread
-        yield
-        return
+    """A second Ctrl-C does not stop the stopping; only the main thread is ever interrupted."""
+    mine = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if mine else None
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        if mine:
+            signal.signal(signal.SIGINT, before)
 
 
 def free_ports(count: int) -> list[int]:

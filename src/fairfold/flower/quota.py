@@ -51,17 +51,13 @@ class Quota:
         self.each, self.total = each, total
         self.lock = threading.RLock()
         self.stored = 0  # what all nodes are charged for now
-        self._accounts: dict[int, _Account] = {}
+        self.accounts: dict[int, _Account] = {}
         self._looked = -PAUSE
-
-    def used(self, node: int) -> int:
-        """What a node is charged for now."""
-        return self._accounts[node].used if node in self._accounts else 0
 
     def given(self, node: int, message: str, until: float) -> None:
         """A node was given a message, which it may answer until a time (seconds since the epoch)."""
         with self.lock:
-            account = self._accounts.setdefault(node, _Account())
+            account = self.accounts.setdefault(node, _Account())
             account.given[message] = (TRIES, until)
             while len(account.given) > REMEMBERED:
                 del account.given[next(iter(account.given))]  # the oldest
@@ -72,8 +68,8 @@ class Quota:
         ``size`` is that of the announcement itself; ``state`` is Flower's, with its store of pieces.
         """
         with self.lock:
-            account = self._accounts.get(node)
-            if account is None or asked not in account.given:
+            account = self.accounts.get(node, _Account())
+            if asked not in account.given:
                 raise Refused("an answer to a message that this node was not given")
             tries, until = account.given[asked]
             if tries < 1 or until < time.time():
@@ -93,7 +89,7 @@ class Quota:
     def upload(self, node: int, name: str, size: int, state: Any) -> None:
         """Charge a node for a piece of an answer that it has announced."""
         with self.lock:
-            account = self._accounts.get(node, _Account())
+            account = self.accounts.get(node, _Account())
             for _, _, charges in account.answers.values():
                 if name in charges:
                     self._charge(account, charges, {name: max(charges[name], size)}, state)
@@ -108,7 +104,7 @@ class Quota:
             return account.used + more() > self.each, self.stored + more() > self.total
 
         if any(over()) and time.monotonic() - self._looked >= PAUSE:
-            for other in self._accounts.values():
+            for other in self.accounts.values():
                 self._look(other, state, keep=charges)
             self._looked = time.monotonic()
         too_much, too_full = over()

@@ -64,7 +64,6 @@ class FairStrategy(Strategy):
         evaluate: Ask devices how well the model serves their own users: before the first round and as often as
             ``run.evaluate_every`` says.
         picture: Height, width and number of classes, where devices have images.
-        watch: Told of every round as it ends.
     """
 
     def __init__(
@@ -81,7 +80,6 @@ class FairStrategy(Strategy):
         largest_weight: float = 1e4,
         evaluate: bool = True,
         picture: tuple[int, int, int] | None = None,
-        watch: Callable[[RoundReport], None] = lambda _report: None,
     ) -> None:
         if resume and folder is None:
             raise InvalidSettings("resume without a folder", "the folder of the run", "Name it.")
@@ -92,8 +90,8 @@ class FairStrategy(Strategy):
         self.nodes = Nodes(self.settings)
         self.half, self.min_nodes, self.patience = half, min_nodes, patience
         self.round_timeout, self.largest_weight, self.evaluate = round_timeout, largest_weight, evaluate
+        self.metric = self.settings.metric
         self.start_quality: Quality | None = None
-        self._watch = watch
         self._record = None if folder is None else Record(Path(folder), self.plan, resume=resume)
         found = None if self._record is None else self._record.found
         self.books = Books(None if found is None else found.state)
@@ -302,8 +300,8 @@ class FairStrategy(Strategy):
         log.info("round %d: %d answers used, %d left out, %.1f s", number, opened.answered, left_out, seconds)
         if self._record is not None:
             self._record.round_done(self.progress, self.nodes)
-        if not self._evaluation_due():
-            self._tell(report)
+            if not self._evaluation_due():
+                self._record.note(report, self.nodes)
         wanted = self._arrays_each_round or number == self._last_round
         metrics = MetricRecord({"round": number, "nodes": opened.answered, "left-out": left_out})
         return self._full_arrays() if wanted else None, metrics
@@ -330,16 +328,12 @@ class FairStrategy(Strategy):
             return None
         for node, _, reply in self._answers(self.progress.state.round_number, replies, trained=False):
             self._open.hear(node, reply.quality)
-        quality, metric = self._open.quality(len(self.plan.capacities)), self.settings.metric
+        quality = self._open.quality(len(self.plan.capacities))
         self.progress.history[-1] = replace(self.progress.history[-1], quality=quality)
-        self._tell(self.progress.history[-1])
+        if self._record is not None:
+            self._record.note(self.progress.history[-1], self.nodes)
         if quality is None:
             return None
         by_size = zip(self.plan.capacities, quality.groups, strict=True)
-        sizes = {f"{metric} {capacity}": value for capacity, value in by_size if value is not None}
-        return MetricRecord({metric: quality.server, **sizes})
-
-    def _tell(self, report: RoundReport) -> None:
-        if self._record is not None:
-            self._record.note(report, self.nodes)
-        self._watch(report)
+        sizes = {f"{self.metric} {capacity}": value for capacity, value in by_size if value is not None}
+        return MetricRecord({self.metric: quality.server, **sizes})

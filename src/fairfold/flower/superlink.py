@@ -177,7 +177,7 @@ def require_known(version: str, handlers: Any, router: Any) -> None:
         raise InvalidState(given, f"Flower {KNOWN}x", remedy)
 
 
-def _positive(text: str) -> int:
+def _megabytes(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}; needed: a whole number of megabytes, at least 1")
     return int(text)
@@ -191,18 +191,14 @@ def main() -> None:
         allow_abbrev=False,
     )
     half_of_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 // MEGABYTE
-    parser.add_argument(
-        "--node-quota", type=_positive, default=2000, metavar="MB",
-        help="megabytes that one node may have stored (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--total-quota", type=_positive, default=half_of_memory, metavar="MB",
-        help="megabytes that all nodes may have stored (default: half of this machine's memory, %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--control-from", action="append", default=[], metavar="ADDRESS",
-        help="another machine that may start runs and register keys; may be repeated (default: this one alone)",
-    )  # fmt: skip
+    stored = "megabytes that {} may have stored (default: {}%(default)s)"
+    for name, most, words in (
+        ("--node-quota", 2000, stored.format("one node", "")),
+        ("--total-quota", half_of_memory, stored.format("all nodes", "half of this machine's memory, ")),
+    ):
+        parser.add_argument(name, type=_megabytes, default=most, metavar="MB", help=words)
+    control = "another machine that may start runs and register keys; may be repeated (default: this one alone)"
+    parser.add_argument("--control-from", action="append", default=[], metavar="ADDRESS", help=control)
     own, others = parser.parse_known_args()
     try:
         guard(Quota(own.node_quota * MEGABYTE, own.total_quota * MEGABYTE), frozenset(own.control_from))

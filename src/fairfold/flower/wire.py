@@ -2,7 +2,8 @@
 
 An order is what the protocol calls :class:`Sent`, with the settings that decide what a device computes, and with the
 word of this device that the server holds. A device answers with its summand; where that is a whole model and vectors
-travel in half precision, with its change, which keeps its digits.
+travel in half precision, with its change, which keeps its digits. Before the first round devices are asked for sums,
+and told the numbers that items get by them, of some items at a time.
 """
 
 import contextlib
@@ -12,12 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flwr.app import ConfigRecord, RecordDict
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
 
 from fairfold.errors import FairfoldError
-from fairfold.flower.protocol import ARRAYS, FACTS, VERSION
-from fairfold.flower.vectors import facts_in, number_in, pack, refused, text_in, unpack, word_in
+from fairfold.flower.protocol import ARRAYS, FACTS, VERSION, WINDOW
+from fairfold.flower.vectors import DOUBLE, WHOLE, facts_in, number_in, pack, refused, text_in, unpack, word_in
 from fairfold.projections import Projection, facts_of, projection_of
+from fairfold.protocol.algorithm import COUNTS
 from fairfold.protocol.words import Answer, Sent
 from fairfold.settings import Settings, read_settings
 
@@ -69,63 +73,37 @@ def sent_settings(settings: Settings) -> dict[str, Any]:
     return values
 
 
+def _facts(**facts: Any) -> ConfigRecord:
+    return ConfigRecord({"version": VERSION, **facts})
+
+
+# -- orders ------------------------------------------------------------------------------------------------------------
+
+
 def pack_order(order: Order) -> tuple[RecordDict, Order]:
     """An order as records, and the same with the vectors as the device will see them."""
     sent = order.sent
     arrays, scales = pack(sent.vectors, order.half)
-    facts: dict[str, Any] = {
-        "version": VERSION,
-        "round": sent.round_number,
-        "size": sent.size,
-        "items": order.items,
-        "run": f"{order.run:x}",
-        "word": f"{order.word:x}",
-        "holds": f"{order.holds:x}",
-        "numbering": f"{order.numbering:x}",
-        "settings": json.dumps(sent_settings(order.settings)),
-        "projections": json.dumps({name: facts_of(held) for name, held in sent.projections.items()}),
-        "context": json.dumps({name: facts_of(held) for name, held in sent.context.items()}),
-        "beside": json.dumps({n: len(v) for n, v in sent.vectors.items() if n not in sent.projections}),
-        "half": order.half,
-        "scales": scales,
-        "evaluate": order.evaluate,
-    }
-    if order.picture is not None:
-        facts["picture"] = list(order.picture)
+    sizes = {name: vector.numel() for name, vector in sent.vectors.items()}
+    facts = _facts(
+        round=sent.round_number, size=sent.size, items=order.items, run=f"{order.run:x}", word=f"{order.word:x}",
+        holds=f"{order.holds:x}", numbering=f"{order.numbering:x}", half=order.half, evaluate=order.evaluate,
+        settings=json.dumps(sent_settings(order.settings)),
+        projections=json.dumps({name: facts_of(held) for name, held in sent.projections.items()}),
+        context=json.dumps({name: facts_of(held) for name, held in sent.context.items()}),
+        beside=json.dumps({name: size for name, size in sizes.items() if name not in sent.projections}),
+        scales=scales, **({} if order.picture is None else {"picture": list(order.picture)}),
+    )  # fmt: skip
     if order.half:
-        sizes = {name: vector.numel() for name, vector in sent.vectors.items()}
         order = replace(order, sent=replace(sent, vectors=unpack(arrays, scales, sizes, half=True)))
-    return RecordDict({ARRAYS: arrays, FACTS: ConfigRecord(facts)}), order
+    return RecordDict({ARRAYS: arrays, FACTS: facts}), order
 
 
 def for_node(record: RecordDict, holds: int) -> RecordDict:
     """The same order for one node: which of its words the server holds."""
     copy = record.copy()
-    facts = copy[FACTS]
-    assert isinstance(facts, ConfigRecord)
-    copy[FACTS] = ConfigRecord(dict(facts) | {"holds": f"{holds:x}"})
+    copy[FACTS] = ConfigRecord(dict(facts_in(record)) | {"holds": f"{holds:x}"})
     return copy
-
-
-@contextlib.contextmanager
-def reading() -> Iterator[None]:
-    """Whatever cannot be read is refused with words."""
-    try:
-        yield
-    except UNREADABLE as error:
-        raise refused(f"an order that cannot be read ({str(error)[:200]})", "what FairStrategy sends") from None
-
-
-def table_in(facts: ConfigRecord, key: str) -> dict[str, Any]:
-    """A table of bounded length, written in JSON."""
-    found = json.loads(text_in(facts, key))
-    if not isinstance(found, dict) or len(found) > 4_096:
-        raise ValueError("no table")
-    return found
-
-
-def _projections(facts: ConfigRecord, key: str) -> dict[str, Projection]:
-    return {name: projection_of(of) for name, of in table_in(facts, key).items()}
 
 
 def unpack_order(content: RecordDict) -> Order:
@@ -134,10 +112,10 @@ def unpack_order(content: RecordDict) -> Order:
     half, evaluate = facts.get("half"), facts.get("evaluate")
     if type(half) is not bool or type(evaluate) is not bool:
         raise refused("an order without its precision", "what FairStrategy sends")
-    with reading():
-        settings = read_settings(table_in(facts, "settings"))
+    with _reading():
+        settings = read_settings(_table(facts, "settings"))
         projections, context = _projections(facts, "projections"), _projections(facts, "context")
-        beside = table_in(facts, "beside")
+        beside = _table(facts, "beside")
         if not all(type(length) is int and 0 <= length <= MOST_ITEMS for length in beside.values()):
             raise ValueError("lengths that are none")
         sizes = {name: held.size for name, held in projections.items()} | beside
@@ -148,6 +126,26 @@ def unpack_order(content: RecordDict) -> Order:
         sent, settings, number_in(facts, "items", MOST_ITEMS), word_in(facts, "run"), word_in(facts, "word"),
         word_in(facts, "holds"), half, evaluate, word_in(facts, "numbering"), _picture(facts),
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    """Whatever cannot be read is refused with words."""
+    try:
+        yield
+    except UNREADABLE as error:
+        raise refused(f"an order that cannot be read ({str(error)[:200]})", "what FairStrategy sends") from None
+
+
+def _table(facts: ConfigRecord, key: str) -> dict[str, Any]:
+    found = json.loads(text_in(facts, key))
+    if not isinstance(found, dict) or len(found) > 4_096:
+        raise ValueError("no table")
+    return found
+
+
+def _projections(facts: ConfigRecord, key: str) -> dict[str, Projection]:
+    return {name: projection_of(of) for name, of in _table(facts, key).items()}
 
 
 def _picture(facts: ConfigRecord) -> tuple[int, int, int] | None:
@@ -170,11 +168,10 @@ def pack_reply(order: Order, reply: Reply, *, values: bool = False) -> RecordDic
     if values and order.half_up:  # a change keeps its digits in half floats, which the model itself would not
         sums = {name: total - order.sent.vectors[name] * weight for name, total in sums.items()}
     arrays, scales = pack(sums, order.half_up)
-    facts: dict[str, Any] = {"version": VERSION, "weight": float(weight), "scales": scales}
-    facts |= {"run": f"{order.run:x}", "word": f"{order.word:x}"}
+    facts = _facts(run=f"{order.run:x}", word=f"{order.word:x}", weight=float(weight), scales=scales)
     if reply.quality is not None:
-        facts |= {"quality": float(reply.quality[0]), "evaluated": int(reply.quality[1])}
-    return RecordDict({ARRAYS: arrays, FACTS: ConfigRecord(facts)})
+        facts["quality"], facts["evaluated"] = float(reply.quality[0]), int(reply.quality[1])
+    return RecordDict({ARRAYS: arrays, FACTS: facts})
 
 
 def unpack_reply(
@@ -192,13 +189,18 @@ def unpack_reply(
     quality = _quality(facts, order.settings)
     if not sizes:
         return Reply(None, quality)
-    weight = facts.get("weight")
-    if not isinstance(weight, float) or not 0 < weight <= largest_weight:
-        raise refused("a weight out of range", f"above 0 and at most {largest_weight:g}")
+    weight = _weight(facts, largest_weight)
     sums = unpack(content[ARRAYS], facts.get("scales"), sizes, order.half_up)
     if values and order.half_up:
         sums = {name: total.add_(order.sent.vectors[name], alpha=weight) for name, total in sums.items()}
     return Reply(Answer({name: sums[name] for name in sizes}, weight), quality)
+
+
+def _weight(facts: ConfigRecord, most: float) -> float:
+    weight = facts.get("weight")
+    if not isinstance(weight, float) or not 0 < weight <= most:
+        raise refused("a weight out of range", f"above 0 and at most {most:g}")
+    return weight
 
 
 def _quality(facts: ConfigRecord, settings: Settings) -> tuple[float, int] | None:
@@ -211,3 +213,81 @@ def _quality(facts: ConfigRecord, settings: Settings) -> tuple[float, int] | Non
     if not (0 <= total <= most and math.isfinite(total)):
         raise refused("a quality out of range", "at most 1 per user")
     return total, users
+
+
+# -- the sums before the first round, and the numbers that items get by them -------------------------------------------
+
+
+def windows(items: int) -> list[range]:
+    """The catalogue in parts."""
+    return [range(start, min(start + WINDOW, items)) for start in range(0, items, WINDOW)]
+
+
+def ask(settings: Settings, items: int, window: range) -> RecordDict:
+    """What asks a device for its part of the sums, of some items."""
+    sent = json.dumps(sent_settings(settings))
+    return RecordDict({FACTS: _facts(settings=sent, items=items, start=window.start, stop=window.stop)})
+
+
+def asked_in(content: RecordDict) -> tuple[Settings, int, range]:
+    """The same, on the device."""
+    facts = facts_in(content)
+    with _reading():
+        settings = read_settings(_table(facts, "settings"))
+    return settings, *_window(facts)
+
+
+def _window(facts: ConfigRecord) -> tuple[int, range]:
+    """The size of the catalogue, and the items in question."""
+    items = number_in(facts, "items", MOST_ITEMS, 1)
+    start = number_in(facts, "start", items - 1)
+    return items, range(start, number_in(facts, "stop", min(items, start + WINDOW), start + 1))
+
+
+def pack_survey(answer: Answer) -> RecordDict:
+    """A device's part."""
+    return RecordDict({ARRAYS: pack(answer.sums, half=False)[0], FACTS: _facts(weight=float(answer.weight))})
+
+
+def unpack_survey(content: RecordDict, settings: Settings, window: range) -> Answer:
+    """The same, on the server: refused unless every sum is there, of the right length."""
+    weight = _weight(facts_in(content), 2**31)
+    wanted = {
+        name: len(window) if per_item else 3
+        for name, per_item in settings.algorithm.surveys(settings).items()
+        if per_item or window.start == 0
+    }
+    sums = unpack(content.get(ARRAYS), [1.0] * len(wanted), wanted, half=False, dtype=DOUBLE)
+    counts = sums.get(COUNTS)
+    if counts is not None and not bool(((counts >= 0) & (counts <= weight)).all()):
+        raise refused("counts out of range", "at most one a user")
+    return Answer(sums, weight)
+
+
+@dataclass(frozen=True)
+class Told:
+    """The numbers that some items have in a run."""
+
+    numbering: int
+    items: int
+    window: range
+    places: Tensor
+    ratings: bool
+
+
+def tell(numbering: int, place: Tensor, window: range, *, ratings: bool) -> RecordDict:
+    """What tells a device the numbers of some items."""
+    start, stop = window.start, window.stop
+    facts = _facts(numbering=f"{numbering:x}", items=len(place), start=start, stop=stop, ratings=ratings)
+    part = place[start:stop].to(torch.int64).contiguous()
+    return RecordDict({ARRAYS: ArrayRecord({"places": Array(part.numpy())}), FACTS: facts})
+
+
+def told_in(content: RecordDict) -> Told:
+    """The same, on the device."""
+    facts = facts_in(content)
+    items, window = _window(facts)
+    places = unpack(content.get(ARRAYS), [1.0], {"places": len(window)}, half=False, dtype=WHOLE)["places"]
+    if int(places.min()) < 0 or int(places.max()) >= items:
+        raise refused("numbers beyond the catalogue", f"numbers from 0 to {items - 1}")
+    return Told(word_in(facts, "numbering"), items, window, places, facts.get("ratings") is True)
