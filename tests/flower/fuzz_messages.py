@@ -25,8 +25,20 @@ from fairfold.flower.local import LocalData, LocalImages
 from fairfold.flower.nodes import Nodes
 from fairfold.flower.protocol import ARRAYS, FACTS, VERSION
 from fairfold.flower.store import DeviceState
-from fairfold.flower.wire import ask, asked_in, pack_survey, tell, told_in, unpack_survey
-from fairfold.flower.wire import Order, Reply, pack_order, pack_reply, unpack_order, unpack_reply
+from fairfold.flower.wire import (
+    Order,
+    Reply,
+    ask,
+    asked_in,
+    pack_order,
+    pack_reply,
+    pack_survey,
+    tell,
+    told_in,
+    unpack_order,
+    unpack_reply,
+    unpack_survey,
+)
 from fairfold.settings import Settings
 from fairfold.simulate.numbering import numbered
 from fairfold.simulate.world import World

@@ -43,8 +43,3 @@ app = _Application(
 for command in (train, federate, report, reproduce, recommend, export, doctor, plan):
     app.command()(command)
 app.add_typer(data, name="data")
-
-
-@app.callback()
-def main() -> None:
-    """Federated learning of embedding tables on devices of every size."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from fairfold.errors import InvalidSettings
 
@@ -24,6 +26,10 @@ OPTIONS = {
 """Where the values of options stand in the settings."""
 
 ALGORITHM = "algorithm.kind"
+Data = Annotated[str | None, typer.Option(help="'synthetic', a name from `fairfold data list`, or a folder or file.")]
+Change = Annotated[
+    list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other setting; may be repeated.")
+]
 
 
 def changes_of(options: Mapping[str, Any], changes: list[str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from fairfold.cli.choose import changes_of, choose
+from fairfold.cli.choose import Change, Data, changes_of, choose
 from fairfold.cli.console import Terminal
 from fairfold.errors import InvalidSettings
 from fairfold.runs.units import human_bytes, human_seconds
@@ -19,9 +19,7 @@ def federate(
         str, typer.Option(help='What each node can hold: "1x,4x*3,16x" (three of 4x), or bytes: "1MB,200kB".')
     ] = "1x,4x,16x,64x",
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")] = 5,
-    data: Annotated[
-        str, typer.Option(help="'synthetic', a name from `fairfold data list`, or a folder or file.")
-    ] = "synthetic",
+    data: Data = "synthetic",
     recipe: Annotated[
         str | None, typer.Option(help="Settings that come with fairfold: 'best' (the default), 'ratings' or 'paper'.")
     ] = None,
@@ -29,9 +27,7 @@ def federate(
     half: Annotated[bool, typer.Option("--half", help="Send vectors in half precision.")] = False,
     seed: Annotated[int, typer.Option(help="Of the model and the data.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for everything; default runs/DATE-TIME-federation.")] = None,
-    change: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; may be repeated.")
-    ] = None,
+    change: Change = None,
 ) -> None:
     """Try a real federation out: a SuperLink and SuperNodes of different sizes on this machine.
 

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from fairfold.simulate.result import Quality, RoundReport
     from fairfold.subspace import Capacity
 
-LINE_SECONDS = 30.0
-"""Without a terminal: a line per evaluation, and one when nothing has been said for so long."""
+LINE_SECONDS = 30.0  # without a terminal: a line per evaluation, and one when nothing has been said for so long
 
 
 class Display(Callback):

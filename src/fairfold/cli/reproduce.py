@@ -59,6 +59,7 @@ def reproduce(
     from fairfold.reproduce.execute import execute_all
     from fairfold.reproduce.experiment import named, read_experiment
     from fairfold.reproduce.output import require_plots
+    from fairfold.reproduce.search import search as choose_settings
 
     console = Terminal()
     if list_them:
@@ -69,7 +70,9 @@ def reproduce(
     experiments = [read_experiment(each, quick=quick, seeds=seeds) for each in named(name)]
     require_plots()
     if search:
-        _search(console, experiments, out, jobs)
+        for experiment in experiments:
+            record = None if experiment.file.search is None else choose_settings(experiment, out, console.say, jobs)
+            console.say(f"{experiment.name}: nothing to choose" if record is None else f"Record: {record}")
         return
     title = experiments[0].folder if len(experiments) == 1 else f"{name}-quick" if quick else name
     display = Display(console, title)
@@ -117,16 +120,6 @@ def _page(finished: list[Results], path: Path) -> Path:
 
     write_atomically(path, render_page([(results, plots(results)) for results in finished]).encode())
     return path
-
-
-def _search(console: Terminal, experiments: list[Experiment], out: Path, jobs: int | None) -> None:
-    from fairfold.reproduce.search import search
-
-    for experiment in experiments:
-        if experiment.file.search is None:
-            console.say(f"{experiment.name}: nothing to choose")
-        else:
-            console.say(f"Record: {search(experiment, out, console.say, jobs)}")
 
 
 def _list(console: Terminal) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from fairfold.cli.choose import changes_of, choose
+from fairfold.cli.choose import Change, Data, changes_of, choose
 from fairfold.cli.console import Terminal
 from fairfold.errors import InvalidSettings
 from fairfold.runs.units import human_bytes, human_seconds
@@ -29,9 +29,7 @@ def train(
             "the authors' example."
         ),
     ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="'synthetic', a name from `fairfold data list`, or a folder or file.")
-    ] = None,
+    data: Data = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -63,9 +61,7 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write event files (needs the extra 'tensorboard').")
     ] = False,
-    change: Annotated[
-        list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other setting; may be repeated.")
-    ] = None,
+    change: Change = None,
 ) -> None:
     """Train a federation. Without arguments: devices of sizes 1x-4x-16x in a synthetic world, under a minute.
 
@@ -126,8 +122,7 @@ def closing_table(result: Result) -> Table:
     table = Table("devices", title=f"{result.metric} by device size")
     holders = "clients" if result.settings.model.reads_images else "users"
     # What its holders do not tell: a size's model for all users, where it has a meaning.
-    comparable = any(group.everybody is not None for group in result.groups)
-    everybody = ["for all users"] if comparable else []
+    everybody = ["for all users"] if any(group.everybody is not None for group in result.groups) else []
     for heading in (holders, "memory", "received", "sent", result.metric, *everybody, *names):
         table.add_column(heading, justify="right")
     for group in result.groups:

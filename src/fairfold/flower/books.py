@@ -33,10 +33,6 @@ class Books:
         self.numbering = int(numbering["number"]) if numbering else 0
         self.place: Tensor | None = numbering.get("place")
 
-    def number_items(self, place: Tensor) -> None:
-        """Give the items other numbers than the catalogue's."""
-        self.numbering, self.place = new_word(), place.to(torch.int64)
-
     def into(self, state: State) -> State:
         """The state with all of this in it."""
         kept: dict[str, Weights] = {RUN: {"number": torch.tensor([self.run])}}

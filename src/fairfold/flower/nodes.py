@@ -11,6 +11,7 @@ from fairfold.errors import FairfoldError
 from fairfold.flower.exchange import ask_all
 from fairfold.flower.protocol import CAPACITY, FACTS, VERSION
 from fairfold.flower.vectors import facts_in, number_in, text_in, word_in
+from fairfold.flower.wire import trains
 from fairfold.protocol.plan import Plan
 from fairfold.settings import Settings
 from fairfold.subspace import Capacity
@@ -19,8 +20,7 @@ log = logging.getLogger("fairfold.flower")
 
 LONGEST_CAPACITY = 32
 LONGEST_MODEL = 256
-PATIENCE = 60.0
-"""Seconds to wait for a capacity."""
+PATIENCE = 60.0  # seconds to wait for a capacity
 
 
 @dataclass
@@ -136,8 +136,3 @@ class Nodes:
     def _leave_out(self, node: int, reason: str) -> None:
         self.left_out[node] = reason[:200]
         log.warning("node %d left out: %s", node, self.left_out[node])
-
-
-def trains(model: str | None, settings: Settings) -> bool:
-    """Whether a device that was given this model takes part in such a run; without one it trains any of fairfold's."""
-    return settings.model.kind == model if model is not None else not settings.model.own

@@ -9,7 +9,7 @@ from fairfold.errors import InvalidMessage, InvalidSettings, InvalidState
 from fairfold.flower.books import Books
 from fairfold.flower.exchange import ask_all
 from fairfold.flower.nodes import Node
-from fairfold.flower.protocol import NUMBERING, SURVEY
+from fairfold.flower.protocol import NUMBERING, SURVEY, new_word
 from fairfold.flower.wire import ask, tell, unpack_survey, windows
 from fairfold.protocol.algorithm import COUNTS
 from fairfold.protocol.dry_run import try_out
@@ -22,8 +22,7 @@ from fairfold.values import Weights
 
 log = logging.getLogger("fairfold.flower")
 
-Picture = tuple[int, int, int]
-"""Height, width and number of classes of images."""
+Picture = tuple[int, int, int]  # height, width and number of classes of images
 
 
 def refuse_unserved(settings: Settings) -> None:
@@ -83,7 +82,7 @@ def open_books(books: Books, settings: Settings, num_items: int, nodes: list[Nod
     else:
         place = settings.algorithm.numbering(plan_of(settings, num_items, survey, None))
     if place is not None:
-        books.number_items(place)
+        books.numbering, books.place = new_word(), place.to(torch.int64)
         survey = {name: _moved(of, place) for name, of in survey.items()}
     books.survey = survey
 

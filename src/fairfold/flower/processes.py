@@ -23,8 +23,7 @@ OFFLINE = {
 }
 """A trial calls nobody and installs nothing."""
 
-PATIENCE = 10.0
-"""Seconds a program has to end by itself."""
+PATIENCE = 10.0  # seconds a program has to end by itself
 
 
 class Program:

@@ -3,29 +3,19 @@
 import re
 import secrets
 
-VERSION = 2
-"""Raised whenever a message changes its meaning; both sides refuse any other."""
+VERSION = 2  # raised whenever a message changes its meaning; both sides refuse any other
 
-CAPACITY = "query.capacity"
-"""Type of the message that asks a device what it can hold, and who it is."""
+# Types of messages.
+CAPACITY = "query.capacity"  # asks a device what it can hold, and who it is
+SURVEY = "query.survey"  # asks a device for its part of the sums before the first round, of some items
+NUMBERING = "query.numbering"  # tells a device the numbers which some items have in this run
 
-SURVEY = "query.survey"
-"""Type of the message that asks a device for its part of the sums before the first round, of some items."""
+# Their records.
+ARRAYS = "arrays"  # the tensors: those a device receives, or what it answers with
+FACTS = "fairfold"  # all else: version, round, words, weight
 
-NUMBERING = "query.numbering"
-"""Type of the message that tells a device the numbers which some items have in this run."""
-
-ARRAYS = "arrays"
-"""Record of the tensors: those a device receives, or what it answers with."""
-
-FACTS = "fairfold"
-"""Record of all else: version, round, words, weight."""
-
-WINDOW = 1 << 18
-"""Items that a survey or a numbering is about at a time: all that a device holds of the catalogue for it."""
-
-DIGITS = re.compile(r"[0-9a-f]{1,16}")
-"""How the numbers of words, runs and devices are written."""
+WINDOW = 1 << 18  # items that a survey or a numbering is about at a time: all that a device holds of the catalogue
+DIGITS = re.compile(r"[0-9a-f]{1,16}")  # how the numbers of words, runs and devices are written
 
 
 def new_word() -> int:

@@ -15,14 +15,9 @@ from flwr.proto.message_pb2 import ObjectTree
 SMALLEST_CHARGE = 1 << 16
 """Bytes that an announced piece counts at least: its names and lists take memory too, even if it never comes."""
 
-TRIES = 8
-"""How often one message may be answered: a connection may break in the middle."""
-
-REMEMBERED = 64
-"""Messages a node may have open; Flower gives it one at a time."""
-
-PAUSE = 1.0
-"""Seconds between two looks at what is still there, so that being refused costs the server nothing."""
+TRIES = 8  # how often one message may be answered: a connection may break in the middle
+REMEMBERED = 64  # messages a node may have open; Flower gives it one at a time
+PAUSE = 1.0  # seconds between two looks at what is still there, so that being refused costs the server nothing
 
 
 class Refused(Exception):
@@ -30,7 +25,7 @@ class Refused(Exception):
 
     def __init__(self, reason: str, *, later: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.later = reason, later
+        self.later = later
 
 
 @dataclass

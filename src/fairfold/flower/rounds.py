@@ -10,8 +10,7 @@ from fairfold.protocol.plan import Plan
 from fairfold.protocol.words import Sent, State
 from fairfold.simulate.result import Quality
 
-Heard = tuple[float, int]
-"""Sum of the qualities of some users, and their number."""
+Heard = tuple[float, int]  # sum of the qualities of some users, and their number
 
 
 @dataclass

@@ -2,13 +2,10 @@
 
 The file is replaced whole or not at all, so a device that loses power, or room on its disk, goes on with what it had.
 
-Where the server's sums remember what each device last said, both sides must agree on what that was. A device writes
-what it would remember of its answer (the *pending* word) before it sends the answer. The next order names the word that
-the server holds: if that is the pending one, it is now what was said; if it is the one before, the answer was lost,
-late or refused, or the server went on from an older checkpoint, and the pending word is dropped.
-
-Two orders may be at work at once, where a server that was killed comes back while a slow device still trains for it.
-The later one to end finds that the file is no longer the one it began with, and its answer is never sent.
+What a device would remember of its answer (the *pending* word) is written before the answer is sent. The next order
+names the word that the server holds: if that is the pending one, it is now what was said; if it is the one before, the
+answer was lost, late or refused, or the server went on from an older checkpoint, and the pending word is dropped.
+Of two orders at work at once the later one to end finds another file than it began with, and is never answered.
 """
 
 import hashlib
@@ -27,10 +24,7 @@ from fairfold.values import Weights
 
 FORMAT = 2
 FILE = "own.safetensors"
-WORDS = ("said", "pending")
-NOTHING = "nothing"
-"""In the place of a checksum, where no file is."""
-
+NOTHING = "nothing"  # in the place of a checksum, where no file is
 START_ANEW = "Remove the file to let the device start anew."
 
 
@@ -107,9 +101,8 @@ class DeviceStore:
             if _digest(metadata["facts"], tensors) != metadata["sha256"]:
                 raise ValueError("its checksum does not fit its content")
             self._seen = metadata["sha256"]
-            words = {
-                word: Word(int(facts[word], 16), _under(word, tensors)) for word in WORDS if facts[word] is not None
-            }
+            told = [word for word in ("said", "pending") if facts[word] is not None]
+            words = {word: Word(int(facts[word], 16), _under(word, tensors)) for word in told}
             state = DeviceState(
                 words["said"], words.get("pending"), [str(name) for name in facts["names"]], int(facts["run"], 16),
                 _under("history", tensors), int(facts["secret"], 16), int(facts["numbering"], 16),

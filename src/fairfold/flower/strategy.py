@@ -40,9 +40,7 @@ from fairfold.values import BYTES, Weights
 
 log = logging.getLogger("fairfold.flower")
 
-LARGEST_OVERHEAD = 1 << 20
-"""Bytes of an answer that are not its vectors: names, figures, Flower's own records."""
-
+LARGEST_OVERHEAD = 1 << 20  # bytes of an answer that are not its vectors: names, figures, Flower's own records
 NOBODY = -1
 
 

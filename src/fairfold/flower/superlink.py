@@ -27,13 +27,10 @@ LIMITS = {FLEET + "push-object": (8 << 20, 16), FLEET + "pull-object": (1 << 20,
 """Bytes of a request, and how many such are at work at once; others wait, unread, for their turn. Flower cuts arrays
 into pieces of 5 MiB; all else that a node says is short. Turns are apart, so that heartbeats do not wait for pieces."""
 
+# Bytes of requests after which garbage is collected: served ones are left behind in cycles, and until it looks for
+# those Python counts objects, not bytes.
 COLLECTED_AFTER = 64 << 20
-"""Bytes of requests after which garbage is collected: a request that was served is left behind in cycles, and until
-it looks for those Python counts objects, not bytes."""
-
-SLOWEST = 120.0
-"""Seconds in which a request must have come, and its response must have been read."""
-
+SLOWEST = 120.0  # seconds in which a request must have come, and its response must have been read
 MEGABYTE = 10**6
 KNOWN = "1.41."
 PARAMETERS = {
@@ -46,8 +43,7 @@ PARAMETERS = {
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Scope]]
 Send = Callable[[Scope], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-"""What serves requests, by the ASGI convention."""
+App = Callable[[Scope, Receive, Send], Awaitable[None]]  # what serves requests, by the ASGI convention
 
 
 class Gate:
@@ -152,7 +148,7 @@ def count(handlers: Any, quota: Quota) -> None:
             try:
                 quota.announce(node, facts.reply_to_message_id, tree, size, state)
             except Refused as refused:  # 503 is what a SuperNode tries again
-                raise HTTPException(503 if refused.later else 429, refused.reason) from None
+                raise HTTPException(503 if refused.later else 429, str(refused)) from None
             return push_messages(request=request, state=state)
 
     @functools.wraps(push_object)
@@ -162,7 +158,7 @@ def count(handlers: Any, quota: Quota) -> None:
         except Refused as refused:
             if not refused.later:
                 return PushObjectResponse(stored=False)  # Flower's own way to say so
-            raise HTTPException(503, refused.reason) from None
+            raise HTTPException(503, str(refused)) from None
         return push_object(request=request, state=state)
 
     handlers.pull_messages, handlers.push_messages, handlers.push_object = pull, announce, upload

@@ -25,14 +25,11 @@ from fairfold.protocol.algorithm import COUNTS
 from fairfold.protocol.words import Answer, Sent
 from fairfold.settings import Settings, read_settings
 
-NOT_SENT = ("data", "fleet")
-"""Tables that are the server's own business."""
-
+NOT_SENT = ("data", "fleet")  # tables that are the server's own business
 NOT_SENT_OF_RUN = ("rounds", "evaluate_every", "patience", "threshold", "backend", "device", "user_storage")
 UNREADABLE = (FairfoldError, ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError)
 MOST_ITEMS = 2**32
-NO_WORD = 0
-"""In the place of a word's number: the server holds none of this device's."""
+NO_WORD = 0  # in the place of a word's number: the server holds none of this device's
 
 
 @dataclass(frozen=True)
@@ -71,6 +68,11 @@ def sent_settings(settings: Settings) -> dict[str, Any]:
     if settings.model.reads_images:
         values["data"] = settings.plain()["data"] | {"name": "device"}
     return values
+
+
+def trains(model: str | None, settings: Settings) -> bool:
+    """Whether a device that was given this model takes part in such a run; without one it trains any of fairfold's."""
+    return settings.model.kind == model if model is not None else not settings.model.own
 
 
 def _facts(**facts: Any) -> ConfigRecord:
