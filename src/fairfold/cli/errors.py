@@ -9,7 +9,6 @@ import errno
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -21,6 +20,7 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperGroup
 
+from fairfold.cli.start import on_signals
 from fairfold.errors import FairfoldError
 
 TOLD, INTERRUPTED, NO_READER, TERMINATED = 2, 130, 141, 143
@@ -93,26 +93,6 @@ def _no_more_output() -> None:
                 os.close(nowhere)
 
 
-@contextmanager
-def _ends_like_an_interruption() -> Iterator[None]:
-    """Let SIGTERM unwind as Ctrl-C does, unless whoever called has other plans for it."""
-    owner = os.getpid()
-
-    def end(_number: int, _frame: FrameType | None) -> NoReturn:
-        if os.getpid() != owner:  # a fork, which unwinds for nobody
-            os._exit(TERMINATED)
-        raise Terminated
-
-    mine = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    if mine:
-        signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        if mine:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
 def _open_closed_streams() -> None:
     """Give standard streams that were closed a place to go: else the next file that is opened would take theirs."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
@@ -130,8 +110,15 @@ class Guarded(TyperGroup):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and make sure that what it printed has arrived."""
         _open_closed_streams()
+        owner = os.getpid()
+
+        def end(_number: int, _frame: FrameType | None) -> NoReturn:
+            if os.getpid() != owner:  # a fork, which unwinds for nobody
+                os._exit(TERMINATED)
+            raise Terminated
+
         try:
-            with _told_plainly(), _ends_like_an_interruption():
+            with _told_plainly(), on_signals(end, signal.SIGTERM):
                 result = super().invoke(ctx)
                 sys.stdout.flush()
                 return result
