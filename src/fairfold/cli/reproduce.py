@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from fairfold.cli.console import Terminal
+from fairfold.cli.progress import LINE_SECONDS
 from fairfold.errors import InvalidData, InvalidSettings
 from fairfold.reproduce.watcher import Watcher
 from fairfold.runs.units import human_seconds
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from fairfold.reproduce.tables import Grid
 
 DEFAULT_OUT = Path("reproduction")
-LINE_SECONDS = 30.0
 
 
 def reproduce(
@@ -217,12 +217,9 @@ class Display(Watcher):
         return f", {human_seconds((time.monotonic() - self._started) / done * (self._total - done))} left"
 
     def _show(self, label: str) -> None:
+        done, left = sum(self._shares.values()), self._left()
         if self._bar is not None:
-            done = sum(self._shares.values())
-            self._bar.update(
-                self._task, completed=done, description=f"{self._name} {label}", left=self._left().strip(", ")
-            )
+            self._bar.update(self._task, completed=done, description=f"{self._name} {label}", left=left.strip(", "))
         elif label and time.monotonic() - self._spoke > LINE_SECONDS:
             self._spoke = time.monotonic()
-            done = f"{sum(self._shares.values()):.1f} of {self._total} cells"
-            self._console.say(f"{done}, in {label}{self._left()}")
+            self._console.say(f"{done:.1f} of {self._total} cells, in {label}{left}")
