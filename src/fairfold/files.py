@@ -116,6 +116,15 @@ def _cannot_write(path: Path, error: OSError, needed: int | None) -> CannotWrite
     )
 
 
+def make_private(folder: Path) -> None:
+    """Make a folder that its owner alone may enter."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        os.chmod(folder, 0o700)
+    except OSError as error:
+        raise CannotWrite(f"{folder}: {error.strerror}", "a folder to write to", "Name another.") from None
+
+
 def remove_leftovers(folder: Path) -> None:
     """Remove what writers left that were killed."""
     for path in folder.glob(f".*{TEMPORARY}"):

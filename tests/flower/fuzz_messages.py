@@ -16,18 +16,29 @@ from typing import Any
 
 import numpy
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fairfold.data.clients import Clients
 from fairfold.errors import FairfoldError, InvalidMessage
 from fairfold.flower.device import DeviceWork
-from fairfold.flower.inprocess import InProcessGrid
 from fairfold.flower.local import LocalData, LocalImages
 from fairfold.flower.nodes import Nodes
-from fairfold.flower.protocol import ARRAYS, CAPACITY, FACTS, VERSION
+from fairfold.flower.protocol import ARRAYS, FACTS, VERSION
 from fairfold.flower.store import DeviceState
-from fairfold.flower.surveys import ask, asked_in, pack_survey, tell, told_in, unpack_survey
-from fairfold.flower.wire import Order, Reply, pack_order, pack_reply, unpack_order, unpack_reply
+from fairfold.flower.wire import (
+    Order,
+    Reply,
+    ask,
+    asked_in,
+    pack_order,
+    pack_reply,
+    pack_survey,
+    tell,
+    told_in,
+    unpack_order,
+    unpack_reply,
+    unpack_survey,
+)
 from fairfold.settings import Settings
 from fairfold.simulate.numbering import numbered
 from fairfold.simulate.world import World
@@ -91,11 +102,8 @@ def _nothing(_found: object) -> None:
 
 
 def _note(content: RecordDict) -> None:
-    InProcessGrid(None, [])  # type: ignore[arg-type]  # messages belong to a run
     nodes = Nodes(Settings())
-    asked = Message(RecordDict(), 5, CAPACITY)
-    asked.metadata.__dict__["_message_id"] = "asked"
-    nodes._note(5, Message(content, reply_to=asked))
+    nodes._note(5, content)
     if not nodes.usable:
         assert nodes.left_out
         raise InvalidMessage("a node left out", "a node that can be used", "None.")

@@ -22,6 +22,7 @@ from fairfold.flower.federate import trial_of
 from fairfold.flower.keys import make_certificates, make_node_key
 from fairfold.flower.local import LocalFile
 from fairfold.flower.processes import Program, descendants, free_ports, stopping, wait_for_port
+from fairfold.flower.trial_app import COMMANDS
 from tests.flat import flat
 
 SMALL = flat(rounds=2, world={"users": 20, "items": 60, "interactions_per_user": 10})
@@ -90,10 +91,9 @@ def test_every_node_gets_a_file_of_its_own(tmp_path: Path) -> None:
             assert local.test is not None
             assert local.test.of(user).tolist() == data.test.of(int(name)).tolist()
     assert len(seen) == 20
-    told = trial.deployment()
-    for command in (trial.superlink_command(), trial.supernode_command(0), trial.register_command(0)):
-        assert Path(command[0]).name in told
-        assert all(word in told for word in command if word.startswith("--ssl") or word.startswith("--auth"))
+    for command in (trial.superlink_command(), trial.supernode_command(0), trial.run_command()):
+        assert Path(command[0]).name in COMMANDS
+        assert all(word in COMMANDS for word in command if word.startswith("--ssl") or word.startswith("--auth"))
 
 
 @pytest.mark.parametrize(("nodes", "complaint"), [("", "what each node can hold"), ("1x,many", "many"), ("0x", "0x")])
@@ -193,7 +193,7 @@ def test_the_command_ends_with_a_better_model_over_tls(tmp_path: Path) -> None:
     assert sorted(node["capacity"] for node in nodes) == ["16x", "1x", "4x", "64x"]
     assert all(node["rounds"] == 5 for node in nodes)
     held = {node["capacity"]: node["bytes_held"] for node in nodes}
-    assert held["1x"] >= 4 * held["4x"] >= 16 * held["16x"] >= 64 * held["64x"]
+    assert held["1x"] > held["4x"] > held["16x"] > held["64x"]
     for before, after in ((node["first_quality"], node["last_quality"]) for node in nodes):
         assert after[0] / after[1] > before[0] / before[1]
     row = re.search(r"all .*?(0\.\d+) .*?(0\.\d+)", said)
@@ -210,5 +210,5 @@ def test_interrupted_it_leaves_no_program_behind(number: signal.Signals, tmp_pat
     wait_for(lambda: (out / "run" / "metrics.csv").exists() and len(programs_of(out)) > 3, 300)
     process.send_signal(number)
     process.communicate(timeout=120)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     wait_for(lambda: programs_of(out) == [], 30)

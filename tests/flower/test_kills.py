@@ -8,8 +8,8 @@ import torch
 from fairfold.algorithms.closed_form import subspace_of
 from fairfold.algorithms.least_squares import GRAM, LeastSquares, owned_rows, row_counts, rows_of
 from fairfold.flower.books import Books
+from fairfold.flower.client import name_of
 from fairfold.flower.federate import Trial
-from fairfold.flower.identity import name_of
 from fairfold.flower.opening import plan_of
 from fairfold.flower.processes import stopping
 from fairfold.flower.store import DeviceStore
@@ -43,7 +43,7 @@ def assert_exact(trial: Trial) -> None:
     """The server's sums of its last checkpoint are those of the words that it and its devices agree on."""
     state = checkpoint.require(trial.run_folder / "checkpoints").progress.state
     books = Books(state)
-    plan = plan_of(trial.settings, int(WORLD["items"]), books, None)
+    plan = plan_of(trial.settings, int(WORLD["items"]), books.survey, None)
     (name,), (own,), d = plan.architecture.tables, plan.architecture.own, plan.settings.model.factors
     algorithm = plan.algorithm
     assert isinstance(algorithm, LeastSquares)

@@ -247,8 +247,8 @@ def test_a_server_killed_in_a_round_loses_that_round_and_no_other(tmp_path: Path
         trial.programs[0].kill()  # the SuperLink and the server app it runs
         before = checkpoint.require(trial.run_folder / "checkpoints").progress
         assert before.state.round_number == done
-        for program in trial.programs[1:]:
-            program.stop()
+        with stopping(trial.programs[1:]):
+            pass
         trial.programs.clear()
         data_items = before.state.full["item.weight"].numel() // trial.settings.model.factors
         # In this process, to look; then by a new run of the app.

@@ -69,7 +69,7 @@ def test_a_node_may_only_answer_what_it_was_given_and_not_for_ever() -> None:
         announced(quota, state, "old", tree("b"), 2)
     with pytest.raises(Refused, match="announced"):
         quota.upload(2, name("c"), 5, state)
-    assert quota.stored == quota.used(2) == SMALLEST_CHARGE
+    assert quota.stored == quota.accounts[2].used == SMALLEST_CHARGE
 
 
 def test_pieces_count_until_they_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,8 +96,8 @@ def test_pieces_count_until_they_are_fetched(monkeypatch: pytest.MonkeyPatch) ->
     assert refused.value.later
     state.object_store.delete(name("root"))  # the server has fetched it
     quota.upload(2, name(("two", 1)), 2 * len(PIECE), state)
-    assert quota.used(1) == 0
-    assert quota.stored == quota.used(2) == 3 * len(PIECE) + SMALLEST_CHARGE
+    assert quota.accounts[1].used == 0
+    assert quota.stored == quota.accounts[2].used == 3 * len(PIECE) + SMALLEST_CHARGE
 
 
 def test_what_nobody_fetched_in_time_is_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ def test_a_quota_counts_in_a_database(monkeypatch: pytest.MonkeyPatch) -> None:
     state.object_store.delete(name("root"))
     announced(quota, state, "asked", tree("next", tree(2)))
     quota.upload(1, name(2), 2 * len(PIECE) - SMALLEST_CHARGE, state)
-    assert quota.stored == quota.used(1) == 2 * len(PIECE)
+    assert quota.stored == quota.accounts[1].used == 2 * len(PIECE)
 
 
 # -- the gate ----------------------------------------------------------------------------------------------------------

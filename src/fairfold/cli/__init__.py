@@ -40,17 +40,6 @@ app = _Application(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-app.command()(train)
-app.command()(federate)
-app.command()(report)
-app.command()(reproduce)
-app.command()(recommend)
-app.command()(export)
-app.command()(doctor)
-app.command()(plan)
+for command in (train, federate, report, reproduce, recommend, export, doctor, plan):
+    app.command()(command)
 app.add_typer(data, name="data")
-
-
-@app.callback()
-def main() -> None:
-    """Federated learning of embedding tables on devices of every size."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from fairfold.errors import InvalidSettings
 
@@ -24,6 +26,10 @@ OPTIONS = {
 """Where the values of options stand in the settings."""
 
 ALGORITHM = "algorithm.kind"
+Data = Annotated[str | None, typer.Option(help="'synthetic', a name from `fairfold data list`, or a folder or file.")]
+Change = Annotated[
+    list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other setting; may be repeated.")
+]
 
 
 def changes_of(options: Mapping[str, Any], changes: list[str]) -> dict[str, Any]:
@@ -56,12 +62,8 @@ def choose(
 ) -> tuple[Settings, str]:
     """The settings, and one line that says where they come from.
 
-    Args:
-        file: Of settings.
-        recipe: By name. Without a file and a recipe the best one is taken; not where another model or algorithm is
-            asked for: recipes are of one, and settings choose well by themselves.
-        changes: By ``table.key``.
-        resumed: Folder of a run that goes on: its own settings come first where neither file nor recipe is named.
+    Without a file and a recipe those of the run that goes on are taken, or the best recipe; not where another model or
+    algorithm is asked for: recipes are of one, and settings choose well by themselves.
     """
     from fairfold.runs.folder import RunFolder
     from fairfold.runs.read import read_run_settings
@@ -75,9 +77,8 @@ def choose(
         if file is None and recipe is None and not changes.keys() & {"model.kind", ALGORITHM}:
             recipe = BEST
         if changes.get(ALGORITHM) == "central" and (file is not None or recipe is not None):
-            changes = _pooled(
-                load_settings(file, {k: v for k, v in changes.items() if k != ALGORITHM}, recipe), changes
-            )
+            others = {key: value for key, value in changes.items() if key != ALGORITHM}
+            changes = _pooled(load_settings(file, others, recipe), changes)
         settings = load_settings(file, changes, recipe)
         source = f"Recipe: {recipe}" if recipe is not None else f"Settings: {file or 'the defaults'}"
     return settings, f"{source} ({settings.algorithm.kind}, {settings.fleet.capacities})"
@@ -87,6 +88,7 @@ def _pooled(federated: Settings, changes: Mapping[str, Any]) -> dict[str, Any]:
     """The steps of a federation's devices, taken where all data is in one place."""
     from fairfold.algorithms import Central
 
-    steps = {key: value for key, value in federated.algorithm.effective(changed=True).items() if key != "kind"}
-    shared = {f"algorithm.{key}": value for key, value in steps.items() if key in Central.model_fields}
-    return shared | dict(changes) | {"subspace.method": "fedavg"}
+    shared = Central.model_fields.keys() - {"kind"}
+    steps = federated.algorithm.effective(changed=True).items()
+    kept = {f"algorithm.{key}": value for key, value in steps if key in shared}
+    return kept | dict(changes) | {"subspace.method": "fedavg"}

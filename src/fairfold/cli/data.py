@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from fairfold.data.files import Stages
     from fairfold.data.prepare import Prepared
 
 data = typer.Typer(help="Bring data in, see what is there.", no_args_is_help=True)
@@ -40,35 +39,22 @@ def prepare_command(
     cache: Cache = None,
 ) -> None:
     """Read a data set, choose, number and split it, and keep it in the cache."""
-    options: dict[str, Any] = {
-        "top_users": top_users,
-        "core": core,
-        "ratings": ratings,
-        "min_rating": min_rating,
-        "split": split,
-        "resplit": resplit,
-        "valid": valid,
-        "seed": seed,
-        "user_column": user_column,
-        "item_column": item_column,
-        "rating_column": rating_column,
-        "separator": "\t" if separator in ("tab", "\\t") else separator,
-        "scale": scale,
-        "images": images,
-    }
+    from fairfold.data.prepare import prepare
 
-    def work(stages: "Stages") -> "Prepared":
-        from fairfold.data.prepare import prepare
-
-        return prepare(source, cache=cache, stages=stages, refresh=refresh, **options)
-
-    _show(_run(work))
+    prepared = prepare(
+        source, cache=cache, stages=_stages, refresh=refresh, top_users=top_users, core=core, ratings=ratings,
+        min_rating=min_rating, split=split, resplit=resplit, valid=valid, seed=seed, user_column=user_column,
+        item_column=item_column, rating_column=rating_column, scale=scale, images=images,
+        separator="\t" if separator in ("tab", "\\t") else separator,
+    )  # fmt: skip
+    _show(prepared)
 
 
 @data.command("list")
 def list_command(cache: Cache = None) -> None:
     """Show the known data sets, where they come from, and what is on this machine."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from fairfold.data.files import cache_folder
@@ -80,13 +66,13 @@ def list_command(cache: Cache = None) -> None:
     for one in KNOWN.values():
         folder = on_disk(one.name, cache)
         if folder is not None:
-            place = f"[green]on disk:[/] {_escape(str(folder))}"
+            place = f"[green]on disk:[/] {escape(str(folder))}"
         else:
             place = "not here; downloads when asked for" if one.downloads else f"not here; {one.how}"
         console.print(f"[bold]{one.name}[/]  {place}", highlight=False, soft_wrap=True)
         console.print(f"    {', '.join(one.files)}  ({one.terms})\n    {one.page}", highlight=False, soft_wrap=True)
     where = " or ".join(str(folder) for folder in reversed(data_folders("NAME", cache)))
-    console.print(f"\nFiles put by hand are looked for in {_escape(where)}.\n", highlight=False, soft_wrap=True)
+    console.print(f"\nFiles put by hand are looked for in {escape(where)}.\n", highlight=False, soft_wrap=True)
     prepared = Table("folder", "kind", "counts", "options", title=f"Prepared in {cache_folder(cache)}")
     for path in sorted(cache_folder(cache).glob(f"*/{MANIFEST}")):
         try:
@@ -94,24 +80,10 @@ def list_command(cache: Cache = None) -> None:
         except FairfoldError as error:
             prepared.add_row(path.parent.name, "unreadable", str(error), "")
             continue
-        counts = ", ".join(f"{count:,} {_words(name)}" for name, count in manifest["counts"].items())
+        counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in manifest["counts"].items())
         options = ", ".join(f"{name}={value}" for name, value in manifest["options"].items())
         prepared.add_row(path.parent.name, manifest["kind"], counts, options or "–")
     console.print(prepared)
-
-
-def _run(work: "Callable[[Stages], Prepared]") -> "Prepared":
-    """Do the work with progress on the terminal; what goes wrong is one message, and nothing half-made is left."""
-    from fairfold.cli.errors import ends_like_an_interruption, told_plainly
-
-    with told_plainly(), ends_like_an_interruption():
-        return work(_stages)
-
-
-def _escape(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
 
 
 @contextlib.contextmanager
@@ -129,19 +101,14 @@ def _stages(name: str, size: int) -> Iterator[Callable[[int], None]]:
         yield lambda done: progress.advance(task, done)
 
 
-def _words(name: str) -> str:
-    return name.replace("_", " ")
-
-
 def _show(prepared: "Prepared") -> None:
     """The table of counts a preparation ends with."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
-    console = Console()
-    manifest = prepared.manifest
-    given = dict(manifest.get("source_counts", {}))
-    kept = dict(manifest["counts"])
+    console, manifest = Console(), prepared.manifest
+    given, kept = dict(manifest.get("source_counts", {})), dict(manifest["counts"])
     if "users" in kept:
         kept["interactions"] = kept["train"] + kept["valid"] + kept["test"]
         if not kept["valid"]:
@@ -153,7 +120,7 @@ def _show(prepared: "Prepared") -> None:
     table.add_column("prepared", justify="right")
     for name in sorted({**given, **kept}, key=_ORDER.index):
         cells = [f"{counts[name]:,}" if name in counts else "" for counts in (given, kept)]
-        table.add_row(_words(name), *(cells if sourced else cells[1:]))
+        table.add_row(name.replace("_", " "), *(cells if sourced else cells[1:]))
     console.print(table)
     if manifest["repairs"]:
         repairs = Table("repaired or left out", title_justify="left")
@@ -162,21 +129,11 @@ def _show(prepared: "Prepared") -> None:
             repairs.add_row(reason, f"{count:,}")
         console.print(repairs)
     console.print(f"split: {manifest['split']}", highlight=False, soft_wrap=True)
-    console.print(f"{prepared.note}: {_escape(str(prepared.folder))}", highlight=False, soft_wrap=True)
+    console.print(f"{prepared.note}: {escape(str(prepared.folder))}", highlight=False, soft_wrap=True)
 
 
 # Rows of the table of counts, from top to bottom.
 _ORDER = (
-    "users",
-    "items",
-    "items_touched",
-    "items_in_train",
-    "interactions",
-    "rated",
-    "train",
-    "valid",
-    "test",
-    "classes",
-    "train_writers",
-    "test_writers",
-)
+    "users", "items", "items_touched", "items_in_train", "interactions", "rated", "train", "valid", "test", "classes",
+    "train_writers", "test_writers",
+)  # fmt: skip

@@ -5,6 +5,7 @@ import importlib.util
 import platform
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 EXTRAS = [
@@ -14,20 +15,26 @@ EXTRAS = [
     ("flwr", "federations over a network (fairfold federate)", "pip install 'fairfold[flower]'"),
     ("tensorboard", "curves of a run while it trains", "pip install 'fairfold[tensorboard]'"),
 ]
+MISSING = "[yellow]missing[/yellow]"
 
 
 def doctor() -> None:
     """Say what is installed, what is missing and what it would give."""
     import torch
 
+    from fairfold.kernels.native import status
     from fairfold.version import __version__
 
-    table = Table(title="fairfold doctor")
-    for heading in ("part", "state", "what it means"):
-        table.add_column(heading)
+    table = Table("part", "state", "what it means", title="fairfold doctor")
     table.add_row("fairfold", __version__, f"Python {platform.python_version()} on {platform.machine()}")
     table.add_row("torch", torch.__version__, f"{torch.get_num_threads()} threads")
-    table.add_row("native kernels", *_native())
+    native = status()
+    if native.available:
+        serves = f"compiled kernels serve on the CPU, {'threaded' if native.threaded else 'one thread'}"
+        table.add_row("native kernels", f"present ({native.instructions})", serves)
+    else:
+        why = f"plain torch serves, several times slower: {native.reason}. With a C compiler, install fairfold again"
+        table.add_row("native kernels", MISSING, escape(why))
     if torch.cuda.is_available():
         table.add_row("GPU", torch.cuda.get_device_name(), "serves tensors on it; kernels need triton")
     else:
@@ -36,16 +43,5 @@ def doctor() -> None:
         if importlib.util.find_spec(module):
             table.add_row(module, importlib.metadata.version(module), gives)
         else:
-            table.add_row(module, "[yellow]missing[/yellow]", f"{gives}: {remedy}".replace("[", r"\["))
+            table.add_row(module, MISSING, escape(f"{gives}: {remedy}"))
     Console().print(table)
-
-
-def _native() -> tuple[str, str]:
-    from fairfold.kernels.native import status
-
-    found = status()
-    if found.available:
-        threads = "threaded" if found.threaded else "one thread"
-        return f"present ({found.instructions})", f"compiled kernels serve on the CPU, {threads}"
-    reason = f"plain torch serves, several times slower: {found.reason}. With a C compiler, install fairfold again"
-    return "[yellow]missing[/yellow]", reason.replace("[", r"\[")

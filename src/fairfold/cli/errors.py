@@ -9,7 +9,6 @@ import errno
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -21,6 +20,7 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperGroup
 
+from fairfold.cli.start import on_signals
 from fairfold.errors import FairfoldError
 
 TOLD, INTERRUPTED, NO_READER, TERMINATED = 2, 130, 141, 143
@@ -31,12 +31,10 @@ class Terminated(KeyboardInterrupt):
 
 
 @contextmanager
-def told_plainly() -> Iterator[None]:
+def _told_plainly() -> Iterator[None]:
     """Turn errors raised on purpose, and those of the machine, into a message."""
     try:
         yield
-    except FairfoldError as error:
-        _end(str(error), TOLD)
     except KeyboardInterrupt as error:
         _say(Text("interrupted"))
         raise typer.Exit(TERMINATED if isinstance(error, Terminated) else INTERRUPTED) from None
@@ -45,40 +43,37 @@ def told_plainly() -> Iterator[None]:
             raise  # else it is rich's way to say that the reader is gone
         _no_more_output()
         raise typer.Exit(NO_READER) from None
-    except OSError as error:
-        if error.errno == errno.ENOMEM:
-            _end(_memory(error), TOLD)
-        tell(error)
-        raise typer.Exit(TOLD) from None
-    except (MemoryError, RuntimeError) as error:
-        if not _is_memory(error):
+    except (FairfoldError, OSError, MemoryError, RuntimeError) as error:
+        if not tell(error):
             raise
-        _end(_memory(error), TOLD)
+        raise typer.Exit(TOLD) from None
 
 
-def tell(error: OSError) -> None:
-    """Say what the system refused; ``filename`` is not known of a stream."""
-    _say(Text.assemble(("error: ", "red"), f"{error.filename or 'standard output'}: {error.strerror or error}"))
+def tell(error: Exception) -> bool:
+    """Say what is wrong, in one line; not of a defect, which keeps its traceback."""
+    if isinstance(error, FairfoldError):
+        words = str(error)
+    elif _is_memory(error):
+        reason = str(error).split("\n", 1)[0][:200]
+        words = (
+            f"out of memory{f' ({reason})' if reason else ''}; needed: more than this machine, or its limits, give. "
+            "Ask for less (fewer users, items or factors, smaller blocks), or use a machine with more."
+        )
+    elif isinstance(error, OSError):  # the name of a stream is not known
+        words = f"{error.filename or 'standard output'}: {error.strerror or error}"
+    else:
+        return False
+    _say(Text.assemble(("error: ", "red"), words))
+    return True
 
 
 def _is_memory(error: Exception) -> bool:
     """Whether memory ran out: torch says so in the words of a RuntimeError, or, of a GPU, in a class of its own."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
     words = ("can't allocate memory", "not enough memory", "out of memory")
     told = any(word in str(error).lower() for word in words)
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or told
-
-
-def _memory(error: Exception) -> str:
-    reason = str(error).split("\n", 1)[0][:200]
-    return (
-        f"out of memory{f' ({reason})' if reason else ''}; needed: more than this machine, or its limits, give. "
-        "Ask for less (fewer users, items or factors, smaller blocks), or use a machine with more."
-    )
-
-
-def _end(message: str, status: int) -> NoReturn:
-    _say(Text.assemble(("error: ", "red"), message))
-    raise typer.Exit(status) from None
 
 
 def _say(message: Text) -> None:
@@ -98,27 +93,7 @@ def _no_more_output() -> None:
                 os.close(nowhere)
 
 
-@contextmanager
-def ends_like_an_interruption() -> Iterator[None]:
-    """Let SIGTERM unwind as Ctrl-C does, unless whoever called has other plans for it."""
-    owner = os.getpid()
-
-    def end(_number: int, _frame: FrameType | None) -> NoReturn:
-        if os.getpid() != owner:  # a fork, which unwinds for nobody
-            os._exit(TERMINATED)
-        raise Terminated
-
-    mine = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    if mine:
-        signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        if mine:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def open_closed_streams() -> None:
+def _open_closed_streams() -> None:
     """Give standard streams that were closed a place to go: else the next file that is opened would take theirs."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
@@ -134,9 +109,16 @@ class Guarded(TyperGroup):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and make sure that what it printed has arrived."""
-        open_closed_streams()
+        _open_closed_streams()
+        owner = os.getpid()
+
+        def end(_number: int, _frame: FrameType | None) -> NoReturn:
+            if os.getpid() != owner:  # a fork, which unwinds for nobody
+                os._exit(TERMINATED)
+            raise Terminated
+
         try:
-            with told_plainly(), ends_like_an_interruption():
+            with _told_plainly(), on_signals(end, signal.SIGTERM):
                 result = super().invoke(ctx)
                 sys.stdout.flush()
                 return result

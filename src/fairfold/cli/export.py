@@ -5,17 +5,19 @@ from typing import Annotated
 
 import typer
 
-from fairfold.cli.console import wide_console
-from fairfold.cli.errors import told_plainly
+from fairfold.cli.console import Terminal
+
+Run = Annotated[Path, typer.Argument(help="Folder of a run.")]
+Newest = Annotated[
+    bool, typer.Option("--newest", help="Insist on the newest checkpoint, even if only an older one is whole.")
+]
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run: Run,
     capacity: Annotated[str, typer.Option(help="Size of the device: 16x, 1/16 or 40MB; it need not have taken part.")],
     out: Annotated[Path | None, typer.Option(help="File to write; default RUN/device-CAPACITY.safetensors.")] = None,
-    newest: Annotated[
-        bool, typer.Option("--newest", help="Insist on the newest checkpoint, even if only an older one is whole.")
-    ] = False,
+    newest: Newest = False,
 ) -> None:
     """Write a device's model and print its quality on the test set.
 
@@ -27,25 +29,19 @@ def export(
     from fairfold.runs.units import human_bytes
     from fairfold.subspace import Capacity
 
-    console = wide_console()
-
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True, highlight=False, markup=False)
-
-    with told_plainly():
-        size = Capacity.parse(capacity)
-        opened = open_run(run, say, newest=newest)
-        device = device_model(opened, size)
-        measured = quality(opened, device)
-        path = run / f"device-{size}.safetensors" if out is None else out
-        written = write_device_model(opened, device, path, measured)
-        metric, value, server = measured
-        full_size = sum(tensor.numel() for tensor in opened.progress.state.full.values())
-        asked = "on all test images" if opened.settings.model.reads_images else "over all users"
-        note = "" if device.trained else " No device of this size took part in the run."
-        if not device.nests:
-            note += " Its size does not nest with those of the run: a model to use, not to train along."
-        say(
-            f"{path}: {device.size:,} of {full_size:,} numbers, {human_bytes(written)}. "
-            f"{metric} {value:.4f} {asked}; the server's model {server:.4f}.{note}"
-        )
+    console, size = Terminal(), Capacity.parse(capacity)
+    opened = open_run(run, console.say, newest=newest)
+    device = device_model(opened, size)
+    measured = quality(opened, device)
+    path = run / f"device-{size}.safetensors" if out is None else out
+    written = write_device_model(opened, device, path, measured)
+    metric, value, server = measured
+    full_size = sum(tensor.numel() for tensor in opened.progress.state.full.values())
+    asked = "on all test images" if opened.settings.model.reads_images else "over all users"
+    note = "" if device.trained else " No device of this size took part in the run."
+    if not device.nests:
+        note += " Its size does not nest with those of the run: a model to use, not to train along."
+    console.say(
+        f"{path}: {device.size:,} of {full_size:,} numbers, {human_bytes(written)}. "
+        f"{metric} {value:.4f} {asked}; the server's model {server:.4f}.{note}"
+    )

@@ -1,25 +1,17 @@
 """``fairfold federate``: a complete federation on this machine, over TLS with node keys."""
 
-from __future__ import annotations
-
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from fairfold.cli.choose import changes_of, choose
-from fairfold.cli.console import wide_console
-from fairfold.cli.errors import told_plainly
+from fairfold.cli.choose import Change, Data, changes_of, choose
+from fairfold.cli.console import Terminal
 from fairfold.errors import InvalidSettings
 from fairfold.runs.units import human_bytes, human_seconds
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from fairfold.flower.federate import Trial
 
 
 def federate(
@@ -27,9 +19,7 @@ def federate(
         str, typer.Option(help='What each node can hold: "1x,4x*3,16x" (three of 4x), or bytes: "1MB,200kB".')
     ] = "1x,4x,16x,64x",
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")] = 5,
-    data: Annotated[
-        str, typer.Option(help="'synthetic', a name from `fairfold data list`, or a folder or file.")
-    ] = "synthetic",
+    data: Data = "synthetic",
     recipe: Annotated[
         str | None, typer.Option(help="Settings that come with fairfold: 'best' (the default), 'ratings' or 'paper'.")
     ] = None,
@@ -37,9 +27,7 @@ def federate(
     half: Annotated[bool, typer.Option("--half", help="Send vectors in half precision.")] = False,
     seed: Annotated[int, typer.Option(help="Of the model and the data.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for everything; default runs/DATE-TIME-federation.")] = None,
-    change: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting; may be repeated.")
-    ] = None,
+    change: Change = None,
 ) -> None:
     """Try a real federation out: a SuperLink and SuperNodes of different sizes on this machine.
 
@@ -47,62 +35,49 @@ def federate(
     are plain sums over its users. Ends with who took part, with which memory and bytes, and how well the model serves
     each, before and after. Takes about ten seconds per round: every message starts a program on every node.
     """
-    console = wide_console()
+    console = Terminal()
+    try:
+        from fairfold.flower.federate import trial_of
+        from fairfold.flower.trial_app import COMMANDS
+    except ImportError:
+        raise InvalidSettings(
+            "`fairfold federate`, which needs Flower", "the extra 'flower'", "pip install 'fairfold[flower]'"
+        ) from None
+    values = {"data": data, "method": method, "rounds": rounds, "seed": seed}
+    settings, said = choose(None, recipe, {"run.evaluate_every": rounds} | changes_of(values, change or []))
+    console.say(said)
+    folder = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-federation"
+    if folder.exists() and any(folder.iterdir()):
+        raise InvalidSettings(f"--out {folder}", "a new or empty folder", "Name another, or remove it.")
+    trial, loaded = trial_of(settings, nodes, folder, half=half)
+    console.say(f"Keys, certificates and {len(trial.capacities)} nodes' own files in {folder}")
+    trial.prepare(loaded)
+    started, wanted = time.monotonic(), settings.run.rounds
+    with console.status("starting") as status:
 
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True, highlight=False, markup=False)
+        def on_round(done: int, answers: int) -> None:
+            console.say(f"round {done}/{wanted}: {answers} of {len(trial.capacities)} nodes answered")
+            status.update(f"round {min(done + 1, wanted)}/{wanted}")
 
-    with told_plainly():
-        try:
-            from fairfold.flower.federate import trial_of
-        except ImportError:
-            raise InvalidSettings(
-                "`fairfold federate`, which needs Flower", "the extra 'flower'", "pip install 'fairfold[flower]'"
-            ) from None
-        values = {"data": data, "method": method, "rounds": rounds, "seed": seed}
-        changes = {"run.evaluate_every": rounds} | changes_of(values, change or [])
-        settings, said = choose(None, recipe, changes)
-        say(said)
-        folder = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-federation"
-        if folder.exists() and any(folder.iterdir()):
-            raise InvalidSettings(f"--out {folder}", "a new or empty folder", "Name another, or remove it.")
-        trial, loaded = trial_of(settings, nodes, folder, half=half)
-        say(f"Keys, certificates and {len(trial.capacities)} nodes' own files in {folder}")
-        trial.prepare(loaded)
-        started = time.monotonic()
-        with console.status("starting") as status:
-
-            def on_round(done: int, answers: int) -> None:
-                say(f"round {done}/{settings.run.rounds}: {answers} of {len(trial.capacities)} nodes answered")
-                status.update(f"round {min(done + 1, settings.run.rounds)}/{settings.run.rounds}")
-
-            trial.run(say, on_round)
-        _show(console, trial, time.monotonic() - started)
-        say(f"\nEverything is in {folder}. With real machines the same is:\n\n{trial.deployment()}")
+        trial.run(console.say, on_round)
+    console.print(_table(trial.took_part(), settings.metric))
+    console.say(f"{wanted} rounds in {human_seconds(time.monotonic() - started)}, all over TLS.")
+    console.say(f"\nEverything is in {folder}. With real machines the same is:\n\n{COMMANDS}")
 
 
-def _show(console: Console, trial: Trial, seconds: float) -> None:
-    took_part = trial.took_part()
-    metric = trial.settings.metric
-    table = Table(title=f"Who took part, and {metric} on what their users had held back")
-    for heading in ("node", "can hold", "memory", "received", "sent", "rounds", "before", "after"):
-        table.add_column(heading, justify="left" if heading == "node" else "right")
+def _table(took_part: list[dict[str, Any]], metric: str) -> Table:
+    table = Table("node", title=f"Who took part, and {metric} on what their users had held back")
+    for heading in ("can hold", "memory", "received", "sent", "rounds", "before", "after"):
+        table.add_column(heading, justify="right")
     for place, node in enumerate(sorted(took_part, key=lambda one: -one["bytes_held"])):
-        table.add_row(
-            str(place + 1),
-            node["capacity"],
-            human_bytes(node["bytes_held"]),
-            human_bytes(node["bytes_down"]),
-            human_bytes(node["bytes_up"]),
-            str(node["rounds"]),
-            *(_mean([node[key]]) for key in ("first_quality", "last_quality")),
-        )
+        costs = [human_bytes(node[key]) for key in ("bytes_held", "bytes_down", "bytes_up")]
+        both = [_mean([node[key]]) for key in ("first_quality", "last_quality")]
+        table.add_row(str(place + 1), node["capacity"], *costs, str(node["rounds"]), *both)
     table.add_section()
     totals = [human_bytes(sum(node[key] for node in took_part)) for key in ("bytes_down", "bytes_up")]
     both = [_mean([node[key] for node in took_part]) for key in ("first_quality", "last_quality")]
     table.add_row("all", "", "", *totals, "", *(f"[bold]{value}[/bold]" for value in both))
-    console.print(table)
-    console.print(f"{trial.settings.run.rounds} rounds in {human_seconds(seconds)}, all over TLS.", highlight=False)
+    return table
 
 
 def _mean(qualities: list[list[float] | None]) -> str:

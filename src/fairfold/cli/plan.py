@@ -23,10 +23,9 @@ def plan(
     measure: Annotated[bool, typer.Option(help="Train one device of each size in a process; show its peak.")] = False,
 ) -> None:
     """Show the size, memory and traffic of devices, one line per budget."""
-    from rich.console import Console
     from rich.table import Table
 
-    from fairfold.cli.errors import told_plainly
+    from fairfold.cli.console import Terminal
     from fairfold.errors import InvalidSettings
     from fairfold.methods import Tensors
     from fairfold.nn import footprint
@@ -45,27 +44,22 @@ def plan(
     headings = ["budget", "size", "compression", "stored", "serving peak", "training peak", "per round, down + up"]
     for heading in [*headings, *(["measured peak"] if measure else [])]:
         table.add_column(heading, justify="right", overflow="fold")
-    with told_plainly():
-        if item_bias and measure:
-            raise InvalidSettings("--measure with --item-bias", "one of them", "What is measured is a table alone.")
-        chosen = {"mapping": mapping or ("element" if chunk == 1 else "chunk")} | (
-            {} if chunk == 1 else {"chunk": chunk}
-        )
-        method = read_settings({"algorithm": {"kind": "gradient"}, "subspace": chosen}).subspace
-        for text in budget:
-            (held,) = method.assign(tensors, [Capacity.parse(text)], seed=0)
-            needs = footprint.footprint(held.size(), dim + item_bias, batch, rows)
-            cells = [text, f"{held.size():,}", f"{full / held.size():.4g}x"]
-            cells += [readable_bytes(part) for part in (needs.stored, needs.serving, needs.training)]
-            cells.append(f"{readable_bytes(needs.stored)} + {readable_bytes(needs.stored)}")
-            if measure:
-                facts = (held.projections or {})["table"].facts()
-                job = footprint.Job(items, dim, held.size(), facts["mapping"], facts["chunk"], batch, rows)
-                cells.append(readable_bytes(footprint.measure(job)))
-            table.add_row(*cells)
-    console = Console()
-    # A narrow terminal wraps the cells; a file or a pipe gets whole lines.
-    (console if console.is_terminal else Console(width=140)).print(table)
+    if item_bias and measure:
+        raise InvalidSettings("--measure with --item-bias", "one of them", "What is measured is a table alone.")
+    chosen = {"mapping": mapping or "element"} if chunk == 1 else {"mapping": mapping or "chunk", "chunk": chunk}
+    method = read_settings({"algorithm": {"kind": "gradient"}, "subspace": chosen}).subspace
+    for text in budget:
+        (held,) = method.assign(tensors, [Capacity.parse(text)], seed=0)
+        needs = footprint.footprint(held.size(), dim + item_bias, batch, rows)
+        cells = [text, f"{held.size():,}", f"{full / held.size():.4g}x"]
+        cells += [readable_bytes(part) for part in (needs.stored, needs.serving, needs.training)]
+        cells.append(f"{readable_bytes(needs.stored)} + {readable_bytes(needs.stored)}")
+        if measure:
+            facts = (held.projections or {})["table"].facts()
+            job = footprint.Job(items, dim, held.size(), facts["mapping"], facts["chunk"], batch, rows)
+            cells.append(readable_bytes(footprint.measure(job)))
+        table.add_row(*cells)
+    Terminal().print(table)
     typer.echo("Peaks are above an idle process (the interpreter and torch). Formula: docs/modules.md.")
 
 

@@ -15,11 +15,10 @@ from fairfold.runs.units import human_bytes, human_seconds
 
 if TYPE_CHECKING:
     from fairfold.settings import Settings
-    from fairfold.simulate.result import Quality, Result, RoundReport
+    from fairfold.simulate.result import Quality, RoundReport
     from fairfold.subspace import Capacity
 
-LINE_SECONDS = 30.0
-"""Without a terminal: a line per evaluation, and one when nothing has been said for so long."""
+LINE_SECONDS = 30.0  # without a terminal: a line per evaluation, and one when nothing has been said for so long
 
 
 class Display(Callback):
@@ -28,14 +27,8 @@ class Display(Callback):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live: Live | None = None
-        self._bar = Progress(
-            TextColumn("round"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"), console=console
-        )
-        self._sizes: list[str] = []
-        self._metric = "quality"
-        self._rounds = 0
-        self._first = 1
-        self._started = self._spoke = time.monotonic()
+        columns = (TextColumn("round"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
+        self._bar = Progress(*columns, console=console)
         self._down = self._up = 0
         self._before: Quality | None = None
         self._last: Quality | None = None
@@ -63,14 +56,9 @@ class Display(Callback):
             self._bar.update(self._task, completed=report.round_number, left=f"{left} left")
             self._live.update(self._view())
             return
-        silent = time.monotonic() - self._spoke
-        if report.quality is not None or silent > LINE_SECONDS:
+        if report.quality is not None or time.monotonic() - self._spoke > LINE_SECONDS:
             self._spoke = time.monotonic()
             self._console.print(self._line(report, left), soft_wrap=True, highlight=False)
-
-    def on_end(self, result: Result) -> None:  # noqa: ARG002
-        """Nothing: the closing table follows."""
-        self.close()
 
     def close(self) -> None:
         """Take the bar away."""
@@ -100,11 +88,13 @@ class Display(Callback):
             table.add_column(size, justify="right")
         for heading in ("server", "down", "up"):
             table.add_column(heading, justify="right")
-        values = [*self._last.groups, self._last.server] if self._last else [None] * (len(self._sizes) + 1)
-        old = [*self._before.groups, self._before.server] if self._before else [None] * len(values)
-        cells = [_cell(value, before) for value, before in zip(values, old, strict=True)]
+        now, before = self._values(self._last), self._values(self._before)
+        cells = [_cell(value, old) for value, old in zip(now, before, strict=True)]
         table.add_row("", *cells, human_bytes(self._down), human_bytes(self._up))
         return Group(self._bar, table)
+
+    def _values(self, quality: Quality | None) -> list[float | None]:
+        return [*quality.groups, quality.server] if quality else [None] * (len(self._sizes) + 1)
 
 
 def _cell(value: float | None, before: float | None) -> str:

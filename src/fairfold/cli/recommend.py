@@ -7,12 +7,12 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fairfold.cli.console import wide_console
-from fairfold.cli.errors import told_plainly
+from fairfold.cli.console import Terminal
+from fairfold.cli.export import Newest, Run
 
 
 def recommend(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run: Run,
     user: Annotated[str | None, typer.Option(help="Id as in the source file, or #number.")] = None,
     history: Annotated[
         Path | None,
@@ -25,9 +25,7 @@ def recommend(
     capacity: Annotated[
         str | None, typer.Option(help="By the model of a device of this size (16x, 40MB); else by the server's.")
     ] = None,
-    newest: Annotated[
-        bool, typer.Option("--newest", help="Insist on the newest checkpoint, even if only an older one is whole.")
-    ] = False,
+    newest: Newest = False,
 ) -> None:
     """Recommend items to a user, known or new: ids, titles where the data has them, what the user has left out."""
     import torch
@@ -40,51 +38,43 @@ def recommend(
     from fairfold.runs.opened import find_user, item_name, open_run
     from fairfold.subspace import Capacity
 
-    console = wide_console()
-
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True, highlight=False, markup=False)
-
-    with told_plainly():
-        size = None if capacity is None else Capacity.parse(capacity)
-        opened = open_run(run, say, newest=newest)
-        data, state = opened.interactions, opened.progress.state
-        if (user is None) == (history is None):
-            raise InvalidSettings(
-                "neither or both of --user and --history", "one of them", "Name whom to recommend to."
-            )
-        new = None if history is None else opened.history(history)
-        number = 0 if user is None else find_user(data, user)
-        device = None if size is None else device_model(opened, size)
-        full = state.full if device is None else device.recovered()
-        held = None if device is None else [Assignment(device.projections)]
-        score = opened.scorer(full, held, new)
-        past = data.train if new is None else new
-        mine = past.of(number)
-        telling = int(opened.telling(mine, held).sum())
-        popular = not telling and not opened.settings.predicts_ratings
-        score = Popularity(data.train) if popular else score
-        items = best_items(score, torch.tensor([number]), past, top)[0].tolist()
-        scores = score(torch.tensor([number]))[0]
-        model = "the server's model" if size is None else f"the model of a {size} device"
-        name = f"user {data.user_ids[number]}" if data.user_ids is not None else f"user #{number}"
-        name = name if history is None else f"The user of {history}"
-        table = Table()
-        table.add_column("rank", justify="right")
-        table.add_column("item")
-        if data.titles is not None:
-            table.add_column("title")
-        table.add_column("score", justify="right")
-        for rank, item in enumerate((item for item in items if item >= 0), 1):
-            cells = [str(rank), escape(item_name(item, data))]
-            cells += [] if data.titles is None else [escape(data.titles[item])]
-            table.add_row(*cells, f"{float(scores[item]):.4f}")
-        model = "popularity alone" if popular else model
-        console.print(f"{name}, by {model} after round {state.round_number}", highlight=False, markup=False)
-        console.print(table)
-        console.print(f"Left out: the {len(mine)} items this user has.", highlight=False)
-        if telling < len(mine) or not telling:
-            console.print(_what_is_known(telling, len(mine), opened.settings.predicts_ratings), highlight=False)
+    console, size = Terminal(), None if capacity is None else Capacity.parse(capacity)
+    opened = open_run(run, console.say, newest=newest)
+    data, state, rated = opened.interactions, opened.progress.state, opened.settings.predicts_ratings
+    if (user is None) == (history is None):
+        raise InvalidSettings("neither or both of --user and --history", "one of them", "Name whom to recommend to.")
+    new = None if history is None else opened.history(history)
+    number = 0 if user is None else find_user(data, user)
+    device = None if size is None else device_model(opened, size)
+    full = state.full if device is None else device.recovered()
+    held = None if device is None else [Assignment(device.projections)]
+    score = opened.scorer(full, held, new)
+    past = data.train if new is None else new
+    mine = past.of(number)
+    telling = int(opened.telling(mine, held).sum())
+    popular = not telling and not rated
+    score = Popularity(data.train) if popular else score
+    items = best_items(score, torch.tensor([number]), past, top)[0].tolist()
+    scores = score(torch.tensor([number]))[0]
+    model = "the server's model" if size is None else f"the model of a {size} device"
+    model = "popularity alone" if popular else model
+    name = f"user {data.user_ids[number]}" if data.user_ids is not None else f"user #{number}"
+    name = name if history is None else f"The user of {history}"
+    table = Table()
+    table.add_column("rank", justify="right")
+    table.add_column("item")
+    if data.titles is not None:
+        table.add_column("title")
+    table.add_column("score", justify="right")
+    for rank, item in enumerate((item for item in items if item >= 0), 1):
+        cells = [str(rank), escape(item_name(item, data))]
+        cells += [] if data.titles is None else [escape(data.titles[item])]
+        table.add_row(*cells, f"{float(scores[item]):.4f}")
+    console.say(f"{name}, by {model} after round {state.round_number}")
+    console.print(table)
+    console.say(f"Left out: the {len(mine)} items this user has.")
+    if telling < len(mine) or not telling:
+        console.say(_what_is_known(telling, len(mine), rated))
 
 
 def _what_is_known(telling: int, given: int, rated: bool) -> str:

@@ -9,8 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fairfold.cli.console import wide_console
-from fairfold.cli.errors import told_plainly
+from fairfold.cli.console import Terminal
 
 if TYPE_CHECKING:
     from fairfold.runs.summary import RunSummary
@@ -28,20 +27,17 @@ def report(
     from fairfold.runs.report import write_report
     from fairfold.runs.summary import by_data, read_runs
 
-    console = wide_console()
-    with told_plainly():
-        found = read_runs(runs)
-        for (data, metric), members in by_data(found).items():
-            console.print(comparison(data, metric, members))
-            for run in members:
-                note = f"N/A {run.path}: {run.reason}" if run.state == "N/A" else None
-                if run.state != "N/A" and run.popularity is not None:
-                    note = f"{run.path}: {run.popularity}"
-                if note is not None:
-                    console.print(note, highlight=False, soft_wrap=True, markup=False)
-        if page:
-            written = write_report(found, out)
-            console.print(f"Page: {written[0]} ({len(written) - 1} plots beside it)", soft_wrap=True, highlight=False)
+    console, found = Terminal(), read_runs(runs)
+    for (data, metric), members in by_data(found).items():
+        console.print(comparison(data, metric, members))
+        for run in members:
+            if run.state == "N/A":
+                console.say(f"N/A {run.path}: {run.reason}")
+            elif run.popularity is not None:
+                console.say(f"{run.path}: {run.popularity}")
+    if page:
+        written = write_report(found, out)
+        console.say(f"Page: {written[0]} ({len(written) - 1} plots beside it)")
 
 
 def comparison(data: str, metric: str, runs: list[RunSummary]) -> Table:
@@ -49,10 +45,8 @@ def comparison(data: str, metric: str, runs: list[RunSummary]) -> Table:
     from fairfold.runs.report import page_rows
     from fairfold.runs.summary import references_of, sizes_of
 
-    sizes = sizes_of(runs)
-    table = Table(title=escape(data), title_justify="left")
-    table.add_column("run")
-    for heading in ("rounds", f"best {metric}", "in round", "last", *sizes, "per round", "down", "up"):
+    table = Table("run", title=escape(data), title_justify="left")
+    for heading in ("rounds", f"best {metric}", "in round", "last", *sizes_of(runs), "per round", "down", "up"):
         table.add_column(heading, justify="right")
     for row in page_rows(runs, []):
         label = escape(f"{row['label']} ({row['mark']})" if row["mark"] else row["label"])
@@ -62,9 +56,7 @@ def comparison(data: str, metric: str, runs: list[RunSummary]) -> Table:
         best = f"[bold]{row['best']}[/bold]" if row["is_best"] else row["best"]
         cells = [row["rounds"], best, row["best_round"], row["last"], *row["sizes"]]
         table.add_row(label, *cells, row["seconds"], row["down"], row["up"])
-    references = references_of(runs)
-    if references:
-        table.add_section()
-    for name, value in references.items():
+    table.add_section()
+    for name, value in references_of(runs).items():
         table.add_row(f"[italic]{name}[/italic]", "", f"{value:.4f}")
     return table

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
-from fairfold.cli.console import wide_console
-from fairfold.cli.errors import told_plainly
+from fairfold.cli.console import Terminal
+from fairfold.cli.progress import LINE_SECONDS
 from fairfold.errors import InvalidData, InvalidSettings
 from fairfold.files import write_atomically
 from fairfold.reproduce.records import Watcher
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
     from fairfold.reproduce.tables import Grid
 
 DEFAULT_OUT = Path("reproduction")
-LINE_SECONDS = 30.0
 
 
 def reproduce(
@@ -64,34 +60,42 @@ def reproduce(
     from fairfold.reproduce.execute import execute_all
     from fairfold.reproduce.experiment import named, read_experiment
     from fairfold.reproduce.output import render_page
+    from fairfold.reproduce.search import search as choose_settings
     from fairfold.runs.report import require_plots
 
-    console = wide_console()
-    with told_plainly():
-        if list_them:
-            _list(console)
-            return
-        if name is None:
-            raise InvalidSettings("no experiment", "a name, 'all' or 'ours'", "`fairfold reproduce --list` shows them.")
-        experiments = [read_experiment(each, quick=quick, seeds=seeds) for each in named(name)]
-        require_plots()
-        if search:
-            _search(console, experiments, out, jobs)
-            return
-        title = experiments[0].folder if len(experiments) == 1 else f"{name}-quick" if quick else name
-        with _shown(console, title) as display:
-            outcomes = execute_all(experiments, out, jobs, display, run=not show)
-        finished = [_write(console, *each, out) for each in zip(experiments, outcomes, strict=True)]
-        if len(finished) > 1:
-            page = out / f"{title}.html"
-            write_atomically(page, render_page(finished).encode())
-            console.print(f"All on one page: {page}", highlight=False, soft_wrap=True)
-        missing = [entry for results in finished for grid in results.grids for entry in grid.entries]
-        if missing and all(entry.state == "no data" for entry in missing):
-            raise InvalidData(missing[0].reason.split("; needed")[0], "data for at least one cell", missing[0].reason)
+    console = Terminal()
+    if list_them:
+        _list(console)
+        return
+    if name is None:
+        raise InvalidSettings("no experiment", "a name, 'all' or 'ours'", "`fairfold reproduce --list` shows them.")
+    experiments = [read_experiment(each, quick=quick, seeds=seeds) for each in named(name)]
+    require_plots()
+    if search:
+        for experiment in experiments:
+            record = None if experiment.file.search is None else choose_settings(experiment, out, console.say, jobs)
+            console.say(f"{experiment.name}: nothing to choose" if record is None else f"Record: {record}")
+        return
+    title = experiments[0].folder if len(experiments) == 1 else f"{name}-quick" if quick else name
+    display = Display(console, title)
+    try:
+        outcomes = execute_all(experiments, out, jobs, display, run=not show)
+    except KeyboardInterrupt:
+        console.say("What is done is kept: the same command goes on.")
+        raise
+    finally:
+        display.close()
+    finished = [_write(console, *each, out) for each in zip(experiments, outcomes, strict=True)]
+    if len(finished) > 1:
+        page = out / f"{title}.html"
+        write_atomically(page, render_page(finished).encode())
+        console.say(f"All on one page: {page}")
+    missing = [entry for results in finished for grid in results.grids for entry in grid.entries]
+    if missing and all(entry.state == "no data" for entry in missing):
+        raise InvalidData(missing[0].reason.split("; needed")[0], "data for at least one cell", missing[0].reason)
 
 
-def _write(console: Console, experiment: Experiment, outcomes: dict[Cell, Outcome], out: Path) -> Results:
+def _write(console: Terminal, experiment: Experiment, outcomes: dict[Cell, Outcome], out: Path) -> Results:
     from fairfold.reproduce.output import Results, write_results
     from fairfold.reproduce.tables import grids
 
@@ -100,60 +104,27 @@ def _write(console: Console, experiment: Experiment, outcomes: dict[Cell, Outcom
         for table in grid_tables(grid):
             console.print(table)
         for reason in dict.fromkeys(entry.reason for entry in grid.entries if entry.state != "done"):
-            console.print(f"  {reason}", highlight=False, markup=False, soft_wrap=True)
+            console.say(f"  {reason}")
     written = write_results(results, out)
-    console.print(f"Page: {written[-1]} (Markdown, CSV and plots beside it)", highlight=False, soft_wrap=True)
+    console.say(f"Page: {written[-1]} (Markdown, CSV and plots beside it)")
     return results
 
 
-@contextmanager
-def _shown(console: Console, name: str) -> Iterator[Display]:
-    display = Display(console, name)
-    try:
-        yield display
-    except KeyboardInterrupt:
-        _say(console, "What is done is kept: the same command goes on.")
-        raise
-    finally:
-        display.close()
-
-
-def _search(console: Console, experiments: list[Experiment], out: Path, jobs: int | None) -> None:
-    from fairfold.reproduce.search import search
-
-    for experiment in experiments:
-        if experiment.file.search is None:
-            console.print(f"{experiment.name}: nothing to choose", highlight=False)
-            continue
-        path = search(experiment, out, lambda line: _say(console, line), jobs)
-        console.print(f"Record: {path}", highlight=False, soft_wrap=True)
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _list(console: Console) -> None:
+def _list(console: Terminal) -> None:
     from fairfold.reproduce.experiment import GROUPS, named, read_experiment
 
     table = Table("name", "group", "what", "in the paper", "cells", "with seeds")
     for group in GROUPS:
         for name in named(group):
-            _add_row(table, read_experiment(name))
+            experiment = read_experiment(name)
+            sources = dict.fromkeys(file.source for file in experiment.file.tables.values() if file.source)
+            cells = [(cell.table, cell.row, cell.column) for cell in experiment.cells if cell.kind != "references"]
+            counts = str(len(set(cells))), str(len(cells))
+            table.add_row(experiment.name, group, experiment.file.title, "; ".join(sources), *counts)
         table.add_section()
     console.print(table)
     for group, meaning in GROUPS.items():
-        _say(console, f"`fairfold reproduce {group}` runs all of group {group}: {meaning}.")
-
-
-def _add_row(table: Table, experiment: Experiment) -> None:
-    """What an experiment holds."""
-    sources = dict.fromkeys(file.source for file in experiment.file.tables.values() if file.source)
-    places = {(cell.table, cell.row, cell.column) for cell in experiment.cells if cell.kind != "references"}
-    runs = sum(cell.kind != "references" for cell in experiment.cells)
-    table.add_row(
-        experiment.name, experiment.file.group, experiment.file.title, "; ".join(sources), str(len(places)), str(runs)
-    )
+        console.say(f"`fairfold reproduce {group}` runs all of group {group}: {meaning}.")
 
 
 def grid_tables(grid: Grid) -> list[Table]:
@@ -184,7 +155,7 @@ def _table(title: str, heading: list[str], rows: list[list[str]]) -> Table:
 class Display(Watcher):
     """Cells done, of how many, time left; a bar on a terminal, a line a cell elsewhere."""
 
-    def __init__(self, console: Console, name: str) -> None:
+    def __init__(self, console: Terminal, name: str) -> None:
         self._console, self._name = console, name
         self._shares: dict[Cell, float] = {}
         self._total = self._over = 0
@@ -195,7 +166,7 @@ class Display(Watcher):
         """Say what is kept, what cannot be run and what is to be run."""
         self._total, self._started = len(to_run), time.monotonic()
         without = f", {lacking} without data" if lacking else ""
-        self._console.print(f"{self._name}: {kept} cells kept, {len(to_run)} to run{without}", highlight=False)
+        self._console.say(f"{self._name}: {kept} cells kept, {len(to_run)} to run{without}")
         if to_run and self._console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[left]}"))
             self._bar = Progress(*columns, console=self._console, transient=True)
@@ -213,13 +184,13 @@ class Display(Watcher):
         self._shares[cell] = 1.0
         found = outcome.state if outcome.best is None else f"{outcome.best:.4f} (round {outcome.best_round:.0f})"
         times = f"{human_seconds(outcome.seconds)}{self._left()}"
-        _say(self._console, f"[{self._over}/{self._total}] {cell.experiment} {cell.label}: {found}, {times}")
+        self._console.say(f"[{self._over}/{self._total}] {cell.experiment} {cell.label}: {found}, {times}")
         self._spoke = time.monotonic()
         self._show("")
 
     def on_note(self, text: str) -> None:
         """Pass it on."""
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._console.say(text)
 
     def close(self) -> None:
         """Take the bar away."""
@@ -234,12 +205,9 @@ class Display(Watcher):
         return f", {human_seconds((time.monotonic() - self._started) / done * (self._total - done))} left"
 
     def _show(self, label: str) -> None:
+        done, left = sum(self._shares.values()), self._left()
         if self._bar is not None:
-            done = sum(self._shares.values())
-            self._bar.update(
-                self._task, completed=done, description=f"{self._name} {label}", left=self._left().strip(", ")
-            )
+            self._bar.update(self._task, completed=done, description=f"{self._name} {label}", left=left.strip(", "))
         elif label and time.monotonic() - self._spoke > LINE_SECONDS:
             self._spoke = time.monotonic()
-            at = f"{sum(self._shares.values()):.1f} of {self._total} cells, in {label}{self._left()}"
-            self._console.print(at, highlight=False, markup=False, soft_wrap=True)
+            self._console.say(f"{done:.1f} of {self._total} cells, in {label}{left}")

@@ -3,8 +3,8 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -17,21 +17,20 @@ def end_now(status: int, words: bytes = b"interrupted\n") -> NoReturn:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """End at once, with a word, where Ctrl-C or SIGTERM comes while modules are loaded: there is nothing to unwind."""
-
-    def end(number: int, _frame: FrameType | None) -> NoReturn:
-        end_now(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def on_signals(act: Callable[[int, FrameType | None], None], *numbers: signal.Signals) -> Iterator[None]:
+    """Act so on these signals, unless whoever called has other plans for them."""
     usual: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    mine = [number for number, handler in usual.items() if signal.getsignal(number) == handler]
+    main = threading.current_thread() is threading.main_thread()
+    mine = [number for number in numbers if main and signal.getsignal(number) == usual[number]]
     for number in mine:
-        signal.signal(number, end)
+        signal.signal(number, act)
     try:
         yield
     finally:
         for number in mine:
             signal.signal(number, usual[number])
+
+
+def interruptible() -> AbstractContextManager[None]:
+    """End at once, with a word, where Ctrl-C or SIGTERM comes while modules are loaded: there is nothing to unwind."""
+    return on_signals(lambda number, _frame: end_now(128 + number), signal.SIGINT, signal.SIGTERM)

@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from fairfold.cli.choose import changes_of, choose
-from fairfold.cli.console import wide_console
-from fairfold.cli.errors import told_plainly
+from fairfold.cli.choose import Change, Data, changes_of, choose
+from fairfold.cli.console import Terminal
 from fairfold.errors import InvalidSettings
 from fairfold.runs.units import human_bytes, human_seconds, popularity_facts, popularity_words
 
@@ -31,9 +29,7 @@ def train(
             "the authors' example."
         ),
     ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="'synthetic', a name from `fairfold data list`, or a folder or file.")
-    ] = None,
+    data: Data = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -65,9 +61,7 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write event files (needs the extra 'tensorboard').")
     ] = False,
-    change: Annotated[
-        list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other setting; may be repeated.")
-    ] = None,
+    change: Change = None,
 ) -> None:
     """Train a federation. Without arguments: devices of sizes 1x-4x-16x in a synthetic world, under a minute.
 
@@ -78,73 +72,62 @@ def train(
     from fairfold.runs.callbacks import TensorBoard, require_tensorboard
     from fairfold.runs.train import run
 
-    console, places = wide_console(), list[Path]()
-    with told_plainly():
-        if resume and out is None:
-            raise InvalidSettings("--resume without --out", "the folder of the run", "Add --out FOLDER.")
-        options = {
-            "data": data, "model": model, "method": method, "capacities": capacities, "rounds": rounds, "seed": seed
-        }  # fmt: skip
-        settings, source = choose(file, recipe, changes_of(options, change or []), out if resume else None)
-        if tensorboard:
-            require_tensorboard()
+    console, places = Terminal(), list[Path]()
+    if resume and out is None:
+        raise InvalidSettings("--resume without --out", "the folder of the run", "Add --out FOLDER.")
+    options = {
+        "data": data, "model": model, "method": method, "capacities": capacities, "rounds": rounds, "seed": seed
+    }  # fmt: skip
+    settings, source = choose(file, recipe, changes_of(options, change or []), out if resume else None)
+    if tensorboard:
+        require_tensorboard()
 
-        def callbacks(folder: RunFolder) -> list[Callback]:
-            places.append(folder.path)
-            return [Display(console), *([TensorBoard(folder.path / "tensorboard")] if tensorboard else [])]
+    def callbacks(folder: RunFolder) -> list[Callback]:
+        places.append(folder.path)
+        return [Display(console), *([TensorBoard(folder.path / "tensorboard")] if tensorboard else [])]
 
-        def say(message: str) -> None:
-            console.print(message, soft_wrap=True, highlight=False, markup=False)
-
-        say(source)
-        try:
-            finished = run(
-                settings, out, resume=resume, checkpoint_every=checkpoint_every, callbacks=callbacks, say=say
-            )
-        except KeyboardInterrupt:
-            for place in places:
-                say(f"Go on with: fairfold train --out {place} --resume")
-            raise
-        _show(console, finished)
+    console.say(source)
+    try:
+        finished = run(
+            settings, out, resume=resume, checkpoint_every=checkpoint_every, callbacks=callbacks, say=console.say
+        )
+    except KeyboardInterrupt:
+        for place in places:
+            console.say(f"Go on with: fairfold train --out {place} --resume")
+        raise
+    _show(console, finished)
 
 
-def _show(console: Console, finished: Finished) -> None:
+def _show(console: Terminal, finished: Finished) -> None:
     result, history = finished.result, finished.result.history
     console.print(closing_table(result))
     if result.rejections:
         reasons = ", ".join(f"{count} {reason}" for reason, count in result.rejections.items())
-        console.print(f"Replies left out: {reasons} (run.log names them).", soft_wrap=True, highlight=False)
+        console.say(f"Replies left out: {reasons} (run.log names them).")
     words = popularity_words(result.settings, popularity_facts(result))
     if words is not None:
-        console.print(words, soft_wrap=True, highlight=False, markup=False)
+        console.say(words)
     each = sum(report.seconds for report in history) / max(len(history), 1)
-    console.print(
+    console.say(
         f"{result.state.round_number} rounds in {finished.seconds:.1f} s ({human_seconds(each)} per round): "
-        f"{finished.stopped}. Results are in {finished.folder.path}",
-        soft_wrap=True,
-        highlight=False,
-        markup=False,
+        f"{finished.stopped}. Results are in {finished.folder.path}"
     )
 
 
 def closing_table(result: Result) -> Table:
     """Quality, memory and bytes by device size, beside what needs no training."""
     names = list(result.references)
-    table = Table(title=f"{result.metric} by device size")
-    table.add_column("devices")
+    table = Table("devices", title=f"{result.metric} by device size")
     holders = "clients" if result.settings.model.reads_images else "users"
     # What its holders do not tell: a size's model for all users, where it has a meaning.
-    comparable = any(group.everybody is not None for group in result.groups)
-    everybody = ["for all users"] if comparable else []
+    everybody = ["for all users"] if any(group.everybody is not None for group in result.groups) else []
     for heading in (holders, "memory", "received", "sent", result.metric, *everybody, *names):
         table.add_column(heading, justify="right")
     for group in result.groups:
         table.add_row(
             group.capacity,
             str(group.users),
-            human_bytes(group.bytes_held),
-            human_bytes(group.bytes_down),
-            human_bytes(group.bytes_up),
+            *map(human_bytes, (group.bytes_held, group.bytes_down, group.bytes_up)),
             "left out" if group.quality is None else f"[bold]{group.quality:.3f}[/bold]",
             *("–" if group.everybody is None else f"{group.everybody:.3f}" for _ in everybody),
             *(f"{group.references[name]:.3f}" for name in names),
@@ -152,11 +135,7 @@ def closing_table(result: Result) -> Table:
     table.add_section()
     full_bytes = sum(tensor.numel() * tensor.element_size() for tensor in result.state.full.values())
     table.add_row(
-        "server's model",
-        str(result.users),
-        human_bytes(full_bytes),
-        "–",
-        "–",
+        *("server's model", str(result.users), human_bytes(full_bytes), "–", "–"),
         f"[bold]{result.quality:.3f}[/bold]",
         *(f"{result.quality:.3f}" for _ in everybody),
         *(f"{result.references[name]:.3f}" for name in names),

@@ -16,21 +16,13 @@ if TYPE_CHECKING:
 
 __all__ = ["FairStrategy", "InProcessGrid", "LocalData", "LocalFile", "LocalImages", "make_client_app", "share_of"]
 
-_HOMES = {
-    "FairStrategy": "fairfold.flower.strategy",
-    "InProcessGrid": "fairfold.flower.inprocess",
-    "LocalData": "fairfold.flower.local",
-    "LocalFile": "fairfold.flower.local",
-    "LocalImages": "fairfold.flower.local",
-    "make_client_app": "fairfold.flower.client",
-    "share_of": "fairfold.flower.local",
-}
+_HOMES = {"FairStrategy": "strategy", "InProcessGrid": "inprocess", "make_client_app": "client"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'fairfold.flower' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(f"fairfold.flower.{_HOMES.get(name, 'local')}"), name)
 
 
 def __dir__() -> list[str]:

@@ -5,21 +5,28 @@ the server that is the same as if each had answered alone, and it sees less of e
 table is made here.
 """
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import reduce
 from math import prod
 from operator import add
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+from flwr.app import ConfigRecord, Context, MessageType, RecordDict
 from torch import Tensor
 
 from fairfold.backends.batched import batched
 from fairfold.data import Interactions
-from fairfold.errors import FairfoldError, InvalidMessage, InvalidSettings, InvalidState
-from fairfold.flower.local import LocalData, LocalImages
-from fairfold.flower.store import DeviceState
-from fairfold.flower.wire import Order, Reply
+from fairfold.errors import FairfoldError, InvalidCapacity, InvalidData, InvalidMessage, InvalidSettings, InvalidState
+from fairfold.flower import wire
+from fairfold.flower.local import LocalData, LocalFile, LocalImages
+from fairfold.flower.protocol import FACTS, NUMBERING, SURVEY, VERSION
+from fairfold.flower.store import DeviceState, DeviceStore, Word
 from fairfold.metrics import accuracy
 from fairfold.metrics.ranking import first_by_score, items_of
 from fairfold.protocol.architecture import Architecture
@@ -29,17 +36,17 @@ from fairfold.protocol.sampling import Purpose, generator
 from fairfold.protocol.steps import Steps
 from fairfold.protocol.words import Answer, Visit
 from fairfold.protocol.work import as_input
+from fairfold.subspace import Capacity
 from fairfold.values import Weights
 
+if TYPE_CHECKING:
+    from fairfold.flower.client import Device
+
 USERS_AT_ONCE = 16
-BLOCK_ITEMS = 8_192
-"""Items scored at a time: the table itself is never made."""
-
+BLOCK_ITEMS = 8_192  # items scored at a time: the table itself is never made
+# Numbers of a user's vectors, and of all layers of a model, beyond which a device refuses an order.
 LARGEST_OWN, LARGEST_DENSE = 1 << 16, 1 << 24
-"""Numbers of a user's vectors, and of all layers of a model, beyond which a device refuses an order."""
-
-LARGEST_ROUND = 1 << 24
-"""Samples of a user's round, negatives included, beyond which a device refuses an order."""
+LARGEST_ROUND = 1 << 24  # samples of a user's round, negatives included, beyond which a device refuses an order
 
 
 @contextlib.contextmanager
@@ -58,42 +65,39 @@ def carrying_out() -> Iterator[None]:
 
 
 class DeviceWork:
-    """One order, with the data of the device it went to.
-
-    Args:
-        order: What is asked.
-        data: What the device has.
-        kept: What it keeps, agreed with the server.
-        seed: Of its random draws.
-    """
+    """One order, with the data of the device it went to, and what that keeps, agreed with the server."""
 
     @carrying_out()
-    def __init__(self, order: Order, data: LocalData | LocalImages, kept: DeviceState, seed: int) -> None:
+    def __init__(self, order: wire.Order, data: LocalData | LocalImages, kept: DeviceState, seed: int) -> None:
         self.order, self.sent, self.seed = order, order.sent, seed
         self.history: Weights = {}
         if isinstance(data, LocalImages):
-            _refuse_other_pictures(order, data)
+            mine = (*data.images.train.images.shape[1:], data.images.num_classes)
+            if order.picture != mine:
+                asked = f"an order for pictures {order.picture}"
+                raise InvalidMessage(asked, f"{mine}, this device's", "Check both sides.")
             refuse_excess(order, len(data.images.train.labels))
         elif order.picture is not None:
             raise InvalidMessage("an order for images", "one for interactions", "Check what both sides train.")
         else:
             if order.numbering:
-                data = _numbered(data, order, kept)
+                if kept.numbering != order.numbering or not data.own_items() <= kept.numbers.keys():
+                    lacking = "items without their numbers in this run"
+                    raise InvalidState(lacking, "to be told them", "The server tells them again.")
+                data = data.renumbered(kept.numbers)
             if order.settings.algorithm.keeps == "acknowledged":  # the words of a run are about one history
                 data, self.history = _as_said(data, kept)
             refuse_excess(order, max((int(data.train.counts_by_user[user]) for user in data.users), default=0))
         self.data = data
-        self.names: list[str] | None = None
+        self.names: list[str] = []
         users = 1 if isinstance(data, LocalImages) else data.train.num_users
         self.plan = Plan.on_device(order.settings, order.items, users, order.picture, self.sent.projections)
-        wanted = {name: tuple(shape) for name, shape in self.plan.architecture.shapes.items()}
-        given = {name: tuple(held.shape) for name, held in self.sent.projections.items()}
-        if {name: _flat(shape) for name, shape in wanted.items()} != {n: _flat(shape) for n, shape in given.items()}:
-            raise InvalidMessage(
-                f"tensors {given}",
-                f"those of the model, {wanted}",
-                "Check the catalogue's size, and that both sides have the same model.",
-            )
+        # As matrices: methods that factor layers see a convolution as one row per filter.
+        wanted = {name: (shape[0], prod(shape[1:])) for name, shape in self.plan.architecture.shapes.items()}
+        given = {name: (held.shape[0], prod(held.shape[1:])) for name, held in self.sent.projections.items()}
+        if wanted != given:
+            remedy = "Check the catalogue's size, and that both sides have the same model."
+            raise InvalidMessage(f"tensors {given}", f"those of the model, {wanted}", remedy)
         refuse_large(self.plan.architecture)
         if isinstance(data, LocalImages):
             self.people: People = ImagePeople(self.plan, data.images, data.clients, seed)
@@ -102,9 +106,9 @@ class DeviceWork:
         self.names, self.users = data.names, data.users
         self.people = People(self.plan, data.train, {}, seed)
         for name, rows in kept.rows_of(data.names, self._fresh()).items():
-            mine = torch.zeros(users, *rows.shape[1:], dtype=rows.dtype)
-            mine[self.users] = rows
-            self.people.private[name] = mine
+            vectors = torch.zeros(users, *rows.shape[1:], dtype=rows.dtype)
+            vectors[self.users] = rows
+            self.people.private[name] = vectors
         chosen = self.people.chosen(self.users)
         for name in self.plan.algorithm.remembered(self.plan):
             if name in kept.said.own and len(kept.said.own[name]) == len(chosen):
@@ -124,29 +128,22 @@ class DeviceWork:
             self.people.keep(word.clients, word.own)
             words.append(word.answer)
         if len(words) > 1 and not all(held.linear for held in self.sent.projections.values()):
-            raise InvalidSettings(
-                f"{len(self.users)} users on a device whose vectors cannot be added up",
-                "one user per device, or another method",
-                "Use subspace.method='fair'.",
-            )
-        return reduce(add, words), self.own()
-
-    def own(self) -> Weights:
-        """The private tensors of this device's users, their rows alone."""
+            given = f"{len(self.users)} users on a device whose vectors cannot be added up"
+            raise InvalidSettings(given, "one user per device, or another method", "Use subspace.method='fair'.")
         remembered = self.plan.algorithm.remembered(self.plan)
-        return {
+        return reduce(add, words), {
             name: rows[self.people.chosen(self.users)] if name in remembered else rows[self.users]
             for name, rows in self.people.private.items()
         }
 
     @carrying_out()
-    def reply(self, *, train: bool, quality: bool) -> tuple[Reply, Weights]:
+    def reply(self, *, train: bool, quality: bool) -> tuple[wire.Reply, Weights]:
         """What the device says, and what it keeps."""
         measured = self.quality() if quality else None
         if not train:
-            return Reply(None, measured), {}
+            return wire.Reply(None, measured), {}
         answer, own = self.train()
-        return Reply(answer, measured), own
+        return wire.Reply(answer, measured), own
 
     # -- how well the model serves the users of this device ------------------------------------------------------------
 
@@ -159,9 +156,9 @@ class DeviceWork:
         users = [] if test is None else [user for user in self.users if int(test.counts_by_user[user])]
         if test is None or not users:
             return None
-        if self.order.settings.predicts_ratings:
-            return self._squared_error(test, users)
         vectors = self.plan.algorithm.own_vectors(self.plan, self.sent, self.people, users)
+        if self.order.settings.predicts_ratings:
+            return self._squared_error(vectors, test, users)
         total, k = 0.0, min(self.order.settings.run.top, self.order.items)
         for start in range(0, len(users), USERS_AT_ONCE):
             some = users[start : start + USERS_AT_ONCE]
@@ -189,8 +186,7 @@ class DeviceWork:
             best = ids.gather(1, places)
         return best.masked_fill(values == -torch.inf, -1)
 
-    def _squared_error(self, test: Interactions, users: list[int]) -> tuple[float, int]:
-        vectors = self.plan.algorithm.own_vectors(self.plan, self.sent, self.people, users)
+    def _squared_error(self, vectors: Weights, test: Interactions, users: list[int]) -> tuple[float, int]:
         total, many = 0.0, 0
         for place, user in enumerate(users):
             mine = {name: rows[place][None] for name, rows in vectors.items()}
@@ -216,7 +212,7 @@ def ndcg(best: Tensor, wanted: Tensor) -> float:
     return min(float(hits @ discount) / float(discount[: len(wanted)].sum()), 1.0)
 
 
-def refuse_excess(order: Order, samples: int) -> None:
+def refuse_excess(order: wire.Order, samples: int) -> None:
     """Refuse an order by which a user's round would ask for more memory than any honest one does."""
     algorithm: object = order.settings.algorithm
     if isinstance(algorithm, Steps):
@@ -229,24 +225,8 @@ def refuse_large(architecture: Architecture) -> None:
     """Refuse a model of which a device would make more than it was sent: users' vectors and layers are used whole."""
     own, dense = sum(architecture.own.values()), sum(prod(shape) for shape in architecture.dense.values())
     if own > LARGEST_OWN or dense > LARGEST_DENSE:
-        raise InvalidMessage(
-            f"a model with {own} numbers a user and {dense} in its layers",
-            f"at most {LARGEST_OWN} and {LARGEST_DENSE}",
-            "Use a smaller one.",
-        )
-
-
-def _refuse_other_pictures(order: Order, data: LocalImages) -> None:
-    mine = (*data.images.train.images.shape[1:], data.images.num_classes)
-    if order.picture != mine:
-        raise InvalidMessage(f"an order for pictures {order.picture}", f"{mine}, this device's", "Check both sides.")
-
-
-def _numbered(data: LocalData, order: Order, kept: DeviceState) -> LocalData:
-    """The device's data in the numbers of the run."""
-    if kept.numbering != order.numbering or not data.own_items() <= kept.numbers.keys():
-        raise InvalidState("items without their numbers in this run", "to be told them", "The server tells them again.")
-    return data.renumbered(kept.numbers)
+        asked = f"a model with {own} numbers a user and {dense} in its layers"
+        raise InvalidMessage(asked, f"at most {LARGEST_OWN} and {LARGEST_DENSE}", "Use a smaller one.")
 
 
 def _as_said(data: LocalData, kept: DeviceState) -> tuple[LocalData, Weights]:
@@ -267,9 +247,90 @@ def _as_said(data: LocalData, kept: DeviceState) -> tuple[LocalData, Weights]:
     return LocalData(train, test, user_ids=kept.names), kept.history
 
 
-def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape as a matrix: methods that factor layers see a convolution as one row per filter."""
-    size = 1
-    for side in shape[1:]:
-        size *= side
-    return (shape[0], size)
+# -- what is asked -----------------------------------------------------------------------------------------------------
+
+
+def survey(device: Device, content: RecordDict, context: Context) -> RecordDict:
+    """This device's part of the sums before the first round, for some items."""
+    settings, items, window = wire.asked_in(content)
+    mine = _interactions(device, context, items, ratings=settings.predicts_ratings).of_its_users()
+    return wire.pack_survey(settings.algorithm.survey(settings, mine, window))
+
+
+def note_numbers(device: Device, content: RecordDict, context: Context) -> RecordDict:
+    """Note the numbers that some items have in this run: those of this device's own items alone."""
+    told = wire.told_in(content)
+    data = _interactions(device, context, told.items, ratings=told.ratings)
+    store = DeviceStore(device.folder(context))
+    kept = store.load()
+    known = dict(kept.numbers) if kept.numbering == told.numbering else {}
+    first = told.window.start
+    known |= {item: int(told.places[item - first]) for item in data.own_items() if item in told.window}
+    store.save(replace(kept, numbering=told.numbering, numbers=known))
+    return RecordDict({FACTS: ConfigRecord({"version": VERSION})})
+
+
+def train(device: Device, content: RecordDict, context: Context) -> RecordDict:
+    """Train, and answer with a summand. What the device would remember of it is on its disk before it is sent."""
+    work, store, kept = _open(device, content, context)
+    order, algorithm = work.order, work.plan.algorithm
+    reply, own = work.reply(train=True, quality=order.evaluate and device.share_quality)
+    kept, word = replace(kept, names=work.names, history=work.history), Word(order.word, own)
+    if algorithm.keeps == "acknowledged":
+        store.save(replace(kept, pending=word))
+    else:
+        store.save(replace(kept, said=word, pending=None))
+    return wire.pack_reply(order, reply, values=algorithm.values)
+
+
+def evaluate(device: Device, content: RecordDict, context: Context) -> RecordDict:
+    """Say how well the model serves the users of this device; what it keeps stays as it is."""
+    work, _, _ = _open(device, content, context)
+    return wire.pack_reply(work.order, work.reply(train=False, quality=device.share_quality)[0])
+
+
+WORK = {SURVEY: survey, NUMBERING: note_numbers, MessageType.TRAIN: train, MessageType.EVALUATE: evaluate}
+
+
+def _open(device: Device, content: RecordDict, context: Context) -> tuple[DeviceWork, DeviceStore, DeviceState]:
+    order = wire.unpack_order(content)
+    settings = order.settings
+    if not wire.trains(device.model, settings):  # before its name is used for anything
+        mine = "one of fairfold's" if device.model is None else device.model
+        raise InvalidMessage(f"an order for model.kind={settings.model.kind!r}", mine, "Name it in make_client_app.")
+    store = DeviceStore(device.folder(context))
+    kept = store.load()
+    if settings.algorithm.keeps == "acknowledged":
+        kept = kept.agreed(order.run, order.holds)
+    data: LocalData | LocalImages
+    if order.picture is not None:
+        data = _images(device, context)
+    else:
+        data = _interactions(device, context, order.items, ratings=settings.predicts_ratings)
+    work = DeviceWork(order, data, kept, settings.run.seed if device.repeatable else kept.secret)
+    capacity = Capacity.parse(device.capacity(context))
+    if not work.plan.method.fits(work.plan.architecture.tensors, order.sent.projections, capacity):
+        size = sum(held.size for held in order.sent.projections.values())
+        raise InvalidCapacity(f"an order of {size} numbers", f"at most {capacity}", "Ask this device first.")
+    return work, store, kept
+
+
+def _interactions(device: Device, context: Context, num_items: int, *, ratings: bool) -> LocalData:
+    source: Any = device.source if device.source is not None else context.node_config.get("data")
+    if source is None:
+        raise InvalidData("no data", "the device's own file", "Give data=... or --node-config 'data=\"mine.csv\"'.")
+    if isinstance(source, str | Path):
+        test = context.node_config.get("test")
+        source = LocalFile(source, test=None if test is None else str(test))
+    found = source.load(num_items, ratings=ratings) if isinstance(source, LocalFile) else source(context, num_items)
+    if not isinstance(found, LocalData):
+        raise InvalidData(f"{type(found).__name__} for a recommender", "LocalData", "Give interactions.")
+    return found
+
+
+def _images(device: Device, context: Context) -> LocalImages:
+    found = device.source(context, 0) if callable(device.source) else None
+    if not isinstance(found, LocalImages):
+        needed = "data=... a function that returns LocalImages"
+        raise InvalidData("no images", needed, "Give it to make_client_app.")
+    return found

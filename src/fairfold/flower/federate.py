@@ -7,7 +7,6 @@ disk, ``app/`` the Flower app, ``logs/`` what every program said, ``run/`` what 
 import csv
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,14 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from fairfold.data import Dataset, Interactions
 from fairfold.errors import InvalidSettings, InvalidState
-from fairfold.files import write_atomically
+from fairfold.files import make_private, write_atomically
 from fairfold.flower.keys import make_certificates, make_node_key
 from fairfold.flower.opening import first_plan, refuse_unserved
 from fairfold.flower.processes import OFFLINE, Program, free_ports, stopping, tool, wait_for_port
 from fairfold.flower.record import NODES
-from fairfold.flower.trial_app import CLIENT, COMMANDS, PYPROJECT, SERVER
+from fairfold.flower.trial_app import CLIENT, PYPROJECT, SERVER
 from fairfold.runs.read import LOG, METRICS, RESULT
 from fairfold.settings import Settings
 from fairfold.simulate.world import load_catalogued
@@ -35,52 +36,39 @@ Say = Callable[[str], None]
 
 @dataclass
 class Trial:
-    """A federation on this machine.
-
-    Attributes:
-        settings: Of the run; its capacities are those of the nodes.
-        capacities: One a node.
-        folder: Of everything.
-        half: Whether vectors travel in half precision.
-        resume: Whether the server goes on from its newest checkpoint.
-        round_timeout: Seconds the devices have to answer.
-        programs: Those that are running.
-    """
+    """A federation on this machine: settings with the capacities of its nodes, one a node, in a folder of its own."""
 
     settings: Settings
     capacities: list[Capacity]
     folder: Path
-    half: bool = False
-    resume: bool = False
-    round_timeout: float = 600.0
-    programs: list[Program] = field(default_factory=list)
-    ports: list[int] = field(default_factory=list)
+    half: bool = False  # vectors travel in half precision
+    round_timeout: float = 600.0  # seconds the devices have to answer
+    programs: list[Program] = field(default_factory=list)  # those that are running
 
     def __post_init__(self) -> None:
         self.folder = self.folder.absolute()
-        self.ports = self.ports or free_ports(1 + len(self.capacities))
+        self.ports = free_ports(1 + len(self.capacities))
 
     # -- before anything runs ------------------------------------------------------------------------------------------
 
     def prepare(self, data: Dataset) -> None:
         """Write keys, the app, and every node's own file."""
         first_plan(self.settings, data.num_items, None)  # refused now, not after everything has started
-        for part in ("keys", "logs", "app/fairfold_trial", "home"):
+        for part in ("logs", "app/fairfold_trial", "home"):
             (self.folder / part).mkdir(parents=True, exist_ok=True)
-        os.chmod(self.folder / "keys", 0o700)
+        make_private(self.folder / "keys")
         make_certificates(self.folder / "keys", [HOST, "localhost"])
         groups = assign_groups(data.num_users, len(self.capacities))
         for number in range(len(self.capacities)):
             make_node_key(self.key(number))
             users = (groups == number).nonzero().flatten().tolist()
-            home = self.node(number)
-            home.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _write_interactions(home / "train.csv", data.train, users)
-            _write_interactions(home / "test.csv", data.test, users)
+            make_private(self.node(number))
+            _write_interactions(self.node(number) / "train.csv", data.train, users)
+            _write_interactions(self.node(number) / "test.csv", data.test, users)
         self._write_app(data.num_items)
         connection = {"address": f"{HOST}:{self.ports[0]}", "root-certificates": str(self.folder / "keys" / "ca.crt")}
-        lines = [f"[superlink.{CONNECTION}]", *(f"{key} = {json.dumps(value)}" for key, value in connection.items())]
-        write_atomically(self.folder / "home" / "config.toml", ("\n".join(lines) + "\n").encode())
+        content = tomli_w.dumps({"superlink": {CONNECTION: connection}})
+        write_atomically(self.folder / "home" / "config.toml", content.encode())
 
     def key(self, number: int) -> Path:
         """A node's private key; its public one is beside it."""
@@ -98,20 +86,20 @@ class Trial:
     def _write_app(self, num_items: int) -> None:
         config = {
             "settings": json.dumps({table: of for table, of in self.settings.plain().items() if table != "data"}),
-            "num-items": num_items,
-            "nodes": len(self.capacities),
+            "num_items": num_items,
+            "min_nodes": len(self.capacities),
+            "patience": 300.0,
             "folder": str(self.run_folder),
             "half": self.half,
-            "resume": self.resume,
-            "round-timeout": self.round_timeout,
+            "resume": False,  # whoever goes on with a run that was broken off changes it here
+            "round_timeout": self.round_timeout,
         }
-        values = "\n".join(f"{key} = {json.dumps(value)}" for key, value in config.items())
         app = self.folder / "app"
         (app / "fairfold_trial" / "__init__.py").write_text("")
         (app / "fairfold_trial" / "client_app.py").write_text(CLIENT)
         (app / "fairfold_trial" / "server_app.py").write_text(SERVER)
         (app / "LICENSE").write_text("Made by `fairfold federate`; do with it what you like.\n")
-        (app / "pyproject.toml").write_text(PYPROJECT + values + "\n")
+        (app / "pyproject.toml").write_text(PYPROJECT + tomli_w.dumps(config))
 
     # -- programs ------------------------------------------------------------------------------------------------------
 
@@ -133,13 +121,9 @@ class Trial:
 
     def supernode_command(self, number: int) -> list[str]:
         """One device."""
-        home = self.node(number)
-        facts = {
-            "capacity": str(self.capacities[number]),
-            "data": str(home / "train.csv"),
-            "test": str(home / "test.csv"),
-            "state": str(home / "state"),
-        }
+        home, capacity = self.node(number), str(self.capacities[number])
+        paths = {"data": home / "train.csv", "test": home / "test.csv", "state": home / "state"}
+        facts = {"capacity": capacity} | {key: str(path) for key, path in paths.items()}
         config = " ".join(f"{key}={json.dumps(value)}" for key, value in facts.items())
         return [
             tool("flower-supernode"), "--superlink", f"{HOST}:{self.ports[0]}",
@@ -147,10 +131,6 @@ class Trial:
             "--auth-supernode-private-key", str(self.key(number)),
             "--host", HOST, "--port", str(self.ports[1 + number]), "--node-config", config,
         ]  # fmt: skip
-
-    def register_command(self, number: int) -> list[str]:
-        """What makes a device's key known to the server."""
-        return [tool("flwr"), "supernode", "register", f"{self.key(number)}.pub", CONNECTION]
 
     def run_command(self) -> list[str]:
         """What starts the training."""
@@ -170,21 +150,14 @@ class Trial:
 
     def register(self, number: int) -> None:
         """Make a node's key known."""
-        done = subprocess.run(
-            self.register_command(number),
-            capture_output=True,
-            text=True,
-            env=os.environ | self.environment,
-            stdin=subprocess.DEVNULL,
-            timeout=120,
-            check=False,
-        )
-        if done.returncode:
+        command = [tool("flwr"), "supernode", "register", f"{self.key(number)}.pub", CONNECTION]
+        program = self.start(f"register-{number}", command)
+        if program.wait(120) != 0:
             raise InvalidState(
-                f"node {number} could not be registered: {(done.stdout + done.stderr).strip()[-500:]}",
-                "a server that takes its key",
+                f"node {number} could not be registered: {program.tail()}", "a server that takes its key",
                 f"See {self.folder / 'logs' / 'superlink.log'}.",
-            )
+            )  # fmt: skip
+        self.programs.remove(program)
 
     def start_node(self, number: int) -> Program:
         """Start a node."""
@@ -202,8 +175,8 @@ class Trial:
             nodes = [self.start_node(number) for number in range(len(self.capacities))]
             say(f"{len(nodes)} SuperNodes start: {', '.join(str(capacity) for capacity in self.capacities)}.")
             job = self.start("run", self.run_command())
-            rounds, events = 0, 0
-            while True:
+            rounds, events, over = 0, 0, False
+            while not over:
                 over = job.status() is not None
                 for event in self.events()[events:]:
                     events += 1
@@ -211,10 +184,9 @@ class Trial:
                 for done, answers in self.rounds()[rounds:]:
                     rounds += 1
                     on_round(done, answers)
-                if over:
-                    break
-                server.require_alive()
-                time.sleep(0.3)
+                if not over:
+                    server.require_alive()
+                    time.sleep(0.3)
         if not (self.run_folder / RESULT).exists():
             raise InvalidState(
                 f"the run did not end well; its last words:\n{job.tail()}", "a result", f"See {job.log}."
@@ -241,10 +213,6 @@ class Trial:
         found: list[dict[str, Any]] = json.loads((self.run_folder / NODES).read_text())["nodes"]
         return found
 
-    def deployment(self) -> str:
-        """The same with real machines, as commands."""
-        return COMMANDS
-
 
 def trial_of(settings: Settings, nodes: str, folder: Path, *, half: bool = False) -> tuple[Trial, Dataset]:
     """A federation from settings and the nodes' capacities, written ``1x,4x,16x,64x``, with its data."""
@@ -259,8 +227,7 @@ def trial_of(settings: Settings, nodes: str, folder: Path, *, half: bool = False
             f"model.kind={settings.model.kind!r}", "a recommender: nodes bring files of interactions",
             "For images give make_client_app a function that returns LocalImages.",
         )  # fmt: skip
-    data = load_catalogued(settings)
-    return Trial(settings, capacities, folder, half=half), data
+    return Trial(settings, capacities, folder, half=half), load_catalogued(settings)
 
 
 def _several(word: str) -> list[Capacity]:
@@ -278,8 +245,5 @@ def _write_interactions(path: Path, part: Interactions, users: list[int]) -> Non
         writer = csv.writer(file)
         writer.writerow(["user", "item", "rating"] if rated else ["user", "item"])
         for user in users:
-            items = part.of(user).tolist()
-            if rated:
-                writer.writerows(zip([user] * len(items), items, part.ratings_of(user).tolist(), strict=True))
-            else:
-                writer.writerows((user, item) for item in items)
+            columns = [part.of(user).tolist(), *([part.ratings_of(user).tolist()] if rated else [])]
+            writer.writerows((user, *row) for row in zip(*columns, strict=True))

@@ -19,7 +19,6 @@ class InProcessGrid(Grid):
     Args:
         app: What every node runs.
         node_configs: What each node is started with; node ids are counted from 1.
-        run_config: Of the run.
         inspect: Shown every message, both ways, as it would travel.
     """
 
@@ -27,14 +26,13 @@ class InProcessGrid(Grid):
         self,
         app: ClientApp,
         node_configs: Iterable[UserConfig],
-        run_config: UserConfig | None = None,
         inspect: Inspect = lambda _message: None,
     ) -> None:
         # Messages carry the identity of the process that makes them, which Flower's runtime would have set.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
         self.app, self.inspect = app, inspect
         self.contexts = {
-            number: Context(1, number, dict(config), RecordDict(), dict(run_config or {}))
+            number: Context(1, number, dict(config), RecordDict(), {})
             for number, config in enumerate(node_configs, start=1)
         }
         self._replies: dict[str, Message] = {}
@@ -68,9 +66,8 @@ class InProcessGrid(Grid):
         message.metadata.__dict__["_message_id"] = name
         self.inspect(message)
         arrived = deepcopy(message)
-        context = self.contexts[message.metadata.dst_node_id]
         try:
-            reply = deepcopy(self.app(arrived, context))
+            reply = deepcopy(self.app(arrived, self.contexts[message.metadata.dst_node_id]))
         except Exception as error:  # as Flower's runtime does: the server is told that the app failed
             reply = Message(Error(code=2, reason=f"{type(error).__name__}: {error}"), reply_to=arrived)
         self.inspect(reply)

@@ -53,15 +53,12 @@ class LocalData:
         """The same with the items' numbers of a run."""
         import torch
 
-        def moved(part: Interactions | None) -> Interactions | None:
-            if part is None:
-                return None
+        def moved(part: Interactions) -> Interactions:
             items = torch.tensor([numbers.get(item, item) for item in part.items.tolist()], dtype=torch.int64)
-            return type(part).from_pairs(part.users, items, part.num_users, part.num_items, part.ratings)
+            return part.from_pairs(part.users, items, part.num_users, part.num_items, part.ratings)
 
-        train = moved(self.train)
-        assert train is not None
-        return LocalData(train, moved(self.test), self.clients, self.user_ids)
+        test = None if self.test is None else moved(self.test)
+        return LocalData(moved(self.train), test, self.clients, self.user_ids)
 
     def of_its_users(self) -> Interactions:
         """What this device's users have, numbered one after another."""
@@ -73,8 +70,7 @@ class LocalData:
         owners = torch.cat([torch.full((len(part),), place) for place, part in enumerate(parts)])
         rated = self.train.ratings is not None
         ratings = torch.cat([self.train.ratings_of(user) for user in self.clients]) if rated else None
-        kind = type(self.train)
-        return kind.from_pairs(owners, torch.cat(parts), len(parts), self.train.num_items, ratings)
+        return self.train.from_pairs(owners, torch.cat(parts), len(parts), self.train.num_items, ratings)
 
     def own_items(self) -> set[int]:
         """All items that this device's users have, or are asked to guess."""
@@ -89,12 +85,7 @@ class LocalData:
 
 @dataclass(frozen=True)
 class LocalImages:
-    """One device's images.
-
-    Attributes:
-        images: What it trains on, and is judged by.
-        clients: Whose each is; one client, on a phone.
-    """
+    """One device's images, which it trains on and is judged by, and whose each is: one client's, on a phone."""
 
     images: ImageDataset
     clients: Clients

@@ -2,15 +2,16 @@
 
 import logging
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from flwr.serverapp import Grid
 
 from fairfold.errors import FairfoldError
+from fairfold.flower.exchange import ask_all
 from fairfold.flower.protocol import CAPACITY, FACTS, VERSION
-from fairfold.flower.vectors import facts_in, word_in
+from fairfold.flower.vectors import facts_in, number_in, text_in, word_in
+from fairfold.flower.wire import trains
 from fairfold.protocol.plan import Plan
 from fairfold.settings import Settings
 from fairfold.subspace import Capacity
@@ -19,34 +20,22 @@ log = logging.getLogger("fairfold.flower")
 
 LONGEST_CAPACITY = 32
 LONGEST_MODEL = 256
+PATIENCE = 60.0  # seconds to wait for a capacity
 
 
 @dataclass
 class Node:
-    """A node that takes part.
+    """A node that takes part."""
 
-    Attributes:
-        node_id: Flower's.
-        capacity: What it said it can hold.
-        name: Its own, which outlives this network.
-        group: Which size of the plan that is; -1 before there is one.
-        number: Its place in a simulation, or -1.
-        rounds: In how many rounds its answer counted.
-        bytes_down: Sent to it, tensors alone.
-        bytes_up: Received from it.
-        first_quality: Of the first model it was asked about: the sum over its users, and their number.
-        last_quality: Of the last.
-    """
-
-    node_id: int
+    node_id: int  # Flower's
     capacity: Capacity
-    name: int = 0
-    group: int = -1
-    number: int = -1
-    rounds: int = 0
-    bytes_down: int = 0
+    name: int = 0  # its own, which outlives this network
+    group: int = -1  # its size of the plan; -1 before there is one
+    number: int = -1  # its place in a simulation, or -1
+    rounds: int = 0  # in which its answer counted
+    bytes_down: int = 0  # tensors alone
     bytes_up: int = 0
-    first_quality: tuple[float, int] | None = None
+    first_quality: tuple[float, int] | None = None  # the sum over its users, and their number
     last_quality: tuple[float, int] | None = None
 
     def heard(self, quality: tuple[float, int] | None) -> None:
@@ -58,22 +47,13 @@ class Node:
 
 @dataclass
 class Nodes:
-    """All nodes that were ever asked.
-
-    Attributes:
-        settings: Of the run.
-        plan: The sizes to choose from; None until devices have been surveyed, where a plan needs that.
-        timeout: Seconds to wait for a capacity.
-        usable: Those that take part when they are connected.
-        left_out: Why others do not.
-    """
+    """All nodes that were ever asked: those that take part when they are connected, and why others do not."""
 
     settings: Settings
-    plan: Plan | None = None
-    timeout: float = 60.0
+    plan: Plan | None = None  # the sizes to choose from; None until devices have been surveyed
     usable: dict[int, Node] = field(default_factory=dict)
     left_out: dict[int, str] = field(default_factory=dict)
-    _silent: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _silent: dict[int, tuple[int, int]] = field(default_factory=dict)  # how often asked in vain, and when last
     _connected: set[int] = field(default_factory=set)
     _asked: int = 0
 
@@ -82,9 +62,14 @@ class Nodes:
         connected = list(grid.get_node_ids())
         self._asked += 1
         self._connected = set(connected)
-        unknown = [node for node in connected if self._is_due(node)]
-        if unknown:
-            self._ask(unknown, grid)
+        silent = {node for node in connected if self._is_due(node)}
+        if silent:
+            record = RecordDict({FACTS: ConfigRecord({"version": VERSION})})
+            for node, content in ask_all(grid, sorted(silent), CAPACITY, record, PATIENCE):
+                silent.discard(node)
+                self._note(node, content)
+        for node in silent:
+            self._ask_later(node)
         found = [self.usable[node] for node in connected if node in self.usable]
         return sorted(found, key=lambda node: (node.number, node.node_id))
 
@@ -105,60 +90,28 @@ class Nodes:
         times, asked = self._silent.get(node, (0, 0))
         return times == 0 or self._asked - asked >= 2 ** min(times, 6)
 
-    def _ask(self, unknown: list[int], grid: Grid) -> None:
-        content = {FACTS: ConfigRecord({"version": VERSION})}
-        messages = [
-            Message(RecordDict(dict(content)), dst_node_id=node, message_type=CAPACITY, ttl=self.timeout)
-            for node in unknown
-        ]
-        waiting = set(unknown)
-        replies: Iterable[Message] = grid.send_and_receive(messages, timeout=self.timeout)
-        asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
-        for reply in replies:
-            node = asked.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
-            if node not in waiting:
-                continue
-            if reply.has_error():
-                continue  # it may have been busy: asked again later
-            waiting.discard(node)
-            self._note(node, reply)
-        for node in waiting:
-            self._ask_later(node)
-            log.warning("node %d did not say what it can hold: asked again later", node)
-
     def _ask_later(self, node: int) -> None:
         self._silent[node] = (self._silent.get(node, (0, 0))[0] + 1, self._asked)
 
-    def _note(self, node: int, reply: Message) -> None:
+    def _note(self, node: int, content: RecordDict) -> None:
         try:
-            facts = facts_in(reply.content)
-            text, number = facts.get("capacity"), facts.get("number")
-            if not isinstance(text, str) or len(text) > LONGEST_CAPACITY:
-                raise ValueError
-            if type(number) is not int or not -1 <= number < 2**31:
-                raise ValueError
-            model = facts.get("model")
-            if model is not None and (not isinstance(model, str) or len(model) > LONGEST_MODEL):
-                raise ValueError
-            capacity, name = Capacity.parse(text), word_in(facts, "name")
+            facts = facts_in(content)
+            capacity = Capacity.parse(text_in(facts, "capacity", LONGEST_CAPACITY))
+            model = text_in(facts, "model", LONGEST_MODEL) if "model" in facts else None
+            name, number = word_in(facts, "name"), number_in(facts, "number", 2**31 - 1, -1)
         except FairfoldError as error:
             self._leave_out(node, error.given)
-            return
-        except ValueError:
-            self._leave_out(node, "it did not say what it can hold")
             return
         if not trains(model, self.settings):
             mine = "fairfold's own models" if model is None else ascii(model)
             self._leave_out(node, f"it trains {mine}, and this run is of {self.settings.model.kind!r}")
-            return
-        twins = [of for of in self.usable.values() if of.name == name and of.node_id in self._connected]
-        if twins:  # two at a time cannot both be it; its own old connection may not have ended yet
+        elif any(of.name == name and of.node_id in self._connected for of in self.usable.values()):
+            # Two at a time cannot both be it; its own old connection may not have ended yet.
             self._ask_later(node)
             log.warning("node %d waits: another node that is connected has its name", node)
-            return
-        self._silent.pop(node, None)
-        self.usable[node] = Node(node, capacity, name, number=number)
-        if self.plan is not None:
+        else:
+            self._silent.pop(node, None)
+            self.usable[node] = Node(node, capacity, name, number=number)
             self._size(self.usable[node])
 
     def settle(self, plan: Plan) -> None:
@@ -168,7 +121,8 @@ class Nodes:
             self._size(node)
 
     def _size(self, node: Node) -> None:
-        assert self.plan is not None
+        if self.plan is None:
+            return
         group = self.plan.size_for(node.capacity)
         if group is None:
             method = self.settings.subspace.method
@@ -182,8 +136,3 @@ class Nodes:
     def _leave_out(self, node: int, reason: str) -> None:
         self.left_out[node] = reason[:200]
         log.warning("node %d left out: %s", node, self.left_out[node])
-
-
-def trains(model: str | None, settings: Settings) -> bool:
-    """Whether a device that was given this model takes part in such a run; without one it trains any of fairfold's."""
-    return settings.model.kind == model if model is not None else not settings.model.own

@@ -1,17 +1,16 @@
 """Before the first round: what a network can serve, the survey of the devices, and the numbers that items get by it."""
 
 import logging
-from collections.abc import Iterator
 
 import torch
-from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from fairfold.errors import InvalidMessage, InvalidSettings, InvalidState
 from fairfold.flower.books import Books
+from fairfold.flower.exchange import ask_all
 from fairfold.flower.nodes import Node
-from fairfold.flower.protocol import NUMBERING, SURVEY
-from fairfold.flower.surveys import ask, tell, unpack_survey, windows
+from fairfold.flower.protocol import NUMBERING, SURVEY, new_word
+from fairfold.flower.wire import ask, tell, unpack_survey, windows
 from fairfold.protocol.algorithm import COUNTS
 from fairfold.protocol.dry_run import try_out
 from fairfold.protocol.plan import Plan
@@ -22,6 +21,8 @@ from fairfold.simulate.numbering import order_by
 from fairfold.values import Weights
 
 log = logging.getLogger("fairfold.flower")
+
+Picture = tuple[int, int, int]  # height, width and number of classes of images
 
 
 def refuse_unserved(settings: Settings) -> None:
@@ -39,58 +40,55 @@ def refuse_unserved(settings: Settings) -> None:
         raise InvalidSettings("; ".join(problems), "settings a real federation can serve", "Leave these out.")
 
 
-def first_plan(settings: Settings, num_items: int, picture: tuple[int, int, int] | None) -> Plan:
+def first_plan(settings: Settings, num_items: int, picture: Picture | None) -> Plan:
     """A plan before anybody was asked anything: refuses what cannot be served."""
-    if picture is not None:
-        return Plan.of_images(settings, picture[:2], picture[2])
-    try_out(settings)
-    if num_items < 1:
-        raise InvalidSettings(f"num_items = {num_items}", "the size of the catalogue", "Name it.")
-    return Plan.of(settings, Public(num_items))
+    if picture is None:
+        try_out(settings)
+        if num_items < 1:
+            raise InvalidSettings(f"num_items = {num_items}", "the size of the catalogue", "Name it.")
+    return plan_of(settings, num_items, {}, picture)
 
 
-def plan_of(settings: Settings, num_items: int, books: Books, picture: tuple[int, int, int] | None) -> Plan:
+def plan_of(settings: Settings, num_items: int, survey: Weights, picture: Picture | None) -> Plan:
     """The plan, by what devices have summed up."""
     if picture is not None:
         return Plan.of_images(settings, picture[:2], picture[2])
-    return Plan.of(settings, Public(num_items, survey=books.survey or {}))
+    return Plan.of(settings, Public(num_items, survey=survey))
 
 
 def open_books(books: Books, settings: Settings, num_items: int, nodes: list[Node], grid: Grid, timeout: float) -> None:
     """Ask everybody who is there for the sums before the first round, and number the items by them."""
     log.info("asking %d nodes for the sums before the first round", len(nodes))
-    silent: set[int] = set()
+    asked = [node.node_id for node in nodes]
     survey: Weights = {}
     for window in windows(num_items):
-        asked = [node for node in nodes if node.node_id not in silent]
         heard = 0
-        for node, content in _asked(grid, asked, SURVEY, ask(settings, num_items, window), timeout):
+        for node, content in ask_all(grid, asked, SURVEY, ask(settings, num_items, window), timeout):
             try:
                 answer = unpack_survey(content, settings, window)
             except InvalidMessage as error:
-                log.warning("node %d left out of the survey: %s", node.node_id, error.given)
-                silent.add(node.node_id)
+                log.warning("node %d left out of the survey: %s", node, error.given)
+                asked = [other for other in asked if other != node]
                 continue
             heard += 1
             for name, part in answer.sums.items():
-                whole = survey.setdefault(
-                    name, torch.zeros(num_items if len(part) == len(window) else len(part)).double()
-                )
-                (whole[window.start : window.stop] if len(whole) == num_items else whole).add_(part)
+                size = num_items if len(part) == len(window) else len(part)
+                whole = survey.setdefault(name, torch.zeros(size).double())
+                (whole[window.start : window.stop] if size == num_items else whole).add_(part)
         if not heard:
             raise InvalidState("a survey that nobody answered", "devices that do", "See the devices' own logs.")
-    books.survey = survey
-    place = None
     if settings.subspace.counted:
-        _, place = order_by(survey[COUNTS], settings)
+        place: torch.Tensor | None = order_by(survey[COUNTS], settings)[1]
     else:
-        place = settings.algorithm.numbering(Plan.of(settings, Public(num_items, survey=survey)))
+        place = settings.algorithm.numbering(plan_of(settings, num_items, survey, None))
     if place is not None:
-        books.number_items(place)
-        books.survey = {name: _moved(of, place) for name, of in survey.items()}
+        books.numbering, books.place = new_word(), place.to(torch.int64)
+        survey = {name: _moved(of, place) for name, of in survey.items()}
+    books.survey = survey
 
 
 def _moved(sums: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """Sums by item in the order of other numbers."""
     if len(sums) != len(place):
         return sums
     found = torch.empty_like(sums)
@@ -104,31 +102,9 @@ def tell_numbers(
     """Those of some nodes who know the numbers of their items in this run, after being told."""
     if books.place is None:
         return nodes
-    lacking = [node for node in nodes if node.node_id not in told]
+    lacking = [node.node_id for node in nodes if node.node_id not in told]
     for window in windows(len(books.place)):
         record = tell(books.numbering, books.place, window, ratings=settings.predicts_ratings)
-        done = {node.node_id for node, _ in _asked(grid, lacking, NUMBERING, record, timeout)}
-        lacking = [node for node in lacking if node.node_id in done]
-    told.update(node.node_id for node in lacking)
+        lacking = [node for node, _ in ask_all(grid, lacking, NUMBERING, record, timeout)]
+    told.update(lacking)
     return [node for node in nodes if node.node_id in told]
-
-
-def _asked(
-    grid: Grid, nodes: list[Node], kind: str, record: RecordDict, timeout: float
-) -> Iterator[tuple[Node, RecordDict]]:
-    """The same question to several nodes, and what they answer; who fails is logged."""
-    waiting = {node.node_id: node for node in nodes}
-    messages = [Message(record.copy(), dst_node_id=node, message_type=kind, ttl=2 * timeout + 60) for node in waiting]
-    replies = grid.send_and_receive(messages, timeout=timeout)
-    asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
-    for reply in replies:
-        answered = getattr(grid, "sent_to", asked).get(reply.metadata.reply_to_message_id)
-        node = waiting.pop(answered if answered is not None else asked.get(reply.metadata.reply_to_message_id, 0), None)
-        if node is None:
-            continue
-        if reply.has_error():
-            log.warning("node %d cannot answer %s", node.node_id, kind)
-            continue
-        yield node, reply.content
-    for node in waiting.values():
-        log.warning("node %d did not answer %s in time", node.node_id, kind)

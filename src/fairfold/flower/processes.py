@@ -2,10 +2,12 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,38 +23,27 @@ OFFLINE = {
 }
 """A trial calls nobody and installs nothing."""
 
-PATIENCE = 10.0
-"""Seconds a program has to end by itself."""
+PATIENCE = 10.0  # seconds a program has to end by itself
 
 
 class Program:
-    """A running program and all that it starts.
+    """A running program, its log, and all that it starts.
 
     It leads a session of its own, so that Ctrl-C reaches only whoever is in charge of all of them.
-
-    Args:
-        name: For messages.
-        command: The program and its arguments.
-        log: Where its output goes.
-        environment: Added to this process's own.
     """
 
     def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
-        self.name, self.command, self.log = name, list(command), log
+        self.name, self.log = name, log
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                self.command,
+                list(command),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=os.environ | {"PATH": search_path()} | dict(environment),
                 start_new_session=True,
             )
-
-    @property
-    def pid(self) -> int:
-        """Of the program itself, and of its session."""
-        return self._process.pid
+        self.pid = self._process.pid
 
     def status(self) -> int | None:
         """How it ended; None while it runs."""
@@ -71,30 +62,33 @@ class Program:
     def require_alive(self) -> None:
         """An error with the end of its log if it has ended."""
         if self.status() is not None:
-            raise InvalidState(
-                f"{self.name} ended with status {self.status()}; its last words:\n{self.tail()}",
-                "a program that runs on",
-                f"See {self.log}.",
-            )
-
-    def kill(self) -> None:
-        """End it and all it started, at once."""
-        end(self._process, descendants([self.pid]), patience=0.0)
+            ended = f"{self.name} ended with status {self.status()}; its last words:\n{self.tail()}"
+            raise InvalidState(ended, "a program that runs on", f"See {self.log}.")
 
     def ask_to_end(self) -> None:
         """Say that it should end by itself."""
         if self.status() is None:
             self._process.terminate()
 
-    def bury(self, children: dict[int, str], patience: float) -> None:
-        """Give it time to end by itself; then kill it and what is left of its children."""
-        end(self._process, children, patience)
+    def kill(self, children: Mapping[int, str] | None = None, patience: float = 0.0) -> None:
+        """End it and all it started, after some time to do so by itself; children may be known from before."""
+        self.wait(patience)
+        family = dict(children or {}) | descendants([self.pid])
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+        began = {pid: start for pid, (_, start) in _listed().items()}
+        for pid in [pid for pid, start in family.items() if began.get(pid) == start]:  # still the same processes
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
 
-    def stop(self, patience: float = PATIENCE) -> None:
-        """Ask it to end; kill what is still there afterwards."""
-        children = descendants([self.pid])
-        self.ask_to_end()
-        self.bury(children, patience)
+
+def _listed() -> dict[int, tuple[int, str]]:
+    """Every process: who started it, and when."""
+    command = ["ps", "-A", "-o", "pid=,ppid=,lstart="]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False, env={"LC_ALL": "C"}).stdout
+    rows = [line.split(None, 2) for line in listed.splitlines()]
+    return {int(pid): (int(parent), start) for pid, parent, start in rows}
 
 
 def descendants(pids: Sequence[int]) -> dict[int, str]:
@@ -102,51 +96,12 @@ def descendants(pids: Sequence[int]) -> dict[int, str]:
 
     Flower's programs put their children into sessions of their own, so that a signal to a group does not reach them.
     """
-    listed = subprocess.run(
-        ["ps", "-A", "-o", "pid=,ppid=,lstart="], capture_output=True, text=True, check=False, env={"LC_ALL": "C"}
-    ).stdout
-    rows = [line.split(None, 2) for line in listed.splitlines()]
-    children: dict[int, list[int]] = {}
-    began = {}
-    for pid, parent, start in rows:
-        children.setdefault(int(parent), []).append(int(pid))
-        began[int(pid)] = start
-    found: dict[int, str] = {}
-    waiting = list(pids)
-    while waiting:
-        for child in children.get(waiting.pop(), []):
-            if child not in found:
-                found[child] = began[child]
-                waiting.append(child)
+    listed, found, parents = _listed(), dict[int, str](), set(pids)
+    while parents:
+        new = {pid: start for pid, (parent, start) in listed.items() if parent in parents and pid not in found}
+        found |= new
+        parents = set(new)
     return found
-
-
-def end(process: "subprocess.Popen[bytes]", children: dict[int, str], patience: float) -> None:
-    """Wait for a program, then kill it and whichever of its children are still the same processes."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(patience)
-    later = descendants([process.pid])
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    left = _still_there(children | later)
-    for pid in left:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def _still_there(children: dict[int, str]) -> list[int]:
-    if not children:
-        return []
-    listed = subprocess.run(
-        ["ps", "-o", "pid=,lstart=", "-p", ",".join(map(str, children))],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"LC_ALL": "C"},
-    ).stdout
-    rows = [line.split(None, 1) for line in listed.splitlines()]
-    return [int(pid) for pid, start in rows if children.get(int(pid)) == start]
 
 
 @contextlib.contextmanager
@@ -162,21 +117,19 @@ def stopping(programs: list[Program]) -> Iterator[list[Program]]:
                 program.ask_to_end()
             deadline = time.monotonic() + PATIENCE
             for program, children in zip(running, families, strict=True):
-                program.bury(children, max(deadline - time.monotonic(), 0.0))
+                program.kill(children, max(deadline - time.monotonic(), 0.0))
 
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """A second Ctrl-C does not stop the stopping."""
-    try:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not in the main thread
-        yield
-        return
+    """A second Ctrl-C does not stop the stopping; only the main thread is ever interrupted."""
+    mine = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if mine else None
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        if mine:
+            signal.signal(signal.SIGINT, before)
 
 
 def free_ports(count: int) -> list[int]:
@@ -208,5 +161,4 @@ def search_path() -> str:
 
 def tool(name: str) -> str:
     """The path of one of Flower's commands: that of this Python before any other."""
-    beside = Path(sys.executable).parent / name
-    return str(beside) if beside.exists() else name
+    return shutil.which(name, path=search_path()) or name

@@ -1,22 +1,23 @@
-"""Names both sides of the network agree on. Nothing heavy is imported here."""
+"""What both sides of the network agree on. Nothing heavy is imported here."""
 
-VERSION = 2
-"""Raised whenever a message changes its meaning; both sides refuse any other."""
+import re
+import secrets
 
-CAPACITY = "query.capacity"
-"""Type of the message that asks a device what it can hold, and who it is."""
+VERSION = 2  # raised whenever a message changes its meaning; both sides refuse any other
 
-SURVEY = "query.survey"
-"""Type of the message that asks a device for its part of the sums before the first round, of some items."""
+# Types of messages.
+CAPACITY = "query.capacity"  # asks a device what it can hold, and who it is
+SURVEY = "query.survey"  # asks a device for its part of the sums before the first round, of some items
+NUMBERING = "query.numbering"  # tells a device the numbers which some items have in this run
 
-NUMBERING = "query.numbering"
-"""Type of the message that tells a device the numbers which some items have in this run."""
+# Their records.
+ARRAYS = "arrays"  # the tensors: those a device receives, or what it answers with
+FACTS = "fairfold"  # all else: version, round, words, weight
 
-ARRAYS = "arrays"
-"""Record of the tensors: those a device receives, or what it answers with."""
+WINDOW = 1 << 18  # items that a survey or a numbering is about at a time: all that a device holds of the catalogue
+DIGITS = re.compile(r"[0-9a-f]{1,16}")  # how the numbers of words, runs and devices are written
 
-FACTS = "fairfold"
-"""Record of all else: version, round, words, weight."""
 
-WINDOW = 1 << 18
-"""Items that a survey or a numbering is about at a time: all that a device holds of the catalogue for it."""
+def new_word() -> int:
+    """A number that no other word, run or device has."""
+    return 1 + secrets.randbelow(2**63 - 1)

@@ -7,109 +7,69 @@ taken off; what nobody fetched in time is thrown away.
 
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
+
+from flwr.proto.message_pb2 import ObjectTree
 
 SMALLEST_CHARGE = 1 << 16
 """Bytes that an announced piece counts at least: its names and lists take memory too, even if it never comes."""
 
-TRIES = 8
-"""How often one message may be answered: a connection may break in the middle."""
-
-REMEMBERED = 64
-"""Messages a node may have open; Flower gives it one at a time."""
-
-PAUSE = 1.0
-"""Seconds between two looks at what is still there, so that being refused costs the server nothing."""
+TRIES = 8  # how often one message may be answered: a connection may break in the middle
+REMEMBERED = 64  # messages a node may have open; Flower gives it one at a time
+PAUSE = 1.0  # seconds between two looks at what is still there, so that being refused costs the server nothing
 
 
 class Refused(Exception):
-    """An upload that is not taken.
-
-    Args:
-        reason: What is wrong with it.
-        later: Whether it may be taken later: others fill the server, not this node.
-    """
+    """An upload that is not taken; it may be taken later where others fill the server, not this node."""
 
     def __init__(self, reason: str, *, later: bool = False) -> None:
         super().__init__(reason)
-        self.reason, self.later = reason, later
-
-
-class Tree(Protocol):
-    """Flower's tree of the pieces of a message."""
-
-    object_id: str
-
-    @property
-    def children(self) -> Iterable["Tree"]:
-        """The pieces that a piece is made of."""
+        self.later = later
 
 
 @dataclass
 class _Account:
-    """What a node was given and what it has stored.
+    """What a node was given and what it has stored."""
 
-    Attributes:
-        given: Messages it may answer: how often still, and until when.
-        answers: What it has stored, by answer: the message answered, and the charge of every piece.
-    """
-
-    given: OrderedDict[str, list[float]] = field(default_factory=OrderedDict)
+    # Messages it may answer: how often still, and until when.
+    given: dict[str, tuple[int, float]] = field(default_factory=dict)
+    # What it has stored, by answer: the message answered, until when it is kept, and the charge of every piece.
     answers: dict[str, tuple[str, float, dict[str, int]]] = field(default_factory=dict)
     used: int = 0
 
 
 class Quota:
-    """Keeps the accounts of all nodes.
-
-    Args:
-        each: Bytes that one node may have stored.
-        total: Bytes that all nodes may have stored.
-
-    Attributes:
-        stored: What all nodes are charged for now.
-    """
+    """Keeps the accounts of all nodes: the bytes that each, and all together, may have stored."""
 
     def __init__(self, each: int, total: int) -> None:
         self.each, self.total = each, total
         self.lock = threading.RLock()
-        self.stored = 0
-        self._accounts: dict[int, _Account] = {}
+        self.stored = 0  # what all nodes are charged for now
+        self.accounts: dict[int, _Account] = {}
         self._looked = -PAUSE
-
-    def used(self, node: int) -> int:
-        """What a node is charged for now."""
-        return self._accounts[node].used if node in self._accounts else 0
 
     def given(self, node: int, message: str, until: float) -> None:
         """A node was given a message, which it may answer until a time (seconds since the epoch)."""
         with self.lock:
-            account = self._accounts.setdefault(node, _Account())
-            account.given[message] = [TRIES, until]
+            account = self.accounts.setdefault(node, _Account())
+            account.given[message] = (TRIES, until)
             while len(account.given) > REMEMBERED:
-                account.given.popitem(last=False)
+                del account.given[next(iter(account.given))]  # the oldest
 
-    def announce(self, node: int, asked: str, tree: Tree, size: int, state: Any) -> None:
+    def announce(self, node: int, asked: str, tree: ObjectTree, size: int, state: Any) -> None:
         """Charge a node for an answer that it announces; refused unless it was asked, and has room.
 
-        Args:
-            node: Who announces.
-            asked: The message that is answered.
-            tree: Of the answer's pieces.
-            size: Bytes of the announcement itself.
-            state: Flower's, with its store of pieces.
+        ``size`` is that of the announcement itself; ``state`` is Flower's, with its store of pieces.
         """
         with self.lock:
-            account = self._accounts.get(node)
-            if account is None or asked not in account.given:
+            account = self.accounts.get(node, _Account())
+            if asked not in account.given:
                 raise Refused("an answer to a message that this node was not given")
             tries, until = account.given[asked]
             if tries < 1 or until < time.time():
                 raise Refused("an answer too late or too often")
-            account.given[asked][0] -= 1
+            account.given[asked] = (tries - 1, until)
             names = _consistent(tree, state.object_store)
             _, _, charges = account.answers.setdefault(tree.object_id, (asked, until, {}))
             wanted = {name: max(charges.get(name, 0), SMALLEST_CHARGE) for name in names}
@@ -124,7 +84,7 @@ class Quota:
     def upload(self, node: int, name: str, size: int, state: Any) -> None:
         """Charge a node for a piece of an answer that it has announced."""
         with self.lock:
-            account = self._accounts.get(node, _Account())
+            account = self.accounts.get(node, _Account())
             for _, _, charges in account.answers.values():
                 if name in charges:
                     self._charge(account, charges, {name: max(charges[name], size)}, state)
@@ -139,7 +99,7 @@ class Quota:
             return account.used + more() > self.each, self.stored + more() > self.total
 
         if any(over()) and time.monotonic() - self._looked >= PAUSE:
-            for other in self._accounts.values():
+            for other in self.accounts.values():
                 self._look(other, state, keep=charges)
             self._looked = time.monotonic()
         too_much, too_full = over()
@@ -151,8 +111,7 @@ class Quota:
         charges.update(wanted)
 
     def _book(self, account: _Account, size: int) -> None:
-        account.used += size
-        self.stored += size
+        account.used, self.stored = account.used + size, self.stored + size
 
     def _look(self, account: _Account, state: Any, keep: dict[str, int]) -> None:
         """Throw away what nobody fetched in time, and forget what is not there any more."""
@@ -167,7 +126,7 @@ class Quota:
                 del account.answers[root]
 
 
-def _consistent(tree: Tree, store: Any) -> set[str]:
+def _consistent(tree: ObjectTree, store: Any) -> set[str]:
     """The names in a tree; refused if a name stands for two things, here or in the store.
 
     Flower keeps the children of every piece once, by its name, and writes the tree out again for whoever fetches the
@@ -189,7 +148,7 @@ def _consistent(tree: Tree, store: Any) -> set[str]:
     return set(seen)
 
 
-def _contents(tree: Tree) -> dict[str, list[str]]:
+def _contents(tree: ObjectTree) -> dict[str, list[str]]:
     """Of what every piece is made; not every store keeps the order."""
     found: dict[str, list[str]] = {}
     waiting = [tree]

@@ -1,92 +1,63 @@
-"""A round that is under way over a network, and the answers that can be read."""
+"""A round that is under way over a network."""
 
-import logging
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from flwr.app import Message
-from flwr.serverapp.strategy import Strategy
-
-from fairfold.errors import InvalidMessage
 from fairfold.flower.nodes import Node
-from fairfold.flower.wire import Order, Reply, unpack_reply
+from fairfold.flower.wire import Order
+from fairfold.protocol.plan import Plan
+from fairfold.protocol.words import Sent, State
+from fairfold.simulate.result import Quality
 
-if TYPE_CHECKING:
-    from fairfold.flower.exchange import StreamingGrid
-    from fairfold.protocol.plan import Plan
-    from fairfold.simulate.run import Progress
-
-log = logging.getLogger("fairfold.flower")
-
-NOBODY = -1
+Heard = tuple[float, int]  # sum of the qualities of some users, and their number
 
 
 @dataclass
 class OpenRound:
-    """A round that is under way.
+    """A round that is under way."""
 
-    Attributes:
-        orders: What the devices of each size were asked, as they see it; by node where every one has its own hash.
-        waiting: Who has not answered.
-    """
-
+    # What the devices of each size were asked, as they see it; by node where every one has its own hash.
     orders: dict[int, Order] = field(default_factory=dict)
-    waiting: dict[int, Node] = field(default_factory=dict)
+    waiting: dict[int, Node] = field(default_factory=dict)  # who has not answered
     answered: int = 0
     bytes_down: int = 0
     bytes_up: int = 0
     started: float = field(default_factory=time.monotonic)
+    heard: list[tuple[int, Heard]] = field(default_factory=list)  # by size
+
+    def hear(self, node: Node, quality: Heard | None) -> None:
+        """Note how well a model serves a node's users."""
+        node.heard(quality)
+        if quality is not None:
+            self.heard.append((node.group, quality))
+
+    def quality(self, sizes: int) -> Quality | None:
+        """The mean over all users, and over those of each size."""
+        everybody = _mean(quality for _, quality in self.heard)
+        by_size = (_mean(quality for of, quality in self.heard if of == size) for size in range(sizes))
+        return None if everybody is None else Quality(everybody, tuple(by_size))
 
 
-class Hearing(Strategy):
-    """Who answers what; what it asks of a strategy is what :class:`FairStrategy` has."""
-
-    if TYPE_CHECKING:
-        plan: Plan
-        progress: Progress
-        largest_weight: float
-        _open: OpenRound
-        _grid: StreamingGrid | None
-        _numbered: set[int]
-
-    def _key(self, node: Node) -> int:
-        return node.node_id if self.plan.method.per_client else node.group
-
-    def _answers(
-        self, number: int, replies: Iterable[Message], *, trained: bool
-    ) -> Iterator[tuple[Node, Order, Reply]]:
-        """The readable answers; everybody else is noted with the reason."""
-        opened, algorithm = self._open, self.plan.algorithm
-        for reply in replies:
-            node = opened.waiting.pop(self._sender(reply), None)
-            if node is None:
-                log.warning("round %d: an answer of somebody who was not asked, or had answered", number)
-                continue
-            if reply.has_error():
-                log.warning("round %d: node %d says: %s", number, node.node_id, _plain(reply.error.reason))
-                self.progress.rejections.note(number, node.node_id, "the device failed")
-                self._numbered.discard(node.node_id)  # it may lack what it was told: told again next time
-                continue
-            order = opened.orders[self._key(node)]
-            sizes = algorithm.answer_shapes(self.plan, order.sent) if trained else {}
-            try:
-                found = unpack_reply(reply.content, order, sizes, self.largest_weight, values=algorithm.values)
-            except InvalidMessage as error:
-                self.progress.rejections.note(number, node.node_id, error.given)
-                continue
-            yield node, order, found
-        for node in opened.waiting.values():
-            self.progress.rejections.note(number, node.node_id, "no answer in time")
-
-    def _sender(self, reply: Message) -> int:
-        """Who answered: told by the message answered, so that a late answer is not taken for that to a new order."""
-        if self._grid is None:
-            return reply.metadata.src_node_id
-        return self._grid.sent_to.get(reply.metadata.reply_to_message_id, NOBODY)
+def _mean(qualities: Iterable[Heard]) -> float | None:
+    found = list(qualities)
+    return sum(total for total, _ in found) / sum(users for _, users in found) if found else None
 
 
-def _plain(text: object) -> str:
+def sent_to(plan: Plan, cohort: list[Node], state: State) -> Iterator[tuple[int, Sent]]:
+    """What is sent to each size, or to each node where every one has a hash of its own."""
+    if not plan.method.per_client:
+        sizes = sorted({node.group for node in cohort})
+        yield from zip(sizes, plan.algorithm.send(plan, state, sizes), strict=True)
+        return
+    for node in cohort:
+        held = plan.assignments(state.round_number, node.number if node.number >= 0 else node.node_id % 2**20)
+        projections = held[node.group].projections
+        assert projections is not None
+        vectors = {name: of.reduce(state.full[name]) for name, of in projections.items()}
+        yield node.node_id, Sent(state.round_number, node.group, projections, vectors)
+
+
+def plain(text: object) -> str:
     """A stranger's text as one line of bounded length, for the log."""
     return "".join(letter if letter.isprintable() else " " for letter in str(text)[:300])

@@ -2,18 +2,14 @@
 
 The file is replaced whole or not at all, so a device that loses power, or room on its disk, goes on with what it had.
 
-Where the server's sums remember what each device last said, both sides must agree on what that was. A device writes
-what it would remember of its answer (the *pending* word) before it sends the answer. The next order names the word that
-the server holds: if that is the pending one, it is now what was said; if it is the one before, the answer was lost,
-late or refused, or the server went on from an older checkpoint, and the pending word is dropped.
-
-Two orders may be at work at once, where a server that was killed comes back while a slow device still trains for it.
-The later one to end finds that the file is no longer the one it began with, and its answer is never sent.
+What a device would remember of its answer (the *pending* word) is written before the answer is sent. The next order
+names the word that the server holds: if that is the pending one, it is now what was said; if it is the one before, the
+answer was lost, late or refused, or the server went on from an older checkpoint, and the pending word is dropped.
+Of two orders at work at once the later one to end finds another file than it began with, and is never answered.
 """
 
 import hashlib
 import json
-import os
 import secrets
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,26 +17,20 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from fairfold.errors import CannotWrite, InvalidState
-from fairfold.files import locked, remove_leftovers
+from fairfold.errors import InvalidState
+from fairfold.files import locked, make_private, remove_leftovers
 from fairfold.runs.tensors import write_tensors
 from fairfold.values import Weights
 
 FORMAT = 2
 FILE = "own.safetensors"
-WORDS = ("said", "pending")
-NOTHING = "nothing"
-"""In the place of a checksum, where no file is."""
+NOTHING = "nothing"  # in the place of a checksum, where no file is
+START_ANEW = "Remove the file to let the device start anew."
 
 
 @dataclass(frozen=True)
 class Word:
-    """What a device remembers of an answer.
-
-    Attributes:
-        number: The answer's; 0 before the first.
-        own: Private tensors of its users after it.
-    """
+    """What a device remembers of an answer: its number, 0 before the first, and its users' private tensors after it."""
 
     number: int = 0
     own: Weights = field(default_factory=dict)
@@ -48,48 +38,30 @@ class Word:
 
 @dataclass(frozen=True)
 class DeviceState:
-    """What a device knows of its users.
+    """What a device knows of its users."""
 
-    Attributes:
-        said: What it said last, as far as it knows; for algorithms whose devices keep what they learned, the newest.
-        pending: What it said to the last order, which the server may or may not have taken.
-        names: Of the users, in the order of the rows.
-        run: Of which run these words are.
-        history: What the words of a run are about, where the server's sums remember them: what its users have done
-            since joins with the next run.
-        secret: Seed of this device's random draws: whoever knew it could tell which items were drawn as negatives,
-            and so which were not.
-        numbering: Which numbering of the items it was told, and the numbers of its own items there.
-    """
-
-    said: Word = Word()
-    pending: Word | None = None
-    names: list[str] = field(default_factory=list)
-    run: int = 0
+    said: Word = Word()  # as far as it knows; for algorithms whose devices keep what they learned, the newest
+    pending: Word | None = None  # what it said to the last order, which the server may or may not have taken
+    names: list[str] = field(default_factory=list)  # of the users, in the order of the rows
+    run: int = 0  # of which these words are
+    # What the words of a run are about: what its users have done since joins with the next run.
     history: Weights = field(default_factory=dict)
+    # Seed of the random draws: whoever knew it could tell which items were drawn as negatives, and so which were not.
     secret: int = field(default_factory=lambda: secrets.randbelow(2**62))
-    numbering: int = 0
+    numbering: int = 0  # which numbering of the items it was told, and the numbers of its own items there
     numbers: dict[int, int] = field(default_factory=dict)
 
     def agreed(self, run: int, holds: int) -> "DeviceState":
         """The same, with the word that the server holds as what was said; refused if this device no longer has it."""
-        if run != self.run:
-            if holds:
-                raise InvalidState(
-                    "an order that builds on words of a run this device does not know",
-                    "what it said in this run",
-                    "It takes part again in the next run.",
-                )
+        if run != self.run and not holds:
             return replace(self, said=Word(), pending=None, names=[], run=run, history={})
-        if self.pending is not None and holds == self.pending.number:
+        if run == self.run and self.pending is not None and holds == self.pending.number:
             return replace(self, said=self.pending, pending=None)
-        if holds == self.said.number:
+        if run == self.run and holds == self.said.number:
             return replace(self, pending=None)
-        raise InvalidState(
-            "an order that builds on a word this device no longer has",
-            "one of its last two",
-            "It takes part again in the next run.",
-        )
+        missing = "a word this device no longer has" if run == self.run else "words of a run this device does not know"
+        needed, remedy = "one of its last two in this run", "It takes part again in the next run."
+        raise InvalidState(f"an order that builds on {missing}", needed, remedy)
 
     def rows_of(self, names: list[str], fresh: Weights) -> Weights:
         """The vectors of some users, in their order; those of ``fresh`` for whoever is new."""
@@ -106,18 +78,14 @@ class DeviceState:
 
 
 class DeviceStore:
-    """A folder of one device.
-
-    Args:
-        folder: Made if it is not there, for its owner alone.
-    """
+    """A folder of one device, made if it is not there, for its owner alone."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._seen: str | None = None
 
     def load(self) -> DeviceState:
-        """What was saved last; a new state, with a name and a secret of its own, if nothing was."""
+        """What was saved last; a new state, with a secret of its own, if nothing was."""
         path = self.folder / FILE
         self._seen = NOTHING
         if not path.exists():
@@ -127,37 +95,29 @@ class DeviceStore:
                 metadata = opened.metadata() or {}
                 if metadata.get("format") != str(FORMAT):
                     found = f"{path} of format {metadata.get('format')!r}"
-                    raise InvalidState(found, f"format {FORMAT}", "Remove the file to let the device start anew.")
+                    raise InvalidState(found, f"format {FORMAT}", START_ANEW)
                 tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
             facts = json.loads(metadata["facts"])
             if _digest(metadata["facts"], tensors) != metadata["sha256"]:
                 raise ValueError("its checksum does not fit its content")
             self._seen = metadata["sha256"]
-            words = {
-                word: Word(int(facts[word], 16), _under(word, tensors)) for word in WORDS if facts[word] is not None
-            }
+            told = [word for word in ("said", "pending") if facts[word] is not None]
+            words = {word: Word(int(facts[word], 16), _under(word, tensors)) for word in told}
             state = DeviceState(
                 words["said"], words.get("pending"), [str(name) for name in facts["names"]], int(facts["run"], 16),
                 _under("history", tensors), int(facts["secret"], 16), int(facts["numbering"], 16),
                 {int(item): int(number) for item, number in facts["numbers"].items()},
             )  # fmt: skip
+            if not all(bool(torch.isfinite(rows).all()) for word in words.values() for rows in word.own.values()):
+                raise ValueError("numbers that are none")
         except (SafetensorError, OSError, KeyError, ValueError, TypeError, AttributeError) as error:
-            raise InvalidState(
-                f"{path}: {error}", "what this device saved", "Remove the file to let the device start anew."
-            ) from None
-        for word in words.values():
-            if not all(bool(torch.isfinite(rows).all()) for rows in word.own.values()):
-                raise InvalidState(f"{path}: numbers that are none", "what this device saved", "Remove the file.")
+            raise InvalidState(f"{path}: {error}", "what this device saved", START_ANEW) from None
         return state
 
     def save(self, state: DeviceState) -> None:
         """Replace what was saved; refused if another has done so since this one loaded."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            os.chmod(self.folder, 0o700)
-            remove_leftovers(self.folder)
-        except OSError as error:
-            raise CannotWrite(f"{self.folder}: {error.strerror}", "a folder to write to", "Name another.") from None
+        make_private(self.folder)
+        remove_leftovers(self.folder)
         words = {"said": state.said, "pending": state.pending}
         kept = {key: word.own for key, word in words.items() if word is not None} | {"history": state.history}
         tensors = {f"{key}/{name}": rows.contiguous() for key, of in kept.items() for name, rows in of.items()}
@@ -170,9 +130,8 @@ class DeviceStore:
         metadata = {"format": str(FORMAT), "facts": facts, "sha256": _digest(facts, tensors)}
         with locked(self.folder):
             if self._seen is not None and self._seen != self._saved():
-                raise InvalidState(
-                    "another order that this device has answered meanwhile", "one at a time", "The server asks again."
-                )
+                given = "another order that this device has answered meanwhile"
+                raise InvalidState(given, "one at a time", "The server asks again.")
             write_tensors(self.folder / FILE, tensors, metadata, private=True)
         self._seen = metadata["sha256"]
 
@@ -185,7 +144,7 @@ class DeviceStore:
             with safe_open(path, "pt") as opened:
                 return str((opened.metadata() or {}).get("sha256"))
         except (SafetensorError, OSError) as error:
-            raise InvalidState(f"{path}: {error}", "what this device saved", "Remove the file.") from None
+            raise InvalidState(f"{path}: {error}", "what this device saved", START_ANEW) from None
 
 
 def _under(key: str, tensors: Weights) -> Weights:

@@ -8,6 +8,7 @@ a server that goes on from an older checkpoint.
 """
 
 import contextlib
+import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -18,21 +19,20 @@ from typing import cast
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
+from flwr.serverapp.strategy import Result, Strategy
 
-from fairfold.errors import InvalidSettings
-from fairfold.flower.books import Books, new_word
+from fairfold.errors import InvalidMessage, InvalidSettings
+from fairfold.flower.books import Books
 from fairfold.flower.exchange import StreamingGrid
-from fairfold.flower.judging import Judging
 from fairfold.flower.nodes import Node, Nodes
 from fairfold.flower.opening import first_plan, open_books, plan_of, refuse_unserved, tell_numbers
+from fairfold.flower.protocol import new_word
 from fairfold.flower.record import Record
-from fairfold.flower.rounds import OpenRound
-from fairfold.flower.wire import NO_WORD, Order, for_node, pack_order
+from fairfold.flower.rounds import OpenRound, plain, sent_to
+from fairfold.flower.wire import NO_WORD, Order, Reply, for_node, pack_order, unpack_reply
 from fairfold.protocol.faults import Rejections
-from fairfold.protocol.plan import Plan
 from fairfold.protocol.sampling import sample_cohort
-from fairfold.protocol.words import Sent, State, Totals
+from fairfold.protocol.words import State, Totals
 from fairfold.settings import Settings
 from fairfold.simulate.result import Quality, RoundReport
 from fairfold.simulate.run import Progress
@@ -40,11 +40,11 @@ from fairfold.values import BYTES, Weights
 
 log = logging.getLogger("fairfold.flower")
 
-LARGEST_OVERHEAD = 1 << 20
-"""Bytes of an answer that are not its vectors: names, figures, Flower's own records."""
+LARGEST_OVERHEAD = 1 << 20  # bytes of an answer that are not its vectors: names, figures, Flower's own records
+NOBODY = -1
 
 
-class FairStrategy(Judging):
+class FairStrategy(Strategy):
     """Any algorithm and any method over a network.
 
     Args:
@@ -62,7 +62,6 @@ class FairStrategy(Judging):
         evaluate: Ask devices how well the model serves their own users: before the first round and as often as
             ``run.evaluate_every`` says.
         picture: Height, width and number of classes, where devices have images.
-        watch: Told of every round as it ends.
     """
 
     def __init__(
@@ -79,7 +78,6 @@ class FairStrategy(Judging):
         largest_weight: float = 1e4,
         evaluate: bool = True,
         picture: tuple[int, int, int] | None = None,
-        watch: Callable[[RoundReport], None] = lambda _report: None,
     ) -> None:
         if resume and folder is None:
             raise InvalidSettings("resume without a folder", "the folder of the run", "Name it.")
@@ -90,8 +88,8 @@ class FairStrategy(Judging):
         self.nodes = Nodes(self.settings)
         self.half, self.min_nodes, self.patience = half, min_nodes, patience
         self.round_timeout, self.largest_weight, self.evaluate = round_timeout, largest_weight, evaluate
+        self.metric = self.settings.metric
         self.start_quality: Quality | None = None
-        self._watch = watch
         self._record = None if folder is None else Record(Path(folder), self.plan, resume=resume)
         found = None if self._record is None else self._record.found
         self.books = Books(None if found is None else found.state)
@@ -99,8 +97,7 @@ class FairStrategy(Judging):
         if found is not None:
             log.info("going on after round %d", found.state.round_number)
         if found is not None or not self.settings.algorithm.surveys(self.settings):
-            self.books.survey = self.books.survey or {}
-            self._settle(plan_of(self.settings, num_items, self.books, picture))
+            self._settle()
         self._open = OpenRound()
         self._grid: StreamingGrid | None = None
         self._numbered: set[int] = set()
@@ -108,15 +105,14 @@ class FairStrategy(Judging):
         self._last_round = self.settings.run.rounds
         self._arrays_each_round = False
 
-    def _settle(self, plan: Plan) -> None:
-        """There is a plan: sizes are known, and there is a model."""
-        self.plan = plan
-        self.nodes.settle(plan)
+    def _settle(self) -> None:
+        """Devices have said what a plan needs: sizes are known, and there is a model."""
+        self.plan = plan_of(self.settings, self.num_items, self.books.survey, self.picture)
+        self.nodes.settle(self.plan)
         if not self.progress.state.full:
-            state, _ = plan.initial()
-            self.progress.state = self.books.into(state)
+            self.progress.state = self.books.into(self.plan.initial()[0])
         if self._record is not None:
-            self._record.settle(plan)
+            self._record.plan = self.plan
 
     # -- a run ---------------------------------------------------------------------------------------------------------
 
@@ -141,44 +137,31 @@ class FairStrategy(Judging):
             evaluate_config: Not used.
             evaluate_fn: Evaluates the full model on the server, where there is data to do so.
         """
-        state = self.progress.state
-        if initial_arrays and state.round_number == 0:
+        number = self.progress.state.round_number
+        if initial_arrays and number == 0:
             self._given_arrays = {
-                n: torch.from_numpy(initial_arrays[n].numpy().reshape(-1).copy()) for n in initial_arrays
+                name: torch.from_numpy(of.numpy().reshape(-1).copy()) for name, of in initial_arrays.items()
             }
         if self.nodes.plan is not None:
             self._start_from_given()
-        left = self.settings.run.rounds - state.round_number if num_rounds is None else num_rounds
-        self._last_round = state.round_number + left
+        left = self.settings.run.rounds - number if num_rounds is None else num_rounds
+        self._last_round = number + left
         self._arrays_each_round = evaluate_fn is not None
-        largest = max(
-            [BYTES * held.size() for held in self.plan.assignments(0)] + [8 * 3 * min(self.num_items, 1 << 20)]
-        )
+        sizes = [BYTES * held.size() for held in self.plan.assignments(0)]
+        largest = max(*sizes, 8 * 3 * min(self.num_items, 1 << 20))
         self._grid = StreamingGrid(grid, 2 * largest + LARGEST_OVERHEAD)
         self.round_timeout = self.round_timeout if timeout is None else timeout
-        with self._recording():
+        with contextlib.nullcontext() if self._record is None else self._record.open(self.progress):
+            first = self._full_arrays() if self._arrays_each_round else ArrayRecord()
             result = super().start(
-                cast(Grid, self._grid),
-                self._full_arrays() if evaluate_fn is not None else ArrayRecord(),
-                max(left, 0),
-                self.round_timeout,
-                train_config,
-                evaluate_config,
+                cast(Grid, self._grid), first, max(left, 0), self.round_timeout, train_config, evaluate_config,
                 evaluate_fn,
-            )
+            )  # fmt: skip
             if self._record is not None and self.nodes.plan is not None:
                 self._record.finish(self.progress, self.nodes)
         if not left:
             result.arrays = self._full_arrays()
         return result
-
-    @contextlib.contextmanager
-    def _recording(self) -> Iterator[None]:
-        if self._record is None:
-            yield
-            return
-        with self._record.open(self.progress):
-            yield
 
     def _start_from_given(self) -> None:
         """Take the tensors that were given in the place of random ones."""
@@ -194,14 +177,17 @@ class FairStrategy(Judging):
     def _full_arrays(self) -> ArrayRecord:
         return ArrayRecord({name: Array(vector.numpy()) for name, vector in self.progress.state.full.items()})
 
+    def summary(self) -> None:
+        """Log what is about to run."""
+        sizes = zip(self.plan.capacities, self.plan.assignments(0), strict=True)
+        served = ", ".join(f"{capacity}: {held.size() * BYTES} bytes" for capacity, held in sizes)
+        log.info("%s, %s, sizes %s", self.settings.subspace.method, self.settings.algorithm.kind, served)
+        log.debug("settings %s", json.dumps(self.settings.plain()))
+
     # -- training ------------------------------------------------------------------------------------------------------
 
     def configure_train(
-        self,
-        server_round: int,
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        grid: Grid,
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask new nodes what they can hold, draw the round's, and send each the vectors of its size."""
         present = self.nodes.wait(grid, self.min_nodes, self.patience)
@@ -210,27 +196,22 @@ class FairStrategy(Judging):
                 self._open = OpenRound()
                 return []
             open_books(self.books, self.settings, self.num_items, present, grid, self.round_timeout)
-            self._settle(plan_of(self.settings, self.num_items, self.books, self.picture))
+            self._settle()
             self._start_from_given()
             present = [node for node in present if node.node_id in self.nodes.usable]
         number = self.progress.state.round_number
         first = self.evaluate and self.start_quality is None and number == 0
-        return self._orders(self._cohort(present, number), number, MessageType.TRAIN, grid, evaluate=first)
+        return self._orders(present, number, MessageType.TRAIN, grid, evaluate=first)
 
-    def _cohort(self, present: list[Node], number: int) -> list[Node]:
-        if not present:
-            return []
-        wanted = min(self.settings.fleet.clients_per_round or len(present), len(present))
-        drawn = sample_cohort(self.settings, len(present), number, wanted)
-        return [present[place] for place in drawn.tolist()]
-
-    def _orders(self, cohort: list[Node], number: int, kind: str, grid: Grid, *, evaluate: bool) -> list[Message]:
+    def _orders(self, present: list[Node], number: int, kind: str, grid: Grid, *, evaluate: bool) -> list[Message]:
         """One record per size, shared by all its messages but for the word of each device that the server holds."""
-        cohort = tell_numbers(self.books, cohort, self._numbered, grid, self.settings, self.round_timeout)
+        cohort = tell_numbers(
+            self.books, self._cohort(present, number), self._numbered, grid, self.settings, self.round_timeout
+        )
         self._open = opened = OpenRound(waiting={node.node_id: node for node in cohort})
         state = replace(self.progress.state, round_number=number)
         records, word = {}, new_word()
-        for key, sent in self._sent(cohort, state):
+        for key, sent in sent_to(self.plan, cohort, state):
             order = Order(
                 sent, self.settings, self.num_items, self.books.run, word, NO_WORD, self.half, evaluate,
                 self.books.numbering, self.picture,
@@ -242,42 +223,61 @@ class FairStrategy(Judging):
             down = opened.orders[key].sent.bytes_down // (2 if self.half else 1)
             node.bytes_down += down
             opened.bytes_down += down
-            messages.append(
-                Message(
-                    for_node(records[key], self.books.held.get(node.name, NO_WORD)),
-                    dst_node_id=node.node_id,
-                    message_type=kind,
-                    group_id=str(number + 1),
-                    ttl=2 * self.round_timeout + 60,  # answers that are there at the deadline are still to be fetched
-                )
-            )
+            content = for_node(records[key], self.books.held.get(node.name, NO_WORD))
+            ttl = 2 * self.round_timeout + 60  # answers that are there at the deadline are still to be fetched
+            messages.append(Message(content, node.node_id, kind, ttl=ttl, group_id=str(number + 1)))
         return messages
 
-    def _sent(self, cohort: list[Node], state: State) -> Iterator[tuple[int, Sent]]:
-        """What is sent to each size, or to each node where every one has a hash of its own."""
-        if not self.plan.method.per_client:
-            sizes = sorted({node.group for node in cohort})
-            yield from zip(sizes, self.plan.algorithm.send(self.plan, state, sizes), strict=True)
-            return
-        for node in cohort:
-            held = self.plan.assignments(state.round_number, node.number if node.number >= 0 else node.node_id % 2**20)
-            projections = held[node.group].projections
-            assert projections is not None
-            vectors = {name: of.reduce(state.full[name]) for name, of in projections.items()}
-            yield node.node_id, Sent(state.round_number, node.group, projections, vectors)
+    def _cohort(self, present: list[Node], number: int) -> list[Node]:
+        if not present:
+            return []
+        wanted = min(self.settings.fleet.clients_per_round or len(present), len(present))
+        drawn = sample_cohort(self.settings, len(present), number, wanted)
+        return [present[place] for place in drawn.tolist()]
+
+    def _key(self, node: Node) -> int:
+        return node.node_id if self.plan.method.per_client else node.group
+
+    def _answers(
+        self, number: int, replies: Iterable[Message], *, trained: bool
+    ) -> Iterator[tuple[Node, Order, Reply]]:
+        """The readable answers; everybody else is noted with the reason."""
+        opened, algorithm, reject = self._open, self.plan.algorithm, self.progress.rejections.note
+        for reply in replies:
+            node = opened.waiting.pop(self._sender(reply), None)
+            if node is None:
+                log.warning("round %d: an answer of somebody who was not asked, or had answered", number)
+                continue
+            if reply.has_error():
+                log.warning("round %d: node %d says: %s", number, node.node_id, plain(reply.error.reason))
+                reject(number, node.node_id, "the device failed")
+                self._numbered.discard(node.node_id)  # it may lack what it was told: told again next time
+                continue
+            order = opened.orders[self._key(node)]
+            sizes = algorithm.answer_shapes(self.plan, order.sent) if trained else {}
+            try:
+                found = unpack_reply(reply.content, order, sizes, self.largest_weight, values=algorithm.values)
+            except InvalidMessage as error:
+                reject(number, node.node_id, error.given)
+                continue
+            yield node, order, found
+        for node in opened.waiting.values():
+            reject(number, node.node_id, "no answer in time")
+
+    def _sender(self, reply: Message) -> int:
+        """Who answered: told by the message answered, so that a late answer is not taken for that to a new order."""
+        if self._grid is None:
+            return reply.metadata.src_node_id
+        return self._grid.sent_to.get(reply.metadata.reply_to_message_id, NOBODY)
 
     def aggregate_train(
-        self,
-        server_round: int,
-        replies: Iterable[Message],
+        self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check every answer, sum per size, apply; then write the round down."""
         opened, algorithm = self._open, self.plan.algorithm
         if self.nodes.plan is None:  # nobody has come yet: there is no model to speak of
             return None, None
-        number, totals = self.progress.state.round_number + 1, Totals()
-        cohort = list(opened.waiting.values())
-        heard: list[tuple[int, tuple[float, int]]] = []
+        number, totals, asked = self.progress.state.round_number + 1, Totals(), len(opened.waiting)
         for node, order, reply in self._answers(number, replies, trained=True):
             problem = algorithm.problem(self.plan, order.sent, reply.answer)
             if problem is not None or reply.answer is None:
@@ -285,26 +285,53 @@ class FairStrategy(Judging):
                 continue
             totals.add(order.sent, reply.answer, alone=self.plan.method.per_client)
             self.books.held[node.name] = order.word
-            node.rounds += 1
-            opened.answered += 1
             up = reply.answer.bytes_up // (2 if order.half_up else 1)
-            node.bytes_up += up
-            opened.bytes_up += up
-            if reply.quality is not None:
-                node.heard(reply.quality)
-                heard.append((node.group, reply.quality))
+            node.rounds, node.bytes_up = node.rounds + 1, node.bytes_up + up
+            opened.answered, opened.bytes_up = opened.answered + 1, opened.bytes_up + up
+            opened.hear(node, reply.quality)
         self.progress.state = self.books.into(algorithm.apply(self.plan, self.progress.state, totals))
-        if heard and self.start_quality is None:
-            self.start_quality = self._quality(heard)
+        self.start_quality = self.start_quality or opened.quality(len(self.plan.capacities))
         seconds = time.monotonic() - opened.started
         report = RoundReport(number, seconds, opened.answered, opened.bytes_down, opened.bytes_up, None)
         self.progress.history.append(report)
-        left_out = len(cohort) - opened.answered
-        log.info("round %d: %d answers used, %d left out, %.1f s", number, opened.answered, left_out, report.seconds)
+        left_out = asked - opened.answered
+        log.info("round %d: %d answers used, %d left out, %.1f s", number, opened.answered, left_out, seconds)
         if self._record is not None:
             self._record.round_done(self.progress, self.nodes)
-        if not self._evaluation_due():
-            self._tell(report)
-        metrics = {"round": number, "nodes": opened.answered, "left-out": left_out}
+            if not self._evaluation_due():
+                self._record.note(report, self.nodes)
         wanted = self._arrays_each_round or number == self._last_round
-        return self._full_arrays() if wanted else None, MetricRecord(dict(metrics))
+        metrics = MetricRecord({"round": number, "nodes": opened.answered, "left-out": left_out})
+        return self._full_arrays() if wanted else None, metrics
+
+    # -- how well the model serves the users of devices, as these say themselves ---------------------------------------
+
+    def _evaluation_due(self) -> bool:
+        number = self.progress.state.round_number
+        return self.evaluate and (number == self._last_round or number % self.settings.run.evaluate_every == 0)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Where an evaluation is due: ask devices how well the model of their size serves their own users."""
+        if self.nodes.plan is None or not self._evaluation_due():
+            self._open = OpenRound()
+            return []
+        number = self.progress.state.round_number - 1  # the hash the devices have just trained with
+        return self._orders(self.nodes.present(grid), number, MessageType.EVALUATE, grid, evaluate=True)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """The mean over all users, and over those of each size."""
+        if not self._open.orders:
+            return None
+        for node, _, reply in self._answers(self.progress.state.round_number, replies, trained=False):
+            self._open.hear(node, reply.quality)
+        quality = self._open.quality(len(self.plan.capacities))
+        self.progress.history[-1] = replace(self.progress.history[-1], quality=quality)
+        if self._record is not None:
+            self._record.note(self.progress.history[-1], self.nodes)
+        if quality is None:
+            return None
+        by_size = zip(self.plan.capacities, quality.groups, strict=True)
+        sizes = {f"{self.metric} {capacity}": value for capacity, value in by_size if value is not None}
+        return MetricRecord({self.metric: quality.server, **sizes})

@@ -27,13 +27,10 @@ LIMITS = {FLEET + "push-object": (8 << 20, 16), FLEET + "pull-object": (1 << 20,
 """Bytes of a request, and how many such are at work at once; others wait, unread, for their turn. Flower cuts arrays
 into pieces of 5 MiB; all else that a node says is short. Turns are apart, so that heartbeats do not wait for pieces."""
 
+# Bytes of requests after which garbage is collected: served ones are left behind in cycles, and until it looks for
+# those Python counts objects, not bytes.
 COLLECTED_AFTER = 64 << 20
-"""Bytes of requests after which garbage is collected: a request that was served is left behind in cycles, and until
-it looks for those Python counts objects, not bytes."""
-
-SLOWEST = 120.0
-"""Seconds in which a request must have come, and its response must have been read."""
-
+SLOWEST = 120.0  # seconds in which a request must have come, and its response must have been read
 MEGABYTE = 10**6
 KNOWN = "1.41."
 PARAMETERS = {
@@ -44,20 +41,13 @@ PARAMETERS = {
 """The handlers that are counted, as Flower of the known version has them."""
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-"""What serves requests, by the ASGI convention."""
+Receive = Callable[[], Awaitable[Scope]]
+Send = Callable[[Scope], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]  # what serves requests, by the ASGI convention
 
 
 class Gate:
-    """Stands before a SuperLink.
-
-    Args:
-        app: The SuperLink.
-        trusted: Addresses that may do everything, beside this machine's own.
-        slowest: Seconds a request may take to come, and a response to be read.
-    """
+    """Stands before a SuperLink; ``trusted`` addresses may do everything, beside this machine's own."""
 
     def __init__(self, app: App, trusted: frozenset[str] = frozenset(), slowest: float = SLOWEST) -> None:
         self.app, self.trusted, self.slowest = app, trusted, slowest
@@ -92,10 +82,10 @@ class Gate:
         waiting, size = [{"type": "http.request", "body": body, "more_body": False}], len(body)
         del body
 
-        async def replay() -> MutableMapping[str, Any]:
+        async def replay() -> Scope:
             return waiting.pop() if waiting else await receive()
 
-        async def patient(message: MutableMapping[str, Any]) -> None:
+        async def patient(message: Scope) -> None:
             """The server's ``send`` waits until what was sent before has been read: so the turn lasts until then."""
             last = message["type"] == "http.response.body" and not message.get("more_body")
             await send({**message, "more_body": True} if last else message)
@@ -158,7 +148,7 @@ def count(handlers: Any, quota: Quota) -> None:
             try:
                 quota.announce(node, facts.reply_to_message_id, tree, size, state)
             except Refused as refused:  # 503 is what a SuperNode tries again
-                raise HTTPException(503 if refused.later else 429, refused.reason) from None
+                raise HTTPException(503 if refused.later else 429, str(refused)) from None
             return push_messages(request=request, state=state)
 
     @functools.wraps(push_object)
@@ -168,7 +158,7 @@ def count(handlers: Any, quota: Quota) -> None:
         except Refused as refused:
             if not refused.later:
                 return PushObjectResponse(stored=False)  # Flower's own way to say so
-            raise HTTPException(503, refused.reason) from None
+            raise HTTPException(503, str(refused)) from None
         return push_object(request=request, state=state)
 
     handlers.pull_messages, handlers.push_messages, handlers.push_object = pull, announce, upload
@@ -178,19 +168,12 @@ def require_known(version: str, handlers: Any, router: Any) -> None:
     """Refuse a Flower that may not be built as expected: a gate that stands beside the door is worse than none."""
     found = {name: tuple(inspect.signature(getattr(handlers, name, lambda: None)).parameters) for name in PARAMETERS}
     if not version.startswith(KNOWN) or found != PARAMETERS or getattr(router, "fleet_handlers", None) is not handlers:
-        raise InvalidState(
-            f"Flower {version}, whose SuperLink may be built differently",
-            f"Flower {KNOWN}x",
-            "pip install 'fairfold[flower]', or start flower-superlink itself, which has no such limits.",
-        )
+        given = f"Flower {version}, whose SuperLink may be built differently"
+        remedy = "pip install 'fairfold[flower]', or start flower-superlink itself, which has no such limits."
+        raise InvalidState(given, f"Flower {KNOWN}x", remedy)
 
 
-def half_of_memory() -> int:
-    """Bytes."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-
-
-def _positive(text: str) -> int:
+def _megabytes(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}; needed: a whole number of megabytes, at least 1")
     return int(text)
@@ -203,18 +186,15 @@ def main() -> None:
         description="Flower's SuperLink with limits on what nodes can do. All other options are flower-superlink's.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--node-quota", type=_positive, default=2000, metavar="MB",
-        help="megabytes that one node may have stored (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--total-quota", type=_positive, default=half_of_memory() // MEGABYTE, metavar="MB",
-        help="megabytes that all nodes may have stored (default: half of this machine's memory, %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--control-from", action="append", default=[], metavar="ADDRESS",
-        help="another machine that may start runs and register keys; may be repeated (default: this one alone)",
-    )  # fmt: skip
+    half_of_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2 // MEGABYTE
+    stored = "megabytes that {} may have stored (default: {}%(default)s)"
+    for name, most, words in (
+        ("--node-quota", 2000, stored.format("one node", "")),
+        ("--total-quota", half_of_memory, stored.format("all nodes", "half of this machine's memory, ")),
+    ):
+        parser.add_argument(name, type=_megabytes, default=most, metavar="MB", help=words)
+    control = "another machine that may start runs and register keys; may be repeated (default: this one alone)"
+    parser.add_argument("--control-from", action="append", default=[], metavar="ADDRESS", help=control)
     own, others = parser.parse_known_args()
     try:
         guard(Quota(own.node_quota * MEGABYTE, own.total_quota * MEGABYTE), frozenset(own.control_from))

@@ -23,18 +23,9 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train what is left of the run."""
-    config = context.run_config
-    strategy = FairStrategy(
-        Settings(**json.loads(config["settings"])),
-        int(config["num-items"]),
-        folder=config["folder"],
-        resume=bool(config["resume"]),
-        half=bool(config["half"]),
-        min_nodes=int(config["nodes"]),
-        patience=300.0,
-        round_timeout=float(config["round-timeout"]),
-    )
-    strategy.start(grid)
+    options = dict(context.run_config)
+    settings = Settings(**json.loads(options.pop("settings")))
+    FairStrategy(settings, **options).start(grid)
 '''
 
 PYPROJECT = """[build-system]

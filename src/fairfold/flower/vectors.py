@@ -9,7 +9,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fairfold.errors import InvalidMessage
-from fairfold.flower.protocol import FACTS, VERSION
+from fairfold.flower.protocol import DIGITS, FACTS, VERSION
 from fairfold.values import Weights
 
 FULL, HALF = "float32", "float16"
@@ -19,7 +19,6 @@ _CODES = {FULL: b"<f4", HALF: b"<f2", DOUBLE: b"<f8", WHOLE: b"<i8"}
 _HALF_EXPONENT = 15  # the largest number of a vector is brought below 2^15: at 2^16 rounding up would be infinity
 
 LONGEST_TEXT = 1 << 16
-"""Bytes of the longest text taken from a message."""
 
 
 def pack(weights: Weights, half: bool) -> tuple[ArrayRecord, list[float]]:
@@ -96,11 +95,11 @@ def facts_in(content: RecordDict) -> ConfigRecord:
     return facts
 
 
-def text_in(facts: ConfigRecord, key: str) -> str:
+def text_in(facts: ConfigRecord, key: str, longest: int = LONGEST_TEXT) -> str:
     """A text of bounded length."""
     text = facts.get(key)
-    if not isinstance(text, str) or len(text) > LONGEST_TEXT:
-        raise refused(f"no readable {key}", f"a text of at most {LONGEST_TEXT} characters")
+    if not isinstance(text, str) or len(text) > longest:
+        raise refused(f"no readable {key}", f"a text of at most {longest} characters")
     return text
 
 
@@ -115,7 +114,7 @@ def number_in(facts: ConfigRecord, key: str, most: int, least: int = 0) -> int:
 def word_in(facts: ConfigRecord, key: str) -> int:
     """The number of a word, of a run or of a device: written in hexadecimal digits."""
     text = facts.get(key)
-    if not isinstance(text, str) or not re.fullmatch(r"[0-9a-f]{1,16}", text):
+    if not isinstance(text, str) or not DIGITS.fullmatch(text):
         raise refused(f"no {key}", "sixteen hexadecimal digits")
     return int(text, 16)
 

@@ -2,67 +2,50 @@
 
 An order is what the protocol calls :class:`Sent`, with the settings that decide what a device computes, and with the
 word of this device that the server holds. A device answers with its summand; where that is a whole model and vectors
-travel in half precision, with its change, which keeps its digits.
+travel in half precision, with its change, which keeps its digits. Before the first round devices are asked for sums,
+and told the numbers that items get by them, of some items at a time.
 """
 
+import contextlib
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flwr.app import ConfigRecord, RecordDict
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from torch import Tensor
 
 from fairfold.errors import FairfoldError
-from fairfold.flower.protocol import ARRAYS, FACTS, VERSION
-from fairfold.flower.vectors import (
-    facts_in,
-    number_in,
-    pack,
-    refused,
-    text_in,
-    unpack,
-    word_in,
-)
+from fairfold.flower.protocol import ARRAYS, FACTS, VERSION, WINDOW
+from fairfold.flower.vectors import DOUBLE, WHOLE, facts_in, number_in, pack, refused, text_in, unpack, word_in
 from fairfold.projections import Projection, facts_of, projection_of
+from fairfold.protocol.algorithm import COUNTS
 from fairfold.protocol.words import Answer, Sent
 from fairfold.settings import Settings, read_settings
 
-NOT_SENT = ("data", "fleet")
-"""Tables that are the server's own business."""
-
+NOT_SENT = ("data", "fleet")  # tables that are the server's own business
 NOT_SENT_OF_RUN = ("rounds", "evaluate_every", "patience", "threshold", "backend", "device", "user_storage")
+UNREADABLE = (FairfoldError, ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError)
 MOST_ITEMS = 2**32
-NO_WORD = 0
-"""In the place of a word's number: the server holds none of this device's."""
+NO_WORD = 0  # in the place of a word's number: the server holds none of this device's
 
 
 @dataclass(frozen=True)
 class Order:
-    """What a device is asked to do.
-
-    Attributes:
-        sent: What it receives.
-        settings: Those that decide what a device computes.
-        items: Size of the catalogue.
-        run: Which run this is: words of another mean nothing here.
-        word: The number that the device's answer will have.
-        holds: The number of the word of this device that the server's sums hold; 0 if none.
-        half: Whether vectors travel in half precision.
-        evaluate: Whether the device is asked how well the model serves it, before it trains.
-        numbering: Which numbering of the items this run has; 0 for the catalogue's own.
-        picture: Height, width and classes of images, for models of those.
-    """
+    """What a device is asked to do."""
 
     sent: Sent
-    settings: Settings
-    items: int
-    run: int
-    word: int
-    holds: int = NO_WORD
-    half: bool = False
-    evaluate: bool = False
-    numbering: int = 0
-    picture: tuple[int, int, int] | None = None
+    settings: Settings  # those that decide what a device computes
+    items: int  # size of the catalogue
+    run: int  # words of another mean nothing here
+    word: int  # the number that the device's answer will have
+    holds: int = NO_WORD  # the number of the word of this device that the server's sums hold
+    half: bool = False  # vectors travel in half precision
+    evaluate: bool = False  # the device is asked how well the model serves it, before it trains
+    numbering: int = 0  # which numbering of the items this run has; 0 for the catalogue's own
+    picture: tuple[int, int, int] | None = None  # height, width and classes of images, for models of those
 
     @property
     def half_up(self) -> bool:
@@ -72,12 +55,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a device says.
-
-    Attributes:
-        answer: Its summand; None if it was only asked for its quality.
-        quality: Sum over the users evaluated, and their number.
-    """
+    """What a device says: its summand, and the sum of qualities over the users evaluated, with their number."""
 
     answer: Answer | None
     quality: tuple[float, int] | None = None
@@ -92,46 +70,42 @@ def sent_settings(settings: Settings) -> dict[str, Any]:
     return values
 
 
+def trains(model: str | None, settings: Settings) -> bool:
+    """Whether a device that was given this model takes part in such a run; without one it trains any of fairfold's."""
+    return settings.model.kind == model if model is not None else not settings.model.own
+
+
+def _facts(**facts: Any) -> ConfigRecord:
+    return ConfigRecord({"version": VERSION, **facts})
+
+
+# -- orders ------------------------------------------------------------------------------------------------------------
+
+
 def pack_order(order: Order) -> tuple[RecordDict, Order]:
     """An order as records, and the same with the vectors as the device will see them."""
     sent = order.sent
     arrays, scales = pack(sent.vectors, order.half)
-    facts: dict[str, Any] = {
-        "version": VERSION,
-        "round": sent.round_number,
-        "size": sent.size,
-        "items": order.items,
-        "run": f"{order.run:x}",
-        "word": f"{order.word:x}",
-        "holds": f"{order.holds:x}",
-        "numbering": f"{order.numbering:x}",
-        "settings": json.dumps(sent_settings(order.settings)),
-        "projections": _described(sent.projections),
-        "context": _described(sent.context),
-        "beside": json.dumps({n: len(v) for n, v in sent.vectors.items() if n not in sent.projections}),
-        "half": order.half,
-        "scales": scales,
-        "evaluate": order.evaluate,
-    }
-    if order.picture is not None:
-        facts["picture"] = list(order.picture)
+    sizes = {name: vector.numel() for name, vector in sent.vectors.items()}
+    facts = _facts(
+        round=sent.round_number, size=sent.size, items=order.items, run=f"{order.run:x}", word=f"{order.word:x}",
+        holds=f"{order.holds:x}", numbering=f"{order.numbering:x}", half=order.half, evaluate=order.evaluate,
+        settings=json.dumps(sent_settings(order.settings)),
+        projections=json.dumps({name: facts_of(held) for name, held in sent.projections.items()}),
+        context=json.dumps({name: facts_of(held) for name, held in sent.context.items()}),
+        beside=json.dumps({name: size for name, size in sizes.items() if name not in sent.projections}),
+        scales=scales, **({} if order.picture is None else {"picture": list(order.picture)}),
+    )  # fmt: skip
     if order.half:
-        sizes = {name: vector.numel() for name, vector in sent.vectors.items()}
         order = replace(order, sent=replace(sent, vectors=unpack(arrays, scales, sizes, half=True)))
-    return RecordDict({ARRAYS: arrays, FACTS: ConfigRecord(facts)}), order
+    return RecordDict({ARRAYS: arrays, FACTS: facts}), order
 
 
 def for_node(record: RecordDict, holds: int) -> RecordDict:
     """The same order for one node: which of its words the server holds."""
     copy = record.copy()
-    facts = copy[FACTS]
-    assert isinstance(facts, ConfigRecord)
-    copy[FACTS] = ConfigRecord(dict(facts) | {"holds": f"{holds:x}"})
+    copy[FACTS] = ConfigRecord(dict(facts_in(record)) | {"holds": f"{holds:x}"})
     return copy
-
-
-def _described(projections: dict[str, Projection]) -> str:
-    return json.dumps({name: facts_of(held) for name, held in projections.items()})
 
 
 def unpack_order(content: RecordDict) -> Order:
@@ -140,22 +114,13 @@ def unpack_order(content: RecordDict) -> Order:
     half, evaluate = facts.get("half"), facts.get("evaluate")
     if type(half) is not bool or type(evaluate) is not bool:
         raise refused("an order without its precision", "what FairStrategy sends")
-    try:
-        settings = read_settings(_object(text_in(facts, "settings")))
-        projections = {str(n): projection_of(of) for n, of in _object(text_in(facts, "projections")).items()}
-        context = {str(n): projection_of(of) for n, of in _object(text_in(facts, "context")).items()}
-        beside = _lengths(_object(text_in(facts, "beside")))
+    with _reading():
+        settings = read_settings(_table(facts, "settings"))
+        projections, context = _projections(facts, "projections"), _projections(facts, "context")
+        beside = _table(facts, "beside")
+        if not all(type(length) is int and 0 <= length <= MOST_ITEMS for length in beside.values()):
+            raise ValueError("lengths that are none")
         sizes = {name: held.size for name, held in projections.items()} | beside
-    except (
-        FairfoldError,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        RecursionError,
-        ArithmeticError,
-    ) as error:
-        raise refused(f"an order that cannot be read ({str(error)[:200]})", "what FairStrategy sends") from None
     number, size = number_in(facts, "round", 2**31), number_in(facts, "size", 2**16)
     vectors = unpack(content.get(ARRAYS), facts.get("scales"), sizes, half)
     sent = Sent(number, size, projections, {name: vectors[name] for name in sizes}, context)
@@ -165,17 +130,24 @@ def unpack_order(content: RecordDict) -> Order:
     )  # fmt: skip
 
 
-def _object(text: str) -> dict[str, Any]:
-    found = json.loads(text)
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    """Whatever cannot be read is refused with words."""
+    try:
+        yield
+    except UNREADABLE as error:
+        raise refused(f"an order that cannot be read ({str(error)[:200]})", "what FairStrategy sends") from None
+
+
+def _table(facts: ConfigRecord, key: str) -> dict[str, Any]:
+    found = json.loads(text_in(facts, key))
     if not isinstance(found, dict) or len(found) > 4_096:
         raise ValueError("no table")
     return found
 
 
-def _lengths(values: dict[str, Any]) -> dict[str, int]:
-    if not all(type(length) is int and 0 <= length <= MOST_ITEMS for length in values.values()):
-        raise ValueError("lengths that are none")
-    return values
+def _projections(facts: ConfigRecord, key: str) -> dict[str, Projection]:
+    return {name: projection_of(of) for name, of in _table(facts, key).items()}
 
 
 def _picture(facts: ConfigRecord) -> tuple[int, int, int] | None:
@@ -198,16 +170,10 @@ def pack_reply(order: Order, reply: Reply, *, values: bool = False) -> RecordDic
     if values and order.half_up:  # a change keeps its digits in half floats, which the model itself would not
         sums = {name: total - order.sent.vectors[name] * weight for name, total in sums.items()}
     arrays, scales = pack(sums, order.half_up)
-    facts: dict[str, Any] = {
-        "version": VERSION,
-        "run": f"{order.run:x}",
-        "word": f"{order.word:x}",
-        "weight": float(weight),
-        "scales": scales,
-    }
+    facts = _facts(run=f"{order.run:x}", word=f"{order.word:x}", weight=float(weight), scales=scales)
     if reply.quality is not None:
-        facts |= {"quality": float(reply.quality[0]), "evaluated": int(reply.quality[1])}
-    return RecordDict({ARRAYS: arrays, FACTS: ConfigRecord(facts)})
+        facts["quality"], facts["evaluated"] = float(reply.quality[0]), int(reply.quality[1])
+    return RecordDict({ARRAYS: arrays, FACTS: facts})
 
 
 def unpack_reply(
@@ -215,14 +181,7 @@ def unpack_reply(
 ) -> Reply:
     """What a device says, on the server: refused unless it is said to this very order, and of the agreed sizes.
 
-    Whether the numbers can be used is the algorithm's to say.
-
-    Args:
-        content: What arrived.
-        order: What was asked.
-        sizes: Name and length of what is expected; empty if only the quality was asked for.
-        largest_weight: The most a device may count.
-        values: Whether an answer is a weighted model.
+    There are none if only the quality was asked for. Whether the numbers can be used is the algorithm's to say.
     """
     facts = facts_in(content)
     if set(content) != {ARRAYS, FACTS}:
@@ -232,13 +191,18 @@ def unpack_reply(
     quality = _quality(facts, order.settings)
     if not sizes:
         return Reply(None, quality)
-    weight = facts.get("weight")
-    if not isinstance(weight, float) or not 0 < weight <= largest_weight:
-        raise refused("a weight out of range", f"above 0 and at most {largest_weight:g}")
+    weight = _weight(facts, largest_weight)
     sums = unpack(content[ARRAYS], facts.get("scales"), sizes, order.half_up)
     if values and order.half_up:
         sums = {name: total.add_(order.sent.vectors[name], alpha=weight) for name, total in sums.items()}
     return Reply(Answer({name: sums[name] for name in sizes}, weight), quality)
+
+
+def _weight(facts: ConfigRecord, most: float) -> float:
+    weight = facts.get("weight")
+    if not isinstance(weight, float) or not 0 < weight <= most:
+        raise refused("a weight out of range", f"above 0 and at most {most:g}")
+    return weight
 
 
 def _quality(facts: ConfigRecord, settings: Settings) -> tuple[float, int] | None:
@@ -251,3 +215,81 @@ def _quality(facts: ConfigRecord, settings: Settings) -> tuple[float, int] | Non
     if not (0 <= total <= most and math.isfinite(total)):
         raise refused("a quality out of range", "at most 1 per user")
     return total, users
+
+
+# -- the sums before the first round, and the numbers that items get by them -------------------------------------------
+
+
+def windows(items: int) -> list[range]:
+    """The catalogue in parts."""
+    return [range(start, min(start + WINDOW, items)) for start in range(0, items, WINDOW)]
+
+
+def ask(settings: Settings, items: int, window: range) -> RecordDict:
+    """What asks a device for its part of the sums, of some items."""
+    sent = json.dumps(sent_settings(settings))
+    return RecordDict({FACTS: _facts(settings=sent, items=items, start=window.start, stop=window.stop)})
+
+
+def asked_in(content: RecordDict) -> tuple[Settings, int, range]:
+    """The same, on the device."""
+    facts = facts_in(content)
+    with _reading():
+        settings = read_settings(_table(facts, "settings"))
+    return settings, *_window(facts)
+
+
+def _window(facts: ConfigRecord) -> tuple[int, range]:
+    """The size of the catalogue, and the items in question."""
+    items = number_in(facts, "items", MOST_ITEMS, 1)
+    start = number_in(facts, "start", items - 1)
+    return items, range(start, number_in(facts, "stop", min(items, start + WINDOW), start + 1))
+
+
+def pack_survey(answer: Answer) -> RecordDict:
+    """A device's part."""
+    return RecordDict({ARRAYS: pack(answer.sums, half=False)[0], FACTS: _facts(weight=float(answer.weight))})
+
+
+def unpack_survey(content: RecordDict, settings: Settings, window: range) -> Answer:
+    """The same, on the server: refused unless every sum is there, of the right length."""
+    weight = _weight(facts_in(content), 2**31)
+    wanted = {
+        name: len(window) if per_item else 3
+        for name, per_item in settings.algorithm.surveys(settings).items()
+        if per_item or window.start == 0
+    }
+    sums = unpack(content.get(ARRAYS), [1.0] * len(wanted), wanted, half=False, dtype=DOUBLE)
+    counts = sums.get(COUNTS)
+    if counts is not None and not bool(((counts >= 0) & (counts <= weight)).all()):
+        raise refused("counts out of range", "at most one a user")
+    return Answer(sums, weight)
+
+
+@dataclass(frozen=True)
+class Told:
+    """The numbers that some items have in a run."""
+
+    numbering: int
+    items: int
+    window: range
+    places: Tensor
+    ratings: bool
+
+
+def tell(numbering: int, place: Tensor, window: range, *, ratings: bool) -> RecordDict:
+    """What tells a device the numbers of some items."""
+    start, stop = window.start, window.stop
+    facts = _facts(numbering=f"{numbering:x}", items=len(place), start=start, stop=stop, ratings=ratings)
+    part = place[start:stop].to(torch.int64).contiguous()
+    return RecordDict({ARRAYS: ArrayRecord({"places": Array(part.numpy())}), FACTS: facts})
+
+
+def told_in(content: RecordDict) -> Told:
+    """The same, on the device."""
+    facts = facts_in(content)
+    items, window = _window(facts)
+    places = unpack(content.get(ARRAYS), [1.0], {"places": len(window)}, half=False, dtype=WHOLE)["places"]
+    if int(places.min()) < 0 or int(places.max()) >= items:
+        raise refused("numbers beyond the catalogue", f"numbers from 0 to {items - 1}")
+    return Told(word_in(facts, "numbering"), items, window, places, facts.get("ratings") is True)
