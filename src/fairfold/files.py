@@ -44,11 +44,7 @@ disk = Disk()
 
 
 def write_atomically(
-    path: Path,
-    content: bytes | Iterable[bytes | memoryview],
-    needed: int | None = None,
-    *,
-    private: bool = False,
+    path: Path, content: bytes | Iterable[bytes | memoryview], needed: int | None = None, *, private: bool = False
 ) -> None:
     """Replace ``path`` by ``content``: written beside it, flushed to disk, then renamed over it.
 

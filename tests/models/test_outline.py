@@ -10,10 +10,10 @@ from fairfold.models.outline import outline
 
 
 def test_shapes_without_numbers() -> None:
-    real = NeuMF(5, 7, 4, layers=2)
+    real = NeuMF(5, 7, 4)
     state = torch.get_rng_state()
     with outline():
-        model = NeuMF(5, 7, 4, layers=2)
+        model = NeuMF(5, 7, 4)
     assert torch.equal(torch.get_rng_state(), state)  # nothing is drawn
     shapes = {name: tensor.shape for name, tensor in real.named_parameters()}
     assert {name: tensor.shape for name, tensor in model.named_parameters()} == shapes

@@ -42,7 +42,7 @@ def refuse_unserved(settings: Settings) -> None:
 def first_plan(settings: Settings, num_items: int, picture: tuple[int, int, int] | None) -> Plan:
     """A plan before anybody was asked anything: refuses what cannot be served."""
     if picture is not None:
-        return Plan.of_images(settings, picture[:2], picture[2])
+        return Plan.of(settings, Public(0), picture)
     try_out(settings)
     if num_items < 1:
         raise InvalidSettings(f"num_items = {num_items}", "the size of the catalogue", "Name it.")
@@ -52,7 +52,7 @@ def first_plan(settings: Settings, num_items: int, picture: tuple[int, int, int]
 def plan_of(settings: Settings, num_items: int, books: Books, picture: tuple[int, int, int] | None) -> Plan:
     """The plan, by what devices have summed up."""
     if picture is not None:
-        return Plan.of_images(settings, picture[:2], picture[2])
+        return Plan.of(settings, Public(0), picture)
     return Plan.of(settings, Public(num_items, survey=books.survey or {}))
 
 

@@ -86,7 +86,7 @@ class Method(Frozen):
     ) -> list[Assignment]:
         """What the devices of each capacity hold of the compressed tensors, in a round."""
 
-    def others(self, tensors: Tensors, held: Assignment) -> dict[str, Projection]:  # noqa: ARG002
+    def others(self, tensors: Tensors, held: Assignment) -> dict[str, Projection]:
         """What they hold of the rest: all of it."""
         compressed = self.compressed(tensors)
         return {name: whole(shape) for name, shape in tensors.shapes.items() if name not in compressed}
@@ -121,11 +121,7 @@ class Method(Frozen):
         ]
 
     def limited(
-        self,
-        tensors: Tensors,
-        capacity: Capacity,
-        capacities: Sequence[Capacity],  # noqa: ARG002
-        counts: Tensor | None,  # noqa: ARG002
+        self, tensors: Tensors, capacity: Capacity, capacities: Sequence[Capacity], counts: Tensor | None
     ) -> Capacity:
         """What a capacity leaves to the compressed tensors: a budget in bytes has to hold items' biases as well."""
         return capacity.beside(BYTES * sum(prod(shape) for shape in tensors.beside.values()))
@@ -142,13 +138,7 @@ class Method(Frozen):
         """Numbers of which a capacity is a share."""
         return sum(prod(shape) for shape in compressed.values())
 
-    def at(
-        self,
-        tensors: Tensors,
-        capacity: Capacity,
-        known: list[Assignment],  # noqa: ARG002
-        seed: int,
-    ) -> tuple[Assignment, bool]:
+    def at(self, tensors: Tensors, capacity: Capacity, known: list[Assignment], seed: int) -> tuple[Assignment, bool]:
         """What a device that took no part holds within a limited capacity, and whether it could join those that did."""
         (alone,) = self.within(tensors, [capacity], seed)
         return alone, True

@@ -97,12 +97,7 @@ class Fair(Method):
         return {name: shape for name, shape in shapes.items() if prod(shape) >= SMALLEST_COMPRESSED}
 
     def divide(
-        self,
-        tensors: Tensors,
-        compressed: Shapes,
-        capacities: Sequence[Capacity],
-        seed: int,
-        round_number: int,  # noqa: ARG002
+        self, tensors: Tensors, compressed: Shapes, capacities: Sequence[Capacity], seed: int, round_number: int
     ) -> list[Assignment]:
         """See the base class."""
         by_tensor = {

@@ -32,12 +32,7 @@ class FedHM(Method):
         return tensors.shapes if tensors.network else tensors.tables
 
     def divide(
-        self,
-        tensors: Tensors,
-        compressed: Shapes,
-        capacities: Sequence[Capacity],
-        seed: int,  # noqa: ARG002
-        round_number: int,  # noqa: ARG002
+        self, tensors: Tensors, compressed: Shapes, capacities: Sequence[Capacity], seed: int, round_number: int
     ) -> list[Assignment]:
         """See the base class."""
         free = self.rank_rule == "share"

@@ -24,12 +24,7 @@ class HeteroFL(Method):
         return tensors.shapes if tensors.network else tensors.tables
 
     def divide(
-        self,
-        tensors: Tensors,
-        compressed: Shapes,
-        capacities: Sequence[Capacity],
-        seed: int,  # noqa: ARG002
-        round_number: int,  # noqa: ARG002
+        self, tensors: Tensors, compressed: Shapes, capacities: Sequence[Capacity], seed: int, round_number: int
     ) -> list[Assignment]:
         """See the base class."""
         if tensors.network:

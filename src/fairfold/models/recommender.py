@@ -54,17 +54,15 @@ class Recommender(nn.Module):
 
 def make_named(name: str, num_users: int, num_items: int, factors: int) -> Recommender:
     """A model of one's own, named ``package.module:Class``; refused where it is not as :class:`Recommender` says."""
-    kind = _found(name)
-    model = kind(num_users, num_items, factors)  # type: ignore[call-arg]
+    model = _found(name)(num_users, num_items, factors)  # type: ignore[call-arg]
     problems = [
         f"{child} is not an nn.Embedding with a row {side}"
         for side, rows in (("user", num_users), ("item", num_items))
         for child, table in model.named_children()
         if child.startswith(side) and not (isinstance(table, nn.Embedding) and table.num_embeddings == rows)
     ]
-    named = [child for child, _ in model.named_children()]
-    problems += [f"no table named {side}..." for side in ("user", "item") if not any(c.startswith(side) for c in named)]
-    tables = ("user", "item")
+    named, tables = [child for child, _ in model.named_children()], ("user", "item")
+    problems += [f"no table named {side}..." for side in tables if not any(child.startswith(side) for child in named)]
     problems += [f"{own} is no table" for own, _ in model.named_parameters(recurse=False) if own.startswith(tables)]
     # Whatever is neither sent nor kept would differ from device to device without anybody's knowing.
     problems += [f"{buffer} is a buffer" for buffer, _ in model.named_buffers()]

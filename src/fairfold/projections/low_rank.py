@@ -104,7 +104,7 @@ class LowRank(Projection):
         return [largest.cut(top, held.rank) if isinstance(held, LowRank) else full for held in projections]
 
     @classmethod
-    def mean(cls, full: Tensor, parts: Sequence[Part], *, changes: bool) -> Tensor:  # noqa: ARG003
+    def mean(cls, full: Tensor, parts: Sequence[Part], *, changes: bool) -> Tensor:
         """Products are averaged: a mean of factors would be another matrix."""
         total = torch.stack([part.total for part in parts]).sum(0) if len(parts) > 1 else parts[0].total
         return total / sum(part.weight for part in parts)

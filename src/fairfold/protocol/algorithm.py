@@ -56,15 +56,15 @@ class Algorithm(Frozen):
 
     # -- settings ------------------------------------------------------------------------------------------------------
 
-    def problem_with(self, settings: "Settings") -> str | None:  # noqa: ARG002
+    def problem_with(self, settings: "Settings") -> str | None:
         """Why the other tables do not go with this algorithm, or None."""
         return None
 
-    def without_effect(self, settings: "Settings") -> Sequence[str]:  # noqa: ARG002
+    def without_effect(self, settings: "Settings") -> Sequence[str]:
         """Keys, as ``table.key``, that have no effect beside these settings, and are then unknown."""
         return ()
 
-    def fixed(self, settings: "Settings") -> Mapping[str, Mapping[str, Any]]:  # noqa: ARG002
+    def fixed(self, settings: "Settings") -> Mapping[str, Mapping[str, Any]]:
         """What the algorithm decides of other tables, which are then no keys there."""
         return {}
 
@@ -74,7 +74,7 @@ class Algorithm(Frozen):
 
     # -- before the first round ----------------------------------------------------------------------------------------
 
-    def extra(self, settings: "Settings") -> Shapes:  # noqa: ARG002
+    def extra(self, settings: "Settings") -> Shapes:
         """Tensors that travel beside the model's, held whole by everybody."""
         return {}
 
@@ -94,18 +94,18 @@ class Algorithm(Frozen):
         counts = count_of(histories, items) if settings.subspace.asks_counts else None
         return Answer({} if counts is None else {COUNTS: counts}, float(histories.num_users))
 
-    def numbering(self, plan: "Plan") -> Tensor | None:  # noqa: ARG002
+    def numbering(self, plan: "Plan") -> Tensor | None:
         """The number that every item of the catalogue gets by what was surveyed; None where it keeps its own."""
         return None
 
-    def remembered(self, plan: "Plan") -> dict[str, int]:  # noqa: ARG002
+    def remembered(self, plan: "Plan") -> dict[str, int]:
         """Name and row length of what a device keeps of each of its samples."""
         return {}
 
     def starts_own(self, plan: "Plan", own: Weights) -> None:
         """Bring users' vectors, drawn at random, to where they start; in place."""
 
-    def init(self, plan: "Plan", full: Weights) -> State:  # noqa: ARG002
+    def init(self, plan: "Plan", full: Weights) -> State:
         """The server's state before the first round, from tensors drawn at random."""
         return State(full)
 
@@ -127,7 +127,7 @@ class Algorithm(Frozen):
     def answer(self, plan: "Plan", sent: Sent, client: "Client") -> tuple[Answer, Weights]:
         """What a device computes: its answer, and its private tensors afterwards. This is the specification."""
 
-    def answers(self, plan: "Plan", people: "People", visits: list[Visit]) -> Iterator[Word] | None:  # noqa: ARG002
+    def answers(self, plan: "Plan", people: "People", visits: list[Visit]) -> Iterator[Word] | None:
         """The same for many clients at once, faster, with the same sums; None where there is no such way.
 
         Only answers that would pass :meth:`problem` one by one may be given together.
@@ -155,7 +155,7 @@ class Algorithm(Frozen):
                 return "values out of range"
         return None
 
-    def answer_shapes(self, plan: "Plan", sent: Sent) -> dict[str, int]:  # noqa: ARG002
+    def answer_shapes(self, plan: "Plan", sent: Sent) -> dict[str, int]:
         """Name and length of what a device answers with."""
         return {name: held.size for name, held in sent.projections.items()}
 
@@ -179,7 +179,7 @@ class Algorithm(Frozen):
         """Whether a user's scores follow from the model and their own history, so that it serves new users too."""
         return False
 
-    def tells_apart(self, plan: "Plan", held: Sequence[Any], items: Tensor) -> Tensor:  # noqa: ARG002
+    def tells_apart(self, plan: "Plan", held: Sequence[Any], items: Tensor) -> Tensor:
         """Which of some items the model of these devices knows apart from others, so that they say something."""
         return torch.ones_like(items, dtype=torch.bool)
 
@@ -198,7 +198,7 @@ class Algorithm(Frozen):
         """Ratings of pairs of users and items; arguments as for :meth:`scorer`."""
         raise NotImplementedError
 
-    def own_vectors(self, plan: "Plan", sent: Sent, people: "People", users: list[int]) -> Weights:  # noqa: ARG002
+    def own_vectors(self, plan: "Plan", sent: Sent, people: "People", users: list[int]) -> Weights:
         """The vectors by which a device scores items for its users, a row each."""
         return {name: people.private[name][users] for name in plan.architecture.own}
 

@@ -20,14 +20,7 @@ from fairfold.values import Weights
 
 @dataclass(frozen=True)
 class Client:
-    """One client in one round.
-
-    Attributes:
-        people: Among whom it is.
-        number: Its number.
-        own: Its private tensors: vectors of its user, rows of its samples.
-        generator: Its random numbers.
-    """
+    """One client in one round: its number among others, its private tensors (of its user, of its samples)."""
 
     people: "People"
     number: int
@@ -38,11 +31,6 @@ class Client:
     def items(self) -> Tensor:
         """What its user has."""
         return self.people.train.of(self.number)
-
-    @property
-    def ratings(self) -> Tensor:
-        """What its user thinks of these."""
-        return self.people.train.ratings_of(self.number)
 
     @property
     def samples(self) -> int:
@@ -90,7 +78,7 @@ class People:
             return slice(None)
         if name not in self._remembered:
             return client
-        return slice(int(self.train.offsets[client]), int(self.train.offsets[client + 1]))
+        return self.train.span(client)
 
     def source(self, round_number: int, client: int) -> torch.Generator:
         """A client's random numbers of a round."""
@@ -106,9 +94,8 @@ class People:
         for name, rows in own.items():
             mine = self.private.setdefault(name, torch.zeros_like(rows))
             if len(clients) == 1:
-                mine[self.rows_of(name, clients[0])] = rows.to(mine.dtype).view(
-                    mine[self.rows_of(name, clients[0])].shape
-                )
+                room = mine[self.rows_of(name, clients[0])]
+                room.copy_(rows.view(room.shape))
             elif name in self._remembered:
                 mine[self.chosen(clients)] = rows.to(mine.dtype)
             else:
@@ -116,8 +103,7 @@ class People:
 
     def chosen(self, clients: list[int]) -> Tensor:
         """The places of all samples of some clients, one client after another."""
-        spans = [self.train.span(client) for client in clients]
-        return torch.cat([torch.arange(span.start, span.stop) for span in spans])
+        return torch.cat([torch.arange(span.start, span.stop) for span in map(self.train.span, clients)])
 
 
 class ImagePeople(People):

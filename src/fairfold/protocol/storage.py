@@ -6,8 +6,7 @@ each table, of which only the rows of the round's clients are in memory. The num
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -76,7 +75,9 @@ def _is_large(size: int) -> bool:
     return size * SHARE_OF_MEMORY > memory
 
 
-class _Placing(TorchFunctionMode):
+class TablesPlaced(TorchFunctionMode):
+    """Within its block, modules get their tables of so many rows from the storage, and fill them as they always do."""
+
     def __init__(self, storage: Storage, rows: int) -> None:
         super().__init__()
         self._storage, self._rows, self._made = storage, rows, 0
@@ -89,10 +90,3 @@ class _Placing(TorchFunctionMode):
             self._made += 1
             return self._storage.empty(f"table-{self._made}", shape, torch.get_default_dtype())
         return function(*arguments, **(options or {}))
-
-
-@contextmanager
-def tables_placed(storage: Storage, rows: int) -> Iterator[None]:
-    """Within the block, modules get their tables of so many rows from the storage, and fill them as they always do."""
-    with _Placing(storage, rows):
-        yield

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, SerializeAsAny, ValidationError, model_validato
 from fairfold.algorithms import ALGORITHMS, Algorithm
 from fairfold.errors import InvalidSettings
 from fairfold.methods import METHODS, Method
-from fairfold.protocol.plugins import name_of, registered_algorithms, registered_methods
+from fairfold.protocol.plugins import name_of, registered
 from fairfold.settings.base import Frozen
 from fairfold.settings.parts import (
     DATA,
@@ -145,12 +145,12 @@ class Settings(Frozen):
 
 def algorithms() -> dict[str, type[Algorithm]]:
     """All that settings can name."""
-    return {name_of(kind, "kind"): kind for kind in ALGORITHMS} | registered_algorithms()
+    return {name_of(kind, "kind"): kind for kind in ALGORITHMS} | registered("algorithm")
 
 
 def methods() -> dict[str, type[Method]]:
     """All that settings can name."""
-    return {name_of(kind, "method"): kind for kind in METHODS} | registered_methods()
+    return {name_of(kind, "method"): kind for kind in METHODS} | registered("method")
 
 
 def _resolved(tables: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from fairfold.protocol.fleet import Fleet
 from fairfold.protocol.people import ImagePeople, People
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.storage import Storage
-from fairfold.protocol.words import State
+from fairfold.protocol.words import Public, State
 from fairfold.settings import Settings
 from fairfold.settings.parts import ImageData, InteractionData, SyntheticData
 from fairfold.simulate.numbering import numbered, public_of, renumbered_scores
@@ -47,7 +47,7 @@ class World:
         try_out(settings)
         if isinstance(data, ImageDataset):
             height, width = data.train.images.shape[1:]
-            plan = Plan.of_images(settings, (height, width), data.num_classes)
+            plan = Plan.of(settings, Public(0), (height, width, data.num_classes))
             people: People = ImagePeople(plan, data, _divided(data, settings))
         else:
             plan = Plan.of(settings, public_of(data, settings))

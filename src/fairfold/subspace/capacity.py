@@ -135,7 +135,5 @@ def _between(before: Capacity | None, after: Capacity | None, text: str) -> list
         if share == after.share:
             return found
     raise InvalidCapacity(
-        f"scheme {text!r}",
-        "three dots between two compressions a power of two apart",
-        'Write e.g. "1x-...-64x".',
+        f"scheme {text!r}", "three dots between two compressions a power of two apart", 'Write e.g. "1x-...-64x".'
     )

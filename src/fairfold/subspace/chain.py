@@ -153,9 +153,7 @@ def assign_groups(
     """
     if groups < 1 or num_devices < groups:
         raise InvalidCapacity(
-            f"{groups} capacities for {num_devices} devices",
-            "at least one device a capacity",
-            "Name fewer capacities.",
+            f"{groups} capacities for {num_devices} devices", "at least one device a capacity", "Name fewer capacities."
         )
     group = torch.arange(num_devices) * groups // num_devices
     if shares is not None:

@@ -72,8 +72,6 @@ def check_range(start: object, stop: object, length: int) -> tuple[int, int]:
     first, last = whole_number("start", start), whole_number("stop", stop)
     if not 0 <= first <= last <= length:
         raise InvalidVector(
-            f"range [{first}, {last})",
-            f"0 <= start <= stop <= {length}",
-            "Count from 0; stop is not included.",
+            f"range [{first}, {last})", f"0 <= start <= stop <= {length}", "Count from 0; stop is not included."
         )
     return first, last

@@ -61,9 +61,7 @@ class StreamReducer:
         """Note that [start, stop) has arrived; refuse it, unchanged, if it is out of range or was there before."""
         if start < 0 or stop > self.subspace.full_size:
             raise InvalidVector(
-                f"block [{start}, {stop})",
-                f"a block within [0, {self.subspace.full_size})",
-                "Check its start.",
+                f"block [{start}, {stop})", f"a block within [0, {self.subspace.full_size})", "Check its start."
             )
         if start == stop:
             return
@@ -72,9 +70,7 @@ class StreamReducer:
         after = at < len(self._starts) and self._starts[at] < stop
         if before or after:
             raise InvalidVector(
-                f"block [{start}, {stop}), part of which arrived before",
-                "every coordinate once",
-                "Send it once.",
+                f"block [{start}, {stop}), part of which arrived before", "every coordinate once", "Send it once."
             )
         joins_left = at > 0 and self._stops[at - 1] == start
         joins_right = at < len(self._starts) and self._starts[at] == stop

@@ -55,11 +55,7 @@ class Subspace:
         orthonormal: bool = False,
     ) -> None:
         full_size, size = whole_number("full_size", full_size), whole_number("size", size)
-        seed, chunk, head = (
-            whole_number("seed", seed),
-            whole_number("chunk", chunk),
-            whole_number("head", head),
-        )
+        seed, chunk, head = (whole_number("seed", seed), whole_number("chunk", chunk), whole_number("head", head))
         _check_sizes(full_size, size, seed)
         _check_mapping(mapping, chunk, head)
         self.seed = seed
@@ -79,9 +75,7 @@ class Subspace:
             )
         if tail // chunk > MAX_BLOCKS:
             raise InvalidSubspace(
-                f"{tail // chunk} hashed blocks",
-                f"at most {MAX_BLOCKS}",
-                "Hash longer chunks (mapping='chunk').",
+                f"{tail // chunk} hashed blocks", f"at most {MAX_BLOCKS}", "Hash longer chunks (mapping='chunk')."
             )
         self.layout = Layout(full_size, head, tail, chunk, expand_seed(seed), bool(sign))
 
@@ -127,12 +121,7 @@ class Subspace:
         return hash(self._identity())
 
     def __repr__(self) -> str:
-        details = [
-            f"full_size={self.full_size}",
-            f"size={self.size}",
-            f"seed={self.seed}",
-            f"mapping={self.mapping!r}",
-        ]
+        details = [f"full_size={self.full_size}", f"size={self.size}", f"seed={self.seed}", f"mapping={self.mapping!r}"]
         if self.chunk > 1:
             details.append(f"chunk={self.chunk}")
         if self.head and not self.is_full:
@@ -298,16 +287,12 @@ class Subspace:
             )
         if rows.dim() != 1 or rows.dtype not in (torch.int64, torch.int32):
             raise InvalidVector(
-                f"rows of shape {tuple(rows.shape)}, {rows.dtype}",
-                "a vector of int64",
-                "Use torch.tensor([...]).",
+                f"rows of shape {tuple(rows.shape)}, {rows.dtype}", "a vector of int64", "Use torch.tensor([...])."
             )
         count = self.full_size // row_size
         if rows.numel() and not (int(rows.min()) >= 0 and int(rows.max()) < count):
             raise InvalidVector(
-                f"rows from {int(rows.min())} to {int(rows.max())}",
-                f"rows from 0 to {count - 1}",
-                "Check the ids.",
+                f"rows from {int(rows.min())} to {int(rows.max())}", f"rows from 0 to {count - 1}", "Check the ids."
             )
         return row_size
 
@@ -317,9 +302,7 @@ def _check_sizes(full_size: int, size: int, seed: int) -> None:
         raise InvalidSubspace(f"full_size={full_size}", "at least 1", "Use the number of parameters of the model.")
     if not 1 <= size <= full_size:
         raise InvalidSubspace(
-            f"size={size} for full_size={full_size}",
-            f"1 <= size <= {full_size}",
-            "See fairfold.subspace.fit_sizes.",
+            f"size={size} for full_size={full_size}", f"1 <= size <= {full_size}", "See fairfold.subspace.fit_sizes."
         )
     if not 0 <= seed < 2**64:
         raise InvalidSubspace(f"seed={seed}", "0 <= seed < 2**64", "Take the seed modulo 2**64.")
