@@ -15,7 +15,7 @@ from fairfold.errors import (
     InvalidVector,
     NotNested,
 )
-from fairfold.subspace import Capacity, Subspace, Sums, assign_groups, fit_sizes, nested_subspaces, parse_scheme
+from fairfold.subspace import Capacity, Subspace, Sums, assign_groups, nested_subspaces, parse_scheme
 
 GOOD = Subspace(100, 20)
 
@@ -95,10 +95,8 @@ CASES: list[tuple[type[FairfoldError], str, Callable[[], Any]]] = [
     (InvalidCapacity, "every capacity once", lambda: parse_scheme("1x-4x-4x")),
     (InvalidCapacity, "three dots", lambda: parse_scheme("...-4x")),
     (InvalidCapacity, "three dots", lambda: parse_scheme("1x-...-12x")),
-    (InvalidCapacity, "rule='best'", lambda: fit_sizes([5], 10, rule="best")),
     (InvalidCapacity, "can hold 0", lambda: nested_subspaces(100, ["128x"])),
     (InvalidCapacity, "can hold 2 coordinates", lambda: nested_subspaces(100, ["8B"], mapping="chunk", chunk=8)),
-    (InvalidCapacity, "parts of 3", lambda: fit_sizes([9], 10, unit=3, rule="paper")),
     (InvalidCapacity, "3 capacities for 2 devices", lambda: assign_groups(2, 3)),
 ]
 

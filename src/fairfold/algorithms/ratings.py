@@ -41,6 +41,7 @@ from fairfold.algorithms.rating_rows import (
     Window,
     alike_places,
     caught,
+    centred,
     code_of,
     codes,
     known_rows,
@@ -49,7 +50,7 @@ from fairfold.algorithms.rating_rows import (
     pull_of,
     solve_raters,
     solved_rows,
-)  # fmt: skip
+)
 from fairfold.data import Interactions
 from fairfold.errors import InvalidSettings
 from fairfold.metrics.ranking import Scorer
@@ -208,12 +209,12 @@ class RatingSquares(Remembering):
         return good, *self._said(plan, spoken, good)
 
     def _given(self, sent: Sent, people: People, users: list[int], name: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Of all ratings of some users: their places, whose each is, and what they are above the mean, by the spread."""
-        chosen, centre, ratings = people.chosen(users), sent.vectors[CENTRE], people.train.ratings
+        """All ratings of some users: their places, whose each is, and what they are, centred."""
+        chosen, ratings = people.chosen(users), people.train.ratings
         assert ratings is not None
         sizes = torch.tensor([people.samples(user) for user in users])
         owner = torch.repeat_interleave(torch.arange(len(users)), sizes)
-        return chosen, owner, (ratings[chosen].to(sent.vectors[name].dtype) - centre[0]) / centre[1]
+        return chosen, owner, centred(ratings[chosen].to(sent.vectors[name].dtype), sent.vectors[CENTRE])
 
     def _speak(self, plan: Plan, sent: Sent, people: People, clients: list[int]) -> Spoken:
         """What users say of their items in this round's window, and what they said before."""
@@ -311,7 +312,7 @@ class RatingSquares(Remembering):
                 "a history without ratings for a model of ratings", "what the user thinks of each item",
                 "Ask for a user of the run, or train a model of rankings (algorithm.kind='least_squares').",
             )  # fmt: skip
-        targets = (known.ratings.to(table.dtype) - centre[0]) / centre[1]
+        targets = centred(known.ratings.to(table.dtype), centre)
         own = solve_raters(table[known.items], targets, known.users, known.num_users, self.damping)
         return lambda users, items: predicted(own[users], table[items], centre)
 

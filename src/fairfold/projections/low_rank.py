@@ -32,19 +32,15 @@ class LowRank(Projection):
         return cls(shape, rank) if rank >= 1 else None
 
     def reduce(self, full: Tensor) -> Tensor:
-        """Truncated SVD, the singular values shared evenly between both factors."""
+        """Truncated SVD by the smaller Gram matrix, the singular values shared evenly between both factors."""
         table = full.view(self.shape)
         if self.shape[0] < self.shape[1]:
-            return self._reduce_wide(table)
-        top, scale = self._top(table.T @ table)  # d × d: the table is far taller than wide
-        left = table @ (top / scale)
-        return torch.cat([left.reshape(-1), (top * scale).T.reshape(-1)])
-
-    def _reduce_wide(self, table: Tensor) -> Tensor:
-        """The same by the rows' Gram matrix, which is the smaller one of a table wider than tall."""
-        top, scale = self._top(table @ table.T)
-        right = (top / scale).T @ table
-        return torch.cat([(top * scale).reshape(-1), right.reshape(-1)])
+            top, scale = self._top(table @ table.T)
+            left, right = top * scale, (top / scale).T @ table
+        else:
+            top, scale = self._top(table.T @ table)
+            left, right = table @ (top / scale), (top * scale).T
+        return torch.cat([left.reshape(-1), right.reshape(-1)])
 
     def _top(self, gram: Tensor) -> tuple[Tensor, Tensor]:
         """The leading eigenvectors of a small matrix, and the roots of their singular values, largest last."""
@@ -88,10 +84,6 @@ class LowRank(Projection):
         """Rows of the product."""
         left, right = self.factors(compact)
         return left[ids] @ right
-
-    def whole(self, compact: Tensor) -> Tensor:
-        """The product."""
-        return self.recover(compact)
 
     @classmethod
     def reduce_each(cls, full: Tensor, projections: Sequence[Any]) -> list[Tensor]:

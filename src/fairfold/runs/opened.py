@@ -91,7 +91,7 @@ class OpenRun:
         if histories is None:
             return self.world.people
         self._refuse_new_users()
-        return self.world.of_users(histories)
+        return People(self.world.plan, histories, {})
 
     def telling(self, items: Tensor, held: Sequence[Assignment] | None = None) -> Tensor:
         """Which of a user's items say anything about the user: where vectors follow from histories, not all do.

@@ -8,14 +8,6 @@ from fairfold.subspace.subspace import MAPPINGS, Subspace
 from fairfold.subspace.sums import Sums
 
 __all__ = [
-    "MAPPINGS",
-    "Capacity",
-    "StreamReducer",
-    "Subspace",
-    "Sums",
-    "assign_groups",
-    "fit_sizes",
-    "nested_subspaces",
-    "parse_scheme",
-    "reduce_all",
-]
+    "MAPPINGS", "Capacity", "StreamReducer", "Subspace", "Sums", "assign_groups", "fit_sizes", "nested_subspaces",
+    "parse_scheme", "reduce_all",
+]  # fmt: skip

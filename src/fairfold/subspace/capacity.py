@@ -6,17 +6,8 @@ from fractions import Fraction
 
 from fairfold.errors import InvalidCapacity
 
-BYTE_UNITS = {
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-}
+BYTE_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+BYTE_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _FORMS = 'a compression such as "16x", a share such as 0.0625 or "1/16", or a budget such as "40MB"'
 _NUMBER = r"(\d+(?:\.\d+)?|\.\d+)"
 _COMPRESSION = re.compile(_NUMBER + r"\s*[x×]", re.IGNORECASE)

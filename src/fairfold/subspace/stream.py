@@ -15,7 +15,7 @@ class StreamReducer:
     """Takes blocks of the full vector in any order and ends with the compact vector.
 
     Holds one sum and one count a slot, never anything of the full size. Every coordinate must arrive exactly once, as
-    is checked: what has arrived is remembered as intervals, neighbours merged.
+    is checked: where the blocks lie that have arrived is remembered.
 
     Args:
         subspace: What to project on.
@@ -31,8 +31,7 @@ class StreamReducer:
         self._dtype = dtype
         self._sums = torch.zeros(subspace.size, dtype=SUM_DTYPE[dtype], device=device)
         self._counts = torch.zeros(subspace.size, dtype=torch.int32, device=device)
-        self._starts: list[int] = []
-        self._stops: list[int] = []
+        self._blocks: list[tuple[int, int]] = []
 
     @torch.no_grad()
     def add(self, start: int, block: Tensor) -> None:
@@ -45,38 +44,27 @@ class StreamReducer:
 
     def finish(self) -> Tensor:
         """The compact vector; refused while coordinates are missing."""
-        arrived = sum(stop - start for start, stop in zip(self._starts, self._stops, strict=True))
-        if arrived != self.subspace.full_size:
-            raise InvalidVector(
-                f"{arrived} of {self.subspace.full_size} coordinates",
-                "every coordinate once",
-                f"Add the missing blocks, the first of which starts at {self._first_gap()}.",
-            )
+        gap = 0
+        for start, stop in self._blocks:
+            gap = stop if start == gap else gap
+        if gap != self.subspace.full_size:
+            arrived = sum(stop - start for start, stop in self._blocks)
+            given = f"{arrived} of {self.subspace.full_size} coordinates"
+            remedy = f"Add the missing blocks, the first of which starts at {gap}."
+            raise InvalidVector(given, "every coordinate once", remedy)
         return self.subspace._divided(self._sums.clone(), self._counts).to(self._dtype)
-
-    def _first_gap(self) -> int:
-        return self._stops[0] if self._starts and self._starts[0] == 0 else 0
 
     def _claim(self, start: int, stop: int) -> None:
         """Note that [start, stop) has arrived; refuse it, unchanged, if it is out of range or was there before."""
         if start < 0 or stop > self.subspace.full_size:
-            raise InvalidVector(
-                f"block [{start}, {stop})", f"a block within [0, {self.subspace.full_size})", "Check its start."
-            )
+            within = f"a block within [0, {self.subspace.full_size})"
+            raise InvalidVector(f"block [{start}, {stop})", within, "Check its start.")
         if start == stop:
             return
-        at = bisect_left(self._starts, start)
-        before = at > 0 and self._stops[at - 1] > start
-        after = at < len(self._starts) and self._starts[at] < stop
+        at = bisect_left(self._blocks, (start, stop))
+        before = at > 0 and self._blocks[at - 1][1] > start
+        after = at < len(self._blocks) and self._blocks[at][0] < stop
         if before or after:
-            raise InvalidVector(
-                f"block [{start}, {stop}), part of which arrived before", "every coordinate once", "Send it once."
-            )
-        joins_left = at > 0 and self._stops[at - 1] == start
-        joins_right = at < len(self._starts) and self._starts[at] == stop
-        first = at - 1 if joins_left else at
-        last = at + 1 if joins_right else at
-        start = self._starts[first] if joins_left else start
-        stop = self._stops[last - 1] if joins_right else stop
-        self._starts[first:last] = [start]
-        self._stops[first:last] = [stop]
+            given = f"block [{start}, {stop}), part of which arrived before"
+            raise InvalidVector(given, "every coordinate once", "Send it once.")
+        self._blocks.insert(at, (start, stop))
