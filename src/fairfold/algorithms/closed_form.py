@@ -108,13 +108,13 @@ class ClosedForm(Stepping):
         """Minus the step, weighted: one walk over the items for all."""
         touched, order = torch.cat([items for items, _, _ in parts]).sort(stable=True)
         moved = torch.cat([weight * slope for _, slope, weight in parts])[order]
-        stream = space.stream(compact.dtype)
+        sums, counts = torch.zeros(space.size, dtype=compact.dtype), torch.zeros(space.size, dtype=torch.int32)
         for first, block in item_blocks(compact, space, factors):
             slope = self.unobserved_weight * (block @ outer)
             low, high = torch.searchsorted(touched, torch.tensor([first, first + len(block)])).tolist()
             slope.index_add_(0, touched[low:high] - first, moved[low:high])
-            stream.add(first * factors, slope.view(-1))
-        return stream.finish().mul_(-self.local_step)
+            ops.accumulate_range(space.layout, slope.view(-1), first * factors, sums, counts)
+        return sums.div_(counts.clamp_(min=1)).mul_(-self.local_step)
 
     def solve(self, rows: Tensor, gram_matrix: Tensor) -> Tensor:
         """The user's vector from the rows of their own items and the Gram matrix of all items."""

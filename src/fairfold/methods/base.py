@@ -14,9 +14,6 @@ from fairfold.settings.base import Frozen
 from fairfold.subspace import Capacity
 from fairfold.values import BYTES, Shapes
 
-SMALLEST_COMPRESSED = 64
-"""Tensors of fewer numbers are held whole: compressing them saves nothing."""
-
 
 @dataclass(frozen=True)
 class Tensors:
@@ -51,13 +48,13 @@ class Method(Frozen):
         method: Its name.
         per_client: Whether every client has a hash of its own.
         moves: Whether what devices hold changes with the round, by its number.
-        ordered: Whether it makes use of an order of the items by popularity.
+        smallest: Tensors of networks with fewer numbers are held whole: compressing them saves nothing.
     """
 
     method: str
     per_client: ClassVar[bool] = False
     moves: ClassVar[bool] = False
-    ordered: ClassVar[bool] = False
+    smallest: ClassVar[int] = 64
 
     @property
     def counted(self) -> bool:
@@ -78,7 +75,7 @@ class Method(Frozen):
         """Of which tensors devices hold less than all: item tables; of networks all but small tensors."""
         if not tensors.network:
             return tensors.tables
-        return {name: shape for name, shape in tensors.shapes.items() if prod(shape) >= SMALLEST_COMPRESSED}
+        return {name: shape for name, shape in tensors.shapes.items() if prod(shape) >= self.smallest}
 
     @abstractmethod
     def divide(
@@ -99,15 +96,7 @@ class Method(Frozen):
         counts: Tensor | None = None,
         round_number: int = 0,
     ) -> list[Assignment]:
-        """What the devices of each capacity hold of every tensor.
-
-        Args:
-            tensors: Of the model.
-            capacities: One per group of devices.
-            seed: Of the hash.
-            counts: How many users have each item, where that is asked for.
-            round_number: Rounds done, for methods that move on with them.
-        """
+        """What the devices of each capacity hold of every tensor; ``counts`` of users by item where asked for."""
         limited = [self.limited(tensors, capacity, capacities, counts) for capacity in capacities]
         return self.within(tensors, limited, seed, round_number)
 

@@ -96,7 +96,7 @@ class Hashed(Coordinatewise):
         return cls(shape, subspace)
 
 
-def whole(shape: tuple[int, ...]) -> Hashed:
+def whole(shape: tuple[int, ...], kind: type[Hashed] = Hashed) -> Hashed:
     """A tensor held as it is."""
     size = prod(shape)
-    return Hashed(shape, Subspace(size, size))
+    return kind(shape, Subspace(size, size))

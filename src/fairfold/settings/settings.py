@@ -16,15 +16,7 @@ from fairfold.errors import InvalidSettings
 from fairfold.methods import METHODS, Method
 from fairfold.protocol.plugins import name_of, registered
 from fairfold.settings.base import Frozen
-from fairfold.settings.parts import (
-    DATA,
-    IMAGE_MODELS,
-    SYNTHETIC,
-    DataSettings,
-    FleetSettings,
-    ModelSettings,
-    RunSettings,
-)
+from fairfold.settings.parts import DATA, SYNTHETIC, DataSettings, FleetSettings, ModelSettings, RunSettings
 from fairfold.settings.renamed import place_of
 
 TABLES = ("data", "model", "algorithm", "subspace", "fleet", "run")
@@ -133,14 +125,11 @@ class Settings(Frozen):
 
     def written(self) -> dict[str, dict[str, Any]]:
         """The keys that somebody wrote, by table, and the tags."""
-        return {
-            table: {
-                key: value
-                for key, value in keys.items()
-                if key == TAGS.get(table) or key in getattr(self, table).model_fields_set
-            }
-            for table, keys in self.plain().items()
-        }
+        found = {}
+        for table, keys in self.plain().items():
+            given = getattr(self, table).model_fields_set | {TAGS.get(table)}
+            found[table] = {key: value for key, value in keys.items() if key in given}
+        return found
 
 
 def algorithms() -> dict[str, type[Algorithm]]:
@@ -162,30 +151,25 @@ def _resolved(tables: Mapping[str, Any]) -> dict[str, Any]:
         raise _unknown("model", "mf-ratings")
     given = {table: tables.get(table, {}) for table in TABLES}
     model = _table("model", ModelSettings, _named(given["model"]))
-    kind = (
-        "images"
-        if model.reads_images
-        else "least_squares"
-        if model.kind == "mf" and not model.item_bias
-        else "gradient"
-    )
+    kind = "least_squares" if model.kind == "mf" and not model.item_bias else "gradient"
+    kind = "images" if model.reads_images else kind
     algorithm: Algorithm = _tagged("algorithm", algorithms(), given["algorithm"], kind)
     defaults = algorithm.DEFAULTS
     model = model.filled(defaults.get("model", {}))
     of_method = dict(defaults.get("subspace", {}))
     first = of_method.pop("method", "fair")
     method: Method = _tagged("subspace", methods(), given["subspace"], first, of_method)
-    data = _tagged("data", DATA, given["data"], _data_kind(given["data"], model.kind))
+    data = _tagged("data", DATA, given["data"], _data_kind(given["data"], model.reads_images))
     fleet = _table("fleet", FleetSettings, given["fleet"], defaults.get("fleet", {}))
     run = _table("run", RunSettings, given["run"], defaults.get("run", {}))
     found = {"data": data, "model": model, "algorithm": algorithm, "subspace": method, "fleet": fleet, "run": run}
     preliminary = Settings.model_construct(**found)
     for table, fixed in algorithm.fixed(preliminary).items():
         part: Frozen = found[table]
-        for key in fixed:
-            if key in part.model_fields_set and getattr(part, key) != fixed[key]:
-                raise _Problem(f"unknown key '{table}.{key}' with algorithm.kind={algorithm.kind!r}, which decides it")
         decided = {key: value for key, value in fixed.items() if key in type(part).model_fields}
+        for key, value in decided.items():
+            if key in part.model_fields_set and getattr(part, key) != value:
+                raise _Problem(f"unknown key '{table}.{key}' with algorithm.kind={algorithm.kind!r}, which decides it")
         found[table] = part.model_copy(update=decided)
         found[table].__pydantic_fields_set__.difference_update(decided)  # not keys that somebody wrote
     return found
@@ -205,9 +189,9 @@ class _Problem(ValueError):
     """What is wrong, in words."""
 
 
-def _data_kind(values: Any, model: str) -> str:
+def _data_kind(values: Any, images: bool) -> str:
     if isinstance(values, Mapping) and values.get("name", SYNTHETIC) != SYNTHETIC:
-        return "images" if model in IMAGE_MODELS else "interactions"
+        return "images" if images else "interactions"
     return SYNTHETIC
 
 
@@ -249,14 +233,16 @@ def _explain(table: str, kind: type[Frozen], problem: Mapping[str, Any]) -> str:
     path = [str(part) for part in problem["loc"]]
     name = ".".join([table, *path])
     if problem["type"] != "extra_forbidden":
-        message = (
-            problem["msg"].removeprefix("Value error, ").rstrip(".").replace("unknown key '", f"unknown key '{table}.")
-        )
+        message = _message(problem).replace("unknown key '", f"unknown key '{table}.")
         return f"{name} = {problem['input']!r}: {message}"[:600] if path else message
     tag = TAGS.get(table)
     beside = "" if tag is None else f" with {table}.{tag}={kind.model_fields[tag].default!r}"
     near = difflib.get_close_matches(path[-1], kind.model_fields, n=1)
     return f"unknown key {name!r}{beside}" + (f" (did you mean {near[0]!r}?)" if near else "")
+
+
+def _message(problem: Any) -> str:
+    return str(problem["msg"]).removeprefix("Value error, ").rstrip(".")
 
 
 def _unknown(key: str, value: Any) -> _Problem:
@@ -273,7 +259,7 @@ def read_settings(values: Mapping[str, Any]) -> Settings:
     try:
         return Settings(**values)
     except ValidationError as error:
-        problems = "; ".join(problem["msg"].removeprefix("Value error, ").rstrip(".") for problem in error.errors())
+        problems = "; ".join(map(_message, error.errors()))
     except (ValueError, RecursionError, OverflowError) as error:
         problems = str(error)[:2000]
     raise InvalidSettings(problems, "known keys with values in range", "Mend these.")

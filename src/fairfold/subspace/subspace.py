@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,9 +11,6 @@ from fairfold.kernels import folding, ops
 from fairfold.kernels.hashing import MAX_BLOCKS, Layout, expand_seed, slots_and_signs
 from fairfold.subspace import nesting
 from fairfold.subspace.checks import SUM_DTYPE, check_dtype, check_finite, check_range, check_vector, whole_number
-
-if TYPE_CHECKING:
-    from fairfold.subspace.stream import StreamReducer
 
 MAPPINGS = ("element", "chunk", "ranked")
 
@@ -166,12 +162,6 @@ class Subspace:
         if not self.orthonormal:
             return ops.reduce(self.layout, full)
         return self._divided(*self._sums_and_counts(full)).to(full.dtype)
-
-    def stream(self, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None) -> "StreamReducer":
-        """A reducer that takes the full vector in blocks, in any order, in memory of the compact size."""
-        from fairfold.subspace.stream import StreamReducer  # the reducer is built on this class
-
-        return StreamReducer(self, dtype, device)
 
     @torch.no_grad()
     def sums_and_counts(self, full: Tensor) -> tuple[Tensor, Tensor]:
