@@ -41,6 +41,7 @@ class ClosedForm(Stepping):
     """
 
     NEEDS: ClassVar = Stepping.NEEDS
+    from_history: ClassVar[bool] = True
 
     kind: Literal["closed_form"] = "closed_form"
     ridge: float = Field(1.0, ge=0)
@@ -123,10 +124,6 @@ class ClosedForm(Stepping):
         matrix.diagonal().add_(self.ridge)
         solution: Tensor = torch.linalg.solve(matrix, rows.sum(0))
         return solution
-
-    def from_history(self) -> bool:
-        """See the base class."""
-        return True
 
     def own_vectors(self, plan: Plan, sent: Sent, people: People, users: list[int]) -> Weights:
         """See the base class: they follow from the model and the users' histories."""

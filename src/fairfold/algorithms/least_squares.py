@@ -50,6 +50,7 @@ class Remembering(Algorithm):
 
     keeps: ClassVar[Literal["learned", "acknowledged"]] = "acknowledged"
     whole_rows: ClassVar[bool] = True
+    from_history: ClassVar[bool] = True
 
     def fixed(self, settings: Any) -> dict[str, dict[str, Any]]:
         """Rows are folded whole, by one hash, without signs."""
@@ -86,10 +87,6 @@ class Remembering(Algorithm):
     @abstractmethod
     def together(self, plan: Plan, sent: Sent, people: People, clients: list[int]) -> tuple[Tensor, Answer, Weights]:
         """Whose answers would not be refused for their size, and what these say and keep together."""
-
-    def from_history(self) -> bool:
-        """See the base class."""
-        return True
 
 
 class LeastSquares(Remembering):

@@ -106,14 +106,9 @@ def mean_code(total: Tensor, factors: int) -> Tensor:
 
 
 def solve_raters(rows: Tensor, targets: Tensor, owner: Tensor, users: int, damping: float) -> Tensor:
-    """The private rows of users, [users, factors], from their own ratings alone.
+    """The private rows of so many users, [users, factors], from their own ratings alone.
 
-    Args:
-        rows: Of the item of every rating, [ratings, factors].
-        targets: The ratings, centred.
-        owner: Which user each is of.
-        users: How many users.
-        damping: Of their biases.
+    Every rating has the row of its item, [ratings, factors], a centred target, and an owner.
     """
     inputs = code_of(rows)
     left, size = targets - rows[:, 0], inputs.shape[1]

@@ -98,7 +98,7 @@ class ImageGraphBackend:
     def __call__(self, people: People, visits: Iterable[Visit], alone: Mapping[int, str]) -> Iterator[Word]:  # noqa: ARG002
         """See :data:`fairfold.protocol.round.Backend`."""
         assert people is self.people
-        if self.fleet.plan.method.rehashes:
+        if getattr(self.fleet.plan.method, "rehash", False):
             self._tables.clear()
         coming = iter(visits)
         while some := list(islice(coming, len(self._full))):

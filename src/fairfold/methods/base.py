@@ -66,11 +66,6 @@ class Method(Frozen):
         """Whether it has to know how many users have each item."""
         return self.counted
 
-    @property
-    def rehashes(self) -> bool:
-        """Whether there is a new hash every round."""
-        return False
-
     def compressed(self, tensors: Tensors) -> Shapes:
         """Of which tensors devices hold less than all: item tables; of networks all but small tensors."""
         if not tensors.network:

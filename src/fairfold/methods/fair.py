@@ -84,11 +84,6 @@ class Fair(Method):
         """See the base class."""
         return self.counted or (self.ranked and self.support > 0)
 
-    @property
-    def rehashes(self) -> bool:
-        """See the base class."""
-        return self.rehash
-
     def compressed(self, tensors: Tensors) -> Shapes:
         """See the base class."""
         if self.compress == "tables":

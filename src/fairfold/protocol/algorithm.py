@@ -41,6 +41,7 @@ class Algorithm(Frozen):
         whole_rows: Whether rows of tables are never cut.
         images: Whether it trains networks of images; else recommenders.
         pooled: Whether all data is in one place: one client that has everybody's.
+        from_history: Whether a user's scores follow from the model and their own history: it serves new users too.
         DEFAULTS: What other tables take where nothing is said, by table and key.
     """
 
@@ -52,6 +53,7 @@ class Algorithm(Frozen):
     whole_rows: ClassVar[bool] = False
     images: ClassVar[bool] = False
     pooled: ClassVar[bool] = False
+    from_history: ClassVar[bool] = False
     DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     # -- settings ------------------------------------------------------------------------------------------------------
@@ -91,8 +93,8 @@ class Algorithm(Frozen):
 
         Sums without a number per item go with the first items.
         """
-        counts = count_of(histories, items) if settings.subspace.asks_counts else None
-        return Answer({} if counts is None else {COUNTS: counts}, float(histories.num_users))
+        sums = {COUNTS: count_of(histories, items)} if settings.subspace.asks_counts else {}
+        return Answer(sums, float(histories.num_users))
 
     def numbering(self, plan: "Plan") -> Tensor | None:
         """The number that every item of the catalogue gets by what was surveyed; None where it keeps its own."""
@@ -114,14 +116,11 @@ class Algorithm(Frozen):
     def send(self, plan: "Plan", state: State, sizes: Sequence[int]) -> list[Sent]:
         """What devices of some sizes receive: ψ ← projection(S, θ), once per size."""
         assignments = plan.assignments(state.round_number)
-        vectors = reduced(state.full, [assignments[size] for size in sizes])
-        found = []
-        for size, mine in zip(sizes, vectors, strict=True):
-            projections = assignments[size].projections
-            assert projections is not None  # nobody is visited whom the method leaves out
-            assert mine is not None
-            found.append(Sent(state.round_number, size, projections, mine))
-        return found
+        held = [assignments[size] for size in sizes]  # nobody is visited whom the method leaves out
+        return [
+            Sent(state.round_number, size, one.projections or {}, vectors or {})
+            for size, one, vectors in zip(sizes, held, reduced(state.full, held), strict=True)
+        ]
 
     @abstractmethod
     def answer(self, plan: "Plan", sent: Sent, client: "Client") -> tuple[Answer, Weights]:
@@ -138,13 +137,13 @@ class Algorithm(Frozen):
         """Why an answer cannot be used, or None if it can: the only check there is."""
         if answer is None:
             return "no answer in time"
-        wanted = self.answer_shapes(plan, sent)
+        wanted, dtype = self.answer_shapes(plan, sent), next(iter(sent.vectors.values())).dtype
         if answer.sums.keys() != wanted.keys():
             return "other tensors than were sent"
         if not 0 <= answer.weight < float("inf"):
             return "a weight out of range"
         for name, vector in answer.sums.items():
-            if vector.shape != (wanted[name],) or vector.dtype != self.dtype(sent):
+            if vector.shape != (wanted[name],) or vector.dtype != dtype:
                 return "wrong size"
         asked = {name: self.change(sent, name, vector, answer.weight) for name, vector in answer.sums.items()}
         ends = [torch.stack(torch.aminmax(change)) for change in asked.values() if change.numel()]  # NaN is both
@@ -159,11 +158,6 @@ class Algorithm(Frozen):
         """Name and length of what a device answers with."""
         return {name: held.size for name, held in sent.projections.items()}
 
-    @staticmethod
-    def dtype(sent: Sent) -> torch.dtype:
-        """Of the numbers of an answer."""
-        return next(iter(sent.vectors.values())).dtype
-
     def change(self, sent: Sent, name: str, vector: Tensor, weight: float) -> Tensor:
         """The change that an answer asks for, of one device or on the average of several."""
         mean = vector / weight if weight else vector
@@ -175,22 +169,15 @@ class Algorithm(Frozen):
 
     # -- what was learned ----------------------------------------------------------------------------------------------
 
-    def from_history(self) -> bool:
-        """Whether a user's scores follow from the model and their own history, so that it serves new users too."""
-        return False
-
     def tells_apart(self, plan: "Plan", held: Sequence[Any], items: Tensor) -> Tensor:
         """Which of some items the model of these devices knows apart from others, so that they say something."""
         return torch.ones_like(items, dtype=torch.bool)
 
     def scorer(self, plan: "Plan", full: Weights, held: Sequence[Any], people: "People") -> "Scorer":
-        """Scores of all items for users.
+        """Scores of all items for users of ``people``.
 
-        Args:
-            plan: Of the run.
-            full: The server's tensors, or those that a device's stand for.
-            held: The assignments of the devices whose model this is: all of them for the server's.
-            people: Whose users are asked for.
+        ``full`` are the server's tensors, or those that a device's stand for; ``held`` the assignments of the devices
+        whose model this is: all of them for the server's.
         """
         raise NotImplementedError
 

@@ -39,16 +39,9 @@ class Client:
 
 
 class People:
-    """Users with interactions.
+    """Users with interactions, one client each; one in all where the algorithm pools everybody's data.
 
-    Args:
-        plan: What they agree on.
-        train: What they learn from.
-        private: Their private tensors; written to.
-        seed: Of their random draws, if not the run's.
-
-    Attributes:
-        num_clients: One per user; one in all where the algorithm pools everybody's data.
+    Their ``private`` tensors are written to; their random draws have a ``seed`` of their own, or the run's.
     """
 
     def __init__(self, plan: Plan, train: Interactions, private: Weights, seed: int | None = None) -> None:
@@ -67,18 +60,14 @@ class People:
 
     def samples(self, client: int) -> int:
         """How much data a client has."""
-        if self.plan.algorithm.pooled:
-            return len(self.train)
         span = self.train.span(client)
-        return span.stop - span.start
+        return len(self.train) if self.plan.algorithm.pooled else span.stop - span.start
 
     def rows_of(self, name: str, client: int) -> int | slice:
         """Which rows of a private tensor are a client's: its vector, or one row per sample."""
         if self.plan.algorithm.pooled:
             return slice(None)
-        if name not in self._remembered:
-            return client
-        return self.train.span(client)
+        return self.train.span(client) if name in self._remembered else client
 
     def source(self, round_number: int, client: int) -> torch.Generator:
         """A client's random numbers of a round."""

@@ -57,6 +57,6 @@ def hash_seed(settings: "Settings", round_number: int) -> int:
     The round goes into other bits than the seed: with ``seed ^ round`` runs of seeds 0, 1, 2 would have nearly all
     their hashes in common.
     """
-    number = round_number + 1 if settings.subspace.rehashes else 0
+    number = round_number + 1 if getattr(settings.subspace, "rehash", False) else 0
     seed = expand_seed(settings.run.seed)
     return expand_seed(seed ^ number) if number else seed

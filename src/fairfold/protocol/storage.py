@@ -25,12 +25,7 @@ SHARE_OF_MEMORY = 4
 
 @dataclass(frozen=True)
 class Storage:
-    """Gives tables their room.
-
-    Attributes:
-        folder: For files; without one everything is in memory.
-        choice: ``"memory"``, ``"disk"``, or ``"auto"``: by the size of the table and the memory of the machine.
-    """
+    """Gives tables their room: in files of a folder, or by their size and the machine's memory, or always in memory."""
 
     folder: Path | None = None
     choice: Literal["auto", "memory", "disk"] = "auto"
@@ -47,11 +42,9 @@ class Storage:
             if sys.platform != "win32":
                 path.unlink()  # the file lives as long as it is mapped: whoever is killed leaves nothing behind
         except (OSError, RuntimeError) as error:
-            raise CannotWrite(
-                f"{path}: {getattr(error, 'strerror', None) or error}",
-                f"{size:,} bytes for the users' vectors",
-                "Make room, name another --out, or set user_storage = 'memory'.",
-            ) from error
+            given, needed = getattr(error, "strerror", None) or error, f"{size:,} bytes for the users' vectors"
+            remedy = "Make room, name another --out, or set user_storage = 'memory'."
+            raise CannotWrite(f"{path}: {given}", needed, remedy) from error
         return table
 
 

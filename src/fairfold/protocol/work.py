@@ -160,13 +160,9 @@ class Work:
     def sample_losses(
         self, dense: Weights, users: Sequence[Tensor], items: Sequence[Tensor], targets: Tensor | None
     ) -> Tensor:
-        """The loss of every sample of a batch.
+        """The loss of every sample of a batch, by the dense weights and ``targets`` (:class:`Batch`).
 
-        Args:
-            dense: Weights of the dense tensors.
-            users: The user's own vectors, each [length].
-            items: For every table the rows of the batch, [samples, width, row length].
-            targets: See :class:`Batch`.
+        ``users`` are the user's own vectors, each [length]; ``items`` rows of every table, [samples, width, length].
         """
         losses = self.unpenalised_losses(dense, users, items, targets)
         if not self.ratings and self.steps.regulariser:

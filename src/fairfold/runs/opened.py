@@ -101,7 +101,7 @@ class OpenRun:
         """
         algorithm = self.plan.algorithm
         known = algorithm.tells_apart(self.plan, self.assignments if held is None else held, items)
-        return known & (self.interactions.train.counts_by_item[items] > 0) if algorithm.from_history() else known
+        return known & (self.interactions.train.counts_by_item[items] > 0) if algorithm.from_history else known
 
     def history(self, path: Path) -> Interactions:
         """The history of one new user, from a file of the form that this run's model needs."""
@@ -109,7 +109,7 @@ class OpenRun:
         return read_history(path, self.interactions, rated=self.settings.predicts_ratings)
 
     def _refuse_new_users(self) -> None:
-        if self.plan.algorithm.from_history():
+        if self.plan.algorithm.from_history:
             return
         recipe = "ratings" if self.settings.predicts_ratings else "best"
         raise InvalidSettings(

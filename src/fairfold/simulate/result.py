@@ -119,7 +119,7 @@ class Judge:
 
     def for_everybody(self, state: State, assignments: list[Assignment]) -> list[float | None]:
         """Each size's own model for all users, where their scores follow from their histories; else None."""
-        if not self.world.plan.algorithm.from_history():
+        if not self.world.plan.algorithm.from_history:
             return [None] * len(assignments)
         found: dict[Any, float | None] = {}
         keys = [None if held.projections is None else tuple(held.projections.items()) for held in assignments]

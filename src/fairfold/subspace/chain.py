@@ -18,15 +18,9 @@ from fairfold.subspace.subspace import Subspace
 def fit_sizes(limits: Sequence[int], full_size: int, *, unit: int = 1) -> list[int]:
     """The size each device gets: ``base · 2^k``, the largest within its limit.
 
-    The base is the one that uses most of the devices' memory, each counted alike.
-
-    Args:
-        limits: The most coordinates each device can hold.
-        full_size: n. A device that can hold all of them gets the full space.
-        unit: Every smaller size is a multiple of this (the chunk; twice the chunk for ranked subspaces).
-
-    Returns:
-        One size a device, in the order of ``limits``.
+    The base is the one that uses most of the devices' memory, each counted alike. A device that can hold all of the n
+    coordinates gets the full space; every smaller size is a multiple of ``unit`` (the chunk; twice the chunk for
+    ranked subspaces).
     """
     _check_smallest(min(limits, default=unit), unit, "the smallest part that is hashed as one")
     partial = [limit for limit in limits if limit < full_size]
@@ -115,11 +109,8 @@ def assign_groups(
 ) -> Tensor:
     """The group of every device: runs in the order of the ids, as the paper's schemes say.
 
-    Args:
-        num_devices: How many devices.
-        groups: How many groups.
-        shares: Sizes of the groups, in any unit, each at least one device; near-equal if not given.
-        seed: Devices are put into a random order of this seed first, as in the paper's data-loss table.
+    ``shares`` are the sizes of the groups, in any unit, each at least one device; near-equal if not given. With a
+    ``seed`` devices are put into a random order first, as in the paper's data-loss table.
     """
     if groups < 1 or num_devices < groups:
         given = f"{groups} capacities for {num_devices} devices"

@@ -37,6 +37,10 @@ class Subspace:
         sign: Random signs (count sketch), or none (count-min sketch, the paper's equations).
         orthonormal: Scale each column to unit length, as the convergence proof assumes. Reduction is then Sᵀ itself.
             Keeps the counts of all slots (size ``size``) once they are needed.
+
+    Attributes:
+        is_full: Whether this is the full space itself.
+        layout: All that decides where coordinates live; the other attributes are as the arguments.
     """
 
     def __init__(
@@ -55,8 +59,6 @@ class Subspace:
         seed, chunk, head = whole_number("seed", seed), whole_number("chunk", chunk), whole_number("head", head)
         _check_sizes(full_size, size, seed)
         _check_mapping(mapping, chunk, head)
-        self.seed = seed
-        self.mapping = mapping
         # Columns of the full space are of unit length as they are.
         self.orthonormal = bool(orthonormal) and size < full_size
         if size == full_size:
@@ -71,39 +73,11 @@ class Subspace:
         if tail // chunk > MAX_BLOCKS:
             given, remedy = f"{tail // chunk} hashed blocks", "Hash longer chunks (mapping='chunk')."
             raise InvalidSubspace(given, f"at most {MAX_BLOCKS}", remedy)
+        self.full_size, self.size, self.is_full = full_size, size, tail == 0
+        self.seed, self.mapping, self.chunk, self.head, self.sign = seed, mapping, chunk, head, bool(sign)
         self.layout = Layout(full_size, head, tail, chunk, expand_seed(seed), bool(sign))
 
     # -- what it is ---------------------------------------------------------------------------------------------------
-
-    @property
-    def full_size(self) -> int:
-        """n, the number of coordinates of the full vector."""
-        return self.layout.full_size
-
-    @property
-    def size(self) -> int:
-        """m, the number of slots."""
-        return self.layout.size
-
-    @property
-    def chunk(self) -> int:
-        """Z, how many neighbouring coordinates share one hash."""
-        return self.layout.chunk
-
-    @property
-    def head(self) -> int:
-        """How many leading coordinates own a slot."""
-        return self.layout.head
-
-    @property
-    def sign(self) -> bool:
-        """Whether hashed coordinates carry a random sign."""
-        return self.layout.signed
-
-    @property
-    def is_full(self) -> bool:
-        """Whether this is the full space itself."""
-        return self.layout.tail == 0
 
     def _identity(self) -> tuple[Layout, bool]:
         return self.layout, self.orthonormal
