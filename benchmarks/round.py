@@ -32,9 +32,9 @@ from fairfold.models import NeuMF, sampled_bpr
 from fairfold.projections import Hashed, Projection
 from fairfold.protocol.faults import Rejections
 from fairfold.protocol.round import Backend, run_round
-from fairfold.protocol.words import State
+from fairfold.protocol.words import State, on
 from fairfold.settings import Settings, nested, read_settings
-from fairfold.simulate.world import World, on
+from fairfold.simulate.world import World
 from fairfold.values import Weights
 
 WARM_UP, IN_A_ROW = 10, 100

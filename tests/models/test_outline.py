@@ -6,7 +6,7 @@ import sys
 import torch
 
 from fairfold.models import NeuMF
-from fairfold.models.outline import outline
+from fairfold.models.recommender import outline
 
 
 def test_shapes_without_numbers() -> None:
@@ -25,7 +25,7 @@ def test_shapes_without_numbers() -> None:
 
 def test_the_compiler_stays_away() -> None:
     code = (
-        "import sys; from fairfold.models.outline import outline; from fairfold.models import NeuMF\n"
+        "import sys; from fairfold.models.recommender import outline; from fairfold.models import NeuMF\n"
         "with outline(): NeuMF(5, 7, 4)\n"
         "assert 'torch._dynamo' not in sys.modules"
     )

@@ -18,8 +18,7 @@ from fairfold.errors import InvalidSettings
 from fairfold.kernels.form import Form
 from fairfold.methods import Tensors
 from fairfold.models import MF, MLP, LeNet, NeuMF, NeuMFMLP, Recommender
-from fairfold.models.outline import outline
-from fairfold.models.recommender import make_named
+from fairfold.models.recommender import make_named, outline
 from fairfold.protocol.plugins import registered
 from fairfold.protocol.storage import Storage, TablesPlaced
 from fairfold.values import Shapes, Weights
@@ -52,7 +51,6 @@ class Architecture:
     """A recommender's tensors for a catalogue.
 
     Attributes:
-        items: Size of the catalogue.
         tables: Name and shape of every item table.
         dense: Name and shape of every other tensor that is averaged.
         user_tables: Name and shape of the users' tables where these are sent and averaged; else empty.

@@ -95,8 +95,8 @@ class _Tried:
         except FairfoldError:
             raise
         except Exception as error:  # somebody else's code: whatever it raises is told with its place
-            given = f"{self._what}: {part} raised {type(error).__name__}: {error}"
-            raise InvalidSettings(given, "a plug-in that runs a small round", REMEDY) from error
+            failed = f"{self._what}: {part} raised {type(error).__name__}: {error}"
+            raise InvalidSettings(failed, "a plug-in that runs a small round", REMEDY) from error
 
     def need(self, holds: bool, part: str, wanted: str) -> None:
         """Refuse a part that gives something else."""

@@ -62,13 +62,9 @@ class RoundSamples(Batch):
 
 
 class Work:
-    """One recommender and some users' interactions.
+    """One recommender, some users' interactions, and how devices take their steps: the algorithm.
 
     Attributes:
-        architecture: Of the model.
-        train: The interactions.
-        steps: How devices take their steps: the algorithm.
-        prox: μ of FedProx, 0 without it.
         ratings: Whether ratings are predicted; else items are ranked.
         has_targets: Whether a number goes with each sample; see :class:`Batch`.
         products: Whether some devices hold tables as products of two factors.
@@ -94,10 +90,8 @@ class Work:
     def draw(self, generator: torch.Generator, order: Tensor, chance: Tensor | None) -> None:
         """Draw all that chance decides of a client's round.
 
-        Args:
-            generator: Of the numbers.
-            order: Becomes which of the client's interactions each sample is, int64 [samples], epoch after epoch.
-            chance: Becomes a number of [0, 1) for every negative, float64 [samples, negatives]; None for ratings.
+        ``order`` becomes which of its interactions each sample is, int64 [samples], epoch after epoch; ``chance`` a
+        number of [0, 1) for every negative, float64 [samples, negatives], None for ratings.
         """
         count = len(order) // self.steps.local_epochs
         for epoch in order.view(self.steps.local_epochs, count):

@@ -84,11 +84,7 @@ class ImageData(Frozen):
 
 
 DataSettings = SyntheticData | InteractionData | ImageData
-DATA: dict[str, type[SyntheticData] | type[InteractionData] | type[ImageData]] = {
-    "synthetic": SyntheticData,
-    "interactions": InteractionData,
-    "images": ImageData,
-}
+DATA: dict[str, type[Frozen]] = {"synthetic": SyntheticData, "interactions": InteractionData, "images": ImageData}
 
 RANKING_MODELS, RATING_MODELS, IMAGE_MODELS = ("mf", "neumf"), ("neumf-mlp",), ("mlp", "lenet")
 MODELS = (*RANKING_MODELS, *RATING_MODELS, *IMAGE_MODELS)

@@ -50,37 +50,33 @@ class Settings(Frozen):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        if self.algorithm.images != self.model.reads_images:
-            wanted = "'images'" if self.model.reads_images else "one for recommenders"
-            raise ValueError(
-                f"algorithm.kind={self.algorithm.kind!r} with model.kind={self.model.kind!r}: use {wanted}"
-            )
-        if (self.data.kind == "images") != self.model.reads_images:
-            raise ValueError(
-                f"data of kind {self.data.kind!r} with model.kind={self.model.kind!r}: name images, e.g. --data mnist"
-                if self.model.reads_images
-                else f"data of kind 'images' with model.kind={self.model.kind!r}: use model.kind='mlp' or 'lenet'"
-            )
-        if getattr(self.subspace, "compress", "") == "model" and not self.model.reads_images:
-            raise ValueError("subspace.compress='model' is for models of images: use 'tables' or 'all'")
-        if getattr(self.subspace, "start", "full") == "subspace" and not self.model.reads_images:
-            raise ValueError("subspace.start='subspace' is for models of images: tables start small anyway")
-        for key in self.without_effect():
-            table, name = key.split(".")
-            if name in getattr(self, table).model_fields_set:
-                raise ValueError(f"unknown key {key!r} where the quality is {self.metric}")
-        counts_rows = any(getattr(self.subspace, key, None) for key in ("support", "reference_factors"))
-        if counts_rows and self.model.kind not in ("mf", "neumf"):
-            raise ValueError(
-                "subspace.support and subspace.reference_factors count rows of model.factors numbers: use model.kind="
-                f"'mf' or 'neumf', not {self.model.kind!r}"
-            )
-        if getattr(self.algorithm, "step_per", "round") == "client" and self.fleet.clients_per_round is None:
-            raise ValueError("algorithm.step_per='client' needs a number of fleet.clients_per_round")
-        problem = self.algorithm.problem_with(self)
+        problem = self._problem() or self.algorithm.problem_with(self)
         if problem is not None:
             raise ValueError(problem)
         return self
+
+    def _problem(self) -> str | None:
+        images, with_model = self.model.reads_images, f"with model.kind={self.model.kind!r}"
+        if self.algorithm.images != images:
+            wanted = "'images'" if images else "one for recommenders"
+            return f"algorithm.kind={self.algorithm.kind!r} {with_model}: use {wanted}"
+        if (self.data.kind == "images") != images:
+            wanted = "name images, e.g. --data mnist" if images else "use model.kind='mlp' or 'lenet'"
+            return f"data of kind {self.data.kind!r} {with_model}: {wanted}"
+        if getattr(self.subspace, "compress", "") == "model" and not images:
+            return "subspace.compress='model' is for models of images: use 'tables' or 'all'"
+        if getattr(self.subspace, "start", "full") == "subspace" and not images:
+            return "subspace.start='subspace' is for models of images: tables start small anyway"
+        for table, key in (key.split(".") for key in self.without_effect()):
+            if key in getattr(self, table).model_fields_set:
+                return f"unknown key '{table}.{key}' where the quality is {self.metric}"
+        counts_rows = any(getattr(self.subspace, key, None) for key in ("support", "reference_factors"))
+        if counts_rows and self.model.kind not in ("mf", "neumf"):
+            counted = "subspace.support and subspace.reference_factors count rows of model.factors numbers"
+            return f"{counted}: use model.kind='mf' or 'neumf', not {self.model.kind!r}"
+        if getattr(self.algorithm, "step_per", "round") == "client" and self.fleet.clients_per_round is None:
+            return "algorithm.step_per='client' needs a number of fleet.clients_per_round"
+        return None
 
     @property
     def predicts_ratings(self) -> bool:
