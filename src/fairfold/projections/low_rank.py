@@ -11,8 +11,28 @@ from fairfold.projections.base import Part, Projection
 from fairfold.projections.hashed import Hashed
 
 
+class _Averaged:
+    """How devices that hold factors of a table, or all of it, get it and are averaged."""
+
+    @classmethod
+    def reduce_each(cls, full: Tensor, projections: Sequence[Any]) -> list[Tensor]:
+        """All ranks from one decomposition."""
+        factored = [held for held in projections if isinstance(held, LowRank)]
+        if not factored:
+            return [full for _ in projections]
+        largest = max(factored, key=lambda held: held.rank)
+        top = largest.reduce(full)
+        return [largest.cut(top, held.rank) if isinstance(held, LowRank) else full for held in projections]
+
+    @classmethod
+    def mean(cls, full: Tensor, parts: Sequence[Part], *, changes: bool) -> Tensor:
+        """Products are averaged: a mean of factors would be another matrix."""
+        total = torch.stack([part.total for part in parts]).sum(0) if len(parts) > 1 else parts[0].total
+        return total / sum(part.weight for part in parts)
+
+
 @dataclass(frozen=True)
-class LowRank(Projection):
+class LowRank(_Averaged, Projection):
     """A table as a product of two thin ones, N × r and r × d: FedHM. The best such product, by SVD, every round."""
 
     kind: ClassVar[str] = "low rank"
@@ -85,22 +105,6 @@ class LowRank(Projection):
         left, right = self.factors(compact)
         return left[ids] @ right
 
-    @classmethod
-    def reduce_each(cls, full: Tensor, projections: Sequence[Any]) -> list[Tensor]:
-        """All ranks from one decomposition."""
-        factored = [held for held in projections if isinstance(held, LowRank)]
-        if not factored:
-            return [full for _ in projections]
-        largest = max(factored, key=lambda held: held.rank)
-        top = largest.reduce(full)
-        return [largest.cut(top, held.rank) if isinstance(held, LowRank) else full for held in projections]
-
-    @classmethod
-    def mean(cls, full: Tensor, parts: Sequence[Part], *, changes: bool) -> Tensor:
-        """Products are averaged: a mean of factors would be another matrix."""
-        total = torch.stack([part.total for part in parts]).sum(0) if len(parts) > 1 else parts[0].total
-        return total / sum(part.weight for part in parts)
-
     def facts(self) -> dict[str, Any]:
         """The rank."""
         return {"rank": self.rank}
@@ -113,17 +117,7 @@ class LowRank(Projection):
         return cls(shape, **facts)
 
 
-class WholeTable(Hashed):
+class WholeTable(_Averaged, Hashed):
     """A table held whole beside devices that hold factors of it: averaged as they are."""
 
     kind = "whole table"
-
-    @classmethod
-    def reduce_each(cls, full: Tensor, projections: Sequence[Any]) -> list[Tensor]:
-        """See :class:`LowRank`."""
-        return LowRank.reduce_each(full, projections)
-
-    @classmethod
-    def mean(cls, full: Tensor, parts: Sequence[Part], *, changes: bool) -> Tensor:
-        """See :class:`LowRank`."""
-        return LowRank.mean(full, parts, changes=changes)

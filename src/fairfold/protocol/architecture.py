@@ -32,6 +32,9 @@ ITEM_BIAS = "item_bias.weight"
 WHOLE_MODEL = "model"
 """Name of the one vector that stands for all tensors of a network, where they are compressed as one."""
 
+Picture = tuple[int, int, int]
+"""Height and width of images, and how many classes they have."""
+
 SPREAD = 0.1
 """Standard deviation of matrix factorisation's tables before training."""
 
@@ -196,10 +199,8 @@ class ImageArchitecture(Architecture):
         return network
 
 
-def architecture_of(
-    settings: "Settings", items: int, users: int, picture: tuple[int, int, int] | None = None
-) -> Architecture:
-    """Of a recommender, or of a network for a picture of some height and width and a number of classes."""
+def architecture_of(settings: "Settings", items: int, users: int, picture: Picture | None) -> Architecture:
+    """Of a recommender, or of a network for images."""
     return Architecture(settings, items, users) if picture is None else ImageArchitecture(settings, *picture)
 
 

@@ -9,7 +9,7 @@ from fairfold.errors import InvalidSettings
 from fairfold.methods import Method
 from fairfold.projections import Assignment, Hashed, Projection
 from fairfold.protocol.algorithm import COUNTS, Algorithm
-from fairfold.protocol.architecture import Architecture, architecture_of
+from fairfold.protocol.architecture import Architecture, Picture, architecture_of
 from fairfold.protocol.sampling import Purpose, generator, hash_seed
 from fairfold.protocol.storage import Storage
 from fairfold.protocol.words import Public, State
@@ -40,11 +40,8 @@ class Plan:
     _assigned: dict[tuple[int, int], list[Assignment]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(cls, settings: "Settings", public: Public, picture: tuple[int, int, int] | None = None) -> "Plan":
-        """Of a recommender, or of a network for a picture of some height and width and a number of classes.
-
-        Refused where the method cannot serve a capacity.
-        """
+    def of(cls, settings: "Settings", public: Public, picture: Picture | None = None) -> "Plan":
+        """Of a recommender, or of a network for images; refused where the method cannot serve a capacity."""
         if settings.model.reads_images != (picture is not None):
             given = f"model.kind={settings.model.kind!r} on {'interactions' if picture is None else 'images'}"
             if picture is None:
@@ -57,12 +54,7 @@ class Plan:
 
     @classmethod
     def on_device(
-        cls,
-        settings: "Settings",
-        items: int,
-        users: int,
-        picture: tuple[int, int, int] | None,
-        projections: dict[str, Projection],
+        cls, settings: "Settings", items: int, users: int, picture: Picture | None, projections: dict[str, Projection]
     ) -> "Plan":
         """What a device makes of an order: what it holds is the server's to decide."""
         architecture, whole = architecture_of(settings, items, users, picture), [Capacity.parse("1x")]
@@ -110,14 +102,10 @@ class Plan:
 
     def size_for(self, capacity: Capacity) -> int | None:
         """The largest size of the scheme that a device can hold; None if it can hold none."""
-        tensors = self.architecture.tensors
-        known = self.assignments(0)
-        fitting = [
-            size
-            for size, held in enumerate(known)
-            if held.projections is not None and self.method.fits(tensors, held.projections, capacity)
-        ]
-        return max(fitting, key=lambda size: known[size].size(), default=None)
+        tensors, held = self.architecture.tensors, self.assignments(0)
+        known = {size: of.projections for size, of in enumerate(held) if of.projections is not None}
+        fitting = [size for size, projections in known.items() if self.method.fits(tensors, projections, capacity)]
+        return max(fitting, key=lambda size: held[size].size(), default=None)
 
     def initial(self, storage: Storage | None = None) -> tuple[State, Weights]:
         """The server's state, and the users' own vectors, kept in ``storage``, before training."""

@@ -74,13 +74,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Word:
-    """What some clients of one size have to say, one or several together, and what they keep for themselves.
+    """What some clients of one size have to say, one or several together, to what they received.
 
-    Attributes:
-        sent: What they received.
-        clients: Who they are.
-        answer: Theirs together.
-        own: Their private tensors afterwards: for each of them a row, or as many as it has samples.
+    They keep for themselves their ``own`` private tensors: for each of them a row, or as many as it has samples.
     """
 
     sent: Sent

@@ -25,16 +25,7 @@ TAGS = {"data": "kind", "model": "kind", "algorithm": "kind", "subspace": "metho
 
 
 class Settings(Frozen):
-    """Everything that decides a run.
-
-    Attributes:
-        data: What is trained on.
-        model: What is learned.
-        algorithm: What devices compute, and what the server makes of it.
-        subspace: How capacities become what devices hold: the method.
-        fleet: Who takes part.
-        run: How long, how judged, and how the simulation works.
-    """
+    """Everything that decides a run: a field per table."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
