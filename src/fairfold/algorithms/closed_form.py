@@ -55,7 +55,7 @@ class ClosedForm(Stepping):
     def answer(self, plan: Plan, sent: Sent, client: Client) -> tuple[Answer, Weights]:
         """Solve the user, walk the catalogue once more for the step."""
         (word,) = self.answers(plan, client.people, [Visit(client.number, sent)])
-        return word.answer, word.own
+        return word.answer, {name: rows[0] for name, rows in word.own.items()}
 
     def answers(self, plan: Plan, people: People, visits: list[Visit]) -> Iterator[Word]:
         """Users of a size together, but for those whose step might be refused alone."""

@@ -199,8 +199,9 @@ class RatingSquares(Remembering):
 
     def answer(self, plan: Plan, sent: Sent, client: Client) -> tuple[Answer, Weights]:
         """Solve the user's bias and vector; say what that changes in what the device says of its items."""
-        spoken = self._speak(plan, sent, client.people, [client.number])
-        return self._said(plan, spoken, torch.ones(1, dtype=torch.bool))
+        (own_name,), spoken = plan.architecture.own, self._speak(plan, sent, client.people, [client.number])
+        answer, own = self._said(plan, spoken, torch.ones(1, dtype=torch.bool))
+        return answer, own | {own_name: spoken.users[0]}
 
     def together(self, plan: Plan, sent: Sent, people: People, clients: list[int]) -> tuple[Tensor, Answer, Weights]:
         """All users of a size in one solve and one scatter."""

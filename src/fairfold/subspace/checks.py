@@ -8,9 +8,8 @@ from torch import Tensor
 
 from fairfold.errors import InvalidDtype, InvalidSubspace, InvalidVector
 
-SUM_DTYPE = {torch.float64: torch.float64} | dict.fromkeys(
-    (torch.float32, torch.float16, torch.bfloat16), torch.float32
-)
+SUM_DTYPE = {torch.float64: torch.float64, torch.float32: torch.float32}
+SUM_DTYPE |= {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """The dtypes a vector may have, and the one in which its sums are kept."""
 
 _FINITE_BLOCK = 2**20
