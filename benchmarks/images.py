@@ -76,7 +76,7 @@ def stacked_round(state: State, world: World) -> State:
             optimiser.step(gradient, gradient.numel())
     totals = Totals()
     for (visit, _, _), trained in zip(drawn, compacts, strict=True):
-        weight = float(work.samples(visit.client))
+        weight = float(people.samples(visit.client))
         totals.add(visit.sent, Answer({name: vector * weight for name, vector in trained.items()}, weight))
     return world.plan.algorithm.apply(world.plan, state, totals)
 

@@ -3,16 +3,13 @@
     FAIRFOLD_DATA=... python benchmarks/popularity.py [--out benchmarks/results/popularity.csv]
 
 The recipe `best` as it is, 1x-4x-16x, three seeds, on the test set; nothing is chosen by it. Prepared data sets are
-numbered by popularity, so that order is destroyed first: items get numbers by chance, others for every seed. The count
-is then carried out once as devices and server would (`backend="loop"`), and must give the numbers that the fast way
-gives. CPU seconds of a device are those of all its windows with all its masks, on one core.
+numbered by popularity, so that order is destroyed first: items get numbers by chance, others for every seed.
 """
 
 import argparse
 import csv
 import logging
 import statistics
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +17,7 @@ import torch
 
 from fairfold import simulate
 from fairfold.data import Dataset
-from fairfold.protocol.counting import neighbours, pair_key, said, windows, word_for
 from fairfold.settings.files import load_settings
-from fairfold.simulate.numbering import numbered_by_counts
 from fairfold.simulate.world import load_interactions
 
 SEEDS = (0, 1, 2)
@@ -64,12 +59,6 @@ def compared(name: str, own: dict[str, Any]) -> list[dict[str, object]]:
         for seed in SEEDS:
             settings = load_settings(None, common | changes | {"run.seed": seed}, "best")
             given = by_chance(data, seed) if shuffled else data
-            if changes == COUNTS and seed == 0:
-                masked = numbered_by_counts(given, settings.with_changes({"run.backend": "loop"})).counted
-                plain = numbered_by_counts(given, settings).counted
-                assert masked is not None
-                assert plain is not None
-                assert torch.equal(masked.counts, plain.counts)
             result = simulate(settings, data=given)
             quality.append(result.quality)
             told = result.counted
@@ -82,7 +71,6 @@ def compared(name: str, own: dict[str, Any]) -> list[dict[str, object]]:
             "leading": "" if told is None else len(told.leading),
             "bytes_down_a_device": "" if told is None else told.bytes_down // told.asked,
             "bytes_up_a_device": "" if told is None else told.bytes_up // told.asked,
-            "cpu_seconds_a_device": "" if told is None else f"{seconds_of_a_device(data, told.asked):.4f}",
         }
         rows.append(row)
         print(row, flush=True)
@@ -91,14 +79,6 @@ def compared(name: str, own: dict[str, Any]) -> list[dict[str, object]]:
 
 def by_chance(data: Dataset, seed: int) -> Dataset:
     return data.renumbered(torch.randperm(data.num_items, generator=torch.Generator().manual_seed(seed)))
-
-
-def seconds_of_a_device(data: Dataset, devices: int) -> float:
-    keys = {int(other): pair_key(0, 0, int(other)) for other in neighbours(devices)[0]}
-    mine, started = data.train.of(0).numpy(), time.process_time()
-    for start, length in windows(data.num_items):
-        said(mine, start, length, 0, keys, word_for(devices))
-    return time.process_time() - started
 
 
 if __name__ == "__main__":

@@ -28,13 +28,13 @@ from fairfold.backends.batched import batched
 from fairfold.backends.cuda_graph import GraphBackend
 from fairfold.data import Dataset, load
 from fairfold.data.synthetic import SyntheticWorld
-from fairfold.models import NeuMF, bpr_loss
+from fairfold.models import NeuMF, sampled_bpr
 from fairfold.projections import Hashed, Projection
 from fairfold.protocol.faults import Rejections
 from fairfold.protocol.round import Backend, run_round
-from fairfold.protocol.words import State
+from fairfold.protocol.words import State, on
 from fairfold.settings import Settings, nested, read_settings
-from fairfold.simulate.world import World, on
+from fairfold.simulate.world import World
 from fairfold.values import Weights
 
 WARM_UP, IN_A_ROW = 10, 100
@@ -75,7 +75,7 @@ def dense_round(state: State, world: World) -> Weights:
             optimiser.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
-        weight = float(work.samples(client))
+        weight = float(people.samples(client))
         for name, projection in held.items():
             total[name].add_(projection.recover(compacts[name].detach()), alpha=weight)
         weights += weight
@@ -112,7 +112,8 @@ def _loss(
     weights = {f"model.{name}": weight for name, weight in dense.items()}
     scores = [functional_call(combine, weights, (*(u.expand(len(items), -1) for u in user), *row)) for row in rows]
     vectors = [u.expand(len(items), -1) for u in user] + [vector for row in rows for vector in row]
-    return bpr_loss(scores[0], scores[1], vectors)
+    norms = sum(vector.square().sum() for vector in vectors) / len(items)
+    return sampled_bpr(torch.stack(scores[:2], dim=1)).mean() + 0.5e-6 * norms
 
 
 def seconds(call: Callable[[], object]) -> tuple[float, float]:

@@ -44,11 +44,7 @@ disk = Disk()
 
 
 def write_atomically(
-    path: Path,
-    content: bytes | Iterable[bytes | memoryview],
-    needed: int | None = None,
-    *,
-    private: bool = False,
+    path: Path, content: bytes | Iterable[bytes | memoryview], needed: int | None = None, *, private: bool = False
 ) -> None:
     """Replace ``path`` by ``content``: written beside it, flushed to disk, then renamed over it.
 
@@ -67,24 +63,20 @@ def write_atomically(
             if private:
                 os.chmod(temporary, 0o600)
             for piece in content:
-                _write_all(descriptor, memoryview(piece))
+                left = memoryview(piece)
+                while left.nbytes:
+                    left = left[disk.write(descriptor, left[:PIECE]) :]
             disk.fsync(descriptor)
         finally:
             os.close(descriptor)
         disk.replace(temporary, path)
         sync_folder(path.parent)
-    except OSError as error:
-        _forget(temporary)
-        raise _cannot_write(path, error, needed) from error
-    except BaseException:
-        _forget(temporary)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise _cannot_write(path, error, needed) from error
         raise
-
-
-def _write_all(descriptor: int, content: memoryview) -> None:
-    while content.nbytes:
-        written = disk.write(descriptor, content[:PIECE])
-        content = content[written:]
 
 
 def sync_folder(folder: Path) -> None:
@@ -98,22 +90,14 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _forget(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
-
-
 def _cannot_write(path: Path, error: OSError, needed: int | None) -> CannotWrite:
     reason = error.strerror or str(error)
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return CannotWrite(f"{path}: {reason}", "a file that can be written", "Check the folder and its permissions.")
     free = shutil.disk_usage(path.parent).free
     room = f"{needed:,} bytes" if needed is not None else "more room"
-    return CannotWrite(
-        f"{path}: {reason}, {free:,} bytes are free",
-        f"{room} for this file",
-        "What was there before is untouched: make room, then go on (fairfold train --out … --resume).",
-    )
+    remedy = "What was there before is untouched: make room, then go on (fairfold train --out … --resume)."
+    return CannotWrite(f"{path}: {reason}, {free:,} bytes are free", f"{room} for this file", remedy)
 
 
 def make_private(folder: Path) -> None:

@@ -12,6 +12,7 @@ from fairfold.algorithms.ratings import CACHE, CENTRE, LAST
 from fairfold.backends.batched import batched
 from fairfold.data import Dataset, Interactions
 from fairfold.errors import InvalidSettings
+from fairfold.protocol.people import People
 from fairfold.simulate import simulate
 from fairfold.simulate.numbering import numbered
 from fairfold.subspace import Subspace, nested_subspaces
@@ -180,7 +181,7 @@ def test_it_learns_tastes_at_every_size() -> None:
     assert result.quality < 0.1 * float(scores.var())
     world, _ = tiny_world(data, result.settings)
     plan = world.plan
-    predict = plan.algorithm.predictor(plan, result.state.full, plan.assignments(0), world.of_users(train))
+    predict = plan.algorithm.predictor(plan, result.state.full, plan.assignments(0), People(plan, train, {}))
     assert predict(torch.tensor([0, 1]), torch.tensor([2, 3])).shape == (2,)
 
 

@@ -77,7 +77,7 @@ def recomputed(nodes: Nodes) -> dict[str, dict[str, torch.Tensor]]:
                 zeros.setdefault(spoken_in, torch.zeros(spoken_in.size // d, d).double())
                 zeros[spoken_in].index_add_(0, rows_of(spoken_in, items, d), last[:, :-1])
                 spoken[2] += last[:, -1].sum()
-                all_codes += codes(vector[None], [len(items)])
+                all_codes += codes(vector[None], torch.tensor([len(items)]))
     if isinstance(algorithm, LeastSquares):
         return {
             f"sums-{space.size}": {

@@ -24,7 +24,7 @@ from fairfold.kernels.form import Form, Lines, Places
 from fairfold.kernels.gpu import calls, cohort
 from fairfold.kernels.gpu.placement import placement
 from fairfold.kernels.hashing import Layout, expand_seed
-from fairfold.simulate.world import on
+from fairfold.protocol.words import on
 from tests.federations import after_rounds, tiny_data, tiny_settings, tiny_world
 from tests.kernels import gpu_checks
 from tests.parity.rounds import precision

@@ -60,15 +60,12 @@ def test_theorem_column_spaces_contain_each_other(chain: list[Subspace]) -> None
 @given(
     st.integers(60, 3_000),
     st.lists(st.integers(1, 16), min_size=1, max_size=5),
-    st.sampled_from(["fitted", "paper"]),
     st.sampled_from([("element", 1), ("chunk", 2), ("ranked", 1), ("ranked", 2)]),
     seeds,
 )
-def test_chains_made_from_capacities_nest(
-    full_size: int, ratios: list[int], rule: str, kind: tuple[str, int], seed: int
-) -> None:
+def test_chains_made_from_capacities_nest(full_size: int, ratios: list[int], kind: tuple[str, int], seed: int) -> None:
     mapping, chunk = kind
-    made = nested_subspaces(full_size, [f"{r}x" for r in ratios], seed=seed, mapping=mapping, chunk=chunk, rule=rule)
+    made = nested_subspaces(full_size, [f"{r}x" for r in ratios], seed=seed, mapping=mapping, chunk=chunk)
     full = vector(full_size)
     ordered = sorted(made, key=lambda subspace: subspace.size)
     for small, big in pairwise(ordered):

@@ -1,8 +1,5 @@
 """One subspace: reduction and recovery are what the paper's equations say."""
 
-from itertools import pairwise
-from random import Random
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -88,15 +85,3 @@ def test_a_subspace_of_full_size_is_the_full_space(subspace: Subspace) -> None:
     assert torch.equal(whole.reduce(full), full)
     assert torch.equal(whole.recover(full), full)
     assert subspace.nests_in(whole)
-
-
-@given(subspaces, st.randoms(use_true_random=False))
-def test_blocks_in_any_order_reduce_to_the_same(subspace: Subspace, random: Random) -> None:
-    full = vector(subspace.full_size)
-    cuts = sorted({0, subspace.full_size, *(random.randrange(subspace.full_size) for _ in range(5))})
-    blocks = list(pairwise(cuts))
-    random.shuffle(blocks)
-    stream = subspace.stream(torch.float64)
-    for start, stop in blocks:
-        stream.add(start, full[start:stop])
-    assert_close(stream.finish(), subspace.reduce(full))

@@ -6,14 +6,14 @@ import sys
 import torch
 
 from fairfold.models import NeuMF
-from fairfold.models.outline import outline
+from fairfold.models.recommender import outline
 
 
 def test_shapes_without_numbers() -> None:
-    real = NeuMF(5, 7, 4, layers=2)
+    real = NeuMF(5, 7, 4)
     state = torch.get_rng_state()
     with outline():
-        model = NeuMF(5, 7, 4, layers=2)
+        model = NeuMF(5, 7, 4)
     assert torch.equal(torch.get_rng_state(), state)  # nothing is drawn
     shapes = {name: tensor.shape for name, tensor in real.named_parameters()}
     assert {name: tensor.shape for name, tensor in model.named_parameters()} == shapes
@@ -25,7 +25,7 @@ def test_shapes_without_numbers() -> None:
 
 def test_the_compiler_stays_away() -> None:
     code = (
-        "import sys; from fairfold.models.outline import outline; from fairfold.models import NeuMF\n"
+        "import sys; from fairfold.models.recommender import outline; from fairfold.models import NeuMF\n"
         "with outline(): NeuMF(5, 7, 4)\n"
         "assert 'torch._dynamo' not in sys.modules"
     )

@@ -23,10 +23,10 @@ from fairfold.kernels.native import loader
 from fairfold.protocol.faults import Rejections
 from fairfold.protocol.people import ImagePeople
 from fairfold.protocol.round import Backend, in_turn, run_round
-from fairfold.protocol.words import State
+from fairfold.protocol.words import State, on
 from fairfold.protocol.work import Work
 from fairfold.settings import Settings
-from fairfold.simulate.world import World, on
+from fairfold.simulate.world import World
 from fairfold.values import Weights
 
 Data = Dataset | ImageDataset

@@ -101,7 +101,7 @@ def test_answers_have_the_names_and_sizes_that_are_asked_for(case: str) -> None:
     world, sent, answer = answered(case)
     algorithm = world.plan.algorithm
     assert {name: len(vector) for name, vector in answer.sums.items()} == algorithm.answer_shapes(world.plan, sent)
-    assert {vector.dtype for vector in answer.sums.values()} == {algorithm.dtype(sent)} == {torch.float32}
+    assert {vector.dtype for vector in answer.sums.values()} == {torch.float32}
 
 
 def test_a_device_that_counts_nothing_has_nothing_to_divide_by() -> None:

@@ -9,7 +9,7 @@ import torch
 from fairfold import Settings, simulate
 from fairfold.data import Dataset
 from fairfold.errors import InvalidCapacity, InvalidSettings
-from fairfold.models import NeuMF, bpr_loss
+from fairfold.models import NeuMF, sampled_bpr
 from fairfold.simulate.world import World, load_data
 from tests.federations import after_rounds, copied
 from tests.flat import flat
@@ -210,10 +210,12 @@ def test_central_training_takes_the_steps_of_torch() -> None:
     assert isinstance(model, NeuMF)
     optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
     for number in range(2):
-        for part in people.work.everything(people.source(number, 0)).parts(40 * 3):
+        for part in people.work.everything(people.source(number, 0), 40 * 3):
+            assert part.users is not None
             users, items = model.embed_users(part.users[:, None]), model.embed_items(part.items)
             scores = model.combine(tuple(user.expand(-1, 2, -1) for user in users), items)
-            loss = bpr_loss(scores[:, 0], scores[:, 1], [*users, *items], people.work.steps.regulariser)
+            norms = sum(vectors.square().sum() for vectors in [*users, *items]) / len(scores)
+            loss = sampled_bpr(scores).mean() + 0.5 * people.work.steps.regulariser * norms
             optimiser.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()

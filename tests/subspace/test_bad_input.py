@@ -15,7 +15,7 @@ from fairfold.errors import (
     InvalidVector,
     NotNested,
 )
-from fairfold.subspace import Capacity, Subspace, Sums, assign_groups, fit_sizes, nested_subspaces, parse_scheme
+from fairfold.subspace import Capacity, Subspace, Sums, assign_groups, nested_subspaces, parse_scheme
 
 GOOD = Subspace(100, 20)
 
@@ -24,13 +24,6 @@ def vector_with(value: float, length: int = 100) -> torch.Tensor:
     vector = torch.zeros(length)
     vector[7] = value
     return vector
-
-
-def streamed(*blocks: tuple[int, int]) -> None:
-    stream = GOOD.stream()
-    for start, stop in blocks:
-        stream.add(start, torch.zeros(stop - start))
-    stream.finish()
 
 
 CASES: list[tuple[type[FairfoldError], str, Callable[[], Any]]] = [
@@ -65,16 +58,12 @@ CASES: list[tuple[type[FairfoldError], str, Callable[[], Any]]] = [
     (InvalidVector, "row_size=7", lambda: GOOD.recover_rows(torch.zeros(20), torch.tensor([0]), 7)),
     (InvalidVector, "rows of shape", lambda: GOOD.recover_rows(torch.zeros(20), torch.tensor([0.5]), 10)),
     (InvalidVector, "values of shape", lambda: GOOD.accumulate_rows(torch.zeros(3, 10), torch.tensor([1]))),
-    (InvalidVector, "50 of 100 coordinates", lambda: streamed((0, 20), (70, 100))),
-    (InvalidVector, "part of which arrived before", lambda: streamed((0, 50), (49, 100))),
-    (InvalidVector, r"block \[90, 110\)", lambda: streamed((90, 110))),
     (InvalidVector, "weight=-1", lambda: Sums().add(GOOD, torch.zeros(20), -1)),
     (InvalidVector, "no updates", lambda: Sums().recover()),
     (InvalidVector, "counts of shape", lambda: GOOD.fold(torch.zeros(20), torch.zeros(20), Subspace(100, 10))),
     (InvalidDtype, "torch.int64", lambda: GOOD.reduce(torch.zeros(100, dtype=torch.int64))),
     (InvalidDtype, "complex", lambda: GOOD.reduce(torch.zeros(100, dtype=torch.complex64))),
     (InvalidDtype, "list", lambda: GOOD.reduce([0.0] * 100)),  # type: ignore[arg-type]
-    (InvalidDtype, "torch.int32", lambda: GOOD.stream(torch.int32)),
     (NotNested, "20 hashed slots do not divide 30", lambda: GOOD.unfold(torch.zeros(20), Subspace(100, 30))),
     (NotNested, "differ in seed", lambda: GOOD.unfold(torch.zeros(20), Subspace(100, 40, seed=1))),
     (NotNested, "is larger than", lambda: GOOD.unfold(torch.zeros(20), Subspace(100, 10))),
@@ -95,10 +84,8 @@ CASES: list[tuple[type[FairfoldError], str, Callable[[], Any]]] = [
     (InvalidCapacity, "every capacity once", lambda: parse_scheme("1x-4x-4x")),
     (InvalidCapacity, "three dots", lambda: parse_scheme("...-4x")),
     (InvalidCapacity, "three dots", lambda: parse_scheme("1x-...-12x")),
-    (InvalidCapacity, "rule='best'", lambda: fit_sizes([5], 10, rule="best")),
     (InvalidCapacity, "can hold 0", lambda: nested_subspaces(100, ["128x"])),
     (InvalidCapacity, "can hold 2 coordinates", lambda: nested_subspaces(100, ["8B"], mapping="chunk", chunk=8)),
-    (InvalidCapacity, "parts of 3", lambda: fit_sizes([9], 10, unit=3, rule="paper")),
     (InvalidCapacity, "3 capacities for 2 devices", lambda: assign_groups(2, 3)),
 ]
 
@@ -109,14 +96,3 @@ def test_bad_input_is_refused_with_a_reason(kind: type[FairfoldError], given: st
         call()
     assert all((caught.value.given, caught.value.needed, caught.value.remedy))
     assert isinstance(caught.value, ValueError | TypeError)  # what callers who know nothing of fairfold would catch
-
-
-def test_a_refused_block_leaves_the_stream_as_it_was() -> None:
-    stream, full = GOOD.stream(torch.float64), torch.randn(100, dtype=torch.float64)
-    stream.add(0, full[:60])
-    with pytest.raises(InvalidVector):
-        stream.add(50, full[50:])
-    with pytest.raises(InvalidVector):
-        stream.add(60, vector_with(math.nan, 40).double())
-    stream.add(60, full[60:])
-    torch.testing.assert_close(stream.finish(), GOOD.reduce(full))

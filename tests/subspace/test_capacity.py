@@ -68,10 +68,10 @@ def test_groups_drawn_by_a_seed_keep_their_sizes() -> None:
 limit_lists = st.lists(st.integers(8, 10**6), min_size=1, max_size=30)
 
 
-@given(limit_lists, st.sampled_from([1, 2, 8]), st.sampled_from(["fitted", "paper"]))
-def test_sizes_fit_nest_and_cannot_be_doubled(limits: list[int], unit: int, rule: str) -> None:
+@given(limit_lists, st.sampled_from([1, 2, 8]))
+def test_sizes_fit_nest_and_cannot_be_doubled(limits: list[int], unit: int) -> None:
     full_size = 500_000
-    sizes = fit_sizes(limits, full_size, unit=unit, rule=rule)
+    sizes = fit_sizes(limits, full_size, unit=unit)
     partial = [size for size in sizes if size < full_size]
     for limit, size in zip(limits, sizes, strict=True):
         assert size <= limit
@@ -98,6 +98,6 @@ def test_the_fitted_base_is_the_best_of_all(limits: list[int]) -> None:
 @given(limit_lists)
 def test_fitting_wastes_no_more_than_powers_of_two(limits: list[int]) -> None:
     limits = [limit + 1_000 for limit in limits]
-    fitted, paper = (fit_sizes(limits, 10**7, rule=rule) for rule in ("fitted", "paper"))
+    fitted, paper = fit_sizes(limits, 10**7), [1 << (limit.bit_length() - 1) for limit in limits]
     shares = [sum(size / limit for size, limit in zip(sizes, limits, strict=True)) for sizes in (fitted, paper)]
     assert shares[0] >= shares[1] - 0.002 * len(limits)

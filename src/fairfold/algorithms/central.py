@@ -7,7 +7,6 @@ the one client keeps.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -15,23 +14,19 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fairfold.algorithms.gradient import Gradient
-from fairfold.metrics.ranking import Scorer
-from fairfold.metrics.rating import Predictor
-from fairfold.protocol.algorithm import Algorithm
-from fairfold.protocol.people import Client, People
+from fairfold.algorithms.gradient import Recommending
+from fairfold.protocol.people import Client
 from fairfold.protocol.plan import Plan
-from fairfold.protocol.steps import LocalSteps, RankingSteps
+from fairfold.protocol.steps import LocalSteps
 from fairfold.protocol.words import Answer, Sent, State, Totals
 from fairfold.values import Weights
 
 MOMENT = "moment/"
 
 
-class Central(Algorithm, RankingSteps):
+class Central(Recommending):
     """Gradient steps on everybody's data."""
 
-    NEEDS: ClassVar = RankingSteps.NEEDS
     pooled: ClassVar[bool] = True
     values: ClassVar[bool] = True
     DEFAULTS: ClassVar = {"subspace": {"method": "fedavg"}}
@@ -42,11 +37,7 @@ class Central(Algorithm, RankingSteps):
         """See the base class."""
         if settings.subspace.method != "fedavg":
             return f"data in one place is trained with the full model: leave out method={settings.subspace.method!r}"
-        return Gradient.problem_with(self, settings)  # type: ignore[arg-type]
-
-    def without_effect(self, settings: Any) -> Sequence[str]:
-        """See :class:`Gradient`."""
-        return Gradient.without_effect(self, settings)  # type: ignore[arg-type]
+        return None
 
     def answer(self, plan: Plan, sent: Sent, client: Client) -> tuple[Answer, Weights]:
         """E epochs over everybody's samples; the answer is the model."""
@@ -54,13 +45,12 @@ class Central(Algorithm, RankingSteps):
         kept = {name: rows for name, rows in client.own.items() if not name.startswith(MOMENT)}
         values = {name: vector.clone() for name, vector in sent.vectors.items()}
         values |= {name: rows.reshape(-1).clone() for name, rows in kept.items()}
-        samples = work.everything(people.source(sent.round_number, 0))
         cohort = plan.settings.fleet.clients_per_round or people.train.num_users
         batch = self.batch_size * cohort
-        done = sent.round_number * self.local_epochs * math.ceil(samples.epoch / batch)
+        done = sent.round_number * self.local_epochs * math.ceil(len(people.train) / batch)
         steps = {name: LocalSteps(tensor, self, _moments_of(client.own, name), done) for name, tensor in values.items()}
         losses = vmap(work.sample_losses, in_dims=(None, 0, 0, 0 if work.has_targets else None))
-        for part in samples.parts(batch):
+        for part in work.everything(people.source(sent.round_number, 0), batch):
             read: Weights = {name: values[name].requires_grad_() for name in values}
             users = [read[name].view(-1, columns)[part.users] for name, columns in work.own.items()]
             items = [read[name].view(shape)[part.items][:, None] for name, shape in work.tables.items()]
@@ -75,28 +65,14 @@ class Central(Algorithm, RankingSteps):
             own |= {f"{MOMENT}{moment}/{name}": tensor for moment, tensor in optimiser.moments.items()}
         return Answer({name: values[name].detach() for name in sent.vectors}, 1.0), own
 
-    def apply(self, plan: Plan, state: State, totals: Totals) -> State:  # noqa: ARG002
+    def apply(self, plan: Plan, state: State, totals: Totals) -> State:
         """The one client's model is the server's."""
-        found = [answer for _, answer in totals.parts()]
-        full = state.full | found[0].sums if found else state.full
+        full = dict(state.full)
+        for _, answer in totals.parts():
+            full |= answer.sums
         return replace(state, full=full, round_number=state.round_number + 1)
-
-    def scorer(self, plan: Plan, full: Weights, held: Sequence[Any], people: People) -> Scorer:
-        """See :class:`Gradient`."""
-        return Gradient.scorer(self, plan, full, held, _without_moments(people))  # type: ignore[arg-type]
-
-    def predictor(self, plan: Plan, full: Weights, held: Sequence[Any], people: People) -> Predictor:
-        """See :class:`Gradient`."""
-        return Gradient.predictor(self, plan, full, held, _without_moments(people))  # type: ignore[arg-type]
 
 
 def _moments_of(own: Weights, name: str) -> Weights:
-    tail = f"/{name}"
-    return {
-        key[len(MOMENT) : -len(tail)]: of for key, of in own.items() if key.startswith(MOMENT) and key.endswith(tail)
-    }
-
-
-def _without_moments(people: People) -> People:
-    private = {name: rows for name, rows in people.private.items() if not name.startswith(MOMENT)}
-    return People(people.plan, people.train, private)
+    mine = {key.removeprefix(MOMENT): of for key, of in own.items() if key.startswith(MOMENT)}
+    return {key.removesuffix(f"/{name}"): of for key, of in mine.items() if key.endswith(f"/{name}")}

@@ -22,7 +22,7 @@ from fairfold.metrics.ranking import Scorer
 from fairfold.projections import Hashed
 from fairfold.protocol.people import Client, People
 from fairfold.protocol.plan import Plan
-from fairfold.protocol.words import Answer, Sent, Visit, Word
+from fairfold.protocol.words import Answer, Sent, Visit, Word, by_sent
 from fairfold.subspace import Subspace
 from fairfold.values import Weights
 
@@ -41,6 +41,7 @@ class ClosedForm(Stepping):
     """
 
     NEEDS: ClassVar = Stepping.NEEDS
+    from_history: ClassVar[bool] = True
 
     kind: Literal["closed_form"] = "closed_form"
     ridge: float = Field(1.0, ge=0)
@@ -53,47 +54,44 @@ class ClosedForm(Stepping):
 
     def answer(self, plan: Plan, sent: Sent, client: Client) -> tuple[Answer, Weights]:
         """Solve the user, walk the catalogue once more for the step."""
-        (word,) = self._words(plan, client.people, [Visit(client.number, sent)])
-        return word.answer, word.own
+        (word,) = self.answers(plan, client.people, [Visit(client.number, sent)])
+        return word.answer, {name: rows[0] for name, rows in word.own.items()}
 
     def answers(self, plan: Plan, people: People, visits: list[Visit]) -> Iterator[Word]:
         """Users of a size together, but for those whose step might be refused alone."""
-        return self._words(plan, people, visits)
-
-    def _words(self, plan: Plan, people: People, visits: list[Visit]) -> Iterator[Word]:
-        by_size: dict[int, list[Visit]] = {}
-        for visit in visits:
-            by_size.setdefault(id(visit.sent), []).append(visit)
-        for group in by_size.values():
-            yield from self._of_size(plan, people, group[0].sent, [visit.client for visit in group])
+        for sent, clients in by_sent(visits):
+            yield from self._of_size(plan, people, sent, clients)
 
     def _of_size(self, plan: Plan, people: People, sent: Sent, clients: list[int]) -> Iterator[Word]:
         (name,), (own_name,) = plan.architecture.tables, plan.architecture.own
         space, factors, compact = subspace_of(sent.projections[name]), plan.settings.model.factors, sent.vectors[name]
-        gram_matrix = gram(compact, space, factors)
         histories = [people.train.of(client) for client in clients]
-        rows = [space.recover_rows(compact, mine, factors) for mine in histories]
-        users = torch.stack([self.solve(of, gram_matrix) for of in rows])
+        rows, users = self._solved(compact, space, factors, histories)
         slopes = [
             ((1 - self.unobserved_weight) * (of @ user) - 1)[:, None] * user
             for of, user in zip(rows, users, strict=True)
         ]
         bounds = self._bounds(users, slopes, compact, factors)
         together = [place for place, bound in enumerate(bounds) if bound <= self.largest_change]
-        alone = [place for place, bound in enumerate(bounds) if not bound <= self.largest_change]
-        for places in [together, *([place] for place in alone)]:
-            if places:
-                weights = [self.weight(len(histories[place])) for place in places]
-                parts = [
-                    (histories[place], slopes[place], weight) for place, weight in zip(places, weights, strict=True)
-                ]
-                outer = (users[places].T * torch.tensor(weights, dtype=users.dtype)) @ users[places]
-                change = self._change(compact, space, factors, outer, parts)
-                total = sum(weights)
-                if self.values:
-                    change = change.add_(compact, alpha=total)
-                own = users[places] if len(places) > 1 else users[places[0]]
-                yield Word(sent, [clients[place] for place in places], Answer({name: change}, total), {own_name: own})
+        alone = [[place] for place, bound in enumerate(bounds) if not bound <= self.largest_change]
+        for places in [together, *alone] if together else alone:
+            weights = [self.weight(len(histories[place])) for place in places]
+            parts = [(histories[place], slopes[place], weight) for place, weight in zip(places, weights, strict=True)]
+            outer = (users[places].T * torch.tensor(weights, dtype=users.dtype)) @ users[places]
+            change = self._change(compact, space, factors, outer, parts)
+            total = sum(weights)
+            if self.values:
+                change = change.add_(compact, alpha=total)
+            answer = Answer({name: change}, total)
+            yield Word(sent, [clients[place] for place in places], answer, {own_name: users[places]})
+
+    def _solved(
+        self, compact: Tensor, space: Subspace, factors: int, histories: list[Tensor]
+    ) -> tuple[list[Tensor], Tensor]:
+        """The rows of the items of some users, and the users' vectors."""
+        gram_matrix = gram(compact, space, factors)
+        rows = [space.recover_rows(compact, mine, factors) for mine in histories]
+        return rows, torch.stack([self.solve(of, gram_matrix) for of in rows])
 
     def _bounds(self, users: Tensor, slopes: list[Tensor], compact: Tensor, factors: int) -> list[float]:
         """What no number of a user's step exceeds: a slot's mean is at most the largest of what lives in it."""
@@ -111,13 +109,13 @@ class ClosedForm(Stepping):
         """Minus the step, weighted: one walk over the items for all."""
         touched, order = torch.cat([items for items, _, _ in parts]).sort(stable=True)
         moved = torch.cat([weight * slope for _, slope, weight in parts])[order]
-        stream = space.stream(compact.dtype)
+        sums, counts = torch.zeros(space.size, dtype=compact.dtype), torch.zeros(space.size, dtype=torch.int32)
         for first, block in item_blocks(compact, space, factors):
             slope = self.unobserved_weight * (block @ outer)
             low, high = torch.searchsorted(touched, torch.tensor([first, first + len(block)])).tolist()
             slope.index_add_(0, touched[low:high] - first, moved[low:high])
-            stream.add(first * factors, slope.view(-1))
-        return stream.finish().mul_(-self.local_step)
+            ops.accumulate_range(space.layout, slope.view(-1), first * factors, sums, counts)
+        return sums.div_(counts.clamp_(min=1)).mul_(-self.local_step)
 
     def solve(self, rows: Tensor, gram_matrix: Tensor) -> Tensor:
         """The user's vector from the rows of their own items and the Gram matrix of all items."""
@@ -127,19 +125,14 @@ class ClosedForm(Stepping):
         solution: Tensor = torch.linalg.solve(matrix, rows.sum(0))
         return solution
 
-    def from_history(self) -> bool:
-        """See the base class."""
-        return True
-
     def own_vectors(self, plan: Plan, sent: Sent, people: People, users: list[int]) -> Weights:
         """See the base class: they follow from the model and the users' histories."""
         (name,), (own_name,) = plan.architecture.tables, plan.architecture.own
-        space, factors, compact = subspace_of(sent.projections[name]), plan.settings.model.factors, sent.vectors[name]
-        gram_matrix = gram(compact, space, factors)
-        rows = (space.recover_rows(compact, people.train.of(user), factors) for user in users)
-        return {own_name: torch.stack([self.solve(of, gram_matrix) for of in rows])}
+        space, factors = subspace_of(sent.projections[name]), plan.settings.model.factors
+        _, found = self._solved(sent.vectors[name], space, factors, [people.train.of(user) for user in users])
+        return {own_name: found}
 
-    def scorer(self, plan: Plan, full: Weights, held: Sequence[Any], people: People) -> Scorer:  # noqa: ARG002
+    def scorer(self, plan: Plan, full: Weights, held: Sequence[Any], people: People) -> Scorer:
         """Everybody's vector follows from their own history."""
         (name,) = plan.architecture.tables
         table = full[name].view(plan.architecture.tables[name])

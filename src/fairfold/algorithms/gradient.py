@@ -16,6 +16,7 @@ from fairfold.metrics.ranking import Scorer
 from fairfold.metrics.rating import Predictor
 from fairfold.models import predictor, scorer
 from fairfold.projections import Projection
+from fairfold.protocol.algorithm import Algorithm
 from fairfold.protocol.people import Client, People
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.steps import RankingSteps, Steps
@@ -32,6 +33,12 @@ class Descending(Stepping, Steps):
 
     prox: float = Field(0.0, ge=0)
 
+    def problem_with(self, settings: Any) -> str | None:
+        """See the base class."""
+        if settings.subspace.method == "fedhm" and self.aggregation == "delta":
+            return "method='fedhm' averages models: use algorithm.aggregation='paper'"
+        return None
+
     @property
     def steps(self) -> bool:
         """Whether a device does just what this class says, so that faster programs may do it in its place."""
@@ -39,7 +46,7 @@ class Descending(Stepping, Steps):
             getattr(type(self), name) is getattr(Descending, name) for name in ("answer", "local_loss", "optimiser")
         )
 
-    def answer(self, plan: Plan, sent: Sent, client: Client) -> tuple[Answer, Weights]:  # noqa: ARG002
+    def answer(self, plan: Plan, sent: Sent, client: Client) -> tuple[Answer, Weights]:
         """E epochs of gradient steps inside the subspaces, with a fresh optimiser: F(S·ψ) minimised over ψ."""
         compacts = {name: vector.clone().requires_grad_() for name, vector in sent.vectors.items()}
         own = {name: vector.clone().requires_grad_() for name, vector in client.own.items()}
@@ -74,7 +81,25 @@ class Descending(Stepping, Steps):
         return optimiser
 
 
-class Gradient(Descending, RankingSteps):
+class Recommending(Algorithm, RankingSteps):
+    """A recommender trained by gradient steps on items, and others drawn for them, or on ratings."""
+
+    NEEDS: ClassVar = RankingSteps.NEEDS
+
+    def without_effect(self, settings: Any) -> Sequence[str]:
+        """Ratings are predicted, not ranked against items that were drawn."""
+        return [f"algorithm.{key}" for key in RankingSteps.RANKING_KEYS] if settings.model.predicts_ratings else []
+
+    def scorer(self, plan: Plan, full: Weights, held: Sequence[Any], people: People) -> Scorer:
+        """By the model, with the vectors that users trained."""
+        return scorer(plan.architecture.model_of(full, people.private))
+
+    def predictor(self, plan: Plan, full: Weights, held: Sequence[Any], people: People) -> Predictor:
+        """By the model, with the vectors that users trained."""
+        return predictor(plan.architecture.model_of(full, people.private))
+
+
+class Gradient(Descending, Recommending):
     """Recommenders by gradient steps.
 
     Attributes:
@@ -91,25 +116,11 @@ class Gradient(Descending, RankingSteps):
         """See the base class."""
         return self.user_vectors == "uploaded"
 
-    def without_effect(self, settings: Any) -> Sequence[str]:
-        """Ratings are predicted, not ranked against items that were drawn."""
-        return [f"algorithm.{key}" for key in RankingSteps.RANKING_KEYS] if settings.model.predicts_ratings else []
-
     def problem_with(self, settings: Any) -> str | None:
         """See the base class."""
         if settings.model.own and settings.subspace.method == "heterofl":
             return "method='heterofl' has to know which layers read a table's columns: use a built-in model"
-        if settings.subspace.method == "fedhm" and self.aggregation == "delta":
-            return "method='fedhm' averages models: use algorithm.aggregation='paper'"
-        return None
-
-    def scorer(self, plan: Plan, full: Weights, held: Sequence[Any], people: People) -> Scorer:  # noqa: ARG002
-        """By the model, with the vectors that users trained."""
-        return scorer(plan.architecture.model_of(full, people.private))
-
-    def predictor(self, plan: Plan, full: Weights, held: Sequence[Any], people: People) -> Predictor:  # noqa: ARG002
-        """By the model, with the vectors that users trained."""
-        return predictor(plan.architecture.model_of(full, people.private))
+        return super().problem_with(settings)
 
 
 def distance(compacts: Weights, received: Weights, projections: dict[str, Projection]) -> Tensor:

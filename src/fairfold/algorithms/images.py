@@ -32,6 +32,4 @@ class Images(Descending):
             return f"weights of model.kind={settings.model.kind!r} have no order of popularity: use mapping='chunk'"
         if compress == "tables":
             return f"model.kind={settings.model.kind!r} has no item tables: use subspace.compress='all' or 'model'"
-        if settings.subspace.method == "fedhm" and self.aggregation == "delta":
-            return "method='fedhm' averages models: use algorithm.aggregation='paper'"
-        return None
+        return super().problem_with(settings)

@@ -19,6 +19,7 @@ Four things make that work in nested subspaces:
   their sums and their M alone. Averaging over all would halve them where half of the devices cannot own them.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -35,7 +36,7 @@ from fairfold.metrics.ranking import Scorer
 from fairfold.protocol.algorithm import Algorithm
 from fairfold.protocol.people import Client, People
 from fairfold.protocol.plan import Plan
-from fairfold.protocol.words import Answer, Sent, State, Totals, Visit, Word
+from fairfold.protocol.words import Answer, Sent, State, Totals, Visit, Word, by_sent
 from fairfold.subspace import Subspace
 from fairfold.subspace.nesting import require_nested
 from fairfold.values import Shapes, Weights
@@ -49,23 +50,43 @@ class Remembering(Algorithm):
 
     keeps: ClassVar[Literal["learned", "acknowledged"]] = "acknowledged"
     whole_rows: ClassVar[bool] = True
+    from_history: ClassVar[bool] = True
 
     def fixed(self, settings: Any) -> dict[str, dict[str, Any]]:
         """Rows are folded whole, by one hash, without signs."""
         return {"subspace": {"chunk": settings.model.factors, "sign": False, "rehash": False, "compress": "tables"}}
 
-    def starts_own(self, plan: Plan, own: Weights) -> None:  # noqa: ARG002
+    def starts_own(self, plan: Plan, own: Weights) -> None:
         """Before a user's first word the sums hold nothing of theirs."""
         for rows in own.values():
             rows.zero_()
 
-    def change(self, sent: Sent, name: str, vector: Tensor, weight: float) -> Tensor:  # noqa: ARG002
+    def change(self, sent: Sent, name: str, vector: Tensor, weight: float) -> Tensor:
         """A user's change; of several users together their mean."""
         return vector if weight <= 1 else vector / weight
 
-    def from_history(self) -> bool:
+    def problem_with(self, settings: Any) -> str | None:
         """See the base class."""
-        return True
+        if getattr(settings.subspace, "mapping", "ranked") == "element":
+            return f"algorithm.kind={self.kind!r} folds whole rows: use subspace.mapping='ranked' or 'chunk'"
+        return only_mf(self.kind, settings)
+
+    def answers(self, plan: Plan, people: People, visits: list[Visit]) -> Iterator[Word]:
+        """Users of a size together, but for those whose word might be refused alone."""
+        for sent, drawn in by_sent(visits):
+            clients = list(dict.fromkeys(drawn))  # who is drawn twice has nothing new to say the second time
+            good, answer, own = self.together(plan, sent, people, clients)
+            fine = dict(zip(clients, good.tolist(), strict=True))
+            if any(fine.values()):
+                yield Word(sent, [client for client in clients if fine[client]], answer, own)
+            for client in clients:
+                if not fine[client]:
+                    answer, own = self.answer(plan, sent, people.client(client, sent.round_number))
+                    yield Word(sent, [client], answer, own)
+
+    @abstractmethod
+    def together(self, plan: Plan, sent: Sent, people: People, clients: list[int]) -> tuple[Tensor, Answer, Weights]:
+        """Whose answers would not be refused for their size, and what these say and keep together."""
 
 
 class LeastSquares(Remembering):
@@ -83,12 +104,6 @@ class LeastSquares(Remembering):
     kind: Literal["least_squares"] = "least_squares"
     ridge: float = Field(1.0, gt=0)
     weighting: Literal["data", "equal"] | float = Field("equal", union_mode="left_to_right")
-
-    def problem_with(self, settings: Any) -> str | None:
-        """See the base class."""
-        if getattr(settings.subspace, "mapping", "ranked") == "element":
-            return "algorithm.kind='least_squares' folds whole rows: use subspace.mapping='ranked' or 'chunk'"
-        return only_mf(self.kind, settings)
 
     def extra(self, settings: Any) -> Shapes:
         """See the base class."""
@@ -120,16 +135,8 @@ class LeastSquares(Remembering):
         sums = sums / space.counts().clamp(min=1)
         return Answer({name: sums, GRAM: outer.view(-1)}, 1.0), {own_name: user}
 
-    def answers(self, plan: Plan, people: People, visits: list[Visit]) -> Iterator[Word]:
+    def together(self, plan: Plan, sent: Sent, people: People, clients: list[int]) -> tuple[Tensor, Answer, Weights]:
         """All users of a size share one d × d system: one solve, one scatter of vectors into rows."""
-        by_size: dict[int, list[Visit]] = {}
-        for visit in visits:
-            by_size.setdefault(id(visit.sent), []).append(visit)
-        for group in by_size.values():
-            # Who is drawn twice has nothing new to say the second time.
-            yield from self._of_size(plan, people, group[0].sent, list(dict.fromkeys(v.client for v in group)))
-
-    def _of_size(self, plan: Plan, people: People, sent: Sent, clients: list[int]) -> Iterator[Word]:
         (name,), (own_name,) = plan.architecture.tables, plan.architecture.own
         space, factors = subspace_of(sent.projections[name]), plan.settings.model.factors
         table = sent.vectors[name].view(-1, factors)
@@ -147,19 +154,12 @@ class LeastSquares(Remembering):
         moved = weights[:, None] * (users - before)
         # A row's change is a mean over its items, so at most what moved; likewise of the outer products.
         outer = weights[:, None, None] * (users[:, :, None] * users[:, None] - before[:, :, None] * before[:, None])
-        bounds = torch.maximum(moved.abs().amax(1), outer.abs().amax((1, 2)))
-        good = bounds <= self.largest_change
-        alone = [client for client, fine in zip(clients, good.tolist(), strict=True) if not fine]
-        if len(alone) < len(clients):
-            kept = good[client_of]
-            total = torch.zeros_like(table).index_add_(0, row[kept], moved[client_of[kept]])
-            total /= row_counts(space, factors).clamp(min=1)[:, None]
-            answer = Answer({name: total.view(-1), GRAM: outer[good].sum(0).view(-1)}, float(good.sum()))
-            together = [client for client, fine in zip(clients, good.tolist(), strict=True) if fine]
-            yield Word(sent, together, answer, {own_name: users[good] if len(together) > 1 else users[good][0]})
-        for client in alone:
-            answer, own = self.answer(plan, sent, people.client(client, sent.round_number))
-            yield Word(sent, [client], answer, own)
+        good = torch.maximum(moved.abs().amax(1), outer.abs().amax((1, 2))) <= self.largest_change
+        kept = good[client_of]
+        total = torch.zeros_like(table).index_add_(0, row[kept], moved[client_of[kept]])
+        total /= row_counts(space, factors).clamp(min=1)[:, None]
+        answer = Answer({name: total.view(-1), GRAM: outer[good].sum(0).view(-1)}, float(good.sum()))
+        return good, answer, {own_name: users[good]}
 
     def solve(self, sums: Tensor, gram_matrix: Tensor) -> Tensor:
         """Vectors of users, [users, d], from the sums of the rows they own: their own history alone."""
@@ -178,36 +178,28 @@ class LeastSquares(Remembering):
         if not totals.by_size:  # nothing new was said
             return replace(state, round_number=state.round_number + 1)
         (name,), factors = plan.architecture.tables, plan.settings.model.factors
-        chain = chain_of(plan, 0)
-        rows, codes, moments = dict[Subspace, Tensor](), dict[Subspace, Tensor](), dict(state.moments)
-        dtype = state.full[name].dtype
-        for space in chain:
-            kept = moments.get(f"sums-{space.size}") or {
-                name: torch.zeros(space.size, dtype=dtype),
-                GRAM: torch.zeros(factors * factors, dtype=dtype),
-            }
-            rows[space], codes[space] = kept[name], kept[GRAM]
+        chain, moments = chain_of(plan, 0), dict(state.moments)
+        zeros = state.full[name].new_zeros
+        sums = {
+            space: moments.get(f"sums-{space.size}") or {name: zeros(space.size), GRAM: zeros(factors * factors)}
+            for space in chain
+        }
         for sent, answer in totals.parts():
             space = subspace_of(sent.projections[name])
-            rows[space], codes[space] = rows[space] + answer.sums[name], codes[space] + answer.sums[GRAM]
-        moments |= {f"sums-{space.size}": {name: rows[space], GRAM: codes[space]} for space in chain}
+            sums[space] = {key: sums[space][key] + said for key, said in answer.sums.items()}
+        moments |= {f"sums-{space.size}": of for space, of in sums.items()}
         largest = chain[-1]
-        solved = self._solved(chain, rows, codes, largest.reduce(state.full[name]), factors)
+        rows = {space: of[name] for space, of in sums.items()}
+        codes = {space: of[GRAM] for space, of in sums.items()}
+        solved = self._solved(chain, rows, codes, largest.reduce(state.full[name]).view(-1, factors))
         full = state.full | {name: largest.recover(solved), GRAM: gram(solved, largest, factors).view(-1)}
         return State(full, state.round_number + 1, moments)
 
     def _solved(
-        self,
-        chain: list[Subspace],
-        rows: dict[Subspace, Tensor],
-        codes: dict[Subspace, Tensor],
-        before: Tensor,
-        factors: int,
+        self, chain: list[Subspace], rows: dict[Subspace, Tensor], codes: dict[Subspace, Tensor], table: Tensor
     ) -> Tensor:
         """The items' rows in the compact space of the largest size; those nobody has spoken of stay as they were."""
-        largest = chain[-1]
-        table = before.clone().view(-1, factors)
-        start = 0
+        largest, factors, start = chain[-1], table.shape[1], 0
         for stop in sorted({space.head for space in chain}):
             owners = [space for space in chain if space.head >= stop]
             total = torch.stack([rows[space][start:stop] for space in owners]).sum(0)

@@ -19,29 +19,12 @@ BLOCK_RATINGS = 1 << 16
 """Ratings whose outer products are in memory at a time."""
 
 
-@dataclass(frozen=True)
-class Ratings:
-    """Ratings of some users.
-
-    Attributes:
-        rows: Of the item of every rating, [ratings, factors].
-        targets: The ratings, centred.
-        owner: Which user each is of.
-        users: How many users.
-    """
-
-    rows: Tensor
-    targets: Tensor
-    owner: Tensor
-    users: int
-
-
 class Window:
     """The rows that devices of a size speak of in a round: of the largest devices' table, or of the server's."""
 
     def __init__(self, largest: Subspace, subspace: Subspace, round_number: int, factors: int) -> None:
         self._largest, self._factors = largest, factors
-        self._all, self._some = self._largest.size // self._factors, subspace.size // self._factors
+        self._all, self._some = largest.size // factors, subspace.size // factors
         self._start = round_number * self._some % self._all
 
     @property
@@ -69,7 +52,6 @@ class Spoken:
         window: The rows they speak of.
         place: Where in it each of their ratings' items is; −1 outside.
         owner: Which user each rating is of.
-        sizes: How many ratings each user has.
         moved: Of every rating, how much what is said of its row has changed, and whether it is new.
         users: Their private rows.
         before: The same as they last were.
@@ -79,11 +61,15 @@ class Spoken:
     window: Window
     place: Tensor
     owner: Tensor
-    sizes: Tensor
     moved: Tensor
     users: Tensor
     before: Tensor
     kept: Weights
+
+    @property
+    def sizes(self) -> Tensor:
+        """How many ratings each user has."""
+        return torch.bincount(self.owner, minlength=len(self.users))
 
     def bounds(self) -> Tensor:
         """What no number of a user's answer exceeds."""
@@ -107,10 +93,10 @@ def known_rows(kept: Tensor, held: Tensor) -> Tensor:
     return torch.where(kept[:, -1:] > 0, kept[:, :-1], held)
 
 
-def codes(own: Tensor, ratings: Sequence[int]) -> Tensor:
+def codes(own: Tensor, ratings: Tensor) -> Tensor:
     """Σ c·cᵀ over the ratings of users with these private rows, flat; who has not taken part yet has none."""
     code = code_of(own) * (own != 0).any(1)[:, None]
-    return (code.T @ (code * torch.tensor(ratings, dtype=own.dtype)[:, None])).view(-1)
+    return (code.T @ (code * ratings.to(own.dtype)[:, None])).view(-1)
 
 
 def mean_code(total: Tensor, factors: int) -> Tensor:
@@ -119,15 +105,18 @@ def mean_code(total: Tensor, factors: int) -> Tensor:
     return matrix / matrix[0, 0] if matrix[0, 0] > 0 else CAUTION * torch.eye(factors, dtype=total.dtype)
 
 
-def solve_raters(given: Ratings, damping: float) -> Tensor:
-    """The private rows of users, [users, factors], from their own ratings alone."""
-    inputs = code_of(given.rows)
-    left, size = given.targets - given.rows[:, 0], inputs.shape[1]
-    matrix = torch.zeros(given.users, size * size, dtype=inputs.dtype)
+def solve_raters(rows: Tensor, targets: Tensor, owner: Tensor, users: int, damping: float) -> Tensor:
+    """The private rows of so many users, [users, factors], from their own ratings alone.
+
+    Every rating has the row of its item, [ratings, factors], a centred target, and an owner.
+    """
+    inputs = code_of(rows)
+    left, size = targets - rows[:, 0], inputs.shape[1]
+    matrix = torch.zeros(users, size * size, dtype=inputs.dtype)
     for part in torch.split(torch.arange(len(inputs)), BLOCK_RATINGS):
         outer = inputs[part][:, :, None] * inputs[part][:, None]
-        matrix.index_add_(0, given.owner[part], outer.view(-1, size * size))
-    sums = torch.zeros(given.users, size, dtype=inputs.dtype).index_add_(0, given.owner, inputs * left[:, None])
+        matrix.index_add_(0, owner[part], outer.view(-1, size * size))
+    sums = torch.zeros(users, size, dtype=inputs.dtype).index_add_(0, owner, inputs * left[:, None])
     pull = torch.diag(pull_of(size, damping, USER_RIDGE, inputs.dtype))
     solution: Tensor = torch.linalg.solve(matrix.view(-1, size, size) + pull, sums)
     return solution
@@ -141,6 +130,12 @@ def code_of(rows: Tensor) -> Tensor:
 def centred(ratings: Tensor, centre: Tensor) -> Tensor:
     """Ratings less their mean over everybody, in units of their spread."""
     return (ratings - centre[0]) / centre[1]
+
+
+def predicted(mine: Tensor, theirs: Tensor, centre: Tensor) -> Tensor:
+    """Ratings from the rows of users and of items: bᵤ + bᵢ + u·vᵢ, in units of the spread, and the mean of all."""
+    scores = mine[..., 0] + theirs[..., 0] + (mine[..., 1:] * theirs[..., 1:]).sum(-1)
+    return centre[0] + centre[1] * scores
 
 
 def pull_of(size: int, damping: float, ridge: float, dtype: torch.dtype) -> Tensor:

@@ -26,7 +26,7 @@ The server knows how many ratings an item has from the count that ranks the cata
 been spoken of from one more sum: n is the former times the share of the latter.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -34,10 +34,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fairfold.algorithms.closed_form import only_mf, subspace_of
+from fairfold.algorithms.closed_form import subspace_of
 from fairfold.algorithms.least_squares import GRAM, Remembering, chain_of, row_counts, rows_of
 from fairfold.algorithms.rating_rows import (
-    Ratings,
     Spoken,
     Window,
     alike_places,
@@ -47,6 +46,7 @@ from fairfold.algorithms.rating_rows import (
     codes,
     known_rows,
     mean_code,
+    predicted,
     pull_of,
     solve_raters,
     solved_rows,
@@ -58,7 +58,7 @@ from fairfold.metrics.rating import Predictor
 from fairfold.protocol.algorithm import COUNTS, count_of
 from fairfold.protocol.people import Client, People
 from fairfold.protocol.plan import Plan
-from fairfold.protocol.words import Answer, Sent, State, Totals, Visit, Word
+from fairfold.protocol.words import Answer, Sent, State, Totals
 from fairfold.subspace import Subspace
 from fairfold.values import Shapes, Weights
 
@@ -93,10 +93,7 @@ class RatingSquares(Remembering):
             others every round, speaks of these, and keeps those of its own items (docs/beyond.md).
     """
 
-    DEFAULTS: ClassVar = {
-        "model": {"factors": 8},
-        "subspace": {"reference_factors": 32, "tail_share": 0.125},
-    }
+    DEFAULTS: ClassVar = {"model": {"factors": 8}, "subspace": {"reference_factors": 32, "tail_share": 0.125}}
 
     kind: Literal["ratings"] = "ratings"
     ridge: float = Field(80.0, gt=0)
@@ -113,15 +110,13 @@ class RatingSquares(Remembering):
         """See the base class."""
         if settings.model.factors < 2:
             return "algorithm.kind='ratings' needs model.factors >= 2: a bias, a taste"
-        if getattr(settings.subspace, "mapping", "ranked") == "element":
-            return "algorithm.kind='ratings' folds whole rows: use subspace.mapping='ranked' or 'chunk'"
         if self.alike and not getattr(settings.subspace, "ranked", False):
             return "alike=true is about the tail that unpopular items share: use subspace.mapping='ranked'"
         if self.alike and settings.subspace.counted:
             return "popularity='counts' sums counts alone, and alike=true asks for sums of ratings: use alike=false"
-        return only_mf(self.kind, settings)
+        return super().problem_with(settings)
 
-    def predicts_ratings(self, settings: Any) -> bool:  # noqa: ARG002
+    def predicts_ratings(self, settings: Any) -> bool:
         """See the base class."""
         return True
 
@@ -204,70 +199,61 @@ class RatingSquares(Remembering):
 
     def answer(self, plan: Plan, sent: Sent, client: Client) -> tuple[Answer, Weights]:
         """Solve the user's bias and vector; say what that changes in what the device says of its items."""
-        spoken = self._speak(plan, sent, client.people, [client.number])
-        return self._answer(plan, spoken, torch.ones(1, dtype=torch.bool)), self._own(plan, spoken, None)
+        (own_name,), spoken = plan.architecture.own, self._speak(plan, sent, client.people, [client.number])
+        answer, own = self._said(plan, spoken, torch.ones(1, dtype=torch.bool))
+        return answer, own | {own_name: spoken.users[0]}
 
-    def answers(self, plan: Plan, people: People, visits: list[Visit]) -> Iterator[Word]:
+    def together(self, plan: Plan, sent: Sent, people: People, clients: list[int]) -> tuple[Tensor, Answer, Weights]:
         """All users of a size in one solve and one scatter."""
-        by_size: dict[int, list[Visit]] = {}
-        for visit in visits:
-            by_size.setdefault(id(visit.sent), []).append(visit)
-        for group in by_size.values():
-            sent, clients = group[0].sent, list(dict.fromkeys(visit.client for visit in group))
-            spoken = self._speak(plan, sent, people, clients)
-            good = spoken.bounds() <= self.largest_change
-            together = [client for client, fine in zip(clients, good.tolist(), strict=True) if fine]
-            if together:
-                yield Word(sent, together, self._answer(plan, spoken, good), self._own(plan, spoken, good))
-            for client in [one for one in clients if one not in together] if len(together) < len(clients) else []:
-                answer, own = self.answer(plan, sent, people.client(client, sent.round_number))
-                yield Word(sent, [client], answer, own)
+        spoken = self._speak(plan, sent, people, clients)
+        good = spoken.bounds() <= self.largest_change
+        return good, *self._said(plan, spoken, good)
+
+    def _given(self, sent: Sent, people: People, users: list[int], name: str) -> tuple[Tensor, Tensor, Tensor]:
+        """All ratings of some users: their places, whose each is, and what they are, centred."""
+        chosen, ratings = people.chosen(users), people.train.ratings
+        assert ratings is not None
+        sizes = torch.tensor([people.samples(user) for user in users])
+        owner = torch.repeat_interleave(torch.arange(len(users)), sizes)
+        return chosen, owner, centred(ratings[chosen].to(sent.vectors[name].dtype), sent.vectors[CENTRE])
 
     def _speak(self, plan: Plan, sent: Sent, people: People, clients: list[int]) -> Spoken:
         """What users say of their items in this round's window, and what they said before."""
-        (name,), (own_name,), train = plan.architecture.tables, plan.architecture.own, people.train
-        factors, compact = plan.settings.model.factors, sent.vectors[name]
-        sizes = torch.tensor([people.samples(client) for client in clients])
-        owner = torch.repeat_interleave(torch.arange(len(clients)), sizes)
-        chosen, dtype = people.chosen(clients), compact.dtype
-        assert train.ratings is not None
-        items, window = train.items[chosen], self.window(plan, sent)
-        rows = compact.view(-1, factors)[rows_of(subspace_of(sent.projections[name]), items, factors)]
+        (name,), (own_name,), window = plan.architecture.tables, plan.architecture.own, self.window(plan, sent)
+        chosen, owner, targets = self._given(sent, people, clients, name)
+        items, dtype = people.train.items[chosen], targets.dtype
+        rows = self._held_rows(plan, sent, items)
         place, kept = window.places(items), dict[str, Tensor]()
         if self.streamed:
             kept[CACHE] = caught(people.private[CACHE][chosen].to(dtype), place, sent.vectors[STREAM])
             rows = known_rows(kept[CACHE], rows)
-        given = Ratings(rows, centred(train.ratings[chosen].to(dtype), sent.vectors[CENTRE]), owner, len(clients))
-        users = solve_raters(given, self.damping)
+        users = solve_raters(rows, targets, owner, len(clients), self.damping)
         code = code_of(users)[owner]
-        errors = given.targets - users[owner, 0] - (code * rows).sum(1)
-        as_it_is = rows @ mean_code(sent.vectors[GRAM], factors)
+        errors = targets - users[owner, 0] - (code * rows).sum(1)
+        as_it_is = rows @ mean_code(sent.vectors[GRAM], rows.shape[1])
         now = torch.cat([errors[:, None] * code + as_it_is, torch.ones_like(errors)[:, None]], dim=1)
         last = people.private[LAST][chosen].to(dtype)
         kept[LAST] = torch.where((place >= 0)[:, None], now, last)
         before = people.private[own_name][clients].to(dtype)
-        return Spoken(window, place, owner, sizes, kept[LAST] - last, users, before, kept)
+        return Spoken(window, place, owner, kept[LAST] - last, users, before, kept)
 
-    def _answer(self, plan: Plan, spoken: Spoken, good: Tensor) -> Answer:
-        (name,) = plan.architecture.tables
-        kept = good[spoken.owner]
+    def _held_rows(self, plan: Plan, sent: Sent, items: Tensor) -> Tensor:
+        """What a device's compact table says of items."""
+        (name,), factors = plan.architecture.tables, plan.settings.model.factors
+        return sent.vectors[name].view(-1, factors)[rows_of(subspace_of(sent.projections[name]), items, factors)]
+
+    def _said(self, plan: Plan, spoken: Spoken, good: Tensor) -> tuple[Answer, Weights]:
+        """What some of them say and keep."""
+        (name,), (own_name,) = plan.architecture.tables, plan.architecture.own
+        kept, sizes = good[spoken.owner], spoken.sizes[good]
         moved, none = spoken.moved[kept], torch.zeros(2, dtype=spoken.moved.dtype)
-        sizes = spoken.sizes[good].tolist()
         sums = {
             name: spoken.window.sums(spoken.place[kept], moved[:, :-1]),
             CENTRE: torch.cat([none, moved[:, -1].sum()[None]]),
             GRAM: codes(spoken.users[good], sizes) - codes(spoken.before[good], sizes),
         }
-        return Answer(sums, float(good.sum()))
-
-    def _own(self, plan: Plan, spoken: Spoken, good: Tensor | None) -> Weights:
-        (own_name,) = plan.architecture.own
-        if good is None or (int(good.sum()) == 1 and len(good) == 1):
-            return spoken.kept | {own_name: spoken.users[0]}
-        kept = good[spoken.owner]
-        users = spoken.users[good]
-        own = {name: rows[kept] for name, rows in spoken.kept.items()}
-        return own | {own_name: users if len(users) > 1 else users[0]}
+        own = {key: rows[kept] for key, rows in spoken.kept.items()} | {own_name: spoken.users[good]}
+        return Answer(sums, float(good.sum())), own
 
     # -- the server ----------------------------------------------------------------------------------------------------
 
@@ -304,28 +290,21 @@ class RatingSquares(Remembering):
 
     def own_vectors(self, plan: Plan, sent: Sent, people: People, users: list[int]) -> Weights:
         """See the base class: they follow from the model and the users' ratings."""
-        (name,), (own_name,), train = plan.architecture.tables, plan.architecture.own, people.train
-        factors, chosen = plan.settings.model.factors, people.chosen(users)
-        assert train.ratings is not None
-        space, compact = subspace_of(sent.projections[name]), sent.vectors[name]
-        rows = compact.view(-1, factors)[rows_of(space, train.items[chosen], factors)]
+        (name,), (own_name,) = plan.architecture.tables, plan.architecture.own
+        chosen, owner, targets = self._given(sent, people, users, name)
+        rows = self._held_rows(plan, sent, people.train.items[chosen])
         if self.streamed and CACHE in people.private:
-            rows = known_rows(people.private[CACHE][chosen].to(compact.dtype), rows)
-        owner = torch.repeat_interleave(
-            torch.arange(len(users)), torch.tensor([people.samples(user) for user in users])
-        )
-        targets = centred(train.ratings[chosen].to(compact.dtype), sent.vectors[CENTRE])
-        return {own_name: solve_raters(Ratings(rows, targets, owner, len(users)), self.damping)}
+            rows = known_rows(people.private[CACHE][chosen].to(rows.dtype), rows)
+        return {own_name: solve_raters(rows, targets, owner, len(users), self.damping)}
 
     def block_scores(self, plan: Plan, sent: Sent, vectors: Weights, items: Tensor) -> Tensor:
         """See the base class."""
-        (name,), (own_name,), centre = plan.architecture.tables, plan.architecture.own, sent.vectors[CENTRE]
-        rows, mine = sent.projections[name].rows(sent.vectors[name], items), vectors[own_name]
+        (name,), (own_name,) = plan.architecture.tables, plan.architecture.own
+        rows = sent.projections[name].rows(sent.vectors[name], items)
         rows = rows if rows.dim() == 3 else rows[None]
-        scores = mine[:, None, 0] + rows[..., 0] + (mine[:, None, 1:] * rows[..., 1:]).sum(-1)
-        return centre[0] + centre[1] * scores
+        return predicted(vectors[own_name][:, None], rows, sent.vectors[CENTRE])
 
-    def predictor(self, plan: Plan, full: Weights, held: Sequence[Any], people: People) -> Predictor:  # noqa: ARG002
+    def predictor(self, plan: Plan, full: Weights, held: Sequence[Any], people: People) -> Predictor:
         """Everybody's bias and vector follow from their own ratings."""
         (name,), known = plan.architecture.tables, people.train
         table, centre = full[name].view(plan.architecture.tables[name]), full[CENTRE]
@@ -335,14 +314,8 @@ class RatingSquares(Remembering):
                 "Ask for a user of the run, or train a model of rankings (algorithm.kind='least_squares').",
             )  # fmt: skip
         targets = centred(known.ratings.to(table.dtype), centre)
-        own = solve_raters(Ratings(table[known.items], targets, known.users, known.num_users), self.damping)
-
-        def predict(users: Tensor, items: Tensor) -> Tensor:
-            mine, theirs = own[users], table[items]
-            scores = mine[..., 0] + theirs[..., 0] + (mine[..., 1:] * theirs[..., 1:]).sum(-1)
-            return centre[0] + centre[1] * scores
-
-        return predict
+        own = solve_raters(table[known.items], targets, known.users, known.num_users, self.damping)
+        return lambda users, items: predicted(own[users], table[items], centre)
 
     def scorer(self, plan: Plan, full: Weights, held: Sequence[Any], people: People) -> Scorer:
         """Items by their predicted ratings."""

@@ -14,6 +14,7 @@ from fairfold.protocol.algorithm import Algorithm
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.words import State, Totals
 from fairfold.settings.base import Frozen
+from fairfold.subspace import Sums
 from fairfold.values import Weights
 
 MOMENTUM, SECOND, EPSILON = 0.9, 0.999, 1e-8
@@ -111,8 +112,6 @@ BLOCK = 1 << 22
 
 def add_mean(full: Tensor, parts: Sequence[Part], step: float) -> None:
     """Add ``step`` times the mean of what came back to the server's vector, a block at a time."""
-    from fairfold.subspace import Sums
-
     hashes = {part.projection.subspace.layout.key for part in parts if not part.projection.subspace.is_full}
     if len(hashes) > 1:
         full.copy_(_mean(full, parts, changes=True).mul_(step).add_(full))

@@ -43,7 +43,7 @@ class Back:
             most <= self._algorithm.largest_change and client not in alone
             for client, most in zip(self._clients, self._largest(), strict=True)
         ]
-        weights = [self._algorithm.weight(self._work.samples(client)) for client in self._clients]
+        weights = [self._algorithm.weight(self._people.samples(client)) for client in self._clients]
         counted = [weight if good else 0.0 for weight, good in zip(weights, fine, strict=True)]
         factor = put(counted, source.device, source.dtype)[self._place]
         # Zero times NaN is NaN: what is not counted is left out, not weighted down.
@@ -72,7 +72,7 @@ class Back:
 
     def _own(self) -> Weights:
         found, start = {}, 0
-        for name, size in self._work.own.items():
+        for name, size in self._people.work.own.items():
             if name in self._people.private:
                 found[name] = self._values[self._lookups.fixed[0][:, start : start + size].long()]
             start += size

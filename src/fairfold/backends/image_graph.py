@@ -28,6 +28,7 @@ from fairfold.kernels.reference_stacked import SlotTables
 from fairfold.protocol.fleet import Fleet
 from fairfold.protocol.people import ImagePeople, People
 from fairfold.protocol.words import Visit, Word
+from fairfold.protocol.work import as_input
 
 if TYPE_CHECKING:
     from fairfold.kernels.gpu.affine import Link
@@ -66,7 +67,7 @@ class ImageGraphBackend:
         self._positions: dict[int, Tensor] = {}
         self._tables: dict[int, SlotTables] = {}
         clients = min(fleet.plan.settings.fleet.clients_per_round or people.num_clients, CLIENTS_AT_ONCE)
-        biggest = max(work.samples(client) for client in fleet.taking_part.tolist())
+        biggest = max(people.samples(client) for client in fleet.taking_part.tolist())
         self._steps = -(-biggest // steps.batch_size) * steps.local_epochs
         kind = torch.get_default_dtype()
 
@@ -83,7 +84,7 @@ class ImageGraphBackend:
         self._step = make(1, of=torch.int64)
         self._rates = step_sizes(steps, self._steps).to(device, kind)
         train = work.images.train
-        self._pixels = work.as_input(train.images.to(device)).flatten(1)
+        self._pixels = as_input(train.images.to(device), work.seen).flatten(1)
         self._labels = train.labels.to(device)
         self._wanted = torch.nn.functional.one_hot(train.labels, work.images.num_classes).to(device, kind)
         self._networks: dict[int, torch.nn.Module] = {}
@@ -94,7 +95,7 @@ class ImageGraphBackend:
     def __call__(self, people: People, visits: Iterable[Visit], alone: Mapping[int, str]) -> Iterator[Word]:  # noqa: ARG002
         """See :data:`fairfold.protocol.round.Backend`."""
         assert people is self.people
-        if self.fleet.plan.method.rehashes:
+        if getattr(self.fleet.plan.method, "rehash", False):
             self._tables.clear()
         coming = iter(visits)
         while some := list(islice(coming, len(self._full))):
@@ -128,7 +129,7 @@ class ImageGraphBackend:
             projections = visit.sent.projections
             sizes = [projection.size for projection in projections.values()]
             vectors = dict(zip(projections, torch.split(mine, sizes), strict=True))
-            yield trained_word(self.fleet.plan.algorithm, visit, vectors, self.work.samples(visit.client))
+            yield trained_word(self.fleet.plan.algorithm, visit, vectors, self.people.samples(visit.client))
 
     def _positions_of(self, visit: Visit) -> Tensor:
         group = visit.sent.size

@@ -105,7 +105,7 @@ def draw(people: People, clients: list[int], round_number: int, *, pinned: bool 
     """Draw for every client what the readable loop draws; into pinned memory if asked, from where a GPU reads fast."""
     work = people.work
     steps_of, train = work.steps, work.train
-    counts = {client: work.samples(client) for client in clients}
+    counts = {client: people.samples(client) for client in clients}
     steps = {client: -(-count // steps_of.batch_size) * steps_of.local_epochs for client, count in counts.items()}
     ordered = sorted(clients, key=lambda client: -steps[client])  # those still at work are then always a prefix
     offsets = [0, *accumulate(counts[client] for client in ordered)]
@@ -121,7 +121,7 @@ def draw(people: People, clients: list[int], round_number: int, *, pinned: bool 
     for client, (start, stop) in zip(ordered, pairwise(offsets), strict=True):
         part = slice(start * steps_of.local_epochs, stop * steps_of.local_epochs)
         source = people.source(round_number, client)
-        work.draw(client, source, order[part], None if chance is None else chance[part])
+        work.draw(source, order[part], None if chance is None else chance[part])
     interactions = Interactions(
         len(ordered),
         train.num_items,

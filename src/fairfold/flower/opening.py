@@ -52,7 +52,7 @@ def first_plan(settings: Settings, num_items: int, picture: Picture | None) -> P
 def plan_of(settings: Settings, num_items: int, survey: Weights, picture: Picture | None) -> Plan:
     """The plan, by what devices have summed up."""
     if picture is not None:
-        return Plan.of_images(settings, picture[:2], picture[2])
+        return Plan.of(settings, Public(0), picture)
     return Plan.of(settings, Public(num_items, survey=survey))
 
 

@@ -14,9 +14,6 @@ from fairfold.settings.base import Frozen
 from fairfold.subspace import Capacity
 from fairfold.values import BYTES, Shapes
 
-SMALLEST_COMPRESSED = 64
-"""Tensors of fewer numbers are held whole: compressing them saves nothing."""
-
 
 @dataclass(frozen=True)
 class Tensors:
@@ -51,13 +48,13 @@ class Method(Frozen):
         method: Its name.
         per_client: Whether every client has a hash of its own.
         moves: Whether what devices hold changes with the round, by its number.
-        ordered: Whether it makes use of an order of the items by popularity.
+        smallest: Tensors of networks with fewer numbers are held whole: compressing them saves nothing.
     """
 
     method: str
     per_client: ClassVar[bool] = False
     moves: ClassVar[bool] = False
-    ordered: ClassVar[bool] = False
+    smallest: ClassVar[int] = 64
 
     @property
     def counted(self) -> bool:
@@ -69,16 +66,11 @@ class Method(Frozen):
         """Whether it has to know how many users have each item."""
         return self.counted
 
-    @property
-    def rehashes(self) -> bool:
-        """Whether there is a new hash every round."""
-        return False
-
     def compressed(self, tensors: Tensors) -> Shapes:
         """Of which tensors devices hold less than all: item tables; of networks all but small tensors."""
         if not tensors.network:
             return tensors.tables
-        return {name: shape for name, shape in tensors.shapes.items() if prod(shape) >= SMALLEST_COMPRESSED}
+        return {name: shape for name, shape in tensors.shapes.items() if prod(shape) >= self.smallest}
 
     @abstractmethod
     def divide(
@@ -86,7 +78,7 @@ class Method(Frozen):
     ) -> list[Assignment]:
         """What the devices of each capacity hold of the compressed tensors, in a round."""
 
-    def others(self, tensors: Tensors, held: Assignment) -> dict[str, Projection]:  # noqa: ARG002
+    def others(self, tensors: Tensors, held: Assignment) -> dict[str, Projection]:
         """What they hold of the rest: all of it."""
         compressed = self.compressed(tensors)
         return {name: whole(shape) for name, shape in tensors.shapes.items() if name not in compressed}
@@ -99,15 +91,7 @@ class Method(Frozen):
         counts: Tensor | None = None,
         round_number: int = 0,
     ) -> list[Assignment]:
-        """What the devices of each capacity hold of every tensor.
-
-        Args:
-            tensors: Of the model.
-            capacities: One per group of devices.
-            seed: Of the hash.
-            counts: How many users have each item, where that is asked for.
-            round_number: Rounds done, for methods that move on with them.
-        """
+        """What the devices of each capacity hold of every tensor; ``counts`` of users by item where asked for."""
         limited = [self.limited(tensors, capacity, capacities, counts) for capacity in capacities]
         return self.within(tensors, limited, seed, round_number)
 
@@ -121,11 +105,7 @@ class Method(Frozen):
         ]
 
     def limited(
-        self,
-        tensors: Tensors,
-        capacity: Capacity,
-        capacities: Sequence[Capacity],  # noqa: ARG002
-        counts: Tensor | None,  # noqa: ARG002
+        self, tensors: Tensors, capacity: Capacity, capacities: Sequence[Capacity], counts: Tensor | None
     ) -> Capacity:
         """What a capacity leaves to the compressed tensors: a budget in bytes has to hold items' biases as well."""
         return capacity.beside(BYTES * sum(prod(shape) for shape in tensors.beside.values()))
@@ -142,13 +122,7 @@ class Method(Frozen):
         """Numbers of which a capacity is a share."""
         return sum(prod(shape) for shape in compressed.values())
 
-    def at(
-        self,
-        tensors: Tensors,
-        capacity: Capacity,
-        known: list[Assignment],  # noqa: ARG002
-        seed: int,
-    ) -> tuple[Assignment, bool]:
+    def at(self, tensors: Tensors, capacity: Capacity, known: list[Assignment], seed: int) -> tuple[Assignment, bool]:
         """What a device that took no part holds within a limited capacity, and whether it could join those that did."""
         (alone,) = self.within(tensors, [capacity], seed)
         return alone, True

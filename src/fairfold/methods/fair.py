@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fairfold.kernels.hashing import expand_seed
-from fairfold.methods.base import SMALLEST_COMPRESSED, Method, Tensors
+from fairfold.methods.base import Method, Tensors
 from fairfold.projections import Assignment, Hashed
 from fairfold.subspace import Capacity, Subspace, nested_subspaces
 from fairfold.values import BYTES, Shapes
@@ -84,25 +84,15 @@ class Fair(Method):
         """See the base class."""
         return self.counted or (self.ranked and self.support > 0)
 
-    @property
-    def rehashes(self) -> bool:
-        """See the base class."""
-        return self.rehash
-
     def compressed(self, tensors: Tensors) -> Shapes:
         """See the base class."""
         if self.compress == "tables":
             return tensors.tables
         shapes = tensors.tables | tensors.others
-        return {name: shape for name, shape in shapes.items() if prod(shape) >= SMALLEST_COMPRESSED}
+        return {name: shape for name, shape in shapes.items() if prod(shape) >= self.smallest}
 
     def divide(
-        self,
-        tensors: Tensors,
-        compressed: Shapes,
-        capacities: Sequence[Capacity],
-        seed: int,
-        round_number: int,  # noqa: ARG002
+        self, tensors: Tensors, compressed: Shapes, capacities: Sequence[Capacity], seed: int, round_number: int
     ) -> list[Assignment]:
         """See the base class."""
         by_tensor = {

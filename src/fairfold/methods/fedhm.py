@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from math import prod
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fairfold.errors import InvalidCapacity
 from fairfold.methods.base import Method, Tensors, cannot
 from fairfold.methods.networks import low_rank_network
-from fairfold.projections import Assignment, LowRank, Projection, WholeTable
-from fairfold.subspace import Capacity, Subspace
+from fairfold.projections import Assignment, LowRank, Projection, WholeTable, whole
+from fairfold.subspace import Capacity
 from fairfold.values import Shapes
 
 
@@ -24,20 +24,13 @@ class FedHM(Method):
             of the columns, which goes over the budget by the small factor, r·d numbers, in favour of the method.
     """
 
+    smallest: ClassVar[int] = 0
+
     method: Literal["fedhm"] = "fedhm"
     rank_rule: Literal["budget", "share"] = "budget"
 
-    def compressed(self, tensors: Tensors) -> Shapes:
-        """Of networks all tensors: small ones are seen to as well."""
-        return tensors.shapes if tensors.network else tensors.tables
-
     def divide(
-        self,
-        tensors: Tensors,
-        compressed: Shapes,
-        capacities: Sequence[Capacity],
-        seed: int,  # noqa: ARG002
-        round_number: int,  # noqa: ARG002
+        self, tensors: Tensors, compressed: Shapes, capacities: Sequence[Capacity], seed: int, round_number: int
     ) -> list[Assignment]:
         """See the base class."""
         free = self.rank_rule == "share"
@@ -52,7 +45,7 @@ class FedHM(Method):
                 raise InvalidCapacity(f"method='fedhm' on {name} of shape {shape}", "tables", "Use method='fair'.")
             limit = capacity.limit(prod(shape))
             if limit >= prod(shape):
-                found[name] = WholeTable(shape, Subspace(prod(shape), prod(shape)))
+                found[name] = whole(shape, WholeTable)
                 continue
             held = LowRank.within(shape, limit + (limit // shape[0] * shape[1] if free else 0))
             if held is None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from math import prod
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fairfold.methods.base import Method, Tensors, cannot
 from fairfold.methods.networks import narrow_network
@@ -17,19 +17,12 @@ class HeteroFL(Method):
     Of the next layer a device holds what reads the columns it has.
     """
 
+    smallest: ClassVar[int] = 0
+
     method: Literal["heterofl"] = "heterofl"
 
-    def compressed(self, tensors: Tensors) -> Shapes:
-        """Of networks all tensors: small ones are seen to as well."""
-        return tensors.shapes if tensors.network else tensors.tables
-
     def divide(
-        self,
-        tensors: Tensors,
-        compressed: Shapes,
-        capacities: Sequence[Capacity],
-        seed: int,  # noqa: ARG002
-        round_number: int,  # noqa: ARG002
+        self, tensors: Tensors, compressed: Shapes, capacities: Sequence[Capacity], seed: int, round_number: int
     ) -> list[Assignment]:
         """See the base class."""
         if tensors.network:
@@ -61,15 +54,9 @@ def _readers(shape: tuple[int, ...], first: int, table: Projection) -> KeptColum
     """Of a layer, the columns that read what a device holds of a table, and those that read anything else."""
     assert isinstance(table, KeptColumns)
     runs = [(0, first), *((first + start, first + stop) for start, stop in table.runs)]
-    runs.append((first + table.shape[1], shape[1]))
-    return KeptColumns(shape, _joined([(start, stop) for start, stop in runs if start < stop]))
-
-
-def _joined(runs: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    runs = [(start, stop) for start, stop in [*runs, (first + table.shape[1], shape[1])] if start < stop]
     found: list[tuple[int, int]] = []
-    for start, stop in runs:
-        if found and found[-1][1] == start:
-            found[-1] = (found[-1][0], stop)
-        else:
-            found.append((start, stop))
-    return tuple(found)
+    for start, stop in runs:  # neighbours are one run
+        joined = found.pop()[0] if found and found[-1][1] == start else start
+        found.append((joined, stop))
+    return KeptColumns(shape, tuple(found))

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from math import prod
 
 from fairfold.methods.base import cannot
-from fairfold.projections import Assignment, LeadingBlock, LowRank, Projection, WholeTable
-from fairfold.subspace import Capacity, Subspace
+from fairfold.projections import Assignment, LeadingBlock, LowRank, WholeTable, whole
+from fairfold.subspace import Capacity
 from fairfold.values import Shapes
 
 SMALLEST_FACTORED = 1_024
@@ -34,8 +34,8 @@ def low_rank_network(shapes: Shapes, capacity: Capacity, *, free_ends: bool = Fa
     full_size = sum(prod(shape) for shape in shapes.values())
     limit = capacity.limit(full_size)
     if limit >= full_size:
-        return Assignment({name: _whole(shape) for name, shape in shapes.items()})
-    weights: Matrices = {name: _matrix(shape) for name, shape in shapes.items() if len(shape) > 1}
+        return Assignment({name: whole(shape, WholeTable) for name, shape in shapes.items()})
+    weights: Matrices = {name: (shape[0], prod(shape[1:])) for name, shape in shapes.items() if len(shape) > 1}
     output = list(weights)[-1]
     if free_ends:
         kept = {name: capacity.limit(prod(shape)) // sum(shape) for name, shape in weights.items()}
@@ -45,9 +45,7 @@ def low_rank_network(shapes: Shapes, capacity: Capacity, *, free_ends: bool = Fa
             needed = f"{name} needs {sum(weights[name])} numbers at rank 1"
             raise cannot("fedhm", capacity, f"{needed}, its share is {capacity.limit(prod(weights[name]))}")
         return _held(shapes, weights, ranks)
-    found = _largest_ranks(shapes, weights, limit, whole={output}) or _largest_ranks(
-        shapes, weights, limit, whole=set()
-    )
+    found = _largest_ranks(shapes, weights, limit, output) or _largest_ranks(shapes, weights, limit, None)
     if found is None:
         least = _cost(shapes, weights, dict.fromkeys(weights, 1))
         raise cannot("fedhm", capacity, f"factors of rank 1 of all layers are {least} numbers, it can hold {limit}")
@@ -55,11 +53,8 @@ def low_rank_network(shapes: Shapes, capacity: Capacity, *, free_ends: bool = Fa
 
 
 def _held(shapes: Shapes, weights: Matrices, ranks: Ranks) -> Assignment:
-    projections: dict[str, Projection] = {}
-    for name, shape in shapes.items():
-        rank = ranks.get(name)
-        projections[name] = _whole(shape) if rank is None else LowRank(weights[name], rank)
-    return Assignment(projections)
+    factored = {name: LowRank(weights[name], rank) for name, rank in ranks.items() if rank is not None}
+    return Assignment({name: factored.get(name) or whole(shape, WholeTable) for name, shape in shapes.items()})
 
 
 def narrow_network(shapes: Shapes, capacity: Capacity) -> Assignment:
@@ -91,14 +86,14 @@ def narrow_network(shapes: Shapes, capacity: Capacity) -> Assignment:
     return Assignment({name: LeadingBlock(shapes[name], shape) for name, shape in kept(share).items()})
 
 
-def _largest_ranks(shapes: Shapes, weights: Matrices, limit: int, whole: set[str]) -> Ranks | None:
-    """The ranks at the largest share of the full rank that fits; None if nothing does."""
+def _largest_ranks(shapes: Shapes, weights: Matrices, limit: int, kept: str | None) -> Ranks | None:
+    """The ranks at the largest share of the full rank that fits, one layer being kept whole; None if nothing does."""
 
     def ranks(share: float) -> Ranks:
         found: dict[str, int | None] = {}
         for name, (rows, columns) in weights.items():
             rank = max(int(share * min(rows, columns)), 1)
-            found[name] = None if name in whole or rank * (rows + columns) >= rows * columns else rank
+            found[name] = None if name == kept or rank * (rows + columns) >= rows * columns else rank
         return found
 
     largest = max(min(shape) for shape in weights.values())
@@ -118,16 +113,4 @@ def _largest(fits: Callable[[float], bool], steps: int) -> float | None:
 
 
 def _cost(shapes: Shapes, weights: Matrices, ranks: Ranks) -> int:
-    total = 0
-    for name, shape in shapes.items():
-        rank = ranks.get(name)
-        total += prod(shape) if rank is None else rank * sum(weights[name])
-    return total
-
-
-def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
-    return shape[0], prod(shape[1:])
-
-
-def _whole(shape: tuple[int, ...]) -> WholeTable:
-    return WholeTable(shape, Subspace(prod(shape), prod(shape)))
+    return sum(held.size for held in (_held(shapes, weights, ranks).projections or {}).values())

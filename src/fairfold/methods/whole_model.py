@@ -17,12 +17,7 @@ class FedAvg(Method):
     method: Literal["fedavg"] = "fedavg"
 
     def divide(
-        self,
-        tensors: Tensors,  # noqa: ARG002
-        compressed: Shapes,
-        capacities: Sequence[Capacity],
-        seed: int,  # noqa: ARG002
-        round_number: int,  # noqa: ARG002
+        self, tensors: Tensors, compressed: Shapes, capacities: Sequence[Capacity], seed: int, round_number: int
     ) -> list[Assignment]:
         """See the base class."""
         return [Assignment({name: whole(shape) for name, shape in compressed.items()})] * len(capacities)

@@ -10,12 +10,8 @@ from fairfold.models.recommender import Recommender
 class MF(Recommender):
     """A vector a user and a vector an item; the score is their inner product (Koren, Bell, Volinsky 2009).
 
-    Args:
-        num_users: Number of users.
-        num_items: Size of the catalogue.
-        factors: Length of the vectors.
-        spread: Standard deviation of the vectors' elements before training.
-        item_bias: Add one number an item to its scores, 0 before training.
+    ``spread`` is the standard deviation of the vectors' elements before training; ``item_bias`` adds one number an item
+    to its scores, 0 before training.
     """
 
     def __init__(

@@ -3,9 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from fairfold.errors import InvalidSettings
 from fairfold.kernels.form import Form
-from fairfold.models.affine import weight_and_bias
 from fairfold.models.recommender import Recommender
 
 
@@ -13,51 +11,31 @@ class NeuMF(Recommender):
     """Neural matrix factorisation (He et al. 2017): two tables a side, one for each branch.
 
     The *product* branch multiplies a user's and an item's vector element by element. The *network* branch puts two
-    other vectors through layers that halve the width each time, ending at ``factors``. One linear layer turns both
-    results into a score. The paper uses 8 factors, 1 layer and no dropout.
-
-    Args:
-        num_users: Number of users.
-        num_items: Size of the catalogue.
-        factors: Width of the product branch, and of the network's last layer.
-        layers: Number of the network's layers; its tables have factors·2^(layers-1) columns.
-        dropout: Share of each layer's inputs that is dropped in training.
+    other vectors through a layer. One linear layer turns both results into a score.
     """
 
-    def __init__(self, num_users: int, num_items: int, factors: int = 8, layers: int = 1, dropout: float = 0.0) -> None:
+    def __init__(self, num_users: int, num_items: int, factors: int = 8) -> None:
         super().__init__(num_users, num_items)
-        if layers < 1:
-            raise InvalidSettings(f"layers = {layers}", "at least 1", "Use MF for a model without a network.")
         self.factors = factors
-        width = factors * 2 ** (layers - 1)
         self.user_product = nn.Embedding(num_users, factors)
         self.item_product = nn.Embedding(num_items, factors)
-        self.user_network = nn.Embedding(num_users, width)
-        self.item_network = nn.Embedding(num_items, width)
-        steps: list[nn.Module] = []
-        for layer in range(layers):
-            inputs = 2 * width // 2**layer
-            steps += [nn.Dropout(dropout), nn.Linear(inputs, inputs // 2), nn.ReLU()]
-        self.network = nn.Sequential(*steps)
+        self.user_network = nn.Embedding(num_users, factors)
+        self.item_network = nn.Embedding(num_items, factors)
+        # Nothing, as in the paper, where He et al. have dropout: the layer is called network.1, as theirs is.
+        self.network = nn.Sequential(nn.Identity(), nn.Linear(2 * factors, factors), nn.ReLU())
         self.output = nn.Linear(2 * factors, 1)
         self._start()
 
     @property
     def form(self) -> Form:
         """What its scores are made of, for training in one call."""
-        layers = [step for step in self.network if isinstance(step, nn.Linear)]
-        width = self.item_network.embedding_dim
-        units = tuple(layer.out_features for layer in layers)
-        return Form(product=self.factors, user=width, item=width, layers=units, output=True)
+        return Form(product=self.factors, user=self.factors, item=self.factors, layers=(self.factors,), output=True)
 
     def _start(self) -> None:
         """Start as He et al.'s published code does."""
         for table in (self.user_product, self.item_product, self.user_network, self.item_network):
             nn.init.normal_(table.weight, std=0.01)
-        for step in self.network:
-            if isinstance(step, nn.Linear):
-                nn.init.xavier_uniform_(step.weight)
-                nn.init.zeros_(step.bias)
+        start_layers(self.network)
         nn.init.kaiming_uniform_(self.output.weight, a=1, nonlinearity="sigmoid")
         nn.init.zeros_(self.output.bias)
 
@@ -74,23 +52,66 @@ class NeuMF(Recommender):
         """Scores of every user with every item, [users, items], without gradients.
 
         The same numbers as :meth:`forward` on all pairs, up to rounding. The product branch is a matrix product
-        with the output's weights put on the user's side; the network's first layer is affine, so its user and item
-        halves are computed once each and added.
+        with the output's weights put on the user's side; the network's layer is affine, so its user and item
+        halves are computed once each and added, unit by unit, so that no more than the result itself is held.
         """
         user_product, user_network = self.embed_users(users)
         item_product, item_network = self.embed_items(items)
         weight, bias = weight_and_bias(self.output, 2 * self.factors)
         scores = torch.addmm(bias, user_product * weight[0, : self.factors], item_product.T)
-        width = user_network.shape[1]
-        first, first_bias = weight_and_bias(self.network[1], 2 * width)
-        from_users = user_network @ first[:, :width].T + first_bias
-        from_items = first[:, width:] @ item_network.T  # a unit's numbers side by side
-        if len(self.network) > 3:
-            hidden = self.network[3:]((from_users[:, None] + from_items.T).relu_())
-            return torch.add(scores, hidden @ weight[0, self.factors :])
-        # One layer: unit by unit, so that no more than the result itself is held.
+        first, first_bias = weight_and_bias(self.network[1], 2 * self.factors)
+        from_users = user_network @ first[:, : self.factors].T + first_bias
+        from_items = first[:, self.factors :] @ item_network.T  # a unit's numbers side by side
         part = torch.empty_like(scores)
         for unit, counts in enumerate(weight[0, self.factors :].tolist()):
             torch.add(from_users[:, unit, None], from_items[unit], out=part)
             scores.add_(part.relu_(), alpha=counts)
         return scores
+
+
+class NeuMFMLP(Recommender):
+    """The paper's rating task: user and item vector side by side go through layers of 10, 10 and 1 units."""
+
+    def __init__(self, num_users: int, num_items: int, factors: int = 32) -> None:
+        super().__init__(num_users, num_items)
+        self.user = nn.Embedding(num_users, factors)
+        self.item = nn.Embedding(num_items, factors)
+        for table in (self.user, self.item):
+            nn.init.normal_(table.weight, std=0.01)
+        self.network = nn.Sequential(nn.Linear(2 * factors, 10), nn.ReLU(), nn.Linear(10, 10), nn.ReLU())
+        self.output = nn.Linear(10, 1)
+        start_layers(self.network)
+        nn.init.zeros_(self.output.bias)
+
+    @property
+    def form(self) -> Form:
+        """What its ratings are made of, for training in one call."""
+        width = self.item.embedding_dim
+        return Form(user=width, item=width, layers=(10, 10), output=True)
+
+    def combine(self, users: tuple[Tensor, ...], items: tuple[Tensor, ...]) -> Tensor:
+        """Ratings of embedded items by embedded users; their shapes may broadcast."""
+        pair: list[Tensor] = torch.broadcast_tensors(users[0], items[0])  # type: ignore[no-untyped-call]
+        ratings: Tensor = self.output(self.network(torch.cat(pair, dim=-1)))
+        return ratings.squeeze(-1)
+
+
+def start_layers(network: nn.Sequential) -> None:
+    """Draw a network's first weights (Glorot and Bengio 2010), without biases."""
+    for step in network:
+        if isinstance(step, nn.Linear):
+            nn.init.xavier_uniform_(step.weight)
+            nn.init.zeros_(step.bias)
+
+
+def weight_and_bias(layer: nn.Module, inputs: int) -> tuple[Tensor, Tensor]:
+    """Weight [outputs, inputs] and bias [outputs] of a layer that computes x @ weightᵀ + bias.
+
+    Read by calling the layer on 0 and on the unit vectors, because a layer that stores its weights compressed has
+    no ``weight`` to look at. Only for layers with few inputs.
+    """
+    example = next(layer.parameters())
+    units = torch.eye(inputs, device=example.device, dtype=example.dtype)
+    bias: Tensor = layer(torch.zeros_like(units[0]))
+    weight: Tensor = (layer(units) - bias).T
+    return weight, bias

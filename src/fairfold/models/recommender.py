@@ -1,8 +1,13 @@
-"""What all recommenders share, and how a model of one's own is found by its name."""
+"""What all recommenders share, how a model of one's own is found by its name, and a model without its numbers."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from fairfold.errors import InvalidSettings
 from fairfold.kernels.form import Form
@@ -54,26 +59,21 @@ class Recommender(nn.Module):
 
 def make_named(name: str, num_users: int, num_items: int, factors: int) -> Recommender:
     """A model of one's own, named ``package.module:Class``; refused where it is not as :class:`Recommender` says."""
-    kind = _found(name)
-    model = kind(num_users, num_items, factors)  # type: ignore[call-arg]
+    model = _found(name)(num_users, num_items, factors)  # type: ignore[call-arg]
     problems = [
         f"{child} is not an nn.Embedding with a row {side}"
         for side, rows in (("user", num_users), ("item", num_items))
         for child, table in model.named_children()
         if child.startswith(side) and not (isinstance(table, nn.Embedding) and table.num_embeddings == rows)
     ]
-    named = [child for child, _ in model.named_children()]
-    problems += [f"no table named {side}..." for side in ("user", "item") if not any(c.startswith(side) for c in named)]
-    tables = ("user", "item")
+    named, tables = [child for child, _ in model.named_children()], ("user", "item")
+    problems += [f"no table named {side}..." for side in tables if not any(child.startswith(side) for child in named)]
     problems += [f"{own} is no table" for own, _ in model.named_parameters(recurse=False) if own.startswith(tables)]
     # Whatever is neither sent nor kept would differ from device to device without anybody's knowing.
     problems += [f"{buffer} is a buffer" for buffer, _ in model.named_buffers()]
     if problems:
-        raise InvalidSettings(
-            f"model={name!r}: {'; '.join(problems)}",
-            "tables user... and item..., parameters for all else, no buffers",
-            "See fairfold.models.Recommender.",
-        )
+        needed = "tables user... and item..., parameters for all else, no buffers"
+        raise InvalidSettings(f"model={name!r}: {'; '.join(problems)}", needed, "See fairfold.models.Recommender.")
     return model
 
 
@@ -82,11 +82,27 @@ def _found(name: str) -> type[Recommender]:
     try:
         kind = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise InvalidSettings(
-            f"model={name!r}: {error}",
-            "'package.module:Class', which Python can import",
-            "Install it, or mend the name.",
-        ) from None
+        needed = "'package.module:Class', which Python can import"
+        raise InvalidSettings(f"model={name!r}: {error}", needed, "Install it, or mend the name.") from None
     if not (isinstance(kind, type) and issubclass(kind, Recommender)):
         raise InvalidSettings(f"model={name!r}", "a subclass of fairfold.models.Recommender", "Derive it from that.")
     return kind
+
+
+@contextmanager
+def outline() -> Iterator[None]:
+    """Modules made in here have shapes and no numbers: no memory is taken, nothing is drawn."""
+    with torch.device("meta"), _Unfilled():
+        yield
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves out first values: torch would import its compiler, which takes seconds, to draw none."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if func in (Tensor.normal_, Tensor.uniform_) or getattr(func, "__module__", "") == torch.nn.init.__name__:
+            return args[0] if args else given["tensor"]
+        return func(*args, **given)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,35 +16,29 @@ from fairfold.metrics.rating import Predictor
 BLOCK_PAIRS, TIMES_ON_GPU = 1 << 18, 4
 
 
-class Ranker(Protocol):
-    """A model that scores every pair of some users and some items."""
-
-    num_items: int
-
-    def score_block(self, users: Tensor, items: Tensor) -> Tensor:
-        """Scores [users, items]."""
-
-
 def scorer(model: nn.Module) -> Scorer:
     """A function from user ids to their scores of all items, for evaluation and recommendation.
 
-    The model is put into evaluation mode for the length of a call, and no gradients are kept. Scores are computed
-    for a block of items at a time and left on the model's device.
-
-    Args:
-        model: A module with ``num_items`` and ``score_block``, as all recommenders here have.
+    The model, which has ``num_items`` and ``score_block`` as all recommenders here, is put into evaluation mode for the
+    length of a call. Scores are computed for a block of items at a time and left on the model's device.
     """
     if not hasattr(model, "score_block"):
         raise InvalidSettings(
-            f"{type(model).__name__}, which cannot rank a catalogue",
-            "a model with score_block(users, items)",
+            f"{type(model).__name__}, which cannot rank a catalogue", "a model with score_block(users, items)",
             "Use MF or NeuMF, or give your model this method.",
-        )
-    ranker: Ranker = model  # type: ignore[assignment]
+        )  # fmt: skip
+    ranker: Any = model
 
     def score(users: Tensor) -> Tensor:
         with _evaluating(model) as device:
-            return _all_items(ranker, users.to(device))
+            users = users.to(device)
+            pairs = BLOCK_PAIRS if users.is_cpu else BLOCK_PAIRS * TIMES_ON_GPU
+            step = max(1, pairs // max(1, len(users)))
+            scores = torch.empty(len(users), ranker.num_items, device=device)
+            for start in range(0, ranker.num_items, step):
+                items = torch.arange(start, min(start + step, ranker.num_items), device=device)
+                scores[:, start : start + step] = ranker.score_block(users, items)
+            return scores
 
     return score
 
@@ -70,13 +64,3 @@ def _evaluating(model: nn.Module) -> Iterator[torch.device]:
             yield next(model.parameters()).device
     finally:
         model.train(was_training)
-
-
-def _all_items(ranker: Ranker, users: Tensor) -> Tensor:
-    pairs = BLOCK_PAIRS if users.is_cpu else BLOCK_PAIRS * TIMES_ON_GPU
-    step = max(1, pairs // max(1, len(users)))
-    scores = torch.empty(len(users), ranker.num_items, device=users.device)
-    for start in range(0, ranker.num_items, step):
-        items = torch.arange(start, min(start + step, ranker.num_items), device=users.device)
-        scores[:, start : start + step] = ranker.score_block(users, items)
-    return scores

@@ -8,17 +8,6 @@ from fairfold.projections.hashed import Hashed, whole
 from fairfold.projections.low_rank import LowRank, WholeTable
 
 __all__ = [
-    "Assignment",
-    "Coordinatewise",
-    "Hashed",
-    "KeptColumns",
-    "LeadingBlock",
-    "LowRank",
-    "Part",
-    "Projection",
-    "WholeTable",
-    "facts_of",
-    "projection_of",
-    "register_projection",
-    "whole",
-]
+    "Assignment", "Coordinatewise", "Hashed", "KeptColumns", "LeadingBlock", "LowRank", "Part", "Projection",
+    "WholeTable", "facts_of", "projection_of", "register_projection", "whole",
+]  # fmt: skip

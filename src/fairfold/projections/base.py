@@ -39,9 +39,9 @@ class Projection(ABC):
     def rows(self, compact: Tensor, ids: Tensor) -> Tensor:
         """Chosen rows of the tensor, [*ids.shape, row length]; gradients flow back to ``compact``."""
 
-    @abstractmethod
     def whole(self, compact: Tensor) -> Tensor:
         """All of the tensor, flat; gradients flow back to ``compact``."""
+        return self.recover(compact)
 
     def summand(self, compact: Tensor, weight: float) -> Tensor:
         """What adds up over devices of this size: what they hold, or what that stands for where sums mean nothing.

@@ -41,10 +41,6 @@ class LeadingBlock(Projection):
         """Rows, padded with zeros."""
         return self.recover(compact).view(self.shape[0], -1)[ids]
 
-    def whole(self, compact: Tensor) -> Tensor:
-        """Pad with zeros."""
-        return self.recover(compact)
-
     @classmethod
     def mean(cls, full: Tensor, parts: Sequence[Part], *, changes: bool) -> Tensor:
         """A number is averaged over the devices that hold it; one that nobody holds stays as it is."""

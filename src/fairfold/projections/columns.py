@@ -12,12 +12,7 @@ from fairfold.projections.base import Coordinatewise, Part
 
 @dataclass(frozen=True)
 class KeptColumns(Coordinatewise):
-    """Some columns of a matrix; the others are zero on the device: HeteroFL.
-
-    Attributes:
-        shape: Of the matrix.
-        runs: First and last (excluded) of every run of columns that the device holds.
-    """
+    """Some columns of a matrix, in runs from a first to a last, excluded; the others are zero on the device."""
 
     kind: ClassVar[str] = "columns"
     shape: tuple[int, ...]
@@ -58,10 +53,6 @@ class KeptColumns(Coordinatewise):
     def _widened(self, rows: Tensor) -> Tensor:
         zeros = rows.new_zeros(*rows.shape[:-1], self.shape[1])
         return zeros.index_copy(-1, self.columns(rows.device), rows)
-
-    def whole(self, compact: Tensor) -> Tensor:
-        """Zeros for the others."""
-        return self.recover(compact)
 
     def places(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
         """A slot for every column that is held; the others point to a slot of their row, with sign 0."""

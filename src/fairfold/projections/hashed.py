@@ -66,7 +66,7 @@ class Hashed(Coordinatewise):
         return [found.get(held.subspace, full) for held in projections]
 
     @classmethod
-    def mean(cls, full: Tensor, parts: Sequence[Part], *, changes: bool) -> Tensor:  # noqa: ARG003
+    def mean(cls, full: Tensor, parts: Sequence[Part], *, changes: bool) -> Tensor:
         """Sums unfolded size by size and recovered once; an independent hash is recovered alone."""
         by_hash: dict[tuple[int, ...], Sums] = {}
         for part in parts:
@@ -96,7 +96,7 @@ class Hashed(Coordinatewise):
         return cls(shape, subspace)
 
 
-def whole(shape: tuple[int, ...]) -> Hashed:
+def whole(shape: tuple[int, ...], kind: type[Hashed] = Hashed) -> Hashed:
     """A tensor held as it is."""
     size = prod(shape)
-    return Hashed(shape, Subspace(size, size))
+    return kind(shape, Subspace(size, size))

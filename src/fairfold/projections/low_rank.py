@@ -11,8 +11,28 @@ from fairfold.projections.base import Part, Projection
 from fairfold.projections.hashed import Hashed
 
 
+class _Averaged:
+    """How devices that hold factors of a table, or all of it, get it and are averaged."""
+
+    @classmethod
+    def reduce_each(cls, full: Tensor, projections: Sequence[Any]) -> list[Tensor]:
+        """All ranks from one decomposition."""
+        factored = [held for held in projections if isinstance(held, LowRank)]
+        if not factored:
+            return [full for _ in projections]
+        largest = max(factored, key=lambda held: held.rank)
+        top = largest.reduce(full)
+        return [largest.cut(top, held.rank) if isinstance(held, LowRank) else full for held in projections]
+
+    @classmethod
+    def mean(cls, full: Tensor, parts: Sequence[Part], *, changes: bool) -> Tensor:
+        """Products are averaged: a mean of factors would be another matrix."""
+        total = torch.stack([part.total for part in parts]).sum(0) if len(parts) > 1 else parts[0].total
+        return total / sum(part.weight for part in parts)
+
+
 @dataclass(frozen=True)
-class LowRank(Projection):
+class LowRank(_Averaged, Projection):
     """A table as a product of two thin ones, N × r and r × d: FedHM. The best such product, by SVD, every round."""
 
     kind: ClassVar[str] = "low rank"
@@ -32,19 +52,15 @@ class LowRank(Projection):
         return cls(shape, rank) if rank >= 1 else None
 
     def reduce(self, full: Tensor) -> Tensor:
-        """Truncated SVD, the singular values shared evenly between both factors."""
+        """Truncated SVD by the smaller Gram matrix, the singular values shared evenly between both factors."""
         table = full.view(self.shape)
         if self.shape[0] < self.shape[1]:
-            return self._reduce_wide(table)
-        top, scale = self._top(table.T @ table)  # d × d: the table is far taller than wide
-        left = table @ (top / scale)
-        return torch.cat([left.reshape(-1), (top * scale).T.reshape(-1)])
-
-    def _reduce_wide(self, table: Tensor) -> Tensor:
-        """The same by the rows' Gram matrix, which is the smaller one of a table wider than tall."""
-        top, scale = self._top(table @ table.T)
-        right = (top / scale).T @ table
-        return torch.cat([(top * scale).reshape(-1), right.reshape(-1)])
+            top, scale = self._top(table @ table.T)
+            left, right = top * scale, (top / scale).T @ table
+        else:
+            top, scale = self._top(table.T @ table)
+            left, right = table @ (top / scale), (top * scale).T
+        return torch.cat([left.reshape(-1), right.reshape(-1)])
 
     def _top(self, gram: Tensor) -> tuple[Tensor, Tensor]:
         """The leading eigenvectors of a small matrix, and the roots of their singular values, largest last."""
@@ -89,26 +105,6 @@ class LowRank(Projection):
         left, right = self.factors(compact)
         return left[ids] @ right
 
-    def whole(self, compact: Tensor) -> Tensor:
-        """The product."""
-        return self.recover(compact)
-
-    @classmethod
-    def reduce_each(cls, full: Tensor, projections: Sequence[Any]) -> list[Tensor]:
-        """All ranks from one decomposition."""
-        factored = [held for held in projections if isinstance(held, LowRank)]
-        if not factored:
-            return [full for _ in projections]
-        largest = max(factored, key=lambda held: held.rank)
-        top = largest.reduce(full)
-        return [largest.cut(top, held.rank) if isinstance(held, LowRank) else full for held in projections]
-
-    @classmethod
-    def mean(cls, full: Tensor, parts: Sequence[Part], *, changes: bool) -> Tensor:  # noqa: ARG003
-        """Products are averaged: a mean of factors would be another matrix."""
-        total = torch.stack([part.total for part in parts]).sum(0) if len(parts) > 1 else parts[0].total
-        return total / sum(part.weight for part in parts)
-
     def facts(self) -> dict[str, Any]:
         """The rank."""
         return {"rank": self.rank}
@@ -121,17 +117,7 @@ class LowRank(Projection):
         return cls(shape, **facts)
 
 
-class WholeTable(Hashed):
+class WholeTable(_Averaged, Hashed):
     """A table held whole beside devices that hold factors of it: averaged as they are."""
 
     kind = "whole table"
-
-    @classmethod
-    def reduce_each(cls, full: Tensor, projections: Sequence[Any]) -> list[Tensor]:
-        """See :class:`LowRank`."""
-        return LowRank.reduce_each(full, projections)
-
-    @classmethod
-    def mean(cls, full: Tensor, parts: Sequence[Part], *, changes: bool) -> Tensor:
-        """See :class:`LowRank`."""
-        return LowRank.mean(full, parts, changes=changes)

@@ -41,6 +41,7 @@ class Algorithm(Frozen):
         whole_rows: Whether rows of tables are never cut.
         images: Whether it trains networks of images; else recommenders.
         pooled: Whether all data is in one place: one client that has everybody's.
+        from_history: Whether a user's scores follow from the model and their own history: it serves new users too.
         DEFAULTS: What other tables take where nothing is said, by table and key.
     """
 
@@ -52,19 +53,20 @@ class Algorithm(Frozen):
     whole_rows: ClassVar[bool] = False
     images: ClassVar[bool] = False
     pooled: ClassVar[bool] = False
+    from_history: ClassVar[bool] = False
     DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     # -- settings ------------------------------------------------------------------------------------------------------
 
-    def problem_with(self, settings: "Settings") -> str | None:  # noqa: ARG002
+    def problem_with(self, settings: "Settings") -> str | None:
         """Why the other tables do not go with this algorithm, or None."""
         return None
 
-    def without_effect(self, settings: "Settings") -> Sequence[str]:  # noqa: ARG002
+    def without_effect(self, settings: "Settings") -> Sequence[str]:
         """Keys, as ``table.key``, that have no effect beside these settings, and are then unknown."""
         return ()
 
-    def fixed(self, settings: "Settings") -> Mapping[str, Mapping[str, Any]]:  # noqa: ARG002
+    def fixed(self, settings: "Settings") -> Mapping[str, Mapping[str, Any]]:
         """What the algorithm decides of other tables, which are then no keys there."""
         return {}
 
@@ -74,7 +76,7 @@ class Algorithm(Frozen):
 
     # -- before the first round ----------------------------------------------------------------------------------------
 
-    def extra(self, settings: "Settings") -> Shapes:  # noqa: ARG002
+    def extra(self, settings: "Settings") -> Shapes:
         """Tensors that travel beside the model's, held whole by everybody."""
         return {}
 
@@ -91,21 +93,21 @@ class Algorithm(Frozen):
 
         Sums without a number per item go with the first items.
         """
-        counts = count_of(histories, items) if settings.subspace.asks_counts else None
-        return Answer({} if counts is None else {COUNTS: counts}, float(histories.num_users))
+        sums = {COUNTS: count_of(histories, items)} if settings.subspace.asks_counts else {}
+        return Answer(sums, float(histories.num_users))
 
-    def numbering(self, plan: "Plan") -> Tensor | None:  # noqa: ARG002
+    def numbering(self, plan: "Plan") -> Tensor | None:
         """The number that every item of the catalogue gets by what was surveyed; None where it keeps its own."""
         return None
 
-    def remembered(self, plan: "Plan") -> dict[str, int]:  # noqa: ARG002
+    def remembered(self, plan: "Plan") -> dict[str, int]:
         """Name and row length of what a device keeps of each of its samples."""
         return {}
 
     def starts_own(self, plan: "Plan", own: Weights) -> None:
         """Bring users' vectors, drawn at random, to where they start; in place."""
 
-    def init(self, plan: "Plan", full: Weights) -> State:  # noqa: ARG002
+    def init(self, plan: "Plan", full: Weights) -> State:
         """The server's state before the first round, from tensors drawn at random."""
         return State(full)
 
@@ -114,20 +116,17 @@ class Algorithm(Frozen):
     def send(self, plan: "Plan", state: State, sizes: Sequence[int]) -> list[Sent]:
         """What devices of some sizes receive: ψ ← projection(S, θ), once per size."""
         assignments = plan.assignments(state.round_number)
-        vectors = reduced(state.full, [assignments[size] for size in sizes])
-        found = []
-        for size, mine in zip(sizes, vectors, strict=True):
-            projections = assignments[size].projections
-            assert projections is not None  # nobody is visited whom the method leaves out
-            assert mine is not None
-            found.append(Sent(state.round_number, size, projections, mine))
-        return found
+        held = [assignments[size] for size in sizes]  # nobody is visited whom the method leaves out
+        return [
+            Sent(state.round_number, size, one.projections or {}, vectors or {})
+            for size, one, vectors in zip(sizes, held, reduced(state.full, held), strict=True)
+        ]
 
     @abstractmethod
     def answer(self, plan: "Plan", sent: Sent, client: "Client") -> tuple[Answer, Weights]:
         """What a device computes: its answer, and its private tensors afterwards. This is the specification."""
 
-    def answers(self, plan: "Plan", people: "People", visits: list[Visit]) -> Iterator[Word] | None:  # noqa: ARG002
+    def answers(self, plan: "Plan", people: "People", visits: list[Visit]) -> Iterator[Word] | None:
         """The same for many clients at once, faster, with the same sums; None where there is no such way.
 
         Only answers that would pass :meth:`problem` one by one may be given together.
@@ -138,13 +137,13 @@ class Algorithm(Frozen):
         """Why an answer cannot be used, or None if it can: the only check there is."""
         if answer is None:
             return "no answer in time"
-        wanted = self.answer_shapes(plan, sent)
+        wanted, dtype = self.answer_shapes(plan, sent), next(iter(sent.vectors.values())).dtype
         if answer.sums.keys() != wanted.keys():
             return "other tensors than were sent"
         if not 0 <= answer.weight < float("inf"):
             return "a weight out of range"
         for name, vector in answer.sums.items():
-            if vector.shape != (wanted[name],) or vector.dtype != self.dtype(sent):
+            if vector.shape != (wanted[name],) or vector.dtype != dtype:
                 return "wrong size"
         asked = {name: self.change(sent, name, vector, answer.weight) for name, vector in answer.sums.items()}
         ends = [torch.stack(torch.aminmax(change)) for change in asked.values() if change.numel()]  # NaN is both
@@ -155,14 +154,9 @@ class Algorithm(Frozen):
                 return "values out of range"
         return None
 
-    def answer_shapes(self, plan: "Plan", sent: Sent) -> dict[str, int]:  # noqa: ARG002
+    def answer_shapes(self, plan: "Plan", sent: Sent) -> dict[str, int]:
         """Name and length of what a device answers with."""
         return {name: held.size for name, held in sent.projections.items()}
-
-    @staticmethod
-    def dtype(sent: Sent) -> torch.dtype:
-        """Of the numbers of an answer."""
-        return next(iter(sent.vectors.values())).dtype
 
     def change(self, sent: Sent, name: str, vector: Tensor, weight: float) -> Tensor:
         """The change that an answer asks for, of one device or on the average of several."""
@@ -175,22 +169,15 @@ class Algorithm(Frozen):
 
     # -- what was learned ----------------------------------------------------------------------------------------------
 
-    def from_history(self) -> bool:
-        """Whether a user's scores follow from the model and their own history, so that it serves new users too."""
-        return False
-
-    def tells_apart(self, plan: "Plan", held: Sequence[Any], items: Tensor) -> Tensor:  # noqa: ARG002
+    def tells_apart(self, plan: "Plan", held: Sequence[Any], items: Tensor) -> Tensor:
         """Which of some items the model of these devices knows apart from others, so that they say something."""
         return torch.ones_like(items, dtype=torch.bool)
 
     def scorer(self, plan: "Plan", full: Weights, held: Sequence[Any], people: "People") -> "Scorer":
-        """Scores of all items for users.
+        """Scores of all items for users of ``people``.
 
-        Args:
-            plan: Of the run.
-            full: The server's tensors, or those that a device's stand for.
-            held: The assignments of the devices whose model this is: all of them for the server's.
-            people: Whose users are asked for.
+        ``full`` are the server's tensors, or those that a device's stand for; ``held`` the assignments of the devices
+        whose model this is: all of them for the server's.
         """
         raise NotImplementedError
 
@@ -198,7 +185,7 @@ class Algorithm(Frozen):
         """Ratings of pairs of users and items; arguments as for :meth:`scorer`."""
         raise NotImplementedError
 
-    def own_vectors(self, plan: "Plan", sent: Sent, people: "People", users: list[int]) -> Weights:  # noqa: ARG002
+    def own_vectors(self, plan: "Plan", sent: Sent, people: "People", users: list[int]) -> Weights:
         """The vectors by which a device scores items for its users, a row each."""
         return {name: people.private[name][users] for name in plan.architecture.own}
 

@@ -6,6 +6,7 @@ They are of three kinds. *Tables* have a row per item; a device looks rows up. *
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,9 @@ from fairfold.errors import InvalidSettings
 from fairfold.kernels.form import Form
 from fairfold.methods import Tensors
 from fairfold.models import MF, MLP, LeNet, NeuMF, NeuMFMLP, Recommender
-from fairfold.models.outline import outline
-from fairfold.models.recommender import make_named
-from fairfold.protocol.plugins import registered_models
-from fairfold.protocol.storage import Storage, tables_placed
+from fairfold.models.recommender import make_named, outline
+from fairfold.protocol.plugins import registered
+from fairfold.protocol.storage import Storage, TablesPlaced
 from fairfold.values import Shapes, Weights
 
 if TYPE_CHECKING:
@@ -32,6 +32,9 @@ ITEM_BIAS = "item_bias.weight"
 WHOLE_MODEL = "model"
 """Name of the one vector that stands for all tensors of a network, where they are compressed as one."""
 
+Picture = tuple[int, int, int]
+"""Height and width of images, and how many classes they have."""
+
 SPREAD = 0.1
 """Standard deviation of matrix factorisation's tables before training."""
 
@@ -39,20 +42,18 @@ SPREAD = 0.1
 class _Combine(nn.Module):
     """A model's part behind the lookups, in a form that can be called with other weights."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Recommender) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, users: tuple[Tensor, ...], items: tuple[Tensor, ...]) -> Tensor:
-        scores: Tensor = self.model.combine(users, items)  # type: ignore[operator]
-        return scores
+        return self.model.combine(users, items)
 
 
 class Architecture:
     """A recommender's tensors for a catalogue.
 
     Attributes:
-        items: Size of the catalogue.
         tables: Name and shape of every item table.
         dense: Name and shape of every other tensor that is averaged.
         user_tables: Name and shape of the users' tables where these are sent and averaged; else empty.
@@ -71,34 +72,26 @@ class Architecture:
         # No dropout: all that chance decides of a round comes from its seed.
         self._combine, self.form = _Combine(model).eval(), model.form
         shapes = {name: tuple(tensor.shape) for name, tensor in self._combine.model.named_parameters()}
-        self.own = {name: shape[1] for name, shape in shapes.items() if is_table(name, "user")}
-        self.tables: Shapes = {name: shape for name, shape in shapes.items() if is_table(name, "item")}
-        extra = settings.algorithm.extra(settings)
+        self.own = {name: shape[1] for name, shape in shapes.items() if _is_table(name, "user")}
+        self.tables: Shapes = {name: shape for name, shape in shapes.items() if _is_table(name, "item")}
         self._model_dense = {n: shape for n, shape in shapes.items() if n not in self.own and n not in self.tables}
-        self.dense: Shapes = self._model_dense | extra
-        self.user_tables: Shapes = {}
-        if settings.algorithm.uploads_users():
-            self.user_tables = {name: shapes[name] for name in self.own}
+        self.dense: Shapes = self._model_dense | settings.algorithm.extra(settings)
+        uploaded = self.own if settings.algorithm.uploads_users() else {}
+        self.user_tables: Shapes = {name: shapes[name] for name in uploaded}
 
     def _make(self) -> Recommender:
         chosen = self._settings.model
-        if chosen.kind in registered_models():
-            return registered_models()[chosen.kind](self.users, self.items, chosen.factors)
-        if chosen.own:
-            return make_named(chosen.kind, self.users, self.items, chosen.factors)
         if chosen.kind == "mf":
             return MF(self.users, self.items, chosen.factors, spread=SPREAD, item_bias=chosen.item_bias)
-        return (NeuMF if chosen.kind == "neumf" else NeuMFMLP)(self.users, self.items, chosen.factors)
+        kinds: dict[str, Any] = {"neumf": NeuMF, "neumf-mlp": NeuMFMLP} | registered("model")
+        make = kinds.get(chosen.kind) or partial(make_named, chosen.kind)
+        model: Recommender = make(self.users, self.items, chosen.factors)
+        return model
 
     def initial(self, generator: torch.Generator, storage: Storage | None = None) -> tuple[Weights, Weights]:
-        """Tensors before training: those of the server, flat, and those of the users, a row each.
-
-        Args:
-            generator: Of the numbers.
-            storage: Where the users' are kept; in memory if not given.
-        """
+        """Tensors before training: those of the server, flat, and those of the users, a row each, in ``storage``."""
         chosen = int(torch.randint(2**62, (), generator=generator))
-        placed = nullcontext() if storage is None else tables_placed(storage, self.users)
+        placed = nullcontext() if storage is None else TablesPlaced(storage, self.users)
         with torch.random.fork_rng(devices=[]), placed:
             torch.manual_seed(chosen)
             model = self._make()
@@ -111,19 +104,6 @@ class Architecture:
         return shared, {} if self.user_tables else {name: everything[name] for name in self.own}
 
     @property
-    def reads(self) -> dict[str, tuple[str, int]]:
-        """Dense tensors whose columns, from a first one on, read the columns of an item table."""
-        form, tables, dense = self.form, list(self.tables), list(self.dense)
-        if form is None or not form.output:
-            return {}
-        found = {}
-        if form.layers:
-            found[dense[0]] = (tables[-1], form.user)
-        if form.product:
-            found[dense[-2]] = (tables[0], 0)
-        return found
-
-    @property
     def shapes(self) -> Shapes:
         """Name and shape of everything the server holds."""
         return self.tables | self.dense | self.user_tables
@@ -133,8 +113,15 @@ class Architecture:
         """The same as a method sees it."""
         beside = {name: shape for name, shape in self.tables.items() if name == ITEM_BIAS}
         tables = {name: shape for name, shape in self.tables.items() if name not in beside}
+        reads: dict[str, tuple[str, int]] = {}
+        if self.form is not None and self.form.output:
+            names, dense = list(self.tables), list(self.dense)
+            if self.form.layers:
+                reads[dense[0]] = (names[-1], self.form.user)
+            if self.form.product:
+                reads[dense[-2]] = (names[0], 0)
         whole_rows = self._settings.algorithm.whole_rows
-        return Tensors(tables, self.dense | self.user_tables, beside, self.reads, whole_rows=whole_rows)
+        return Tensors(tables, self.dense | self.user_tables, beside, reads, whole_rows=whole_rows)
 
     def scores(self, dense: Weights, users: Sequence[Tensor], items: Sequence[Tensor]) -> Tensor:
         """Scores of looked-up users with looked-up items; their shapes may broadcast."""
@@ -148,8 +135,8 @@ class Architecture:
         with outline():
             model = self._make()
         extra = self.dense.keys() - self._model_dense.keys()
-        state = {name: tensor.view(self.shapes[name]) for name, tensor in shared.items() if name not in extra} | own
-        model.load_state_dict(state, assign=True)
+        state = {name: tensor.view(self.shapes[name]) for name, tensor in shared.items() if name not in extra}
+        model.load_state_dict(state | {name: rows for name, rows in own.items() if name in self.own}, assign=True)
         return model
 
 
@@ -162,8 +149,8 @@ class ImageArchitecture(Architecture):
 
     network: nn.Module
 
-    def __init__(self, settings: "Settings", side: tuple[int, int], classes: int) -> None:
-        self._settings, self._side, self._classes = settings, side, classes
+    def __init__(self, settings: "Settings", height: int, width: int, classes: int) -> None:
+        self._settings, self._side, self._classes = settings, (height, width), classes
         self.items, self.users = 0, 1
         self.network = self.empty_network()
         self.layers: Shapes = {name: tuple(tensor.shape) for name, tensor in self.network.named_parameters()}
@@ -185,7 +172,7 @@ class ImageArchitecture(Architecture):
             raise InvalidSettings(f"model='lenet' on images of {height} × {width}", "28 × 28", "Use model='mlp'.")
         return LeNet(self._classes)
 
-    def initial(self, generator: torch.Generator, storage: Storage | None = None) -> tuple[Weights, Weights]:  # noqa: ARG002
+    def initial(self, generator: torch.Generator, storage: Storage | None = None) -> tuple[Weights, Weights]:
         """Tensors before training; devices have none of their own."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
@@ -205,13 +192,18 @@ class ImageArchitecture(Architecture):
             shared = dict(zip(self.layers, parts, strict=True))
         return {name: shared[name].view(shape) for name, shape in self.layers.items()}
 
-    def model_of(self, shared: Weights, own: Weights) -> nn.Module:  # noqa: ARG002
+    def model_of(self, shared: Weights, own: Weights) -> nn.Module:
         """The network with the given tensors."""
         network = self.empty_network()
         network.load_state_dict(self.in_shape(shared), assign=True)
         return network
 
 
-def is_table(name: str, side: str) -> bool:
+def architecture_of(settings: "Settings", items: int, users: int, picture: Picture | None) -> Architecture:
+    """Of a recommender, or of a network for images."""
+    return Architecture(settings, items, users) if picture is None else ImageArchitecture(settings, *picture)
+
+
+def _is_table(name: str, side: str) -> bool:
     """Whether a tensor has a row per user, or a row per item."""
     return name.startswith(side) and name.endswith(".weight")

@@ -20,15 +20,11 @@ ITEMS, USERS = 24, 3
 REMEDY = "Mend the plug-in; docs/architecture.md says what is asked of it."
 
 
-def is_plugin(settings: "Settings") -> bool:
-    """Whether any part of the settings is not fairfold's own."""
-    parts = (settings.algorithm, settings.subspace)
-    return settings.model.own or any(not type(part).__module__.startswith("fairfold.") for part in parts)
-
-
 def try_out(settings: "Settings") -> None:
-    """Run a round of what settings name in a small world; refused with what went wrong, and where."""
-    if not is_plugin(settings) or settings.model.reads_images:
+    """Run a round of a plug-in that settings name in a small world; refused with what went wrong, and where."""
+    parts = (settings.algorithm, settings.subspace)
+    foreign = settings.model.own or any(not type(part).__module__.startswith("fairfold.") for part in parts)
+    if not foreign or settings.model.reads_images:
         return
     what = f"algorithm {settings.algorithm.kind!r}, method {settings.subspace.method!r}, model {settings.model.kind!r}"
     tried = _Tried(what)
@@ -45,25 +41,22 @@ def try_out(settings: "Settings") -> None:
         for user in range(USERS):
             client = people.client(0 if plan.algorithm.pooled else user, 0)
             found = tried("answer", plan.algorithm.answer, plan, sent, client)
-            tried.need(
-                isinstance(found, tuple) and len(found) == 2, "answer", "an Answer and a dict of private tensors"
-            )
-            answer = found[0]
-            tried.need(isinstance(answer, Answer), "answer", "an Answer first")
-            problem = tried("problem", plan.algorithm.problem, plan, sent, answer)
+            two = isinstance(found, tuple) and len(found) == 2
+            tried.need(two, "answer", "an Answer and a dict of private tensors")
+            tried.need(isinstance(found[0], Answer), "answer", "an Answer first")
+            problem = tried("problem", plan.algorithm.problem, plan, sent, found[0])
             accepted = problem in (None, "values out of range")  # how far is the settings' business
             tried.need(accepted, "answer", f"an answer that its own check accepts, not one with {problem!r}")
-            tried("the sum of answers", partial(totals.add, alone=plan.method.per_client), sent, answer)
+            tried("the sum of answers", partial(totals.add, alone=plan.method.per_client), sent, found[0])
     shapes = {name: vector.shape for name, vector in state.full.items()}
     after = tried("apply", plan.algorithm.apply, plan, state, totals)
     tried.need(isinstance(after, State) and after.round_number == 1, "apply", "a State of the next round")
     kept = {name: vector.shape for name, vector in after.full.items()}
     tried.need(kept == shapes, "apply", f"tensors of the same sizes, not {kept}")
-    if settings.predicts_ratings:
-        return
-    score = tried("scorer", plan.algorithm.scorer, plan, after.full, plan.assignments(0), people)
-    scores = tried("scorer", score, torch.arange(USERS))
-    tried.need(tuple(scores.shape) == (USERS, ITEMS), "scorer", f"scores of {USERS} users for {ITEMS} items")
+    if not settings.predicts_ratings:
+        score = tried("scorer", plan.algorithm.scorer, plan, after.full, plan.assignments(0), people)
+        scores = tried("scorer", score, torch.arange(USERS))
+        tried.need(tuple(scores.shape) == (USERS, ITEMS), "scorer", f"scores of {USERS} users for {ITEMS} items")
 
 
 def _plan(settings: "Settings", survey: Answer) -> Plan:
@@ -102,11 +95,8 @@ class _Tried:
         except FairfoldError:
             raise
         except Exception as error:  # somebody else's code: whatever it raises is told with its place
-            raise InvalidSettings(
-                f"{self._what}: {part} raised {type(error).__name__}: {error}",
-                "a plug-in that runs a small round",
-                REMEDY,
-            ) from error
+            failed = f"{self._what}: {part} raised {type(error).__name__}: {error}"
+            raise InvalidSettings(failed, "a plug-in that runs a small round", REMEDY) from error
 
     def need(self, holds: bool, part: str, wanted: str) -> None:
         """Refuse a part that gives something else."""

@@ -24,14 +24,11 @@ class Rejections:
         log.warning("round %d: client %d left out: %s", round_number, client, reason)
 
 
-KINDS = ("drop", "late", "nan", "infinite", "wrong_size", "out_of_range")
-
-
 def fault_of(faults: FaultSettings, source: torch.Generator) -> str | None:
     """Which way a client fails this round, if it does."""
     drawn = float(torch.rand((), generator=source))
-    for kind in KINDS:
-        drawn -= getattr(faults, kind)
+    for kind, share in faults:
+        drawn -= share
         if drawn < 0:
             return kind
     return None

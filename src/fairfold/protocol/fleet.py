@@ -17,13 +17,7 @@ from fairfold.subspace import assign_groups
 
 @dataclass(frozen=True)
 class Fleet:
-    """The clients of a simulated federation.
-
-    Attributes:
-        plan: What they agree on.
-        size: Which of the plan's sizes every client has.
-        taking_part: The clients that the method does not leave out.
-    """
+    """The clients of a simulated federation: which of the plan's sizes each has, and who takes part at all."""
 
     plan: Plan
     size: Tensor
@@ -35,11 +29,8 @@ class Fleet:
         chosen = plan.settings.fleet
         wanted = chosen.clients_per_round
         if wanted is not None and wanted > num_clients and not chosen.replacement and not plan.algorithm.pooled:
-            raise InvalidSettings(
-                f"clients_per_round = {wanted} of {num_clients} clients",
-                f"at most {num_clients}",
-                "Ask for fewer, or draw with replacement.",
-            )
+            given, needed = f"clients_per_round = {wanted} of {num_clients} clients", f"at most {num_clients}"
+            raise InvalidSettings(given, needed, "Ask for fewer, or draw with replacement.")
         if plan.algorithm.pooled:
             return cls(plan, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
         size = assign_groups(num_clients, len(plan.capacities), chosen.shares, chosen.group_seed)
@@ -49,23 +40,19 @@ class Fleet:
     def cohort(self, round_number: int) -> Tensor:
         """C, the clients of a round, drawn among those that take part: K of them, or all where they are fewer."""
         chosen, many = self.plan.settings.fleet, len(self.taking_part)
-        if self.plan.algorithm.pooled:
-            return self.taking_part
-        if chosen.clients_per_round is not None and chosen.clients_per_round > many and not chosen.replacement:
+        everybody = (chosen.clients_per_round or many) > many and not chosen.replacement
+        if self.plan.algorithm.pooled or everybody:
             return self.taking_part
         return self.taking_part[sample_cohort(self.plan.settings, many, round_number)]
 
     def visits(self, state: State, cohort: list[int]) -> Iterator[Visit]:
         """The clients of a cohort in their order, each with what it receives: reduced once per size, or per hash."""
-        algorithm, method = self.plan.algorithm, self.plan.method
-        if method.per_client:
-            for client in cohort:
-                yield Visit(client, self._alone(state, client))
+        if self.plan.method.per_client:
+            yield from (Visit(client, self._alone(state, client)) for client in cohort)
             return
         sizes = list(dict.fromkeys(self.size[cohort].tolist()))
-        sent = dict(zip(sizes, algorithm.send(self.plan, state, sizes), strict=True))
-        for client in cohort:
-            yield Visit(client, sent[int(self.size[client])])
+        sent = dict(zip(sizes, self.plan.algorithm.send(self.plan, state, sizes), strict=True))
+        yield from (Visit(client, sent[int(self.size[client])]) for client in cohort)
 
     def _alone(self, state: State, client: int) -> Sent:
         size = int(self.size[client])
@@ -76,10 +63,8 @@ class Fleet:
 
     def faults(self, round_number: int, cohort: list[int]) -> dict[int, str]:
         """Which clients fail this round, and in which way."""
-        settings = self.plan.settings
-        if settings.fleet.faults == FaultSettings():
+        settings, faults = self.plan.settings, self.plan.settings.fleet.faults
+        if faults == FaultSettings():
             return {}
-        drawn = {
-            c: fault_of(settings.fleet.faults, generator(settings, Purpose.FAULTS, round_number, c)) for c in cohort
-        }
+        drawn = {c: fault_of(faults, generator(settings, Purpose.FAULTS, round_number, c)) for c in cohort}
         return {client: kind for client, kind in drawn.items() if kind is not None}

@@ -20,14 +20,7 @@ from fairfold.values import Weights
 
 @dataclass(frozen=True)
 class Client:
-    """One client in one round.
-
-    Attributes:
-        people: Among whom it is.
-        number: Its number.
-        own: Its private tensors: vectors of its user, rows of its samples.
-        generator: Its random numbers.
-    """
+    """One client in one round: its number among others, its private tensors (of its user, of its samples)."""
 
     people: "People"
     number: int
@@ -40,27 +33,15 @@ class Client:
         return self.people.train.of(self.number)
 
     @property
-    def ratings(self) -> Tensor:
-        """What its user thinks of these."""
-        return self.people.train.ratings_of(self.number)
-
-    @property
     def samples(self) -> int:
         """How much data it has."""
         return self.people.samples(self.number)
 
 
 class People:
-    """Users with interactions.
+    """Users with interactions, one client each; one in all where the algorithm pools everybody's data.
 
-    Args:
-        plan: What they agree on.
-        train: What they learn from.
-        private: Their private tensors; written to.
-        seed: Of their random draws, if not the run's.
-
-    Attributes:
-        num_clients: One per user; one in all where the algorithm pools everybody's data.
+    Their ``private`` tensors are written to; their random draws have a ``seed`` of their own, or the run's.
     """
 
     def __init__(self, plan: Plan, train: Interactions, private: Weights, seed: int | None = None) -> None:
@@ -79,18 +60,14 @@ class People:
 
     def samples(self, client: int) -> int:
         """How much data a client has."""
-        if self.plan.algorithm.pooled:
-            return len(self.train)
         span = self.train.span(client)
-        return span.stop - span.start
+        return len(self.train) if self.plan.algorithm.pooled else span.stop - span.start
 
     def rows_of(self, name: str, client: int) -> int | slice:
         """Which rows of a private tensor are a client's: its vector, or one row per sample."""
         if self.plan.algorithm.pooled:
             return slice(None)
-        if name not in self._remembered:
-            return client
-        return slice(int(self.train.offsets[client]), int(self.train.offsets[client + 1]))
+        return self.train.span(client) if name in self._remembered else client
 
     def source(self, round_number: int, client: int) -> torch.Generator:
         """A client's random numbers of a round."""
@@ -106,9 +83,8 @@ class People:
         for name, rows in own.items():
             mine = self.private.setdefault(name, torch.zeros_like(rows))
             if len(clients) == 1:
-                mine[self.rows_of(name, clients[0])] = rows.to(mine.dtype).view(
-                    mine[self.rows_of(name, clients[0])].shape
-                )
+                room = mine[self.rows_of(name, clients[0])]
+                room.copy_(rows.view(room.shape))
             elif name in self._remembered:
                 mine[self.chosen(clients)] = rows.to(mine.dtype)
             else:
@@ -116,8 +92,7 @@ class People:
 
     def chosen(self, clients: list[int]) -> Tensor:
         """The places of all samples of some clients, one client after another."""
-        spans = [self.train.span(client) for client in clients]
-        return torch.cat([torch.arange(span.start, span.stop) for span in spans])
+        return torch.cat([torch.arange(span.start, span.stop) for span in map(self.train.span, clients)])
 
 
 class ImagePeople(People):

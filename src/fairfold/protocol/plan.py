@@ -9,7 +9,7 @@ from fairfold.errors import InvalidSettings
 from fairfold.methods import Method
 from fairfold.projections import Assignment, Hashed, Projection
 from fairfold.protocol.algorithm import COUNTS, Algorithm
-from fairfold.protocol.architecture import Architecture, ImageArchitecture
+from fairfold.protocol.architecture import Architecture, Picture, architecture_of
 from fairfold.protocol.sampling import Purpose, generator, hash_seed
 from fairfold.protocol.storage import Storage
 from fairfold.protocol.words import Public, State
@@ -40,49 +40,25 @@ class Plan:
     _assigned: dict[tuple[int, int], list[Assignment]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(cls, settings: "Settings", public: Public) -> "Plan":
-        """Of a recommender; refused where the method cannot serve a capacity."""
-        if settings.model.reads_images:
-            raise InvalidSettings(
-                f"model.kind={settings.model.kind!r} on interactions", "images", "Use e.g. --data mnist."
-            )
-        plan = cls(
-            settings,
-            public,
-            Architecture(settings, public.items, public.users),
-            parse_scheme(settings.fleet.capacities),
-        )
-        plan.assignments(0)
-        return plan
-
-    @classmethod
-    def of_images(cls, settings: "Settings", side: tuple[int, int], classes: int) -> "Plan":
-        """Of a network for images of some height and width; refused where the method cannot serve a capacity."""
-        if not settings.model.reads_images:
-            raise InvalidSettings(
-                f"model.kind={settings.model.kind!r} on images", "a model of images", "Use --model mlp or lenet."
-            )
-        architecture = ImageArchitecture(settings, side, classes)
-        plan = cls(settings, Public(0), architecture, parse_scheme(settings.fleet.capacities))
+    def of(cls, settings: "Settings", public: Public, picture: Picture | None = None) -> "Plan":
+        """Of a recommender, or of a network for images; refused where the method cannot serve a capacity."""
+        if settings.model.reads_images != (picture is not None):
+            given = f"model.kind={settings.model.kind!r} on {'interactions' if picture is None else 'images'}"
+            if picture is None:
+                raise InvalidSettings(given, "images", "Use e.g. --data mnist.")
+            raise InvalidSettings(given, "a model of images", "Use --model mlp or lenet.")
+        architecture = architecture_of(settings, public.items, public.users, picture)
+        plan = cls(settings, public, architecture, parse_scheme(settings.fleet.capacities))
         plan.assignments(0)
         return plan
 
     @classmethod
     def on_device(
-        cls,
-        settings: "Settings",
-        items: int,
-        users: int,
-        picture: tuple[int, int, int] | None,
-        projections: dict[str, Projection],
+        cls, settings: "Settings", items: int, users: int, picture: Picture | None, projections: dict[str, Projection]
     ) -> "Plan":
         """What a device makes of an order: what it holds is the server's to decide."""
-        if picture is not None:
-            architecture: Architecture = ImageArchitecture(settings, picture[:2], picture[2])
-        else:
-            architecture = Architecture(settings, items, users)
-        held = [Assignment(projections)]
-        return cls(settings, Public(items, users), architecture, [Capacity.parse("1x")], ordered=held)
+        architecture, whole = architecture_of(settings, items, users, picture), [Capacity.parse("1x")]
+        return cls(settings, Public(items, users), architecture, whole, ordered=[Assignment(projections)])
 
     @property
     def algorithm(self) -> Algorithm:
@@ -96,20 +72,20 @@ class Plan:
 
     def assignments(self, round_number: int, client: int | None = None) -> list[Assignment]:
         """What each size holds in a round; with ``client``, under that client's own, independent hash."""
-        seed = hash_seed(self.settings, round_number)
         if self.ordered is not None:
             return self.ordered
+        seed = hash_seed(self.settings, round_number)
         if client is not None:
-            seed ^= (client + 1) << 32
+            return self._assign(seed ^ (client + 1) << 32, round_number)
         key = (seed, round_number if self.method.moves else 0)
-        if client is None and key in self._assigned:
-            return self._assigned[key]
-        tensors = self.architecture.tensors
-        found = self.method.assign(tensors, self.capacities, seed, self.public.survey.get(COUNTS), round_number)
-        if client is None:
+        if key not in self._assigned:
             self._assigned.clear()  # the last round's alone: with a new hash every round there would be no end of them
-            self._assigned[key] = found
-        return found
+            self._assigned[key] = self._assign(seed, round_number)
+        return self._assigned[key]
+
+    def _assign(self, seed: int, round_number: int) -> list[Assignment]:
+        counts = self.public.survey.get(COUNTS)
+        return self.method.assign(self.architecture.tensors, self.capacities, seed, counts, round_number)
 
     def at(self, capacity: Capacity, round_number: int) -> tuple[dict[str, Projection], bool, bool]:
         """What a device of any capacity holds; whether such devices took part, and whether they could."""
@@ -126,13 +102,10 @@ class Plan:
 
     def size_for(self, capacity: Capacity) -> int | None:
         """The largest size of the scheme that a device can hold; None if it can hold none."""
-        tensors = self.architecture.tensors
-        sizes = [
-            (held.size(), size)
-            for size, held in enumerate(self.assignments(0))
-            if held.projections is not None and self.method.fits(tensors, held.projections, capacity)
-        ]
-        return max(sizes, key=lambda pair: (pair[0], -pair[1]))[1] if sizes else None
+        tensors, held = self.architecture.tensors, self.assignments(0)
+        known = {size: of.projections for size, of in enumerate(held) if of.projections is not None}
+        fitting = [size for size, projections in known.items() if self.method.fits(tensors, projections, capacity)]
+        return max(fitting, key=lambda size: held[size].size(), default=None)
 
     def initial(self, storage: Storage | None = None) -> tuple[State, Weights]:
         """The server's state, and the users' own vectors, kept in ``storage``, before training."""

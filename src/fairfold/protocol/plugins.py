@@ -21,7 +21,6 @@ from fairfold.projections.facts import register_projection
 
 if TYPE_CHECKING:
     from fairfold.methods import Method
-    from fairfold.models import Recommender
     from fairfold.protocol.algorithm import Algorithm
 
 __all__ = ["register_algorithm", "register_method", "register_model", "register_projection"]
@@ -29,20 +28,18 @@ __all__ = ["register_algorithm", "register_method", "register_model", "register_
 GROUP = "fairfold.plugins"
 log = logging.getLogger("fairfold.plugins")
 
-_algorithms: "dict[str, type[Algorithm]]" = {}
-_methods: "dict[str, type[Method]]" = {}
-_models: "dict[str, Callable[[int, int, int], Recommender]]" = {}
+_known: dict[str, dict[str, Any]] = {"algorithm": {}, "method": {}, "model": {}}
 
 
 def register_algorithm(kind: "type[Algorithm]") -> "type[Algorithm]":
     """Make an algorithm known by the default of its ``kind``; serves as a decorator."""
-    _algorithms[name_of(kind, "kind")] = kind
+    _known["algorithm"][name_of(kind, "kind")] = kind
     return kind
 
 
 def register_method(kind: "type[Method]") -> "type[Method]":
     """Make a method known by the default of its ``method``; serves as a decorator."""
-    _methods[name_of(kind, "method")] = kind
+    _known["method"][name_of(kind, "method")] = kind
     return kind
 
 
@@ -50,41 +47,25 @@ def register_model(name: str) -> "Callable[[Any], Any]":
     """Make a recommender known by a name: a class, or a function of users, items and factors; serves as a decorator."""
 
     def register(make: Any) -> Any:
-        _models[name] = make
+        _known["model"][name] = make
         return make
 
     return register
 
 
-def registered_algorithms() -> "dict[str, type[Algorithm]]":
-    """Algorithms of others, by name."""
+def registered(what: str) -> dict[str, Any]:
+    """Algorithms, methods or models of others, by name: ``"algorithm"``, ``"method"`` or ``"model"``."""
     _load()
-    return _algorithms
-
-
-def registered_methods() -> "dict[str, type[Method]]":
-    """Methods of others, by name."""
-    _load()
-    return _methods
-
-
-def registered_models() -> "dict[str, Callable[[int, int, int], Recommender]]":
-    """Models of others, by name."""
-    _load()
-    return _models
+    return _known[what]
 
 
 def name_of(kind: Any, key: str) -> str:
     """The default of the key that names a class in settings."""
     field = getattr(kind, "model_fields", {}).get(key)
     if field is None or not isinstance(field.default, str):
-        raise InvalidSettings(
-            f"{kind!r} to be registered",
-            f"a class with a default for {key!r}",
-            f"Write: {key}: Literal['mine'] = 'mine'.",
-        )
-    name: str = field.default
-    return name
+        remedy = f"Write: {key}: Literal['mine'] = 'mine'."
+        raise InvalidSettings(f"{kind!r} to be registered", f"a class with a default for {key!r}", remedy)
+    return str(field.default)
 
 
 @cache

@@ -44,19 +44,11 @@ def sample_cohort(settings: "Settings", num_clients: int, round_number: int, wan
     while len(chosen) < wanted:
         more = torch.randint(num_clients, (wanted,), generator=source)
         both = torch.cat([chosen, more])
-        _, first = _first_occurrences(both)
-        chosen = both[first][:wanted]
+        order = torch.argsort(both, stable=True)
+        new = torch.ones_like(both, dtype=torch.bool)
+        new[1:] = both[order[1:]] != both[order[:-1]]
+        chosen = both[order[new].sort().values][:wanted]  # in the order in which they were drawn
     return chosen
-
-
-def _first_occurrences(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct values, and where each stands first, in the order of standing."""
-    order = torch.argsort(values, stable=True)
-    ordered = values[order]
-    new = torch.ones_like(ordered, dtype=torch.bool)
-    new[1:] = ordered[1:] != ordered[:-1]
-    first = order[new].sort().values
-    return values[first], first
 
 
 def hash_seed(settings: "Settings", round_number: int) -> int:
@@ -65,6 +57,6 @@ def hash_seed(settings: "Settings", round_number: int) -> int:
     The round goes into other bits than the seed: with ``seed ^ round`` runs of seeds 0, 1, 2 would have nearly all
     their hashes in common.
     """
-    number = round_number + 1 if settings.subspace.rehashes else 0
+    number = round_number + 1 if getattr(settings.subspace, "rehash", False) else 0
     seed = expand_seed(settings.run.seed)
     return expand_seed(seed ^ number) if number else seed

@@ -51,13 +51,9 @@ class RankingSteps(Steps):
 
 
 class LocalSteps:
-    """An optimiser for one vector. Clients that have finished are a suffix of it, and do not move.
+    """An optimiser for one vector, in place. Clients that have finished are a suffix of it, and do not move.
 
-    Args:
-        values: What is trained, in place.
-        steps: Optimiser and step size.
-        moments: What the optimiser kept from earlier steps, by name; it starts fresh without.
-        done: How many these were.
+    It starts fresh, or goes on with the moments that it kept from so many steps done.
     """
 
     def __init__(

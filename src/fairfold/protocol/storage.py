@@ -6,8 +6,7 @@ each table, of which only the rows of the round's clients are in memory. The num
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -26,12 +25,7 @@ SHARE_OF_MEMORY = 4
 
 @dataclass(frozen=True)
 class Storage:
-    """Gives tables their room.
-
-    Attributes:
-        folder: For files; without one everything is in memory.
-        choice: ``"memory"``, ``"disk"``, or ``"auto"``: by the size of the table and the memory of the machine.
-    """
+    """Gives tables their room: in files of a folder, or by their size and the machine's memory, or always in memory."""
 
     folder: Path | None = None
     choice: Literal["auto", "memory", "disk"] = "auto"
@@ -48,11 +42,9 @@ class Storage:
             if sys.platform != "win32":
                 path.unlink()  # the file lives as long as it is mapped: whoever is killed leaves nothing behind
         except (OSError, RuntimeError) as error:
-            raise CannotWrite(
-                f"{path}: {getattr(error, 'strerror', None) or error}",
-                f"{size:,} bytes for the users' vectors",
-                "Make room, name another --out, or set user_storage = 'memory'.",
-            ) from error
+            given, needed = getattr(error, "strerror", None) or error, f"{size:,} bytes for the users' vectors"
+            remedy = "Make room, name another --out, or set user_storage = 'memory'."
+            raise CannotWrite(f"{path}: {given}", needed, remedy) from error
         return table
 
 
@@ -76,7 +68,9 @@ def _is_large(size: int) -> bool:
     return size * SHARE_OF_MEMORY > memory
 
 
-class _Placing(TorchFunctionMode):
+class TablesPlaced(TorchFunctionMode):
+    """Within its block, modules get their tables of so many rows from the storage, and fill them as they always do."""
+
     def __init__(self, storage: Storage, rows: int) -> None:
         super().__init__()
         self._storage, self._rows, self._made = storage, rows, 0
@@ -89,10 +83,3 @@ class _Placing(TorchFunctionMode):
             self._made += 1
             return self._storage.empty(f"table-{self._made}", shape, torch.get_default_dtype())
         return function(*arguments, **(options or {}))
-
-
-@contextmanager
-def tables_placed(storage: Storage, rows: int) -> Iterator[None]:
-    """Within the block, modules get their tables of so many rows from the storage, and fill them as they always do."""
-    with _Placing(storage, rows):
-        yield

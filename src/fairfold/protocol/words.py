@@ -17,10 +17,8 @@ from fairfold.values import BYTES, Weights
 class Public:
     """All that the server knows of its clients; there are no interactions in it.
 
-    Attributes:
-        items: Size of the catalogue.
-        users: How many users there are; 1 where the server does not know.
-        survey: Sums over devices, taken before the first round (:meth:`Algorithm.survey`).
+    The size of the catalogue; how many users there are (1 where the server does not know); and sums over devices, taken
+    before the first round (:meth:`Algorithm.survey`).
     """
 
     items: int
@@ -49,7 +47,7 @@ class Sent:
     @property
     def bytes_down(self) -> int:
         """Of its numbers."""
-        return sum(vector.numel() for vector in self.vectors.values()) * BYTES
+        return _bytes(self.vectors)
 
 
 @dataclass(frozen=True)
@@ -71,18 +69,14 @@ class Answer:
     @property
     def bytes_up(self) -> int:
         """Of its numbers."""
-        return sum(vector.numel() for vector in self.sums.values()) * BYTES
+        return _bytes(self.sums)
 
 
 @dataclass(frozen=True)
 class Word:
-    """What some clients of one size have to say, one or several together, and what they keep for themselves.
+    """What some clients of one size have to say, one or several together, to what they received.
 
-    Attributes:
-        sent: What they received.
-        clients: Who they are.
-        answer: Theirs together.
-        own: Their private tensors afterwards: for each of them a row, or as many as it has samples.
+    They keep for themselves their ``own`` private tensors: for each of them a row, or as many as it has samples.
     """
 
     sent: Sent
@@ -97,6 +91,14 @@ class Visit:
 
     client: int
     sent: Sent
+
+
+def by_sent(visits: Iterable[Visit]) -> Iterable[tuple[Sent, list[int]]]:
+    """What was sent, each with the clients who received it."""
+    found: dict[int, tuple[Sent, list[int]]] = {}
+    for visit in visits:
+        found.setdefault(id(visit.sent), (visit.sent, []))[1].append(visit.client)
+    return found.values()
 
 
 class Totals:
@@ -115,17 +117,15 @@ class Totals:
             name: sent.projections[name].summand(vector, answer.weight) if name in sent.projections else vector
             for name, vector in answer.sums.items()
         }
-        weight = answer.weight
-        if key not in self.by_size:
-            self.sent[key] = sent
+        said, before = Answer(summands, answer.weight), self.by_size.get(key)
+        if before is None:
+            self.sent[key], self.by_size[key] = sent, said
         elif key in self._owned:
-            mine = self.by_size[key]
-            summands, weight = {name: mine.sums[name].add_(of) for name, of in summands.items()}, mine.weight + weight
+            sums = {name: before.sums[name].add_(of) for name, of in summands.items()}
+            self.by_size[key] = Answer(sums, before.weight + answer.weight)
         else:
-            mine = self.by_size[key]
-            summands, weight = {name: mine.sums[name] + of for name, of in summands.items()}, mine.weight + weight
+            self.by_size[key] = before + said
             self._owned.add(key)
-        self.by_size[key] = Answer(summands, weight)
 
     @property
     def weight(self) -> float:
@@ -153,26 +153,25 @@ class State:
 
     def to(self, device: torch.device) -> "State":
         """The same on a device."""
-        moments = {moment: _on(of, device) for moment, of in self.moments.items()}
-        return State(_on(self.full, device), self.round_number, moments)
+        moments = {moment: on(of, device) for moment, of in self.moments.items()}
+        return State(on(self.full, device), self.round_number, moments)
 
 
-def _on(weights: Mapping[str, torch.Tensor], device: torch.device) -> Weights:
+def on(weights: Mapping[str, torch.Tensor], device: torch.device) -> Weights:
+    """Tensors on a device."""
     return {name: tensor.to(device) for name, tensor in weights.items()}
+
+
+def _bytes(weights: Weights) -> int:
+    return sum(vector.numel() for vector in weights.values()) * BYTES
 
 
 def reduced(full: Weights, assignments: list[Assignment]) -> list[Weights | None]:
     """Every tensor as devices of each size receive it, reduced once per size; None for a size that takes no part."""
-    sent: list[Weights | None] = [None if held.projections is None else {} for held in assignments]
+    sizes = [held.projections for held in assignments]
+    found: dict[tuple[str, Projection], torch.Tensor] = {}
     for name, vector in full.items():
-        places = [place for place, held in enumerate(assignments) if held.projections is not None]
-        projections = [held.projections[name] for held in assignments if held.projections is not None]
-        distinct = list(dict.fromkeys(projections))
-        if not distinct:
-            continue
-        vectors = dict(zip(distinct, type(distinct[0]).reduce_each(vector, distinct), strict=True))
-        for place, projection in zip(places, projections, strict=True):
-            mine = sent[place]
-            assert mine is not None
-            mine[name] = vectors[projection]
-    return sent
+        distinct = list(dict.fromkeys(held[name] for held in sizes if held is not None))
+        reduced_each = type(distinct[0]).reduce_each(vector, distinct) if distinct else []
+        found |= {(name, held): of for held, of in zip(distinct, reduced_each, strict=True)}
+    return [None if held is None else {name: found[name, held[name]] for name in full} for held in sizes]

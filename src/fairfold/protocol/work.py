@@ -15,7 +15,7 @@ from fairfold.data.clients import Clients
 from fairfold.data.images import ImageDataset
 from fairfold.data.negatives import NegativeSampler
 from fairfold.errors import InvalidSettings
-from fairfold.models import sampled_softmax, sampled_squares
+from fairfold.models import sampled_bpr, sampled_softmax, sampled_squares
 from fairfold.protocol.architecture import ImageArchitecture
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.steps import RankingSteps, Steps
@@ -27,74 +27,44 @@ Kind = TypeVar("Kind", bound=Steps)
 
 @dataclass(frozen=True)
 class Batch:
-    """Some samples of one client.
+    """Some samples.
 
     Attributes:
         items: int64 [samples, width]: the item of each sample, and behind it the negatives drawn for it.
         targets: float [samples], the number that goes with each: what is to be predicted; for the squared error of
             rankings what each of its negatives counts. None for other rankings.
+        users: int64 [samples], whose each is; None where all are of one client.
     """
 
     items: Tensor
     targets: Tensor | None = None
+    users: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.items)
 
+    def part(self, start: int, stop: int) -> "Batch":
+        """Some of them."""
+        chosen = slice(start, stop)
+        targets = None if self.targets is None else self.targets[chosen]
+        return Batch(self.items[chosen], targets, None if self.users is None else self.users[chosen])
+
 
 @dataclass(frozen=True)
-class RoundSamples:
-    """All samples of a client's round, epoch after epoch.
+class RoundSamples(Batch):
+    """All samples of a client's round, epoch after epoch; ``ends`` is where those of each step end."""
 
-    Attributes:
-        items: See :class:`Batch`.
-        targets: See :class:`Batch`.
-        ends: Where the samples of each step end; none without samples.
-    """
-
-    items: Tensor
-    targets: Tensor | None
-    ends: list[int]
+    ends: Sequence[int] = ()
 
     def batches(self) -> list[Batch]:
         """Step by step."""
-        steps = [slice(start, end) for start, end in pairwise([0, *self.ends])]
-        return [Batch(self.items[step], None if self.targets is None else self.targets[step]) for step in steps]
-
-
-@dataclass(frozen=True)
-class PooledSamples:
-    """Samples of all clients: as :class:`RoundSamples`, and whose each is.
-
-    Attributes:
-        users: int64 [samples].
-        items: See :class:`Batch`.
-        targets: See :class:`Batch`.
-        epoch: Samples in an epoch; no step goes beyond its end.
-    """
-
-    users: Tensor
-    items: Tensor
-    targets: Tensor | None
-    epoch: int
-
-    def parts(self, size: int) -> "Iterator[PooledSamples]":
-        """In steps of at most ``size`` samples."""
-        for first in range(0, len(self.users), self.epoch):
-            for start in range(first, first + self.epoch, size):
-                part = slice(start, min(start + size, first + self.epoch))
-                targets = None if self.targets is None else self.targets[part]
-                yield PooledSamples(self.users[part], self.items[part], targets, self.epoch)
+        return [self.part(start, end) for start, end in pairwise([0, *self.ends])]
 
 
 class Work:
-    """One recommender and some users' interactions.
+    """One recommender, some users' interactions, and how devices take their steps: the algorithm.
 
     Attributes:
-        architecture: Of the model.
-        train: The interactions.
-        steps: How devices take their steps: the algorithm.
-        prox: μ of FedProx, 0 without it.
         ratings: Whether ratings are predicted; else items are ranked.
         has_targets: Whether a number goes with each sample; see :class:`Batch`.
         products: Whether some devices hold tables as products of two factors.
@@ -117,21 +87,13 @@ class Work:
             )
         self._negatives = None if self.ratings else NegativeSampler(train)
 
-    def samples(self, client: int) -> int:
-        """How much data a client has."""
-        span = self.train.span(client)
-        return span.stop - span.start
-
-    def draw(self, client: int, generator: torch.Generator, order: Tensor, chance: Tensor | None) -> None:
+    def draw(self, generator: torch.Generator, order: Tensor, chance: Tensor | None) -> None:
         """Draw all that chance decides of a client's round.
 
-        Args:
-            client: Its number.
-            generator: Of the numbers.
-            order: Becomes which of the client's interactions each sample is, int64 [samples], epoch after epoch.
-            chance: Becomes a number of [0, 1) for every negative, float64 [samples, negatives]; None for ratings.
+        ``order`` becomes which of its interactions each sample is, int64 [samples], epoch after epoch; ``chance`` a
+        number of [0, 1) for every negative, float64 [samples, negatives], None for ratings.
         """
-        count = self.samples(client)
+        count = len(order) // self.steps.local_epochs
         for epoch in order.view(self.steps.local_epochs, count):
             if self.steps.shuffle:
                 torch.randperm(count, generator=generator, out=epoch)
@@ -143,18 +105,20 @@ class Work:
     def local(self, client: int, generator: torch.Generator) -> RoundSamples:
         """What a client trains on in a round."""
         train, size, epochs = self.train, self.steps.batch_size, self.steps.local_epochs
-        count = self.samples(client)
+        mine = train.of(client)
+        count = len(mine)
         order = torch.empty(epochs * count, dtype=torch.int64)
         chance = None if self.ratings else torch.empty(len(order), self.steps.negatives, dtype=torch.float64)
-        self.draw(client, generator, order, chance)
-        items = train.of(client)[order, None]
+        self.draw(generator, order, chance)
+        items = mine[order, None]
         if self._negatives is not None and chance is not None:
             items = torch.cat([items, self._negatives.of_user(client, chance)], dim=1)
         targets = train.ratings_of(client)[order] if self.ratings else None
         if targets is None and self.has_targets:
             targets = self.negative_weights(torch.tensor([count])).expand(len(order))
         stops = [min(stop, count) for stop in range(size, count + size, size)]
-        return RoundSamples(items, targets, [epoch * count + stop for epoch in range(epochs) for stop in stops])
+        ends = [epoch * count + stop for epoch in range(epochs) for stop in stops]
+        return RoundSamples(items, targets, ends=ends)
 
     def negative_weights(self, counts: Tensor) -> Tensor:
         """What a negative of users with so many items counts: see :func:`fairfold.models.losses.sampled_squares`."""
@@ -170,37 +134,29 @@ class Work:
         """The loss of every sample of a batch; arguments as for :meth:`sample_losses`."""
         return self.sample_losses(dense, users, items, batch.targets)
 
-    def everything(self, generator: torch.Generator) -> PooledSamples:
-        """All clients' samples as if they were in one place: a round's epochs, one after another."""
-        steps, train = self.steps, self.train
-        users, items, targets = [], [], []
-        for _ in range(steps.local_epochs):
+    def everything(self, generator: torch.Generator, size: int) -> Iterator[Batch]:
+        """All clients' samples as if they were in one place, a round's epochs, in batches of at most ``size``."""
+        train = self.train
+        epochs = []
+        for _ in range(self.steps.local_epochs):
             order = torch.arange(len(train))
-            if steps.shuffle:
+            if self.steps.shuffle:
                 order = torch.randperm(len(train), generator=generator)
-            wide = train.items[order, None]
-            users.append(train.users[order])
-            if self._negatives is None:
-                assert train.ratings is not None
-                targets.append(train.ratings[order])
-            else:
-                if self.has_targets:
-                    targets.append(self.negative_weights(train.counts_by_user)[users[-1]])
-                owners = users[-1][:, None].expand(-1, steps.negatives)
-                wide = torch.cat([wide, self._negatives.draw(owners, generator)], dim=1)
-            items.append(wide)
-        return PooledSamples(torch.cat(users), torch.cat(items), torch.cat(targets) if targets else None, len(train))
+            users, items = train.users[order], train.items[order, None]
+            targets = None if train.ratings is None else train.ratings[order]
+            if self._negatives is not None:
+                targets = self.negative_weights(train.counts_by_user)[users] if self.has_targets else None
+                owners = users[:, None].expand(-1, self.steps.negatives)
+                items = torch.cat([items, self._negatives.draw(owners, generator)], dim=1)
+            epochs.append(Batch(items, targets, users))
+        return (epoch.part(start, start + size) for epoch in epochs for start in range(0, len(epoch), size))
 
     def sample_losses(
         self, dense: Weights, users: Sequence[Tensor], items: Sequence[Tensor], targets: Tensor | None
     ) -> Tensor:
-        """The loss of every sample of a batch.
+        """The loss of every sample of a batch, by the dense weights and ``targets`` (:class:`Batch`).
 
-        Args:
-            dense: Weights of the dense tensors.
-            users: The user's own vectors, each [length].
-            items: For every table the rows of the batch, [samples, width, row length].
-            targets: See :class:`Batch`.
+        ``users`` are the user's own vectors, each [length]; ``items`` rows of every table, [samples, width, length].
         """
         losses = self.unpenalised_losses(dense, users, items, targets)
         if not self.ratings and self.steps.regulariser:
@@ -216,20 +172,11 @@ class Work:
         scores = self.architecture.scores(dense, wide, items)
         if targets is not None:
             return (scores[:, 0] - targets).square() if self.ratings else sampled_squares(scores, targets)
-        if self.objective == "softmax":
-            return sampled_softmax(scores)
-        return -functional.logsigmoid(scores[:, :1] - scores[:, 1:]).mean(1)
+        return (sampled_softmax if self.objective == "softmax" else sampled_bpr)(scores)
 
 
 class ImageWork:
-    """One network and some devices' images.
-
-    Attributes:
-        architecture: Of the network.
-        images: The data.
-        clients: Which training images each device holds.
-        steps: How devices take their steps: the algorithm.
-    """
+    """One network, the images, which of them each device holds, and how devices take their steps: the algorithm."""
 
     ratings = has_targets = False
 
@@ -239,10 +186,6 @@ class ImageWork:
         self.steps, self.seen = _steps_of(plan, Steps), plan.settings.data
         self.tables, self.dense = self.architecture.tables, self.architecture.dense
         self.own, self.user_tables = self.architecture.own, self.architecture.user_tables
-
-    def samples(self, client: int) -> int:
-        """How many images a device holds."""
-        return int(self.clients.offsets[client + 1] - self.clients.offsets[client])
 
     def batches(self, client: int, generator: torch.Generator) -> list[Batch]:
         """All batches of a device's round, epoch after epoch: numbers of images, and their labels."""
@@ -259,25 +202,20 @@ class ImageWork:
             return [rows] * self.steps.local_epochs
         return [rows[torch.randperm(len(rows), generator=generator)] for _ in range(self.steps.local_epochs)]
 
-    def losses(self, batch: Batch, dense: Weights, users: Sequence[Tensor], items: Sequence[Tensor]) -> Tensor:  # noqa: ARG002
+    def losses(self, batch: Batch, dense: Weights, users: Sequence[Tensor], items: Sequence[Tensor]) -> Tensor:
         """The cross-entropy of every image of a batch."""
         assert batch.targets is not None
-        logits: Tensor = functional_call(
-            self.architecture.network, self.architecture.in_shape(dense), (self.pixels(batch.items),)
-        )
+        weights, pixels = self.architecture.in_shape(dense), self.pixels(batch.items)
+        logits: Tensor = functional_call(self.architecture.network, weights, (pixels,))
         return functional.cross_entropy(logits, batch.targets, reduction="none")
 
     def pixels(self, rows: Tensor) -> Tensor:
         """Training images as the network takes them."""
-        return self.as_input(self.images.train.images[rows])
-
-    def as_input(self, images: Tensor) -> Tensor:
-        """Grey values as the network takes them: from 0 to 1, less the mean, over the deviation."""
-        return as_input(images, self.seen)
+        return as_input(self.images.train.images[rows], self.seen)
 
 
 def as_input(images: Tensor, seen: object) -> Tensor:
-    """Grey values as a network takes them, by the settings of the data."""
+    """Grey values as a network takes them, by the settings of the data: 0 to 1, less the mean, over the deviation."""
     assert isinstance(seen, ImageData)
     return images.to(torch.get_default_dtype()).div_(255).sub_(seen.mean).div_(seen.deviation)
 

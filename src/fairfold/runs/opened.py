@@ -74,7 +74,7 @@ class OpenRun:
         """
         if histories is not None:
             self._refuse_new_users()
-        people = self.world.people if histories is None else self.world.of_users(histories)
+        people = self.world.people if histories is None else People(self.plan, histories, {})
         return self.plan.algorithm.scorer(self.plan, full, self.assignments if held is None else held, people)
 
     def telling(self, items: Tensor, held: Sequence[Assignment] | None = None) -> Tensor:
@@ -85,7 +85,7 @@ class OpenRun:
         """
         algorithm = self.plan.algorithm
         known = algorithm.tells_apart(self.plan, self.assignments if held is None else held, items)
-        return known & (self.interactions.train.counts_by_item[items] > 0) if algorithm.from_history() else known
+        return known & (self.interactions.train.counts_by_item[items] > 0) if algorithm.from_history else known
 
     def history(self, path: Path) -> Interactions:
         """The history of one new user, from a file of the form that this run's model needs."""
@@ -93,7 +93,7 @@ class OpenRun:
         return read_history(path, self.interactions, rated=self.settings.predicts_ratings)
 
     def _refuse_new_users(self) -> None:
-        if self.plan.algorithm.from_history():
+        if self.plan.algorithm.from_history:
             return
         recipe = "ratings" if self.settings.predicts_ratings else "best"
         raise InvalidSettings(

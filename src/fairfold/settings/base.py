@@ -65,8 +65,4 @@ class Frozen(BaseModel):
 
     def filled(self, defaults: Mapping[str, Any]) -> Self:
         """With other defaults: for keys that were not given, exist here and have an effect."""
-        new = {k: v for k, v in defaults.items() if k in type(self).model_fields and k not in self.model_fields_set}
-        candidate = self.model_copy(update=new)
-        found = self.model_copy(update={key: value for key, value in new.items() if not candidate.idle(key)})
-        found.__pydantic_fields_set__.difference_update(new)  # a default is not a key that somebody wrote
-        return found
+        return self.read({key: getattr(self, key) for key in self.model_fields_set}, defaults)

@@ -24,11 +24,8 @@ LONGEST_FILE = 1 << 20
 
 def recipes() -> list[str]:
     """Names of the settings that come with the package."""
-    return sorted(
-        entry.name.removesuffix(".toml")
-        for entry in (resources.files("fairfold.settings") / "recipes").iterdir()
-        if entry.name.endswith(".toml")
-    )
+    names = (entry.name for entry in (resources.files("fairfold.settings") / "recipes").iterdir())
+    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
 
 
 def recipe_text(name: str) -> str:
@@ -39,13 +36,10 @@ def recipe_text(name: str) -> str:
 
 
 def load_settings(path: Path | None, changes: Mapping[str, Any], recipe: str | None = None) -> Settings:
-    """Settings from a TOML file or a recipe (or the defaults), with single changes.
+    """Settings from a TOML file or a recipe (or the defaults), with single changes, by ``table.key``.
 
-    Args:
-        path: Of the file.
-        changes: By ``table.key``.
-        recipe: Name of settings that come with the package, instead of a file; what it says for the data set at hand
-            comes before what it says for all.
+    A recipe are settings that come with the package; what it says for the data set at hand goes before what it says for
+    all.
     """
     over = nested(changes)
     if recipe is not None and path is not None:
@@ -60,7 +54,7 @@ def _of_recipe(name: str, over: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe with what it says for the data set at hand; not where another algorithm or model is asked for."""
     values: dict[str, Any] = tomllib.loads(recipe_text(name))
     known = values.pop(FOR, {})
-    data = over.get("data", {})
+    data = over.get("data")
     chosen = data.get("name", "") if isinstance(data, Mapping) else ""
     return merged(values, known.get(Path(str(chosen)).name, {}))
 
@@ -82,9 +76,8 @@ def _read(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             text = file.read(LONGEST_FILE + 1)
         if len(text) > LONGEST_FILE:
-            raise InvalidSettings(
-                f"{path}, which is longer than {LONGEST_FILE:,} bytes", "a TOML file", "Check the path."
-            )
+            given = f"{path}, which is longer than {LONGEST_FILE:,} bytes"
+            raise InvalidSettings(given, "a TOML file", "Check the path.")
         values = tomllib.loads(text.decode("utf-8"))
     except OSError as error:
         raise InvalidSettings(f"{path}: {error.strerror}", "a readable TOML file", "Check the path.") from None

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from fairfold.errors import FairfoldError
-from fairfold.protocol.plugins import registered_models
+from fairfold.protocol.plugins import registered
 from fairfold.settings.base import Frozen
 from fairfold.subspace import parse_scheme
 
@@ -84,11 +84,7 @@ class ImageData(Frozen):
 
 
 DataSettings = SyntheticData | InteractionData | ImageData
-DATA: dict[str, type[SyntheticData] | type[InteractionData] | type[ImageData]] = {
-    "synthetic": SyntheticData,
-    "interactions": InteractionData,
-    "images": ImageData,
-}
+DATA: dict[str, type[Frozen]] = {"synthetic": SyntheticData, "interactions": InteractionData, "images": ImageData}
 
 RANKING_MODELS, RATING_MODELS, IMAGE_MODELS = ("mf", "neumf"), ("neumf-mlp",), ("mlp", "lenet")
 MODELS = (*RANKING_MODELS, *RATING_MODELS, *IMAGE_MODELS)
@@ -116,9 +112,9 @@ class ModelSettings(Frozen):
     @field_validator("kind")
     @classmethod
     def _known(cls, name: str) -> str:
-        if name not in MODELS and name not in registered_models() and not OWN_MODEL.fullmatch(name):
-            known = ", ".join(map(repr, (*MODELS, *registered_models())))
-            raise ValueError(f"not one of {known}, and not 'package.module:Class'")
+        known = (*MODELS, *registered("model"))
+        if name not in known and not OWN_MODEL.fullmatch(name):
+            raise ValueError(f"not one of {', '.join(map(repr, known))}, and not 'package.module:Class'")
         return name
 
     def idle(self, key: str) -> bool:

@@ -2,40 +2,22 @@
 
 from typing import Any
 
-PLACES = {
-    "data": "data.name",
-    "top_users": "data.top_users",
-    "resplit": "data.resplit",
-    "world": "data",
-    "images": "data",
-    "seed": "run.seed",
-    "model": "model.kind",
-    "ratings": "model.ratings",
-    "factors": "model.factors",
-    "item_bias": "model.item_bias",
-    "method": "subspace.method",
-    "capacities": "fleet.capacities",
-    "shares": "fleet.shares",
-    "group_seed": "fleet.group_seed",
-    "clients_per_round": "fleet.clients_per_round",
-    "replacement": "fleet.replacement",
-    "faults": "fleet.faults",
-    "solver": "algorithm.kind",
-} | {
-    key: f"{table}.{key}"
-    for table, keys in {
-        "subspace": (
-            "rank_rule mapping popularity tail_share support reference_factors chunk sign rehash start compress"
-        ),
-        "algorithm": (
-            "user_vectors weighting objective local_epochs batch_size shuffle negatives regulariser local_optimiser "
-            "local_step prox unobserved_weight ridge damping alike streamed aggregation server_optimiser server_step "
-            "step_per largest_change"
-        ),
-        "run": "rounds backend device evaluate_every top patience threshold user_storage",
-    }.items()
-    for key in keys.split()
+_SAME_NAME = {
+    "data": "top_users resplit",
+    "model": "ratings factors item_bias",
+    "subspace": "rank_rule mapping popularity tail_share support reference_factors chunk sign rehash start compress",
+    "algorithm": (
+        "user_vectors weighting objective local_epochs batch_size shuffle negatives regulariser local_optimiser "
+        "local_step prox unobserved_weight ridge damping alike streamed aggregation server_optimiser server_step "
+        "step_per largest_change"
+    ),
+    "fleet": "capacities shares group_seed clients_per_round replacement faults",
+    "run": "seed rounds backend device evaluate_every top patience threshold user_storage",
 }
+PLACES = {key: f"{table}.{key}" for table, keys in _SAME_NAME.items() for key in keys.split()} | {
+    "data": "data.name", "world": "data", "images": "data", "model": "model.kind", "method": "subspace.method",
+    "solver": "algorithm.kind",
+}  # fmt: skip
 """The new place of every old key."""
 
 GONE = {

@@ -14,17 +14,9 @@ from pydantic import ConfigDict, SerializeAsAny, ValidationError, model_validato
 from fairfold.algorithms import ALGORITHMS, Algorithm
 from fairfold.errors import InvalidSettings
 from fairfold.methods import METHODS, Method
-from fairfold.protocol.plugins import name_of, registered_algorithms, registered_methods
+from fairfold.protocol.plugins import name_of, registered
 from fairfold.settings.base import Frozen
-from fairfold.settings.parts import (
-    DATA,
-    IMAGE_MODELS,
-    SYNTHETIC,
-    DataSettings,
-    FleetSettings,
-    ModelSettings,
-    RunSettings,
-)
+from fairfold.settings.parts import DATA, SYNTHETIC, DataSettings, FleetSettings, ModelSettings, RunSettings
 from fairfold.settings.renamed import place_of
 
 TABLES = ("data", "model", "algorithm", "subspace", "fleet", "run")
@@ -33,16 +25,7 @@ TAGS = {"data": "kind", "model": "kind", "algorithm": "kind", "subspace": "metho
 
 
 class Settings(Frozen):
-    """Everything that decides a run.
-
-    Attributes:
-        data: What is trained on.
-        model: What is learned.
-        algorithm: What devices compute, and what the server makes of it.
-        subspace: How capacities become what devices hold: the method.
-        fleet: Who takes part.
-        run: How long, how judged, and how the simulation works.
-    """
+    """Everything that decides a run: a field per table."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
@@ -58,37 +41,33 @@ class Settings(Frozen):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        if self.algorithm.images != self.model.reads_images:
-            wanted = "'images'" if self.model.reads_images else "one for recommenders"
-            raise ValueError(
-                f"algorithm.kind={self.algorithm.kind!r} with model.kind={self.model.kind!r}: use {wanted}"
-            )
-        if (self.data.kind == "images") != self.model.reads_images:
-            raise ValueError(
-                f"data of kind {self.data.kind!r} with model.kind={self.model.kind!r}: name images, e.g. --data mnist"
-                if self.model.reads_images
-                else f"data of kind 'images' with model.kind={self.model.kind!r}: use model.kind='mlp' or 'lenet'"
-            )
-        if getattr(self.subspace, "compress", "") == "model" and not self.model.reads_images:
-            raise ValueError("subspace.compress='model' is for models of images: use 'tables' or 'all'")
-        if getattr(self.subspace, "start", "full") == "subspace" and not self.model.reads_images:
-            raise ValueError("subspace.start='subspace' is for models of images: tables start small anyway")
-        for key in self.without_effect():
-            table, name = key.split(".")
-            if name in getattr(self, table).model_fields_set:
-                raise ValueError(f"unknown key {key!r} where the quality is {self.metric}")
-        counts_rows = any(getattr(self.subspace, key, None) for key in ("support", "reference_factors"))
-        if counts_rows and self.model.kind not in ("mf", "neumf"):
-            raise ValueError(
-                "subspace.support and subspace.reference_factors count rows of model.factors numbers: use model.kind="
-                f"'mf' or 'neumf', not {self.model.kind!r}"
-            )
-        if getattr(self.algorithm, "step_per", "round") == "client" and self.fleet.clients_per_round is None:
-            raise ValueError("algorithm.step_per='client' needs a number of fleet.clients_per_round")
-        problem = self.algorithm.problem_with(self)
+        problem = self._problem() or self.algorithm.problem_with(self)
         if problem is not None:
             raise ValueError(problem)
         return self
+
+    def _problem(self) -> str | None:
+        images, with_model = self.model.reads_images, f"with model.kind={self.model.kind!r}"
+        if self.algorithm.images != images:
+            wanted = "'images'" if images else "one for recommenders"
+            return f"algorithm.kind={self.algorithm.kind!r} {with_model}: use {wanted}"
+        if (self.data.kind == "images") != images:
+            wanted = "name images, e.g. --data mnist" if images else "use model.kind='mlp' or 'lenet'"
+            return f"data of kind {self.data.kind!r} {with_model}: {wanted}"
+        if getattr(self.subspace, "compress", "") == "model" and not images:
+            return "subspace.compress='model' is for models of images: use 'tables' or 'all'"
+        if getattr(self.subspace, "start", "full") == "subspace" and not images:
+            return "subspace.start='subspace' is for models of images: tables start small anyway"
+        for table, key in (key.split(".") for key in self.without_effect()):
+            if key in getattr(self, table).model_fields_set:
+                return f"unknown key '{table}.{key}' where the quality is {self.metric}"
+        counts_rows = any(getattr(self.subspace, key, None) for key in ("support", "reference_factors"))
+        if counts_rows and self.model.kind not in ("mf", "neumf"):
+            counted = "subspace.support and subspace.reference_factors count rows of model.factors numbers"
+            return f"{counted}: use model.kind='mf' or 'neumf', not {self.model.kind!r}"
+        if getattr(self.algorithm, "step_per", "round") == "client" and self.fleet.clients_per_round is None:
+            return "algorithm.step_per='client' needs a number of fleet.clients_per_round"
+        return None
 
     @property
     def predicts_ratings(self) -> bool:
@@ -133,24 +112,21 @@ class Settings(Frozen):
 
     def written(self) -> dict[str, dict[str, Any]]:
         """The keys that somebody wrote, by table, and the tags."""
-        return {
-            table: {
-                key: value
-                for key, value in keys.items()
-                if key == TAGS.get(table) or key in getattr(self, table).model_fields_set
-            }
-            for table, keys in self.plain().items()
-        }
+        found = {}
+        for table, keys in self.plain().items():
+            given = getattr(self, table).model_fields_set | {TAGS.get(table)}
+            found[table] = {key: value for key, value in keys.items() if key in given}
+        return found
 
 
 def algorithms() -> dict[str, type[Algorithm]]:
     """All that settings can name."""
-    return {name_of(kind, "kind"): kind for kind in ALGORITHMS} | registered_algorithms()
+    return {name_of(kind, "kind"): kind for kind in ALGORITHMS} | registered("algorithm")
 
 
 def methods() -> dict[str, type[Method]]:
     """All that settings can name."""
-    return {name_of(kind, "method"): kind for kind in METHODS} | registered_methods()
+    return {name_of(kind, "method"): kind for kind in METHODS} | registered("method")
 
 
 def _resolved(tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,30 +138,25 @@ def _resolved(tables: Mapping[str, Any]) -> dict[str, Any]:
         raise _unknown("model", "mf-ratings")
     given = {table: tables.get(table, {}) for table in TABLES}
     model = _table("model", ModelSettings, _named(given["model"]))
-    kind = (
-        "images"
-        if model.reads_images
-        else "least_squares"
-        if model.kind == "mf" and not model.item_bias
-        else "gradient"
-    )
+    kind = "least_squares" if model.kind == "mf" and not model.item_bias else "gradient"
+    kind = "images" if model.reads_images else kind
     algorithm: Algorithm = _tagged("algorithm", algorithms(), given["algorithm"], kind)
     defaults = algorithm.DEFAULTS
     model = model.filled(defaults.get("model", {}))
     of_method = dict(defaults.get("subspace", {}))
     first = of_method.pop("method", "fair")
     method: Method = _tagged("subspace", methods(), given["subspace"], first, of_method)
-    data = _tagged("data", DATA, given["data"], _data_kind(given["data"], model.kind))
+    data = _tagged("data", DATA, given["data"], _data_kind(given["data"], model.reads_images))
     fleet = _table("fleet", FleetSettings, given["fleet"], defaults.get("fleet", {}))
     run = _table("run", RunSettings, given["run"], defaults.get("run", {}))
     found = {"data": data, "model": model, "algorithm": algorithm, "subspace": method, "fleet": fleet, "run": run}
     preliminary = Settings.model_construct(**found)
     for table, fixed in algorithm.fixed(preliminary).items():
         part: Frozen = found[table]
-        for key in fixed:
-            if key in part.model_fields_set and getattr(part, key) != fixed[key]:
-                raise _Problem(f"unknown key '{table}.{key}' with algorithm.kind={algorithm.kind!r}, which decides it")
         decided = {key: value for key, value in fixed.items() if key in type(part).model_fields}
+        for key, value in decided.items():
+            if key in part.model_fields_set and getattr(part, key) != value:
+                raise _Problem(f"unknown key '{table}.{key}' with algorithm.kind={algorithm.kind!r}, which decides it")
         found[table] = part.model_copy(update=decided)
         found[table].__pydantic_fields_set__.difference_update(decided)  # not keys that somebody wrote
     return found
@@ -205,9 +176,9 @@ class _Problem(ValueError):
     """What is wrong, in words."""
 
 
-def _data_kind(values: Any, model: str) -> str:
+def _data_kind(values: Any, images: bool) -> str:
     if isinstance(values, Mapping) and values.get("name", SYNTHETIC) != SYNTHETIC:
-        return "images" if model in IMAGE_MODELS else "interactions"
+        return "images" if images else "interactions"
     return SYNTHETIC
 
 
@@ -249,14 +220,16 @@ def _explain(table: str, kind: type[Frozen], problem: Mapping[str, Any]) -> str:
     path = [str(part) for part in problem["loc"]]
     name = ".".join([table, *path])
     if problem["type"] != "extra_forbidden":
-        message = (
-            problem["msg"].removeprefix("Value error, ").rstrip(".").replace("unknown key '", f"unknown key '{table}.")
-        )
+        message = _message(problem).replace("unknown key '", f"unknown key '{table}.")
         return f"{name} = {problem['input']!r}: {message}"[:600] if path else message
     tag = TAGS.get(table)
     beside = "" if tag is None else f" with {table}.{tag}={kind.model_fields[tag].default!r}"
     near = difflib.get_close_matches(path[-1], kind.model_fields, n=1)
     return f"unknown key {name!r}{beside}" + (f" (did you mean {near[0]!r}?)" if near else "")
+
+
+def _message(problem: Any) -> str:
+    return str(problem["msg"]).removeprefix("Value error, ").rstrip(".")
 
 
 def _unknown(key: str, value: Any) -> _Problem:
@@ -273,7 +246,7 @@ def read_settings(values: Mapping[str, Any]) -> Settings:
     try:
         return Settings(**values)
     except ValidationError as error:
-        problems = "; ".join(problem["msg"].removeprefix("Value error, ").rstrip(".") for problem in error.errors())
+        problems = "; ".join(map(_message, error.errors()))
     except (ValueError, RecursionError, OverflowError) as error:
         problems = str(error)[:2000]
     raise InvalidSettings(problems, "known keys with values in range", "Mend these.")

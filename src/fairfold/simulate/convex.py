@@ -17,17 +17,7 @@ from fairfold.subspace import Subspace, Sums
 
 @dataclass(frozen=True)
 class ConvexFederation:
-    """Least squares spread over devices that disagree.
-
-    Attributes:
-        full_size: n.
-        size: m of every device.
-        devices: N.
-        samples: Samples a device.
-        disagreement: Spread of the devices' own solutions.
-        strong_convexity: μ, the weight of the ridge.
-        seed: Of data, hash and draws.
-    """
+    """Least squares spread over N devices of m of n numbers, whose solutions disagree; μ is the weight of the ridge."""
 
     full_size: int = 40
     size: int = 10
@@ -47,14 +37,10 @@ class ConvexFederation:
         targets = torch.einsum("ksn,kn->ks", inputs, shared + self.disagreement * own)
         return inputs, targets
 
-    def subspace(self) -> Subspace:
-        """The one subspace of all devices."""
-        return Subspace(self.full_size, self.size, seed=self.seed, orthonormal=True)
-
     def errors(self, at: list[int], clients_per_round: int = 5, local_steps: int = 5) -> list[float]:
         """F(θ_T) − F* after T rounds, for every T in ``at`` (ascending), F* being the optimum of the subspace."""
         inputs, targets = self.problem()
-        subspace = self.subspace()
+        subspace = Subspace(self.full_size, self.size, seed=self.seed, orthonormal=True)
         optimum = self._loss(self._optimum(inputs, targets, subspace), inputs, targets)
         mu = self.strong_convexity
         smoothness = float(inputs.square().sum(-1).max()) + mu  # of every stochastic gradient

@@ -14,7 +14,7 @@ from fairfold.metrics import RankingResult, accuracy, evaluate_ranking
 from fairfold.metrics.ranking import Scorer
 from fairfold.metrics.rating import Predictor
 from fairfold.projections import Assignment
-from fairfold.protocol.people import ImagePeople, People
+from fairfold.protocol.people import ImagePeople
 from fairfold.protocol.words import State, reduced
 from fairfold.protocol.work import as_input
 from fairfold.settings import Settings
@@ -89,10 +89,7 @@ class Result:
 class Judge:
     """Evaluates models of one world against the test set, with reference rows that need no training.
 
-    Args:
-        world: Whose models they are.
-        references: Rows beside them.
-        device: Where networks of images are run; recommenders are judged where their tensors are.
+    Networks of images are run on ``device``; recommenders are judged where their tensors are.
     """
 
     def __init__(self, world: World, references: Mapping[str, Scorer], device: torch.device | None = None) -> None:
@@ -104,14 +101,12 @@ class Judge:
         self.everybody = torch.arange(world.people.num_clients if isinstance(data, ImageDataset) else data.num_users)
 
     def members(self, size: int) -> Tensor:
-        """The users who hold a size; everybody where all data is in one place."""
-        if self.world.plan.algorithm.pooled:
-            chosen = self.world.plan.settings.fleet
-            groups = assign_groups(
-                len(self.everybody), len(self.world.plan.capacities), chosen.shares, chosen.group_seed
-            )
-            return (groups == size).nonzero().flatten()
-        return (self.world.fleet.size == size).nonzero().flatten()
+        """The users who hold a size, or would, where all data is in one place."""
+        plan, groups = self.world.plan, self.world.fleet.size
+        if plan.algorithm.pooled:
+            chosen = plan.settings.fleet
+            groups = assign_groups(len(self.everybody), len(plan.capacities), chosen.shares, chosen.group_seed)
+        return (groups == size).nonzero().flatten()
 
     def quality(self, state: State, assignments: list[Assignment]) -> Quality:
         """The server's model for everybody, and each size's own model for the users who hold it."""
@@ -119,21 +114,26 @@ class Judge:
         for number, (held, sent) in enumerate(zip(assignments, reduced(state.full, assignments), strict=True)):
             members = self.members(number)
             usable = sent is not None and len(members)
-            by_group.append(
-                self.value(_recovered(held, sent), members, [held]) if usable and sent is not None else None
-            )
+            by_group.append(self._of_size(held, sent, members) if usable else None)
         return Quality(self.value(state.full, self.everybody, assignments), tuple(by_group))
 
     def for_everybody(self, state: State, assignments: list[Assignment]) -> list[float | None]:
         """Each size's own model for all users, where their scores follow from their histories; else None."""
-        if not self.world.plan.algorithm.from_history():
+        if not self.world.plan.algorithm.from_history:
             return [None] * len(assignments)
         found: dict[Any, float | None] = {}
         keys = [None if held.projections is None else tuple(held.projections.items()) for held in assignments]
         for key, held, sent in zip(keys, assignments, reduced(state.full, assignments), strict=True):
             if key not in found:  # sizes that hold the same have one model
-                found[key] = None if sent is None else self.value(_recovered(held, sent), self.everybody, [held])
+                found[key] = self._of_size(held, sent, self.everybody)
         return [found[key] for key in keys]
+
+    def _of_size(self, held: Assignment, sent: Weights | None, users: Tensor) -> float | None:
+        """A size's own model, in full, for some users."""
+        if held.projections is None or sent is None:
+            return None
+        full = {name: projection.recover(sent[name]) for name, projection in held.projections.items()}
+        return self.value(full, users, [held])
 
     def references(self, users: Tensor) -> dict[str, float]:
         """The reference rows over some users."""
@@ -147,13 +147,7 @@ class Judge:
         }
 
     def value(self, full: Weights, users: Tensor, held: list[Assignment]) -> float:
-        """Of one model, for some users.
-
-        Args:
-            full: Its tensors in full.
-            users: By whom it is judged.
-            held: What the devices hold whose model this is: all of them for the server's.
-        """
+        """Of a model with these tensors, for some users; ``held`` by the devices whose model this is."""
         plan, people = self.world.plan, self.world.people
         if isinstance(people, ImagePeople):
             return _accuracy(plan.architecture.model_of(full, {}).to(self._device), people)
@@ -165,16 +159,6 @@ class Judge:
     def _ranked(self, score: Scorer, users: Tensor) -> RankingResult:
         data = self.world.interactions
         return evaluate_ranking(score, data.train, data.test, self.world.plan.settings.run.top, users=users)
-
-
-def _recovered(held: Assignment, sent: Weights) -> Weights:
-    """A device's tensors in full."""
-    return {name: projection.recover(sent[name]) for name, projection in (held.projections or {}).items()}
-
-
-def scorer_of(world: World, full: Weights, held: list[Assignment], people: People | None = None) -> Scorer:
-    """Scores of all items by a model: for users of the run, or for others with histories of their own."""
-    return world.plan.algorithm.scorer(world.plan, full, held, people or world.people)
 
 
 def _accuracy(model: nn.Module, people: ImagePeople) -> float:

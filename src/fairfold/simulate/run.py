@@ -20,11 +20,11 @@ from fairfold.protocol.people import ImagePeople
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.round import Backend, in_turn, run_round
 from fairfold.protocol.storage import Storage
-from fairfold.protocol.words import State
+from fairfold.protocol.words import State, on
 from fairfold.settings import Settings
 from fairfold.simulate.numbering import numbered, renumbered_scores
 from fairfold.simulate.result import GroupReport, Judge, Result, RoundReport
-from fairfold.simulate.world import World, load_data, on, popularity_of
+from fairfold.simulate.world import World, load_data, popularity_of
 from fairfold.values import BYTES, Weights
 
 
@@ -75,9 +75,7 @@ def simulate(
     world.people.private = progress.private
     if not settings.model.reads_images:  # there the server's part, small and in a fixed order, stays on the CPU
         progress.state = progress.state.to(device)
-        world.people.private = progress.private = (
-            on(progress.private, device) if device.type == "cuda" else progress.private
-        )
+        world.people.private = progress.private = on(progress.private, device)
     backend = choose_backend(world, device)
     while stop_reason(progress.history, settings) is None:
         started = time.monotonic()
@@ -87,9 +85,7 @@ def simulate(
         report = _report(world, judge, progress, time.monotonic() - started)
         progress.history.append(report)
         watch(report, progress)
-    result = _result(world, judge, progress)
-    cpu = torch.device("cpu")
-    return replace(result, state=result.state.to(cpu), private=on(result.private, cpu))
+    return _result(world, judge, progress)
 
 
 def on_gpu(plan: Plan) -> bool:
@@ -102,17 +98,12 @@ def choose_device(settings: Settings, plan: Plan) -> torch.device:
     """Where a run works."""
     fits, wanted = on_gpu(plan), settings.run.device
     if wanted == "cuda" and not fits:
-        raise InvalidSettings(
-            "run.device='cuda' with settings that run on the CPU only",
-            "a built-in model, run.backend='batched', gradient steps and prox=0",
-            "Use run.device='auto', which takes a GPU where it can be used.",
-        )
+        needed = "a built-in model, run.backend='batched', gradient steps and prox=0"
+        remedy = "Use run.device='auto', which takes a GPU where it can be used."
+        raise InvalidSettings("run.device='cuda' with settings that run on the CPU only", needed, remedy)
     if wanted == "cuda" and not gpu.available():
-        raise InvalidSettings(
-            "run.device='cuda' where torch has no GPU, or Triton is missing",
-            "an NVIDIA GPU and Triton",
-            "See fairfold doctor, or use run.device='cpu'.",
-        )
+        given, remedy = "where torch has no GPU, or Triton is missing", "See fairfold doctor, or use run.device='cpu'."
+        raise InvalidSettings(f"run.device='cuda' {given}", "an NVIDIA GPU and Triton", remedy)
     return torch.device("cuda" if fits and wanted != "cpu" and gpu.available() else "cpu")
 
 
@@ -127,13 +118,11 @@ def choose_backend(world: World, device: torch.device) -> Backend:
 
 def stop_reason(history: list[RoundReport], settings: Settings) -> str | None:
     """Why a run is over: the last round, a quality that reached the threshold or long has not improved; else None."""
-    run, smaller_is_better = settings.run, settings.smaller_is_better
+    run, sign = settings.run, -1 if settings.smaller_is_better else 1
     found = [(report.quality.server, report.round_number) for report in history if report.quality is not None]
-    values = [-value if smaller_is_better else value for value, _ in found]
-    if values and run.threshold is not None:
-        wanted = -run.threshold if smaller_is_better else run.threshold
-        if values[-1] >= wanted:
-            return f"the quality, {found[-1][0]:.4g}, has reached the threshold of {run.threshold:g}"
+    values = [sign * value for value, _ in found]
+    if values and run.threshold is not None and values[-1] >= sign * run.threshold:
+        return f"the quality, {found[-1][0]:.4g}, has reached the threshold of {run.threshold:g}"
     if values and run.patience is not None:
         best = values.index(max(values))
         if len(values) - 1 - best >= run.patience:
@@ -178,32 +167,13 @@ def _result(world: World, judge: Judge, progress: Progress) -> Result:
             progress.history[-1] = replace(last, quality=quality)
     groups, everybody = [], judge.for_everybody(progress.state, assignments)
     for number, (capacity, held) in enumerate(zip(plan.capacities, assignments, strict=True)):
-        members = judge.members(number)
-        size = held.size()
-        down, up = _bytes_moved(held, plan)
-        groups.append(
-            GroupReport(
-                capacity=str(capacity),
-                users=len(members),
-                size=size,
-                bytes_held=size * BYTES,
-                bytes_down=down,
-                bytes_up=up,
-                quality=quality.groups[number],
-                references=judge.references(members),
-                everybody=everybody[number],
-            )
-        )
+        members, size, (down, up) = judge.members(number), held.size(), _bytes_moved(held, plan)
+        cost = (size, size * BYTES, down, up)
+        judged = (quality.groups[number], judge.references(members), everybody[number])
+        groups.append(GroupReport(str(capacity), len(members), *cost, *judged))
+    cpu = torch.device("cpu")
     return Result(
-        plan.settings,
-        judge.metric,
-        progress.state,
-        progress.private,
-        progress.history,
-        groups,
-        quality.server,
-        judge.references(judge.everybody),
-        len(judge.everybody),
-        dict(progress.rejections.counts),
+        plan.settings, judge.metric, progress.state.to(cpu), on(progress.private, cpu), progress.history, groups,
+        quality.server, judge.references(judge.everybody), len(judge.everybody), dict(progress.rejections.counts),
         world.data.counted if isinstance(world.data, Dataset) else None,
-    )
+    )  # fmt: skip

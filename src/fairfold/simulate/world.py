@@ -1,13 +1,10 @@
 """A federation on one machine: the plan, who takes part, their data, and what they are judged by."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 import fairfold.data  # its readers are reached through it, so that a device need not import them
-from fairfold.data import Dataset, Interactions
+from fairfold.data import Dataset
 from fairfold.data.clients import Clients, by_label, by_writer
 from fairfold.data.images import ImageDataset
 from fairfold.data.synthetic import SyntheticWorld
@@ -18,23 +15,15 @@ from fairfold.protocol.fleet import Fleet
 from fairfold.protocol.people import ImagePeople, People
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.storage import Storage
-from fairfold.protocol.words import State
+from fairfold.protocol.words import Public, State
 from fairfold.settings import Settings
 from fairfold.settings.parts import ImageData, InteractionData, SyntheticData
 from fairfold.simulate.numbering import numbered, public_of, renumbered_scores
-from fairfold.values import Weights
 
 
 @dataclass(frozen=True)
 class World:
-    """A simulated federation.
-
-    Attributes:
-        plan: What its server and devices agree on.
-        fleet: Who takes part, with which size.
-        people: Their data and private vectors.
-        data: The same with what is held back for judging.
-    """
+    """A simulated federation: what all agree on, who takes part, their data, and the same with what is held back."""
 
     plan: Plan
     fleet: Fleet
@@ -47,7 +36,7 @@ class World:
         try_out(settings)
         if isinstance(data, ImageDataset):
             height, width = data.train.images.shape[1:]
-            plan = Plan.of_images(settings, (height, width), data.num_classes)
+            plan = Plan.of(settings, Public(0), (height, width, data.num_classes))
             people: People = ImagePeople(plan, data, _divided(data, settings))
         else:
             plan = Plan.of(settings, public_of(data, settings))
@@ -66,10 +55,6 @@ class World:
         assert isinstance(self.data, Dataset)
         return self.data
 
-    def of_users(self, histories: Interactions) -> People:
-        """Others, who took no part, with histories of their own."""
-        return People(self.plan, histories, {})
-
 
 def _divided(data: ImageDataset, settings: Settings) -> Clients:
     chosen = settings.data
@@ -78,11 +63,9 @@ def _divided(data: ImageDataset, settings: Settings) -> Clients:
         seed = settings.run.seed if chosen.seed is None else chosen.seed
         return by_label(data.train.labels, chosen.devices, chosen.concentration, seed).without_empty()
     if data.train.writers is None:
-        raise InvalidSettings(
-            f"data.split='writer' on {data.name!r}, which does not name its writers",
-            "the writer of every image",
-            "Use --data qmnist-writers or femnist, or data.split='dirichlet'.",
-        )
+        given = f"data.split='writer' on {data.name!r}, which does not name its writers"
+        remedy = "Use --data qmnist-writers or femnist, or data.split='dirichlet'."
+        raise InvalidSettings(given, "the writer of every image", remedy)
     return by_writer(data.train.writers).without_empty()
 
 
@@ -95,49 +78,35 @@ def load_data(settings: Settings) -> tuple[Dataset | ImageDataset, dict[str, Sco
 
 def load_interactions(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
     """What a recommender trains on, and its reference rows; refused for models of images."""
-    chosen = settings.data
-    if isinstance(chosen, InteractionData):
-        data = numbered(_loaded(chosen, settings), settings)
-        return data, popularity_of(data)
-    if not isinstance(chosen, SyntheticData):
-        raise InvalidSettings(
-            f"model.kind={settings.model.kind!r}, which reads images, where only recommenders are served",
-            "a model of interactions",
-            "Use mf, neumf or neumf-mlp here; `fairfold train` serves images.",
-        )
-    world = SyntheticWorld(
-        users=chosen.users,
-        items=chosen.items,
-        interactions_per_user=chosen.interactions_per_user,
-        taste_strength=chosen.taste_strength,
-        seed=settings.run.seed,
-    )
-    data, best = world.dataset(), dict[str, Scorer]({"best possible": world.best_scores})
-    if settings.predicts_ratings:
-        raise InvalidSettings(
-            "a model of ratings on the synthetic world", "data with ratings", "Use e.g. --data ml-1m."
-        )
-    if settings.subspace.counted:
-        data = numbered(data, settings)
-        best = renumbered_scores(best, data)
-    return data, popularity_of(data) | best
+    data, best = _loaded(settings)
+    if best and not settings.subspace.counted:  # a synthetic world is numbered by popularity as it is
+        return data, popularity_of(data) | best
+    data = numbered(data, settings)
+    return data, popularity_of(data) | (renumbered_scores(best, data) if best else {})
 
 
 def load_catalogued(settings: Settings) -> Dataset:
     """The same in the catalogue's own numbers: where real devices number the items themselves."""
-    if isinstance(settings.data, InteractionData):
-        return _loaded(settings.data, settings)
-    plain = settings if not settings.subspace.counted else settings.with_changes({"subspace.popularity": "catalogue"})
-    return load_interactions(plain)[0]
+    return _loaded(settings)[0]
 
 
-def _loaded(chosen: InteractionData, settings: Settings) -> Dataset:
-    options: dict[str, Any] = {} if chosen.top_users is None else {"top_users": chosen.top_users}
+def _loaded(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
+    chosen = settings.data
+    if isinstance(chosen, InteractionData):
+        options: dict[str, Any] = {} if chosen.top_users is None else {"top_users": chosen.top_users}
+        options |= {"ratings": True} if settings.predicts_ratings else {}
+        return fairfold.data.load(chosen.name, **options | ({"resplit": True} if chosen.resplit else {})), {}
+    if not isinstance(chosen, SyntheticData):
+        raise InvalidSettings(
+            f"model.kind={settings.model.kind!r}, which reads images, where only recommenders are served",
+            "a model of interactions", "Use mf, neumf or neumf-mlp here; `fairfold train` serves images.",
+        )  # fmt: skip
     if settings.predicts_ratings:
-        options["ratings"] = True
-    if chosen.resplit:
-        options["resplit"] = True
-    return fairfold.data.load(chosen.name, **options)
+        raise InvalidSettings(
+            "a model of ratings on the synthetic world", "data with ratings", "Use e.g. --data ml-1m."
+        )
+    world = SyntheticWorld(**chosen.model_dump(exclude={"kind"}), seed=settings.run.seed)
+    return world.dataset(), {"best possible": world.best_scores}
 
 
 def popularity_of(data: Dataset | ImageDataset) -> dict[str, Scorer]:
@@ -146,8 +115,3 @@ def popularity_of(data: Dataset | ImageDataset) -> dict[str, Scorer]:
         return {}
     popularity = data.train.counts_by_item.float()
     return {"popularity": lambda users: popularity.expand(len(users), -1)}
-
-
-def on(weights: Mapping[str, torch.Tensor], device: torch.device) -> Weights:
-    """Tensors on a device."""
-    return {name: tensor.to(device) for name, tensor in weights.items()}

@@ -6,17 +6,8 @@ from fractions import Fraction
 
 from fairfold.errors import InvalidCapacity
 
-BYTE_UNITS = {
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-}
+BYTE_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+BYTE_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _FORMS = 'a compression such as "16x", a share such as 0.0625 or "1/16", or a budget such as "40MB"'
 _NUMBER = r"(\d+(?:\.\d+)?|\.\d+)"
 _COMPRESSION = re.compile(_NUMBER + r"\s*[x×]", re.IGNORECASE)
@@ -69,11 +60,8 @@ class Capacity:
     @classmethod
     def _of_share(cls, share: Fraction, text: str) -> "Capacity":
         if not 0 < share <= 1:
-            raise InvalidCapacity(
-                f"capacity {text}",
-                "a share above 0 and at most 1",
-                'Write "16x" for a sixteenth, or a unit ("40MB") for bytes.',
-            )
+            remedy = 'Write "16x" for a sixteenth, or a unit ("40MB") for bytes.'
+            raise InvalidCapacity(f"capacity {text}", "a share above 0 and at most 1", remedy)
         return cls(share=share)
 
     def limit(self, full_size: int, itemsize: int = 4) -> int:
@@ -88,9 +76,8 @@ class Capacity:
         if self.budget is None or not taken:
             return self
         if self.budget <= taken:
-            raise InvalidCapacity(
-                f"a budget of {self}", f"more than the {taken:,} bytes held beside the table", "Allow more."
-            )
+            needed = f"more than the {taken:,} bytes held beside the table"
+            raise InvalidCapacity(f"a budget of {self}", needed, "Allow more.")
         return Capacity(budget=self.budget - taken)
 
     def __str__(self) -> str:
@@ -134,8 +121,5 @@ def _between(before: Capacity | None, after: Capacity | None, text: str) -> list
             share /= 2
         if share == after.share:
             return found
-    raise InvalidCapacity(
-        f"scheme {text!r}",
-        "three dots between two compressions a power of two apart",
-        'Write e.g. "1x-...-64x".',
-    )
+    needed = "three dots between two compressions a power of two apart"
+    raise InvalidCapacity(f"scheme {text!r}", needed, 'Write e.g. "1x-...-64x".')

@@ -14,51 +14,29 @@ from fairfold.subspace.capacity import Capacity
 from fairfold.subspace.nesting import require_nested
 from fairfold.subspace.subspace import Subspace
 
-RULES = ("fitted", "paper")
 
+def fit_sizes(limits: Sequence[int], full_size: int, *, unit: int = 1) -> list[int]:
+    """The size each device gets: ``base · 2^k``, the largest within its limit.
 
-def fit_sizes(limits: Sequence[int], full_size: int, *, unit: int = 1, rule: str = "fitted") -> list[int]:
-    """The size each device gets: the largest on the chain that is at most its limit.
-
-    Args:
-        limits: The most coordinates each device can hold.
-        full_size: n. A device that can hold all of them gets the full space.
-        unit: Every smaller size is a multiple of this (the chunk; twice the chunk for ranked subspaces).
-        rule: ``"fitted"``: ``base · 2^k`` with the base that uses most of the devices' memory, each counted alike.
-            ``"paper"``: the largest power of two that is not larger than the limit.
-
-    Returns:
-        One size a device, in the order of ``limits``.
+    The base is the one that uses most of the devices' memory, each counted alike. A device that can hold all of the n
+    coordinates gets the full space; every smaller size is a multiple of ``unit`` (the chunk; twice the chunk for
+    ranked subspaces).
     """
-    if rule not in RULES:
-        raise InvalidCapacity(f"rule={rule!r}", f"one of {', '.join(RULES)}", "Check the spelling.")
-    smallest = min(limits, default=unit)
-    if smallest < unit:
-        raise InvalidCapacity(
-            f"a device that can hold {smallest} coordinates",
-            f"at least {unit}, the smallest part that is hashed as one",
-            "Leave this device out, or use a shorter chunk.",
-        )
-    partial = [min(limit, full_size) for limit in limits if limit < full_size]
-    if not partial:
-        return [full_size] * len(limits)
-    base = _fitted_base(partial, unit) if rule == "fitted" else _paper_base(unit)
+    _check_smallest(min(limits, default=unit), unit, "the smallest part that is hashed as one")
+    partial = [limit for limit in limits if limit < full_size]
+    base = _fitted_base(partial, unit) if partial else full_size
     return [full_size if limit >= full_size else _largest(base, limit) for limit in limits]
+
+
+def _check_smallest(smallest: int, needed: int, why: str) -> None:
+    if smallest < needed:
+        given = f"a device that can hold {smallest} coordinates"
+        raise InvalidCapacity(given, f"at least {needed}, {why}", "Leave this device out, or use a shorter chunk.")
 
 
 def _largest(base: int, limit: int) -> int:
     """The largest base · 2^k that is at most ``limit``."""
     return base << ((limit // base).bit_length() - 1)
-
-
-def _paper_base(unit: int) -> int:
-    if unit & (unit - 1):
-        raise InvalidCapacity(
-            f"rule='paper' with parts of {unit}",
-            "a power of two",
-            "Use a chunk that is a power of two, or rule='fitted'.",
-        )
-    return unit  # a power of two, so unit · 2^k are the powers of two from there on
 
 
 def _fitted_base(limits: list[int], unit: int) -> int:
@@ -88,9 +66,6 @@ def nested_subspaces(
     mapping: str = "element",
     chunk: int = 1,
     sign: bool = True,
-    orthonormal: bool = False,
-    itemsize: int = 4,
-    rule: str = "fitted",
     tail_share: float | None = None,
 ) -> list[Subspace]:
     """One subspace a capacity, all on one chain.
@@ -102,23 +77,17 @@ def nested_subspaces(
         mapping: See :class:`Subspace`.
         chunk: Z.
         sign: Random signs.
-        orthonormal: Columns of unit length.
-        itemsize: Bytes a coordinate, for budgets in bytes.
-        rule: See :func:`fit_sizes`.
         tail_share: For ranked subspaces: all hash into one tail of the same length, this share of the smallest of
             them, and own all other slots. They then nest whatever their sizes are, and no memory is left unused.
             None: each owns and hashes half of its size.
     """
-    limits = [Capacity.parse(capacity).limit(full_size, itemsize) for capacity in capacities]
+    limits = [Capacity.parse(capacity).limit(full_size) for capacity in capacities]
     if mapping == "ranked" and tail_share is not None:
         sizes = _one_tail(limits, full_size, chunk, tail_share)
     else:
         unit = 2 * chunk if mapping == "ranked" else chunk
-        sizes = [(size, 0) for size in fit_sizes(limits, full_size, unit=unit, rule=rule)]
-    subspaces = [
-        Subspace(full_size, size, seed, mapping, chunk, head, sign=sign, orthonormal=orthonormal)
-        for size, head in sizes
-    ]
+        sizes = [(size, 0) for size in fit_sizes(limits, full_size, unit=unit)]
+    subspaces = [Subspace(full_size, size, seed, mapping, chunk, head, sign=sign) for size, head in sizes]
     require_nested(subspaces)
     return subspaces
 
@@ -126,12 +95,7 @@ def nested_subspaces(
 def _one_tail(limits: Sequence[int], full_size: int, chunk: int, tail_share: float) -> list[tuple[int, int]]:
     """Size and head of every device, in whole chunks; the tail has one chunk at least, and so has each head."""
     smallest = min(limits, default=full_size)
-    if smallest < 2 * chunk:
-        raise InvalidCapacity(
-            f"a device that can hold {smallest} coordinates",
-            f"at least {2 * chunk}: a part of its own and one that is shared",
-            "Leave this device out, or use a shorter chunk.",
-        )
+    _check_smallest(smallest, 2 * chunk, "a part of its own and one that is shared")
     tail = max(int(smallest * tail_share) // chunk, 1) * chunk
     found = []
     for limit in limits:
@@ -145,18 +109,12 @@ def assign_groups(
 ) -> Tensor:
     """The group of every device: runs in the order of the ids, as the paper's schemes say.
 
-    Args:
-        num_devices: How many devices.
-        groups: How many groups.
-        shares: Sizes of the groups, in any unit, each at least one device; near-equal if not given.
-        seed: Devices are put into a random order of this seed first, as in the paper's data-loss table.
+    ``shares`` are the sizes of the groups, in any unit, each at least one device; near-equal if not given. With a
+    ``seed`` devices are put into a random order first, as in the paper's data-loss table.
     """
     if groups < 1 or num_devices < groups:
-        raise InvalidCapacity(
-            f"{groups} capacities for {num_devices} devices",
-            "at least one device a capacity",
-            "Name fewer capacities.",
-        )
+        given = f"{groups} capacities for {num_devices} devices"
+        raise InvalidCapacity(given, "at least one device a capacity", "Name fewer capacities.")
     group = torch.arange(num_devices) * groups // num_devices
     if shares is not None:
         ends = torch.tensor(shares, dtype=torch.float64).cumsum(0)

@@ -8,12 +8,8 @@ from torch import Tensor
 
 from fairfold.errors import InvalidDtype, InvalidSubspace, InvalidVector
 
-SUM_DTYPE = {
-    torch.float64: torch.float64,
-    torch.float32: torch.float32,
-    torch.float16: torch.float32,
-    torch.bfloat16: torch.float32,
-}
+SUM_DTYPE = {torch.float64: torch.float64, torch.float32: torch.float32}
+SUM_DTYPE |= {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """The dtypes a vector may have, and the one in which its sums are kept."""
 
 _FINITE_BLOCK = 2**20
@@ -32,16 +28,12 @@ def whole_number(name: str, value: object) -> int:
 def check_vector(name: str, vector: Tensor, length: int) -> None:
     """Refuse anything but a finite floating-point vector of the given length."""
     if not isinstance(vector, Tensor):
-        raise InvalidDtype(
-            f"{name} of type {type(vector).__name__}", "a torch.Tensor", "Wrap it: torch.as_tensor(...)."
-        )
+        given = f"{name} of type {type(vector).__name__}"
+        raise InvalidDtype(given, "a torch.Tensor", "Wrap it: torch.as_tensor(...).")
     check_dtype(name, vector.dtype)
     if vector.dim() != 1 or vector.numel() != length:
-        raise InvalidVector(
-            f"{name} of shape {tuple(vector.shape)}",
-            f"shape ({length},)",
-            "Flatten a table with .reshape(-1), and use the subspace made for its size.",
-        )
+        remedy = "Flatten a table with .reshape(-1), and use the subspace made for its size."
+        raise InvalidVector(f"{name} of shape {tuple(vector.shape)}", f"shape ({length},)", remedy)
     check_finite(name, vector)
 
 
@@ -60,20 +52,14 @@ def check_finite(name: str, vector: Tensor) -> None:
         ends = torch.stack(torch.aminmax(block)).tolist()  # NaN is both ends: no mask, one pass
         if not all(math.isfinite(end) for end in ends):
             where = start + int((~torch.isfinite(block)).nonzero()[0, 0])
-            raise InvalidVector(
-                f"{name} with {float(vector[where])} at position {where}",
-                "finite values only",
-                "Look for a diverged training step, or drop this update.",
-            )
+            given = f"{name} with {float(vector[where])} at position {where}"
+            raise InvalidVector(given, "finite values only", "Look for a diverged training step, or drop this update.")
 
 
 def check_range(start: object, stop: object, length: int) -> tuple[int, int]:
     """Both ends of a range of coordinates, as ints within [0, length]."""
     first, last = whole_number("start", start), whole_number("stop", stop)
     if not 0 <= first <= last <= length:
-        raise InvalidVector(
-            f"range [{first}, {last})",
-            f"0 <= start <= stop <= {length}",
-            "Count from 0; stop is not included.",
-        )
+        needed = f"0 <= start <= stop <= {length}"
+        raise InvalidVector(f"range [{first}, {last})", needed, "Count from 0; stop is not included.")
     return first, last

@@ -20,18 +20,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fairfold.errors import InvalidVector, NotNested
-from fairfold.kernels import folding
-from fairfold.kernels.hashing import Layout
-from fairfold.subspace.checks import check_vector
+from fairfold.errors import NotNested
 
 if TYPE_CHECKING:
     from fairfold.subspace.subspace import Subspace
-
-
-def hash_identity(layout: Layout) -> tuple[int, int, int, bool]:
-    """All that decides where hashed coordinates go, but for the number of slots."""
-    return layout.full_size, layout.chunk, layout.key, layout.signed
 
 
 def obstacle(small: "Subspace", big: "Subspace") -> str | None:
@@ -57,54 +49,16 @@ def require_nested(subspaces: Iterable["Subspace"]) -> list["Subspace"]:
     """The distinct subspaces from small to large, each inside the next; refused if they are not such a chain."""
     chain = sorted(set(subspaces), key=lambda subspace: (subspace.size, subspace.head))
     for small, big in pairwise(chain):
-        _require(small, big)
+        require(small, big)
     return chain
 
 
-def _require(small: "Subspace", big: "Subspace") -> None:
+def require(small: "Subspace", big: "Subspace") -> None:
+    """Refuse ``small`` if it does not lie inside ``big``."""
     reason = obstacle(small, big)
     if reason is not None:
-        raise NotNested(
-            f"sizes {small.size} and {big.size} used together",
-            f"nested subspaces, but {reason}",
-            "Take the sizes from one chain: fairfold.subspace.nested_subspaces.",
-        )
-
-
-@torch.no_grad()
-def unfold(small: "Subspace", big: "Subspace", compact: Tensor) -> Tensor:
-    """The compact vector of ``big`` for the full vector that ``compact`` stands for in ``small``."""
-    check_vector("compact", compact, small.size)
-    _require(small, big)
-    if small == big:
-        return compact.clone()
-    if big.is_full:
-        return small.recover(compact)
-    if small.orthonormal:
-        compact = compact / small._column_lengths(compact)
-    out = folding.unfold(small.layout, big.layout, compact)
-    if big.orthonormal:
-        out *= big._column_lengths(out)
-    return out
-
-
-@torch.no_grad()
-def fold(big: "Subspace", small: "Subspace", sums: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums and counts at the size of ``small``, from those at the size of ``big``.
-
-    Sums fold, means do not: the mean of two means is another number when the slots hold unequally many coordinates.
-    """
-    check_vector("sums", sums, big.size)
-    if counts.shape != (big.size,) or counts.is_floating_point():
-        raise InvalidVector(
-            f"counts of shape {tuple(counts.shape)}, {counts.dtype}",
-            f"whole numbers of shape ({big.size},)",
-            "Take sums and counts from one call of sums_and_counts.",
-        )
-    _require(small, big)
-    if small == big:
-        return sums.clone(), counts.clone()
-    return folding.fold(big.layout, small.layout, sums), folding.fold(big.layout, small.layout, counts)
+        given, remedy = f"sizes {small.size} and {big.size} used together", "fairfold.subspace.nested_subspaces"
+        raise NotNested(given, f"nested subspaces, but {reason}", f"Take the sizes from one chain: {remedy}.")
 
 
 @torch.no_grad()
@@ -123,7 +77,7 @@ def reduce_all(full: Tensor, subspaces: Sequence["Subspace"]) -> dict["Subspace"
         if above is None:
             sums, counts = subspace.sums_and_counts(full)
         else:
-            sums, counts = fold(above, subspace, sums, counts)
+            sums, counts = above.fold(sums, counts, subspace)
         above = subspace
         compacts[subspace] = subspace._divided(sums.clone(), counts).to(full.dtype)
     return compacts

@@ -1,19 +1,16 @@
 """Subspace: the projection matrix S of the paper, as an object that stores a handful of integers."""
 
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fairfold.errors import InvalidSubspace, InvalidVector
-from fairfold.kernels import ops
+from fairfold.kernels import folding, ops
 from fairfold.kernels.hashing import MAX_BLOCKS, Layout, expand_seed, slots_and_signs
 from fairfold.subspace import nesting
 from fairfold.subspace.checks import SUM_DTYPE, check_dtype, check_finite, check_range, check_vector, whole_number
-
-if TYPE_CHECKING:
-    from fairfold.subspace.stream import StreamReducer
 
 MAPPINGS = ("element", "chunk", "ranked")
 
@@ -40,6 +37,10 @@ class Subspace:
         sign: Random signs (count sketch), or none (count-min sketch, the paper's equations).
         orthonormal: Scale each column to unit length, as the convergence proof assumes. Reduction is then Sᵀ itself.
             Keeps the counts of all slots (size ``size``) once they are needed.
+
+    Attributes:
+        is_full: Whether this is the full space itself.
+        layout: All that decides where coordinates live; the other attributes are as the arguments.
     """
 
     def __init__(
@@ -55,15 +56,9 @@ class Subspace:
         orthonormal: bool = False,
     ) -> None:
         full_size, size = whole_number("full_size", full_size), whole_number("size", size)
-        seed, chunk, head = (
-            whole_number("seed", seed),
-            whole_number("chunk", chunk),
-            whole_number("head", head),
-        )
+        seed, chunk, head = whole_number("seed", seed), whole_number("chunk", chunk), whole_number("head", head)
         _check_sizes(full_size, size, seed)
         _check_mapping(mapping, chunk, head)
-        self.seed = seed
-        self.mapping = mapping
         # Columns of the full space are of unit length as they are.
         self.orthonormal = bool(orthonormal) and size < full_size
         if size == full_size:
@@ -72,50 +67,17 @@ class Subspace:
             head = _head_of(size, chunk, head)
         tail = size - head
         if tail % chunk:
-            raise InvalidSubspace(
-                f"chunk={chunk} with {tail} hashed slots of size={size}",
-                "a chunk that divides the hashed slots",
-                f"Use size={head + tail // chunk * chunk or head + chunk}, or another chunk.",
-            )
+            given = f"chunk={chunk} with {tail} hashed slots of size={size}"
+            remedy = f"Use size={head + tail // chunk * chunk or head + chunk}, or another chunk."
+            raise InvalidSubspace(given, "a chunk that divides the hashed slots", remedy)
         if tail // chunk > MAX_BLOCKS:
-            raise InvalidSubspace(
-                f"{tail // chunk} hashed blocks",
-                f"at most {MAX_BLOCKS}",
-                "Hash longer chunks (mapping='chunk').",
-            )
+            given, remedy = f"{tail // chunk} hashed blocks", "Hash longer chunks (mapping='chunk')."
+            raise InvalidSubspace(given, f"at most {MAX_BLOCKS}", remedy)
+        self.full_size, self.size, self.is_full = full_size, size, tail == 0
+        self.seed, self.mapping, self.chunk, self.head, self.sign = seed, mapping, chunk, head, bool(sign)
         self.layout = Layout(full_size, head, tail, chunk, expand_seed(seed), bool(sign))
 
     # -- what it is ---------------------------------------------------------------------------------------------------
-
-    @property
-    def full_size(self) -> int:
-        """n, the number of coordinates of the full vector."""
-        return self.layout.full_size
-
-    @property
-    def size(self) -> int:
-        """m, the number of slots."""
-        return self.layout.size
-
-    @property
-    def chunk(self) -> int:
-        """Z, how many neighbouring coordinates share one hash."""
-        return self.layout.chunk
-
-    @property
-    def head(self) -> int:
-        """How many leading coordinates own a slot."""
-        return self.layout.head
-
-    @property
-    def sign(self) -> bool:
-        """Whether hashed coordinates carry a random sign."""
-        return self.layout.signed
-
-    @property
-    def is_full(self) -> bool:
-        """Whether this is the full space itself."""
-        return self.layout.tail == 0
 
     def _identity(self) -> tuple[Layout, bool]:
         return self.layout, self.orthonormal
@@ -127,12 +89,7 @@ class Subspace:
         return hash(self._identity())
 
     def __repr__(self) -> str:
-        details = [
-            f"full_size={self.full_size}",
-            f"size={self.size}",
-            f"seed={self.seed}",
-            f"mapping={self.mapping!r}",
-        ]
+        details = [f"{name}={getattr(self, name)!r}" for name in ("full_size", "size", "seed", "mapping")]
         if self.chunk > 1:
             details.append(f"chunk={self.chunk}")
         if self.head and not self.is_full:
@@ -164,6 +121,10 @@ class Subspace:
         """The length of each column of S (1 for an empty one), in the dtype and on the device of ``like``."""
         return self._kept_counts.to(like.device, like.dtype).clamp_(min=1).sqrt_()
 
+    def _unscaled(self, compact: Tensor) -> Tensor:
+        """Divided by the lengths of the columns, where these are scaled to 1."""
+        return compact / self._column_lengths(compact) if self.orthonormal else compact
+
     # -- server to device ---------------------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -174,14 +135,7 @@ class Subspace:
             return full.clone()
         if not self.orthonormal:
             return ops.reduce(self.layout, full)
-        sums, counts = self._sums_and_counts(full)
-        return self._divided(sums, counts).to(full.dtype)
-
-    def stream(self, dtype: torch.dtype = torch.float32, device: torch.device | str | None = None) -> "StreamReducer":
-        """A reducer that takes the full vector in blocks, in any order, in memory of the compact size."""
-        from fairfold.subspace.stream import StreamReducer  # the reducer is built on this class
-
-        return StreamReducer(self, dtype, device)
+        return self._divided(*self._sums_and_counts(full)).to(full.dtype)
 
     @torch.no_grad()
     def sums_and_counts(self, full: Tensor) -> tuple[Tensor, Tensor]:
@@ -209,11 +163,9 @@ class Subspace:
         if out is None:
             out = torch.empty(self.full_size, dtype=compact.dtype, device=compact.device)
         elif out.shape != (self.full_size,) or out.dtype != compact.dtype or out.device != compact.device:
-            raise InvalidVector(
-                f"out of shape {tuple(out.shape)}, {out.dtype} on {out.device}",
-                f"shape ({self.full_size},), {compact.dtype} on {compact.device}",
-                "Allocate it with torch.empty, or leave it out.",
-            )
+            given = f"out of shape {tuple(out.shape)}, {out.dtype} on {out.device}"
+            needed = f"shape ({self.full_size},), {compact.dtype} on {compact.device}"
+            raise InvalidVector(given, needed, "Allocate it with torch.empty, or leave it out.")
         return self._recover_into(compact, 0, out)
 
     @torch.no_grad()
@@ -224,11 +176,9 @@ class Subspace:
         return self._recover_into(compact, start, torch.empty(stop - start, dtype=compact.dtype, device=compact.device))
 
     def _recover_into(self, compact: Tensor, first: int, out: Tensor) -> Tensor:
-        if self.orthonormal:
-            compact = compact / self._column_lengths(compact)
         if self.is_full:
             return out.copy_(compact[first : first + out.numel()])
-        ops.recover_range(self.layout, compact, first, out)
+        ops.recover_range(self.layout, self._unscaled(compact), first, out)
         return out
 
     @torch.no_grad()
@@ -236,9 +186,7 @@ class Subspace:
         """Chosen rows of the full vector seen as a table of rows of ``row_size``: shape (len(rows), row_size)."""
         check_vector("compact", compact, self.size)
         row_size = self._check_rows(rows, row_size)
-        if self.orthonormal:
-            compact = compact / self._column_lengths(compact)
-        return ops.recover_rows(self.layout, compact, rows, row_size)
+        return ops.recover_rows(self.layout, self._unscaled(compact), rows, row_size)
 
     # -- gradients ----------------------------------------------------------------------------------------------------
 
@@ -249,66 +197,71 @@ class Subspace:
         if self.is_full:
             return full.clone()
         sums, _ = self._sums_and_counts(full)
-        return self._as_gradient(sums).to(full.dtype)
+        return self._unscaled(sums).to(full.dtype)
 
     @torch.no_grad()
     def accumulate_rows(self, values: Tensor, rows: Tensor) -> Tensor:
         """Sᵀ for a gradient that is zero outside chosen rows: values (len(rows), row_size), rows may repeat."""
         if values.dim() != 2 or len(values) != len(rows):
-            raise InvalidVector(
-                f"values of shape {tuple(values.shape)} for {len(rows)} rows",
-                f"shape ({len(rows)}, row_size)",
-                "Give one line of values a row.",
-            )
+            given = f"values of shape {tuple(values.shape)} for {len(rows)} rows"
+            raise InvalidVector(given, f"shape ({len(rows)}, row_size)", "Give one line of values a row.")
         check_dtype("values", values.dtype)
         check_finite("values", values.reshape(-1))
         self._check_rows(rows, values.shape[1])
         sums = torch.zeros(self.size, dtype=SUM_DTYPE[values.dtype], device=values.device)
         ops.accumulate_rows(self.layout, values, rows, sums)
-        return self._as_gradient(sums).to(values.dtype)
-
-    def _as_gradient(self, sums: Tensor) -> Tensor:
-        return sums / self._column_lengths(sums) if self.orthonormal else sums
+        return self._unscaled(sums).to(values.dtype)
 
     # -- relation to other subspaces ----------------------------------------------------------------------------------
 
     def shares_hash(self, other: "Subspace") -> bool:
         """Whether both place the coordinates they hash by the same hash: *consistent* in the paper's words."""
-        return nesting.hash_identity(self.layout) == nesting.hash_identity(other.layout)
+        one, two = (replace(subspace.layout, head=0, tail=0) for subspace in (self, other))
+        return one == two
 
     def nests_in(self, big: "Subspace") -> bool:
         """Whether this subspace lies inside ``big``: *collapsible* in the paper's words."""
         return nesting.obstacle(self, big) is None
 
+    @torch.no_grad()
     def unfold(self, compact: Tensor, big: "Subspace") -> Tensor:
         """The compact vector of ``big`` that stands for the same full vector: big.recover(unfold(p)) = recover(p)."""
-        return nesting.unfold(self, big, compact)
+        check_vector("compact", compact, self.size)
+        nesting.require(self, big)
+        if self == big:
+            return compact.clone()
+        if big.is_full:
+            return self.recover(compact)
+        out = folding.unfold(self.layout, big.layout, self._unscaled(compact))
+        return out.mul_(big._column_lengths(out)) if big.orthonormal else out
 
+    @torch.no_grad()
     def fold(self, sums: Tensor, counts: Tensor, small: "Subspace") -> tuple[Tensor, Tensor]:
-        """Sums and counts of this subspace, added up to those of ``small``, without touching the full vector."""
-        return nesting.fold(self, small, sums, counts)
+        """Sums and counts of this subspace, added up to those of ``small``, without touching the full vector.
+
+        Sums fold, means do not: the mean of two means is another number when slots hold unequally many coordinates.
+        """
+        check_vector("sums", sums, self.size)
+        if counts.shape != (self.size,) or counts.is_floating_point():
+            given, needed = f"counts of shape {tuple(counts.shape)}, {counts.dtype}", f"({self.size},), whole numbers"
+            raise InvalidVector(given, needed, "Take sums and counts from one call of sums_and_counts.")
+        nesting.require(small, self)
+        if small == self:
+            return sums.clone(), counts.clone()
+        return folding.fold(self.layout, small.layout, sums), folding.fold(self.layout, small.layout, counts)
 
     def _check_rows(self, rows: Tensor, row_size: int) -> int:
         row_size = whole_number("row_size", row_size)
         if row_size < 1 or self.full_size % row_size:
-            raise InvalidVector(
-                f"row_size={row_size} for {self.full_size} coordinates",
-                "a positive divisor of the full size",
-                "Use the number of columns of the table.",
-            )
+            given = f"row_size={row_size} for {self.full_size} coordinates"
+            raise InvalidVector(given, "a positive divisor of the full size", "Use the number of columns of the table.")
         if rows.dim() != 1 or rows.dtype not in (torch.int64, torch.int32):
-            raise InvalidVector(
-                f"rows of shape {tuple(rows.shape)}, {rows.dtype}",
-                "a vector of int64",
-                "Use torch.tensor([...]).",
-            )
+            given = f"rows of shape {tuple(rows.shape)}, {rows.dtype}"
+            raise InvalidVector(given, "a vector of int64", "Use torch.tensor([...]).")
         count = self.full_size // row_size
         if rows.numel() and not (int(rows.min()) >= 0 and int(rows.max()) < count):
-            raise InvalidVector(
-                f"rows from {int(rows.min())} to {int(rows.max())}",
-                f"rows from 0 to {count - 1}",
-                "Check the ids.",
-            )
+            given = f"rows from {int(rows.min())} to {int(rows.max())}"
+            raise InvalidVector(given, f"rows from 0 to {count - 1}", "Check the ids.")
         return row_size
 
 
@@ -316,11 +269,8 @@ def _check_sizes(full_size: int, size: int, seed: int) -> None:
     if full_size < 1:
         raise InvalidSubspace(f"full_size={full_size}", "at least 1", "Use the number of parameters of the model.")
     if not 1 <= size <= full_size:
-        raise InvalidSubspace(
-            f"size={size} for full_size={full_size}",
-            f"1 <= size <= {full_size}",
-            "See fairfold.subspace.fit_sizes.",
-        )
+        given = f"size={size} for full_size={full_size}"
+        raise InvalidSubspace(given, f"1 <= size <= {full_size}", "See fairfold.subspace.fit_sizes.")
     if not 0 <= seed < 2**64:
         raise InvalidSubspace(f"seed={seed}", "0 <= seed < 2**64", "Take the seed modulo 2**64.")
 
@@ -341,9 +291,6 @@ def _head_of(size: int, chunk: int, head: int) -> int:
     if head == 0:
         return size // 2 // chunk * chunk
     if not 0 < head < size or head % chunk:
-        raise InvalidSubspace(
-            f"head={head} for size={size} and chunk={chunk}",
-            f"a multiple of the chunk between 1 and {size - 1}",
-            "Leave head out for half of the size.",
-        )
+        given, needed = f"head={head} for size={size} and chunk={chunk}", f"a multiple of the chunk below {size}"
+        raise InvalidSubspace(given, needed, "Leave head out for half of the size.")
     return head
