@@ -35,6 +35,7 @@ from fairfold.metrics.ranking import Scorer
 from fairfold.protocol.algorithm import Algorithm
 from fairfold.protocol.people import Client, People
 from fairfold.protocol.plan import Plan
+from fairfold.protocol.sampling import Purpose, generator
 from fairfold.protocol.words import Answer, Sent, State, Totals, Visit, Word
 from fairfold.subspace import Subspace
 from fairfold.subspace.nesting import require_nested
@@ -96,11 +97,12 @@ class LeastSquares(Remembering):
 
     @torch.no_grad()
     def init(self, plan: Plan, full: Weights) -> State:
-        """Inside the space of the largest devices, with the Gram matrix of the items."""
+        """By chance in the space of the largest devices: the same whoever takes part, however many they are."""
         (name,), factors = plan.architecture.tables, plan.settings.model.factors
         largest = chain_of(plan, 0)[-1]
-        compact = largest.reduce(full[name])
-        return State(full | {name: largest.recover(compact), GRAM: gram(compact, largest, factors).view(-1)})
+        source = generator(plan.settings, Purpose.MODEL)
+        start = torch.randn(largest.size, generator=source, dtype=full[name].dtype)
+        return State(full | self._model(name, largest, start, factors))
 
     # -- the device ----------------------------------------------------------------------------------------------------
 
@@ -180,21 +182,28 @@ class LeastSquares(Remembering):
         (name,), factors = plan.architecture.tables, plan.settings.model.factors
         chain = chain_of(plan, 0)
         rows, codes, moments = dict[Subspace, Tensor](), dict[Subspace, Tensor](), dict(state.moments)
-        dtype = state.full[name].dtype
-        for space in chain:
-            kept = moments.get(f"sums-{space.size}") or {
-                name: torch.zeros(space.size, dtype=dtype),
-                GRAM: torch.zeros(factors * factors, dtype=dtype),
-            }
-            rows[space], codes[space] = kept[name], kept[GRAM]
+        for space in chain:  # in double: changes of changes are added for as long as the run lasts
+            kept = moments.get(f"sums-{space.size}") or {name: torch.zeros(space.size), GRAM: torch.zeros(factors**2)}
+            rows[space], codes[space] = kept[name].double(), kept[GRAM].double()
         for sent, answer in totals.parts():
             space = subspace_of(sent.projections[name])
             rows[space], codes[space] = rows[space] + answer.sums[name], codes[space] + answer.sums[GRAM]
         moments |= {f"sums-{space.size}": {name: rows[space], GRAM: codes[space]} for space in chain}
         largest = chain[-1]
         solved = self._solved(chain, rows, codes, largest.reduce(state.full[name]), factors)
-        full = state.full | {name: largest.recover(solved), GRAM: gram(solved, largest, factors).view(-1)}
+        full = state.full | self._model(name, largest, solved, factors)
         return State(full, state.round_number + 1, moments)
+
+    def _model(self, name: str, space: Subspace, compact: Tensor, factors: int) -> Weights:
+        """The items' table and its Gram matrix, at the one scale at which mean diag(VᵀV) = 1.
+
+        The ridge is in units of what it is added to, so no term of the objective holds the scale: left alone, V grows
+        by a factor every round, and users' vectors shrink by it, until float32 holds neither.
+        """
+        metric = gram(compact, space, factors)
+        level = float(metric.diagonal().mean())
+        scale = level**-0.5 if level > 0 else 1.0
+        return {name: space.recover(compact * scale), GRAM: (metric * scale**2).view(-1)}
 
     def _solved(
         self,
