@@ -28,7 +28,7 @@ from fairfold.simulate.world import World, load_data, on, popularity_of
 from fairfold.values import BYTES, Weights
 
 GOOD_BYTES = 2**30
-"""Of a larger federation no copy of the best model is kept: its checkpoints are what a run that diverges goes back to."""
+"""Of a larger federation no copy of the best model is kept; its checkpoints are."""
 
 
 @dataclass
@@ -67,8 +67,8 @@ class Progress:
 
 
 LOST = 6
-"""Evaluations in a row that tell a run that diverges from one that is noisy: of the kept runs of the paper's recipe, 1,000
-rounds long, some come back after five (experiments/results/choices)."""
+"""Evaluations in a row that tell a run that diverges from a noisy one: of the kept runs of the paper's recipe, some come
+back after five (experiments/results/choices)."""
 
 FALL = 0.02
 """A quality has to fall by more than this to be called lost: at the start of a run, half of little is noise."""
