@@ -67,7 +67,7 @@ class Progress:
 
 
 LOST = 6
-"""Evaluations in a row that tell a run that diverges from a noisy one: of the kept runs of the paper's recipe, some come
+"""Evaluations in a row that tell a run that diverges from a noisy one: of the kept runs of the paper, some come
 back after five (experiments/results/choices)."""
 
 FALL = 0.02
