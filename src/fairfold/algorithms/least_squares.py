@@ -36,6 +36,7 @@ from fairfold.metrics.ranking import Scorer
 from fairfold.protocol.algorithm import Algorithm
 from fairfold.protocol.people import Client, People
 from fairfold.protocol.plan import Plan
+from fairfold.protocol.sampling import Purpose, generator
 from fairfold.protocol.words import Answer, Sent, State, Totals, Visit, Word, by_sent
 from fairfold.subspace import Subspace
 from fairfold.subspace.nesting import require_nested
@@ -111,11 +112,12 @@ class LeastSquares(Remembering):
 
     @torch.no_grad()
     def init(self, plan: Plan, full: Weights) -> State:
-        """Inside the space of the largest devices, with the Gram matrix of the items."""
+        """By chance in the space of the largest devices: the same whoever takes part, however many they are."""
         (name,), factors = plan.architecture.tables, plan.settings.model.factors
         largest = chain_of(plan, 0)[-1]
-        compact = largest.reduce(full[name])
-        return State(full | {name: largest.recover(compact), GRAM: gram(compact, largest, factors).view(-1)})
+        source = generator(plan.settings, Purpose.MODEL)
+        start = torch.randn(largest.size, generator=source, dtype=full[name].dtype)
+        return State(full | self._model(name, largest, start, factors))
 
     # -- the device ----------------------------------------------------------------------------------------------------
 
@@ -179,11 +181,10 @@ class LeastSquares(Remembering):
             return replace(state, round_number=state.round_number + 1)
         (name,), factors = plan.architecture.tables, plan.settings.model.factors
         chain, moments = chain_of(plan, 0), dict(state.moments)
-        zeros = state.full[name].new_zeros
-        sums = {
-            space: moments.get(f"sums-{space.size}") or {name: zeros(space.size), GRAM: zeros(factors * factors)}
-            for space in chain
-        }
+        sums = dict[Subspace, Weights]()
+        for space in chain:  # in double: changes of changes are added for as long as the run lasts
+            kept = moments.get(f"sums-{space.size}") or {name: torch.zeros(space.size), GRAM: torch.zeros(factors**2)}
+            sums[space] = {key: of.double() for key, of in kept.items()}
         for sent, answer in totals.parts():
             space = subspace_of(sent.projections[name])
             sums[space] = {key: sums[space][key] + said for key, said in answer.sums.items()}
@@ -192,8 +193,19 @@ class LeastSquares(Remembering):
         rows = {space: of[name] for space, of in sums.items()}
         codes = {space: of[GRAM] for space, of in sums.items()}
         solved = self._solved(chain, rows, codes, largest.reduce(state.full[name]).view(-1, factors))
-        full = state.full | {name: largest.recover(solved), GRAM: gram(solved, largest, factors).view(-1)}
+        full = state.full | self._model(name, largest, solved, factors)
         return State(full, state.round_number + 1, moments)
+
+    def _model(self, name: str, space: Subspace, compact: Tensor, factors: int) -> Weights:
+        """The items' table and its Gram matrix, at the one scale at which mean diag(VᵀV) = 1.
+
+        The ridge is in units of what it is added to, so no term of the objective holds the scale: left alone, V grows
+        by a factor every round, and users' vectors shrink by it, until float32 holds neither.
+        """
+        metric = gram(compact, space, factors)
+        level = float(metric.diagonal().mean())
+        scale = level**-0.5 if level > 0 else 1.0
+        return {name: space.recover(compact * scale), GRAM: (metric * scale**2).view(-1)}
 
     def _solved(
         self, chain: list[Subspace], rows: dict[Subspace, Tensor], codes: dict[Subspace, Tensor], table: Tensor

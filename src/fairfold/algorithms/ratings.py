@@ -264,19 +264,22 @@ class RatingSquares(Remembering):
         largest, number = self.spoken_space(chain_of(plan, 0)[-1]), state.round_number
         if not totals.by_size:
             return replace(state, round_number=number + 1)
-        kept = state.moments.get("sums") or {name: torch.zeros(largest.size, dtype=state.full[name].dtype)}
-        sums = kept[name].view(-1, factors).clone()
-        centre, gram = state.full[CENTRE], state.full[GRAM]
+        # In double: changes of changes are added for as long as the run lasts.
+        start = {name: torch.zeros(largest.size), CENTRE: state.full[CENTRE], GRAM: state.full[GRAM]}
+        kept = {key: of.double() for key, of in (start | state.moments.get("sums", {})).items()}
+        sums, centre, gram = kept[name].view(-1, factors).clone(), kept[CENTRE], kept[GRAM]
         for sent, answer in totals.parts():
-            sums.index_add_(0, self.window(plan, sent).rows, answer.sums[name].view(-1, factors))
+            sums.index_add_(0, self.window(plan, sent).rows, answer.sums[name].view(-1, factors).double())
             centre, gram = centre + answer.sums[CENTRE], gram + answer.sums[GRAM]
         # The ridge is one of the full table, so a row that k items share has it k times. Without that, a row of items
         # with one rating each would believe what none of them can.
         sharing = row_counts(largest, factors).clamp(min=1)[:, None].to(sums.dtype)
         pull = pull_of(factors, self.damping, self.ridge, sums.dtype)
         table = solved_rows(sums, self._spoken(plan, largest, centre[2]), sharing, mean_code(gram, factors), pull)
-        full = state.full | {name: largest.recover(table.view(-1)), CENTRE: centre, GRAM: gram}
-        return State(full, number + 1, state.moments | {"sums": {name: sums.view(-1)}})
+        dtype = state.full[name].dtype
+        full = {name: largest.recover(table.view(-1).to(dtype)), CENTRE: centre.to(dtype), GRAM: gram.to(dtype)}
+        moments = {"sums": {name: sums.view(-1), CENTRE: centre, GRAM: gram}}
+        return State(state.full | full, number + 1, state.moments | moments)
 
     def _spoken(self, plan: Plan, largest: Subspace, spoken: Tensor) -> Tensor:
         """n, how many ratings were spoken of, by row."""

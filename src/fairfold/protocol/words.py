@@ -151,6 +151,11 @@ class State:
     round_number: int = 0
     moments: dict[str, Weights] = field(default_factory=dict)
 
+    def copy(self) -> "State":
+        """One that a round does not change."""
+        moments = {moment: {name: of.clone() for name, of in kept.items()} for moment, kept in self.moments.items()}
+        return State({name: of.clone() for name, of in self.full.items()}, self.round_number, moments)
+
     def to(self, device: torch.device) -> "State":
         """The same on a device."""
         moments = {moment: on(of, device) for moment, of in self.moments.items()}

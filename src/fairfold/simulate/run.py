@@ -27,16 +27,51 @@ from fairfold.simulate.result import GroupReport, Judge, Result, RoundReport
 from fairfold.simulate.world import World, load_data, popularity_of
 from fairfold.values import BYTES, Weights
 
+GOOD_BYTES = 2**30
+"""Of a larger federation no copy of the best model is kept; its checkpoints are."""
+
 
 @dataclass
 class Progress:
-    """Where a run stands: all that is needed to go on from here."""
+    """Where a run stands: all that is needed to go on from here.
+
+    Attributes:
+        state: The server's.
+        private: The users' own vectors.
+        history: Of the rounds done.
+        rejections: Answers that were refused.
+        good: The first two as they were when quality was best; None where they are too large for a copy.
+    """
 
     state: State
     private: Weights
     history: list[RoundReport]
     rejections: Rejections
+    good: tuple[State, Weights] | None = None
 
+    def note(self, report: RoundReport, smaller_is_better: bool) -> None:
+        """Add a round, and keep a copy of what is better than all before."""
+        found = qualities([*self.history, report], smaller_is_better)
+        self.history.append(report)
+        held = [*self.state.full.values(), *self.private.values()]
+        if report.quality is not None and found[-1] == max(found):
+            small = sum(tensor.nbytes for tensor in held) <= GOOD_BYTES
+            self.good = (self.state.copy(), {n: own.clone() for n, own in self.private.items()}) if small else None
+
+    def go_back(self) -> None:
+        """To the best model, where there is a copy."""
+        if self.good is not None:
+            self.state, private = self.good
+            for name, own in private.items():
+                self.private[name].copy_(own)
+
+
+LOST = 6
+"""Evaluations in a row that tell a run that diverges from a noisy one: of the kept runs of the paper, some come
+back after five (experiments/results/choices)."""
+
+FALL = 0.02
+"""A quality has to fall by more than this to be called lost: at the start of a run, half of little is noise."""
 
 Watch = Callable[[RoundReport, Progress], None]
 
@@ -83,7 +118,9 @@ def simulate(
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # a round's time is when its work is done, not when it is queued
         report = _report(world, judge, progress, time.monotonic() - started)
-        progress.history.append(report)
+        progress.note(report, settings.smaller_is_better)
+        if diverged(progress.history, settings) is not None:
+            progress.go_back()
         watch(report, progress)
     return _result(world, judge, progress)
 
@@ -120,7 +157,9 @@ def stop_reason(history: list[RoundReport], settings: Settings) -> str | None:
     """Why a run is over: the last round, a quality that reached the threshold or long has not improved; else None."""
     run, sign = settings.run, -1 if settings.smaller_is_better else 1
     found = [(report.quality.server, report.round_number) for report in history if report.quality is not None]
-    values = [sign * value for value, _ in found]
+    values = qualities(history, settings.smaller_is_better)
+    if (lost := diverged(history, settings)) is not None:
+        return lost
     if values and run.threshold is not None and values[-1] >= sign * run.threshold:
         return f"the quality, {found[-1][0]:.4g}, has reached the threshold of {run.threshold:g}"
     if values and run.patience is not None:
@@ -131,6 +170,27 @@ def stop_reason(history: list[RoundReport], settings: Settings) -> str | None:
     if history and history[-1].round_number >= run.rounds:
         return f"all {run.rounds} rounds are done"
     return None
+
+
+def qualities(history: list[RoundReport], smaller_is_better: bool) -> list[float]:
+    """Of the server's model, as often as it was evaluated; the larger the better."""
+    found = [report.quality.server for report in history if report.quality is not None]
+    return [-value for value in found] if smaller_is_better else found
+
+
+def diverged(history: list[RoundReport], settings: Settings) -> str | None:
+    """What to say of a run that loses what it had learned: half of its best quality, evaluated over and over."""
+    values = qualities(history, settings.smaller_is_better)
+    best = max(values, default=0.0)
+    least = min(best / 2, best - FALL) if best > 0 else min(2 * best, best - FALL)
+    if len(values) <= LOST or any(value >= least for value in values[-LOST:]):  # what is no number is no quality
+        return None
+    rounds = [report.round_number for report in history if report.quality is not None]
+    return (
+        f"it diverges: the quality was {abs(best):.4g} in round {rounds[values.index(best)]}, and is "
+        f"{abs(values[-1]):.4g} in round {rounds[-1]}. The model of the better round is kept. Take smaller steps, a "
+        "larger ridge or fewer rounds"
+    )
 
 
 def _report(world: World, judge: Judge, progress: Progress, seconds: float) -> RoundReport:
@@ -160,10 +220,10 @@ def _result(world: World, judge: Judge, progress: Progress) -> Result:
     plan = world.plan
     assignments = plan.assignments(max(progress.state.round_number - 1, 0))
     last = progress.history[-1] if progress.history else None
-    quality = last.quality if last else None
+    quality = last.quality if last and last.round_number == progress.state.round_number else None
     if quality is None:  # stopped between evaluations, or nothing was left to do
         quality = judge.quality(progress.state, assignments)
-        if last:
+        if last and last.quality is None:
             progress.history[-1] = replace(last, quality=quality)
     groups, everybody = [], judge.for_everybody(progress.state, assignments)
     for number, (capacity, held) in enumerate(zip(plan.capacities, assignments, strict=True)):
