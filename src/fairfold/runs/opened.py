@@ -15,6 +15,7 @@ from fairfold.data.images import ImageDataset
 from fairfold.errors import InvalidSettings
 from fairfold.metrics.ranking import Scorer
 from fairfold.projections import Assignment
+from fairfold.protocol.people import People
 from fairfold.protocol.plan import Plan
 from fairfold.runs import checkpoint
 from fairfold.runs.folder import RunFolder
