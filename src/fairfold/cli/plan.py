@@ -39,7 +39,7 @@ def plan(
     table = Table(
         title=f"{items:,} items of {dim} numbers: {readable_bytes(BYTES * items * dim)} in full"
         f"{f', and a bias of {readable_bytes(BYTES * items)}' if beside else ''}; "
-        f"a round touches {rows:,} rows",
+        f"a round touches {rows:,} rows"
     )
     headings = ["budget", "size", "compression", "stored", "serving peak", "training peak", "per round, down + up"]
     for heading in [*headings, *(["measured peak"] if measure else [])]:

@@ -23,10 +23,7 @@ class InProcessGrid(Grid):
     """
 
     def __init__(
-        self,
-        app: ClientApp,
-        node_configs: Iterable[UserConfig],
-        inspect: Inspect = lambda _message: None,
+        self, app: ClientApp, node_configs: Iterable[UserConfig], inspect: Inspect = lambda _message: None
     ) -> None:
         # Messages carry the identity of the process that makes them, which Flower's runtime would have set.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1

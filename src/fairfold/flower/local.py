@@ -188,11 +188,9 @@ class LocalFile:
                 numbers |= {name: line for line, text in enumerate(lines) if (name := text.strip()) in wanted}
         strange = [name for name, number in numbers.items() if not 0 <= number < num_items]
         if strange:
-            raise InvalidData(
-                f"{self.path}: item {strange[0]!r} and {len(strange) - 1} more are not in the catalogue",
-                f"numbers from 0 to {num_items - 1}, or names listed in `catalogue`",
-                "Check the column, or bring the catalogue up to date.",
-            )
+            given = f"{self.path}: item {strange[0]!r} and {len(strange) - 1} more are not in the catalogue"
+            needed = f"numbers from 0 to {num_items - 1}, or names listed in `catalogue`"
+            raise InvalidData(given, needed, "Check the column, or bring the catalogue up to date.")
         return numbers
 
 
@@ -221,10 +219,5 @@ def _interactions(rows: list[Row], users: dict[str, int], items: dict[str, int],
 
     given = [row[2] for row in rows]
     ratings = None if any(rating is None for rating in given) else torch.tensor(given, dtype=torch.float32)
-    return Interactions.from_pairs(
-        torch.tensor([users[row[0]] for row in rows]),
-        torch.tensor([items[row[1]] for row in rows]),
-        len(users),
-        num_items,
-        ratings,
-    )
+    owners, chosen = torch.tensor([users[row[0]] for row in rows]), torch.tensor([items[row[1]] for row in rows])
+    return Interactions.from_pairs(owners, chosen, len(users), num_items, ratings)

@@ -27,15 +27,14 @@ Picture = tuple[int, int, int]  # height, width and number of classes of images
 
 def refuse_unserved(settings: Settings) -> None:
     """Refuse settings that only make sense where one process holds everybody's data."""
-    problems = []
-    if settings.algorithm.pooled:
-        problems.append(f"algorithm.kind={settings.algorithm.kind!r} (it asks for all data in one place)")
-    if settings.algorithm.uploads_users():
-        problems.append("algorithm.user_vectors='uploaded' (a user's vectors stay on the device)")
-    if settings.fleet.replacement:
-        problems.append("fleet.replacement (a node cannot be drawn twice)")
-    if settings.fleet.faults != FaultSettings():
-        problems.append("fleet.faults (real devices have their own)")
+    algorithm, fleet = settings.algorithm, settings.fleet
+    unserved = {
+        f"algorithm.kind={algorithm.kind!r} (it asks for all data in one place)": algorithm.pooled,
+        "algorithm.user_vectors='uploaded' (a user's vectors stay on the device)": algorithm.uploads_users(),
+        "fleet.replacement (a node cannot be drawn twice)": fleet.replacement,
+        "fleet.faults (real devices have their own)": fleet.faults != FaultSettings(),
+    }
+    problems = [words for words, given in unserved.items() if given]
     if problems:
         raise InvalidSettings("; ".join(problems), "settings a real federation can serve", "Leave these out.")
 

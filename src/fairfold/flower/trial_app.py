@@ -28,19 +28,12 @@ def main(grid: Grid, context: Context) -> None:
     FairStrategy(settings, **options).start(grid)
 '''
 
-PYPROJECT = """[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
+PYPROJECT = """[project]
 name = "fairfold-trial"
 version = "1.0.0"
 description = "A federation made by `fairfold federate`"
 license = { file = "LICENSE" }
 dependencies = ["fairfold[flower]>=0.1", "flwr[simulation]>=1.41,<1.42"]
-
-[tool.hatch.build.targets.wheel]
-packages = ["fairfold_trial"]
 
 [tool.flwr.app]
 publisher = "fairfold"
