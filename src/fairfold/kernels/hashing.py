@@ -38,23 +38,14 @@ MAX_BLOCKS = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """All that a kernel must know of a subspace: six integers and a flag, nothing of size n or m.
+    """All that a kernel must know of a subspace: six integers and a flag, nothing of size n or m."""
 
-    Attributes:
-        full_size: n, the number of coordinates of the full vector.
-        head: How many leading coordinates own a slot.
-        tail: How many slots the other coordinates are hashed into; 0 only if ``head == full_size``.
-        chunk: Z, how many neighbouring coordinates share one hash.
-        key: The seed, mixed to 64 bits by :func:`expand_seed`.
-        signed: Whether hashed coordinates carry a random sign.
-    """
-
-    full_size: int
-    head: int
-    tail: int
-    chunk: int
-    key: int
-    signed: bool
+    full_size: int  # n, the number of coordinates of the full vector
+    head: int  # how many leading coordinates own a slot
+    tail: int  # how many slots the other coordinates are hashed into; 0 only if head == full_size
+    chunk: int  # Z, how many neighbouring coordinates share one hash
+    key: int  # the seed, mixed to 64 bits by expand_seed
+    signed: bool  # whether hashed coordinates carry a random sign
 
     @property
     def size(self) -> int:
@@ -97,15 +88,7 @@ def hash_blocks(key: int, blocks: Tensor) -> Tensor:
 
 
 def slots_and_signs(layout: Layout, coordinates: Tensor) -> tuple[Tensor, Tensor]:
-    """Where each coordinate lives and with which sign.
-
-    Args:
-        layout: The subspace.
-        coordinates: int64, each in [0, full_size).
-
-    Returns:
-        slots (int64) and signs (int8, +1 or -1), shaped like ``coordinates``.
-    """
+    """Slots (int64) and signs (int8, +1 or -1) of coordinates (int64), each in [0, full_size)."""
     signs = torch.ones_like(coordinates, dtype=torch.int8)
     if layout.tail == 0:
         return coordinates, signs
