@@ -210,7 +210,7 @@ class ImageGraphBackend:
         )  # fmt: skip
 
     def _chain(self, working: int) -> "list[Link]":
-        """The network as a chain of linear layers, for kernels of our own in float32 on a GPU; empty where it is none."""
+        """The network as a chain of linear layers, for our own kernels (float32, on a GPU); empty where it is none."""
         names: tuple[str, ...] = getattr(self.work.architecture.network, "chain", ())
         if not (names and self.device.type == "cuda" and self._full.dtype == torch.float32):
             return []

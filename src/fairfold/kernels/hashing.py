@@ -8,15 +8,9 @@ coordinates own a slot each. Every other coordinate ``a`` is hashed, ``chunk`` n
     slot          = head + floor(hash * (tail / chunk) / 2**32) * chunk + offset
     sign          = +1 or -1 by bit (offset mod 32) of a second mix of the hash
 
-In the paper's symbols S[a, slot(a)] = sign(a). Three choices deserve their reasons:
-
-* *The leading bits of the hash choose the slot* (a multiplication and a shift) where the paper writes ``h(a) % m``.
-  It nests for the same sizes: floor(x·k·t) // k = floor(x·t), so a tail of t slots is a coarser partition than one of
-  k·t slots, whatever k. It needs no division, and unfolding repeats neighbours instead of tiling.
-* *A bijective mixer, not a linear family.* (ax + b) mod p mod m is universal, as the paper asks, but h(x + D) − h(x) is
-  then nearly constant, so whole rows of a table collide at once. The mixer (the constants of ``lowbias32``) is a
-  bijection of 32-bit words, keyed before and inside; tests/laws/test_hash.py holds both to the row-pair test.
-* *The seed is mixed first.* A small seed XORed into the key would only permute the coordinates.
+In the paper's symbols S[a, slot(a)] = sign(a). The seed is mixed first: a small one XORed into the key would only
+permute the coordinates. Why leading bits choose the slot, where the paper writes ``h(a) % m``, and why a bijective
+mixer and no linear family: docs/decisions/hash.md. tests/laws/test_hash.py holds both to the row-pair test.
 
 Everything here works on int64 tensors that hold unsigned 32-bit words, because torch has no unsigned arithmetic.
 """
