@@ -37,8 +37,6 @@ CLIENTS_AT_ONCE = 32
 STEPS_AT_ONCE = 8
 """Steps that one recorded program takes: the start of a program costs more than that of a kernel inside it."""
 ROUNDS_AHEAD = 2
-USE_CHAIN = True
-"""Whether networks that are chains of linear layers run by kernels of our own, in float32 on a GPU."""
 
 
 def chain_of(names: Sequence[str], parts: Mapping[str, Part]) -> "list[Link]":
@@ -213,9 +211,9 @@ class ImageGraphBackend:
         )  # fmt: skip
 
     def _chain(self, working: int) -> "list[Link]":
-        """The network as a chain of linear layers, for kernels of our own; empty where it is none."""
+        """The network as a chain of linear layers, for our own kernels (float32, on a GPU); empty where it is none."""
         names: tuple[str, ...] = getattr(self.work.architecture.network, "chain", ())
-        if not (USE_CHAIN and names and self.device.type == "cuda" and self._full.dtype == torch.float32):
+        if not (names and self.device.type == "cuda" and self._full.dtype == torch.float32):
             return []
         return chain_of(names, self._parts(working))
 

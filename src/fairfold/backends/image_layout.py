@@ -22,20 +22,18 @@ class Lines:
     A *section* is what one vector of the client stands for: a tensor, its factors, or all tensors. Sections start at
     whole pieces. A hashed section has the slots of its hash; of any other the slots are its weights themselves, those
     that the client does not hold with sign 0.
-
-    Attributes:
-        parts: Name of every matrix or vector of the stacked network: its start and its shape.
-        coordinates: Length of a line of weights.
-        slots: Length of a line of slots.
-        width: Coordinates a piece.
     """
+
+    parts: dict[str, tuple[int, tuple[int, ...]]]  # every matrix or vector of the stacked network: start and shape
+    coordinates: int  # length of a line of weights
+    slots: int  # length of a line of slots
+    width: int  # coordinates a piece
 
     def __init__(self, plan: Plan) -> None:
         architecture = plan.architecture
         assert isinstance(architecture, ImageArchitecture)
         held = [one.projections for one in plan.assignments(0) if one.projections is not None]
-        self.parts: dict[str, tuple[int, tuple[int, ...]]] = {}
-        self._starts: dict[str, int] = {}
+        self.parts, self._starts = {}, dict[str, int]()
         self._layers = architecture.layers
         at = 0
         for name in held[0]:
@@ -47,14 +45,12 @@ class Lines:
                     at += prod(shape)
                 at = _whole_pieces(at)
         self.coordinates = at
-        self._hashed = all(isinstance(one, Hashed) for projections in held for one in projections.values())
-        self.slots = max(sum(_whole_pieces(one.size) for one in projections.values()) for projections in held)
-        if not self._hashed:
-            self.slots = self.coordinates
-        self.width = PIECE
-        for projection in (one for projections in held for one in projections.values()):
-            if isinstance(projection, Hashed) and not projection.subspace.is_full:
-                self.width = gcd(self.width, projection.subspace.layout.chunk, projection.subspace.layout.head)
+        every = [one for projections in held for one in projections.values()]
+        self._hashed = all(isinstance(one, Hashed) for one in every)
+        of_hashes = max(sum(_whole_pieces(one.size) for one in projections.values()) for projections in held)
+        self.slots = of_hashes if self._hashed else self.coordinates
+        layouts = [one.subspace.layout for one in every if isinstance(one, Hashed) and not one.subspace.is_full]
+        self.width = gcd(PIECE, *(number for layout in layouts for number in (layout.chunk, layout.head)))
 
     def positions(self, projections: dict[str, Projection]) -> Tensor:
         """Where the numbers of a client's vectors, one after the other, stand in its line of slots."""

@@ -8,15 +8,9 @@ coordinates own a slot each. Every other coordinate ``a`` is hashed, ``chunk`` n
     slot          = head + floor(hash * (tail / chunk) / 2**32) * chunk + offset
     sign          = +1 or -1 by bit (offset mod 32) of a second mix of the hash
 
-In the paper's symbols S[a, slot(a)] = sign(a). Three choices deserve their reasons:
-
-* *The leading bits of the hash choose the slot* (a multiplication and a shift) where the paper writes ``h(a) % m``.
-  It nests for the same sizes: floor(x·k·t) // k = floor(x·t), so a tail of t slots is a coarser partition than one of
-  k·t slots, whatever k. It needs no division, and unfolding repeats neighbours instead of tiling.
-* *A bijective mixer, not a linear family.* (ax + b) mod p mod m is universal, as the paper asks, but h(x + D) − h(x) is
-  then nearly constant, so whole rows of a table collide at once. The mixer (the constants of ``lowbias32``) is a
-  bijection of 32-bit words, keyed before and inside; tests/laws/test_hash.py holds both to the row-pair test.
-* *The seed is mixed first.* A small seed XORed into the key would only permute the coordinates.
+In the paper's symbols S[a, slot(a)] = sign(a). The seed is mixed first: a small one XORed into the key would only
+permute the coordinates. Why leading bits choose the slot, where the paper writes ``h(a) % m``, and why a bijective
+mixer and no linear family: docs/decisions/hash.md. tests/laws/test_hash.py holds both to the row-pair test.
 
 Everything here works on int64 tensors that hold unsigned 32-bit words, because torch has no unsigned arithmetic.
 """
@@ -38,23 +32,14 @@ MAX_BLOCKS = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """All that a kernel must know of a subspace: six integers and a flag, nothing of size n or m.
+    """All that a kernel must know of a subspace: six integers and a flag, nothing of size n or m."""
 
-    Attributes:
-        full_size: n, the number of coordinates of the full vector.
-        head: How many leading coordinates own a slot.
-        tail: How many slots the other coordinates are hashed into; 0 only if ``head == full_size``.
-        chunk: Z, how many neighbouring coordinates share one hash.
-        key: The seed, mixed to 64 bits by :func:`expand_seed`.
-        signed: Whether hashed coordinates carry a random sign.
-    """
-
-    full_size: int
-    head: int
-    tail: int
-    chunk: int
-    key: int
-    signed: bool
+    full_size: int  # n, the number of coordinates of the full vector
+    head: int  # how many leading coordinates own a slot
+    tail: int  # how many slots the other coordinates are hashed into; 0 only if head == full_size
+    chunk: int  # Z, how many neighbouring coordinates share one hash
+    key: int  # the seed, mixed to 64 bits by expand_seed
+    signed: bool  # whether hashed coordinates carry a random sign
 
     @property
     def size(self) -> int:
@@ -97,15 +82,7 @@ def hash_blocks(key: int, blocks: Tensor) -> Tensor:
 
 
 def slots_and_signs(layout: Layout, coordinates: Tensor) -> tuple[Tensor, Tensor]:
-    """Where each coordinate lives and with which sign.
-
-    Args:
-        layout: The subspace.
-        coordinates: int64, each in [0, full_size).
-
-    Returns:
-        slots (int64) and signs (int8, +1 or -1), shaped like ``coordinates``.
-    """
+    """Slots (int64) and signs (int8, +1 or -1) of coordinates (int64), each in [0, full_size)."""
     signs = torch.ones_like(coordinates, dtype=torch.int8)
     if layout.tail == 0:
         return coordinates, signs

@@ -204,17 +204,11 @@ def adagrad_slots(compact: Tensor, slots: Tensor, gradient: Tensor, state: Tenso
 def step_prefix(
     values: Tensor, gradient: Tensor, moments: Sequence[Tensor], rates: Tensor, moving: Tensor, number: Tensor
 ) -> None:
-    """One step of SGD, Adagrad or Adam (0, 1 or 2 moments) on a front part of the values; its gradient becomes 0.
+    """One step of SGD, Adagrad or Adam (0, 1 or 2 moments, from zeros) on a front part of the values, in place.
 
-    On a GPU nothing waits for the device, so that steps can be captured.
-
-    Args:
-        values: Moved in place.
-        gradient: Of the values.
-        moments: Kept between steps, from zeros.
-        rates: A line a step: its size, for Adam already divided by 1 - β₁ᵗ, and the root of 1 - β₂ᵗ (1 for the others).
-        moving: How many values move, a number a step.
-        number: Which step it is, from 0.
+    Its gradient becomes 0. ``rates`` has a line a step: its size, for Adam already divided by 1 - β₁ᵗ, and the root of
+    1 - β₂ᵗ (1 for the others); ``moving`` says how many values move, a number a step; ``number`` which step it is, from
+    0. On a GPU nothing waits for the device, so that steps can be captured.
     """
     step = int(number)
     end = int(moving[step])

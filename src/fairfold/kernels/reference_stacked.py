@@ -56,8 +56,8 @@ class SlotTables:
         pieces = torch.sort(rank[slot_of], stable=True).indices
         used = (counts > 0).sum()
         about = torch.stack([used, (len(slot_of) >= CROWDED * used).to(used.dtype)])
-        *lists, about = (each.to(torch.int32)[None] for each in (fullest, starts, pieces, slot_of, about))
-        return SlotTables(*lists, signs[None], about)
+        lists = [each.to(torch.int32)[None] for each in (fullest, starts, pieces, slot_of)]
+        return SlotTables(lists[0], lists[1], lists[2], lists[3], signs[None], about.to(torch.int32)[None])
 
     def put(self, place: int, table: "SlotTables") -> None:
         """Make a client's table that of a line."""

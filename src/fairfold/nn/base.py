@@ -36,22 +36,15 @@ def _check_layout(state: object, expected: Tensor, name: str) -> None:
 
 
 class CompactVector(nn.Module):
-    """A compact vector and the subspace it lives in, with a state that remembers both.
+    """A compact vector and the subspace it lives in, with a state that remembers both."""
 
-    Attributes:
-        compact: The vector, of length ``subspace.size``; None in a layer that reads another module's vector.
-        subspace: Where each of the full weights lives in it.
-        offset: The first coordinate of the subspace that belongs to this module.
-        weights: How many coordinates do.
-    """
+    compact: nn.Parameter | None  # of length subspace.size; None in a layer that reads another module's vector
 
-    compact: nn.Parameter | None
-
-    def __init__(self, subspace: Subspace, offset: int, weights: int) -> None:
+    def __init__(self, subspace: Subspace) -> None:
         super().__init__()
-        self.subspace = subspace
-        self.offset = offset
-        self.weights = weights
+        self.subspace = subspace  # where each of the full weights lives in the vector
+        self.offset = 0  # the first coordinate of the subspace that belongs to this module
+        self.weights = subspace.full_size  # how many coordinates do
 
     def get_extra_state(self) -> Tensor:
         """The integers that fix which weight reads which slot, as a tensor: the one form every file format can hold."""
@@ -88,7 +81,7 @@ class SharedMemory(CompactVector):
     """
 
     def __init__(self, subspace: Subspace, compact: Tensor) -> None:
-        super().__init__(subspace, 0, subspace.full_size)
+        super().__init__(subspace)
         self.compact = nn.Parameter(compact)
 
     def extra_repr(self) -> str:
@@ -119,7 +112,7 @@ class FairModule(CompactVector):
                 f"weights of shape {tuple(shape)}", "at least one weight", "Keep a layer without weights as it is."
             )
         subspace = place(prod(shape), dtype.itemsize, **placement)
-        super().__init__(subspace, 0, subspace.full_size)
+        super().__init__(subspace)
         self.shape = tuple(shape)
         self.__dict__["_shared"] = None  # not an attribute torch sees: the memory's parameters belong to its owner
         self.compact = nn.Parameter(torch.empty(subspace.size, device=device, dtype=dtype))

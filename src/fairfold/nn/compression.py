@@ -65,7 +65,7 @@ def compress(
         return copied
     weights = {id(layer.weight): layer.weight for _, layer in chosen}
     share = _share(model, list(weights.values()), Capacity.parse(capacity))
-    options: Placement = {"mapping": mapping, "chunk": chunk, "sign": sign}
+    options: Placement = {"capacity": share, "seed": seed, "mapping": mapping, "chunk": chunk, "sign": sign}
     of_weight: dict[int, FairModule] = {}
 
     def with_its_own(layer: Layer) -> FairModule:
@@ -73,12 +73,12 @@ def compress(
         if tied is not None:
             return compact_twin(layer, tied.subspace, tied.memory)
         options["seed"] = (seed + len(of_weight)) % 2**64
-        subspace = place(weight.numel(), weight.element_size(), capacity=share, **options)
+        subspace = place(weight.numel(), weight.element_size(), **options)
         of_weight[id(weight)] = compact_twin(layer, subspace, subspace.reduce(weight.detach().reshape(-1)))
         return of_weight[id(weight)]
 
     if shared and chosen[0][0] != "":
-        return _replaced(copied, chosen, _sharing(chosen, share, {**options, "seed": seed}))
+        return _replaced(copied, chosen, _sharing(chosen, share, options))
     return _replaced(copied, chosen, with_its_own)
 
 
@@ -205,8 +205,8 @@ def _sharing(chosen: list[tuple[str, Layer]], share: Fraction, options: Placemen
         offsets[id(weight)] = -(-end // step) * step
         end = offsets[id(weight)] + weight.numel()
         used += weight.numel()
-    of_all = share * used / end if share < 1 else share  # of the coordinates in use
-    subspace = place(end, first.element_size(), capacity=of_all, **options)
+    options["capacity"] = share * used / end if share < 1 else share  # of the coordinates in use
+    subspace = place(end, first.element_size(), **options)
     sums = torch.zeros(subspace.size, dtype=SUM_DTYPE[first.dtype], device=first.device)
     counts = torch.zeros(subspace.size, dtype=torch.int32, device=first.device)
     for name, weight in named.values():

@@ -8,10 +8,9 @@ optimiser; gradients of the table can be neither clipped nor accumulated over st
 import torch
 from torch import Tensor
 
-from fairfold.errors import InvalidSettings
 from fairfold.kernels import ops
 from fairfold.kernels.hashing import Layout
-from fairfold.nn.optim import _extend
+from fairfold.nn.optim import checked_rate, extend
 
 
 class FusedSGD:
@@ -22,9 +21,7 @@ class FusedSGD:
     """
 
     def __init__(self, lr: float = 1e-3) -> None:
-        if not lr >= 0:
-            raise InvalidSettings(f"lr={lr}", "a rate of 0 or more", "Try 0.01.")
-        self.lr = lr
+        self.lr = checked_rate(lr)
 
     def apply(self, layout: Layout, compact: Tensor, rows: Tensor, gradient: Tensor) -> None:
         """Update ``compact`` in place."""
@@ -40,9 +37,7 @@ class FusedAdagrad:
     """
 
     def __init__(self, lr: float = 1e-2, eps: float = 1e-10) -> None:
-        if not lr >= 0:
-            raise InvalidSettings(f"lr={lr}", "a rate of 0 or more", "Try 0.01.")
-        self.lr = lr
+        self.lr = checked_rate(lr)
         self.eps = eps
         self.state: dict[str, Tensor] = {}
 
@@ -50,7 +45,7 @@ class FusedAdagrad:
     def apply(self, layout: Layout, compact: Tensor, rows: Tensor, gradient: Tensor) -> None:
         """Update ``compact`` in place."""
         slots, summed = ops.touched_rows(layout, gradient, rows)
-        at = _extend(self.state, slots, {"sum": 0.0}, compact)
+        at = extend(self.state, slots, {"sum": 0.0}, compact)
         squares = self.state["sum"][at]
         ops.adagrad_slots(compact, slots, summed.to(compact.dtype), squares, self.lr, self.eps)
         self.state["sum"][at] = squares

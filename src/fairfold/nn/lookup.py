@@ -47,15 +47,10 @@ def check_ids(ids: Tensor, count: int, memory: Tensor, *, kernel_checks: bool = 
 def lookup(
     memory: Tensor, layout: Layout, rows: Tensor, row_size: int, *, sparse: bool = False, update: Update | None = None
 ) -> Tensor:
-    """The values of ``rows`` (a vector of row numbers, checked), shape (len(rows), row_size), differentiable.
+    """The values of ``rows`` (row numbers, checked; repeats allowed), shape (len(rows), row_size), differentiable.
 
-    Args:
-        memory: The compact vector.
-        layout: Where the table lives in it.
-        rows: Which rows, repeats allowed.
-        row_size: Columns of the table.
-        sparse: Hand back a sparse gradient of the touched slots, not one of the size of ``memory``.
-        update: Apply this in the backward; ``memory`` then gets no gradient at all.
+    ``sparse`` hands back a gradient of the touched slots, not one of the size of ``memory``; ``update`` is applied in
+    the backward, and ``memory`` then gets no gradient at all.
     """
     if not _followed(memory):
         return ops.recover_rows(layout, memory, rows, row_size)

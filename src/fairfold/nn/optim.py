@@ -31,8 +31,7 @@ class _TouchedSlots(Optimizer):
     """Whether a slot can move in a step that gives it no gradient (by its moments)."""
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
-        if not defaults["lr"] >= 0:
-            raise InvalidSettings(f"lr={defaults['lr']}", "a rate of 0 or more", "Try 0.01.")
+        checked_rate(defaults["lr"])
         super().__init__(params, defaults)
 
     def _fresh(self, group: dict[str, Any]) -> dict[str, float]:
@@ -76,7 +75,7 @@ class _TouchedSlots(Optimizer):
         fresh = self._fresh(group)
         if fresh and state["step"] > 1 and "slots" not in state:
             raise _two_kinds("a sparse gradient after dense ones")
-        at = _extend(state, slots, fresh, parameter) if fresh else None
+        at = extend(state, slots, fresh, parameter) if fresh else None
         if at is not None and self.moves_all_touched:
             slots = state["slots"]
             gradient = parameter.new_zeros(len(slots)).index_copy_(0, at, gradient)
@@ -100,11 +99,18 @@ class _TouchedSlots(Optimizer):
                 self.state[parameter]["slots"] = slots.to(parameter.device, copy=True)
 
 
+def checked_rate(rate: float) -> float:
+    """The rate, if it is one."""
+    if not rate >= 0:
+        raise InvalidSettings(f"lr={rate}", "a rate of 0 or more", "Try 0.01.")
+    return rate
+
+
 def _two_kinds(found: str) -> InvalidSettings:
     return InvalidSettings(found, "one kind for a parameter", "Use a new optimiser, as a round does.")
 
 
-def _extend(state: State, slots: Tensor, fresh: dict[str, float], like: Tensor) -> Tensor:
+def extend(state: State, slots: Tensor, fresh: dict[str, float], like: Tensor) -> Tensor:
     """Make room for ``slots`` (sorted, each once) in the state's sorted list; where they stand in it."""
     known = state.get("slots")
     if known is None:

@@ -15,7 +15,7 @@ from fairfold.subspace import Subspace
 
 _TABLE = ("num_embeddings", "embedding_dim", "padding_idx", "sparse")
 _CONVOLUTION = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
-_KINDS: list[tuple[type[nn.Module], type[FairModule], tuple[str, ...]]] = [
+_KINDS: list[tuple[type[Any], type[Any], tuple[str, ...]]] = [
     (nn.Embedding, FairEmbedding, _TABLE),
     (nn.EmbeddingBag, FairEmbeddingBag, (*_TABLE, "mode", "include_last_offset")),
     (nn.Linear, FairLinear, ("in_features", "out_features")),
@@ -41,12 +41,13 @@ def compact_twin(layer: Any, subspace: Subspace | None, compact: Tensor | None) 
             "sign": subspace.sign,
         }
     kind, names = next((compact, names) for standard, compact, names in _KINDS if isinstance(layer, standard))
-    twin: FairModule = kind(**_options(layer, names), device="meta", dtype=layer.weight.dtype, **placement)
+    twin = kind(**_options(layer, names), device="meta", dtype=layer.weight.dtype, **placement)
     if compact is not None:
         # A tied layer is handed the very parameter of the first one.
         requires_grad = layer.weight.requires_grad
         twin.compact = compact if isinstance(compact, nn.Parameter) else nn.Parameter(compact, requires_grad)
-    return _finished(twin, layer)
+    finished: FairModule = _finished(twin, layer)
+    return finished
 
 
 def dense_twin(layer: FairModule, weight: nn.Parameter | None) -> nn.Module:
@@ -64,7 +65,8 @@ def dense_twin(layer: FairModule, weight: nn.Parameter | None) -> nn.Module:
                 full[padding] = 0  # what the compact table answers
         weight = nn.Parameter(full, layer.memory.requires_grad)
     twin.weight = weight
-    return _finished(twin, layer)
+    finished: nn.Module = _finished(twin, layer)
+    return finished
 
 
 def _options(layer: Any, names: tuple[str, ...]) -> dict[str, Any]:

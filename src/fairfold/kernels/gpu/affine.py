@@ -5,7 +5,6 @@ The same numbers as :mod:`fairfold.backends.stacked_layers` gives, up to roundin
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,17 +16,12 @@ PRECISION = "tf32x3"
 """How a product of float32 is formed: by three products of tensor cores, as exact as one of float32."""
 
 
-class Tile(NamedTuple):
-    """The work of one program: rows and columns of the result, terms of a sum at a time, warps, loads under way."""
-
-    tall: int
-    wide: int
-    deep: int
-    warps: int
-    stages: int
-
-
-TILES = {"forward": Tile(64, 32, 64, 4, 3), "weights": Tile(128, 64, 64, 8, 2), "inputs": Tile(64, 64, 32, 4, 2)}
+TILES: dict[str, dict[str, int]] = {
+    "forward": {"tall": 64, "wide": 32, "deep": 64, "num_warps": 4, "num_stages": 3},
+    "weights": {"tall": 128, "wide": 64, "deep": 64, "num_warps": 8, "num_stages": 2},
+    "inputs": {"tall": 64, "wide": 64, "deep": 32, "num_warps": 4, "num_stages": 2},
+}
+"""The work of one program: rows and columns of the result, terms of a sum at a time, warps, loads under way."""
 SMALL = 16
 """The least that a side of a product on tensor cores can be; layers of so few units are one tile wide."""
 
@@ -70,17 +64,20 @@ def chain_slopes(chain: Sequence[Link], batches: Batches) -> None:
                 slope = _input_slope(link, slope, given, rectified=chain[number - 1].rectify)
 
 
+def _tile(name: str, outputs: int, side: str) -> dict[str, int]:
+    """The tile of a product, on the side of the outputs as small as a layer of few units."""
+    return TILES[name] | ({side: SMALL} if outputs <= SMALL else {})
+
+
 def _forward(link: Link, given: Tensor, batches: Batches, *, first: bool) -> Tensor:
     working, outputs, inputs = link.weight.shape
     _, clients, batch = batches.rows.shape
     out = torch.empty(working, batch, outputs, device=given.device)
-    tile = TILES["forward"]
-    wide = tile.wide if outputs > SMALL else SMALL
-    device.forward_kernel[-(-outputs // wide), working, -(-batch // tile.tall)](
+    tile = _tile("forward", outputs, "wide")
+    device.forward_kernel[-(-outputs // tile["wide"]), working, -(-batch // tile["tall"])](
         given, batches.rows, batches.number, link.weight, link.weight if link.bias is None else link.bias, out,
         link.weight.stride(0), batch=batch, clients=clients, inputs=inputs, outputs=outputs,
-        looked_up=first, has_bias=link.bias is not None, rectify=link.rectify, precision=PRECISION,
-        tall=tile.tall, wide=wide, deep=tile.deep, num_warps=tile.warps, num_stages=tile.stages,
+        looked_up=first, has_bias=link.bias is not None, rectify=link.rectify, precision=PRECISION, **tile,
     )  # fmt: skip
     return out
 
@@ -97,14 +94,12 @@ def _cross_entropy(logits: Tensor, batches: Batches) -> None:
 def _weight_slope(link: Link, slope: Tensor, given: Tensor, batches: Batches, *, first: bool) -> None:
     working, outputs, inputs = link.weight.shape
     _, clients, batch = batches.rows.shape
-    tile = TILES["weights"]
-    tall = tile.tall if outputs > SMALL else SMALL
-    device.weight_slope_kernel[-(-inputs // tile.wide), working, -(-outputs // tall)](
+    tile = _tile("weights", outputs, "tall")
+    device.weight_slope_kernel[-(-inputs // tile["wide"]), working, -(-outputs // tile["tall"])](
         slope, given, batches.rows, batches.number, link.weight_slope,
         link.weight_slope if link.bias_slope is None else link.bias_slope,
         link.weight.stride(0), batch=batch, clients=clients, inputs=inputs, outputs=outputs,
-        looked_up=first, has_bias=link.bias_slope is not None, precision=PRECISION,
-        tall=tall, wide=tile.wide, deep=tile.deep, num_warps=tile.warps, num_stages=tile.stages,
+        looked_up=first, has_bias=link.bias_slope is not None, precision=PRECISION, **tile,
     )  # fmt: skip
 
 
@@ -112,11 +107,9 @@ def _input_slope(link: Link, slope: Tensor, given: Tensor, *, rectified: bool) -
     working, outputs, inputs = link.weight.shape
     batch = slope.shape[1]
     out = torch.empty(working, batch, inputs, device=slope.device)
-    tile = TILES["inputs"]
-    deep = tile.deep if outputs > SMALL else SMALL
-    device.input_slope_kernel[-(-inputs // tile.wide), working, -(-batch // tile.tall)](
+    tile = _tile("inputs", outputs, "deep")
+    device.input_slope_kernel[-(-inputs // tile["wide"]), working, -(-batch // tile["tall"])](
         slope, link.weight, given, out, link.weight.stride(0), batch=batch, inputs=inputs, outputs=outputs,
-        rectified=rectified, precision=PRECISION,
-        tall=tile.tall, wide=tile.wide, deep=deep, num_warps=tile.warps, num_stages=tile.stages,
+        rectified=rectified, precision=PRECISION, **tile,
     )  # fmt: skip
     return out

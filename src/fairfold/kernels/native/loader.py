@@ -42,19 +42,12 @@ _SIGNATURES: dict[str, list[type]] = {
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Whether the compiled kernels serve.
+    """Whether the compiled kernels serve."""
 
-    Attributes:
-        available: Whether they are loaded.
-        reason: Why not, or where they were found.
-        instructions: ``avx512``, ``avx2`` or ``portable``; empty if not available.
-        threaded: Whether they use more than one thread: built with OpenMP, and not in a forked process.
-    """
-
-    available: bool
-    reason: str
-    instructions: str = ""
-    threaded: bool = False
+    available: bool  # whether they are loaded
+    reason: str  # why not, or where they were found
+    instructions: str = ""  # avx512, avx2 or portable
+    threaded: bool = False  # whether they use more than one thread: built with OpenMP, and not in a forked process
 
 
 @cache
@@ -103,12 +96,7 @@ def status() -> Status:
     loaded, reason = _load()
     if loaded is None:
         return Status(available=False, reason=reason)
-    return Status(
-        available=True,
-        reason=reason,
-        instructions=loaded.fairfold_instructions().decode(),
-        threaded=bool(loaded.fairfold_threaded()),
-    )
+    return Status(True, reason, loaded.fairfold_instructions().decode(), bool(loaded.fairfold_threaded()))
 
 
 def use_instructions(name: str) -> bool:
