@@ -28,8 +28,7 @@ def whole_number(name: str, value: object) -> int:
 def check_vector(name: str, vector: Tensor, length: int) -> None:
     """Refuse anything but a finite floating-point vector of the given length."""
     if not isinstance(vector, Tensor):
-        given = f"{name} of type {type(vector).__name__}"
-        raise InvalidDtype(given, "a torch.Tensor", "Wrap it: torch.as_tensor(...).")
+        raise InvalidDtype(f"{name} of type {type(vector).__name__}", "a torch.Tensor", "Use torch.as_tensor(...).")
     check_dtype(name, vector.dtype)
     if vector.dim() != 1 or vector.numel() != length:
         remedy = "Flatten a table with .reshape(-1), and use the subspace made for its size."
