@@ -38,7 +38,7 @@ PRIVATE: tuple[type, ...] = (
     Interactions, Dataset, ImageDataset, Images, Clients, People, ImagePeople, Client, Work, ImageWork, World, Word,
 )  # fmt: skip
 SERVERS: tuple[type, ...] = (Public, Plan, State, Sent, Answer, Totals, Visit, Architecture)
-SERVER_CALLS = ("send", "apply", "problem", "init", "answer_shapes", "dtype", "change", "remembered", "numbering")
+SERVER_CALLS = ("send", "apply", "problem", "init", "answer_shapes", "change", "remembered", "numbering")
 NAMES = {
     "Settings": Settings, "Plan": Plan, "People": People, "Client": Client, "Interactions": Interactions,
     "Scorer": fairfold.metrics.ranking.Scorer, "Predictor": fairfold.metrics.rating.Predictor,

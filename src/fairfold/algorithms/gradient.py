@@ -112,10 +112,6 @@ class Gradient(Descending, Recommending):
     kind: Literal["gradient"] = "gradient"
     user_vectors: Literal["private", "uploaded"] = "private"
 
-    def uploads_users(self) -> bool:
-        """See the base class."""
-        return self.user_vectors == "uploaded"
-
     def problem_with(self, settings: Any) -> str | None:
         """See the base class."""
         if settings.model.own and settings.subspace.method == "heterofl":

@@ -46,16 +46,11 @@ class Window:
 
 @dataclass(frozen=True)
 class Spoken:
-    """What some users say.
+    """What some users say of the rows in a window.
 
-    Attributes:
-        window: The rows they speak of.
-        place: Where in it each of their ratings' items is; −1 outside.
-        owner: Which user each rating is of.
-        moved: Of every rating, how much what is said of its row has changed, and whether it is new.
-        users: Their private rows.
-        before: The same as they last were.
-        kept: What they keep of their ratings, where the server takes the word.
+    Of every rating: the ``place`` of its item in the window (−1 outside), its ``owner``, how much what is said of its
+    row has ``moved``, and whether it is new. Of the users: their private rows, now and ``before``, and what they keep
+    of their ratings where the server takes the word.
     """
 
     window: Window

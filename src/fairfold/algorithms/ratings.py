@@ -150,10 +150,7 @@ class RatingSquares(Remembering):
         return Answer(sums, float(histories.num_users))
 
     def numbering(self, plan: Plan) -> Tensor | None:
-        """Items that share a row are alike: ordered by their mean ratings, along the rows that they share.
-
-        Which rows the hash folds together is fixed; which *items* stand there is a matter of numbering.
-        """
+        """Items that share a row are alike: by their mean ratings, along the rows that the hash folds together."""
         if not self.orders_alike(plan.settings):
             return None
         survey = plan.public.survey

@@ -28,9 +28,10 @@ Picture = tuple[int, int, int]  # height, width and number of classes of images
 def refuse_unserved(settings: Settings) -> None:
     """Refuse settings that only make sense where one process holds everybody's data."""
     algorithm, fleet = settings.algorithm, settings.fleet
+    uploaded = getattr(algorithm, "user_vectors", "private") == "uploaded"
     unserved = {
         f"algorithm.kind={algorithm.kind!r} (it asks for all data in one place)": algorithm.pooled,
-        "algorithm.user_vectors='uploaded' (a user's vectors stay on the device)": algorithm.uploads_users(),
+        "algorithm.user_vectors='uploaded' (a user's vectors stay on the device)": uploaded,
         "fleet.replacement (a node cannot be drawn twice)": fleet.replacement,
         "fleet.faults (real devices have their own)": fleet.faults != FaultSettings(),
     }

@@ -80,10 +80,6 @@ class Algorithm(Frozen):
         """Tensors that travel beside the model's, held whole by everybody."""
         return {}
 
-    def uploads_users(self) -> bool:
-        """Whether users' vectors are sent and averaged; else they stay on the device."""
-        return False
-
     def surveys(self, settings: "Settings") -> dict[str, bool]:
         """What devices sum up before the first round, by name: whether it has a number per item."""
         return {COUNTS: True} if settings.subspace.asks_counts else {}

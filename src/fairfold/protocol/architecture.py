@@ -76,8 +76,8 @@ class Architecture:
         self.tables: Shapes = {name: shape for name, shape in shapes.items() if _is_table(name, "item")}
         self._model_dense = {n: shape for n, shape in shapes.items() if n not in self.own and n not in self.tables}
         self.dense: Shapes = self._model_dense | settings.algorithm.extra(settings)
-        uploaded = self.own if settings.algorithm.uploads_users() else {}
-        self.user_tables: Shapes = {name: shapes[name] for name in uploaded}
+        uploaded = getattr(settings.algorithm, "user_vectors", "private") == "uploaded"
+        self.user_tables: Shapes = {name: shapes[name] for name in self.own} if uploaded else {}
 
     def _make(self) -> Recommender:
         chosen = self._settings.model

@@ -22,14 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """A federation without its clients.
+    """A federation without its clients: what is public of them, the model's tensors, and the capacity of every size.
 
-    Attributes:
-        settings: Of the run.
-        public: What is known of the clients.
-        architecture: The model's tensors.
-        capacities: One per size, in the scheme's order.
-        ordered: On a device, what an order says that it holds.
+    On a device ``ordered`` is what an order says that it holds.
     """
 
     settings: "Settings"

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -21,8 +20,6 @@ from fairfold.protocol.plan import Plan
 from fairfold.protocol.steps import RankingSteps, Steps
 from fairfold.settings.parts import ImageData
 from fairfold.values import Weights
-
-Kind = TypeVar("Kind", bound=Steps)
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,9 @@ class Work:
     """
 
     def __init__(self, plan: Plan, train: Interactions) -> None:
-        self.architecture, self.train, self.steps = plan.architecture, train, _steps_of(plan, RankingSteps)
+        algorithm: object = plan.algorithm
+        assert isinstance(algorithm, RankingSteps)
+        self.architecture, self.train, self.steps = plan.architecture, train, algorithm
         self.prox: float = getattr(plan.algorithm, "prox", 0.0)
         self.tables, self.dense = self.architecture.tables, self.architecture.dense
         self.own, self.user_tables = self.architecture.own, self.architecture.user_tables
@@ -181,9 +180,11 @@ class ImageWork:
     ratings = has_targets = False
 
     def __init__(self, plan: Plan, images: ImageDataset, clients: Clients) -> None:
+        algorithm: object = plan.algorithm
         assert isinstance(plan.architecture, ImageArchitecture)
+        assert isinstance(algorithm, Steps)
         self.architecture, self.images, self.clients = plan.architecture, images, clients
-        self.steps, self.seen = _steps_of(plan, Steps), plan.settings.data
+        self.steps, self.seen = algorithm, plan.settings.data
         self.tables, self.dense = self.architecture.tables, self.architecture.dense
         self.own, self.user_tables = self.architecture.own, self.architecture.user_tables
 
@@ -218,10 +219,3 @@ def as_input(images: Tensor, seen: object) -> Tensor:
     """Grey values as a network takes them, by the settings of the data: 0 to 1, less the mean, over the deviation."""
     assert isinstance(seen, ImageData)
     return images.to(torch.get_default_dtype()).div_(255).sub_(seen.mean).div_(seen.deviation)
-
-
-def _steps_of(plan: Plan, kind: type[Kind]) -> Kind:
-    """The algorithm as one that takes steps."""
-    algorithm: object = plan.algorithm
-    assert isinstance(algorithm, kind)
-    return algorithm
