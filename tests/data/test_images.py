@@ -14,6 +14,12 @@ from fairfold.data.images import read_idx
 from fairfold.errors import InvalidData
 
 
+@pytest.fixture(autouse=True)
+def no_data_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images known by name would be taken before those beside a folder."""
+    monkeypatch.delenv("FAIRFOLD_DATA", raising=False)
+
+
 def idx(array: numpy.ndarray, code: int) -> bytes:
     header = bytes([0, 0, code, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
     return header + array.astype(array.dtype.newbyteorder(">")).tobytes()
