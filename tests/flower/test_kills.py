@@ -1,5 +1,6 @@
 """Real programs killed at the worst moments, with sums that remember: they hold what each device last said."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -98,4 +99,63 @@ def test_a_server_killed_between_taking_answers_and_its_checkpoint(tmp_path: Pat
         config.write_text(config.read_text().replace("resume = false", "resume = true"))
         ended(trial, started(trial))
     assert [answers for _, answers in trial.rounds()] == [2, 2, 2], log_of(trial)
+    assert_exact(trial)
+
+
+def test_ten_devices_killed_at_random_moments_in_two_rounds(tmp_path: Path) -> None:
+    trial = squares(tmp_path / "trial", ["good", "good", *["mortal"] * 10], rounds=4)
+    with stopping(trial.programs):
+        ended(trial, started(trial))
+    assert len(list(trial.folder.rglob("killed-in-*"))) == 20
+    answers = [answers for _, answers in trial.rounds()]
+    assert answers[0] == answers[3] == 12, log_of(trial)
+    assert answers[1] == answers[2] == 2, log_of(trial)
+    assert_exact(trial)
+
+
+OFTEN_MORTAL_SERVER = """
+import os, random, signal, threading
+from pathlib import Path
+from fairfold.flower import record
+
+true, marker, dice = record.Record.round_done, Path({marker!r}), random.Random(os.urandom(8))
+
+
+def round_done(self, progress, nodes):
+    kills = len(marker.read_text()) if marker.exists() else 0
+    if kills < {kills} and dice.random() < 0.7:
+        marker.write_text("x" * (kills + 1))
+        moment = dice.uniform(0, 0.03)  # a checkpoint takes as long
+        threading.Timer(moment, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        if dice.random() < 0.3:
+            os.kill(os.getpid(), signal.SIGKILL)
+    true(self, progress, nodes)
+
+
+record.Record.round_done = round_done
+"""
+
+
+def test_a_server_killed_at_twenty_random_moments(tmp_path: Path) -> None:
+    kills, trial = 20, squares(tmp_path / "trial", ["good", "good"], rounds=40)
+    app, marker = trial.folder / "app" / "fairfold_trial" / "server_app.py", tmp_path / "killed"
+    app.write_text(
+        app.read_text() + OFTEN_MORTAL_SERVER.replace("{marker!r}", repr(str(marker))).replace("{kills}", str(kills))
+    )
+    config = trial.folder / "app" / "pyproject.toml"
+    with stopping(trial.programs):
+        for kill in range(kills + 1):
+            job = started(trial)
+            if kill == kills:
+                ended(trial, job)
+                break
+            wait_for(lambda: marker.exists() and len(marker.read_text()) > kill, job)  # noqa: B023
+            time.sleep(1)
+            for program in reversed(trial.programs):
+                program.kill()
+            trial.programs.clear()
+            if checkpoint.newest(trial.run_folder / "checkpoints")[0] is not None:
+                config.write_text(config.read_text().replace("resume = false", "resume = true"))
+                assert_exact(trial)
+    assert len(marker.read_text()) == kills
     assert_exact(trial)

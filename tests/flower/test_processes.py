@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 WORLD = {"users": 24, "items": 80, "interactions_per_user": 12}
 
 BAD_CLIENT = """
-import errno, os, signal, time
+import errno, os, random, signal, threading, time
 from pathlib import Path
 from flwr.app import Array, Context, Message
 from flwr.clientapp import ClientApp
@@ -79,7 +79,13 @@ def train(message: Message, context: Context) -> Message:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         files.disk = Full()
+    if kind == "mortal" and message.metadata.group_id in "23":
+        Path(context.node_config["state"]).parent.joinpath("killed-in-" + message.metadata.group_id).touch()
+        moment = random.Random(f"{context.node_config['state']} {message.metadata.group_id}").uniform(0, 0.5)
+        threading.Timer(moment, os.kill, (os.getpid(), signal.SIGKILL)).start()
     reply = inner(message, context)
+    if kind == "mortal" and message.metadata.group_id in "23":
+        time.sleep(0.5)  # whenever the end comes, it comes
     if kind == "killed" and message.metadata.group_id == "2":
         os.kill(os.getpid(), signal.SIGKILL)  # what it would remember is on its disk, and nobody has heard of it
     arrays, facts = reply.content["arrays"], reply.content["fairfold"]
