@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from fairfold.runs.plots import COLOURS, FAINT, INK, LOOK, STYLES, WIDE
+from fairfold.runs.plots import COLOURS, INK, LOOK, STYLES, WIDE, reference
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,11 +66,7 @@ def _compared(grid: Grid, done: list[Entry]) -> Figure:
     known = [value for value in grid.references.values() if isinstance(value, float)]
     low, high = min([axes.get_xlim()[0], *known]), max([axes.get_xlim()[1], *known])
     for name, value in _together(grid, 0.025 * (high - low)):
-        axes.axvline(value, color=FAINT, linestyle=(0, (5, 4)), linewidth=1.1, zorder=0.5)
-        axes.annotate(
-            name, (value, 1.0), xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points",
-            color="#616e7c", fontsize=8, ha="left", va="bottom", rotation=30, annotation_clip=False,
-        )  # fmt: skip
+        reference(axes, "x", value, name, rotation=30, fontsize=8)
     axes.set_yticks(range(len(done)), [f"{entry.row} {entry.column}" for entry in done], fontsize=8.5)
     axes.set_ylim(len(done) - 0.5, -0.5)
     axes.set_xlabel(_label(grid))
@@ -116,13 +112,8 @@ def _curves(grid: Grid, done: list[Entry]) -> Figure | None:
     for name, value in _together(grid, 0.03 * (high - low) * down):
         if not low < value < high:  # would be drawn outside of the plot
             continue
-        for axes in shown:
-            axes.axhline(value, color=FAINT, linestyle=(0, (5, 4)), linewidth=1.1, zorder=0.5)
-        for axes in shown[across - 1 :: across]:
-            axes.annotate(
-                name, (1.01, value), xycoords=("axes fraction", "data"), color="#616e7c", fontsize=8, va="center",
-                annotation_clip=False,
-            )  # fmt: skip
+        for place, axes in enumerate(shown, 1):  # named at the right end of each line of panels
+            reference(axes, "y", value, "" if place % across else name, fontsize=8)
     _legend(figure, shown)
     return figure
 

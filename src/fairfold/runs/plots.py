@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -86,12 +86,8 @@ def _lines(runs: list[RunSummary], names: list[str], over: str, inches: tuple[fl
             across, [one.server for one in run.evaluations], color=colour, linestyle=style, linewidth=1.8,
             marker="o", markersize=3.5 if len(across) < 40 else 0, label=name,
         )  # fmt: skip
-    for name, value in references_of(runs).items():  # dashed lines, named beside the plot
-        axes.axhline(value, color=FAINT, linestyle=(0, (5, 4)), linewidth=1.2, zorder=0.5)
-        axes.annotate(
-            name.replace(" ", "\n"), (1.01, value), xycoords=("axes fraction", "data"),
-            color="#616e7c", fontsize=8.5, ha="left", va="center", annotation_clip=False,
-        )  # fmt: skip
+    for name, value in references_of(runs).items():
+        reference(axes, "y", value, name.replace(" ", "\n"))
     axes.set_xlim(left=0)
     if over == "round":
         axes.set_xlabel("round")
@@ -123,16 +119,23 @@ def _bars(runs: list[RunSummary], names: list[str]) -> Figure:
             label="server's model" if size == "server" else size,
         )
     for name, value in references_of(runs).items():
-        axes.axvline(value, color=FAINT, linestyle=(0, (5, 4)), linewidth=1.2, zorder=0.5)
-        axes.annotate(
-            name, (value, 1.0), xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points",
-            color="#616e7c", fontsize=8.5, ha="center", va="bottom", annotation_clip=False,
-        )  # fmt: skip
+        reference(axes, "x", value, name, ha="center")
     axes.set_yticks(range(len(runs)), names, fontsize=8.5)
     axes.set_ylim(len(runs) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     _legend(figure, axes, min(len(bars), 6))
     return figure
+
+
+def reference(axes: Axes, axis: Literal["x", "y"], value: float, name: str, **text: Any) -> None:
+    """A dashed line at a value of an axis, named beside or above the plot."""
+    line, place = (axes.axhline, (1.01, value)) if axis == "y" else (axes.axvline, (value, 1.0))
+    line(value, color=FAINT, linestyle=(0, (5, 4)), linewidth=1.2, zorder=0.5)
+    sides: Any = ("axes fraction", "data") if axis == "y" else ("data", "axes fraction")
+    look = {"fontsize": 8.5, "xytext": (0, 0 if axis == "y" else 3), "va": "center" if axis == "y" else "bottom"}
+    axes.annotate(
+        name, place, xycoords=sides, textcoords="offset points", color="#616e7c", annotation_clip=False, **look | text
+    )
 
 
 def _direction(metric: str) -> str:
