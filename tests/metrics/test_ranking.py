@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fairfold.data.interactions import Interactions
 from fairfold.errors import InvalidData, InvalidVector
+from fairfold.metrics import ranking
 from fairfold.metrics.ranking import evaluate_ranking, first_by_score, recommend
 
 
@@ -45,7 +46,9 @@ def test_fast_equals_slow(seed: int, users: int, items: int, levels: int, k: int
     if not len(test):
         return
     before = scores.clone()
-    result = evaluate_ranking(lambda asked: scores[asked], train, test, k, users_per_batch=users_per_batch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranking, "BATCH_ELEMENTS", users_per_batch * items)
+        result = evaluate_ranking(lambda asked: scores[asked], train, test, k)
     assert scores.equal(before)
     tested = [user for user in range(users) if len(test.of(user))]
     expected = [

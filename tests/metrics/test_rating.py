@@ -5,7 +5,7 @@ import torch
 
 from fairfold.data.interactions import Interactions
 from fairfold.errors import InvalidData, InvalidVector
-from fairfold.metrics import accuracy, evaluate_ratings
+from fairfold.metrics import accuracy, evaluate_ratings, rating
 
 
 def rated() -> Interactions:
@@ -14,8 +14,9 @@ def rated() -> Interactions:
 
 
 @pytest.mark.parametrize("batch", [1, 2, 100])
-def test_squared_error_over_ratings(batch: int) -> None:
-    found = evaluate_ratings(lambda users, items: torch.full((len(users),), 3.0), rated(), batch=batch)
+def test_squared_error_over_ratings(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rating, "BATCH_PAIRS", batch)
+    found = evaluate_ratings(lambda users, items: torch.full((len(users),), 3.0), rated())
     assert found == pytest.approx((4 + 0 + 4 + 1 + 1) / 5)
 
 

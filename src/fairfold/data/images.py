@@ -188,7 +188,6 @@ def _read_split(folder: Path, where: Path, split: str) -> tuple[NDArray[Any], ND
 
 
 def _array(path: Path, dimensions: int) -> NDArray[Any]:
-    """An IDX file of so many dimensions."""
     array = read_idx(path)
     if array.ndim != dimensions:
         raise _damaged(f"{path.name} has the shape {list(array.shape)}", f"{dimensions} dimensions")

@@ -17,7 +17,7 @@ from fairfold.errors import InvalidData, InvalidVector
 
 Scorer = Callable[[Tensor], Tensor]
 
-# Scores held at a time, four bytes each, when the caller does not say how many users make a batch.
+# Scores held at a time, four bytes each: so many users make a batch.
 BATCH_ELEMENTS = 1 << 24
 
 
@@ -31,13 +31,7 @@ class RankingResult:
 
 
 def evaluate_ranking(
-    score: Scorer,
-    train: Interactions,
-    test: Interactions,
-    k: int = 20,
-    *,
-    users: Tensor | None = None,
-    users_per_batch: int | None = None,
+    score: Scorer, train: Interactions, test: Interactions, k: int = 20, *, users: Tensor | None = None
 ) -> RankingResult:
     """Rank the catalogue for every user with test items and compare with these.
 
@@ -48,14 +42,13 @@ def evaluate_ranking(
         test: Items that should be ranked high, by user. One that is in ``train`` as well counts as missed.
         k: How many ranks count.
         users: Evaluate only these; all users with test items if not given.
-        users_per_batch: How many users are scored at once; if not given, as many as fit into 64 MB.
     """
     _check(train, test, k)
     asked = torch.arange(test.num_users) if users is None else torch.unique(users)
     evaluated = asked[test.counts_by_user[asked] > 0]
     if not len(evaluated):
         raise InvalidData("no user with test items", "at least one", "Check how the data was split.")
-    step = users_per_batch or max(1, BATCH_ELEMENTS // test.num_items)
+    step = max(1, BATCH_ELEMENTS // test.num_items)
     hits = torch.zeros(len(evaluated), k, dtype=torch.bool)
     for start in range(0, len(evaluated), step):
         batch = evaluated[start : start + step]

@@ -10,31 +10,29 @@ from fairfold.errors import InvalidData, InvalidVector
 
 Predictor = Callable[[Tensor, Tensor], Tensor]
 
-# Pairs predicted at a time when the caller does not say.
+# Pairs predicted at a time.
 BATCH_PAIRS = 1 << 18
 
 
-def evaluate_ratings(predict: Predictor, test: Interactions, *, batch: int = BATCH_PAIRS) -> float:
+def evaluate_ratings(predict: Predictor, test: Interactions) -> float:
     """The mean squared error over all test ratings (not over users).
 
     Args:
         predict: Takes user ids and item ids of one length (int64, on the CPU) and returns as many ratings.
         test: Interactions with ratings.
-        batch: How many pairs are predicted at once.
     """
     if test.ratings is None:
         raise InvalidData("implicit test interactions", "ratings", "Prepare the data with ratings kept.")
     if not len(test):
         raise InvalidData("no test ratings", "at least one", "Check how the data was split.")
     errors = torch.empty(len(test), dtype=torch.float64)
-    for start in range(0, len(test), batch):
-        part = slice(start, start + batch)
+    for start in range(0, len(test), BATCH_PAIRS):
+        part = slice(start, start + BATCH_PAIRS)
         errors[part] = _squared_errors(predict(test.users[part], test.items[part]), test.ratings[part])
     return float(errors.mean())
 
 
 def _squared_errors(predicted: Tensor, given: Tensor) -> Tensor:
-    """Squared differences, float64 on the CPU."""
     if predicted.shape != given.shape:
         raise InvalidVector(
             f"predictions of shape {list(predicted.shape)}",

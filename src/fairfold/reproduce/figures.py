@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from fairfold.runs.plots import COLOURS, INK, LOOK, STYLES, WIDE, reference
+from fairfold.runs.plots import COLOURS, INK, LOOK, STYLES, WIDE, legend, reference
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,7 +72,7 @@ def _compared(grid: Grid, done: list[Entry]) -> Figure:
     axes.set_xlabel(_label(grid))
     if grid.file.metric == "compression":
         axes.set_xscale("log")
-    _legend(figure, [axes])
+    legend(figure, [axes])
     return figure
 
 
@@ -114,7 +114,7 @@ def _curves(grid: Grid, done: list[Entry]) -> Figure | None:
             continue
         for place, axes in enumerate(shown, 1):  # named at the right end of each line of panels
             reference(axes, "y", value, "" if place % across else name, fontsize=8)
-    _legend(figure, shown)
+    legend(figure, shown)
     return figure
 
 
@@ -131,12 +131,10 @@ def _panels(done: list[Entry]) -> list[Panel]:
 
 
 def _named(entry: Entry) -> str:
-    """Of a line that stands alone."""
     return f"{entry.row} {entry.column}".strip()
 
 
 def _label(grid: Grid) -> str:
-    """Of the axis of values."""
     if grid.file.metric not in ("MSE", "accuracy") and not grid.file.metric.startswith("NDCG"):
         return grid.file.metric
     return f"{grid.file.metric} ({'smaller' if grid.smaller_is_better else 'larger'} is better)"
@@ -183,9 +181,3 @@ def _show_what_matters(figure: Figure, axes: Axes, done: list[Entry], smaller_is
 def _late(entry: Entry, sign: int) -> list[float]:
     """The values of a curve after its first fifth, with the sign that makes larger better."""
     return [sign * y for x, y in entry.curve if x >= 0.2 * entry.curve[-1][0] and isfinite(y)]
-
-
-def _legend(figure: Figure, plots: list[Axes]) -> None:
-    """Below the plot, every name once."""
-    found = {name: line for axes in plots for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=4, fontsize=8.5)
