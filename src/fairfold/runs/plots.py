@@ -145,4 +145,4 @@ def _direction(metric: str) -> str:
 def legend(figure: Figure, plots: list[Axes], columns: int = 4) -> None:
     """Every name once, below the plot, where it hides nothing."""
     found = {name: line for axes in plots for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns, fontsize=9)
+    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns, fontsize=8.5)
