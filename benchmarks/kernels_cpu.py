@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from fairfold.kernels import native, ops
 from fairfold.kernels.hashing import Layout, expand_seed
 from fairfold.nn import FairEmbedding
-from fairfold.nn.fused import FusedAdagrad, FusedSGD
+from fairfold.nn.fused import FusedSGD
 from fairfold.subspace import Subspace, Sums
 
 HARDWARE = "2-core Zen 4 (AMD EPYC)"
@@ -180,10 +180,9 @@ class FusedStep:
     layout: Layout
     compact: Tensor
     d: int
-    kind: str
 
     def __post_init__(self) -> None:
-        self.fused = FusedSGD(0.01) if self.kind == "SGD" else FusedAdagrad(0.01)
+        self.fused = FusedSGD(0.01)
         self.anchor = torch.zeros((), requires_grad=True)
 
     def update(self, values: Tensor, rows: Tensor) -> None:
@@ -214,8 +213,8 @@ def bare_step(step: FusedStep, draw: Callable[[], Tensor], gradient: Tensor) -> 
     return run
 
 
-def torch_step(table: nn.Embedding, draw: Callable[[], Tensor], gradient: Tensor, kind: str) -> Call:
-    optimiser = getattr(torch.optim, kind)(table.parameters(), lr=0.01)
+def torch_step(table: nn.Embedding, draw: Callable[[], Tensor], gradient: Tensor) -> Call:
+    optimiser = torch.optim.SGD(table.parameters(), lr=0.01)
 
     def step() -> None:
         optimiser.zero_grad()
@@ -229,29 +228,26 @@ def bench_step(seconds: float) -> Iterator[Row]:
     torch.set_num_threads(1)
     d = 32
     sparse, dense = nn.Embedding(ITEMS, d, sparse=True), nn.Embedding(ITEMS, d)
-    for kind in ("SGD", "Adagrad"):
-        for batch in (512, 8192):
-            gradient = torch.randn(batch, d)
-            for chunk, compression in ((1, 16), (8, 4), (8, 16), (8, 64), (16, 16)):
-                layout = layout_of(ITEMS * d, chunk, compression)
-                step = FusedStep(layout, torch.randn(layout.size), d, kind)
-                call, bare = fused_step(step, fresh_ids(batch), gradient), bare_step(step, fresh_ids(batch), gradient)
-                others: list[Call] = [torch_step(sparse, fresh_ids(batch), gradient, kind)]
-                if kind == "SGD" and chunk >= 8:
-                    others.append(module_step(compression, chunk, d, fresh_ids(batch), gradient))
-                ours, alone, other, *module = measure([call, bare, *others], seconds)
-                shape = (ITEMS, d, chunk, compression, batch, 1)
-                limit = 0.5 if kind == "SGD" and chunk >= 8 else None
-                row = Row(f"step {kind}", "nn.Embedding sparse", *shape, ours, other, ours / other)
-                yield against_target(row, limit, "<= 0.5")
-                yield Row(f"step {kind}, no autograd", "nn.Embedding sparse", *shape, alone, other, alone / other)
-                for taken in module:
-                    name = f"step {kind}, FairEmbedding"
-                    yield Row(name, "nn.Embedding sparse", *shape, taken, other, taken / other)
+    for batch in (512, 8192):
+        gradient = torch.randn(batch, d)
+        for chunk, compression in ((1, 16), (8, 4), (8, 16), (8, 64), (16, 16)):
+            layout = layout_of(ITEMS * d, chunk, compression)
+            step = FusedStep(layout, torch.randn(layout.size), d)
+            call, bare = fused_step(step, fresh_ids(batch), gradient), bare_step(step, fresh_ids(batch), gradient)
+            others: list[Call] = [torch_step(sparse, fresh_ids(batch), gradient)]
+            if chunk >= 8:
+                others.append(module_step(compression, chunk, d, fresh_ids(batch), gradient))
+            ours, alone, other, *module = measure([call, bare, *others], seconds)
+            shape = (ITEMS, d, chunk, compression, batch, 1)
+            row = Row("step SGD", "nn.Embedding sparse", *shape, ours, other, ours / other)
+            yield against_target(row, 0.5 if chunk >= 8 else None, "<= 0.5")
+            yield Row("step SGD, no autograd", "nn.Embedding sparse", *shape, alone, other, alone / other)
+            for taken in module:
+                yield Row("step SGD, FairEmbedding", "nn.Embedding sparse", *shape, taken, other, taken / other)
     # Last and alone: a dense step passes over the whole table and would empty the caches of the others.
     gradient, layout = torch.randn(512, d), layout_of(ITEMS * d, 8, 16)
-    call = fused_step(FusedStep(layout, torch.randn(layout.size), d, "SGD"), fresh_ids(512), gradient)
-    ours, other = measure([call, torch_step(dense, fresh_ids(512), gradient, "SGD")], seconds * 4)
+    call = fused_step(FusedStep(layout, torch.randn(layout.size), d), fresh_ids(512), gradient)
+    ours, other = measure([call, torch_step(dense, fresh_ids(512), gradient)], seconds * 4)
     yield Row("step SGD", "nn.Embedding dense", ITEMS * d, d, 8, 16, 512, 1, ours, other, ours / other)
     yield from bench_step_by_size(seconds, gradient)
 
@@ -260,7 +256,7 @@ def bench_step_by_size(seconds: float, gradient: Tensor) -> Iterator[Row]:
     """The same step on ever larger compact vectors, each against the smallest."""
     d = gradient.shape[1]
     layouts = [layout_of(ITEMS * d, 8, compression) for compression in (128, 32, 8, 2)]
-    steps = [FusedStep(layout, torch.randn(layout.size), d, "SGD") for layout in layouts]
+    steps = [FusedStep(layout, torch.randn(layout.size), d) for layout in layouts]
     times = measure([bare_step(step, fresh_ids(len(gradient)), gradient) for step in steps], seconds * 2)
     for layout, taken in zip(layouts, times, strict=True):
         compression = layout.full_size // layout.size

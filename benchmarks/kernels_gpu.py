@@ -47,6 +47,13 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 FIELDS = ["benchmark", "baseline", "dtype", "chunk", "compression", "row_size", "batch", "size", "seconds", "ratio"]
 Row = dict[str, Any]
+TILES = [
+    tuning.Tile(elements, warps)
+    for elements in (512, 1024, 2048, 4096)
+    for warps in (2, 4, 8)
+    if elements >= 128 * warps
+]
+"""What ``--tune`` tries."""
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------
@@ -249,7 +256,7 @@ def bench_tiles(full: Tensor, batch: int = 262_144, row_size: int = 64) -> Itera
             work["segment_mean"] = [partial(segments.segment_means, layout, full, order)]
         for name, functions in work.items():
             kept, times = tuning.TILES[name], {}
-            for tile in tuning.CANDIDATES:
+            for tile in TILES:
                 tuning.TILES[name] = tile
                 times[tile] = seconds(functions, rep=20)
                 fields = {"benchmark": f"tile {tile.elements}/{tile.warps} {name}", "chunk": chunk}
@@ -285,7 +292,7 @@ def show_targets(rows: list[Row]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="where the CSV goes")
-    parser.add_argument("--tune", action="store_true", help="also try the candidates of kernels/gpu/tuning.py")
+    parser.add_argument("--tune", action="store_true", help="also try other tiles for kernels/gpu/tuning.py")
     parser.add_argument("--quick", action="store_true", help="one shape of each")
     parser.add_argument("--no-check", action="store_true", help="timing alone")
     parser.add_argument("--no-bench", action="store_true", help="checks (and tuning) alone")

@@ -11,7 +11,7 @@ import torch
 
 from fairfold.simulate.convex import ConvexFederation, fitted_slope
 
-ROUNDS = [25, 50, 100, 200, 400, 800, 1600, 3200]
+ROUNDS = (25, 50, 100, 200, 400, 800, 1600, 3200)
 
 
 def main(path: str = "convergence.png") -> None:
@@ -22,7 +22,7 @@ def main(path: str = "convergence.png") -> None:
 
     figure, axes = pyplot.subplots(figsize=(6, 4))
     for size in (5, 10, 20):
-        runs = torch.tensor([ConvexFederation(size=size, seed=seed).errors(ROUNDS) for seed in range(8)])
+        runs = torch.tensor([ConvexFederation(size=size, rounds=ROUNDS).errors(seed) for seed in range(8)])
         mean = runs.mean(0)
         slope = fitted_slope(ROUNDS, mean.tolist())
         axes.loglog(ROUNDS, mean, "o-", label=f"{40 // size}x: slope {slope:.2f}")

@@ -1,5 +1,4 @@
 /* The active slots of a round: where rows stand in the list, and optimiser steps on the vector gathered from it. */
-#include <math.h>
 #include <stdlib.h>
 
 #include "plan.h"
@@ -161,38 +160,5 @@ int fairfold_accumulate_positions(int real, const void *values, const int32_t *p
     else
         for (int64_t i = 0; i < count; i++)
             ((double *)sums)[positions[i]] += ((const double *)values)[i] * (double)signs[i];
-    return FAIRFOLD_OK;
-}
-
-static int check_step(int real, const void *compact, int64_t size, const int64_t *slots, int64_t count,
-                      const void *gradient, const void *state) {
-    if ((real != 4 && real != 8) || count < 0 || size < 0) return FAIRFOLD_BAD_ARGUMENT;
-    if (count && (!compact || !slots || !gradient || !state)) return FAIRFOLD_BAD_ARGUMENT;
-    return increasing(slots, count, size) ? FAIRFOLD_OK : FAIRFOLD_BAD_ARGUMENT;
-}
-
-int fairfold_adagrad_slots(int real, void *compact, int64_t size, const int64_t *slots, int64_t count,
-                           const void *gradient, void *state, double rate, double epsilon) {
-    int status = check_step(real, compact, size, slots, count, gradient, state);
-    if (status != FAIRFOLD_OK || count == 0) return status;
-    fairfold_step_job job = {.slots = slots, .count = count, .compact = compact, .gradient = gradient};
-    job.square = state;
-    job.rate = rate, job.epsilon = epsilon;
-    fairfold_active_body()->adagrad[real == 8](&job, 0, 1);
-    return FAIRFOLD_OK;
-}
-
-int fairfold_adam_slots(int real, void *compact, int64_t size, const int64_t *slots, int64_t count,
-                        const void *gradient, void *mean, void *square, int64_t step, double rate, double beta_1,
-                        double beta_2, double epsilon) {
-    int status = check_step(real, compact, size, slots, count, gradient, square);
-    if (status != FAIRFOLD_OK || count == 0) return status;
-    if (!mean || step < 1 || !(beta_1 >= 0 && beta_1 < 1 && beta_2 >= 0 && beta_2 < 1)) return FAIRFOLD_BAD_ARGUMENT;
-    fairfold_step_job job = {.slots = slots, .count = count, .compact = compact, .gradient = gradient};
-    job.mean = mean, job.square = square;
-    job.rate = rate, job.epsilon = epsilon, job.beta_1 = beta_1, job.beta_2 = beta_2;
-    job.correction_1 = 1 - pow(beta_1, (double)step);
-    job.correction_2 = 1 - pow(beta_2, (double)step);
-    fairfold_active_body()->adam[real == 8](&job, 0, 1);
     return FAIRFOLD_OK;
 }

@@ -121,7 +121,5 @@ const fairfold_body JOIN(fairfold_body_, FAIRFOLD_BODY) = {
     .place = place,
     .fold = {float_fold, double_fold, int_fold},
     .unfold = {float_unfold, double_unfold},
-    .adagrad = {float_adagrad, double_adagrad},
-    .adam = {float_adam, double_adam},
     .train = {float_train, double_train},
 };

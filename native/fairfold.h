@@ -94,8 +94,6 @@ FAIRFOLD_API int fairfold_reduce(const fairfold_layout *layout, int real, const 
 FAIRFOLD_API int fairfold_touched_rows(const fairfold_layout *layout, int real, const void *values,
                                        const fairfold_rows *rows, int64_t *slots, void *sums, int64_t capacity,
                                        int64_t *touched);
-/* One step of Adagrad on the slots of the rows, `values` being their gradient; `state` is shaped like `compact`. */
-FAIRFOLD_API int fairfold_adagrad_rows(const fairfold_move *move, double rate, double epsilon, void *state);
 /* Where each coordinate of the rows stands in `active`, a sorted list of distinct slots. */
 FAIRFOLD_API int fairfold_positions(const fairfold_layout *layout, const fairfold_rows *rows, const int64_t *active,
                                     int64_t active_count, int32_t *positions, int8_t *signs, int threads);
@@ -103,13 +101,6 @@ FAIRFOLD_API int fairfold_recover_positions(int real, const void *source, int64_
                                             const int8_t *signs, int64_t count, void *out, int threads);
 FAIRFOLD_API int fairfold_accumulate_positions(int real, const void *values, const int32_t *positions,
                                                const int8_t *signs, int64_t count, void *sums, int64_t size);
-
-/* One step of Adagrad or Adam on chosen distinct slots of `compact`; gradient and state have one entry a slot. */
-FAIRFOLD_API int fairfold_adagrad_slots(int real, void *compact, int64_t size, const int64_t *slots, int64_t count,
-                                        const void *gradient, void *state, double rate, double epsilon);
-FAIRFOLD_API int fairfold_adam_slots(int real, void *compact, int64_t size, const int64_t *slots, int64_t count,
-                                     const void *gradient, void *mean, void *square, int64_t step, double rate,
-                                     double beta_1, double beta_2, double epsilon);
 
 /* target[g, k] = sum over r of source[g, r, k]. `kind`: 4 float, 8 double, -4 int32. */
 FAIRFOLD_API int fairfold_fold_groups(int kind, const void *source, int64_t source_size, int64_t repeats, int64_t chunk,

@@ -68,16 +68,6 @@ typedef struct {
     int add;
 } fairfold_plain_job;
 
-typedef struct {
-    const int64_t *slots;
-    int64_t count;
-    void *compact;
-    const void *gradient;
-    void *mean;
-    void *square;
-    double rate, epsilon, beta_1, beta_2, correction_1, correction_2;
-} fairfold_step_job;
-
 /* The loops, compiled once for every instruction set. Index 0: float, 1: double. */
 typedef struct {
     const char *name;
@@ -87,8 +77,6 @@ typedef struct {
     fairfold_part place;      /* fairfold_job: target = fairfold_placed */
     fairfold_part fold[3]; /* 2: int32 */
     fairfold_part unfold[2];
-    fairfold_part adagrad[2]; /* fairfold_step_job */
-    fairfold_part adam[2];
     int (*train[2])(const fairfold_model *model, const fairfold_client *client);
 } fairfold_body;
 

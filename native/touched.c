@@ -1,5 +1,4 @@
 /* Work that follows the slots of a batch and never the size of the compact vector. */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -149,43 +148,6 @@ int fairfold_touched_rows(const fairfold_layout *layout, int real, const void *v
         status = place(&job, &batch, 0, 1);
         if (status == FAIRFOLD_OK) status = touched_slots(&job, &batch, slots, touched);
     }
-    release(&batch);
-    return status;
-}
-
-/* Sums of a slot, then its step: nothing of the size of the batch is stored between the two. */
-#define DEFINE_ADAGRAD(REAL, NAME, SUM, ROOT)                                                                 \
-    static void NAME(const batch_slots *batch, const REAL *values, size_t unit, REAL rate, REAL epsilon,      \
-                     REAL *compact, REAL *state) {                                                            \
-        REAL sum[FAIRFOLD_MAX_UNIT];                                                                          \
-        for (size_t at = 0; at < batch->count;) {                                                             \
-            const size_t slot = (size_t)(batch->entries[at] >> 32) * unit;                                    \
-            if (at + AHEAD < batch->count) {                                                                  \
-                const size_t coming = (size_t)(batch->entries[at + AHEAD] >> 32) * unit;                      \
-                __builtin_prefetch(compact + coming, 1);                                                      \
-                __builtin_prefetch(state + coming, 1);                                                        \
-            }                                                                                                 \
-            at = SUM(batch, values, unit, at, sum);                                                           \
-            for (size_t k = 0; k < unit; k++) {                                                               \
-                state[slot + k] += sum[k] * sum[k];                                                           \
-                compact[slot + k] -= rate * sum[k] / (ROOT(state[slot + k]) + epsilon);                       \
-            }                                                                                                 \
-        }                                                                                                     \
-    }
-DEFINE_ADAGRAD(float, adagrad_float, sum_float, sqrtf)
-DEFINE_ADAGRAD(double, adagrad_double, sum_double, sqrt)
-
-int fairfold_adagrad_rows(const fairfold_move *move, double rate, double epsilon, void *state) {
-    fairfold_job job;
-    int status = fairfold_plan_move(move, &job);
-    if (status != FAIRFOLD_OK || move->rows.count == 0) return status;
-    if (!state) return FAIRFOLD_BAD_ARGUMENT;
-    batch_slots batch;
-    status = place_sorted(&job, &batch);
-    if (status == FAIRFOLD_OK && move->real == 4)
-        adagrad_float(&batch, move->values, job.plan.unit, (float)rate, (float)epsilon, move->compact, state);
-    else if (status == FAIRFOLD_OK)
-        adagrad_double(&batch, move->values, job.plan.unit, rate, epsilon, move->compact, state);
     release(&batch);
     return status;
 }

@@ -55,22 +55,6 @@ def test_sgd(dtype: torch.dtype) -> None:
     assert torch.allclose(compact, expected, rtol=0, atol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_adagrad_on_the_active_slots_of_a_round(dtype: torch.dtype) -> None:
-    start = torch.randn(LAYOUT.size, dtype=dtype)
-    expected = train_dense(lambda parameters: torch.optim.Adagrad(parameters, lr=0.1), start)
-    active = ops.active_slots(LAYOUT, torch.cat([rows for rows, _ in batches(dtype)]), 12)
-    compact, state = start.clone(), torch.zeros(len(active), dtype=dtype)
-    for rows, values in batches(dtype):
-        gradient = torch.zeros(len(active), dtype=dtype)
-        ops.accumulate_positions(values, *ops.positions(LAYOUT, rows, 12, active), gradient)
-        ops.adagrad_slots(compact, active, gradient, state, 0.1, 1e-10)
-    assert torch.allclose(compact, expected, rtol=0, atol=TOLERANCE[dtype])
-    untouched = torch.ones(LAYOUT.size, dtype=torch.bool)
-    untouched[active] = False
-    assert torch.equal(compact[untouched], start[untouched])
-
-
 def test_autograd_notices_a_step_in_place_and_does_not_follow_it() -> None:
     compact = torch.nn.Parameter(torch.randn(LAYOUT.size))
     before = compact._version

@@ -5,11 +5,12 @@ import torch
 
 from fairfold.simulate.convex import ConvexFederation, fitted_slope
 
-ROUNDS = [50, 100, 200, 400, 800, 1600]
+ROUNDS = (50, 100, 200, 400, 800, 1600)
 
 
 def mean_errors(full_size: int, size: int) -> list[float]:
-    runs = [ConvexFederation(full_size=full_size, size=size, seed=seed).errors(ROUNDS) for seed in range(6)]
+    federation = ConvexFederation(full_size=full_size, size=size, rounds=ROUNDS)
+    runs = [federation.errors(seed) for seed in range(6)]
     return torch.tensor(runs).mean(0).tolist()
 
 

@@ -34,7 +34,6 @@ class Central(Recommending):
     kind: Literal["central"] = "central"
 
     def problem_with(self, settings: Any) -> str | None:
-        """See the base class."""
         if settings.subspace.method != "fedavg":
             return f"data in one place is trained with the full model: leave out method={settings.subspace.method!r}"
         return None

@@ -49,7 +49,6 @@ class ClosedForm(Stepping):
     local_step: float = Field(1.0, gt=0)
 
     def problem_with(self, settings: Any) -> str | None:
-        """See the base class."""
         return only_mf(self.kind, settings)
 
     def answer(self, plan: Plan, sent: Sent, client: Client) -> tuple[Answer, Weights]:

@@ -34,7 +34,6 @@ class Descending(Stepping, Steps):
     prox: float = Field(0.0, ge=0)
 
     def problem_with(self, settings: Any) -> str | None:
-        """See the base class."""
         if settings.subspace.method == "fedhm" and self.aggregation == "delta":
             return "method='fedhm' averages models: use algorithm.aggregation='paper'"
         return None
@@ -113,7 +112,6 @@ class Gradient(Descending, Recommending):
     user_vectors: Literal["private", "uploaded"] = "private"
 
     def problem_with(self, settings: Any) -> str | None:
-        """See the base class."""
         if settings.model.own and settings.subspace.method == "heterofl":
             return "method='heterofl' has to know which layers read a table's columns: use a built-in model"
         return super().problem_with(settings)

@@ -26,7 +26,6 @@ class Images(Descending):
     aggregation: Literal["paper", "delta"] = "paper"
 
     def problem_with(self, settings: Any) -> str | None:
-        """See the base class."""
         mapping, compress = getattr(settings.subspace, "mapping", ""), getattr(settings.subspace, "compress", "all")
         if mapping == "ranked":
             return f"weights of model.kind={settings.model.kind!r} have no order of popularity: use mapping='chunk'"

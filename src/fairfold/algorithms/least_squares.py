@@ -67,7 +67,6 @@ class Remembering(Algorithm):
         return vector if weight <= 1 else vector / weight
 
     def problem_with(self, settings: Any) -> str | None:
-        """See the base class."""
         if getattr(settings.subspace, "mapping", "ranked") == "element":
             return f"algorithm.kind={self.kind!r} folds whole rows: use subspace.mapping='ranked' or 'chunk'"
         return only_mf(self.kind, settings)
@@ -107,7 +106,6 @@ class LeastSquares(Remembering):
     weighting: Literal["data", "equal"] | float = Field("equal", union_mode="left_to_right")
 
     def extra(self, settings: Any) -> Shapes:
-        """See the base class."""
         return {GRAM: (settings.model.factors, settings.model.factors)}
 
     @torch.no_grad()

@@ -107,7 +107,6 @@ class RatingSquares(Remembering):
         return ranked and not settings.subspace.counted if self.alike is None else self.alike
 
     def problem_with(self, settings: Any) -> str | None:
-        """See the base class."""
         if settings.model.factors < 2:
             return "algorithm.kind='ratings' needs model.factors >= 2: a bias, a taste"
         if self.alike and not getattr(settings.subspace, "ranked", False):
@@ -117,15 +116,12 @@ class RatingSquares(Remembering):
         return super().problem_with(settings)
 
     def predicts_ratings(self, settings: Any) -> bool:
-        """See the base class."""
         return True
 
     def extra(self, settings: Any) -> Shapes:
-        """See the base class."""
         return {CENTRE: (3,), GRAM: (settings.model.factors, settings.model.factors)}
 
     def remembered(self, plan: Plan) -> dict[str, int]:
-        """See the base class."""
         return dict.fromkeys([LAST, CACHE] if self.streamed else [LAST], plan.settings.model.factors + 1)
 
     def surveys(self, settings: Any) -> dict[str, bool]:
@@ -133,7 +129,6 @@ class RatingSquares(Remembering):
         return {COUNTS: True, RATED: False} | ({ABOVE: True} if self.orders_alike(settings) else {})
 
     def survey(self, settings: Any, histories: Interactions, items: range) -> Answer:
-        """See the base class."""
         if histories.ratings is None:
             raise InvalidSettings("data without ratings for algorithm.kind='ratings'", "ratings", "Use another one.")
         given = histories.ratings.double()
@@ -298,7 +293,6 @@ class RatingSquares(Remembering):
         return {own_name: solve_raters(rows, targets, owner, len(users), self.damping)}
 
     def block_scores(self, plan: Plan, sent: Sent, vectors: Weights, items: Tensor) -> Tensor:
-        """See the base class."""
         (name,), (own_name,) = plan.architecture.tables, plan.architecture.own
         rows = sent.projections[name].rows(sent.vectors[name], items)
         rows = rows if rows.dim() == 3 else rows[None]

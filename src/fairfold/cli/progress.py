@@ -30,7 +30,6 @@ class Display(Callback):
         columns = (TextColumn("round"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
         self._bar = Progress(*columns, console=console)
         self._down = self._up = 0
-        self._before: Quality | None = None
         self._last: Quality | None = None
         self._last_round = 0
 
@@ -50,7 +49,7 @@ class Display(Callback):
         self._down += report.bytes_down
         self._up += report.bytes_up
         if report.quality is not None:
-            self._before, self._last, self._last_round = self._last, report.quality, report.round_number
+            self._last, self._last_round = report.quality, report.round_number
         left = self._left(report.round_number)
         if self._live is not None:
             self._bar.update(self._task, completed=report.round_number, left=f"{left} left")
@@ -88,17 +87,7 @@ class Display(Callback):
             table.add_column(size, justify="right")
         for heading in ("server", "down", "up"):
             table.add_column(heading, justify="right")
-        now, before = self._values(self._last), self._values(self._before)
-        cells = [_cell(value, old) for value, old in zip(now, before, strict=True)]
+        values = [*self._last.groups, self._last.server] if self._last else [None] * (len(self._sizes) + 1)
+        cells = ["–" if value is None else f"[bold]{value:.4f}[/bold]" for value in values]
         table.add_row("", *cells, human_bytes(self._down), human_bytes(self._up))
         return Group(self._bar, table)
-
-    def _values(self, quality: Quality | None) -> list[float | None]:
-        return [*quality.groups, quality.server] if quality else [None] * (len(self._sizes) + 1)
-
-
-def _cell(value: float | None, before: float | None) -> str:
-    if value is None:
-        return "–"
-    change = "" if before is None or value == before else " ↑" if value > before else " ↓"
-    return f"[bold]{value:.4f}[/bold]{change}"

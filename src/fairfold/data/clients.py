@@ -70,11 +70,8 @@ def by_label(labels: Tensor, num_clients: int, concentration: float, seed: int =
         seed: Seed of the shares and of the order of the rows.
     """
     if num_clients < 1 or not concentration > 0:
-        raise InvalidData(
-            f"{num_clients} clients with concentration {concentration}",
-            "at least one client and a concentration above 0",
-            "Change them.",
-        )
+        given = f"{num_clients} clients with concentration {concentration}"
+        raise InvalidData(given, "at least one client and a concentration above 0", "Change them.")
     known = labels.numpy()
     owners = numpy.empty(len(known), dtype=numpy.int64)
     for label in range(int(known.max()) + 1 if len(known) else 0):
@@ -97,11 +94,11 @@ def _dirichlet(size: int, concentration: float, random: numpy.random.Generator) 
 
 def _grouped(owners: Tensor, num_clients: int) -> Clients:
     if owners.numel() and not (int(owners.min()) >= 0 and int(owners.max()) < num_clients):
-        raise InvalidData(
+        given, needed = (
             f"owners from {int(owners.min())} to {int(owners.max())}",
             f"numbers from 0 to {num_clients - 1}",
-            "Number them densely, or raise the number of clients.",
         )
+        raise InvalidData(given, needed, "Number them densely, or raise the number of clients.")
     offsets = torch.zeros(num_clients + 1, dtype=torch.int64)
     torch.cumsum(torch.bincount(owners, minlength=num_clients), 0, out=offsets[1:])
     return Clients(offsets, torch.argsort(owners, stable=True))

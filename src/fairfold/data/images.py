@@ -69,11 +69,8 @@ def read_idx(path: Path) -> NDArray[Any]:
 
     read(4)
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES or content[3] > MOST_DIMENSIONS:
-        raise InvalidData(
-            f"{path.name} starts with {content[:4].hex(' ') or 'nothing'}",
-            f"an IDX file: two zero bytes, a type, a number of dimensions up to {MOST_DIMENSIONS}",
-            "Download it again.",
-        )
+        given = f"{path.name} starts with {content[:4].hex(' ') or 'nothing'}"
+        raise _damaged(given, f"an IDX file: two zero bytes, a type, a number of dimensions up to {MOST_DIMENSIONS}")
     dtype, dimensions = numpy.dtype(_IDX_TYPES[content[2]]), content[3]
     start = 4 + 4 * dimensions
     read(start)
@@ -81,11 +78,8 @@ def read_idx(path: Path) -> NDArray[Any]:
     needed = start + math.prod(shape) * dtype.itemsize
     read(needed + 1)
     if len(shape) != dimensions or len(content) != needed:
-        raise InvalidData(
-            f"{path.name} has {len(content):,} bytes" + (" or more" if len(content) > needed else ""),
-            f"{needed:,} for the shape {list(shape)} in its header",
-            "Download it again.",
-        )
+        given = f"{path.name} has {len(content):,} bytes{' or more' if len(content) > needed else ''}"
+        raise _damaged(given, f"{needed:,} for the shape {list(shape)} in its header")
     return numpy.frombuffer(content, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
 
 
@@ -168,25 +162,18 @@ def _read_split(folder: Path, where: Path, split: str) -> tuple[NDArray[Any], ND
         raise InvalidData(f"{where} lacks {missing}", "images and labels of train and test", "Add the file.")
     pixels = _array(found, 3)
     if pixels.dtype != numpy.uint8 or not pixels.size:
-        raise InvalidData(
-            f"{found.name} holds {pixels.dtype} of shape {list(pixels.shape)}", "images of bytes", "Download it again."
-        )
+        raise _damaged(f"{found.name} holds {pixels.dtype} of shape {list(pixels.shape)}", "images of bytes")
     labels = None if plain is None else _array(plain, 1)
     if labels is not None and len(labels) != len(pixels):
-        raise InvalidData(
-            f"{plain} has {len(labels):,} labels", f"{len(pixels):,}, one for every image", "Download it again."
-        )
+        raise _damaged(f"{plain} has {len(labels):,} labels", f"{len(pixels):,}, one for every image")
     if extended is None:
         assert labels is not None
         _check_labels(str(plain), labels)
         return pixels, labels, None
     table = _array(extended, 2)
     if len(table) < len(pixels) or table.shape[1] <= QMNIST_WRITER:
-        raise InvalidData(
-            f"{extended} has {len(table):,} rows and {table.shape[1]} columns",
-            f"at least {len(pixels):,} and {QMNIST_WRITER + 1}",
-            "Download it again.",
-        )
+        given = f"{extended} has {len(table):,} rows and {table.shape[1]} columns"
+        raise _damaged(given, f"at least {len(pixels):,} and {QMNIST_WRITER + 1}")
     # QMNIST's test labels go on beyond MNIST's 10,000 images: the first ones are MNIST's, in its order.
     table = table[: len(pixels)]
     labels = table[:, 0] if labels is None else labels
@@ -201,13 +188,14 @@ def _read_split(folder: Path, where: Path, split: str) -> tuple[NDArray[Any], ND
 
 
 def _array(path: Path, dimensions: int) -> NDArray[Any]:
-    """An IDX file of so many dimensions."""
     array = read_idx(path)
     if array.ndim != dimensions:
-        raise InvalidData(
-            f"{path.name} has the shape {list(array.shape)}", f"{dimensions} dimensions", "Download it again."
-        )
+        raise _damaged(f"{path.name} has the shape {list(array.shape)}", f"{dimensions} dimensions")
     return array
+
+
+def _damaged(given: str, needed: str) -> InvalidData:
+    return InvalidData(given, needed, "Download it again.")
 
 
 def _check_labels(where: str, labels: NDArray[Any]) -> None:
@@ -215,11 +203,11 @@ def _check_labels(where: str, labels: NDArray[Any]) -> None:
     whole = labels.dtype.kind in "iu" and labels.size > 0
     if not whole or not (int(labels.min()) >= 0 and int(labels.max()) < MOST_CLASSES):
         found = f"from {labels.min()} to {labels.max()}" if labels.size else "none"
-        raise InvalidData(
+        given, needed = (
             f"the labels of {where} are {labels.dtype}, {found}",
             f"whole numbers from 0 to {MOST_CLASSES - 1:,}",
-            "Check the files.",
         )
+        raise InvalidData(given, needed, "Check the files.")
 
 
 def _read_femnist(folder: Path) -> ImageDataset:

@@ -34,18 +34,12 @@ def check_unpacked(path: Path, packed: int, unpacked: int) -> None:
     if unpacked <= UNSUSPICIOUS:
         return
     ratio, total = limit(RATIO), limit(TOTAL)
+    remedy = "Check where the file comes from; if it is right, raise"
     if unpacked > ratio * max(packed, 1):
-        raise InvalidData(
-            f"{path.name} makes {unpacked:,} bytes or more of {packed:,}",
-            f"at most {ratio} bytes from one",
-            f"Check where the file comes from; if it is right, raise {RATIO}.",
-        )
+        given = f"{path.name} makes {unpacked:,} bytes or more of {packed:,}"
+        raise InvalidData(given, f"at most {ratio} bytes from one", f"{remedy} {RATIO}.")
     if unpacked > total:
-        raise InvalidData(
-            f"{path.name} unpacks to more than {total:,} bytes",
-            "less",
-            f"Check where the file comes from; if it is right, raise {TOTAL}.",
-        )
+        raise InvalidData(f"{path.name} unpacks to more than {total:,} bytes", "less", f"{remedy} {TOTAL}.")
 
 
 def check_line(path: Path, length: int) -> None:

@@ -35,7 +35,6 @@ def make_client_app(
     state: str | Path | None = None,
     share_quality: bool = True,
     repeatable: bool = False,
-    mods: list[Any] | None = None,
 ) -> ClientApp:
     """A ClientApp that takes part in a FAIR federation.
 
@@ -52,9 +51,8 @@ def make_client_app(
             ``partition-id``, a folder of its own in it.
         share_quality: Answer when the server asks how well the model serves this device's users.
         repeatable: Draw by the run's seed instead of the device's secret one: for simulations, to be repeated.
-        mods: Flower's, wrapped around every call.
     """
-    app = ClientApp(mods=mods)
+    app = ClientApp()
     device = Device(data, model, budget, state, share_quality, repeatable)
 
     def answer(message: Message, context: Context) -> Message:

@@ -195,12 +195,6 @@ def accumulate_lines(values: Tensor, found: Tensor, signs: Tensor, lines: Tensor
     accumulate_positions(values, found[lines], signs[lines], sums)
 
 
-def adagrad_slots(compact: Tensor, slots: Tensor, gradient: Tensor, state: Tensor, rate: float, epsilon: float) -> None:
-    """A step of ``torch.optim.Adagrad`` on increasing slots of ``compact``, in place; one gradient and state a slot."""
-    state.addcmul_(gradient, gradient)
-    compact[slots] -= rate * gradient / (state.sqrt() + epsilon)
-
-
 def step_prefix(
     values: Tensor, gradient: Tensor, moments: Sequence[Tensor], rates: Tensor, moving: Tensor, number: Tensor
 ) -> None:

@@ -66,7 +66,6 @@ class Fair(Method):
         return unordered or super().idle(key)
 
     def why_idle(self, key: str) -> str:
-        """See the base class."""
         return super().why_idle(key) if self.mapping != "ranked" else f" with popularity={self.popularity!r}"
 
     @property
@@ -76,16 +75,13 @@ class Fair(Method):
 
     @property
     def counted(self) -> bool:
-        """See the base class."""
         return self.ranked and self.popularity == "counts"
 
     @property
     def asks_counts(self) -> bool:
-        """See the base class."""
         return self.counted or (self.ranked and self.support > 0)
 
     def compressed(self, tensors: Tensors) -> Shapes:
-        """See the base class."""
         if self.compress == "tables":
             return tensors.tables
         shapes = tensors.tables | tensors.others
@@ -94,7 +90,6 @@ class Fair(Method):
     def divide(
         self, tensors: Tensors, compressed: Shapes, capacities: Sequence[Capacity], seed: int, round_number: int
     ) -> list[Assignment]:
-        """See the base class."""
         by_tensor = {
             name: self._nested(shape, capacities, expand_seed(seed ^ number << 56), tensors.whole_rows)
             for number, (name, shape) in enumerate(compressed.items())
@@ -136,7 +131,6 @@ class Fair(Method):
         return Capacity.parse("1x") if limit >= items * factors else Capacity(budget=limit * BYTES)
 
     def reference(self, compressed: Shapes) -> int:
-        """See the base class."""
         if self.reference_factors is None:
             return super().reference(compressed)
         return sum(shape[0] * self.reference_factors for shape in compressed.values())
@@ -176,7 +170,6 @@ class FairHom(Fair):
     def divide(
         self, tensors: Tensors, compressed: Shapes, capacities: Sequence[Capacity], seed: int, round_number: int
     ) -> list[Assignment]:
-        """See the base class."""
         full_size = sum(prod(shape) for shape in compressed.values())
         smallest = min(capacities, key=lambda capacity: capacity.limit(full_size))
         return super().divide(tensors, compressed, [smallest], seed, round_number) * len(capacities)

@@ -32,7 +32,6 @@ class FedHM(Method):
     def divide(
         self, tensors: Tensors, compressed: Shapes, capacities: Sequence[Capacity], seed: int, round_number: int
     ) -> list[Assignment]:
-        """See the base class."""
         free = self.rank_rule == "share"
         if tensors.network:
             return [low_rank_network(compressed, capacity, free_ends=free) for capacity in capacities]

@@ -24,7 +24,6 @@ class HeteroFL(Method):
     def divide(
         self, tensors: Tensors, compressed: Shapes, capacities: Sequence[Capacity], seed: int, round_number: int
     ) -> list[Assignment]:
-        """See the base class."""
         if tensors.network:
             return [narrow_network(compressed, capacity) for capacity in capacities]
         return [
@@ -42,7 +41,6 @@ class HeteroFL(Method):
         return held
 
     def others(self, tensors: Tensors, held: Assignment) -> dict[str, Projection]:
-        """See the base class."""
         readers = {
             name: _readers(tensors.shapes[name], first, (held.projections or {})[table])
             for name, (table, first) in tensors.reads.items()

@@ -19,7 +19,6 @@ class FedAvg(Method):
     def divide(
         self, tensors: Tensors, compressed: Shapes, capacities: Sequence[Capacity], seed: int, round_number: int
     ) -> list[Assignment]:
-        """See the base class."""
         return [Assignment({name: whole(shape) for name, shape in compressed.items()})] * len(capacities)
 
     def at(self, tensors: Tensors, capacity: Capacity, known: list[Assignment], seed: int) -> tuple[Assignment, bool]:
@@ -38,7 +37,6 @@ class FullTrn(FedAvg):
     def divide(
         self, tensors: Tensors, compressed: Shapes, capacities: Sequence[Capacity], seed: int, round_number: int
     ) -> list[Assignment]:
-        """See the base class."""
         full_size = sum(prod(shape) for shape in compressed.values())
         kept = [capacity.limit(full_size) >= full_size for capacity in capacities]
         if not any(kept):

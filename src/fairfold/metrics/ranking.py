@@ -1,17 +1,9 @@
-"""Ranking metrics over the whole catalogue, a batch of users at a time.
+"""NDCG@k over the whole catalogue, a batch of users at a time.
 
-For every user all items outside the training set are ranked by score, the lower item number first where
-scores are equal; the first k ranks are compared with the user's test items. With hit(r) = 1 when rank r (from
-1) holds a test item and T the number of the user's test items:
-
-- NDCG@k: Σ hit(r) / log2(r + 1) over r ≤ k, divided by the same sum for the best ranking, which has its
-  hits at r ≤ min(k, T).
-- Recall@k: hits within k ranks, divided by T.
-- HitRate@k: 1 when there is at least one hit within k ranks.
-- MRR@k: 1 / r of the first hit within k ranks, 0 when there is none.
-- Coverage@k: share of the catalogue that is among the first k of at least one user evaluated.
-
-All but coverage are means over the users that have test items; the others are left out and counted.
+For every user all items outside the training set are ranked by score, the lower item number first where scores are
+equal; the first k ranks are compared with the user's test items. With hit(r) = 1 when rank r (from 1) holds a test item
+and T the number of the user's test items, NDCG@k is Σ hit(r) / log2(r + 1) over r ≤ k, divided by the same sum for the
+best ranking, which has its hits at r ≤ min(k, T).
 """
 
 from collections.abc import Callable
@@ -25,40 +17,21 @@ from fairfold.errors import InvalidData, InvalidVector
 
 Scorer = Callable[[Tensor], Tensor]
 
-# Scores held at a time, four bytes each, when the caller does not say how many users make a batch.
+# Scores held at a time, four bytes each: so many users make a batch.
 BATCH_ELEMENTS = 1 << 24
 
 
 @dataclass(frozen=True)
 class RankingResult:
-    """Means over the users with test items, and the values (float64) of each of them.
+    """NDCG of the users with test items: the mean, and the values (float64) of each of ``users`` (int64, ascending)."""
 
-    ``users`` are those evaluated (int64, ascending), with whom the tensors are aligned; ``left_out`` how many have no
-    test items.
-    """
-
-    k: int
     ndcg: float
-    recall: float
-    hit_rate: float
-    mrr: float
-    coverage: float
-    left_out: int
     users: Tensor = field(repr=False)
     ndcg_by_user: Tensor = field(repr=False)
-    recall_by_user: Tensor = field(repr=False)
-    hit_by_user: Tensor = field(repr=False)
-    mrr_by_user: Tensor = field(repr=False)
 
 
 def evaluate_ranking(
-    score: Scorer,
-    train: Interactions,
-    test: Interactions,
-    k: int = 20,
-    *,
-    users: Tensor | None = None,
-    users_per_batch: int | None = None,
+    score: Scorer, train: Interactions, test: Interactions, k: int = 20, *, users: Tensor | None = None
 ) -> RankingResult:
     """Rank the catalogue for every user with test items and compare with these.
 
@@ -69,25 +42,22 @@ def evaluate_ranking(
         test: Items that should be ranked high, by user. One that is in ``train`` as well counts as missed.
         k: How many ranks count.
         users: Evaluate only these; all users with test items if not given.
-        users_per_batch: How many users are scored at once; if not given, as many as fit into 64 MB.
-
-    Returns:
-        The metrics of this module, on average and by user.
     """
     _check(train, test, k)
     asked = torch.arange(test.num_users) if users is None else torch.unique(users)
     evaluated = asked[test.counts_by_user[asked] > 0]
     if not len(evaluated):
         raise InvalidData("no user with test items", "at least one", "Check how the data was split.")
-    step = users_per_batch or max(1, BATCH_ELEMENTS // test.num_items)
-    recommended = torch.zeros(test.num_items, dtype=torch.bool)
+    step = max(1, BATCH_ELEMENTS // test.num_items)
     hits = torch.zeros(len(evaluated), k, dtype=torch.bool)
     for start in range(0, len(evaluated), step):
         batch = evaluated[start : start + step]
-        top = recommend(score, batch, train, k)
-        hits[start : start + step] = _is_in(test, batch, top)
-        recommended[top[top >= 0]] = True
-    return _result(hits, test, evaluated, float(recommended.double().mean()), len(asked) - len(evaluated))
+        hits[start : start + step] = _is_in(test, batch, recommend(score, batch, train, k))
+    wanted = test.counts_by_user[evaluated]
+    discount = 1 / torch.arange(2, k + 2, dtype=torch.float64).log2()
+    # The two sums run in different orders: without the limit a perfect ranking could come out above 1.
+    ndcg = ((hits.double() @ discount) / discount.cumsum(0)[wanted.clamp(max=k) - 1]).clamp(max=1)
+    return RankingResult(float(ndcg.mean()), evaluated, ndcg)
 
 
 def recommend(score: Scorer, users: Tensor, train: Interactions, k: int) -> Tensor:
@@ -157,33 +127,6 @@ def _is_in(interactions: Interactions, users: Tensor, items: Tensor) -> Tensor:
     asked = torch.arange(len(users))[:, None] * interactions.num_items + items
     found = torch.searchsorted(pairs, asked).clamp(max=len(pairs) - 1)
     return (pairs[found] == asked) & (items >= 0)
-
-
-def _result(hits: Tensor, test: Interactions, users: Tensor, coverage: float, left_out: int) -> RankingResult:
-    k = hits.shape[1]
-    gained = hits.double()
-    wanted = test.counts_by_user[users]
-    discount = 1 / torch.arange(2, k + 2, dtype=torch.float64).log2()
-    # The two sums run in different orders: without the limit a perfect ranking could come out above 1.
-    ndcg = ((gained @ discount) / discount.cumsum(0)[wanted.clamp(max=k) - 1]).clamp(max=1)
-    recall = gained.sum(1) / wanted
-    hit = hits.any(1).double()
-    first = hits.int().argmax(1)
-    mrr = hit / (first + 1)
-    return RankingResult(
-        k=k,
-        ndcg=float(ndcg.mean()),
-        recall=float(recall.mean()),
-        hit_rate=float(hit.mean()),
-        mrr=float(mrr.mean()),
-        coverage=coverage,
-        left_out=left_out,
-        users=users,
-        ndcg_by_user=ndcg,
-        recall_by_user=recall,
-        hit_by_user=hit,
-        mrr_by_user=mrr,
-    )
 
 
 def _check(train: Interactions, test: Interactions, k: int) -> None:

@@ -1,8 +1,6 @@
 """Metrics of predicted ratings (squared error) and of predicted classes (accuracy)."""
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,57 +10,29 @@ from fairfold.errors import InvalidData, InvalidVector
 
 Predictor = Callable[[Tensor, Tensor], Tensor]
 
-# Pairs predicted at a time when the caller does not say.
+# Pairs predicted at a time.
 BATCH_PAIRS = 1 << 18
 
 
-@dataclass(frozen=True)
-class RatingResult:
-    """Squared error over all test ratings (not over users), and by user."""
-
-    mse: float
-    rmse: float
-    ratings: int
-    left_out: int  # users without test ratings
-    users: Tensor = field(repr=False)  # those with, ascending
-    mse_by_user: Tensor = field(repr=False)
-
-
-def evaluate_ratings(predict: Predictor, test: Interactions, *, batch: int = BATCH_PAIRS) -> RatingResult:
-    """Compare predicted with given ratings.
+def evaluate_ratings(predict: Predictor, test: Interactions) -> float:
+    """The mean squared error over all test ratings (not over users).
 
     Args:
         predict: Takes user ids and item ids of one length (int64, on the CPU) and returns as many ratings.
         test: Interactions with ratings.
-        batch: How many pairs are predicted at once.
-
-    Returns:
-        Mean squared error and its root, over all ratings and by user.
     """
     if test.ratings is None:
         raise InvalidData("implicit test interactions", "ratings", "Prepare the data with ratings kept.")
     if not len(test):
         raise InvalidData("no test ratings", "at least one", "Check how the data was split.")
     errors = torch.empty(len(test), dtype=torch.float64)
-    for start in range(0, len(test), batch):
-        part = slice(start, start + batch)
+    for start in range(0, len(test), BATCH_PAIRS):
+        part = slice(start, start + BATCH_PAIRS)
         errors[part] = _squared_errors(predict(test.users[part], test.items[part]), test.ratings[part])
-    counts = test.counts_by_user
-    users = counts.nonzero().flatten()
-    sums = torch.zeros(test.num_users, dtype=torch.float64).index_add_(0, test.users, errors)
-    mse = float(errors.mean())
-    return RatingResult(
-        mse=mse,
-        rmse=math.sqrt(mse),
-        ratings=len(test),
-        left_out=test.num_users - len(users),
-        users=users,
-        mse_by_user=sums[users] / counts[users],
-    )
+    return float(errors.mean())
 
 
 def _squared_errors(predicted: Tensor, given: Tensor) -> Tensor:
-    """Squared differences, float64 on the CPU."""
     if predicted.shape != given.shape:
         raise InvalidVector(
             f"predictions of shape {list(predicted.shape)}",

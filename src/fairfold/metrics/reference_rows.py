@@ -88,7 +88,7 @@ def rating_rows(data: Dataset) -> Iterator[Reference]:
     train = with_validation(data)
     for users, items, damping in ((False, False, 0.0), (True, False, 0.0), (False, True, 0.0), (True, True, DAMPING)):
         means = Means(train, users=users, items=items, damping=damping)
-        yield Reference(means.name, evaluate_ratings(means, data.test).mse)
+        yield Reference(means.name, evaluate_ratings(means, data.test))
 
 
 def with_validation(data: Dataset) -> Interactions:

@@ -12,6 +12,8 @@ from fairfold.kernels import ops
 from fairfold.nn.placement import Placement, place
 from fairfold.subspace import Subspace
 
+Device = torch.device | str | None
+
 _STATE_FIELDS = ("format", "full_size", "head", "tail", "chunk", "seed low", "seed high", "sign", "offset", "weights")
 _STATE_FORMAT = 1
 _EXTRA = "_extra_state"
@@ -20,19 +22,15 @@ _EXTRA = "_extra_state"
 def _check_layout(state: object, expected: Tensor, name: str) -> None:
     """Refuse a saved layout that differs: its numbers would be read by other weights without a word."""
     if not isinstance(state, Tensor) or state.shape != expected.shape or state.is_floating_point():
-        raise InvalidState(
-            f"a saved layout of {name} that is {type(state).__name__}",
-            f"{len(_STATE_FIELDS)} integers",
-            "Save the state with the same version of fairfold.",
-        )
+        given, remedy = type(state).__name__, "Save the state with the same version of fairfold."
+        raise InvalidState(f"a saved layout of {name} that is {given}", f"{len(_STATE_FIELDS)} integers", remedy)
     different = (state.cpu() != expected).nonzero().flatten().tolist()
     if different:
-        raise InvalidState(
-            f"a saved layout of {name} with "
-            + ", ".join(f"{_STATE_FIELDS[which]}={int(state[which])}" for which in different),
-            ", ".join(f"{_STATE_FIELDS[which]}={int(expected[which])}" for which in different),
-            "Make the module with the size, seed, mapping and chunk it was saved with.",
+        given, needed = (
+            ", ".join(f"{_STATE_FIELDS[which]}={int(of[which])}" for which in different) for of in (state, expected)
         )
+        remedy = "Make the module with the size, seed, mapping and chunk it was saved with."
+        raise InvalidState(f"a saved layout of {name} with {given}", needed, remedy)
 
 
 class CompactVector(nn.Module):
@@ -64,11 +62,11 @@ class CompactVector(nn.Module):
             _check_layout(state_dict[prefix + _EXTRA], self.get_extra_state(), name)
         saved = state_dict.get(prefix + "compact")
         if self.compact is not None and saved is not None and saved.shape != (self.subspace.size,):
-            raise InvalidState(
+            given, needed = (
                 f"a compact vector of shape {tuple(saved.shape)} for {name}",
                 f"shape ({self.subspace.size},)",
-                "Make the module with the size it was saved with.",
             )
+            raise InvalidState(given, needed, "Make the module with the size it was saved with.")
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
@@ -99,13 +97,7 @@ class FairModule(CompactVector):
         placement: See :class:`~fairfold.nn.placement.Placement`.
     """
 
-    def __init__(
-        self,
-        shape: Sequence[int],
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-        placement: Placement,
-    ) -> None:
+    def __init__(self, shape: Sequence[int], device: Device, dtype: torch.dtype | None, placement: Placement) -> None:
         dtype = dtype if dtype is not None else torch.get_default_dtype()
         if min(shape) < 1:
             raise InvalidSubspace(

@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from fairfold.errors import InvalidDtype
 from fairfold.kernels import ops
 from fairfold.kernels.hashing import Layout
-from fairfold.nn.base import FairModule, check_same_device
+from fairfold.nn.base import Device, FairModule, check_same_device
 from fairfold.nn.placement import Placement
 from fairfold.subspace.checks import SUM_DTYPE
 
@@ -27,12 +27,7 @@ class FairLayer(FairModule):
     """A layer of weights [outputs, ...] and, if asked for, a bias, which is kept as it is."""
 
     def __init__(
-        self,
-        shape: Sequence[int],
-        bias: bool,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-        placement: Placement,
+        self, shape: Sequence[int], bias: bool, device: Device, dtype: torch.dtype | None, placement: Placement
     ) -> None:
         super().__init__(shape, device, dtype, placement)
         self.bias = nn.Parameter(torch.empty(shape[0], device=device, dtype=dtype)) if bias else None
@@ -55,11 +50,8 @@ class FairLayer(FairModule):
             return operand.to(torch.get_autocast_dtype(kind))
         check_same_device("input", operand, self.memory)
         if operand.dtype != self.memory.dtype:
-            raise InvalidDtype(
-                f"input of dtype {operand.dtype}",
-                f"{self.memory.dtype}, the layer's",
-                f"Convert one of them, e.g. layer.to({operand.dtype}).",
-            )
+            given, remedy = f"input of dtype {operand.dtype}", f"Convert one of them, e.g. layer.to({operand.dtype})."
+            raise InvalidDtype(given, f"{self.memory.dtype}, the layer's", remedy)
         return operand
 
     def _multiplied(self, operand: Tensor, geometry: "Geometry") -> Tensor:
@@ -79,6 +71,7 @@ class Part:
 
 
 Slopes = tuple[Tensor | None, Tensor | None, Tensor | None]
+Made = Callable[[], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +86,7 @@ class Geometry:
         raise NotImplementedError
 
     def slopes(
-        self,
-        slope: Tensor,
-        given: Tensor,
-        weights: Callable[[], Tensor],
-        part: Part,
-        of_given: Tensor | None,
-        wants: Sequence[bool],
+        self, slope: Tensor, given: Tensor, weights: Made, part: Part, of_given: Tensor | None, wants: Sequence[bool]
     ) -> Slopes:
         """From that of a part's outputs the slope of the input, added to ``of_given``, of its weights and its bias."""
         raise NotImplementedError
@@ -175,7 +162,6 @@ def _start(offset: int, geometry: Geometry, part: Part) -> int:
 def _recovered(
     layout: Layout, memory: Tensor, offset: int, geometry: Geometry, part: Part, dtype: torch.dtype
 ) -> Tensor:
-    """The weights of one part."""
     shape = (part.outputs.stop - part.outputs.start, *geometry.shape[1:])
     block = torch.empty(shape, dtype=memory.dtype, device=memory.device)
     ops.recover_range(layout, memory, _start(offset, geometry, part), block.view(-1))

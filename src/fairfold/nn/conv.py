@@ -1,6 +1,6 @@
 """FairConv2d: ``nn.Conv2d`` in the memory a device has."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Unpack
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (torch's own name for it)
 
 from fairfold.errors import InvalidSettings, InvalidVector
-from fairfold.nn.blocks import FairLayer, Geometry, Part, Slopes
+from fairfold.nn.blocks import FairLayer, Geometry, Made, Part, Slopes
 from fairfold.nn.placement import Placement
 from fairfold.subspace.checks import whole_number
 
@@ -106,13 +106,7 @@ class _Convolution(Geometry):
         return F.conv2d(given[:, part.inputs], weights, bias, self.stride, self.padding, self.dilation, part.groups)
 
     def slopes(
-        self,
-        slope: Tensor,
-        given: Tensor,
-        weights: Callable[[], Tensor],
-        part: Part,
-        of_given: Tensor | None,
-        wants: Sequence[bool],
+        self, slope: Tensor, given: Tensor, weights: Made, part: Part, of_given: Tensor | None, wants: Sequence[bool]
     ) -> Slopes:
         filters = weights()
         of_input, of_filters, of_bias = torch.ops.aten.convolution_backward(

@@ -62,7 +62,7 @@ class Job:
     chunk: int = 1
     batch: int = 512  # rows a step
     rows: int = 5000  # rows a round
-    way: str = "active"  # Adam on the active set; "touched": Adam on touched slots; "backward": SGD inside; or "serve"
+    way: str = "active"  # Adam on the active set; "backward": SGD inside; or "serve"
 
 
 def measure(job: Job) -> int:
@@ -103,12 +103,11 @@ def run(job: Job) -> None:
     """Do the job in this process."""
     import torch
 
-    from fairfold.nn import FairEmbedding, active, optim
+    from fairfold.nn import FairEmbedding, active
     from fairfold.nn.fused import FusedSGD
 
     torch.manual_seed(0)
-    touched = job.way == "touched"
-    table = FairEmbedding(job.items, job.dim, size=job.size, mapping=job.mapping, chunk=job.chunk, sparse=touched)
+    table = FairEmbedding(job.items, job.dim, size=job.size, mapping=job.mapping, chunk=job.chunk)
     ids = torch.randint(0, job.items, (job.rows,))
     with torch.no_grad():
         table(ids[: job.batch])
@@ -116,8 +115,6 @@ def run(job: Job) -> None:
     if job.way == "active":
         with active(table, ids) as rows:
             _train(table, batches, torch.optim.Adam(rows.parameters()))
-    elif touched:
-        _train(table, batches, optim.Adam(table.parameters()))
     elif job.way == "backward":
         table.update_in_backward(FusedSGD())
         _train(table, batches, None)

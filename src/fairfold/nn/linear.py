@@ -1,6 +1,6 @@
 """FairLinear: ``nn.Linear`` in the memory a device has."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Unpack
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (torch's own name for it)
 
 from fairfold.errors import InvalidVector
-from fairfold.nn.blocks import FairLayer, Geometry, Part, Slopes
+from fairfold.nn.blocks import FairLayer, Geometry, Made, Part, Slopes
 from fairfold.nn.placement import Placement
 from fairfold.subspace.checks import whole_number
 
@@ -43,11 +43,8 @@ class FairLinear(FairLayer):
         """(*, in_features) to (*, out_features)."""
         features = self._operand(features)
         if features.dim() == 0 or features.shape[-1] != self.in_features:
-            raise InvalidVector(
-                f"input of shape {tuple(features.shape)}",
-                f"(*, {self.in_features})",
-                "Check the layer before this one.",
-            )
+            given = f"input of shape {tuple(features.shape)}"
+            raise InvalidVector(given, f"(*, {self.in_features})", "Check the layer before this one.")
         flat = features.reshape(-1, self.in_features)
         return self._multiplied(flat, _Rows(self.shape, 1)).view(*features.shape[:-1], self.out_features)
 
@@ -62,17 +59,11 @@ class FairLinear(FairLayer):
 class _Rows(Geometry):
     """x·Wᵀ."""
 
-    def product(self, given: Tensor, weights: Tensor, bias: Tensor | None, part: Part) -> Tensor:  # noqa: ARG002
+    def product(self, given: Tensor, weights: Tensor, bias: Tensor | None, part: Part) -> Tensor:
         return F.linear(given, weights, bias)
 
     def slopes(
-        self,
-        slope: Tensor,
-        given: Tensor,
-        weights: Callable[[], Tensor],
-        part: Part,  # noqa: ARG002
-        of_given: Tensor | None,
-        wants: Sequence[bool],
+        self, slope: Tensor, given: Tensor, weights: Made, part: Part, of_given: Tensor | None, wants: Sequence[bool]
     ) -> Slopes:
         if wants[0]:
             of_given = slope @ weights() if of_given is None else of_given.addmm_(slope, weights())

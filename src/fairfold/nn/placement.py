@@ -52,24 +52,16 @@ def place(
 
     A capacity or a budget gives the largest size within it that is a whole number of chunks; a size is taken as it is.
     """
-    mapping = mapping if mapping is not None else _implied_mapping(chunk, head)
+    if mapping is None:
+        mapping = "ranked" if head else "element" if chunk == 1 else "chunk"
     given = [name for name, value in (("size", size), ("capacity", capacity), ("budget", budget)) if value is not None]
     if len(given) != 1:
-        raise InvalidCapacity(
-            " and ".join(given) if given else "no size, capacity or budget",
-            "exactly one of them",
-            "Write e.g. capacity=1/16.",
-        )
+        named = " and ".join(given) if given else "no size, capacity or budget"
+        raise InvalidCapacity(named, "exactly one of them", "Write e.g. capacity=1/16.")
     if size is None:
         limit = _capacity(capacity, budget).limit(full_size, itemsize)
         size = _largest_size(limit, full_size, mapping, chunk, head)
     return Subspace(full_size, size, seed, mapping, chunk, head, sign)
-
-
-def _implied_mapping(chunk: int, head: int) -> str:
-    if head:
-        return "ranked"
-    return "chunk" if chunk != 1 else "element"
 
 
 def _capacity(capacity: str | float | Fraction | Capacity | None, budget: str | int | None) -> Capacity:

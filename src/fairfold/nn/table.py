@@ -24,7 +24,7 @@ class FairTable(FairModule):
         embedding_dim: Columns.
         padding_idx: A row that reads as zeros and is not trained. (Its slots are shared with other rows, so unlike in
             torch's table the zeros are not stored.)
-        sparse: Gradients of the touched slots only; for ``fairfold.nn.optim`` and torch's sparse optimisers.
+        sparse: Gradients of the touched slots only; for torch's optimisers that take sparse ones.
         device: Where the vector lives.
         dtype: Of the vector.
         placement: See :class:`~fairfold.nn.placement.Placement`.

@@ -1,6 +1,6 @@
 """The compact twin of each standard layer, and the standard twin of each compact one."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,8 @@ from fairfold.nn.linear import FairLinear
 from fairfold.nn.placement import Placement
 from fairfold.nn.table import FairEmbedding
 from fairfold.subspace import Subspace
+
+Twin = TypeVar("Twin", bound=nn.Module)
 
 _TABLE = ("num_embeddings", "embedding_dim", "padding_idx", "sparse")
 _CONVOLUTION = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
@@ -41,13 +43,12 @@ def compact_twin(layer: Any, subspace: Subspace | None, compact: Tensor | None) 
             "sign": subspace.sign,
         }
     kind, names = next((compact, names) for standard, compact, names in _KINDS if isinstance(layer, standard))
-    twin = kind(**_options(layer, names), device="meta", dtype=layer.weight.dtype, **placement)
+    twin: FairModule = kind(**_options(layer, names), device="meta", dtype=layer.weight.dtype, **placement)
     if compact is not None:
         # A tied layer is handed the very parameter of the first one.
         requires_grad = layer.weight.requires_grad
         twin.compact = compact if isinstance(compact, nn.Parameter) else nn.Parameter(compact, requires_grad)
-    finished: FairModule = _finished(twin, layer)
-    return finished
+    return _finished(twin, layer)
 
 
 def dense_twin(layer: FairModule, weight: nn.Parameter | None) -> nn.Module:
@@ -56,7 +57,7 @@ def dense_twin(layer: FairModule, weight: nn.Parameter | None) -> nn.Module:
     if not kinds:
         raise TypeError(f"{type(layer).__name__} has no standard twin")
     kind, names = kinds[0]
-    twin = kind(**_options(layer, names), device="meta", dtype=layer.memory.dtype)
+    twin: nn.Module = kind(**_options(layer, names), device="meta", dtype=layer.memory.dtype)
     if weight is None:
         full = layer.full_weight()
         padding = getattr(layer, "padding_idx", None)
@@ -65,8 +66,7 @@ def dense_twin(layer: FairModule, weight: nn.Parameter | None) -> nn.Module:
                 full[padding] = 0  # what the compact table answers
         weight = nn.Parameter(full, layer.memory.requires_grad)
     twin.weight = weight
-    finished: nn.Module = _finished(twin, layer)
-    return finished
+    return _finished(twin, layer)
 
 
 def _options(layer: Any, names: tuple[str, ...]) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def _options(layer: Any, names: tuple[str, ...]) -> dict[str, Any]:
     return options | ({"bias": layer.bias is not None} if hasattr(layer, "bias") else {})
 
 
-def _finished(twin: Any, layer: nn.Module) -> Any:
+def _finished(twin: Twin, layer: nn.Module) -> Twin:
     """The twin with the layer's bias, in its mode."""
     bias = getattr(layer, "bias", None)
     if isinstance(bias, Tensor):

@@ -57,7 +57,6 @@ class LeadingBlock(Projection):
 
     @classmethod
     def of_facts(cls, shape: tuple[int, ...], facts: dict[str, Any]) -> Self:
-        """See the base class."""
         kept = tuple(int(side) for side in facts["kept"])
         if len(kept) != len(shape) or not all(1 <= side <= of for side, of in zip(kept, shape, strict=True)):
             raise ValueError(f"a block {kept} of a tensor of shape {shape}")

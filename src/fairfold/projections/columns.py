@@ -66,7 +66,6 @@ class KeptColumns(Coordinatewise):
         return row * self.kept + place[column], sign[column]
 
     def counts(self, slots: Tensor) -> Tensor:
-        """See the base class."""
         return torch.ones_like(slots)
 
     @classmethod
@@ -90,7 +89,6 @@ class KeptColumns(Coordinatewise):
 
     @classmethod
     def of_facts(cls, shape: tuple[int, ...], facts: dict[str, Any]) -> Self:
-        """See the base class."""
         runs = tuple((int(start), int(stop)) for start, stop in facts["runs"])
         ends = [0, *(end for run in runs for end in run), shape[1]]
         if ends != sorted(ends):

@@ -56,7 +56,6 @@ class Hashed(Coordinatewise):
         return ops.slots_and_signs(self.subspace.layout, coordinates)
 
     def counts(self, slots: Tensor) -> Tensor:
-        """See the base class."""
         return torch.ones_like(slots) if self.subspace.is_full else self.subspace.counts()[slots]
 
     @classmethod
@@ -89,7 +88,6 @@ class Hashed(Coordinatewise):
 
     @classmethod
     def of_facts(cls, shape: tuple[int, ...], facts: dict[str, Any]) -> Self:
-        """See the base class."""
         subspace = Subspace(**facts)
         if subspace.full_size != prod(shape):
             raise ValueError(f"a subspace of {subspace.full_size} numbers for a tensor of shape {shape}")

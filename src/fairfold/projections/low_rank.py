@@ -111,7 +111,6 @@ class LowRank(_Averaged, Projection):
 
     @classmethod
     def of_facts(cls, shape: tuple[int, ...], facts: dict[str, Any]) -> Self:
-        """See the base class."""
         if not 1 <= facts["rank"] <= min(shape):
             raise ValueError(f"rank {facts['rank']} of a table of shape {shape}")
         return cls(shape, **facts)

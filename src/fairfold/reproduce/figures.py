@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from fairfold.runs.plots import COLOURS, FAINT, INK, LOOK, STYLES, WIDE
+from fairfold.runs.plots import COLOURS, INK, LOOK, STYLES, WIDE, legend, reference
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,17 +66,13 @@ def _compared(grid: Grid, done: list[Entry]) -> Figure:
     known = [value for value in grid.references.values() if isinstance(value, float)]
     low, high = min([axes.get_xlim()[0], *known]), max([axes.get_xlim()[1], *known])
     for name, value in _together(grid, 0.025 * (high - low)):
-        axes.axvline(value, color=FAINT, linestyle=(0, (5, 4)), linewidth=1.1, zorder=0.5)
-        axes.annotate(
-            name, (value, 1.0), xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points",
-            color="#616e7c", fontsize=8, ha="left", va="bottom", rotation=30, annotation_clip=False,
-        )  # fmt: skip
+        reference(axes, "x", value, name, rotation=30, fontsize=8)
     axes.set_yticks(range(len(done)), [f"{entry.row} {entry.column}" for entry in done], fontsize=8.5)
     axes.set_ylim(len(done) - 0.5, -0.5)
     axes.set_xlabel(_label(grid))
     if grid.file.metric == "compression":
         axes.set_xscale("log")
-    _legend(figure, [axes])
+    legend(figure, [axes])
     return figure
 
 
@@ -116,14 +112,9 @@ def _curves(grid: Grid, done: list[Entry]) -> Figure | None:
     for name, value in _together(grid, 0.03 * (high - low) * down):
         if not low < value < high:  # would be drawn outside of the plot
             continue
-        for axes in shown:
-            axes.axhline(value, color=FAINT, linestyle=(0, (5, 4)), linewidth=1.1, zorder=0.5)
-        for axes in shown[across - 1 :: across]:
-            axes.annotate(
-                name, (1.01, value), xycoords=("axes fraction", "data"), color="#616e7c", fontsize=8, va="center",
-                annotation_clip=False,
-            )  # fmt: skip
-    _legend(figure, shown)
+        for place, axes in enumerate(shown, 1):  # named at the right end of each line of panels
+            reference(axes, "y", value, "" if place % across else name, fontsize=8)
+    legend(figure, shown)
     return figure
 
 
@@ -140,12 +131,10 @@ def _panels(done: list[Entry]) -> list[Panel]:
 
 
 def _named(entry: Entry) -> str:
-    """Of a line that stands alone."""
     return f"{entry.row} {entry.column}".strip()
 
 
 def _label(grid: Grid) -> str:
-    """Of the axis of values."""
     if grid.file.metric not in ("MSE", "accuracy") and not grid.file.metric.startswith("NDCG"):
         return grid.file.metric
     return f"{grid.file.metric} ({'smaller' if grid.smaller_is_better else 'larger'} is better)"
@@ -192,9 +181,3 @@ def _show_what_matters(figure: Figure, axes: Axes, done: list[Entry], smaller_is
 def _late(entry: Entry, sign: int) -> list[float]:
     """The values of a curve after its first fifth, with the sign that makes larger better."""
     return [sign * y for x, y in entry.curve if x >= 0.2 * entry.curve[-1][0] and isfinite(y)]
-
-
-def _legend(figure: Figure, plots: list[Axes]) -> None:
-    """Below the plot, every name once."""
-    found = {name: line for axes in plots for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=4, fontsize=8.5)

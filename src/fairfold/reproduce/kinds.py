@@ -6,7 +6,6 @@ A *kind* checks a cell's settings, says what identifies its data, and runs it. N
 import shutil
 import time
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
 from functools import cache
 from json import dumps, loads
 from pathlib import Path
@@ -20,6 +19,7 @@ from fairfold.reproduce.records import Outcome
 from fairfold.runs.callbacks import Callback
 from fairfold.settings import Settings, merged, read_settings
 from fairfold.settings.parts import RATING_MODELS
+from fairfold.simulate.convex import ConvexFederation, fitted_slope
 from fairfold.simulate.result import RoundReport
 from fairfold.subspace import Capacity
 
@@ -176,25 +176,6 @@ class _References(Kind):
         return Outcome(seconds=time.monotonic() - started, facts=facts)
 
 
-@dataclass(frozen=True)
-class ConvexSettings:
-    """Of the corollary's case; see :class:`fairfold.simulate.convex.ConvexFederation`.
-
-    The error of a single run is a random number; the corollary is about its mean, taken over ``problems``.
-    """
-
-    full_size: int = 40
-    size: int = 10
-    devices: int = 20
-    samples: int = 30
-    disagreement: float = 1.0
-    strong_convexity: float = 0.5
-    clients_per_round: int = 5
-    local_steps: int = 5
-    rounds: tuple[int, ...] = (50, 100, 200, 400, 800, 1600)
-    problems: int = 8
-
-
 class _Made(Kind):
     """A kind whose settings are a dataclass, and whose data is made from these and the seed."""
 
@@ -216,15 +197,11 @@ class _Convex(_Made):
     """Homogeneous FAIR on strongly convex least squares: the slope of log error over log rounds, −1 for O(1/T)."""
 
     def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:  # noqa: ARG002
-        from fairfold.simulate.convex import ConvexFederation, fitted_slope
-
-        given = asdict(self.settings(values))
-        rounds, problems = sorted(given.pop("rounds")), given.pop("problems")
-        draws = {key: given.pop(key) for key in ("clients_per_round", "local_steps")}
-        started, runs = time.monotonic(), list[list[float]]()
-        for number in range(problems):
-            runs.append(ConvexFederation(**given, seed=seed * problems + number).errors(rounds, **draws))
-            tell(number + 1, problems)
+        given: ConvexFederation = self.settings(values)
+        started, runs, rounds = time.monotonic(), list[list[float]](), sorted(given.rounds)
+        for number in range(given.problems):
+            runs.append(given.errors(seed * given.problems + number))
+            tell(number + 1, given.problems)
         errors = [mean(of_round) for of_round in zip(*runs, strict=True)]
         return Outcome.of_value(
             fitted_slope(rounds, errors), float(rounds[-1]), curve=tuple(zip(map(float, rounds), errors, strict=True)),
@@ -249,6 +226,6 @@ class _Memory(_Made):
 KINDS: dict[str, Kind] = {
     "federated": _Federated(),
     "references": _References(),
-    "convex": _Convex("convex", ConvexSettings),
+    "convex": _Convex("convex", ConvexFederation),
     "memory": _Memory("memory", MemorySettings),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
@@ -86,12 +86,8 @@ def _lines(runs: list[RunSummary], names: list[str], over: str, inches: tuple[fl
             across, [one.server for one in run.evaluations], color=colour, linestyle=style, linewidth=1.8,
             marker="o", markersize=3.5 if len(across) < 40 else 0, label=name,
         )  # fmt: skip
-    for name, value in references_of(runs).items():  # dashed lines, named beside the plot
-        axes.axhline(value, color=FAINT, linestyle=(0, (5, 4)), linewidth=1.2, zorder=0.5)
-        axes.annotate(
-            name.replace(" ", "\n"), (1.01, value), xycoords=("axes fraction", "data"),
-            color="#616e7c", fontsize=8.5, ha="left", va="center", annotation_clip=False,
-        )  # fmt: skip
+    for name, value in references_of(runs).items():
+        reference(axes, "y", value, name.replace(" ", "\n"))
     axes.set_xlim(left=0)
     if over == "round":
         axes.set_xlabel("round")
@@ -100,7 +96,7 @@ def _lines(runs: list[RunSummary], names: list[str], over: str, inches: tuple[fl
         axes.set_xlabel("bytes sent and received by all devices")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human_bytes(value)))
     if inches == WIDE or len(runs) <= len(COLOURS):  # among more the colours are those of the wide plot
-        _legend(figure, axes, 4 if inches == WIDE else 2)
+        legend(figure, [axes], 4 if inches == WIDE else 2)
     axes.margins(y=0.12)
     return figure
 
@@ -123,22 +119,30 @@ def _bars(runs: list[RunSummary], names: list[str]) -> Figure:
             label="server's model" if size == "server" else size,
         )
     for name, value in references_of(runs).items():
-        axes.axvline(value, color=FAINT, linestyle=(0, (5, 4)), linewidth=1.2, zorder=0.5)
-        axes.annotate(
-            name, (value, 1.0), xycoords=("data", "axes fraction"), xytext=(0, 3), textcoords="offset points",
-            color="#616e7c", fontsize=8.5, ha="center", va="bottom", annotation_clip=False,
-        )  # fmt: skip
+        reference(axes, "x", value, name, ha="center")
     axes.set_yticks(range(len(runs)), names, fontsize=8.5)
     axes.set_ylim(len(runs) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
-    _legend(figure, axes, min(len(bars), 6))
+    legend(figure, [axes], min(len(bars), 6))
     return figure
+
+
+def reference(axes: Axes, axis: Literal["x", "y"], value: float, name: str, **text: Any) -> None:
+    """A dashed line at a value of an axis, named beside or above the plot."""
+    line, place = (axes.axhline, (1.01, value)) if axis == "y" else (axes.axvline, (value, 1.0))
+    line(value, color=FAINT, linestyle=(0, (5, 4)), linewidth=1.2, zorder=0.5)
+    sides: Any = ("axes fraction", "data") if axis == "y" else ("data", "axes fraction")
+    look: Any = {"fontsize": 8.5, "xytext": (0, 0 if axis == "y" else 3), "va": "center" if axis == "y" else "bottom"}
+    axes.annotate(
+        name, place, xycoords=sides, textcoords="offset points", color="#616e7c", annotation_clip=False, **look | text
+    )
 
 
 def _direction(metric: str) -> str:
     return f"{metric} ({'smaller' if metric == 'MSE' else 'larger'} is better)"
 
 
-def _legend(figure: Figure, axes: Axes, columns: int) -> None:
-    """Below the plot, where it hides nothing."""
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=columns, fontsize=9)
+def legend(figure: Figure, plots: list[Axes], columns: int = 4) -> None:
+    """Every name once, below the plot, where it hides nothing."""
+    found = {name: line for axes in plots for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns, fontsize=8.5)

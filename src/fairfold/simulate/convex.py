@@ -7,6 +7,7 @@ round K of N devices are drawn with replacement (scheme I of Li et al., 2020) an
 subspace*.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,10 @@ from fairfold.subspace import Subspace, Sums
 
 @dataclass(frozen=True)
 class ConvexFederation:
-    """Least squares spread over N devices of m of n numbers, whose solutions disagree; μ is the weight of the ridge."""
+    """Least squares spread over N devices of m of n numbers, whose solutions disagree; μ is the weight of the ridge.
+
+    The error of a single run is a random number; the corollary is about its mean, taken over ``problems``.
+    """
 
     full_size: int = 40
     size: int = 10
@@ -25,11 +29,14 @@ class ConvexFederation:
     samples: int = 30
     disagreement: float = 1.0
     strong_convexity: float = 0.5
-    seed: int = 0
+    clients_per_round: int = 5
+    local_steps: int = 5
+    rounds: tuple[int, ...] = (50, 100, 200, 400, 800, 1600)  # after which the error is measured
+    problems: int = 8
 
-    def problem(self) -> tuple[Tensor, Tensor]:
+    def problem(self, seed: int) -> tuple[Tensor, Tensor]:
         """Inputs [devices, samples, full_size] and targets [devices, samples]."""
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = torch.Generator().manual_seed(seed)
         shape = (self.devices, self.samples, self.full_size)
         inputs = torch.randn(shape, generator=generator, dtype=torch.float64) / self.full_size**0.5
         shared = torch.randn(self.full_size, generator=generator, dtype=torch.float64)
@@ -37,32 +44,32 @@ class ConvexFederation:
         targets = torch.einsum("ksn,kn->ks", inputs, shared + self.disagreement * own)
         return inputs, targets
 
-    def errors(self, at: list[int], clients_per_round: int = 5, local_steps: int = 5) -> list[float]:
-        """F(θ_T) − F* after T rounds, for every T in ``at`` (ascending), F* being the optimum of the subspace."""
-        inputs, targets = self.problem()
-        subspace = Subspace(self.full_size, self.size, seed=self.seed, orthonormal=True)
+    def errors(self, seed: int) -> list[float]:
+        """F(θ_T) − F* after T rounds, T ascending in ``rounds``, F* being the optimum of the subspace."""
+        inputs, targets = self.problem(seed)
+        subspace = Subspace(self.full_size, self.size, seed=seed, orthonormal=True)
         optimum = self._loss(self._optimum(inputs, targets, subspace), inputs, targets)
         mu = self.strong_convexity
         smoothness = float(inputs.square().sum(-1).max()) + mu  # of every stochastic gradient
-        shift = max(8 * smoothness / mu, local_steps)
+        shift = max(8 * smoothness / mu, self.local_steps)
         rows = torch.stack([subspace.accumulate(x) for x in inputs.view(-1, self.full_size)])  # xᵀSψ = (Sᵀx)ᵀψ
         rows = rows.view(self.devices, self.samples, self.size)
-        generator = torch.Generator().manual_seed(self.seed + 1)
+        generator = torch.Generator().manual_seed(seed + 1)
         full = torch.zeros(self.full_size, dtype=torch.float64)
         found = []
-        for round_number in range(at[-1]):
-            clients = torch.randint(self.devices, (clients_per_round,), generator=generator)
-            local = subspace.reduce(full).repeat(clients_per_round, 1)
-            for step_number in range(local_steps):
-                samples = torch.randint(self.samples, (clients_per_round,), generator=generator)
+        for round_number in range(max(self.rounds)):
+            clients = torch.randint(self.devices, (self.clients_per_round,), generator=generator)
+            local = subspace.reduce(full).repeat(self.clients_per_round, 1)
+            for step_number in range(self.local_steps):
+                samples = torch.randint(self.samples, (self.clients_per_round,), generator=generator)
                 row, target = rows[clients, samples], targets[clients, samples]
                 gradient = ((row * local).sum(1) - target)[:, None] * row + mu * local
-                local -= 2 / (mu * (shift + round_number * local_steps + step_number)) * gradient
+                local -= 2 / (mu * (shift + round_number * self.local_steps + step_number)) * gradient
             sums = Sums()
             for compact in local:
                 sums.add(subspace, compact)
             full = sums.recover()
-            if round_number + 1 in at:
+            if round_number + 1 in self.rounds:
                 found.append(self._loss(full, inputs, targets) - optimum)
         return found
 
@@ -81,7 +88,7 @@ class ConvexFederation:
         return columns @ solution
 
 
-def fitted_slope(rounds: list[int], errors: list[float]) -> float:
+def fitted_slope(rounds: Sequence[int], errors: Sequence[float]) -> float:
     """The slope of log(error) over log(rounds): −1 for an error that falls like 1/T."""
     x = torch.tensor(rounds, dtype=torch.float64).log()
     y = torch.tensor(errors, dtype=torch.float64).log()

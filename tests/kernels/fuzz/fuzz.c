@@ -89,7 +89,7 @@ static void fuzz_rows(void) {
     fairfold_layout layout = random_layout();
     int real = chance(2) ? 4 : 8, width = chance(2) ? 4 : 8;
     int64_t row_size = 1 + below(70), count = chance(10) ? 0 : below(60), size = size_of(&layout);
-    void *compact = buffer(size, real), *squares = buffer(size, real), *values = buffer(count * row_size, real);
+    void *compact = buffer(size, real), *values = buffer(count * row_size, real);
     void *ids = random_ids(&layout, width, count, row_size);
     int64_t *slots = buffer(count * row_size, 8), touched = 0;
     void *sums = buffer(count * row_size, real);
@@ -108,7 +108,6 @@ static void fuzz_rows(void) {
     in.values = values;
     fairfold_recover_rows(chance(100) ? NULL : &out);
     fairfold_accumulate_rows(chance(100) ? NULL : &in, 0.5);
-    fairfold_adagrad_rows(chance(100) ? NULL : &in, 0.1, 1e-10, squares);
     int64_t room = count * row_size;
     int status = fairfold_touched_rows(&layout, kind, values, &rows, slots, sums, chance(20) ? room - 1 : room, &touched);
     if (status == FAIRFOLD_OK) {
@@ -120,15 +119,10 @@ static void fuzz_rows(void) {
             fairfold_recover_positions(real, sums, touched, positions, signs, room, values, threads);
             fairfold_accumulate_positions(real, values, positions, signs, room, sums, touched);
         }
-        void *gradient = buffer(touched, real), *mean = buffer(touched, real), *square = buffer(touched, real);
-        fairfold_adagrad_slots(real, compact, size, slots, touched, gradient, square, 0.1, 1e-10);
-        fairfold_adam_slots(real, compact, size, slots, touched, gradient, mean, square, below(3), 0.1, 0.9,
-                            chance(9) ? 2.0 : 0.999, 1e-8);
-        free(gradient), free(mean), free(square);
     }
     fairfold_touched_rows(&layout, 4, NULL, &rows, slots, NULL, room, &touched);
     fairfold_slots_and_signs(&layout, width == 8 ? ids : NULL, width == 8 ? count : 0, slots, signs);
-    free(compact), free(squares), free(values), free(ids), free(slots), free(sums), free(positions), free(signs);
+    free(compact), free(values), free(ids), free(slots), free(sums), free(positions), free(signs);
 }
 
 static void fuzz_ranges(void) {

@@ -1,6 +1,6 @@
 """How much one program of each kernel handles, and by how many warps: the only numbers to tune.
 
-``benchmarks/kernels_gpu.py --tune`` tries :data:`CANDIDATES` and prints the best for the hardware at hand.
+``benchmarks/kernels_gpu.py --tune`` tries others and prints the best for the hardware at hand.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,3 @@ TILES: dict[str, Tile] = {
     "count": Tile(1024, 4),
     "touched": Tile(1024, 4),
 }
-
-CANDIDATES: list[Tile] = [
-    Tile(elements, warps) for elements in (512, 1024, 2048, 4096) for warps in (2, 4, 8) if elements >= 128 * warps
-]

@@ -325,17 +325,3 @@ def accumulate_positions(values: Tensor, found: Tensor, signs: Tensor, sums: Ten
     )  # fmt: skip
     settle(code)
     changed(sums)
-
-
-def adagrad_slots(compact: Tensor, slots: Tensor, gradient: Tensor, state: Tensor, rate: float, epsilon: float) -> None:
-    """See :func:`.reference.adagrad_slots`."""
-    loaded = serving(compact, gradient, state)
-    _integers(slots)
-    _need(slots.dtype is torch.int64, *(one.is_contiguous() for one in (compact, slots, gradient, state)))
-    _need(gradient.shape == state.shape == slots.shape)
-    code = loaded.fairfold_adagrad_slots(
-        REAL_BYTES[compact.dtype], compact.data_ptr(), compact.numel(), slots.data_ptr(), slots.numel(),
-        gradient.data_ptr(), state.data_ptr(), rate, epsilon,
-    )  # fmt: skip
-    settle(code)
-    changed(compact, state)

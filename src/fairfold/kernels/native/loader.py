@@ -32,7 +32,6 @@ _SIGNATURES: dict[str, list[type]] = {
     "positions": [_pointer, _pointer, _pointer, _long, _pointer, _pointer, _int],
     "recover_positions": [_int, _pointer, _long, _pointer, _pointer, _long, _pointer, _int],
     "accumulate_positions": [_int, _pointer, _pointer, _pointer, _long, _pointer, _long],
-    "adagrad_slots": [_int, _pointer, _long, _pointer, _long, _pointer, _pointer, _double, _double],
     "fold_groups": [_int, _pointer, _long, _long, _long, _pointer, _long, _int],
     "unfold_groups": [_int, _pointer, _long, _long, _long, _pointer, _long, _int, _int],
     "number": [_pointer, _long, _pointer, _pointer, _pointer],
