@@ -25,7 +25,7 @@ def train(
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="Settings that come with fairfold: 'best' (the default), 'ratings' (the best for those), or 'paper', "
+            help="Settings that come with fairfold: 'best' (the default), 'ratings' (the best for those), 'correlations', or 'paper', "
             "the authors' example."
         ),
     ] = None,
