@@ -59,6 +59,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "ratings alike": RATINGS | {"alike": True},
     "ratings streamed": RATINGS | {"streamed": True},
     "ratings by counts": RATINGS | {"popularity": "counts"},
+    "correlations": {"solver": "correlations", "method": "leading"},
     "mlp": IMAGES,
     "mlp by changes": IMAGES | CHANGES,
 }
@@ -66,7 +67,7 @@ SCHEMES = ("1x", "1x-16x", "1x-2x-4x-8x-16x-32x-64x")
 SMALL_SCHEMES = {"fedhm": "1x-2x", "heterofl": "1x-4x", "full_trn": "1x-2x", "inconsistent": "1x-4x"}
 """For methods that cannot serve the smallest devices."""
 
-MEMORABLE = ("least_squares", "ratings", "fair", "mlp")
+MEMORABLE = ("least_squares", "ratings", "correlations", "fair", "mlp")
 
 
 def world_of(name: str, scheme: str, *, faults: bool, **changes: Any) -> tuple[Any, Any]:

@@ -54,6 +54,7 @@ CASES: dict[str, dict[str, Any]] = {
     | {"support": 0, "reference_factors": 6, "factors": 5, "weighting": "data"},
     "ratings": RATINGS,
     "ratings streamed": RATINGS | {"streamed": True},
+    "correlations": {"solver": "correlations", "method": "leading"},
     "images fair": IMAGES,
     "images fedhm": IMAGES | {"method": "fedhm"},
     "images heterofl": IMAGES | {"method": "heterofl"},

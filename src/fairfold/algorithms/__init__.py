@@ -6,14 +6,18 @@ A new algorithm of fairfold's own is a file here and a line in :data:`ALGORITHMS
 
 from fairfold.algorithms.central import Central
 from fairfold.algorithms.closed_form import ClosedForm
+from fairfold.algorithms.correlations import Correlations
 from fairfold.algorithms.gradient import Gradient
 from fairfold.algorithms.images import Images
 from fairfold.algorithms.least_squares import LeastSquares
 from fairfold.algorithms.ratings import RatingSquares
 from fairfold.protocol.algorithm import Algorithm
 
-ALGORITHMS: tuple[type[Algorithm], ...] = (LeastSquares, Gradient, ClosedForm, RatingSquares, Images, Central)
+ALGORITHMS: tuple[type[Algorithm], ...] = (
+    LeastSquares, Gradient, ClosedForm, RatingSquares, Images, Central, Correlations
+)  # fmt: skip
 
 __all__ = [
-    "ALGORITHMS", "Algorithm", "Central", "ClosedForm", "Gradient", "Images", "LeastSquares", "RatingSquares"
+    "ALGORITHMS", "Algorithm", "Central", "ClosedForm", "Correlations", "Gradient", "Images", "LeastSquares",
+    "RatingSquares"
 ]  # fmt: skip

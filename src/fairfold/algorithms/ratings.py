@@ -169,6 +169,11 @@ class RatingSquares(Remembering):
         """In whose rows devices speak: the largest devices', or those of the full table where these stream by."""
         return Subspace(largest.full_size, largest.full_size) if self.streamed else largest
 
+    def traffic(self, plan: Plan, size: int) -> tuple[int, int]:
+        """Rows that stream by are received beside the device's own."""
+        down, up = super().traffic(plan, size)
+        return down * (2 if self.streamed else 1), up
+
     # -- the device ----------------------------------------------------------------------------------------------------
 
     def send(self, plan: Plan, state: State, sizes: Sequence[int]) -> list[Sent]:

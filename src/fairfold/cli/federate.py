@@ -21,7 +21,10 @@ def federate(
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")] = 5,
     data: Data = "synthetic",
     recipe: Annotated[
-        str | None, typer.Option(help="Settings that come with fairfold: 'best' (the default), 'ratings' or 'paper'.")
+        str | None,
+        typer.Option(
+            help="Settings that come with fairfold: 'best' (the default), 'correlations', 'ratings' or 'paper'."
+        ),
     ] = None,
     method: Annotated[str | None, typer.Option(help="fair, fair_hom, full_trn, fedavg, fedhm or heterofl.")] = None,
     half: Annotated[bool, typer.Option("--half", help="Send vectors in half precision.")] = False,

@@ -25,8 +25,8 @@ def train(
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="Settings that come with fairfold: 'best' (the default), 'ratings' (the best for those), or 'paper', "
-            "the authors' example."
+            help="Settings that come with fairfold: 'best' (the default), 'ratings' (the best for those), "
+            "'correlations' (one sum over devices), or 'paper', the authors' example."
         ),
     ] = None,
     data: Data = None,

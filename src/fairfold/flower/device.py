@@ -34,7 +34,7 @@ from fairfold.protocol.people import ImagePeople, People
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.sampling import Purpose, generator
 from fairfold.protocol.steps import Steps
-from fairfold.protocol.words import Answer, Visit
+from fairfold.protocol.words import Answer, Public, Visit
 from fairfold.protocol.work import as_input
 from fairfold.subspace import Capacity
 from fairfold.values import Weights
@@ -117,7 +117,9 @@ class DeviceWork:
     def _fresh(self) -> Weights:
         """Vectors of users the device has not seen before; the item tables are not made for it."""
         assert isinstance(self.data, LocalData)
-        _, own = Architecture(self.order.settings, 1, len(self.data.users)).initial(generator(self.seed, Purpose.MODEL))
+        users = Public(1, len(self.data.users))
+        architecture = self.order.settings.algorithm.architecture(self.order.settings, users)
+        _, own = architecture.initial(generator(self.seed, Purpose.MODEL))
         self.plan.algorithm.starts_own(self.plan, own)
         return own
 

@@ -15,7 +15,6 @@ from fairfold.runs import checkpoint
 from fairfold.runs.folder import RunFolder
 from fairfold.simulate.result import GroupReport, Result, RoundReport
 from fairfold.simulate.run import Progress, stop_reason
-from fairfold.values import BYTES
 
 NODES = "nodes.json"
 
@@ -69,7 +68,7 @@ class Record:
         self._folder.finish(self._result(progress, nodes), self.seconds, stopped, self._facts)
 
     def _write_nodes(self, nodes: Nodes) -> None:
-        sizes = [held.size() * BYTES for held in self.plan.assignments(0)]
+        sizes = [held.bytes() for held in self.plan.assignments(0)]
         content = {
             "nodes": [
                 asdict(node)
@@ -86,9 +85,9 @@ class Record:
         groups = []
         for number, (capacity, held) in enumerate(zip(self.plan.capacities, self.plan.assignments(0), strict=True)):
             members = sum(node.group == number for node in nodes.usable.values())
-            size = held.size() * BYTES
+            down, up = self.plan.algorithm.traffic(self.plan, number)
             quality = None if last is None else last.groups[number]
-            groups.append(GroupReport(str(capacity), members, held.size(), size, size, size, quality, {}))
+            groups.append(GroupReport(str(capacity), members, held.size(), held.bytes(), down, up, quality, {}))
         return Result(
             self.plan.settings, self.plan.settings.metric, progress.state, {}, progress.history, groups,
             float("nan") if last is None else last.server, {}, len(nodes.usable), dict(progress.rejections.counts),

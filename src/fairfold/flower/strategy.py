@@ -148,6 +148,7 @@ class FairStrategy(Strategy):
         self._last_round = number + left
         self._arrays_each_round = evaluate_fn is not None
         sizes = [BYTES * held.size() for held in self.plan.assignments(0)]
+        sizes += [self.plan.algorithm.traffic(self.plan, size)[1] for size in range(len(sizes))]
         largest = max(*sizes, 8 * 3 * min(self.num_items, 1 << 20))
         self._grid = StreamingGrid(grid, 2 * largest + LARGEST_OVERHEAD)
         self.round_timeout = self.round_timeout if timeout is None else timeout
@@ -180,7 +181,7 @@ class FairStrategy(Strategy):
     def summary(self) -> None:
         """Log what is about to run."""
         sizes = zip(self.plan.capacities, self.plan.assignments(0), strict=True)
-        served = ", ".join(f"{capacity}: {held.size() * BYTES} bytes" for capacity, held in sizes)
+        served = ", ".join(f"{capacity}: {held.bytes()} bytes" for capacity, held in sizes)
         log.info("%s, %s, sizes %s", self.settings.subspace.method, self.settings.algorithm.kind, served)
         log.debug("settings %s", json.dumps(self.settings.plain()))
 

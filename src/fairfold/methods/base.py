@@ -26,6 +26,7 @@ class Tensors:
         reads: Tensors whose columns, from a first one on, read the columns of a table.
         network: Whether the model is one of layers without tables.
         whole_rows: Whether rows are never to be cut: a device that cannot hold one is refused.
+        catalogue: Items that capacities are measured by, where tables have rows for the leading ones alone; else 0.
     """
 
     tables: Shapes
@@ -34,6 +35,7 @@ class Tensors:
     reads: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     network: bool = False
     whole_rows: bool = False
+    catalogue: int = 0
 
     @property
     def shapes(self) -> Shapes:

@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
+from fairfold.values import BYTES
+
 
 class Projection(ABC):
     """What one size of device holds of one tensor.
@@ -27,6 +29,11 @@ class Projection(ABC):
     shape: tuple[int, ...]
     size: int
 
+    @property
+    def bytes(self) -> int:
+        """What it takes to store them."""
+        return self.size * BYTES
+
     @abstractmethod
     def reduce(self, full: Tensor) -> Tensor:
         """Server to device."""
@@ -42,6 +49,14 @@ class Projection(ABC):
     def whole(self, compact: Tensor) -> Tensor:
         """All of the tensor, flat; gradients flow back to ``compact``."""
         return self.recover(compact)
+
+    def packed(self, compact: Tensor) -> Tensor:
+        """What a device holds, as it is stored: in :attr:`bytes`."""
+        return compact
+
+    def unpacked(self, content: Tensor) -> Tensor:
+        """The numbers of what was stored."""
+        return content
 
     def summand(self, compact: Tensor, weight: float) -> Tensor:
         """What adds up over devices of this size: what they hold, or what that stands for where sums mean nothing.
@@ -110,3 +125,7 @@ class Assignment:
     def size(self) -> int:
         """Numbers a device holds and sends."""
         return sum(projection.size for projection in (self.projections or {}).values())
+
+    def bytes(self) -> int:
+        """What these take."""
+        return sum(projection.bytes for projection in (self.projections or {}).values())

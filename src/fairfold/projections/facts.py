@@ -7,8 +7,10 @@ from fairfold.projections.blocks import LeadingBlock
 from fairfold.projections.columns import KeptColumns
 from fairfold.projections.hashed import Hashed
 from fairfold.projections.low_rank import LowRank, WholeTable
+from fairfold.projections.rounded import PairList, RoundedBlock
 
-KINDS: dict[str, type[Projection]] = {one.kind: one for one in (Hashed, LowRank, WholeTable, KeptColumns, LeadingBlock)}
+_OWN = (Hashed, LowRank, WholeTable, KeptColumns, LeadingBlock, RoundedBlock, PairList)
+KINDS: dict[str, type[Projection]] = {one.kind: one for one in _OWN}
 """By the name in files and messages; :func:`register_projection` adds to it."""
 
 MOST_SIDES, LARGEST_TENSOR = 8, 2**48

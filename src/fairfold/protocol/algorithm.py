@@ -13,14 +13,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fairfold.protocol.words import Answer, Sent, State, Totals, Visit, Word, reduced
+from fairfold.protocol.words import Answer, Public, Sent, State, Totals, Visit, Word, reduced
 from fairfold.settings.base import Frozen
-from fairfold.values import Shapes, Weights
+from fairfold.values import BYTES, Shapes, Weights
 
 if TYPE_CHECKING:
     from fairfold.data import Interactions
     from fairfold.metrics.ranking import Scorer
     from fairfold.metrics.rating import Predictor
+    from fairfold.projections import Projection
+    from fairfold.protocol.architecture import Architecture, Picture
     from fairfold.protocol.people import Client, People
     from fairfold.protocol.plan import Plan
     from fairfold.settings import Settings
@@ -79,6 +81,18 @@ class Algorithm(Frozen):
     def extra(self, settings: "Settings") -> Shapes:
         """Tensors that travel beside the model's, held whole by everybody."""
         return {}
+
+    def architecture(
+        self,
+        settings: "Settings",
+        public: Public,
+        picture: "Picture | None" = None,
+        projections: Mapping[str, "Projection"] | None = None,
+    ) -> "Architecture":
+        """The model's tensors; with ``projections`` on a device, which knows no more than what it is to hold."""
+        from fairfold.protocol.architecture import architecture_of
+
+        return architecture_of(settings, public.items, public.users, picture)
 
     def surveys(self, settings: "Settings") -> dict[str, bool]:
         """What devices sum up before the first round, by name: whether it has a number per item."""
@@ -153,6 +167,12 @@ class Algorithm(Frozen):
     def answer_shapes(self, plan: "Plan", sent: Sent) -> dict[str, int]:
         """Name and length of what a device answers with."""
         return {name: held.size for name, held in sent.projections.items()}
+
+    def traffic(self, plan: "Plan", size: int) -> tuple[int, int]:
+        """Bytes that a device of a size receives and sends in a round; none where it takes no part."""
+        held = plan.assignments(0)[size]
+        moved = 0 if self.pooled else held.size() * BYTES
+        return moved, moved
 
     def change(self, sent: Sent, name: str, vector: Tensor, weight: float) -> Tensor:
         """The change that an answer asks for, of one device or on the average of several."""

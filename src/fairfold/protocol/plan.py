@@ -9,7 +9,7 @@ from fairfold.errors import InvalidSettings
 from fairfold.methods import Method
 from fairfold.projections import Assignment, Hashed, Projection
 from fairfold.protocol.algorithm import COUNTS, Algorithm
-from fairfold.protocol.architecture import Architecture, Picture, architecture_of
+from fairfold.protocol.architecture import Architecture, Picture
 from fairfold.protocol.sampling import Purpose, generator, hash_seed
 from fairfold.protocol.storage import Storage
 from fairfold.protocol.words import Public, State
@@ -42,7 +42,7 @@ class Plan:
             if picture is None:
                 raise InvalidSettings(given, "images", "Use e.g. --data mnist.")
             raise InvalidSettings(given, "a model of images", "Use --model mlp or lenet.")
-        architecture = architecture_of(settings, public.items, public.users, picture)
+        architecture = settings.algorithm.architecture(settings, public, picture)
         plan = cls(settings, public, architecture, parse_scheme(settings.fleet.capacities))
         plan.assignments(0)
         return plan
@@ -52,8 +52,9 @@ class Plan:
         cls, settings: "Settings", items: int, users: int, picture: Picture | None, projections: dict[str, Projection]
     ) -> "Plan":
         """What a device makes of an order: what it holds is the server's to decide."""
-        architecture, whole = architecture_of(settings, items, users, picture), [Capacity.parse("1x")]
-        return cls(settings, Public(items, users), architecture, whole, ordered=[Assignment(projections)])
+        public, whole = Public(items, users), [Capacity.parse("1x")]
+        architecture = settings.algorithm.architecture(settings, public, picture, projections)
+        return cls(settings, public, architecture, whole, ordered=[Assignment(projections)])
 
     @property
     def algorithm(self) -> Algorithm:
@@ -96,11 +97,12 @@ class Plan:
         return alone.projections, any(alone.projections == of.projections for of in held), joins
 
     def size_for(self, capacity: Capacity) -> int | None:
-        """The largest size of the scheme that a device can hold; None if it can hold none."""
+        """The largest size of the scheme that a device can hold, of equal ones its own; None if it can hold none."""
         tensors, held = self.architecture.tensors, self.assignments(0)
         known = {size: of.projections for size, of in enumerate(held) if of.projections is not None}
         fitting = [size for size, projections in known.items() if self.method.fits(tensors, projections, capacity)]
-        return max(fitting, key=lambda size: held[size].size(), default=None)
+        own = self.capacities.index(capacity) if capacity in self.capacities else None
+        return max(fitting, key=lambda size: (held[size].size(), size == own), default=None)
 
     def initial(self, storage: Storage | None = None) -> tuple[State, Weights]:
         """The server's state, and the users' own vectors, kept in ``storage``, before training."""

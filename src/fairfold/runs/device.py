@@ -90,7 +90,8 @@ def write_device_model(run: OpenRun, device: DeviceModel, path: Path, measured: 
         "data": json.dumps(run.facts),
     }
     order = {} if device.leading is None else {LEADING: device.leading}
-    return int(write_sealed(path, device.compacts | order, metadata)["bytes"])
+    stored = {name: held.packed(device.compacts[name]) for name, held in device.projections.items()}
+    return int(write_sealed(path, stored | order, metadata)["bytes"])
 
 
 def read_device_model(path: Path) -> tuple[DeviceModel, dict[str, Any]]:
@@ -102,4 +103,5 @@ def read_device_model(path: Path) -> tuple[DeviceModel, dict[str, Any]]:
     projections = {name: projection_of(facts) for name, facts in values.pop("projections").items()}
     leading = tensors.pop(LEADING, None)
     capacity = Capacity.parse(values["capacity"])
+    tensors = {name: held.unpacked(tensors[name]) for name, held in projections.items()}
     return DeviceModel(capacity, projections, tensors, values["trained"], values["nests"], leading), values

@@ -14,7 +14,6 @@ from fairfold.data.images import ImageDataset
 from fairfold.errors import InvalidSettings
 from fairfold.kernels import gpu
 from fairfold.metrics.ranking import Scorer
-from fairfold.projections import Assignment
 from fairfold.protocol.faults import Rejections
 from fairfold.protocol.people import ImagePeople
 from fairfold.protocol.plan import Plan
@@ -25,7 +24,7 @@ from fairfold.settings import Settings
 from fairfold.simulate.numbering import numbered, renumbered_scores
 from fairfold.simulate.result import GroupReport, Judge, Result, RoundReport
 from fairfold.simulate.world import World, load_data, popularity_of
-from fairfold.values import BYTES, Weights
+from fairfold.values import Weights
 
 GOOD_BYTES = 2**30
 """Of a larger federation no copy of the best model is kept; its checkpoints are."""
@@ -198,7 +197,7 @@ def _report(world: World, judge: Judge, progress: Progress, seconds: float) -> R
     assignments = plan.assignments(number - 1)
     cohort = world.fleet.cohort(number - 1)
     size = world.fleet.size[cohort]
-    moved = torch.tensor([_bytes_moved(held, plan) for held in assignments])[size].sum(0)
+    moved = torch.tensor([plan.algorithm.traffic(plan, group) for group in range(len(assignments))])[size].sum(0)
     quality = None
     if number == plan.settings.run.rounds or number % plan.settings.run.evaluate_every == 0:
         quality = judge.quality(progress.state, assignments)
@@ -206,14 +205,6 @@ def _report(world: World, judge: Judge, progress: Progress, seconds: float) -> R
     if number == 1 and isinstance(world.data, Dataset) and world.data.counted is not None:
         down, up = down + world.data.counted.bytes_down, up + world.data.counted.bytes_up  # of the count before it
     return RoundReport(number, seconds, len(cohort), down, up, quality)
-
-
-def _bytes_moved(held: Assignment, plan: Plan) -> tuple[int, int]:
-    """What a device of some size receives and sends in a round; nothing where there are no devices."""
-    if plan.algorithm.pooled or held.projections is None:
-        return 0, 0
-    received = 2 * held.size() if getattr(plan.algorithm, "streamed", False) else held.size()
-    return received * BYTES, held.size() * BYTES
 
 
 def _result(world: World, judge: Judge, progress: Progress) -> Result:
@@ -227,8 +218,8 @@ def _result(world: World, judge: Judge, progress: Progress) -> Result:
             progress.history[-1] = replace(last, quality=quality)
     groups, everybody = [], judge.for_everybody(progress.state, assignments)
     for number, (capacity, held) in enumerate(zip(plan.capacities, assignments, strict=True)):
-        members, size, (down, up) = judge.members(number), held.size(), _bytes_moved(held, plan)
-        cost = (size, size * BYTES, down, up)
+        members = judge.members(number)
+        cost = (held.size(), held.bytes(), *plan.algorithm.traffic(plan, number))
         judged = (quality.groups[number], judge.references(members), everybody[number])
         groups.append(GroupReport(str(capacity), len(members), *cost, *judged))
     cpu = torch.device("cpu")

@@ -1,0 +1,363 @@
+"""Correlations: laws of the sum and of the model that follows from it, against an independent EASE; bad input."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import fairfold.data
+from fairfold.algorithms import pairs, spectrum
+from fairfold.algorithms.correlations import INTO, LISTED, OUT, ROWS, SAID, SUM, Correlations
+from fairfold.algorithms.spectrum import Precision
+from fairfold.data import Dataset, Interactions
+from fairfold.errors import FairfoldError, InvalidSettings
+from fairfold.methods.leading import cut_to
+from fairfold.metrics.ranking import evaluate_ranking
+from fairfold.projections import PairList, RoundedBlock, facts_of, projection_of
+from fairfold.protocol.people import People
+from fairfold.protocol.words import Answer, State
+from fairfold.settings import Settings, read_settings
+from fairfold.simulate import simulate
+from fairfold.simulate.numbering import numbered
+from fairfold.simulate.world import World
+from tests.federations import after_rounds, tiny_data
+
+
+def settings_of(**algorithm: Any) -> Settings:
+    tables = {key: algorithm.pop(key) for key in ("model", "fleet", "run", "data") if key in algorithm}
+    chosen = {"kind": "correlations", "support": 1} | algorithm
+    return read_settings({"model": {"factors": 4}, "fleet": {"capacities": "1x"}, "algorithm": chosen} | tables)
+
+
+def world_of(data: Dataset, **algorithm: Any) -> World:
+    settings = settings_of(**algorithm)
+    return World.of(settings, numbered(data, settings))
+
+
+def dataset(histories: list[list[int]], items: int) -> Dataset:
+    users = torch.tensor([user for user, mine in enumerate(histories) for _ in mine])
+    train = Interactions.from_pairs(
+        users, torch.tensor([item for mine in histories for item in mine]), len(histories), items
+    )
+    return Dataset("few", train, train)
+
+
+def dense(train: Interactions) -> np.ndarray:
+    found = np.zeros((train.num_users, train.num_items))
+    found[train.users.numpy(), train.items.numpy()] = 1
+    return found
+
+
+def scores(world: World, state: State) -> Tensor:
+    plan = world.plan
+    score = plan.algorithm.scorer(plan, state.full, plan.assignments(0), world.people)
+    return score(torch.arange(world.people.num_clients))
+
+
+# -- the sum -----------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.sets(st.integers(0, 30), max_size=31), min_size=1, max_size=12), st.integers(1, 31))
+def test_the_sum_is_the_sum(histories: list[set[int]], items: int) -> None:
+    mine = [torch.tensor(sorted(one), dtype=torch.int64) for one in histories]
+    weights = pairs.weights_of(torch.tensor([len(one) for one in mine]))
+    wanted = np.zeros((items, items))
+    for history, weight in zip(mine, weights.tolist(), strict=True):
+        x = np.zeros(31)
+        x[history.numpy()] = 1
+        wanted += weight * np.outer(x, x)[:items, :items]
+    found = pairs.matrix_of(pairs.pair_sums(mine, weights, items)).numpy()
+    assert np.array_equal(found, wanted)  # to the bit: multiples of the unit
+
+
+def test_dense_and_listed_pairs_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    train = tiny_data(3, 40, 300).train
+    histories = [train.of(user) for user in range(40)]
+    weights = pairs.weights_of(train.counts_by_user)
+    together = pairs.pair_sums(histories, weights, 290)
+    monkeypatch.setattr(pairs, "HEAVY", 2.0)
+    assert together.equal(pairs.pair_sums(histories, weights, 290))
+    monkeypatch.setattr(pairs, "PAIRS_AT_ONCE", 100)
+    assert together.equal(pairs.pair_sums(histories, weights, 290))
+
+
+@pytest.mark.parametrize("items", [1, 2, 7, 40])
+def test_leading_blocks_are_prefixes(items: int) -> None:
+    train = tiny_data(1, 9, 40).train
+    histories, weights = [train.of(user) for user in range(9)], pairs.weights_of(train.counts_by_user)
+    whole = pairs.pair_sums(histories, weights, 40)
+    part = pairs.pair_sums(histories, weights, items)
+    assert part.equal(whole[: len(part)])
+    assert pairs.matrix_of(part).equal(pairs.matrix_of(whole)[:items, :items])
+    assert pairs.items_of(len(part)) == items
+    assert pairs.items_of(len(part) - 1) == items - 1
+
+
+@given(st.sets(st.integers(0, 60), min_size=1), st.integers(1, 61))
+def test_no_history_has_a_norm_above_one(history: set[int], items: int) -> None:
+    mine = torch.tensor(sorted(history))
+    packed = pairs.pair_sums([mine], pairs.weights_of(torch.tensor([len(mine)])), items)
+    assert pairs.frobenius(packed) == pytest.approx(float(torch.linalg.norm(pairs.matrix_of(packed))), rel=1e-6)
+    assert pairs.frobenius(packed) <= 1 + 1e-6
+    if items > int(mine[-1]):
+        assert pairs.frobenius(packed) == pytest.approx(1, abs=len(mine) / pairs.UNIT)
+
+
+@pytest.mark.parametrize("cohort", [1, 3, None])
+def test_cohorts_and_their_order_do_not_matter(cohort: int | None) -> None:
+    data = tiny_data(2, 12, 30)
+    fleet = {"capacities": "1x-4x", "clients_per_round": cohort}
+    wanted = world_of(data, fleet=fleet | {"clients_per_round": None})
+    expected = after_rounds(wanted, wanted.initial(), 1)
+    world = world_of(data, fleet=fleet, run={"seed": 5})
+    state, rounds = world.initial(), 0
+    while not bool(world.people.private[SAID].all()):
+        state = after_rounds(world, state, 1)
+        rounds += 1
+        assert rounds < 200
+    assert state.moments[SUM][SUM].equal(expected.moments[SUM][SUM])
+    assert all(state.full[name].equal(of) for name, of in expected.full.items())
+    again = after_rounds(world, state, 2)  # whoever comes back adds nothing
+    assert again.moments[SUM][SUM].equal(state.moments[SUM][SUM])
+    assert all(again.full[name].equal(of) for name, of in state.full.items())
+
+
+def test_small_devices_say_a_shorter_prefix() -> None:
+    world = world_of(tiny_data(2, 12, 30), fleet={"capacities": "1x-4x-16x"})
+    plan, algorithm = world.plan, world.plan.algorithm
+    assert isinstance(algorithm, Correlations)
+    whole = pairs.size_of(plan.architecture.tables[ROWS][0])
+    for size, share in enumerate((1, 4, 16)):
+        said = algorithm.spoken(plan, size).size
+        items = pairs.items_of(said)
+        assert said == pairs.size_of(items) <= whole / share < pairs.size_of(items + 1) + whole * (share == 1)
+        assert algorithm.traffic(plan, size)[1] == 4 * said
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_what_no_history_can_say_is_refused() -> None:
+    world = world_of(tiny_data(2, 6, 20))
+    plan, algorithm = world.plan, world.plan.algorithm
+    (sent,) = algorithm.send(plan, world.initial(), [0])
+    good, _ = algorithm.answer(plan, sent, world.people.client(1, 0))
+    assert algorithm.problem(plan, sent, good) is None
+    assert algorithm.problem(plan, sent, Answer({SUM: 1.01 * good.sums[SUM]}, 1.0)) == "a norm above that of its users"
+    assert algorithm.problem(plan, sent, good + Answer({SUM: good.sums[SUM]}, 0.0)) is not None
+    below = good.sums[SUM].clone()
+    below[0] = -1e-3
+    assert algorithm.problem(plan, sent, Answer({SUM: below}, 1.0)) == "pairs below zero"
+    assert algorithm.problem(plan, sent, Answer({SUM: below * torch.nan}, 1.0)) == "NaN or infinity"
+    assert algorithm.problem(plan, sent, Answer({SUM: below[:-1]}, 1.0)) == "wrong size"
+
+
+def test_settings_that_do_not_go_together() -> None:
+    for tables in (
+        {"algorithm": {"kind": "correlations"}, "subspace": {"method": "fair"}},
+        {"algorithm": {"kind": "correlations"}, "model": {"kind": "neumf"}},
+        {"algorithm": {"kind": "correlations", "ridge": 0}},
+    ):
+        with pytest.raises(InvalidSettings):
+            read_settings(tables)
+    with pytest.raises(InvalidSettings, match="correlations"):
+        simulate(read_settings({"algorithm": {"kind": "gradient"}, "subspace": {"method": "leading"}}))
+
+
+# -- the model ---------------------------------------------------------------------------------------------------------
+
+
+def test_all_of_the_spectrum_is_ease() -> None:
+    """B = I − P / diag P, by numpy, on the same sum: b_j S_ij a_i is its scores, whatever the weights of items."""
+    x = dense(tiny_data(4, 50, 20).train)
+    gram = x.T @ x
+    for beta in (0.0, 0.4):
+        counts = x.sum(0).clip(1)
+        scale = (counts / counts.mean()) ** -beta
+        inverse = np.linalg.inv(scale[:, None] * gram * scale + 3 * np.eye(20))
+        ease = -inverse / np.diag(inverse)
+        np.fill_diagonal(ease, 0)
+        found = Precision.of(torch.from_numpy(gram.copy()), torch.from_numpy(x.sum(0)), beta, 3.0)
+        roots, scales = found.roots.clone(), found.scales
+        values, vectors = found.spectrum(20)
+        partial = found.correlations()
+        np.testing.assert_allclose((x * (scales * roots).numpy()) @ partial.numpy() / roots.numpy(), x * scale @ ease)
+        np.testing.assert_allclose((vectors * values @ vectors.T).numpy(), partial.numpy(), atol=1e-9)
+
+
+def test_the_leading_eigenpairs_are_those_of_the_whole() -> None:
+    source = torch.Generator().manual_seed(1)
+    half = torch.randn(500, 500, generator=source, dtype=torch.float64)
+    matrix = half @ half.T / 500 + torch.eye(500)
+    values, vectors = spectrum.leading(matrix, 10)  # a Krylov space
+    exact = torch.linalg.eigh(matrix)
+    torch.testing.assert_close(values, exact.eigenvalues[-10:].flip(0), rtol=1e-10, atol=0)
+    wanted = exact.eigenvectors[:, -10:].flip(1)
+    torch.testing.assert_close((vectors * wanted).sum(0).abs(), torch.ones(10).double(), rtol=0, atol=1e-6)
+    assert torch.linalg.norm(matrix @ vectors - vectors * values) < 1e-5
+
+
+def test_a_score_needs_the_history_alone() -> None:
+    world = world_of(tiny_data(2, 30, 25))
+    state = after_rounds(world, world.initial(), 1)
+    assert world.plan.algorithm.from_history
+    rows, into, out = state.full[ROWS].view(-1, 4), state.full[INTO], state.full[OUT]
+    mine = torch.tensor([2, 5, 7])
+    new = People(world.plan, Interactions.from_pairs(torch.zeros(3).long(), mine, 1, 25), {})
+    score = world.plan.algorithm.scorer(world.plan, state.full, world.plan.assignments(0), new)
+    head = len(rows)
+    wanted = out * (rows @ (into[mine, None] * rows[mine]).sum(0))
+    torch.testing.assert_close(score(torch.tensor([0]))[0, :head], wanted)
+
+
+def test_items_outside_the_head_come_last_by_popularity() -> None:
+    world = world_of(tiny_data(2, 30, 25), head=10)
+    found = scores(world, after_rounds(world, world.initial(), 1))
+    assert world.plan.architecture.tables[ROWS] == (10, 4)
+    assert bool((found[:, 10:].amax(1) < found[:, :10].amin(1)).all())
+    assert bool((found[:, 10:-1] > found[:, 11:]).all())
+
+
+def test_the_model_may_be_asked_for_at_any_time() -> None:
+    world = world_of(tiny_data(2, 30, 25), fleet={"capacities": "1x", "clients_per_round": 7})
+    state = world.initial()
+    assert bool((scores(world, state)[:, :-1] > scores(world, state)[:, 1:]).all())  # nobody has spoken: popularity
+    assert bool(torch.isfinite(scores(world, after_rounds(world, state, 1))).all())
+
+
+# -- sizes -------------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 10**6), st.integers(1, 5_000), st.integers(1, 256))
+def test_a_cut_keeps_within_its_bytes(budget: int, rows: int, columns: int) -> None:
+    cut = cut_to(budget, rows, columns)
+    if cut is None:
+        return
+    assert 1 <= cut.rows <= rows
+    assert 1 <= cut.columns <= columns
+    listed = PairList((cut.pairs + 1, 5), (cut.pairs, 5))
+    table = RoundedBlock((rows, columns), (cut.rows, cut.columns), cut.bits)
+    factor = RoundedBlock((rows,), (cut.rows,), 16)
+    assert table.bytes + 2 * factor.bytes + listed.bytes <= budget
+
+
+@pytest.mark.parametrize("bits", [3, 4, 8])
+def test_what_is_stored_is_what_is_held(bits: int) -> None:
+    table = torch.randn(20, 12, generator=torch.Generator().manual_seed(0))
+    table[3] = 0
+    held = RoundedBlock((20, 12), (9, 7), bits)
+    compact = held.reduce(table.view(-1))
+    stored = held.packed(compact)
+    assert stored.dtype == torch.uint8
+    assert len(stored) == held.bytes
+    torch.testing.assert_close(held.unpacked(stored), compact, rtol=1e-6, atol=1e-7)
+    step = table[:9, :7].abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1)
+    assert bool(((compact.view(9, 7) - table[:9, :7]).abs() <= 0.51 * step).all())
+    assert projection_of(facts_of(held)) == held
+
+
+def test_a_list_of_pairs_is_stored_as_it_is_held() -> None:
+    rows = torch.tensor([[0, 3, 1, 127, 0.5], [62, 63, 62, 64, -0.25], [0, 0, 0, 1, 0.1]])
+    for many in (0, 2, 3):
+        held = PairList((3, 5), (many, 5))
+        compact = held.reduce(rows.view(-1))
+        assert len(held.packed(compact)) == held.bytes
+        torch.testing.assert_close(held.unpacked(held.packed(compact)), compact)
+        torch.testing.assert_close(compact.view(-1, 5), rows[:many], rtol=0, atol=0.5 / 127)
+        assert projection_of(facts_of(held)) == held
+
+
+@pytest.mark.parametrize("facts", [{"kept": [2, 2], "bits": 9}, {"kept": [2, 2], "bits": True}, {"kept": [9, 2]}])
+def test_facts_of_no_block_are_refused(facts: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, KeyError)):
+        projection_of({"kind": "rounded block", "shape": [4, 4], "bits": 8} | facts)
+    with pytest.raises((ValueError, KeyError)):
+        projection_of({"kind": "pair list", "shape": [4, 4]} | facts)
+
+
+def test_pairs_make_up_for_what_rows_miss() -> None:
+    """With every pair listed and counted in full, a table cut to one column scores as all correlations do."""
+    world = world_of(tiny_data(2, 30, 9), pair_weight=1.0, model={"factors": 9})
+    plan, state = world.plan, after_rounds(world, world.initial(), 1)
+    head = plan.architecture.tables[ROWS][0]
+    gram = pairs.matrix_of(state.moments[SUM][SUM])
+    precision = Precision.of(gram, plan.public.survey["counts"][:head], 0.15, 4.0)
+    full = dict(state.full)
+    listed = spectrum.strongest(Precision.of(
+        pairs.matrix_of(state.moments[SUM][SUM]), plan.public.survey["counts"][:head], 0.15, 4.0
+    ).correlations(), torch.zeros(head, 1).double(), torch.ones(head), head * head)  # fmt: skip
+    full[LISTED] = listed.float().view(-1)
+    table = full[ROWS].view(head, -1).clone()
+    table[:, 1:] = 0
+    full[ROWS] = table.view(-1)
+    score = plan.algorithm.scorer(plan, full, plan.assignments(0), world.people)(torch.arange(30))
+    x = torch.from_numpy(dense(world.people.train))[:, :head]
+    roots, scales = precision.roots.clone(), precision.scales
+    wanted = (x * scales * roots) @ precision.correlations() / roots
+    new = x == 0  # what an item says of itself, the rows tell and a regression leaves out
+    torch.testing.assert_close(score[:, :head].double()[new], wanted[new], rtol=1e-4, atol=1e-5)
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+ODD = {
+    "one item each": dataset([[0], [1], [2], [0]], 4),
+    "an empty history": dataset([[0, 1], [], [1, 2]], 4),
+    "items nobody has": dataset([[5], [5, 6]], 9),
+    "one item in all": dataset([[0], [0]], 1),
+    "all counts equal": dataset([[0, 1, 2]] * 4, 3),
+    "a singular sum": dataset([[0, 1], [0, 1], [2, 3], [2, 3]], 4),
+}
+
+
+@pytest.mark.parametrize("support", [1, 3, 1000])
+@pytest.mark.parametrize("name", ODD)
+def test_odd_worlds_are_served(name: str, support: int) -> None:
+    world = world_of(ODD[name], support=support)
+    found = scores(world, after_rounds(world, world.initial(), 1))
+    assert found.shape == (world.people.num_clients, world.people.train.num_items)
+    assert bool(torch.isfinite(found).all())
+    if support == 1000:  # one item at most is correlated, with nothing: the order of popularity is left
+        assert bool((found[:, 1:-1] >= found[:, 2:]).all())
+
+
+def test_a_capacity_without_a_row_is_refused() -> None:
+    with pytest.raises(FairfoldError, match="leading"):
+        world_of(tiny_data(), fleet={"capacities": "1x-7B"})
+
+
+# -- quality -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    not (Path(os.environ.get("FAIRFOLD_DATA", "/nowhere")) / "ml-100k").is_dir(), reason="needs FAIRFOLD_DATA"
+)
+def test_better_than_ease_on_movielens() -> None:
+    settings = read_settings(
+        {"data": {"name": "ml-100k", "resplit": True}, "fleet": {"capacities": "1x-16x", "shares": [999, 1]},
+         "algorithm": {"kind": "correlations"}}
+    )  # fmt: skip
+    data = fairfold.data.load("ml-100k", resplit=True)
+    x = dense(data.train)
+
+    def ease(ridge: float) -> float:
+        inverse = np.linalg.inv(x.T @ x + ridge * np.eye(x.shape[1]))
+        weights = -inverse / np.diag(inverse)
+        np.fill_diagonal(weights, 0)
+        found = torch.from_numpy(x @ weights)
+        return evaluate_ranking(lambda users: found[users], data.train, data.test).ndcg
+
+    best = max(ease(ridge) for ridge in (100.0, 200.0, 400.0, 800.0))
+    result = simulate(settings, data=numbered(data, settings))
+    large, small = (group.everybody for group in result.groups)
+    assert large is not None
+    assert small is not None
+    assert large > best
+    assert small > 0.9 * best
+    assert result.quality > best
