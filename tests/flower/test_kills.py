@@ -155,9 +155,7 @@ def test_a_server_killed_at_twenty_random_moments(tmp_path: Path) -> None:
                 program.kill()
             trial.programs.clear()
             config.write_text(config.read_text().replace("resume = false", "resume = true"))
-            if (
-                checkpoint.newest(trial.run_folder / "checkpoints")[0] is not None
-            ):  # it may not have come to one
+            if checkpoint.newest(trial.run_folder / "checkpoints")[0] is not None:  # it may not have come to one
                 assert_exact(trial)
     assert len(marker.read_text()) == kills
     assert_exact(trial)
