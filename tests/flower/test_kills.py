@@ -69,7 +69,7 @@ def assert_exact(trial: Trial) -> None:
             sums[name].view(-1, d).index_add_(0, rows, weight * vector / counts[rows][:, None])
             sums[GRAM] += weight * torch.outer(vector, vector).view(-1)
     for moment, of in expected.items():
-        assert_same({key: tensor.double() for key, tensor in state.moments[moment].items()}, of, 3e-6)
+        assert_same({key: tensor.double() for key, tensor in state.moments[moment].items()}, of, 1e-6)
 
 
 def squares(folder: Path, kinds: list[str], rounds: int) -> Trial:
