@@ -14,7 +14,7 @@ import time
 import torch
 
 import fairfold.data
-from fairfold.algorithms.correlations import ROWS
+from fairfold.algorithms.pair_architecture import ROWS
 from fairfold.data import Dataset, Interactions
 from fairfold.data.holdout import hold_out
 from fairfold.metrics.ranking import Scorer, evaluate_ranking, items_of

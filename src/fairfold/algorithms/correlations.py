@@ -1,22 +1,26 @@
 """Partial correlations of items: a model that is one sum over devices, and serves from a history alone.
 
-A device is asked once. With x its user's history over the H leading items (1 where the user has an item) and n how many
-these are, it answers with x xᵀ/n: which items it has together (:mod:`.pairs`). The sum G over devices is all that the
-server keeps. It makes the items' partial correlations S of it and their leading eigenvectors (:mod:`.spectrum`): a row
-W_j and two numbers a_j, b_j for every item. A user's score of item j is b_j ⟨W_j, Σ a_i W_i⟩ over their history: no
-training on devices, no step size, nothing to solve and no private vector; who comes new needs their history alone.
+With x a user's history over the H leading items (1 where the user has an item) and n how many these are, a device
+answers with x xᵀ/n: which items it has together (:mod:`.pairs`). The sum G over devices is all that the server keeps of
+them. It makes the items' partial correlations S of it and their leading eigenvectors (:mod:`.spectrum`): a row W_j and
+two numbers a_j, b_j for every item. A user's score of item j is b_j ⟨W_j, Σ a_i W_i⟩ over their history: no training on
+devices, no step size, nothing to solve and no private vector; who comes new needs their history alone.
 
 Three sizes nest:
 
 * *What is said.* The pairs among the leading h items are a prefix of the packed sum: a small device sends a shorter
   one, as many of the numbers as its capacity is a share. Prefixes are added up as they are.
 * *What is held.* Models are cut to bytes by :mod:`fairfold.methods.leading`: leading rows and columns of W in few bits,
-  and pairs (i, j, S_ij), the strongest first. Of a pair the device holds the correlation itself, so it adds what its
-  own rows miss of it, S_ij − ⟨W_i, W_j⟩, times ``pair_weight``: one list serves all sizes.
+  and pairs (j, i, b_j S_ij a_i), the strongest first. Of a pair the device holds all that i says of j, so it adds what
+  its own rows miss of that, times ``pair_weight``: one list serves all sizes.
 * *What is needed on the way.* A device lists its pairs in blocks, and never holds their matrix.
 
+How many columns, whether pairs, and λ are chosen by trials (:mod:`.trials`): first devices say nine tenths of their
+histories, then models are tried on the rest, one per round, and at last devices say the rest.
+
 An item outside the head, or beyond what a device holds, has no score of its own: it comes after all others, in the
-order of popularity. A device that is asked again has nothing new to say; its flag (``said``) counts once acknowledged.
+order of popularity. A device that is asked again says what it has not said yet: the pairs of what it now has, less
+those of what the server's sum holds (``said``, a flag per item, counts once acknowledged).
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,56 +32,42 @@ from pydantic import Field
 from torch import Tensor
 
 from fairfold.algorithms.least_squares import Remembering
+from fairfold.algorithms.pair_architecture import JUDGED, LIST_PER_ITEM, LISTED, ROWS, PairArchitecture
 from fairfold.algorithms.pairs import frobenius, items_of, matrix_of, pair_sums, size_of, weights_of
 from fairfold.algorithms.served import Served
 from fairfold.algorithms.spectrum import Precision, strongest
+from fairfold.algorithms.trials import HELD_BACK, JUDGES, QUALITY, TOLD, Trials, judges, said_first
 from fairfold.data import Interactions
 from fairfold.errors import InvalidMessage
-from fairfold.methods import Leading, Tensors
+from fairfold.methods import Leading
 from fairfold.metrics.ranking import Scorer
 from fairfold.projections import LeadingBlock, Projection
+from fairfold.projections.coded import FACTORS
 from fairfold.protocol.algorithm import COUNTS, count_of
 from fairfold.protocol.architecture import Architecture, Picture
 from fairfold.protocol.people import Client, People
 from fairfold.protocol.plan import Plan
-from fairfold.protocol.storage import Storage
 from fairfold.protocol.words import Answer, Public, Sent, State, Totals
 from fairfold.values import BYTES, Weights
 
-ROWS, INTO, OUT, LISTED = "W", "a", "b", "pairs"
-"""Names of the model's tensors: rows, what an item of a history and one that is scored are multiplied by, pairs."""
-
 SUM = "sum"
-"""Name of what devices answer with, and of what the server keeps."""
+"""Name of the sum of pairs, which devices answer with and the server keeps."""
+
+ASKED, MADE = "asked", "made"
+"""Names of what is sent beside a model (which share of a history to say; which trial; which share of the users is to
+judge), and of what the server's model was made with: λ, and columns."""
 
 SAID = "said"
-"""Name of a device's flag: whether the sum holds its pairs."""
+"""Name of what a device keeps of each of its items: whether the sum holds it."""
 
-LIST_PER_ITEM = 2
-"""Pairs in the server's list, by item."""
+USERS = "users"
+"""Name of the survey's sum that says how many users there are, and how many items they have."""
 
-LISTED_COLUMNS = 64
-"""The list is of pairs that so many columns do not explain: devices that hold more hold no list."""
+LISTED_COLUMNS = 24
+"""The list is of pairs that so many columns do not explain: as many as small devices hold."""
 
-
-class PairArchitecture(Architecture):
-    """Tensors with a row for each item of the head."""
-
-    def __init__(self, items: int, users: int, head: int, factors: int) -> None:
-        self.items, self.users, self.head = items, users, head
-        self.tables = {ROWS: (head, min(factors, head))}
-        self.dense = {INTO: (head,), OUT: (head,), LISTED: (LIST_PER_ITEM * head, 5)}
-        self.user_tables, self.own = {}, {SAID: 1}
-
-    def initial(self, generator: torch.Generator, storage: Storage | None = None) -> tuple[Weights, Weights]:
-        """Before anybody has spoken there is nothing."""
-        full = {name: torch.zeros(torch.Size(shape).numel()) for name, shape in self.shapes.items()}
-        return full, {SAID: torch.zeros(self.users, 1)}
-
-    @property
-    def tensors(self) -> Tensors:
-        """See the base class."""
-        return Tensors(self.tables, self.dense, catalogue=self.items)
+JUDGEMENT = LeadingBlock((TOLD,), (TOLD,))
+"""How a judgement is told."""
 
 
 class Correlations(Remembering):
@@ -91,13 +81,15 @@ class Correlations(Remembering):
         head: The most items that are correlated: the server inverts a matrix of so many rows, and a device of full size
             sends head · (head + 1) / 2 numbers.
         pair_weight: What a pair of the list counts, against 1 of what the rows say.
+        choose: Whether columns, pairs and λ are chosen by trials, where there are rounds for them; else the first of
+            each is taken.
     """
 
     DEFAULTS: ClassVar = {
-        "model": {"factors": 128},
+        "model": {"factors": 384},
         "subspace": {"method": "leading"},
         "fleet": {"clients_per_round": None},
-        "run": {"rounds": 1},
+        "run": {"rounds": 10, "evaluate_every": 10},
     }
 
     kind: Literal["correlations"] = "correlations"
@@ -106,6 +98,7 @@ class Correlations(Remembering):
     support: int = Field(3, ge=1, lt=2**31)
     head: int = Field(8_000, ge=1, lt=2**15)
     pair_weight: float = Field(0.6, ge=0, le=1)
+    choose: bool = True
 
     # -- settings and plan ---------------------------------------------------------------------------------------------
 
@@ -140,15 +133,19 @@ class Correlations(Remembering):
         elif counts is not None:
             enough = (counts[:head] >= self.support).nonzero()
             head = int(enough[-1]) + 1 if len(enough) else 1
-        return PairArchitecture(public.items, public.users, head, settings.model.factors)
+        many = int(public.survey[USERS][0]) if USERS in public.survey else public.users
+        return PairArchitecture(public.items, public.users, head, settings.model.factors, many)
 
     def surveys(self, settings: Any) -> dict[str, bool]:
-        """How many users have each item."""
-        return {COUNTS: True}
+        """How many users have each item, and how many they are."""
+        return {COUNTS: True, USERS: False}
 
     def survey(self, settings: Any, histories: Interactions, items: range) -> Answer:
         """See the base class."""
-        return Answer({COUNTS: count_of(histories, items)}, float(histories.num_users))
+        sums, many = {COUNTS: count_of(histories, items)}, float(histories.num_users)
+        if items.start == 0:
+            sums[USERS] = torch.tensor([many, float(len(histories)), 0.0], dtype=torch.float64)
+        return Answer(sums, many)
 
     def numbering(self, plan: Plan) -> Tensor | None:
         """By falling counts; None where they are so already."""
@@ -167,81 +164,161 @@ class Correlations(Remembering):
         share = plan.method.share(plan.architecture.tensors, plan.capacities[size])
         return LeadingBlock((whole,), (size_of(max(1, items_of(int(share * whole)))),))
 
-    def traffic(self, plan: Plan, size: int) -> tuple[int, int]:
-        """A model down, pairs up."""
-        return plan.assignments(0)[size].bytes(), self.spoken(plan, size).size * BYTES
+    def trials(self, plan: Plan) -> Trials:
+        """What is tried, and when."""
+        assert isinstance(plan.architecture, PairArchitecture)
+        assert isinstance(plan.method, Leading)
+        held, known = plan.architecture, plan.architecture.tensors
+        budgets = [plan.method.budget(known, capacity) for capacity in plan.capacities]
+        return Trials.of(
+            budgets, held.head, held.columns, held.known_users, plan.settings.run.rounds if self.choose else 0
+        )
+
+    def settled(self, plan: Plan, state: State) -> Plan:
+        """What devices hold now: what is on trial, or was chosen."""
+        assert isinstance(plan.architecture, PairArchitecture)
+        shapes = self.trials(plan).settled(state.round_number, state.moments.get(QUALITY, {}))
+        return replace(plan, architecture=plan.architecture.settled_on(shapes), _assigned={})
+
+    def traffic(self, plan: Plan, size: int, round_number: int = 0) -> tuple[int, int]:
+        """A model down; pairs up, or a judgement."""
+        listens = self.trials(plan).schedule.trial(round_number) is None
+        return plan.assignments(0)[size].bytes(), (self.spoken(plan, size).size if listens else TOLD) * BYTES
 
     def send(self, plan: Plan, state: State, sizes: Sequence[int]) -> list[Sent]:
-        """The model, and how much to say."""
-        found = super().send(plan, state, sizes)
-        return [replace(sent, context={SUM: self.spoken(plan, sent.size)}) for sent in found]
+        """The model, and what to say."""
+        schedule, held = self.trials(plan).schedule, plan.architecture
+        assert isinstance(held, PairArchitecture)
+        trial = schedule.trial(state.round_number)
+        part = 1 - HELD_BACK if state.round_number < schedule.first else 1.0
+        asked = torch.tensor([part, trial or 0, min(1.0, JUDGES / max(held.known_users, 1))])
+        found = super().send(self.settled(plan, state), state, sizes)
+        return [
+            replace(
+                sent,
+                vectors=sent.vectors | {ASKED: asked.to(state.full[ROWS].dtype)},
+                context={SUM: self.spoken(plan, sent.size)} if trial is None else {QUALITY: JUDGEMENT},
+            )
+            for sent in found
+        ]
 
     # -- the device ----------------------------------------------------------------------------------------------------
 
     def answer(self, plan: Plan, sent: Sent, client: Client) -> tuple[Answer, Weights]:
-        """The pairs of a history; nothing new where the sum holds them."""
-        head = sent.projections[ROWS].shape[0]
-        length = (client.items < head).sum()[None]
-        weights = weights_of(length) * (client.own[SAID].view(1) == 0)
-        sums = pair_sums([client.items], weights, items_of(sent.context[SUM].size))
-        return Answer({SUM: sums}, 1.0), {SAID: torch.ones(1)}
+        """What a user has not said yet of their pairs; or how well a model finds what they hold back."""
+        items, said = client.items, client.own[SAID][:, 0] > 0
+        lengths = torch.tensor([len(items)])
+        if QUALITY in sent.context:
+            return self._judge(plan, sent, items, lengths, said, client.own[JUDGED].view(1, 1))
+        now = said | self._to_say(sent, items, lengths)
+        sums = self._pairs(sent, items, lengths, now) - self._pairs(sent, items, lengths, said)
+        return Answer({SUM: sums}, 1.0), {SAID: now[:, None].to(client.own[SAID].dtype)}
 
     def together(self, plan: Plan, sent: Sent, people: People, clients: list[int]) -> tuple[Tensor, Answer, Weights]:
-        """The pairs of many histories in one sum."""
-        head = sent.projections[ROWS].shape[0]
-        histories = [people.train.of(client) for client in clients]
-        lengths = torch.tensor([int(torch.searchsorted(history, head)) for history in histories])
-        weights = weights_of(lengths) * (people.private[SAID][clients, 0] == 0)
-        good = weights <= self.largest_change
-        chosen = [history for history, fine in zip(histories, good.tolist(), strict=True) if fine]
-        sums = pair_sums(chosen, weights[good], items_of(sent.context[SUM].size))
-        return good, Answer({SUM: sums}, float(len(chosen))), {SAID: torch.ones(len(chosen), 1)}
+        """The same of many users in one sum."""
+        chosen = people.chosen(clients)
+        items, said = people.train.items[chosen], people.private[SAID][chosen, 0] > 0
+        lengths = people.train.counts_by_user[clients]
+        good = torch.full((len(clients),), self.largest_change >= 1)
+        if QUALITY in sent.context:
+            return good, *self._judge(plan, sent, items, lengths, said, people.private[JUDGED][clients])
+        now = said | self._to_say(sent, items, lengths)
+        sums = self._pairs(sent, items, lengths, now) - self._pairs(sent, items, lengths, said)
+        return good, Answer({SUM: sums}, float(len(clients))), {SAID: now[:, None].float()}
+
+    def _to_say(self, sent: Sent, items: Tensor, lengths: Tensor) -> Tensor:
+        return said_first(items, lengths) if float(sent.vectors[ASKED][0]) < 1 else torch.ones(len(items)) > 0
+
+    def _pairs(self, sent: Sent, items: Tensor, lengths: Tensor, which: Tensor) -> Tensor:
+        """The sum of the pairs of some of the items of some histories, one after another."""
+        mine = _parts(items, lengths, which & (items < sent.projections[ROWS].shape[0]))
+        weights = weights_of(torch.tensor([len(one) for one in mine]))
+        return pair_sums(mine, weights.to(sent.vectors[ROWS].dtype), items_of(sent.context[SUM].size))
+
+    def _judge(
+        self, plan: Plan, sent: Sent, items: Tensor, lengths: Tensor, said: Tensor, before: Tensor
+    ) -> tuple[Answer, Weights]:
+        """How well a model finds what users have not said, by what they have."""
+        _, trial, share = sent.vectors[ASKED].tolist()
+        given, held = _parts(items, lengths, said), _parts(items, lengths, ~said)
+        able = torch.tensor([bool(len(one) and len(other)) for one, other in zip(given, held, strict=True)])
+        able &= judges(items, lengths, share)
+        if trial > 0:
+            able &= before[:, 0] > 0  # who has not tried the first has nothing to compare with
+        places, found = able.nonzero().flatten().tolist(), torch.zeros(len(lengths), TOLD, dtype=torch.float64)
+        after = before.clone()
+        if places:
+            double = replace(sent, vectors={name: of.double() for name, of in sent.vectors.items()})
+            served, top = self._served(double), plan.settings.run.top
+            mine, rest = [given[place] for place in places], [held[place] for place in places]
+            quality = served.judged(mine, rest, plan.public.items, top)
+            if trial == 0:
+                after[places, 0] = 1 + quality.to(after.dtype)
+            better = quality - (after[places, 0].double() - 1) if trial > 0 else torch.zeros_like(quality)
+            found[places] = torch.stack([torch.ones_like(quality), quality, better, better**2], dim=1)
+        told = found.sum(0).to(sent.vectors[ROWS].dtype)
+        return Answer({QUALITY: told}, float(len(lengths))), {JUDGED: after}
 
     def answer_shapes(self, plan: Plan, sent: Sent) -> dict[str, int]:
         """See the base class."""
-        return {SUM: sent.context[SUM].size}
+        return {name: held.size for name, held in sent.context.items()}
 
     def problem(self, plan: Plan, sent: Sent, answer: Answer | None) -> str | None:
-        """Beside what is refused of all: numbers below zero, and a norm that so many histories cannot have."""
+        """Beside what is refused of all: a norm, or judgements, that so many users cannot have."""
         found = super().problem(plan, sent, answer)
         if found is not None or answer is None:
             return found
-        if len(answer.sums[SUM]) and float(answer.sums[SUM].min()) < 0:
-            return "pairs below zero"
-        if frobenius(answer.sums[SUM]) > answer.weight * (1 + 1e-5):
-            return "a norm above that of its users"
-        return None
+        most = answer.weight * (1 + 1e-5)
+        if SUM in answer.sums:  # what is said again takes back what was said before: twice the norm at the most
+            first = float(sent.vectors[ASKED][0]) < 1 or not self.trials(plan).schedule.trials
+            return "a norm above that of its users" if frobenius(answer.sums[SUM]) > (2 - first) * most else None
+        users, quality, better, squares = answer.sums[QUALITY].tolist()
+        fine = 0 <= users <= most and 0 <= quality <= most and abs(better) <= most and 0 <= squares <= most
+        return None if fine else "judgements above one per user"
 
     # -- the server ----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def apply(self, plan: Plan, state: State, totals: Totals) -> State:
-        """Add the prefixes up, and make a model of the sum."""
+        """Add up what was said, and make a model of the sum where that or what is wanted of it has changed."""
         assert isinstance(plan.architecture, PairArchitecture)
-        if not totals.by_size:  # nothing was said
-            return replace(state, round_number=state.round_number + 1)
-        head, dtype = plan.architecture.head, state.full[ROWS].dtype
-        kept = state.moments.get(SUM) or {SUM: torch.zeros(size_of(head), dtype=dtype)}
-        sums = kept[SUM].clone()
-        for _, answer in totals.parts():
-            sums[: len(answer.sums[SUM])] += answer.sums[SUM]
-        moments = state.moments | {SUM: {SUM: sums}}
-        if SUM in state.moments and sums.equal(kept[SUM]):  # all had spoken before
-            return replace(state, round_number=state.round_number + 1, moments=moments)
-        full = {name: tensor.to(dtype).reshape(-1) for name, tensor in self.model(plan, sums).items()}
-        return State(state.full | full, state.round_number + 1, moments)
+        head, dtype, trials = plan.architecture.head, state.full[ROWS].dtype, self.trials(plan)
+        kept = state.moments.get(SUM, {}).get(SUM)
+        sums = torch.zeros(size_of(head), dtype=dtype) if kept is None else kept.clone()
+        tallies = dict(state.moments.get(QUALITY, {}))
+        for sent, answer in totals.parts():
+            if SUM in answer.sums:
+                sums[: len(answer.sums[SUM])] += answer.sums[SUM]
+            else:
+                trials.note(tallies, state.round_number, sent.size, answer.sums[QUALITY])
+        moments = state.moments | {SUM: {SUM: sums}} | ({QUALITY: tallies} if tallies else {})
+        after = State(state.full, state.round_number + 1, moments)
+        ridge, columns = trials.wanted(after.round_number, tallies)
+        made = torch.tensor([ridge * self.ridge, float(columns)], dtype=torch.float64)
+        if not bool(sums.any()) or (kept is not None and sums.equal(kept) and made.equal(state.moments[MADE][MADE])):
+            return after
+        full = {name: of.to(dtype).reshape(-1) for name, of in self.model(plan, sums, *made.tolist()).items()}
+        return State(state.full | full, after.round_number, moments | {MADE: {MADE: made}})
 
-    def model(self, plan: Plan, sums: Tensor) -> Weights:
-        """Rows, factors and pairs that follow from a sum."""
+    def model(self, plan: Plan, sums: Tensor, ridge: float, columns: float) -> Weights:
+        """Rows and pairs that follow from a sum."""
         head, width = plan.architecture.tables[ROWS]
         counts = plan.public.survey.get(COUNTS, torch.ones(head))[:head]
-        precision = Precision.of(matrix_of(sums), counts, self.beta, self.ridge)
-        values, vectors = precision.spectrum(width)
-        rows, roots = vectors * values.clamp(min=0).sqrt(), precision.roots
+        precision = Precision.of(matrix_of(sums), counts, self.beta, ridge)
+        values, vectors = precision.spectrum(int(columns))
+        rows, into, out = vectors * values.clamp(min=0).sqrt(), precision.scales * precision.roots, 1 / precision.roots
         listed = strongest(precision.correlations(), rows[:, :LISTED_COLUMNS], counts, LIST_PER_ITEM * head)
-        return {ROWS: rows, INTO: precision.scales * roots, OUT: 1 / roots, LISTED: listed}
+        rarer, other = listed[:, :2].long().T
+        listed[:, 2] *= out[rarer] * into[other]
+        table = torch.zeros(head, width, dtype=rows.dtype)
+        table[:, : FACTORS + rows.shape[1]] = torch.cat([into[:, None], out[:, None], rows], dim=1)
+        return {ROWS: table, LISTED: listed}
 
     # -- what was learned ----------------------------------------------------------------------------------------------
+
+    def remembered(self, plan: Plan) -> dict[str, int]:
+        """Of every item, whether it was said."""
+        return {SAID: 1}
 
     def tells_apart(self, plan: Plan, held: Sequence[Any], items: Tensor) -> Tensor:
         """Those with a row on some of the devices."""
@@ -250,11 +327,10 @@ class Correlations(Remembering):
 
     def scorer(self, plan: Plan, full: Weights, held: Sequence[Any], people: People) -> Scorer:
         """From everybody's history."""
-        known = int((full[OUT] > 0).sum())  # zero beyond what a device holds
-        rows = full[ROWS].view(plan.architecture.tables[ROWS])[:known]
-        whole = len(rows) == plan.architecture.tables[ROWS][0] and bool(rows[:, -1].any())
-        listed = full[LISTED].view(-1, 5)[: 0 if whole else None]  # the whole table needs no list
-        served = Served(rows, full[INTO][:known], full[OUT][:known], listed, self.pair_weight)
+        rows = full[ROWS].view(plan.architecture.tables[ROWS])
+        rows = rows[: int((rows[:, 1] > 0).sum())]  # zero beyond what a device holds
+        coded = bool((rows[:, FACTORS:] == rows[:, FACTORS:].round()).all())  # the server's own rows need no list
+        served = Served(rows, full[LISTED].view(-1, 3)[: None if coded else 0], self.pair_weight)
         everything, of = torch.arange(plan.public.items), people.train.of
         return lambda users: served.scores(served.histories([of(user) for user in users.tolist()]), everything)
 
@@ -268,5 +344,11 @@ class Correlations(Remembering):
 
     def _served(self, sent: Sent) -> Served:
         rows = sent.vectors[ROWS].view(sent.projections[ROWS].kept)  # type: ignore[attr-defined]
-        listed = sent.vectors[LISTED].view(-1, 5)
-        return Served(rows, sent.vectors[INTO], sent.vectors[OUT], listed, self.pair_weight)
+        return Served(rows[rows[:, 1] > 0], sent.vectors[LISTED].view(-1, 3), self.pair_weight)
+
+
+def _parts(items: Tensor, lengths: Tensor, which: Tensor) -> list[Tensor]:
+    """Some of the items of some histories, one after another, by history."""
+    user = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    counts = torch.bincount(user[which], minlength=len(lengths))
+    return list(torch.split(items[which], counts.tolist()))

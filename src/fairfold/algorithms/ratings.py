@@ -169,7 +169,7 @@ class RatingSquares(Remembering):
         """In whose rows devices speak: the largest devices', or those of the full table where these stream by."""
         return Subspace(largest.full_size, largest.full_size) if self.streamed else largest
 
-    def traffic(self, plan: Plan, size: int) -> tuple[int, int]:
+    def traffic(self, plan: Plan, size: int, round_number: int = 0) -> tuple[int, int]:
         """Rows that stream by are received beside the device's own."""
         down, up = super().traffic(plan, size)
         return down * (2 if self.streamed else 1), up

@@ -3,51 +3,52 @@
 import torch
 from torch import Tensor
 
-from fairfold.projections.rounded import DIGIT
+from fairfold.metrics.ranking import first_by_score
+from fairfold.projections.coded import FACTORS
 from fairfold.values import Weights
 
 TASTE, WORN = "taste", "worn"
-"""Names of what is made of a history: the sum of its rows, and its items, each times its factor."""
+"""Names of what is made of a history: the sum of its rows, and which items it has."""
+
+SCORES_AT_ONCE = 1 << 22
+"""Scores made at a time, where many histories are judged."""
 
 
 class Served:
     """A model as it is held.
 
+    A pair (j, i, t) adds to the score of j, for who has i, what its rows miss of t: t − b_j ⟨w_j, w_i⟩ a_i, times
+    ``weight``; and to the score of i as much of that as its factors say, (a_j b_i) / (a_i b_j).
+
     Args:
-        rows: W of the leading items, [rows, columns].
-        into: a of these.
-        out: b of these.
-        listed: Pairs, [pairs, 5]; one of an item with itself is none.
+        rows: (a, b, w) of the leading items, [rows, 2 + columns].
+        listed: Pairs, [pairs, 3]; one of an item with itself is none.
         weight: What a pair counts.
     """
 
-    def __init__(self, rows: Tensor, into: Tensor, out: Tensor, listed: Tensor, weight: float) -> None:
-        self.rows, self.into, self.out, self.known = rows, into, out, len(rows)
-        items = (listed[:, 0:4:2] * DIGIT + listed[:, 1:4:2]).long()
-        real = items[:, 0] != items[:, 1]
-        pairs, values = items[real], listed[real, 4]
-        held = rows.new_zeros(len(pairs))
+    def __init__(self, rows: Tensor, listed: Tensor, weight: float) -> None:
+        self.into, self.out, self.rows, self.known = rows[:, 0], rows[:, 1], rows[:, FACTORS:], len(rows)
+        pairs, values = listed[:, :2].long(), listed[:, 2]
+        real = pairs[:, 0] != pairs[:, 1]
+        pairs, values = pairs[real], values[real].to(rows.dtype)
+        back = torch.ones_like(values)
         both = (pairs < self.known).all(1)
-        held[both] = (rows[pairs[both, 0]] * rows[pairs[both, 1]]).sum(1)
-        # Both ways, by the item that is scored: what the pair adds beyond the rows.
-        self._from, to = torch.cat([pairs[:, 0], pairs[:, 1]]), torch.cat([pairs[:, 1], pairs[:, 0]])
+        (rarer, other), held = pairs[both].T, values[both]
+        a, b = self.into, self.out
+        values[both] = held - b[rarer] * (self.rows[rarer] * self.rows[other]).sum(1) * a[other]
+        back[both] = a[rarer] * b[other] / (a[other] * b[rarer]).clamp(min=1e-30)
+        values = weight * values
+        # Both ways, by the item that is scored.
+        self._from, to = torch.cat([pairs[:, 1], pairs[:, 0]]), torch.cat([pairs[:, 0], pairs[:, 1]])
         order = to.argsort(stable=True)
-        self._from, self._to = self._from[order], to[order]
-        self._values = (weight * (values - held)).repeat(2)[order] if len(pairs) else values
-        self._reach = 1 + max(self.known - 1, int(self._to.max()) if len(self._to) else -1)
-
-    def _factor(self, of: Tensor, items: Tensor) -> Tensor:
-        """A factor of items; beyond the rows that of the last one, the most alike in popularity."""
-        return of[items.clamp(max=self.known - 1)]
+        self._from, self._to, self._values = self._from[order], to[order], torch.cat([values, values * back])[order]
+        self.reach = 1 + max(self.known - 1, int(self._to.max()) if len(self._to) else -1)
 
     def histories(self, histories: list[Tensor]) -> Weights:
         """What is made of some histories."""
-        worn = self.rows.new_zeros(len(histories), self._reach)
-        if self.known:
-            for place, history in enumerate(histories):
-                items = history[history < self._reach]
-                worn[place, items] = self._factor(self.into, items)
-        return {TASTE: worn[:, : self.known] @ self.rows, WORN: worn}
+        worn = self.rows.new_zeros(len(histories), self.reach)
+        worn[_places(histories, self.reach)] = 1
+        return {TASTE: (worn[:, : self.known] * self.into) @ self.rows, WORN: worn}
 
     def scores(self, made: Weights, items: Tensor) -> Tensor:
         """Of some ascending items, [users, items]: those without a score after all others, in their order."""
@@ -58,13 +59,11 @@ class Served:
         here = items < self.known
         mine = items[here]
         found[:, here] = (taste @ self.rows[mine].T) * self.out[mine]
-        low, high = (
-            torch.searchsorted(self._to, torch.stack([items[0], items[-1] + 1])).tolist() if len(items) else (0, 0)
-        )
+        ends = torch.stack([items[0], items[-1] + 1]) if len(items) else items.new_zeros(2)
+        low, high = torch.searchsorted(self._to, ends).tolist()
         if high > low:
             place = torch.searchsorted(items, self._to[low:high])
             part = worn[:, self._from[low:high]] * self._values[low:high]
-            part = part * self._factor(self.out, self._to[low:high])
             added = torch.zeros_like(found).index_add_(1, place, part)
             beyond = ~here & (added != 0)
             found = torch.where(beyond, added, found + torch.where(here, added, 0))
@@ -75,6 +74,35 @@ class Served:
         if not self.known:
             return taste.new_zeros(len(taste))
         rows = taste.norm(dim=1) * (self.rows.norm(dim=1) * self.out).max()
-        pairs = worn.abs().sum(1) * (self._values.abs().max() * self.out.max() if len(self._values) else 0.0)
+        pairs = worn.sum(1) * (self._values.abs().max() if len(self._values) else 0.0)
         least: Tensor = -(rows + pairs)
         return least
+
+    def judged(self, given: list[Tensor], wanted: list[Tensor], catalogue: int, top: int) -> Tensor:
+        """NDCG@top of every user: what is found of some items by the others that they have.
+
+        Items that no score tells apart come in their order, so the leading ones are all that can be among the first.
+        """
+        longest = max((len(history) for history in given), default=0)
+        items = torch.arange(min(catalogue, self.reach + top + longest))
+        discount = 1 / torch.arange(2, top + 2, dtype=torch.float64).log2()
+        found, step = torch.zeros(len(given), dtype=torch.float64), max(1, SCORES_AT_ONCE // len(items))
+        for start in range(0, len(given), step):
+            some, hidden = given[start : start + step], wanted[start : start + step]
+            scores = self.scores(self.histories(some), items).float()  # equal ones are, however many users there are
+            scores[_places(some, len(items))] = -torch.inf
+            best = first_by_score(scores, min(top, len(items)))[1]
+            looked_for = torch.zeros_like(scores, dtype=torch.bool)
+            looked_for[_places(hidden, len(items))] = True
+            hits = looked_for.gather(1, best).double() @ discount[: best.shape[1]]
+            many = torch.tensor([min(len(missing), top) for missing in hidden])
+            found[start : start + step] = hits / discount.cumsum(0)[many - 1]
+        return found.clamp(max=1)
+
+
+def _places(histories: list[Tensor], items: int) -> tuple[Tensor, Tensor]:
+    """Rows and columns of the leading items of some histories."""
+    rows = torch.repeat_interleave(torch.arange(len(histories)), torch.tensor([len(one) for one in histories]))
+    columns = torch.cat(histories)
+    here = columns < items
+    return rows[here], columns[here]

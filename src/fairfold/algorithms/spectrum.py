@@ -17,10 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fairfold.projections.rounded import DIGIT
-
 SPARE, POWERS, RESTARTS = 16, 4, 12
 """Directions beyond those wanted, products before a Krylov space is begun anew, and how often it is."""
+
+MOST_PER_ITEM = 255
+"""Pairs that are listed under an item."""
 
 TOLERANCE = 1e-7
 """Residual of an eigenpair against its value."""
@@ -97,21 +98,28 @@ def _exact(matrix: Tensor, many: int) -> tuple[Tensor, Tensor]:
 
 
 def strongest(correlations: Tensor, rows: Tensor, counts: Tensor, many: int) -> Tensor:
-    """Pairs of which the rows say least, [many, 5]: both items in two digits, and their correlation.
+    """Pairs of which the rows say least, [many, 3]: the rarer item, the other one, and their correlation.
 
-    By the size of what is left, |S − W Wᵀ|, times (c_i c_j)^¼: pairs of items that occur together often.
+    By the size of what is left, |S − W Wᵀ|, times (c_i c_j)^¼: pairs of items that occur together often. No item is the
+    rarer one of more than 255, which a byte can count.
     """
     popular = counts.double().clamp(min=1) ** 0.25
     left = torch.addmm(correlations, rows, rows.T, alpha=-1).abs_()
-    left.mul_(popular[:, None]).mul_(popular).triu_(1)
-    found = torch.zeros(many, 5, dtype=torch.float64)
+    left.mul_(popular[:, None]).mul_(popular).tril_(-1)
     value, place = left.reshape(-1).topk(min(many, left.numel()))
     place = place[value > 0]
-    items = torch.stack([torch.div(place, len(left), rounding_mode="floor"), place % len(left)], dim=1)
-    listed = found[: len(place)]
-    listed[:, 0:4:2], listed[:, 1:4:2] = (
-        torch.div(items, DIGIT, rounding_mode="floor").double(),
-        (items % DIGIT).double(),
-    )
-    listed[:, 4] = correlations[items[:, 0], items[:, 1]]
+    rarer, other = torch.div(place, len(left), rounding_mode="floor"), place % len(left)
+    kept = _nth(rarer) < MOST_PER_ITEM
+    rarer, other = rarer[kept], other[kept]
+    found = torch.zeros(many, 3, dtype=torch.float64)
+    found[: len(rarer)] = torch.stack([rarer.double(), other.double(), correlations[rarer, other]], dim=1)
+    return found
+
+
+def _nth(values: Tensor) -> Tensor:
+    """How often each value occurs before its place."""
+    order = values.argsort(stable=True)
+    ascending = values[order]
+    found = torch.empty_like(values)
+    found[order] = torch.arange(len(values)) - torch.searchsorted(ascending, ascending)
     return found

@@ -3,7 +3,7 @@
 import re
 import secrets
 
-VERSION = 2  # raised whenever a message changes its meaning; both sides refuse any other
+VERSION = 3  # raised whenever a message changes its meaning; both sides refuse any other
 
 # Types of messages.
 CAPACITY = "query.capacity"  # asks a device what it can hold, and who it is
@@ -12,6 +12,7 @@ NUMBERING = "query.numbering"  # tells a device the numbers which some items hav
 
 # Their records.
 ARRAYS = "arrays"  # the tensors: those a device receives, or what it answers with
+CODED = "coded"  # those that are sent as they are stored, in few bits
 FACTS = "fairfold"  # all else: version, round, words, weight
 
 WINDOW = 1 << 18  # items that a survey or a numbering is about at a time: all that a device holds of the catalogue

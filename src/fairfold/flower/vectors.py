@@ -13,9 +13,9 @@ from fairfold.flower.protocol import DIGITS, FACTS, VERSION
 from fairfold.values import Weights
 
 FULL, HALF = "float32", "float16"
-DOUBLE, WHOLE = "float64", "int64"
-_HEADER = re.compile(rb"\{'descr': '(<f4|<f2|<f8|<i8)', 'fortran_order': False, 'shape': \((\d{1,19}),\), \} *\n")
-_CODES = {FULL: b"<f4", HALF: b"<f2", DOUBLE: b"<f8", WHOLE: b"<i8"}
+DOUBLE, WHOLE, BYTE = "float64", "int64", "uint8"
+_HEADER = re.compile(rb"\{'descr': '(<f4|<f2|<f8|<i8|\|u1)', 'fortran_order': False, 'shape': \((\d{1,19}),\), \} *\n")
+_CODES = {FULL: b"<f4", HALF: b"<f2", DOUBLE: b"<f8", WHOLE: b"<i8", BYTE: b"|u1"}
 _HALF_EXPONENT = 15  # the largest number of a vector is brought below 2^15: at 2^16 rounding up would be infinity
 
 LONGEST_TEXT = 1 << 16

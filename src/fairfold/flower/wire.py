@@ -18,8 +18,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from fairfold.errors import FairfoldError
-from fairfold.flower.protocol import ARRAYS, FACTS, VERSION, WINDOW
-from fairfold.flower.vectors import DOUBLE, WHOLE, facts_in, number_in, pack, refused, text_in, unpack, word_in
+from fairfold.flower.protocol import ARRAYS, CODED, FACTS, VERSION, WINDOW
+from fairfold.flower.vectors import BYTE, DOUBLE, WHOLE, facts_in, number_in, pack, refused, text_in, unpack, word_in
 from fairfold.projections import Projection, facts_of, projection_of
 from fairfold.protocol.algorithm import COUNTS
 from fairfold.protocol.words import Answer, Sent
@@ -85,8 +85,10 @@ def _facts(**facts: Any) -> ConfigRecord:
 def pack_order(order: Order) -> tuple[RecordDict, Order]:
     """An order as records, and the same with the vectors as the device will see them."""
     sent = order.sent
-    arrays, scales = pack(sent.vectors, order.half)
-    sizes = {name: vector.numel() for name, vector in sent.vectors.items()}
+    coded = {name: held.packed(sent.vectors[name]) for name, held in sent.projections.items() if held.coded}
+    plain = {name: vector for name, vector in sent.vectors.items() if name not in coded}
+    arrays, scales = pack(plain, order.half)
+    sizes = {name: vector.numel() for name, vector in plain.items()}
     facts = _facts(
         round=sent.round_number, size=sent.size, items=order.items, run=f"{order.run:x}", word=f"{order.word:x}",
         holds=f"{order.holds:x}", numbering=f"{order.numbering:x}", half=order.half, evaluate=order.evaluate,
@@ -97,8 +99,10 @@ def pack_order(order: Order) -> tuple[RecordDict, Order]:
         scales=scales, **({} if order.picture is None else {"picture": list(order.picture)}),
     )  # fmt: skip
     if order.half:
-        order = replace(order, sent=replace(sent, vectors=unpack(arrays, scales, sizes, half=True)))
-    return RecordDict({ARRAYS: arrays, FACTS: facts}), order
+        seen = sent.vectors | unpack(arrays, scales, sizes, half=True)
+        order = replace(order, sent=replace(sent, vectors=seen))
+    stored = {CODED: pack(coded, half=False)[0]} if coded else {}
+    return RecordDict({ARRAYS: arrays, **stored, FACTS: facts}), order
 
 
 def for_node(record: RecordDict, holds: int) -> RecordDict:
@@ -120,10 +124,15 @@ def unpack_order(content: RecordDict) -> Order:
         beside = _table(facts, "beside")
         if not all(type(length) is int and 0 <= length <= MOST_ITEMS for length in beside.values()):
             raise ValueError("lengths that are none")
-        sizes = {name: held.size for name, held in projections.items()} | beside
+        sizes = {name: held.size for name, held in projections.items() if not held.coded} | beside
+        coded = {name: held for name, held in projections.items() if held.coded}
     number, size = number_in(facts, "round", 2**31), number_in(facts, "size", 2**16)
     vectors = unpack(content.get(ARRAYS), facts.get("scales"), sizes, half)
-    sent = Sent(number, size, projections, {name: vectors[name] for name in sizes}, context)
+    lengths = {name: held.bytes for name, held in coded.items()}
+    if coded:
+        stored = unpack(content.get(CODED), [1.0] * len(coded), lengths, half=False, dtype=BYTE)
+        vectors |= {name: held.unpacked(stored[name]) for name, held in coded.items()}
+    sent = Sent(number, size, projections, {name: vectors[name] for name in (*projections, *beside)}, context)
     return Order(
         sent, settings, number_in(facts, "items", MOST_ITEMS), word_in(facts, "run"), word_in(facts, "word"),
         word_in(facts, "holds"), half, evaluate, word_in(facts, "numbering"), _picture(facts),

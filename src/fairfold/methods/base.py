@@ -16,6 +16,14 @@ from fairfold.values import BYTES, Shapes
 
 
 @dataclass(frozen=True)
+class Shape:
+    """How bytes are divided: columns of the rows that are held, and the share of the bytes that these rows take."""
+
+    columns: int
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
 class Tensors:
     """What a method has to divide among devices: the tensors of a model, and what is known of them.
 
@@ -27,6 +35,8 @@ class Tensors:
         network: Whether the model is one of layers without tables.
         whole_rows: Whether rows are never to be cut: a device that cannot hold one is refused.
         catalogue: Items that capacities are measured by, where tables have rows for the leading ones alone; else 0.
+        users: How many there are, as far as is known.
+        settled: The shape that devices of some bytes were found to be served best by.
     """
 
     tables: Shapes
@@ -36,6 +46,8 @@ class Tensors:
     network: bool = False
     whole_rows: bool = False
     catalogue: int = 0
+    users: int = 1
+    settled: Mapping[int, Shape] = field(default_factory=dict)
 
     @property
     def shapes(self) -> Shapes:

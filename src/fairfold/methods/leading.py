@@ -1,34 +1,38 @@
 """Models cut to bytes: the leading rows and columns of a table in few bits, and the strongest pairs beside it.
 
-Items are numbered by falling popularity and columns by falling weight, so that whatever a small device holds, a larger
-one holds too, in more digits. Every byte counts: the numbers, each row's largest one, what an item is multiplied by,
-both items and the value of a pair.
+Items are numbered by falling popularity and columns by falling weight. How a budget is divided between rows, columns
+and pairs is a *shape*. Which one serves best depends on the data, so some are tried (:func:`shapes_for`). Every byte
+counts.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import log
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from fairfold.errors import InvalidSettings
-from fairfold.methods.base import Method, Tensors, cannot
-from fairfold.projections import Assignment, PairList, Projection, RoundedBlock
-from fairfold.projections.rounded import PAIR_BYTES
+from fairfold.methods.base import Method, Shape, Tensors, cannot
+from fairfold.projections import Assignment, CodedRows, PairList, Projection
+from fairfold.projections.coded import FACTORS, pairs_within, row_bytes
 from fairfold.subspace import Capacity
 from fairfold.values import BYTES, Shapes
 
-ROW_BYTES = 6
-"""Of a row beside its numbers: its largest one, and two factors of its item, two bytes each."""
+COLUMNS = (12, 24, 48, 96, 192, 384)
+"""Columns that are tried."""
 
-ENOUGH_ROWS = 0.9
-"""With so many of the rows in eight bits, nothing finer is asked for."""
+PAIRED = (Shape(24, 0.5), Shape(96, 0.5))
+"""Shapes with pairs that are tried."""
 
-NARROW = ((64, 4, 0.5), (32, 4, 0.25), (24, 3, 0.0))
-"""Columns and bits for less than that: the first by which such a share of the rows can be held."""
+USERS_PER_COLUMN, FEWEST = 20, 48
+"""What is tried first has a column for so many users, and so many at least: more would follow what few of them do."""
 
-TABLE_SHARE = 0.75
-"""Of the bytes, where rows are missing: the rest goes to pairs."""
+ENOUGH, FEW = 0.3, 1 / 16
+"""The share of the rows that what is tried first has to hold, and any other shape."""
+
+BITS = ((8, 1.0), (4, 0.25), (3, 0.0))
+"""Bits of a number: the first by which such a share of the rows can be held."""
 
 
 @dataclass(frozen=True)
@@ -41,25 +45,32 @@ class Cut:
     pairs: int = 0
 
 
-def cut_to(budget: int, rows: int, columns: int) -> Cut | None:
-    """What a budget in bytes holds of a table of so many rows and columns; None where it holds no row."""
-    held = budget // row_bytes(columns, 8)
-    if held >= ENOUGH_ROWS * rows:
-        return Cut(min(held, rows), columns, 8)
-    for wide, bits, enough in NARROW:
-        few = min(wide, columns)
-        held = min(rows, int(TABLE_SHARE * budget) // row_bytes(few, bits))
-        if held >= enough * rows:
-            break
-    if held == rows and few == columns:
-        return Cut(rows, columns, bits)
-    left = budget - held * row_bytes(few, bits) - BYTES
-    return Cut(held, few, bits, max(0, left // PAIR_BYTES)) if held else None
+def cut_to(budget: int, rows: int, columns: int, shape: Shape) -> Cut | None:
+    """What a budget in bytes holds of a table of so many rows and columns in a shape; None where it holds no row."""
+    few, mine = min(shape.columns, columns), int(shape.share * budget)
+    held = {bits: min(rows, mine // row_bytes(few, bits)) for bits, _ in BITS}
+    bits = next(bits for bits, enough in BITS if held[bits] >= enough * rows)
+    left = budget - held[bits] * row_bytes(few, bits)
+    return Cut(held[bits], few, bits, pairs_within(left, rows) if shape.share < 1 else 0) if held[bits] else None
 
 
-def row_bytes(columns: int, bits: int) -> int:
-    """Of a row with all that belongs to its item."""
-    return -(-columns * bits // 8) + ROW_BYTES
+def shapes_for(budget: int, rows: int, columns: int, users: int) -> list[Shape]:
+    """Shapes worth a trial, of which the first serves where nothing is known."""
+
+    def share(shape: Shape) -> float:
+        cut = cut_to(budget, rows, columns, shape)
+        return cut.rows / rows if cut is not None else 0.0
+
+    wanted = max(users / USERS_PER_COLUMN, FEWEST)
+    first = min(range(len(COLUMNS)), key=lambda place: abs(log(COLUMNS[place] / wanted)))
+    while first and share(Shape(COLUMNS[first])) < ENOUGH:
+        first -= 1
+    near = [Shape(COLUMNS[place]) for place in (first - 1, first - 2, first + 1) if 0 <= place < len(COLUMNS)]
+    found = {cut_to(budget, rows, columns, shape): shape for shape in [Shape(COLUMNS[first])]}
+    for shape in [*near, *PAIRED]:
+        if share(shape) >= FEW:
+            found.setdefault(cut_to(budget, rows, columns, shape), shape)
+    return list(found.values())
 
 
 class Leading(Method):
@@ -94,25 +105,30 @@ class Leading(Method):
         seed: int,
         round_number: int,
     ) -> list[Assignment]:
-        """See the base class: the table, two vectors with a number per row, and the list of pairs."""
+        """See the base class: the table, and the list of pairs."""
         if not tensors.catalogue:
             raise InvalidSettings(
                 "subspace.method='leading' for a model that is trained on devices",
                 "algorithm.kind='correlations'",
                 "Use subspace.method='fair'.",
             )
-        ((name, shape),) = compressed.items()
+        ((name, shape),), ((other, listed),) = compressed.items(), tensors.others.items()
         found = []
         for capacity in capacities:
-            cut = cut_to(self.budget(tensors, capacity), shape[0], shape[1])
+            budget, columns = self.budget(tensors, capacity), shape[1] - FACTORS
+            cut = cut_to(budget, shape[0], columns, self.shape_for(tensors, budget, shape[0], columns))
             if cut is None:
                 raise cannot("leading", capacity, "not a row of the table")
-            held: dict[str, Projection] = {name: RoundedBlock((*shape,), (cut.rows, cut.columns), cut.bits)}
-            for other, size in tensors.others.items():
-                listed = PairList((*size,), (min(cut.pairs, size[0]), size[-1]))
-                held[other] = RoundedBlock((*size,), (cut.rows,), 16) if len(size) == 1 else listed
-            found.append(Assignment(held))
+            rows = CodedRows((*shape,), (cut.rows, FACTORS + cut.columns), cut.bits)
+            pairs = PairList((*listed,), (min(cut.pairs, listed[0]), listed[1]), shape[0])
+            found.append(Assignment({name: rows, other: pairs}))
         return found
+
+    def shape_for(self, tensors: Tensors, budget: int, rows: int, columns: int) -> Shape:
+        """The one that was settled for these bytes, or else the nearest ones; the first worth a trial if none was."""
+        if not tensors.settled:
+            return shapes_for(budget, rows, columns, tensors.users)[0]
+        return tensors.settled[min(tensors.settled, key=lambda known: abs(log(known / max(budget, 1))))]
 
     def others(self, tensors: Tensors, held: Assignment) -> dict[str, Projection]:
         """All is divided."""

@@ -22,10 +22,12 @@ class Projection(ABC):
         shape: Of the tensor; vectors here are flat.
         size: Numbers the device holds.
         linear: Whether a sum of what devices hold stands for the sum of their tensors.
+        coded: Whether it is stored and sent in fewer bytes than its numbers have (:meth:`packed`).
     """
 
     kind: ClassVar[str]
     linear: ClassVar[bool] = True
+    coded: ClassVar[bool] = False
     shape: tuple[int, ...]
     size: int
 

@@ -4,12 +4,12 @@ from typing import Any
 
 from fairfold.projections.base import Projection
 from fairfold.projections.blocks import LeadingBlock
+from fairfold.projections.coded import CodedRows, PairList
 from fairfold.projections.columns import KeptColumns
 from fairfold.projections.hashed import Hashed
 from fairfold.projections.low_rank import LowRank, WholeTable
-from fairfold.projections.rounded import PairList, RoundedBlock
 
-_OWN = (Hashed, LowRank, WholeTable, KeptColumns, LeadingBlock, RoundedBlock, PairList)
+_OWN = (Hashed, LowRank, WholeTable, KeptColumns, LeadingBlock, CodedRows, PairList)
 KINDS: dict[str, type[Projection]] = {one.kind: one for one in _OWN}
 """By the name in files and messages; :func:`register_projection` adds to it."""
 

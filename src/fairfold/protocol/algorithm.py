@@ -117,6 +117,10 @@ class Algorithm(Frozen):
     def starts_own(self, plan: "Plan", own: Weights) -> None:
         """Bring users' vectors, drawn at random, to where they start; in place."""
 
+    def settled(self, plan: "Plan", state: State) -> "Plan":
+        """The plan by what the server has found out since: the same, where that changes nothing that devices hold."""
+        return plan
+
     def init(self, plan: "Plan", full: Weights) -> State:
         """The server's state before the first round, from tensors drawn at random."""
         return State(full)
@@ -168,7 +172,7 @@ class Algorithm(Frozen):
         """Name and length of what a device answers with."""
         return {name: held.size for name, held in sent.projections.items()}
 
-    def traffic(self, plan: "Plan", size: int) -> tuple[int, int]:
+    def traffic(self, plan: "Plan", size: int, round_number: int = 0) -> tuple[int, int]:
         """Bytes that a device of a size receives and sends in a round; none where it takes no part."""
         held = plan.assignments(0)[size]
         moved = 0 if self.pooled else held.size() * BYTES

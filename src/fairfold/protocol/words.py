@@ -46,8 +46,10 @@ class Sent:
 
     @property
     def bytes_down(self) -> int:
-        """Of its numbers."""
-        return _bytes(self.vectors)
+        """Of its numbers, as they are sent."""
+        coded = {name: held for name, held in self.projections.items() if held.coded}
+        plain = {name: vector for name, vector in self.vectors.items() if name not in coded}
+        return _bytes(plain) + sum(held.bytes for held in coded.values())
 
 
 @dataclass(frozen=True)

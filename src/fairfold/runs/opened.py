@@ -37,8 +37,8 @@ class OpenRun:
 
     @property
     def plan(self) -> Plan:
-        """What its server and devices agreed on."""
-        return self.world.plan
+        """What its server and devices agreed on, by what was found out since."""
+        return self.world.plan.algorithm.settled(self.world.plan, self.progress.state)
 
     @property
     def settings(self) -> Settings:

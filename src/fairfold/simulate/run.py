@@ -193,11 +193,13 @@ def diverged(history: list[RoundReport], settings: Settings) -> str | None:
 
 
 def _report(world: World, judge: Judge, progress: Progress, seconds: float) -> RoundReport:
-    plan, number = world.plan, progress.state.round_number
+    number = progress.state.round_number
+    plan = world.plan.algorithm.settled(world.plan, progress.state)
     assignments = plan.assignments(number - 1)
     cohort = world.fleet.cohort(number - 1)
     size = world.fleet.size[cohort]
-    moved = torch.tensor([plan.algorithm.traffic(plan, group) for group in range(len(assignments))])[size].sum(0)
+    traffic = [plan.algorithm.traffic(plan, group, number - 1) for group in range(len(assignments))]
+    moved = torch.tensor(traffic)[size].sum(0)
     quality = None
     if number == plan.settings.run.rounds or number % plan.settings.run.evaluate_every == 0:
         quality = judge.quality(progress.state, assignments)
@@ -208,7 +210,7 @@ def _report(world: World, judge: Judge, progress: Progress, seconds: float) -> R
 
 
 def _result(world: World, judge: Judge, progress: Progress) -> Result:
-    plan = world.plan
+    plan = world.plan.algorithm.settled(world.plan, progress.state)
     assignments = plan.assignments(max(progress.state.round_number - 1, 0))
     last = progress.history[-1] if progress.history else None
     quality = last.quality if last and last.round_number == progress.state.round_number else None

@@ -1,0 +1,54 @@
+"""The tensors of a model of pairs: rows of the leading items, and a list of pairs."""
+
+from copy import copy
+
+import torch
+
+from fairfold.methods import Tensors
+from fairfold.methods.base import Shape
+from fairfold.projections.coded import FACTORS
+from fairfold.protocol.architecture import Architecture
+from fairfold.protocol.storage import Storage
+from fairfold.values import Weights
+
+ROWS, LISTED = "rows", "pairs"
+"""Names of the model's tensors: (a, b, W) of every item, and pairs."""
+
+JUDGED = "judged"
+"""Name of what a user keeps: 1 + their quality under the first trial."""
+
+LIST_PER_ITEM = 8
+"""Pairs in the server's list, by item."""
+
+
+class PairArchitecture(Architecture):
+    """Tensors with a row for each item of the head."""
+
+    def __init__(self, items: int, users: int, head: int, factors: int, known_users: int = 1) -> None:
+        self.items, self.users, self.head, self.known_users = items, users, head, known_users
+        self.tables = {ROWS: (head, min(factors, head) + FACTORS)}
+        self.dense = {LISTED: (LIST_PER_ITEM * head, 3)}
+        self.user_tables, self.own = {}, {JUDGED: 1}
+        self.settled: dict[int, Shape] = {}
+
+    def initial(self, generator: torch.Generator, storage: Storage | None = None) -> tuple[Weights, Weights]:
+        """Before anybody has spoken there is nothing."""
+        full = {name: torch.zeros(torch.Size(shape).numel()) for name, shape in self.shapes.items()}
+        return full, {JUDGED: torch.zeros(self.users, 1)}
+
+    @property
+    def columns(self) -> int:
+        """Of W."""
+        return self.tables[ROWS][1] - FACTORS
+
+    @property
+    def tensors(self) -> Tensors:
+        """See the base class."""
+        known = self.items, self.known_users, self.settled
+        return Tensors(self.tables, self.dense, catalogue=known[0], users=known[1], settled=known[2])
+
+    def settled_on(self, shapes: dict[int, Shape]) -> "PairArchitecture":
+        """The same where devices of some bytes hold these shapes."""
+        other = copy(self)
+        other.settled = shapes
+        return other

@@ -1,0 +1,184 @@
+"""What serves devices best, found by trials: each of some models is tried on what devices have held back.
+
+A device holds back a tenth of its history when it is first asked. In a round of trial it gets one model more, of no
+more bytes than it may hold, ranks the catalogue by what it has said, and answers how well that finds the tenth: four
+numbers, a summand like any other. Whatever was tried takes the place of the default only where it is better by more
+than one standard error over users; so few users, whose trials say little, are served by the default.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from fairfold.methods.base import Shape
+from fairfold.methods.leading import shapes_for
+from fairfold.values import Weights
+
+QUALITY = "quality"
+"""Name of judgements, and of their sums."""
+
+RIDGES = (1.0, 2.0, 0.5)
+"""λ that is tried, as a multiple of the setting, which comes first."""
+
+HELD_BACK = 0.1
+"""Of a history."""
+
+SHORTEST = 3
+"""Items of a history of which one is held back."""
+
+JUDGES = 5_000
+"""Users whose judgement is asked for, on the average, of however many."""
+
+TOLD = 4
+"""Numbers of a judgement: 1, the quality, what it is better than the default's, and the square of that."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which rounds ask for nine tenths of the histories, which try something, and which ask for all.
+
+    Attributes:
+        first: Rounds before the trials.
+        trials: How many.
+    """
+
+    first: int
+    trials: int
+
+    @classmethod
+    def of(cls, rounds: int, wanted: int) -> "Schedule":
+        """As many trials as leave a round before them and one after; half of what is left comes before."""
+        trials = max(0, min(wanted, rounds - 2))
+        return cls((rounds - trials) // 2 if trials else 0, trials)
+
+    def trial(self, round_number: int) -> int | None:
+        """What is tried in a round; None in others."""
+        return round_number - self.first if self.first <= round_number < self.end else None
+
+    @property
+    def end(self) -> int:
+        """The first round after the trials."""
+        return self.first + self.trials
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was chosen of some candidates: its number, and what it is better than the first by, with its error."""
+
+    chosen: int
+    better: float
+    error: float
+    users: int
+
+
+def verdict(tally: Tensor, candidates: list[int]) -> Verdict:
+    """By sums of judgements, [trials, 4]; the first candidate where no other is better by more than its error."""
+    best = Verdict(0, 0.0, 0.0, int(tally[candidates[0], 0]))
+    for place, trial in enumerate(candidates[1:], 1):
+        users, _, better, squares = tally[trial].tolist()
+        if users < 2:
+            continue
+        mean = better / users
+        error = sqrt(max(squares / users - mean**2, 0.0) / (users - 1))
+        if mean > max(error, best.better):
+            best = Verdict(place, mean, error, int(users))
+    return best
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What is tried for every size, and when: shapes first, under the setting's λ, then λ, in the default shape.
+
+    Attributes:
+        budgets: Bytes of every size.
+        shapes: For every size, the default first.
+        columns: Of the server's table.
+        schedule: Of the rounds.
+    """
+
+    budgets: list[int]
+    shapes: list[list[Shape]]
+    columns: int
+    schedule: Schedule
+
+    @classmethod
+    def of(cls, budgets: list[int], rows: int, columns: int, users: int, rounds: int) -> "Trials":
+        """For tables of so many rows and columns."""
+        shapes = [shapes_for(budget, rows, columns, users) for budget in budgets]
+        return cls(budgets, shapes, columns, Schedule.of(rounds, max(map(len, shapes)) + len(RIDGES) - 1))
+
+    @property
+    def _ridges(self) -> list[int]:
+        """The trials of λ; of the setting's own that is the first of all."""
+        first = max(map(len, self.shapes))
+        return [0, *range(first, first + len(RIDGES) - 1)]
+
+    def note(self, tallies: Weights, round_number: int, size: int, told: Tensor) -> None:
+        """Add what was told in a round to the sums of a size."""
+        trial = self.schedule.trial(round_number)
+        if trial is not None:
+            before = tallies.get(str(size), torch.zeros(self.schedule.trials * TOLD, dtype=torch.float64))
+            tally = before.view(-1, TOLD).clone()
+            tally[trial] += told.double()
+            tallies[str(size)] = tally.view(-1)
+
+    def verdicts(self, tallies: Mapping[str, Tensor]) -> tuple[list[Verdict], Verdict]:
+        """Which shape serves every size best, and which λ all of them."""
+        many = len(self._ridges) + max(map(len, self.shapes))
+        found = torch.zeros(len(self.shapes), many, TOLD, dtype=torch.float64)
+        for size, tally in tallies.items():
+            found[int(size), : self.schedule.trials] += tally.view(-1, TOLD)
+        shapes = [verdict(of, list(range(len(tried)))) for of, tried in zip(found, self.shapes, strict=True)]
+        return shapes, verdict(found.sum(0), self._ridges)
+
+    def settled(self, round_number: int, tallies: Mapping[str, Tensor]) -> dict[int, Shape]:
+        """What devices of every budget hold in a round: what is on trial, or was chosen."""
+        places = [self.schedule.trial(round_number) or 0] * len(self.shapes)
+        if round_number >= self.schedule.end:
+            places = [found.chosen for found in self.verdicts(tallies)[0]]
+        found = zip(self.budgets, self.shapes, places, strict=True)
+        return {budget: tried[place if place < len(tried) else 0] for budget, tried, place in found}
+
+    def wanted(self, round_number: int, tallies: Mapping[str, Tensor]) -> tuple[float, int]:
+        """λ, as a multiple of the setting, and columns of the model that a round is about."""
+        trial = self.schedule.trial(round_number)
+        if trial is not None:
+            return RIDGES[self._ridges.index(trial) if trial in self._ridges else 0], self.columns
+        if not self.schedule.trials or round_number < self.schedule.end:
+            return 1.0, self.columns
+        widest = max(shape.columns for shape in self.settled(round_number, tallies).values())
+        return RIDGES[self.verdicts(tallies)[1].chosen], min(self.columns, widest)
+
+
+def mixed(values: Tensor) -> Tensor:
+    """Whole numbers scattered over 32 bits."""
+    found = values & 0xFFFFFFFF
+    for _ in range(2):
+        found = ((found >> 16 ^ found) * 0x45D9F3B) & 0xFFFFFFFF
+    return found >> 16 ^ found
+
+
+def said_first(items: Tensor, lengths: Tensor) -> Tensor:
+    """Which items of some histories, one after another, are said before the trials: all but those held back.
+
+    Which ones these are follows from the history alone, so that it need not be remembered.
+    """
+    user = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    sums = torch.zeros(len(lengths), dtype=torch.int64).index_add_(0, user, items)
+    chance = mixed(items * 2_654_435_761 + mixed(sums)[user])
+    order = (user * 2**32 + chance).argsort(stable=True)
+    nth = torch.arange(len(items)) - (lengths.cumsum(0) - lengths)[user]
+    wanted = torch.where(lengths >= SHORTEST, (lengths * HELD_BACK).round().clamp(min=1), 0)
+    first = torch.ones(len(items), dtype=torch.bool)
+    first[order] = nth >= wanted[user]
+    return first
+
+
+def judges(items: Tensor, lengths: Tensor, share: float) -> Tensor:
+    """Which of some users judge: a share of them."""
+    user = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    sums = torch.zeros(len(lengths), dtype=torch.int64).index_add_(0, user, items)
+    return mixed(sums * 7 + lengths) < share * 2**32
