@@ -36,12 +36,12 @@ from fairfold.algorithms.pair_architecture import JUDGED, LIST_PER_ITEM, LISTED,
 from fairfold.algorithms.pairs import frobenius, items_of, matrix_of, pair_sums, size_of, weights_of
 from fairfold.algorithms.served import Served
 from fairfold.algorithms.spectrum import Precision, strongest
-from fairfold.algorithms.trials import HELD_BACK, JUDGES, QUALITY, TOLD, Trials, judges, said_first
+from fairfold.algorithms.trials import HELD_BACK, JUDGES, QUALITY, RIDGES, TOLD, Trials, judges, said_first
 from fairfold.data import Interactions
 from fairfold.errors import InvalidMessage
 from fairfold.methods import Leading
 from fairfold.metrics.ranking import Scorer
-from fairfold.projections import LeadingBlock, Projection
+from fairfold.projections import CodedRows, LeadingBlock, PairList, Projection
 from fairfold.projections.coded import FACTORS
 from fairfold.protocol.algorithm import COUNTS, count_of
 from fairfold.protocol.architecture import Architecture, Picture
@@ -315,6 +315,23 @@ class Correlations(Remembering):
         return {ROWS: table, LISTED: listed}
 
     # -- what was learned ----------------------------------------------------------------------------------------------
+
+    def told(self, plan: Plan, state: State) -> list[str]:
+        """What was chosen for every size, and how sure that is."""
+        trials, kept = self.trials(plan), state.moments.get(QUALITY, {})
+        if state.round_number < trials.schedule.end or not trials.schedule.trials:
+            return []
+        shapes, ridge = trials.verdicts(kept)
+        found = [f"λ = {self.ridge * RIDGES[ridge.chosen]:g}, {ridge.words(len(RIDGES))}."]
+        held = zip(plan.capacities, self.settled(plan, state).assignments(0), trials.shapes, shapes, strict=True)
+        for capacity, one, tried, verdict in held:
+            rows, listed = (one.projections or {})[ROWS], (one.projections or {})[LISTED]
+            assert isinstance(rows, CodedRows)
+            assert isinstance(listed, PairList)
+            what = f"{rows.kept[0]:,} of {rows.shape[0]:,} rows, {rows.kept[1] - FACTORS} columns of {rows.bits} bits"
+            what += f" and {listed.kept[0]:,} pairs" if listed.kept[0] else ""
+            found.append(f"{capacity}: {what}, {verdict.words(len(tried))}.")
+        return found
 
     def remembered(self, plan: Plan) -> dict[str, int]:
         """Of every item, whether it was said."""

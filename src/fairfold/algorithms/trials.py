@@ -73,6 +73,15 @@ class Verdict:
     error: float
     users: int
 
+    def words(self, candidates: int) -> str:
+        """The same for a reader."""
+        if not self.users:
+            return "the default, as nobody holds anything back"
+        if not self.chosen:
+            return f"the default: {self.users:,} users find no other of {candidates} better by more than its error"
+        by = f"{self.better:+.4f} ± {self.error:.4f} NDCG on what {self.users:,} users hold back"
+        return f"the best of {candidates} ({by})"
+
 
 def verdict(tally: Tensor, candidates: list[int]) -> Verdict:
     """By sums of judgements, [trials, 4]; the first candidate where no other is better by more than its error."""

@@ -101,6 +101,8 @@ def train(
 def _show(console: Terminal, finished: Finished) -> None:
     result, history = finished.result, finished.result.history
     console.print(closing_table(result))
+    for line in result.told:
+        console.say(line)
     if result.rejections:
         reasons = ", ".join(f"{count} {reason}" for reason, count in result.rejections.items())
         console.say(f"Replies left out: {reasons} (run.log names them).")

@@ -189,6 +189,10 @@ class Algorithm(Frozen):
 
     # -- what was learned ----------------------------------------------------------------------------------------------
 
+    def told(self, plan: "Plan", state: State) -> list[str]:
+        """What was found out on the way, in sentences for whoever reads of the run."""
+        return []
+
     def tells_apart(self, plan: "Plan", held: Sequence[Any], items: Tensor) -> Tensor:
         """Which of some items the model of these devices knows apart from others, so that they say something."""
         return torch.ones_like(items, dtype=torch.bool)

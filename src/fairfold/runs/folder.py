@@ -164,6 +164,7 @@ class RunFolder:
             "best": None if best is None else {"round": best[0], "quality": best[1]},
             "groups": [vars(group) | {"references": dict(group.references)} for group in result.groups],
             "rejections": dict(result.rejections),
+            "told": result.told,
             "popularity": popularity_facts(result),
             "data": data,
             "versions": {"fairfold": __version__, "torch": torch.__version__},

@@ -93,6 +93,7 @@ def page_rows(runs: list[RunSummary], colours: list[str]) -> list[dict[str, Any]
                 "mark": "unfinished" if run.state == "unfinished" else "",
                 "reason": run.reason if run.state == "N/A" else "",
                 "popularity": run.popularity,
+                "told": run.told,
                 "rounds": str(run.rounds),
                 "best": "–" if best is None else f"{best.server:.4f}",
                 "best_round": "–" if best is None else str(best.round_number),

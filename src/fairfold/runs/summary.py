@@ -38,6 +38,7 @@ class RunSummary:
     references: dict[str, float] = field(default_factory=dict)  # what needs no training, by name
     state: str = "unfinished"  # or finished, N/A
     reason: str = ""  # why it ended, or why the method cannot serve the scheme
+    told: tuple[str, ...] = ()  # what was found out on the way
     popularity: str | None = None  # where the order of the items came from, in words; None for the catalogue's own
 
     @property
@@ -92,6 +93,7 @@ def read_run(path: Path) -> RunSummary:
         references=result.get("server", {}).get("references", {}),
         state="finished" if result else "unfinished",
         reason=result.get("stopped", ""),
+        told=tuple(result.get("told", ())),
         popularity=popularity_words(settings, result.get("popularity", {})),
     )
 

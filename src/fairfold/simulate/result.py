@@ -84,6 +84,7 @@ class Result:
     users: int
     rejections: Mapping[str, int] = field(default_factory=dict)
     counted: Counted | None = None
+    told: list[str] = field(default_factory=list)
 
 
 class Judge:

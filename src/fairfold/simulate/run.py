@@ -229,4 +229,15 @@ def _result(world: World, judge: Judge, progress: Progress) -> Result:
         plan.settings, judge.metric, progress.state.to(cpu), on(progress.private, cpu), progress.history, groups,
         quality.server, judge.references(judge.everybody), len(judge.everybody), dict(progress.rejections.counts),
         world.data.counted if isinstance(world.data, Dataset) else None,
+        [*plan.algorithm.told(plan, progress.state), *_left_out(world, progress.state.round_number)],
     )  # fmt: skip
+
+
+def _left_out(world: World, rounds: int) -> list[str]:
+    """Where some devices were never drawn, that is said."""
+    drawn = torch.zeros(world.people.num_clients, dtype=torch.bool)
+    for number in range(rounds):
+        drawn[world.fleet.cohort(number)] = True
+    missing = len(world.fleet.taking_part) - int(drawn.sum())
+    more = "More rounds, or a larger fleet.clients_per_round, would hear them."
+    return [f"{missing:,} of {len(world.fleet.taking_part):,} devices were never drawn. {more}"] if missing > 0 else []
