@@ -122,7 +122,7 @@ def add_mean(full: Tensor, parts: Sequence[Part], step: float) -> None:
     space, mean = sums.mean()
     for start in range(0, len(full), BLOCK):
         stop = min(start + BLOCK, len(full))
-        block = mean[start:stop] if space.is_full else space.recover_range(mean, start, stop)
+        block = mean[start:stop] if space.is_full else space.recover_range(mean, start, stop, trusted=True)
         full[start:stop] = block.mul_(step).add_(full[start:stop])
 
 

@@ -10,7 +10,7 @@ from fairfold.errors import InvalidSettings
 from fairfold.protocol.faults import fault_of
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.sampling import Purpose, generator, sample_cohort
-from fairfold.protocol.words import Sent, State, Visit
+from fairfold.protocol.words import Sent, State, Visit, reduced
 from fairfold.settings.parts import FaultSettings
 from fairfold.subspace import assign_groups
 
@@ -50,16 +50,16 @@ class Fleet:
         if self.plan.method.per_client:
             yield from (Visit(client, self._alone(state, client)) for client in cohort)
             return
-        sizes = list(dict.fromkeys(self.size[cohort].tolist()))
+        size_of = self.size[cohort].tolist()
+        sizes = list(dict.fromkeys(size_of))
         sent = dict(zip(sizes, self.plan.algorithm.send(self.plan, state, sizes), strict=True))
-        yield from (Visit(client, sent[int(self.size[client])]) for client in cohort)
+        yield from (Visit(client, sent[size]) for client, size in zip(cohort, size_of, strict=True))
 
     def _alone(self, state: State, client: int) -> Sent:
         size = int(self.size[client])
-        projections = self.plan.assignments(state.round_number, client)[size].projections
-        assert projections is not None
-        vectors = {name: held.reduce(state.full[name]) for name, held in projections.items()}
-        return Sent(state.round_number, size, projections, vectors)
+        held = self.plan.assignments(state.round_number, client)[size]
+        (vectors,) = reduced(state.full, [held])
+        return Sent(state.round_number, size, held.projections or {}, vectors or {})
 
     def faults(self, round_number: int, cohort: list[int]) -> dict[int, str]:
         """Which clients fail this round, and in which way."""

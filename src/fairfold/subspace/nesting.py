@@ -62,22 +62,22 @@ def require(small: "Subspace", big: "Subspace") -> None:
 
 
 @torch.no_grad()
-def reduce_all(full: Tensor, subspaces: Sequence["Subspace"]) -> dict["Subspace", Tensor]:
+def reduce_all(full: Tensor, subspaces: Sequence["Subspace"], *, trusted: bool = False) -> dict["Subspace", Tensor]:
     """Reduce once for a whole chain: one pass over the full vector, then sums and counts folded size by size."""
     chain = require_nested(subspaces)
     compacts: dict[Subspace, Tensor] = {}
     hashed = [subspace for subspace in chain if not subspace.is_full]
     if len(hashed) == 1:  # nothing to fold: no counts need to be kept
-        return {subspace: subspace.reduce(full) for subspace in chain}
+        return {subspace: subspace.reduce(full, trusted=trusted) for subspace in chain}
     above: Subspace | None = None
     for subspace in reversed(chain):
         if subspace.is_full:
-            compacts[subspace] = subspace.reduce(full)
+            compacts[subspace] = subspace.reduce(full, trusted=trusted)
             continue
         if above is None:
-            sums, counts = subspace.sums_and_counts(full)
+            sums, counts = subspace.sums_and_counts(full, trusted=trusted)
         else:
-            sums, counts = above.fold(sums, counts, subspace)
+            sums, counts = above.fold(sums, counts, subspace, trusted=True)
         above = subspace
         compacts[subspace] = subspace._divided(sums.clone(), counts).to(full.dtype)
     return compacts
