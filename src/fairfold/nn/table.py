@@ -87,7 +87,6 @@ class FairTable(FairModule):
         from fairfold.nn.active import ActiveRows  # built on this class
 
         self._refuse_shared("activate")
-        check_ids(ids, self.num_embeddings, self.memory)
         return ActiveRows(self, ids)
 
     def _lookup(self, memory: Tensor, rows: Tensor) -> Tensor:

@@ -15,10 +15,10 @@ from fairfold.kernels.hashing import Layout
 from fairfold.kernels.native import pages
 from fairfold.kernels.native.loader import library
 from fairfold.kernels.native.packed import ID_BYTES, REAL_BYTES, moving, packed, rows_of, threads
-from fairfold.kernels.reference import bad_rows, not_active
+from fairfold.kernels.reference import bad_rows
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-_OK, _BAD_LAYOUT, _BAD_ROW, _BAD_ARGUMENT, _NO_MEMORY, _UNSUPPORTED, _NOT_ACTIVE = range(7)
+_OK, _BAD_LAYOUT, _BAD_ROW, _BAD_ARGUMENT, _NO_MEMORY, _UNSUPPORTED = range(6)
 _FOLD_KIND = {**REAL_BYTES, torch.int32: -4}
 
 _grad_enabled = torch.is_grad_enabled
@@ -80,11 +80,9 @@ def settle(code: int, layout: Layout | None = None, rows: Tensor | None = None, 
         raise bad_rows(layout, rows, row_size)
     if code == _NO_MEMORY:
         raise MemoryError("no memory for the kernel's scratch space")
-    if code == _NOT_ACTIVE:
-        raise not_active()
     raise InvalidVector(
-        f"tensors that do not fit {layout}",
-        "vectors of the layout's sizes, and slots in increasing order",
+        f"tensors that do not fit {layout or 'each other'}",
+        "vectors of the layout's sizes, and positions within them",
         "Check their shapes.",
     )
 
@@ -238,27 +236,14 @@ def touched_rows(layout: Layout, values: Tensor, rows: Tensor) -> tuple[Tensor, 
     loaded = serving(values)
     _integers(rows)
     values, rows, row_size = _batch(values, rows)
-    sums = torch.empty(values.numel(), dtype=values.dtype)
-    slots = _touched(loaded, layout, rows, row_size, REAL_BYTES[values.dtype], values, sums)
-    return slots, _trimmed(sums, len(slots))
-
-
-def active_slots(layout: Layout, rows: Tensor, row_size: int) -> Tensor:
-    """See :func:`.reference.active_slots`."""
-    return _touched(_serving_integers(rows), layout, rows.contiguous(), row_size, 4, None, None)
-
-
-def _touched(
-    loaded: Any, layout: Layout, rows: Tensor, row_size: int, real: int, values: Tensor | None, sums: Tensor | None
-) -> Tensor:
-    """The slots of rows in increasing order; with values also their sums, written in front of ``sums``."""
-    slots, touched = torch.empty(rows.numel() * row_size, dtype=torch.int64), ctypes.c_int64()
+    slots, sums = torch.empty(values.numel(), dtype=torch.int64), torch.empty(values.numel(), dtype=values.dtype)
+    touched = ctypes.c_int64()
     code = loaded.fairfold_touched_rows(
-        packed(layout), real, None if values is None else values.data_ptr(), rows_of(rows, row_size),
-        slots.data_ptr(), None if sums is None else sums.data_ptr(), slots.numel(), ctypes.byref(touched),
+        packed(layout), REAL_BYTES[values.dtype], values.data_ptr(), rows_of(rows, row_size),
+        slots.data_ptr(), sums.data_ptr(), slots.numel(), ctypes.byref(touched),
     )  # fmt: skip
     settle(code, layout, rows, row_size)
-    return _trimmed(slots, touched.value)
+    return _trimmed(slots, touched.value), _trimmed(sums, touched.value)
 
 
 def _trimmed(buffer: Tensor, length: int) -> Tensor:
@@ -268,20 +253,6 @@ def _trimmed(buffer: Tensor, length: int) -> Tensor:
 
 
 # -- the active slots of a round -------------------------------------------------------------------------------------
-
-
-def positions(layout: Layout, rows: Tensor, row_size: int, active: Tensor) -> tuple[Tensor, Tensor]:
-    """See :func:`.reference.positions`."""
-    loaded = _serving_integers(rows, active)
-    rows, active = rows.contiguous(), active.long().contiguous()
-    found = torch.empty(len(rows), row_size, dtype=torch.int32)
-    signs = torch.empty(len(rows), row_size, dtype=torch.int8)
-    code = loaded.fairfold_positions(
-        packed(layout), rows_of(rows, row_size), active.data_ptr(), active.numel(),
-        found.data_ptr(), signs.data_ptr(), threads(),
-    )  # fmt: skip
-    settle(code, layout, rows, row_size)
-    return found, signs
 
 
 def number(keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -295,7 +266,7 @@ def number(keys: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _indexed(found: Tensor, signs: Tensor) -> bool:
-    """Whether positions and signs are as :func:`positions` makes them."""
+    """Whether positions and signs are as C takes them."""
     right = found.dtype is torch.int32 and signs.dtype is torch.int8 and found.shape == signs.shape
     return right and found.is_cpu and signs.is_cpu
 
