@@ -17,7 +17,6 @@ from torch import Tensor
 
 from fairfold.data import Interactions
 from fairfold.data.negatives import chosen, non_items_below
-from fairfold.kernels.reference import row_coordinates
 from fairfold.projections import Coordinatewise, LowRank, Projection
 from fairfold.protocol.people import People
 from fairfold.protocol.words import Sent, moved, put
@@ -231,7 +230,9 @@ def find_lookups(work: Work, samples: Samples, groups: list[int], held: dict[int
         mine = torch.cat([rows for rows, of in zip(rows_of, groups, strict=True) if of == group])
         column = 0
         for number, (name, (_, size)) in enumerate(work.tables.items()):
-            found = _row_places(projections[name], row_item[mine], size)
+            held_as = projections[name]
+            assert isinstance(held_as, Coordinatewise | LowRank)  # see takes_steps
+            found = held_as.row_places(row_item[mine])
             _put(rows, row_signs, mine, column, found, sections.bounds[row_place[mine] * tensors + number])
             column += size
     keys, found_at, ends = distinct(virtual, sections.starts[tensors::tensors])
@@ -266,25 +267,12 @@ def _used_by_all(
 
 def _numbers(work: Work, name: str, projections: Mapping[str, Projection], clients: Tensor) -> tuple[Tensor, Tensor]:
     """Slots and signs of what these clients use of a tensor at every sample, a line a client (or one for all)."""
-    if name in work.user_tables:
-        return _places(projections[name], row_coordinates(clients, work.own[name]))
-    size = work.own[name] if name in work.own else prod(work.dense[name])
-    everything = torch.arange(size)[None]
-    if name in work.own:
+    if name in work.own and name not in work.user_tables:
+        everything = torch.arange(work.own[name])[None]
         return everything, torch.ones_like(everything, dtype=torch.int8)
-    return _places(projections[name], everything)
-
-
-def _places(projection: Projection, coordinates: Tensor) -> tuple[Tensor, Tensor]:
-    assert isinstance(projection, Coordinatewise)  # see takes_steps
-    return projection.places(coordinates)
-
-
-def _row_places(projection: Projection, rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Of all numbers of some rows."""
-    if isinstance(projection, LowRank):
-        return projection.row_places(rows)
-    return _places(projection, row_coordinates(rows, size))
+    held = projections[name]
+    assert isinstance(held, Coordinatewise)  # see takes_steps
+    return held.row_places(clients) if name in work.own else held.places(torch.arange(prod(work.dense[name]))[None])
 
 
 def _factor(projection: Projection, size: int) -> tuple[Tensor, Tensor]:

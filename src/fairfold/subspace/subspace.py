@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fairfold.errors import InvalidSubspace, InvalidVector
-from fairfold.kernels import folding, ops
+from fairfold.kernels import ops
 from fairfold.kernels.hashing import MAX_BLOCKS, Layout, expand_seed, slots_and_signs
 from fairfold.subspace import nesting
 from fairfold.subspace.checks import SUM_DTYPE, check_dtype, check_finite, check_range, check_vector, whole_number
@@ -135,15 +135,12 @@ class Subspace:
             return full.clone()
         if not self.orthonormal:
             return ops.reduce(self.layout, full)
-        return self._divided(*self._sums_and_counts(full)).to(full.dtype)
+        return self._divided(*self.sums_and_counts(full, trusted=True)).to(full.dtype)
 
     @torch.no_grad()
     def sums_and_counts(self, full: Tensor, *, trusted: bool = False) -> tuple[Tensor, Tensor]:
         """Signed sums and the number of coordinates of every slot, the form that can be folded to smaller sizes."""
         check_vector("full", full, self.full_size, trusted=trusted)
-        return self._sums_and_counts(full)
-
-    def _sums_and_counts(self, full: Tensor) -> tuple[Tensor, Tensor]:
         sums = torch.zeros(self.size, dtype=SUM_DTYPE[full.dtype], device=full.device)
         counts = torch.zeros(self.size, dtype=torch.int32, device=full.device)
         ops.accumulate_range(self.layout, full, 0, sums, counts)
@@ -196,7 +193,7 @@ class Subspace:
         check_vector("full", full, self.full_size)
         if self.is_full:
             return full.clone()
-        sums, _ = self._sums_and_counts(full)
+        sums, _ = self.sums_and_counts(full, trusted=True)
         return self._unscaled(sums).to(full.dtype)
 
     @torch.no_grad()
@@ -232,7 +229,7 @@ class Subspace:
             return compact.clone()
         if big.is_full:
             return self.recover(compact, trusted=True)
-        out = folding.unfold(self.layout, big.layout, self._unscaled(compact))
+        out = nesting.unfolded(self.layout, big.layout, self._unscaled(compact))
         return out.mul_(big._column_lengths(out)) if big.orthonormal else out
 
     @torch.no_grad()
@@ -248,7 +245,7 @@ class Subspace:
         nesting.require(small, self)
         if small == self:
             return sums.clone(), counts.clone()
-        return folding.fold(self.layout, small.layout, sums), folding.fold(self.layout, small.layout, counts)
+        return nesting.folded(self.layout, small.layout, sums), nesting.folded(self.layout, small.layout, counts)
 
     def _check_rows(self, rows: Tensor, row_size: int) -> int:
         row_size = whole_number("row_size", row_size)
