@@ -36,7 +36,7 @@ except ImportError:  # a machine with torch and Triton only: the kernels need no
 from tests.kernels.gpu_checks import Check, golden_checks, layout_checks
 from triton.testing import do_bench
 
-from fairfold.kernels.gpu import calls, segments, tuning
+from fairfold.kernels.gpu import calls, launch, segments
 from fairfold.kernels.hashing import Layout, expand_seed
 
 FULL = 2**28
@@ -48,7 +48,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FIELDS = ["benchmark", "baseline", "dtype", "chunk", "compression", "row_size", "batch", "size", "seconds", "ratio"]
 Row = dict[str, Any]
 TILES = [
-    tuning.Tile(elements, warps)
+    launch.Tile(elements, warps)
     for elements in (512, 1024, 2048, 4096)
     for warps in (2, 4, 8)
     if elements >= 128 * warps
@@ -255,13 +255,13 @@ def bench_tiles(full: Tensor, batch: int = 262_144, row_size: int = 64) -> Itera
             order = segments.order_of(layout, full.device)
             work["segment_mean"] = [partial(segments.segment_means, layout, full, order)]
         for name, functions in work.items():
-            kept, times = tuning.TILES[name], {}
+            kept, times = launch.TILES[name], {}
             for tile in TILES:
-                tuning.TILES[name] = tile
+                launch.TILES[name] = tile
                 times[tile] = seconds(functions, rep=20)
                 fields = {"benchmark": f"tile {tile.elements}/{tile.warps} {name}", "chunk": chunk}
                 yield {**fields, "seconds": times[tile], "ratio": times[tile] / min(times.values())}
-            tuning.TILES[name] = kept
+            launch.TILES[name] = kept
             ranked = sorted(times, key=lambda tile: times[tile])
             best = ", ".join(f"{t.elements}/{t.warps} {times[t] * 1e6:.1f} µs" for t in ranked[:3])
             print(f"  tune Z={chunk:<3}{name:<17} best {best}; now {times.get(kept, 0) * 1e6:.1f} µs", flush=True)
@@ -292,7 +292,7 @@ def show_targets(rows: list[Row]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="where the CSV goes")
-    parser.add_argument("--tune", action="store_true", help="also try other tiles for kernels/gpu/tuning.py")
+    parser.add_argument("--tune", action="store_true", help="also try other tiles for kernels/gpu/launch.py")
     parser.add_argument("--quick", action="store_true", help="one shape of each")
     parser.add_argument("--no-check", action="store_true", help="timing alone")
     parser.add_argument("--no-bench", action="store_true", help="checks (and tuning) alone")

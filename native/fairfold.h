@@ -17,7 +17,7 @@
 #endif
 
 /* Raised whenever a signature below changes, so that Python never calls a library of another time. */
-#define FAIRFOLD_ABI 6
+#define FAIRFOLD_ABI 7
 
 typedef enum {
     FAIRFOLD_OK = 0,
@@ -26,7 +26,6 @@ typedef enum {
     FAIRFOLD_BAD_ARGUMENT = 3, /* a length, a range, a size in bytes or a missing buffer */
     FAIRFOLD_NO_MEMORY = 4,
     FAIRFOLD_UNSUPPORTED = 5, /* valid, but larger than these loops count: the reference body must serve */
-    FAIRFOLD_NOT_ACTIVE = 6,  /* a slot that is not in the list of active ones */
 } fairfold_status;
 
 /* Layout of fairfold.kernels.hashing, field by field. */
@@ -90,13 +89,11 @@ FAIRFOLD_API int fairfold_reduce(const fairfold_layout *layout, int real, const 
                                  int threads);
 
 /* The slots of the rows in increasing order, each once, and their summed values. `slots` and `sums` hold `capacity`
- * entries; count * row_size are always enough. `sums` and `values` may be NULL together: slots alone. */
+ * entries; count * row_size are always enough. */
 FAIRFOLD_API int fairfold_touched_rows(const fairfold_layout *layout, int real, const void *values,
                                        const fairfold_rows *rows, int64_t *slots, void *sums, int64_t capacity,
                                        int64_t *touched);
-/* Where each coordinate of the rows stands in `active`, a sorted list of distinct slots. */
-FAIRFOLD_API int fairfold_positions(const fairfold_layout *layout, const fairfold_rows *rows, const int64_t *active,
-                                    int64_t active_count, int32_t *positions, int8_t *signs, int threads);
+/* Numbers at positions below `size`, each with a sign: out[i] = source[positions[i]] * signs[i], and its transpose. */
 FAIRFOLD_API int fairfold_recover_positions(int real, const void *source, int64_t size, const int32_t *positions,
                                             const int8_t *signs, int64_t count, void *out, int threads);
 FAIRFOLD_API int fairfold_accumulate_positions(int real, const void *values, const int32_t *positions,

@@ -43,21 +43,15 @@ static void release(batch_slots *batch) {
     free(batch->buffers[1]);
 }
 
-static int place(fairfold_job *job, batch_slots *batch, int with_words, int parts) {
+static int place_sorted(fairfold_job *job, batch_slots *batch) {
     const uint64_t count = (uint64_t)job->row_count * job->row_units;
     *batch = (batch_slots){.count = (size_t)count};
     if (count > UINT32_MAX) return FAIRFOLD_UNSUPPORTED;
     batch->placed.spots = malloc(batch->count * sizeof(uint32_t));
-    if (with_words) batch->placed.words = malloc(batch->count * sizeof(uint32_t));
-    if (!batch->placed.spots || (with_words && !batch->placed.words)) return FAIRFOLD_NO_MEMORY;
+    batch->placed.words = malloc(batch->count * sizeof(uint32_t));
+    if (!batch->placed.spots || !batch->placed.words) return FAIRFOLD_NO_MEMORY;
     job->target = &batch->placed;
-    fairfold_parallel(parts, fairfold_active_body()->place, job);
-    return FAIRFOLD_OK;
-}
-
-static int place_sorted(fairfold_job *job, batch_slots *batch) {
-    int status = place(job, batch, 1, 1);
-    if (status != FAIRFOLD_OK) return status;
+    fairfold_parallel(1, fairfold_active_body()->place, job);
     for (int i = 0; i < 2; i++) {
         batch->buffers[i] = malloc(batch->count * sizeof(uint64_t));
         if (!batch->buffers[i]) return FAIRFOLD_NO_MEMORY;
@@ -97,38 +91,6 @@ static void touched_sums(const batch_slots *batch, int real, const void *values,
     *touched = (int64_t)written;
 }
 
-/* Slots alone. Where a bit for every spot is no more than the batch itself, bits sort better than sorting. */
-static int touched_slots(fairfold_job *job, batch_slots *batch, int64_t *slots, int64_t *touched) {
-    const size_t unit = job->plan.unit;
-    size_t written = 0;
-    if (job->plan.spots / 64 <= (uint64_t)batch->count) {
-        const size_t words = (size_t)(job->plan.spots / 64 + 1);
-        uint64_t *bits = batch->buffers[0] = calloc(words, sizeof *bits);
-        if (!bits) return FAIRFOLD_NO_MEMORY;
-        for (size_t i = 0; i < batch->count; i++)
-            bits[batch->placed.spots[i] / 64] |= (uint64_t)1 << batch->placed.spots[i] % 64;
-        for (size_t word = 0; word < words; word++)
-            for (uint64_t rest = bits[word]; rest; rest &= rest - 1) {
-                const int64_t spot = (int64_t)(word * 64) + __builtin_ctzll(rest);
-                for (size_t k = 0; k < unit; k++) slots[written++] = spot * (int64_t)unit + (int64_t)k;
-            }
-    } else {
-        for (int i = 0; i < 2; i++) {
-            batch->buffers[i] = malloc(batch->count * sizeof(uint64_t));
-            if (!batch->buffers[i]) return FAIRFOLD_NO_MEMORY;
-        }
-        for (size_t i = 0; i < batch->count; i++) batch->buffers[0][i] = (uint64_t)batch->placed.spots[i] << 32;
-        const uint64_t *sorted = sort(batch->buffers[0], batch->buffers[1], batch->count, job->plan.spots);
-        for (size_t i = 0; i < batch->count; i++) {
-            if (i && sorted[i] == sorted[i - 1]) continue;
-            const int64_t slot = (int64_t)((sorted[i] >> 32) * unit);
-            for (size_t k = 0; k < unit; k++) slots[written++] = slot + (int64_t)k;
-        }
-    }
-    *touched = (int64_t)written;
-    return FAIRFOLD_OK;
-}
-
 int fairfold_touched_rows(const fairfold_layout *layout, int real, const void *values, const fairfold_rows *rows,
                           int64_t *slots, void *sums, int64_t capacity, int64_t *touched) {
     fairfold_job job;
@@ -139,15 +101,10 @@ int fairfold_touched_rows(const fairfold_layout *layout, int real, const void *v
         *touched = 0;
         return FAIRFOLD_OK;
     }
-    if (!slots || !values != !sums) return FAIRFOLD_BAD_ARGUMENT;
+    if (!slots || !values || !sums) return FAIRFOLD_BAD_ARGUMENT;
     batch_slots batch;
-    if (values) {
-        status = place_sorted(&job, &batch);
-        if (status == FAIRFOLD_OK) touched_sums(&batch, real, values, job.plan.unit, slots, sums, touched);
-    } else {
-        status = place(&job, &batch, 0, 1);
-        if (status == FAIRFOLD_OK) status = touched_slots(&job, &batch, slots, touched);
-    }
+    status = place_sorted(&job, &batch);
+    if (status == FAIRFOLD_OK) touched_sums(&batch, real, values, job.plan.unit, slots, sums, touched);
     release(&batch);
     return status;
 }

@@ -72,6 +72,6 @@ int fairfold_train(const fairfold_model *m, int real, const fairfold_client *c) 
     if (!within(&c->items[0], c->rows * m->product, c->size) || !within(&c->items[1], c->rows * m->item, c->size) ||
         !within(&c->users[0], m->product, c->size) || !within(&c->users[1], m->user, c->size) ||
         !within(&c->dense, dense_size(m), c->size))
-        return FAIRFOLD_NOT_ACTIVE;
+        return FAIRFOLD_BAD_ARGUMENT;
     return fairfold_active_body()->train[real == 8](m, c);
 }

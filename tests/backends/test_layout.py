@@ -1,13 +1,18 @@
 """A cohort's samples, worked out for all clients at once, are those that the readable loop draws client by client."""
 
 from typing import Any
+from unittest import mock
 
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairfold.backends.layout import draw
+from fairfold.backends.cuda_graph import GraphBackend
+from fairfold.backends.layout import FLAGS_A_KEY, distinct, draw
+from fairfold.protocol.faults import Rejections
+from fairfold.protocol.round import run_round
 from fairfold.simulate.world import World
+from fairfold.subspace import checks
 from tests.federations import tiny_data, tiny_settings
 
 
@@ -46,3 +51,20 @@ def test_samples_are_those_of_the_loop(
                 assert samples.targets is not None
                 assert mine.targets is not None
                 assert torch.equal(samples.targets[part], mine.targets)
+
+
+@given(st.lists(st.integers(0, 999), min_size=1, max_size=60), st.sampled_from([1, 10 * FLAGS_A_KEY]))
+def test_distinct_keys(keys: list[int], spread: int) -> None:
+    given_keys, bounds = spread * torch.tensor(keys), [300 * spread, 700 * spread, 1000 * spread]
+    found, places, ends = distinct(given_keys, bounds)
+    assert found.tolist() == [spread * key for key in sorted(set(keys))]
+    assert torch.equal(found[places.long()], given_keys)
+    assert ends == [len({key for key in keys if key * spread < bound}) for bound in bounds]
+
+
+def test_a_round_does_not_look_at_checked_numbers_again() -> None:
+    world = World.of(tiny_settings(capacities="1x-2x-4x", method="fair"), tiny_data(1, 9, 40))
+    backend = GraphBackend(world.fleet, world.people, torch.device("cpu"))
+    with mock.patch.object(checks, "check_finite") as looked:
+        run_round(world.initial(), world.fleet, world.people, Rejections(), backend)
+    assert not looked.called

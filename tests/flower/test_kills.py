@@ -11,9 +11,10 @@ from fairfold.algorithms.least_squares import GRAM, LeastSquares, owned_rows, ro
 from fairfold.flower.books import Books
 from fairfold.flower.client import name_of
 from fairfold.flower.federate import Trial
-from fairfold.flower.opening import plan_of
 from fairfold.flower.processes import stopping
 from fairfold.flower.store import DeviceStore
+from fairfold.protocol.plan import Plan
+from fairfold.protocol.words import Public
 from fairfold.runs import checkpoint
 from fairfold.values import Weights
 from tests.flower.common import assert_same
@@ -44,7 +45,7 @@ def assert_exact(trial: Trial) -> None:
     """The server's sums of its last checkpoint are those of the words that it and its devices agree on."""
     state = checkpoint.require(trial.run_folder / "checkpoints").progress.state
     books = Books(state)
-    plan = plan_of(trial.settings, int(WORLD["items"]), books.survey, None)
+    plan = Plan.of(trial.settings, Public(int(WORLD["items"]), survey=books.survey))
     (name,), (own,), d = plan.architecture.tables, plan.architecture.own, plan.settings.model.factors
     algorithm = plan.algorithm
     assert isinstance(algorithm, LeastSquares)

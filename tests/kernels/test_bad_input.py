@@ -34,27 +34,16 @@ def test_rows_the_table_does_not_have(bad: int, dtype: torch.dtype, at: int) -> 
     rows[at] = bad
     compact, values = torch.randn(LAYOUT.size), torch.randn(50, 8)
     before = compact.clone()
-    active = torch.arange(LAYOUT.size)
     for call in (
         lambda: ops.recover_rows(LAYOUT, compact, rows, 8),
         lambda: ops.accumulate_rows(LAYOUT, values, rows, compact),
         lambda: ops.touched_rows(LAYOUT, values, rows),
         lambda: ops.sgd_rows(LAYOUT, compact, values, rows, 0.1),
-        lambda: ops.active_slots(LAYOUT, rows, 8),
-        lambda: ops.positions(LAYOUT, rows, 8, active),
     ):
         with pytest.raises(InvalidRow, match=str(bad)):
             call()
     assert torch.equal(compact, before)
     assert issubclass(InvalidRow, IndexError), "as torch's own embedding raises"
-
-
-def test_a_slot_that_is_not_active() -> None:
-    active = ops.active_slots(LAYOUT, torch.tensor([0, 1, 40]), 8)
-    with pytest.raises(InvalidVector, match="active"):
-        ops.positions(LAYOUT, torch.tensor([3]), 8, active)
-    with pytest.raises(InvalidVector, match="active"):
-        ops.positions(LAYOUT, torch.tensor([3]), 8, torch.empty(0, dtype=torch.int64))
 
 
 def test_vectors_of_the_wrong_size(body: str) -> None:
@@ -89,7 +78,6 @@ def test_nothing_to_do() -> None:
     ops.sgd_rows(LAYOUT, compact, values, none, 0.1)
     slots, sums = ops.touched_rows(LAYOUT, values, none)
     assert slots.shape == sums.shape == (0,)
-    assert ops.active_slots(LAYOUT, none, 8).shape == (0,)
     ops.recover_range(LAYOUT, compact, 5, torch.empty(0))
     ops.accumulate_range(LAYOUT, torch.empty(0), 5, compact)
     ops.count_range(LAYOUT, 5, 5, torch.zeros(LAYOUT.size, dtype=torch.int32))

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fairfold.kernels import folding, reference
+from fairfold.kernels import reference
 from fairfold.kernels.hashing import Layout, expand_seed
 from fairfold.kernels.native import loader
+from fairfold.subspace import nesting
 
 FULL = 9_000
 
@@ -42,7 +43,7 @@ def test_unfolded_vectors_stand_for_the_same_full_vector(chunk: int, ranked: boo
     for small in layouts:
         compact = torch.randn(small.size)
         for big in layouts[layouts.index(small) :]:
-            assert torch.equal(recovered(big, folding.unfold(small, big, compact)), recovered(small, compact))
+            assert torch.equal(recovered(big, nesting.unfolded(small, big, compact)), recovered(small, compact))
 
 
 @pytest.mark.parametrize(("chunk", "ranked"), CHAINS)
@@ -56,13 +57,13 @@ def test_folded_sums_are_those_of_the_smaller_size(chunk: int, ranked: bool, dty
         sums[layout] = total, counts
     for big in layouts:
         for small in layouts[: layouts.index(big)]:
-            assert torch.allclose(folding.fold(big, small, sums[big][0]), sums[small][0], atol=1e-4)
-            assert torch.equal(folding.fold(big, small, sums[big][1]), sums[small][1])
+            assert torch.allclose(nesting.folded(big, small, sums[big][0]), sums[small][0], atol=1e-4)
+            assert torch.equal(nesting.folded(big, small, sums[big][1]), sums[small][1])
 
 
 def test_half_precision_is_served() -> None:
     small, big = chain(8, False)[:2]
     vector = torch.randn(small.size, dtype=torch.bfloat16)
-    unfolded = folding.unfold(small, big, vector)
+    unfolded = nesting.unfolded(small, big, vector)
     assert unfolded.dtype is torch.bfloat16
     assert torch.equal(recovered(big, unfolded), recovered(small, vector))

@@ -120,12 +120,11 @@ def test_reduce(layout: Layout, dtype: torch.dtype) -> None:
 @given(table=tables())
 def test_active_slots_and_positions(table: Table) -> None:
     layout, rows = table.layout, table.rows
-    active = calls.active_slots(layout, rows, table.row_size)
-    assert torch.equal(active, reference.active_slots(layout, rows, table.row_size))
-    found = calls.positions(layout, rows, table.row_size, active)
-    expected = reference.positions(layout, rows, table.row_size, active)
-    assert torch.equal(found[0], expected[0])
-    assert torch.equal(found[1], expected[1])
+    slots, signs = calls.slots_and_signs(layout, reference.row_coordinates(rows, table.row_size))
+    numbers, active = calls.number(slots)
+    for mine, expected in zip((numbers, active), reference.number(slots), strict=True):
+        assert torch.equal(mine, expected)
+    found = numbers, signs
 
     compact, values = table.compact(), table.values()
     gathered = calls.recover_positions(compact[active], *found)

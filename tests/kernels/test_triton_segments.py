@@ -19,7 +19,7 @@ if DEVICE.type == "cpu":
 
 from fairfold.kernels import hashing, reference
 from fairfold.kernels.gpu import calls, segments
-from fairfold.kernels.gpu.tuning import TILES, Tile
+from fairfold.kernels.gpu.launch import TILES, Tile
 from fairfold.kernels.hashing import Layout, expand_seed
 from tests.kernels.gpu_checks import TOLERANCE, close
 

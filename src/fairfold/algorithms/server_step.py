@@ -9,12 +9,11 @@ from pydantic import Field
 from torch import Tensor
 
 from fairfold.projections import Part
-from fairfold.projections.hashed import Hashed
+from fairfold.projections.hashed import Hashed, sums_of
 from fairfold.protocol.algorithm import Algorithm
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.words import State, Totals
 from fairfold.settings.base import Frozen
-from fairfold.subspace import Sums
 from fairfold.values import Weights
 
 MOMENTUM, SECOND, EPSILON = 0.9, 0.999, 1e-8
@@ -112,17 +111,14 @@ BLOCK = 1 << 22
 
 def add_mean(full: Tensor, parts: Sequence[Part], step: float) -> None:
     """Add ``step`` times the mean of what came back to the server's vector, a block at a time."""
-    hashes = {part.projection.subspace.layout.key for part in parts if not part.projection.subspace.is_full}
-    if len(hashes) > 1:
+    first, *others = sums_of(parts)
+    if others:
         full.copy_(_mean(full, parts, changes=True).mul_(step).add_(full))
         return
-    sums = Sums()
-    for part in parts:
-        sums.add_sum(part.projection.subspace, part.total, part.weight)
-    space, mean = sums.mean()
+    space, mean = first.mean()
     for start in range(0, len(full), BLOCK):
         stop = min(start + BLOCK, len(full))
-        block = mean[start:stop] if space.is_full else space.recover_range(mean, start, stop)
+        block = mean[start:stop] if space.is_full else space.recover_range(mean, start, stop, trusted=True)
         full[start:stop] = block.mul_(step).add_(full[start:stop])
 
 

@@ -47,10 +47,9 @@ def takes_steps(plan: Plan) -> bool:
     if algorithm.images:
         return not prox
     held = [one.projections for one in plan.assignments(0) if one.projections is not None]
-    known = all(one.linear or hasattr(one, "row_places") for of in held for one in of.values())
-    placed = all(hasattr(one, "places") or not one.linear for of in held for one in of.values())
+    known = all(hasattr(one, "row_places") for of in held for one in of.values())
     products = any(not one.linear for of in held for one in of.values())
-    return not plan.settings.model.own and known and placed and not (products and prox)
+    return not plan.settings.model.own and known and not (products and prox)
 
 
 def _together(people: People, visits: Iterable[Visit], alone: Mapping[int, str]) -> Iterator[Word]:

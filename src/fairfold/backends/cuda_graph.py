@@ -2,7 +2,7 @@
 
 Shapes do not depend on the round: samples, rows and touched slots live in buffers of the largest size a round can
 have, and a counter on the device says which step is next. So the step can be recorded as a CUDA graph, and a round is
-one setting up, as many replays as the busiest client has steps, and one scatter back.
+one setting up, replays for as many steps as the busiest client has, and one scatter back.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,7 +22,7 @@ from fairfold.kernels.form import Lines, Places
 from fairfold.protocol.fleet import Fleet
 from fairfold.protocol.people import People
 from fairfold.protocol.steps import Steps
-from fairfold.protocol.words import Sent, Visit, Word
+from fairfold.protocol.words import Sent, Visit, Word, put
 from fairfold.protocol.work import Work
 
 CLIENTS_AT_ONCE = 128
@@ -72,7 +72,7 @@ class Buffers:
         chosen = samples.starts[:, :, None] + torch.minimum(self.within, (sizes - 1).clamp(min=0))
         for buffer in (self.places, self.shares):
             buffer[:steps, clients:] = 0
-        self.places[:steps, :clients] = lookups.places[chosen].to(torch.int32)
+        self.places[:steps, :clients] = lookups.places[chosen]
         self.shares[:steps, :clients] = (self.within < sizes) / sizes.clamp(min=1)
         if self.targets is not None and samples.targets is not None:
             self.targets[:steps, :clients] = samples.targets[chosen]
@@ -86,7 +86,7 @@ class Buffers:
         for vector in (self.gradient, *self.moments):
             vector[:touched].zero_()
         working = (samples.sizes > 0).sum(1)
-        self.moving[:steps] = lookups.ends[working - 1]
+        self.moving[:steps] = put(lookups.ends, working.device)[working - 1]
         self.step.zero_()
 
 
@@ -144,19 +144,25 @@ class GraphBackend:
         came_from = lookups.sources()
         buffers.values[: len(came_from)] = sections.source[came_from]
         self._run(len(samples.sizes))
+        self._draws.after(each[0].round_number)
         trained = buffers.values[: len(came_from)]
         yield from Back(self.people, trained, samples.clients, groups, held, lookups, came_from).words(alone)
 
     def _run(self, steps: int) -> None:
         if self.device.type != "cuda":
-            for _ in range(steps):
-                self._step()
+            self._take(steps)
             return
+        at_once = self.steps.local_epochs  # which divide the steps of every round
         if self._graph is None:
             held = self.buffers
-            self._graph = capture(self._step, [held.values, held.gradient, *held.moments, held.step])
-        for _ in range(steps):
+            changed = [held.values, held.gradient, *held.moments, held.step]
+            self._graph = capture(lambda: self._take(at_once), changed)
+        for _ in range(steps // at_once):
             self._graph.replay()
+
+    def _take(self, steps: int) -> None:
+        for _ in range(steps):
+            self._step()
 
     def _step(self) -> None:
         """The next step of every client that is still at work."""

@@ -8,9 +8,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from fairfold.backends.layout import Lookups, put, whose
+from fairfold.backends.layout import Lookups, whose
 from fairfold.protocol.people import People
-from fairfold.protocol.words import Answer, Sent, Word
+from fairfold.protocol.words import Answer, Sent, Word, put
 from fairfold.values import Weights
 
 
@@ -34,21 +34,20 @@ class Back:
         ends = [at + held[group].vectors[name].numel() for group, of in lookups.sections.groups.items()
                 for name, at in of.items()]  # fmt: skip
         self._of_server = came_from < max(ends, default=0)
-        self._place = whose(lookups.ends, len(self._change))
+        self._place = whose(put(lookups.ends, values.device), len(self._change))
 
     def words(self, alone: Mapping[int, str]) -> Iterator[Word]:
         """One per size of those whose answers are good; the others one by one."""
         source, own = self._lookups.sections.source, self._own()
-        fine = [
-            most <= self._algorithm.largest_change and client not in alone
-            for client, most in zip(self._clients, self._largest(), strict=True)
-        ]
         weights = [self._algorithm.weight(self._people.samples(client)) for client in self._clients]
-        counted = [weight if good else 0.0 for weight, good in zip(weights, fine, strict=True)]
-        factor = put(counted, source.device, source.dtype)[self._place]
+        heard = [0.0 if client in alone else weight for client, weight in zip(self._clients, weights, strict=True)]
+        good = self._largest() <= self._algorithm.largest_change
+        factor = (put(heard, source.device, source.dtype) * good)[self._place]
         # Zero times NaN is NaN: what is not counted is left out, not weighted down.
-        part = torch.where(factor > 0, self._change * factor, 0)
+        part = (self._change * factor).masked_fill_(factor == 0, 0)
         sums = torch.zeros_like(source).index_add_(0, self._came_from, part)
+        # All is queued by now: only here a GPU is waited for.
+        fine = [fine and client not in alone for client, fine in zip(self._clients, good.tolist(), strict=True)]
         for group, starts in self._lookups.sections.groups.items():
             sent = self._held[group]
             mine = [index for index, of in enumerate(self._groups) if of == group]
@@ -56,18 +55,20 @@ class Back:
             together = [index for index in mine if fine[index] and linear]
             weight = sum(weights[index] for index in together)
             if together:
+                vectors = {name: sums[at : at + sent.vectors[name].numel()] for name, at in starts.items()}
                 # Vectors of their own: not every slice begins where a kernel can read fast.
-                vectors = {name: sums[at : at + sent.vectors[name].numel()].clone() for name, at in starts.items()}
                 if self._algorithm.values:
-                    for name, vector in vectors.items():
-                        vector.add_(sent.vectors[name], alpha=weight)
+                    vectors = {name: of.add(sent.vectors[name], alpha=weight) for name, of in vectors.items()}
+                else:
+                    vectors = {name: of.clone() for name, of in vectors.items()}
                 yield self._word(sent, together, Answer(vectors, weight), own)
             for index in mine:
                 if index not in together:
                     yield self._word(sent, [index], self._alone(index, weights[index]), own)
 
     def _word(self, sent: Sent, places: list[int], answer: Answer, own: Weights) -> Word:
-        rows = {name: of[places] if len(places) > 1 else of[places[0]] for name, of in own.items()}
+        chosen = put(places, self._values.device)
+        rows = {name: of[chosen] if len(places) > 1 else of[places[0]] for name, of in own.items()}
         return Word(sent, [self._clients[place] for place in places], answer, rows)
 
     def _own(self) -> Weights:
@@ -78,11 +79,10 @@ class Back:
             start += size
         return found
 
-    def _largest(self) -> list[float]:
+    def _largest(self) -> Tensor:
         """Of each client the largest change; infinity where it has a number that is none."""
         size = self._change.abs().nan_to_num_(nan=math.inf).mul_(self._of_server)
-        ends = [0, *self._lookups.ends.tolist()]
-        return [float(of) for of in torch.stack([size[start:end].amax() for start, end in pairwise(ends)]).tolist()]
+        return torch.stack([size[start:end].amax() for start, end in pairwise([0, *self._lookups.ends])])
 
     def _alone(self, index: int, weight: float) -> Answer:
         """All that a client sends, what it did not touch as it came."""

@@ -27,7 +27,11 @@ def at_once(cohort: Iterable[One], most: int) -> Iterator[list[One]]:
 
 
 class Ahead(Generic[Drawn]):
-    """What chance decides of each round; drawn by threads some rounds ahead, as a GPU is faster than the drawing."""
+    """What chance decides of each round; drawn by threads some rounds ahead, as a GPU is faster than the drawing.
+
+    Threads of Python wait for each other. So the next rounds' draws begin when this round's steps are queued, and the
+    host has little more to do than to wait for them.
+    """
 
     def __init__(self, draw: Callable[[int], Drawn], rounds: int, ahead: int) -> None:
         self._draw, self._rounds, self._ahead = draw, rounds, ahead
@@ -35,7 +39,12 @@ class Ahead(Generic[Drawn]):
         self._coming: dict[int, Future[Drawn]] = {}
 
     def of_round(self, number: int) -> Drawn:
-        """A round's draws; those of the next rounds are made while this one runs."""
+        """A round's draws."""
+        if number not in self._coming:
+            self._coming[number] = self._threads.submit(self._draw, number)
+        return self._coming[number].result()
+
+    def after(self, number: int) -> None:
+        """Begin to draw for the rounds that follow, and forget those before."""
         wanted = {number, *range(number, min(number + self._ahead, self._rounds - 1) + 1)}
         self._coming = {each: self._coming.get(each) or self._threads.submit(self._draw, each) for each in wanted}
-        return self._coming[number].result()

@@ -120,6 +120,7 @@ class ImageGraphBackend:
             steps = len(drawn[working - 1])
             self._run(working, steps - done)
             done = steps
+        self._draws.after(visits[0].sent.round_number)
         place_of = {index: place for place, index in enumerate(placed)}
         kept = [self._values[place_of[index]][self._positions_of(visit)] for index, visit in enumerate(visits)]
         trained = torch.split(torch.cat(kept).cpu(), [len(vector) for vector in kept])

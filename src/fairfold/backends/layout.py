@@ -6,7 +6,7 @@ in that vector with a sign. Sizes, methods and kinds of tensors are data, not co
 step serve them all, and what came of it goes back by one scatter.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate, pairwise
 from math import prod
@@ -17,25 +17,14 @@ from torch import Tensor
 
 from fairfold.data import Interactions
 from fairfold.data.negatives import chosen, non_items_below
-from fairfold.kernels.reference import row_coordinates
 from fairfold.projections import Coordinatewise, LowRank, Projection
 from fairfold.protocol.people import People
-from fairfold.protocol.words import Sent
+from fairfold.protocol.words import Sent, moved, put
 from fairfold.protocol.work import Work
 from fairfold.values import Weights
 
 FLAGS_A_KEY = 64
 """A flag for every possible key is cheaper than sorting the keys unless there are many times more flags."""
-
-
-def put(values: Sequence[int | float | list[bool]], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-    """Numbers of the host on a device, which the host does not wait for."""
-    return moved(torch.tensor(values, dtype=dtype), device)
-
-
-def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """The same for a tensor."""
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def whose(ends: Tensor, count: int) -> Tensor:
@@ -135,15 +124,19 @@ def draw(people: People, clients: list[int], round_number: int, *, pinned: bool 
     )
 
 
-def distinct(keys: Tensor, bound: int) -> tuple[Tensor, Tensor]:
-    """Distinct keys in increasing order, and where each given key stands among them; all keys are below ``bound``."""
-    if bound > FLAGS_A_KEY * keys.numel():
+def distinct(keys: Tensor, bounds: list[int]) -> tuple[Tensor, Tensor, list[int]]:
+    """Distinct keys in increasing order, where each given key stands among them, and how many are below each bound.
+
+    Bounds rise, and all keys are below the last one. A GPU is waited for once.
+    """
+    if bounds[-1] > FLAGS_A_KEY * keys.numel():
         found, inverse = torch.unique(keys, return_inverse=True)
-        return found, inverse
-    flags = torch.zeros(bound, dtype=torch.int8, device=keys.device)
-    flags[keys.view(-1)] = 1
+        return found, inverse.to(torch.int32), torch.searchsorted(found, put(bounds, keys.device)).tolist()
+    flags = torch.zeros(bounds[-1], dtype=torch.int8, device=keys.device).index_fill_(0, keys.view(-1), 1)
     position = flags.cumsum(0, dtype=torch.int32)
-    return flags.nonzero().view(-1), (position[keys] - 1).long()
+    ends = position[put([bound - 1 for bound in bounds], keys.device)].tolist()
+    inverse = position[keys] - 1
+    return keys.new_empty(ends[-1]).scatter_(0, inverse.view(-1).long(), keys.view(-1)), inverse, ends
 
 
 @dataclass(frozen=True)
@@ -192,9 +185,9 @@ class Lookups:
 
     sections: Sections  # where things come from
     keys: Tensor  # int64 [values]: place of every touched slot in the virtual vector, ascending
-    ends: Tensor  # int64 [clients]: where each client's part of the touched slots ends
+    ends: list[int]  # where each client's part of the touched slots ends
     rows: tuple[Tensor, Tensor]  # int32 [distinct rows of all clients, numbers a row in all tables]; signs, int8
-    places: Tensor  # int64 [samples, width]: the row of each item of each sample
+    places: Tensor  # int32 [samples, width]: the row of each item of each sample
     fixed: tuple[Tensor, Tensor]  # int32 [clients, numbers]: what every sample uses (see used_by_all); signs
     whole: Tensor  # bool [clients, tables]: where the table is no product: its second factor is the unit matrix
 
@@ -220,26 +213,29 @@ def find_lookups(work: Work, samples: Samples, groups: list[int], held: dict[int
     """Hash everything the cohort will look up, once."""
     device, num_items = samples.items.device, work.num_items
     count, tensors = len(samples.clients), len(sections.names)
-    row_keys, places = distinct(samples.items + samples.place[:, None] * num_items, count * num_items)
-    row_place, row_item, group_of = row_keys // num_items, row_keys % num_items, put(groups, device)
+    # Before a GPU is waited for, so that it works meanwhile.
+    fixed, fixed_signs = (moved(found, device) for found in _used_by_all(work, samples.clients, groups, held, sections))
+    catalogues = [(place + 1) * num_items for place in range(count)]
+    row_keys, places, row_ends = distinct(samples.items + samples.place[:, None] * num_items, catalogues)
+    row_place, row_item = row_keys // num_items, row_keys % num_items
+    rows_of = [torch.arange(start, stop, device=device) for start, stop in pairwise([0, *row_ends])]
     width, used = sum(shape[1] for shape in work.tables.values()), used_by_all(work)
     virtual = torch.empty(len(row_keys) * width + count * used, dtype=torch.int64, device=device)
     signs = torch.empty(virtual.numel(), dtype=torch.int8, device=device)
     cut = len(row_keys) * width
     rows, row_signs = virtual[:cut].view(-1, width), signs[:cut].view(-1, width)
-    fixed, fixed_signs = (moved(found, device) for found in _used_by_all(work, samples.clients, groups, held, sections))
     virtual[cut:], signs[cut:] = fixed.view(-1), fixed_signs.view(-1)
     for group in dict.fromkeys(groups):
         projections = held[group].projections
-        mine = (group_of[row_place] == group).nonzero().view(-1)
+        mine = torch.cat([rows for rows, of in zip(rows_of, groups, strict=True) if of == group])
         column = 0
         for number, (name, (_, size)) in enumerate(work.tables.items()):
-            found = _row_places(projections[name], row_item[mine], size)
+            held_as = projections[name]
+            assert isinstance(held_as, Coordinatewise | LowRank)  # see takes_steps
+            found = held_as.row_places(row_item[mine])
             _put(rows, row_signs, mine, column, found, sections.bounds[row_place[mine] * tensors + number])
             column += size
-    keys, found_at = distinct(virtual, sections.starts[-1])
-    found_at = found_at.to(torch.int32)
-    ends = torch.searchsorted(keys, sections.bounds[tensors::tensors].contiguous())
+    keys, found_at, ends = distinct(virtual, sections.starts[tensors::tensors])
     whole = [[not isinstance(held[group].projections[name], LowRank) for name in work.tables] for group in groups]
     found_rows, found_fixed = found_at[:cut].view(rows.shape), found_at[cut:].view(fixed.shape)
     return Lookups(
@@ -271,25 +267,12 @@ def _used_by_all(
 
 def _numbers(work: Work, name: str, projections: Mapping[str, Projection], clients: Tensor) -> tuple[Tensor, Tensor]:
     """Slots and signs of what these clients use of a tensor at every sample, a line a client (or one for all)."""
-    if name in work.user_tables:
-        return _places(projections[name], row_coordinates(clients, work.own[name]))
-    size = work.own[name] if name in work.own else prod(work.dense[name])
-    everything = torch.arange(size)[None]
-    if name in work.own:
+    if name in work.own and name not in work.user_tables:
+        everything = torch.arange(work.own[name])[None]
         return everything, torch.ones_like(everything, dtype=torch.int8)
-    return _places(projections[name], everything)
-
-
-def _places(projection: Projection, coordinates: Tensor) -> tuple[Tensor, Tensor]:
-    assert isinstance(projection, Coordinatewise)  # see takes_steps
-    return projection.places(coordinates)
-
-
-def _row_places(projection: Projection, rows: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Of all numbers of some rows."""
-    if isinstance(projection, LowRank):
-        return projection.row_places(rows)
-    return _places(projection, row_coordinates(rows, size))
+    held = projections[name]
+    assert isinstance(held, Coordinatewise)  # see takes_steps
+    return held.row_places(clients) if name in work.own else held.places(torch.arange(prod(work.dense[name]))[None])
 
 
 def _factor(projection: Projection, size: int) -> tuple[Tensor, Tensor]:

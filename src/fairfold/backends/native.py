@@ -2,8 +2,7 @@
 
 from fairfold.backends.gather import Active
 from fairfold.kernels.form import Objective, Places
-from fairfold.kernels.native.calls import NotServed
-from fairfold.kernels.native.train_calls import train as train_in_c
+from fairfold.kernels.native import calls
 from fairfold.protocol.work import Work
 
 
@@ -17,7 +16,7 @@ def train(client: Active, work: Work) -> bool:
     )
     tables, own, dense = ([client.places[name] for name in names] for names in (work.tables, work.own, work.dense))
     try:
-        train_in_c(form, objective, client.values, client.pull, tables, own, Places.joined(dense), client.samples)
-    except NotServed:
+        calls.train(form, objective, client.values, client.pull, tables, own, Places.joined(dense), client.samples)
+    except calls.NotServed:
         return False
     return True

@@ -227,7 +227,7 @@ def trial_of(settings: Settings, nodes: str, folder: Path, *, half: bool = False
             f"model.kind={settings.model.kind!r}", "a recommender: nodes bring files of interactions",
             "For images give make_client_app a function that returns LocalImages.",
         )  # fmt: skip
-    return Trial(settings, capacities, folder, half=half), load_catalogued(settings)
+    return Trial(settings, capacities, folder, half=half), load_catalogued(settings)[0]
 
 
 def _several(word: str) -> list[Capacity]:

@@ -46,14 +46,7 @@ def first_plan(settings: Settings, num_items: int, picture: Picture | None) -> P
         try_out(settings)
         if num_items < 1:
             raise InvalidSettings(f"num_items = {num_items}", "the size of the catalogue", "Name it.")
-    return plan_of(settings, num_items, {}, picture)
-
-
-def plan_of(settings: Settings, num_items: int, survey: Weights, picture: Picture | None) -> Plan:
-    """The plan, by what devices have summed up."""
-    if picture is not None:
-        return Plan.of(settings, Public(0), picture)
-    return Plan.of(settings, Public(num_items, survey=survey))
+    return Plan.of(settings, Public(num_items), picture)
 
 
 def open_books(books: Books, settings: Settings, num_items: int, nodes: list[Node], grid: Grid, timeout: float) -> None:
@@ -80,7 +73,7 @@ def open_books(books: Books, settings: Settings, num_items: int, nodes: list[Nod
     if settings.subspace.counted:
         place: torch.Tensor | None = order_by(survey[COUNTS], settings)[1]
     else:
-        place = settings.algorithm.numbering(plan_of(settings, num_items, survey, None))
+        place = settings.algorithm.numbering(Plan.of(settings, Public(num_items, survey=survey)))
     if place is not None:
         books.numbering, books.place = new_word(), place.to(torch.int64)
         survey = {name: _moved(of, place) for name, of in survey.items()}

@@ -51,11 +51,8 @@ def sent_to(plan: Plan, cohort: list[Node], state: State) -> Iterator[tuple[int,
         yield from zip(sizes, plan.algorithm.send(plan, state, sizes), strict=True)
         return
     for node in cohort:
-        held = plan.assignments(state.round_number, node.number if node.number >= 0 else node.node_id % 2**20)
-        projections = held[node.group].projections
-        assert projections is not None
-        vectors = {name: of.reduce(state.full[name]) for name, of in projections.items()}
-        yield node.node_id, Sent(state.round_number, node.group, projections, vectors)
+        number = node.number if node.number >= 0 else node.node_id % 2**20
+        yield node.node_id, plan.sent_alone(state, node.group, number)
 
 
 def plain(text: object) -> str:

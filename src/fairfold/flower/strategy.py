@@ -25,14 +25,15 @@ from fairfold.errors import InvalidMessage, InvalidSettings
 from fairfold.flower.books import Books
 from fairfold.flower.exchange import StreamingGrid
 from fairfold.flower.nodes import Node, Nodes
-from fairfold.flower.opening import first_plan, open_books, plan_of, refuse_unserved, tell_numbers
+from fairfold.flower.opening import first_plan, open_books, refuse_unserved, tell_numbers
 from fairfold.flower.protocol import new_word
 from fairfold.flower.record import Record
 from fairfold.flower.rounds import OpenRound, plain, sent_to
 from fairfold.flower.wire import NO_WORD, Order, Reply, for_node, pack_order, unpack_reply
 from fairfold.protocol.faults import Rejections
+from fairfold.protocol.plan import Plan
 from fairfold.protocol.sampling import sample_cohort
-from fairfold.protocol.words import State, Totals
+from fairfold.protocol.words import Public, State, Totals
 from fairfold.settings import Settings
 from fairfold.simulate.result import Quality, RoundReport
 from fairfold.simulate.run import Progress
@@ -107,7 +108,7 @@ class FairStrategy(Strategy):
 
     def _settle(self) -> None:
         """Devices have said what a plan needs: sizes are known, and there is a model."""
-        self.plan = plan_of(self.settings, self.num_items, self.books.survey, self.picture)
+        self.plan = Plan.of(self.settings, Public(self.num_items, survey=self.books.survey), self.picture)
         self.nodes.settle(self.plan)
         if not self.progress.state.full:
             self.progress.state = self.books.into(self.plan.initial()[0])

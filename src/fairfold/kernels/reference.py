@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from fairfold.errors import InvalidRow, InvalidVector
+from fairfold.errors import InvalidRow
 from fairfold.kernels.hashing import Layout, slots_and_signs
 
 BLOCK = 2**17
@@ -136,14 +136,6 @@ def _check_rows(layout: Layout, rows: Tensor, row_size: int) -> None:
 # -- the active slots of a round -------------------------------------------------------------------------------------
 
 
-def active_slots(layout: Layout, rows: Tensor, row_size: int) -> Tensor:
-    """The slots of all rows of a round, in increasing order, each once (int64)."""
-    _check_rows(layout, rows, row_size)
-    slots, _ = slots_and_signs(layout, row_coordinates(rows, row_size))
-    active: Tensor = torch.unique(slots)
-    return active
-
-
 def number(keys: Tensor) -> tuple[Tensor, Tensor]:
     """Equal keys numbered alike, in the order of their first appearance: numbers (int32), and the key of each."""
     flat = keys.reshape(-1).long()
@@ -156,32 +148,13 @@ def number(keys: Tensor) -> tuple[Tensor, Tensor]:
     return rank[inverse].to(torch.int32).view(keys.shape), distinct[order]
 
 
-def positions(layout: Layout, rows: Tensor, row_size: int, active: Tensor) -> tuple[Tensor, Tensor]:
-    """Where each coordinate of the rows stands in ``active``, and its sign: int32 and int8, (len(rows), row_size)."""
-    _check_rows(layout, rows, row_size)
-    slots, signs = slots_and_signs(layout, row_coordinates(rows, row_size))
-    found = torch.searchsorted(active, slots)
-    if not bool((found < len(active)).all()) or not bool((active[found] == slots).all()):
-        raise not_active()
-    return found.to(torch.int32), signs
-
-
-def not_active() -> InvalidVector:
-    """The error for rows that were not among those the active slots were made of."""
-    return InvalidVector(
-        "a slot or position outside of the active ones",
-        "rows that took part in active_slots",
-        "Make the list of active slots from all rows of the round.",
-    )
-
-
 def recover_positions(source: Tensor, found: Tensor, signs: Tensor) -> Tensor:
-    """The values of rows from ``source = compact[active]``; ``found`` and ``signs`` as :func:`positions` gives them."""
+    """The values that stand at some positions of ``source``, each with its sign: ``found`` int32, ``signs`` int8."""
     return source[found.long()] * signs.to(source.dtype)
 
 
 def accumulate_positions(values: Tensor, found: Tensor, signs: Tensor, sums: Tensor) -> None:
-    """Add the signed values of rows into ``sums``, which has one entry an active slot, in place."""
+    """Add signed values into ``sums`` where they stand, in place."""
     sums.index_add_(0, found.reshape(-1), (values.to(sums.dtype) * signs).reshape(-1))
 
 

@@ -34,7 +34,7 @@ class HeteroFL(Method):
     def columns(self, name: str, shape: tuple[int, ...], capacity: Capacity) -> KeptColumns:
         """The columns of a table that a capacity allows."""
         limit = capacity.limit(prod(shape))
-        held = KeptColumns(shape, ((0, shape[1]),)) if limit >= prod(shape) else KeptColumns.within(shape, limit)
+        held = KeptColumns.within(shape, limit)
         if held is None:
             needed = f"{name} ({shape[0]} × {shape[1]}) needs at least {shape[0]} numbers, it can hold {limit}"
             raise cannot(self.method, capacity, needed)

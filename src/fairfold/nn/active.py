@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from fairfold.errors import InvalidRow
 from fairfold.kernels import ops
+from fairfold.kernels.reference import row_coordinates
 from fairfold.nn.lookup import check_ids
 from fairfold.nn.table import FairTable
 from fairfold.subspace.checks import SUM_DTYPE
@@ -37,11 +38,11 @@ class ActiveRows(nn.Module):
 
     def __init__(self, table: FairTable, ids: Tensor) -> None:
         super().__init__()
+        check_ids(ids, table.num_embeddings, table.memory)
         self.__dict__["table"] = table  # not a submodule: the table's own vector is not trained here
         row_ids = torch.unique(ids.long())
-        layout, dim = table.subspace.layout, table.embedding_dim
-        touched = ops.active_slots(layout, row_ids, dim)
-        positions, signs = ops.positions(layout, row_ids, dim, touched)
+        slots, signs = ops.slots_and_signs(table.subspace.layout, row_coordinates(row_ids, table.embedding_dim))
+        positions, touched = ops.number(slots)
         for name, of in {"row_ids": row_ids, "slots": touched, "positions": positions, "signs": signs}.items():
             self.register_buffer(name, of, persistent=False)
         self.values = nn.Parameter(table.memory.detach()[touched])

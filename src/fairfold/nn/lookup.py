@@ -1,6 +1,6 @@
 """Rows of a table that exists only as a compact vector, and their gradient: dense, sparse, or applied on the spot."""
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,14 +11,8 @@ from fairfold.errors import InvalidDtype, InvalidRow
 from fairfold.kernels import ops
 from fairfold.kernels.hashing import Layout
 from fairfold.nn.base import check_same_device
+from fairfold.nn.fused import FusedSGD
 from fairfold.subspace.checks import SUM_DTYPE
-
-
-class Update(Protocol):
-    """What may be done with a gradient the moment it is known, in place of handing it on."""
-
-    def apply(self, layout: Layout, compact: Tensor, rows: Tensor, gradient: Tensor) -> None:
-        """Update ``compact`` in place, given the gradient (len(rows), row_size) of looked-up rows."""
 
 
 def check_ids(ids: Tensor, count: int, memory: Tensor, *, kernel_checks: bool = False) -> None:
@@ -45,7 +39,7 @@ def check_ids(ids: Tensor, count: int, memory: Tensor, *, kernel_checks: bool = 
 
 
 def lookup(
-    memory: Tensor, layout: Layout, rows: Tensor, row_size: int, *, sparse: bool = False, update: Update | None = None
+    memory: Tensor, layout: Layout, rows: Tensor, row_size: int, *, sparse: bool = False, update: FusedSGD | None = None
 ) -> Tensor:
     """The values of ``rows`` (row numbers, checked; repeats allowed), shape (len(rows), row_size), differentiable.
 
@@ -73,7 +67,7 @@ class _Lookup(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, memory: Tensor, layout: Layout, rows: Tensor, row_size: int, sparse: bool, update: Update | None
+        ctx: Any, memory: Tensor, layout: Layout, rows: Tensor, row_size: int, sparse: bool, update: FusedSGD | None
     ) -> Tensor:
         ctx.save_for_backward(rows)
         ctx.layout, ctx.sparse, ctx.update = layout, sparse, update

@@ -67,11 +67,7 @@ def place(
 def _capacity(capacity: str | float | Fraction | Capacity | None, budget: str | int | None) -> Capacity:
     if capacity is not None:
         return Capacity.parse(capacity)
-    if isinstance(budget, int) and not isinstance(budget, bool):
-        if budget < 1:
-            raise InvalidCapacity(f"budget={budget}", "at least one byte", 'Write e.g. "40MB".')
-        return Capacity(budget=budget)
-    parsed = Capacity.parse(str(budget))
+    parsed = Capacity.parse(budget if isinstance(budget, str) else f"{budget}B")
     if parsed.budget is None:
         raise InvalidCapacity(f"budget={budget!r}", 'bytes, such as "40MB"', "Give a share as capacity=.")
     return parsed

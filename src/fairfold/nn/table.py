@@ -8,7 +8,8 @@ from torch.nn import functional
 
 from fairfold.errors import InvalidRow, InvalidSettings
 from fairfold.nn.base import FairModule
-from fairfold.nn.lookup import Update, check_ids, lookup
+from fairfold.nn.fused import FusedSGD
+from fairfold.nn.lookup import check_ids, lookup
 from fairfold.nn.placement import Placement
 from fairfold.subspace.checks import whole_number
 
@@ -77,7 +78,7 @@ class FairTable(FairModule):
             return found
         return found.masked_fill((ids.reshape(-1) == self.padding_idx)[:, None], 0)
 
-    def update_in_backward(self, update: Update | None) -> None:
+    def update_in_backward(self, update: FusedSGD | None) -> None:
         """Let the backward apply ``update`` at once instead of making a gradient; None goes back to gradients."""
         self._refuse_shared("update_in_backward")
         self.__dict__["_update"] = update
@@ -87,13 +88,12 @@ class FairTable(FairModule):
         from fairfold.nn.active import ActiveRows  # built on this class
 
         self._refuse_shared("activate")
-        check_ids(ids, self.num_embeddings, self.memory)
         return ActiveRows(self, ids)
 
     def _lookup(self, memory: Tensor, rows: Tensor) -> Tensor:
         # A shared memory places every table at a multiple of its row size.
         rows = rows + self.offset // self.embedding_dim if self.offset else rows
-        update: Update | None = self.__dict__["_update"]
+        update: FusedSGD | None = self.__dict__["_update"]
         return lookup(memory, self.subspace.layout, rows, self.embedding_dim, sparse=self.sparse, update=update)
 
     def _refuse_shared(self, what: str) -> None:

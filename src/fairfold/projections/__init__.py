@@ -1,9 +1,8 @@
 """How devices of different sizes see one tensor: subspaces, low ranks, columns, blocks."""
 
 from fairfold.projections.base import Assignment, Coordinatewise, Part, Projection
-from fairfold.projections.blocks import LeadingBlock
+from fairfold.projections.blocks import KeptColumns, LeadingBlock
 from fairfold.projections.coded import CodedRows, PairList
-from fairfold.projections.columns import KeptColumns
 from fairfold.projections.facts import facts_of, projection_of, register_projection
 from fairfold.projections.hashed import Hashed, whole
 from fairfold.projections.low_rank import LowRank, WholeTable

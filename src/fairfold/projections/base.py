@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
+from fairfold.kernels.reference import row_coordinates
 from fairfold.values import BYTES
 
 
@@ -112,6 +113,10 @@ class Coordinatewise(Projection):
     @abstractmethod
     def places(self, coordinates: Tensor) -> tuple[Tensor, Tensor]:
         """Slot (int64) and sign (int8) of coordinates of the tensor; the sign is 0 where the device has none of it."""
+
+    def row_places(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The same of all numbers of some rows, [rows, row length]."""
+        return self.places(row_coordinates(rows, self.shape[-1]))
 
     @abstractmethod
     def counts(self, slots: Tensor) -> Tensor:

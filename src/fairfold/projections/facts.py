@@ -3,9 +3,8 @@
 from typing import Any
 
 from fairfold.projections.base import Projection
-from fairfold.projections.blocks import LeadingBlock
+from fairfold.projections.blocks import KeptColumns, LeadingBlock
 from fairfold.projections.coded import CodedRows, PairList
-from fairfold.projections.columns import KeptColumns
 from fairfold.projections.hashed import Hashed
 from fairfold.projections.low_rank import LowRank, WholeTable
 

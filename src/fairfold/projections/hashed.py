@@ -61,24 +61,17 @@ class Hashed(Coordinatewise):
     @classmethod
     def reduce_each(cls, full: Tensor, projections: Sequence[Any]) -> list[Tensor]:
         """A nested chain of subspaces takes one pass. The full space is sent as it is: what is sent is only read."""
-        found = reduce_all(full, [held.subspace for held in projections if not held.subspace.is_full])
+        found = reduce_all(full, [held.subspace for held in projections if not held.subspace.is_full], trusted=True)
         return [found.get(held.subspace, full) for held in projections]
 
     @classmethod
     def mean(cls, full: Tensor, parts: Sequence[Part], *, changes: bool) -> Tensor:
         """Sums unfolded size by size and recovered once; an independent hash is recovered alone."""
-        by_hash: dict[tuple[int, ...], Sums] = {}
-        for part in parts:
-            layout = part.projection.subspace.layout
-            # The full space belongs to every hash: it joins the first, or starts one of its own.
-            key = (0,) if part.projection.subspace.is_full else (layout.key, layout.chunk, int(layout.signed))
-            by_hash.setdefault(key, Sums()).add_sum(part.projection.subspace, part.total, part.weight)
-        if len([key for key in by_hash if key != (0,)]) <= 1:
-            first, *others = by_hash.values()
-            return sum(others, first).recover()
-        weight = sum(sums.weight for sums in by_hash.values())
-        recovered = [sums.recover().mul_(sums.weight / weight) for sums in by_hash.values()]
-        return torch.stack(recovered).sum(0)
+        first, *others = found = sums_of(parts)
+        if not others:
+            return first.recover()
+        weight = sum(sums.weight for sums in found)
+        return torch.stack([sums.recover().mul_(sums.weight / weight) for sums in found]).sum(0)
 
     def facts(self) -> dict[str, Any]:
         """The subspace."""
@@ -92,6 +85,18 @@ class Hashed(Coordinatewise):
         if subspace.full_size != prod(shape):
             raise ValueError(f"a subspace of {subspace.full_size} numbers for a tensor of shape {shape}")
         return cls(shape, subspace)
+
+
+def sums_of(parts: Sequence[Part]) -> list[Sums]:
+    """What devices sent, added up by hash. The full space belongs to every hash: with a single one it is summed up."""
+    layouts = [None if part.projection.subspace.is_full else part.projection.subspace.layout for part in parts]
+    hashes = [None if layout is None else (layout.key, layout.chunk, layout.signed) for layout in layouts]
+    several = len(set(hashes) - {None}) > 1
+    found: dict[tuple[int, int, bool] | None, Sums] = {}
+    for part, key in zip(parts, hashes, strict=True):
+        sums = found.setdefault(key if several else None, Sums())
+        sums.add_sum(part.projection.subspace, part.total, part.weight)
+    return list(found.values())
 
 
 def whole(shape: tuple[int, ...], kind: type[Hashed] = Hashed) -> Hashed:

@@ -160,8 +160,9 @@ class Algorithm(Frozen):
             if vector.shape != (wanted[name],) or vector.dtype != dtype:
                 return "wrong size"
         asked = {name: self.change(sent, name, vector, answer.weight) for name, vector in answer.sums.items()}
-        ends = [torch.stack(torch.aminmax(change)) for change in asked.values() if change.numel()]  # NaN is both
-        for low, high in torch.stack(ends).tolist() if ends else []:  # all at once: a GPU is waited for once
+        ends = [end for change in asked.values() if change.numel() for end in torch.aminmax(change)]  # NaN is both
+        found = iter(torch.stack(ends).tolist() if ends else [])  # all at once: a GPU is waited for once
+        for low, high in zip(found, found, strict=True):
             if not (math.isfinite(low) and math.isfinite(high)):
                 return "NaN or infinity"
             if max(high, -low) > self.largest_change:

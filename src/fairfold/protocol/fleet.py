@@ -10,8 +10,7 @@ from fairfold.errors import InvalidSettings
 from fairfold.protocol.faults import fault_of
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.sampling import Purpose, generator, sample_cohort
-from fairfold.protocol.words import Sent, State, Visit
-from fairfold.settings.parts import FaultSettings
+from fairfold.protocol.words import State, Visit
 from fairfold.subspace import assign_groups
 
 
@@ -48,23 +47,18 @@ class Fleet:
     def visits(self, state: State, cohort: list[int]) -> Iterator[Visit]:
         """The clients of a cohort in their order, each with what it receives: reduced once per size, or per hash."""
         if self.plan.method.per_client:
-            yield from (Visit(client, self._alone(state, client)) for client in cohort)
+            sent_to = self.plan.sent_alone
+            yield from (Visit(client, sent_to(state, int(self.size[client]), client)) for client in cohort)
             return
-        sizes = list(dict.fromkeys(self.size[cohort].tolist()))
+        size_of = self.size[cohort].tolist()
+        sizes = list(dict.fromkeys(size_of))
         sent = dict(zip(sizes, self.plan.algorithm.send(self.plan, state, sizes), strict=True))
-        yield from (Visit(client, sent[int(self.size[client])]) for client in cohort)
-
-    def _alone(self, state: State, client: int) -> Sent:
-        size = int(self.size[client])
-        projections = self.plan.assignments(state.round_number, client)[size].projections
-        assert projections is not None
-        vectors = {name: held.reduce(state.full[name]) for name, held in projections.items()}
-        return Sent(state.round_number, size, projections, vectors)
+        yield from (Visit(client, sent[size]) for client, size in zip(cohort, size_of, strict=True))
 
     def faults(self, round_number: int, cohort: list[int]) -> dict[int, str]:
         """Which clients fail this round, and in which way."""
         settings, faults = self.plan.settings, self.plan.settings.fleet.faults
-        if faults == FaultSettings():
+        if not any(share for _, share in faults):
             return {}
         drawn = {c: fault_of(faults, generator(settings, Purpose.FAULTS, round_number, c)) for c in cohort}
         return {client: kind for client, kind in drawn.items() if kind is not None}

@@ -14,6 +14,7 @@ from fairfold.data.clients import Clients
 from fairfold.data.images import ImageDataset
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.sampling import Purpose, generator
+from fairfold.protocol.words import put
 from fairfold.protocol.work import ImageWork, Work
 from fairfold.values import Weights
 
@@ -88,7 +89,7 @@ class People:
             elif name in self._remembered:
                 mine[self.chosen(clients)] = rows.to(mine.dtype)
             else:
-                mine[clients] = rows.to(mine.dtype)
+                mine[put(clients, mine.device)] = rows.to(mine.dtype)
 
     def chosen(self, clients: list[int]) -> Tensor:
         """The places of all samples of some clients, one client after another."""

@@ -12,7 +12,7 @@ from fairfold.protocol.algorithm import COUNTS, Algorithm
 from fairfold.protocol.architecture import Architecture, Picture
 from fairfold.protocol.sampling import Purpose, generator, hash_seed
 from fairfold.protocol.storage import Storage
-from fairfold.protocol.words import Public, State
+from fairfold.protocol.words import Public, Sent, State, reduced
 from fairfold.subspace import Capacity, parse_scheme
 from fairfold.values import Weights
 
@@ -78,6 +78,12 @@ class Plan:
             self._assigned.clear()  # the last round's alone: with a new hash every round there would be no end of them
             self._assigned[key] = self._assign(seed, round_number)
         return self._assigned[key]
+
+    def sent_alone(self, state: State, size: int, client: int) -> Sent:
+        """What a client receives whose hash is its own."""
+        held = self.assignments(state.round_number, client)[size]
+        (vectors,) = reduced(state.full, [held])
+        return Sent(state.round_number, size, held.projections or {}, vectors or {})
 
     def _assign(self, seed: int, round_number: int) -> list[Assignment]:
         counts = self.public.survey.get(COUNTS)

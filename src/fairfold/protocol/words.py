@@ -4,10 +4,11 @@
 public, or a sum of such words; so sums can be taken in any order, over any grouping, on any machine.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from fairfold.projections import Assignment, Projection
 from fairfold.values import BYTES, Weights
@@ -164,9 +165,19 @@ class State:
         return State(on(self.full, device), self.round_number, moments)
 
 
-def on(weights: Mapping[str, torch.Tensor], device: torch.device) -> Weights:
+def on(weights: Mapping[str, Tensor], device: torch.device) -> Weights:
     """Tensors on a device."""
     return {name: tensor.to(device) for name, tensor in weights.items()}
+
+
+def put(values: Sequence[int | float | list[bool]], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Numbers of the host on a device, which the host does not wait for."""
+    return moved(torch.tensor(values, dtype=dtype), device)
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """The same for a tensor."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _bytes(weights: Weights) -> int:
@@ -176,7 +187,7 @@ def _bytes(weights: Weights) -> int:
 def reduced(full: Weights, assignments: list[Assignment]) -> list[Weights | None]:
     """Every tensor as devices of each size receive it, reduced once per size; None for a size that takes no part."""
     sizes = [held.projections for held in assignments]
-    found: dict[tuple[str, Projection], torch.Tensor] = {}
+    found: dict[tuple[str, Projection], Tensor] = {}
     for name, vector in full.items():
         distinct = list(dict.fromkeys(held[name] for held in sizes if held is not None))
         reduced_each = type(distinct[0]).reduce_each(vector, distinct) if distinct else []

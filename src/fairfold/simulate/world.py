@@ -78,19 +78,15 @@ def load_data(settings: Settings) -> tuple[Dataset | ImageDataset, dict[str, Sco
 
 def load_interactions(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
     """What a recommender trains on, and its reference rows; refused for models of images."""
-    data, best = _loaded(settings)
+    data, best = load_catalogued(settings)
     if best and not settings.subspace.counted:  # a synthetic world is numbered by popularity as it is
         return data, popularity_of(data) | best
     data = numbered(data, settings)
     return data, popularity_of(data) | (renumbered_scores(best, data) if best else {})
 
 
-def load_catalogued(settings: Settings) -> Dataset:
+def load_catalogued(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
     """The same in the catalogue's own numbers: where real devices number the items themselves."""
-    return _loaded(settings)[0]
-
-
-def _loaded(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
     chosen = settings.data
     if isinstance(chosen, InteractionData):
         options: dict[str, Any] = {} if chosen.top_users is None else {"top_users": chosen.top_users}

@@ -25,15 +25,20 @@ def whole_number(name: str, value: object) -> int:
     raise InvalidSubspace(f"{name}={value!r}", "a whole number", f"Give {name} as an int.")
 
 
-def check_vector(name: str, vector: Tensor, length: int) -> None:
-    """Refuse anything but a finite floating-point vector of the given length."""
+def check_vector(name: str, vector: Tensor, length: int, *, trusted: bool = False) -> None:
+    """Refuse anything but a finite floating-point vector of the given length.
+
+    A ``trusted`` one is made of numbers that were checked when they came. They are not looked at again, for which a GPU
+    would have to be awaited.
+    """
     if not isinstance(vector, Tensor):
         raise InvalidDtype(f"{name} of type {type(vector).__name__}", "a torch.Tensor", "Use torch.as_tensor(...).")
     check_dtype(name, vector.dtype)
     if vector.dim() != 1 or vector.numel() != length:
         remedy = "Flatten a table with .reshape(-1), and use the subspace made for its size."
         raise InvalidVector(f"{name} of shape {tuple(vector.shape)}", f"shape ({length},)", remedy)
-    check_finite(name, vector)
+    if not trusted:
+        check_finite(name, vector)
 
 
 def check_dtype(name: str, dtype: torch.dtype) -> None:

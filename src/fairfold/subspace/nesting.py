@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from fairfold.errors import NotNested
+from fairfold.kernels import ops
+from fairfold.kernels.hashing import Layout
 
 if TYPE_CHECKING:
     from fairfold.subspace.subspace import Subspace
@@ -62,22 +64,50 @@ def require(small: "Subspace", big: "Subspace") -> None:
 
 
 @torch.no_grad()
-def reduce_all(full: Tensor, subspaces: Sequence["Subspace"]) -> dict["Subspace", Tensor]:
+def reduce_all(full: Tensor, subspaces: Sequence["Subspace"], *, trusted: bool = False) -> dict["Subspace", Tensor]:
     """Reduce once for a whole chain: one pass over the full vector, then sums and counts folded size by size."""
     chain = require_nested(subspaces)
     compacts: dict[Subspace, Tensor] = {}
     hashed = [subspace for subspace in chain if not subspace.is_full]
     if len(hashed) == 1:  # nothing to fold: no counts need to be kept
-        return {subspace: subspace.reduce(full) for subspace in chain}
+        return {subspace: subspace.reduce(full, trusted=trusted) for subspace in chain}
     above: Subspace | None = None
     for subspace in reversed(chain):
         if subspace.is_full:
-            compacts[subspace] = subspace.reduce(full)
+            compacts[subspace] = subspace.reduce(full, trusted=trusted)
             continue
         if above is None:
-            sums, counts = subspace.sums_and_counts(full)
+            sums, counts = subspace.sums_and_counts(full, trusted=trusted)
         else:
-            sums, counts = above.fold(sums, counts, subspace)
+            sums, counts = above.fold(sums, counts, subspace, trusted=True)
         above = subspace
         compacts[subspace] = subspace._divided(sums.clone(), counts).to(full.dtype)
     return compacts
+
+
+def folded(big: Layout, small: Layout, sums: Tensor) -> Tensor:
+    """Sums (or counts, int32) at the size of ``small`` from those at the size of ``big``, which ``small`` nests in.
+
+    Counts of owned slots are 1 each, so for counts the owned slots that ``small`` hashes are counted, not summed.
+    """
+    low, high = small.head, big.head
+    out = torch.zeros(small.size, dtype=sums.dtype, device=sums.device)
+    out[:low] = sums[:low]
+    if big.tail:
+        out[low:] = ops.fold_groups(sums[high:], big.tail // small.tail, small.chunk)
+    if sums.is_floating_point():
+        ops.accumulate_range(small, sums[low:high], low, out)
+    else:
+        ops.count_range(small, low, high, out)
+    return out
+
+
+def unfolded(small: Layout, big: Layout, compact: Tensor) -> Tensor:
+    """The compact vector of ``big`` that stands for the same full vector."""
+    low, high = small.head, big.head
+    target = torch.empty(big.size, dtype=compact.dtype, device=compact.device)
+    target[:low] = compact[:low]
+    ops.recover_range(small, compact, low, target[low:high])
+    if big.tail:
+        ops.unfold_groups(compact[low:], big.tail // small.tail, small.chunk, target[high:])
+    return target

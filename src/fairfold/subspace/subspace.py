@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fairfold.errors import InvalidSubspace, InvalidVector
-from fairfold.kernels import folding, ops
+from fairfold.kernels import ops
 from fairfold.kernels.hashing import MAX_BLOCKS, Layout, expand_seed, slots_and_signs
 from fairfold.subspace import nesting
 from fairfold.subspace.checks import SUM_DTYPE, check_dtype, check_finite, check_range, check_vector, whole_number
@@ -79,14 +79,11 @@ class Subspace:
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 
-    def _identity(self) -> tuple[Layout, bool]:
-        return self.layout, self.orthonormal
-
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Subspace) and self._identity() == other._identity()
+        return isinstance(other, Subspace) and (self.layout, self.orthonormal) == (other.layout, other.orthonormal)
 
     def __hash__(self) -> int:
-        return hash(self._identity())
+        return hash((self.full_size, self.size, self.seed))
 
     def __repr__(self) -> str:
         details = [f"{name}={getattr(self, name)!r}" for name in ("full_size", "size", "seed", "mapping")]
@@ -128,22 +125,22 @@ class Subspace:
     # -- server to device ---------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def reduce(self, full: Tensor) -> Tensor:
-        """Project the full vector on the subspace (eq. reduction): the signed mean of each slot, 0 if it is empty."""
-        check_vector("full", full, self.full_size)
+    def reduce(self, full: Tensor, *, trusted: bool = False) -> Tensor:
+        """Project the full vector on the subspace (eq. reduction): the signed mean of each slot, 0 if it is empty.
+
+        Here and below, numbers of a ``trusted`` vector were checked when they came, and are not looked at again.
+        """
+        check_vector("full", full, self.full_size, trusted=trusted)
         if self.is_full:
             return full.clone()
         if not self.orthonormal:
             return ops.reduce(self.layout, full)
-        return self._divided(*self._sums_and_counts(full)).to(full.dtype)
+        return self._divided(*self.sums_and_counts(full, trusted=True)).to(full.dtype)
 
     @torch.no_grad()
-    def sums_and_counts(self, full: Tensor) -> tuple[Tensor, Tensor]:
+    def sums_and_counts(self, full: Tensor, *, trusted: bool = False) -> tuple[Tensor, Tensor]:
         """Signed sums and the number of coordinates of every slot, the form that can be folded to smaller sizes."""
-        check_vector("full", full, self.full_size)
-        return self._sums_and_counts(full)
-
-    def _sums_and_counts(self, full: Tensor) -> tuple[Tensor, Tensor]:
+        check_vector("full", full, self.full_size, trusted=trusted)
         sums = torch.zeros(self.size, dtype=SUM_DTYPE[full.dtype], device=full.device)
         counts = torch.zeros(self.size, dtype=torch.int32, device=full.device)
         ops.accumulate_range(self.layout, full, 0, sums, counts)
@@ -157,9 +154,9 @@ class Subspace:
     # -- device to server ---------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def recover(self, compact: Tensor, out: Tensor | None = None) -> Tensor:
+    def recover(self, compact: Tensor, out: Tensor | None = None, *, trusted: bool = False) -> Tensor:
         """Back to the full space (eq. recovery): full[a] = sign(a) · compact[slot(a)]; into ``out`` where given."""
-        check_vector("compact", compact, self.size)
+        check_vector("compact", compact, self.size, trusted=trusted)
         if out is None:
             out = torch.empty(self.full_size, dtype=compact.dtype, device=compact.device)
         elif out.shape != (self.full_size,) or out.dtype != compact.dtype or out.device != compact.device:
@@ -169,9 +166,9 @@ class Subspace:
         return self._recover_into(compact, 0, out)
 
     @torch.no_grad()
-    def recover_range(self, compact: Tensor, start: int, stop: int) -> Tensor:
+    def recover_range(self, compact: Tensor, start: int, stop: int, *, trusted: bool = False) -> Tensor:
         """The coordinates [start, stop) alone (eq. partial recovery): what a device realises of its model at a time."""
-        check_vector("compact", compact, self.size)
+        check_vector("compact", compact, self.size, trusted=trusted)
         start, stop = check_range(start, stop, self.full_size)
         return self._recover_into(compact, start, torch.empty(stop - start, dtype=compact.dtype, device=compact.device))
 
@@ -196,7 +193,7 @@ class Subspace:
         check_vector("full", full, self.full_size)
         if self.is_full:
             return full.clone()
-        sums, _ = self._sums_and_counts(full)
+        sums, _ = self.sums_and_counts(full, trusted=True)
         return self._unscaled(sums).to(full.dtype)
 
     @torch.no_grad()
@@ -224,31 +221,31 @@ class Subspace:
         return nesting.obstacle(self, big) is None
 
     @torch.no_grad()
-    def unfold(self, compact: Tensor, big: "Subspace") -> Tensor:
+    def unfold(self, compact: Tensor, big: "Subspace", *, trusted: bool = False) -> Tensor:
         """The compact vector of ``big`` that stands for the same full vector: big.recover(unfold(p)) = recover(p)."""
-        check_vector("compact", compact, self.size)
+        check_vector("compact", compact, self.size, trusted=trusted)
         nesting.require(self, big)
         if self == big:
             return compact.clone()
         if big.is_full:
-            return self.recover(compact)
-        out = folding.unfold(self.layout, big.layout, self._unscaled(compact))
+            return self.recover(compact, trusted=True)
+        out = nesting.unfolded(self.layout, big.layout, self._unscaled(compact))
         return out.mul_(big._column_lengths(out)) if big.orthonormal else out
 
     @torch.no_grad()
-    def fold(self, sums: Tensor, counts: Tensor, small: "Subspace") -> tuple[Tensor, Tensor]:
+    def fold(self, sums: Tensor, counts: Tensor, small: "Subspace", *, trusted: bool = False) -> tuple[Tensor, Tensor]:
         """Sums and counts of this subspace, added up to those of ``small``, without touching the full vector.
 
         Sums fold, means do not: the mean of two means is another number when slots hold unequally many coordinates.
         """
-        check_vector("sums", sums, self.size)
+        check_vector("sums", sums, self.size, trusted=trusted)
         if counts.shape != (self.size,) or counts.is_floating_point():
             given, needed = f"counts of shape {tuple(counts.shape)}, {counts.dtype}", f"({self.size},), whole numbers"
             raise InvalidVector(given, needed, "Take sums and counts from one call of sums_and_counts.")
         nesting.require(small, self)
         if small == self:
             return sums.clone(), counts.clone()
-        return folding.fold(self.layout, small.layout, sums), folding.fold(self.layout, small.layout, counts)
+        return nesting.folded(self.layout, small.layout, sums), nesting.folded(self.layout, small.layout, counts)
 
     def _check_rows(self, rows: Tensor, row_size: int) -> int:
         row_size = whole_number("row_size", row_size)

@@ -38,8 +38,11 @@ class Sums:
 
     @torch.no_grad()
     def add_sum(self, subspace: Subspace, total: Tensor, weight: float) -> None:
-        """Add the weighted sum of several devices' vectors and their joint weight; the vector is only read."""
-        check_vector("total", total, subspace.size)
+        """Add the weighted sum of several devices' vectors and their joint weight; the vector is only read.
+
+        The vectors themselves are checked by whoever adds them up; their sum is not looked at again.
+        """
+        check_vector("total", total, subspace.size, trusted=True)
         mine = self.totals.get(subspace)
         self.totals[subspace] = total.to(SUM_DTYPE[total.dtype]) if mine is None else mine + total
         self.weight += weight
@@ -63,10 +66,10 @@ class Sums:
         if len(chain) == 1:
             return chain[0], carried / self.weight
         for below, subspace in pairwise(chain):
-            carried = below.unfold(carried, subspace).add_(self.totals[subspace])
+            carried = below.unfold(carried, subspace, trusted=True).add_(self.totals[subspace])
         return chain[-1], carried.div_(self.weight)
 
     def recover(self) -> Tensor:
         """The weighted mean in the full space: Σ pᵢ Sᵢψᵢ with Σ pᵢ = 1."""
         largest, mean = self.mean()
-        return mean if largest.is_full and not largest.orthonormal else largest.recover(mean)
+        return mean if largest.is_full and not largest.orthonormal else largest.recover(mean, trusted=True)

@@ -2,17 +2,34 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-from fairfold.kernels.gpu.tuning import TILES
 
 CHECKED: dict[str, Any] = {"debug": True, "sanitize_overflow": False}
 """Options of kernels that read row ids: an id outside of the table stops the program, as in torch's own layers.
 
 Triton's other check, for integer overflow, must stay off: overflow is what a hash is made of."""
+
+
+class Tile(NamedTuple):
+    """The work of one program: how many coordinates (a power of two), and the warps of 32 threads that share them."""
+
+    elements: int
+    warps: int
+
+
+TILES: dict[str, Tile] = {
+    "recover_range": Tile(2048, 4),
+    "recover_rows": Tile(1024, 4),
+    "accumulate_range": Tile(2048, 4),
+    "accumulate_rows": Tile(1024, 4),
+    "segment_mean": Tile(512, 4),
+    "count": Tile(1024, 4),
+    "touched": Tile(1024, 4),
+}
+"""How much one program of each kernel handles: ``benchmarks/kernels_gpu.py --tune`` prints the best for a machine."""
 
 
 def on_device(tensor: Tensor) -> AbstractContextManager[Any]:

@@ -10,8 +10,10 @@ from functools import lru_cache
 from math import gcd
 from typing import NamedTuple
 
+import torch
+
 from fairfold.errors import InvalidSubspace
-from fairfold.kernels.hashing import MULTIPLIER_1, MULTIPLIER_2, WORD, Layout
+from fairfold.kernels.hashing import WORD, Layout, mix
 
 _SHORT = 2**31
 SIGN_BITS = 32
@@ -53,18 +55,9 @@ def placement(layout: Layout, row_size: int = 0, width: int = 0) -> Placement:
             "Use chunk 8, 16 or 32.",
         )
     if wide < 2:  # the keys are the same for all chunks: mix them once, here
-        low, high = _mix(low), _mix(high)
+        low, high = (int(mix(torch.tensor(word))) for word in (low, high))
     head, low, high = layout.head // width, _as_signed(low), _as_signed(high)
     return Placement(width, parts, head, layout.blocks, low, high, wide, layout.signed, head > 0)
-
-
-def _mix(word: int) -> int:
-    """:func:`fairfold.kernels.hashing.mix` of one Python integer, without an inner key."""
-    word ^= word >> 16
-    word = (word * MULTIPLIER_1) & WORD
-    word ^= word >> 15
-    word = (word * MULTIPLIER_2) & WORD
-    return word ^ (word >> 16)
 
 
 def _as_signed(word: int) -> int:

@@ -5,23 +5,27 @@ the reference body must. Ids and lengths are checked in C before anything is tou
 """
 
 import ctypes
+import struct
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fairfold.errors import InvalidVector
+from fairfold.kernels.form import Form, Objective, Places, Samples
 from fairfold.kernels.hashing import Layout
 from fairfold.kernels.native import pages
 from fairfold.kernels.native.loader import library
 from fairfold.kernels.native.packed import ID_BYTES, REAL_BYTES, moving, packed, rows_of, threads
-from fairfold.kernels.reference import bad_rows, not_active
+from fairfold.kernels.reference import bad_rows
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-_OK, _BAD_LAYOUT, _BAD_ROW, _BAD_ARGUMENT, _NO_MEMORY, _UNSUPPORTED, _NOT_ACTIVE = range(7)
+_OK, _BAD_LAYOUT, _BAD_ROW, _BAD_ARGUMENT, _NO_MEMORY, _UNSUPPORTED = range(6)
 _FOLD_KIND = {**REAL_BYTES, torch.int32: -4}
-
-_grad_enabled = torch.is_grad_enabled
+_OPTIMISERS = {"sgd": 0, "adagrad": 1, "adam": 2}
+_pack_model = struct.Struct("qqqqPqqdqd").pack  # fairfold_model
+_pack_client = struct.Struct("PqP4P4P2PqPqqPPq").pack  # fairfold_client
 
 
 class NotServed(Exception):
@@ -37,23 +41,20 @@ def serving(*tensors: Tensor) -> Any:
     for tensor in tensors:
         if type(tensor) not in _PLAIN or not tensor.is_cpu or tensor.dtype is not dtype:
             raise NotServed
-        if tensor.requires_grad and _grad_enabled():
+        if tensor.requires_grad and torch.is_grad_enabled():
             raise NotServed
     return loaded
 
 
 def _integers(*tensors: Tensor) -> None:
     """See that these are plain int64 or int32 tensors on the CPU."""
-    for tensor in tensors:
-        if type(tensor) not in _PLAIN or not tensor.is_cpu or tensor.dtype not in ID_BYTES:
-            raise NotServed
+    _need(*(type(tensor) in _PLAIN and tensor.is_cpu and tensor.dtype in ID_BYTES for tensor in tensors))
 
 
 def _serving_integers(*tensors: Tensor) -> Any:
     """The library, if it can serve these."""
     loaded = library()
-    if loaded is None:
-        raise NotServed
+    _need(loaded is not None)
     _integers(*tensors)
     return loaded
 
@@ -80,11 +81,9 @@ def settle(code: int, layout: Layout | None = None, rows: Tensor | None = None, 
         raise bad_rows(layout, rows, row_size)
     if code == _NO_MEMORY:
         raise MemoryError("no memory for the kernel's scratch space")
-    if code == _NOT_ACTIVE:
-        raise not_active()
     raise InvalidVector(
-        f"tensors that do not fit {layout}",
-        "vectors of the layout's sizes, and slots in increasing order",
+        f"tensors that do not fit {layout or 'each other'}",
+        "vectors of the layout's sizes, and positions within them",
         "Check their shapes.",
     )
 
@@ -119,9 +118,8 @@ def slots_and_signs(layout: Layout, coordinates: Tensor) -> tuple[Tensor, Tensor
 def recover_range(layout: Layout, compact: Tensor, start: int, out: Tensor) -> None:
     """See :func:`.reference.recover_range`."""
     loaded = serving(compact, out)
-    compact, target = compact.contiguous(), out
-    if not out.is_contiguous():
-        target = torch.empty_like(out, memory_format=torch.contiguous_format)
+    compact = compact.contiguous()
+    target = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
     pages.in_use(compact)
     code = loaded.fairfold_recover_range(
         packed(layout), REAL_BYTES[compact.dtype], compact.data_ptr(), compact.numel(),
@@ -224,8 +222,7 @@ def accumulate_rows(layout: Layout, values: Tensor, rows: Tensor, sums: Tensor, 
     """See :func:`.reference.accumulate_rows`."""
     loaded = serving(sums, values)
     _integers(rows)
-    if not sums.is_contiguous():
-        raise NotServed
+    _need(sums.is_contiguous())
     values, rows, row_size = _batch(values, rows)
     pages.in_use(sums)
     code = loaded.fairfold_accumulate_rows(moving(layout, sums, rows, row_size, values), scale)
@@ -238,27 +235,14 @@ def touched_rows(layout: Layout, values: Tensor, rows: Tensor) -> tuple[Tensor, 
     loaded = serving(values)
     _integers(rows)
     values, rows, row_size = _batch(values, rows)
-    sums = torch.empty(values.numel(), dtype=values.dtype)
-    slots = _touched(loaded, layout, rows, row_size, REAL_BYTES[values.dtype], values, sums)
-    return slots, _trimmed(sums, len(slots))
-
-
-def active_slots(layout: Layout, rows: Tensor, row_size: int) -> Tensor:
-    """See :func:`.reference.active_slots`."""
-    return _touched(_serving_integers(rows), layout, rows.contiguous(), row_size, 4, None, None)
-
-
-def _touched(
-    loaded: Any, layout: Layout, rows: Tensor, row_size: int, real: int, values: Tensor | None, sums: Tensor | None
-) -> Tensor:
-    """The slots of rows in increasing order; with values also their sums, written in front of ``sums``."""
-    slots, touched = torch.empty(rows.numel() * row_size, dtype=torch.int64), ctypes.c_int64()
+    slots, sums = torch.empty(values.numel(), dtype=torch.int64), torch.empty(values.numel(), dtype=values.dtype)
+    touched = ctypes.c_int64()
     code = loaded.fairfold_touched_rows(
-        packed(layout), real, None if values is None else values.data_ptr(), rows_of(rows, row_size),
-        slots.data_ptr(), None if sums is None else sums.data_ptr(), slots.numel(), ctypes.byref(touched),
+        packed(layout), REAL_BYTES[values.dtype], values.data_ptr(), rows_of(rows, row_size),
+        slots.data_ptr(), sums.data_ptr(), slots.numel(), ctypes.byref(touched),
     )  # fmt: skip
     settle(code, layout, rows, row_size)
-    return _trimmed(slots, touched.value)
+    return _trimmed(slots, touched.value), _trimmed(sums, touched.value)
 
 
 def _trimmed(buffer: Tensor, length: int) -> Tensor:
@@ -268,20 +252,6 @@ def _trimmed(buffer: Tensor, length: int) -> Tensor:
 
 
 # -- the active slots of a round -------------------------------------------------------------------------------------
-
-
-def positions(layout: Layout, rows: Tensor, row_size: int, active: Tensor) -> tuple[Tensor, Tensor]:
-    """See :func:`.reference.positions`."""
-    loaded = _serving_integers(rows, active)
-    rows, active = rows.contiguous(), active.long().contiguous()
-    found = torch.empty(len(rows), row_size, dtype=torch.int32)
-    signs = torch.empty(len(rows), row_size, dtype=torch.int8)
-    code = loaded.fairfold_positions(
-        packed(layout), rows_of(rows, row_size), active.data_ptr(), active.numel(),
-        found.data_ptr(), signs.data_ptr(), threads(),
-    )  # fmt: skip
-    settle(code, layout, rows, row_size)
-    return found, signs
 
 
 def number(keys: Tensor) -> tuple[Tensor, Tensor]:
@@ -295,7 +265,7 @@ def number(keys: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _indexed(found: Tensor, signs: Tensor) -> bool:
-    """Whether positions and signs are as :func:`positions` makes them."""
+    """Whether positions and signs are as C takes them."""
     right = found.dtype is torch.int32 and signs.dtype is torch.int8 and found.shape == signs.shape
     return right and found.is_cpu and signs.is_cpu
 
@@ -325,3 +295,54 @@ def accumulate_positions(values: Tensor, found: Tensor, signs: Tensor, sums: Ten
     )  # fmt: skip
     settle(code)
     changed(sums)
+
+
+# -- a client's whole round in one call: the specification is backends/stepped.py --------------------------------------
+
+
+def train(
+    form: Form,
+    objective: Objective,
+    values: Tensor,
+    pull: Tensor | None,
+    items: Sequence[Places],
+    users: Sequence[Places],
+    dense: Places,
+    samples: Samples,
+) -> None:
+    """Train ``values``, all that the client trains, in place; raises :class:`NotServed` where C cannot.
+
+    ``pull`` is a weight a value that draws it to where it started. ``items`` ([rows, columns] each) and ``users``
+    ([columns]) are those that the form has, in its order; ``dense`` has all dense tensors, one after another.
+    """
+    loaded = serving(*(tensor for tensor in (values, pull, samples.targets) if tensor is not None))
+    _need(values.is_contiguous())
+    kept: list[Tensor] = []
+
+    def address(tensor: Tensor | None, dtype: torch.dtype) -> int:
+        if tensor is None:
+            return 0
+        kept.append(tensor.to(dtype).contiguous())
+        return kept[-1].data_ptr()
+
+    def places(found: Places) -> tuple[int, int]:
+        return address(found.positions, torch.int32), address(found.signs, torch.int8)
+
+    def both(found: Sequence[Places]) -> list[int]:
+        """Of the product branch and of the network, 0 for one that the form has not."""
+        rest = iter(found)
+        branches = [places(next(rest)) if has else (0, 0) for has in (form.product > 0, bool(form.layers))]
+        return [pointer for branch in branches for pointer in branch]
+
+    model = _pack_model(
+        *(form.product, form.user, form.item, len(form.layers), address(torch.tensor(form.layers), torch.int64)),
+        *(form.output, objective.rating, objective.regulariser, _OPTIMISERS[objective.optimiser], objective.rate),
+    )
+    client = _pack_client(
+        *(values.data_ptr(), values.numel(), address(pull, values.dtype)),
+        *(*both(items), *both(users), *places(dense), len(items[0].positions)),
+        *(address(samples.rows, torch.int32), *samples.rows.shape, address(samples.targets, values.dtype)),
+        *(address(samples.ends, torch.int64), samples.ends.numel()),
+    )
+    settle(loaded.fairfold_train(model, REAL_BYTES[values.dtype], client))
+    changed(values)

@@ -11,7 +11,7 @@ import torch  # loaded before our library, which then shares the OpenMP threads 
 
 import fairfold.kernels.native as package
 
-ABI = 6
+ABI = 7
 """What native/fairfold.h calls FAIRFOLD_ABI: a library of another number is not called."""
 
 _NAME = "fairfold_native.so"
@@ -29,7 +29,6 @@ _SIGNATURES: dict[str, list[type]] = {
     "count_range": [_pointer, _long, _long, _pointer, _long, _int],
     "reduce": [_pointer, _int, _pointer, _pointer, _long, _int],
     "touched_rows": [_pointer, _int, _pointer, _pointer, _pointer, _pointer, _long, _pointer],
-    "positions": [_pointer, _pointer, _pointer, _long, _pointer, _pointer, _int],
     "recover_positions": [_int, _pointer, _long, _pointer, _pointer, _long, _pointer, _int],
     "accumulate_positions": [_int, _pointer, _pointer, _pointer, _long, _pointer, _long],
     "fold_groups": [_int, _pointer, _long, _long, _long, _pointer, _long, _int],
