@@ -23,7 +23,7 @@ def federate(
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="Settings that come with fairfold: 'best' (the default), 'correlations', 'ratings' or 'paper'."
+            help="Settings that come with fairfold: 'best' (the default), 'least-squares', 'ratings' or 'paper'."
         ),
     ] = None,
     method: Annotated[str | None, typer.Option(help="fair, fair_hom, full_trn, fedavg, fedhm or heterofl.")] = None,

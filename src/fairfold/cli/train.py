@@ -26,7 +26,7 @@ def train(
         str | None,
         typer.Option(
             help="Settings that come with fairfold: 'best' (the default), 'ratings' (the best for those), "
-            "'correlations' (one sum over devices), or 'paper', the authors' example."
+            "'least-squares' (FAIR's tables), or 'paper', the authors' example."
         ),
     ] = None,
     data: Data = None,

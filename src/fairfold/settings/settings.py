@@ -13,7 +13,7 @@ from pydantic import ConfigDict, SerializeAsAny, ValidationError, model_validato
 
 from fairfold.algorithms import ALGORITHMS, Algorithm
 from fairfold.errors import InvalidSettings
-from fairfold.methods import METHODS, Method
+from fairfold.methods import METHODS, Leading, Method
 from fairfold.protocol.plugins import name_of, registered
 from fairfold.settings.base import Frozen
 from fairfold.settings.parts import DATA, SYNTHETIC, DataSettings, FleetSettings, ModelSettings, RunSettings
@@ -138,8 +138,7 @@ def _resolved(tables: Mapping[str, Any]) -> dict[str, Any]:
         raise _unknown("model", "mf-ratings")
     given = {table: tables.get(table, {}) for table in TABLES}
     model = _table("model", ModelSettings, _named(given["model"]))
-    kind = "least_squares" if model.kind == "mf" and not model.item_bias else "gradient"
-    kind = "images" if model.reads_images else kind
+    kind = _usual(model, given["subspace"])
     algorithm: Algorithm = _tagged("algorithm", algorithms(), given["algorithm"], kind)
     defaults = algorithm.DEFAULTS
     model = model.filled(defaults.get("model", {}))
@@ -160,6 +159,16 @@ def _resolved(tables: Mapping[str, Any]) -> dict[str, Any]:
         found[table] = part.model_copy(update=decided)
         found[table].__pydantic_fields_set__.difference_update(decided)  # not keys that somebody wrote
     return found
+
+
+def _usual(model: ModelSettings, subspace: Any) -> str:
+    """The algorithm that is taken where none is named: the best for a model and a method."""
+    if model.reads_images:
+        return "images"
+    if model.kind != "mf" or model.item_bias:
+        return "gradient"
+    method = subspace.get("method", subspace) if isinstance(subspace, Mapping) else subspace
+    return "correlations" if method in ({}, "leading") or isinstance(method, Leading) else "least_squares"
 
 
 def _named(model: Any) -> Any:
