@@ -34,6 +34,9 @@ _SIGNATURES: dict[str, list[type]] = {
     "fold_groups": [_int, _pointer, _long, _long, _long, _pointer, _long, _int],
     "unfold_groups": [_int, _pointer, _long, _long, _long, _pointer, _long, _int, _int],
     "number": [_pointer, _long, _pointer, _pointer, _pointer],
+    "pair_sums": [_pointer, _long, _pointer, _pointer, _long, _int, _pointer, _long, _pointer, _long, _int],
+    "packed_products": [_packed, _pointer, _long, _pointer, _long, _pointer, _int],
+    "packed_sum": [_packed, _pointer, _long, _pointer, _pointer],
     "train": [_pointer, _int, _pointer],
 }
 
