@@ -17,7 +17,7 @@
 #endif
 
 /* Raised whenever a signature below changes, so that Python never calls a library of another time. */
-#define FAIRFOLD_ABI 7
+#define FAIRFOLD_ABI 8
 
 typedef enum {
     FAIRFOLD_OK = 0,
