@@ -112,6 +112,8 @@ static void place(const void *argument, int part, int parts) {
     }
 }
 
+#include "packed.inc"
+
 extern const fairfold_body JOIN(fairfold_body_, FAIRFOLD_BODY);
 const fairfold_body JOIN(fairfold_body_, FAIRFOLD_BODY) = {
     .name = TEXT(FAIRFOLD_BODY),
@@ -121,5 +123,7 @@ const fairfold_body JOIN(fairfold_body_, FAIRFOLD_BODY) = {
     .place = place,
     .fold = {float_fold, double_fold, int_fold},
     .unfold = {float_unfold, double_unfold},
+    .packed_products = packed_products,
+    .packed_sum = packed_sum,
     .train = {float_train, double_train},
 };

@@ -17,7 +17,7 @@
 #endif
 
 /* Raised whenever a signature below changes, so that Python never calls a library of another time. */
-#define FAIRFOLD_ABI 7
+#define FAIRFOLD_ABI 8
 
 typedef enum {
     FAIRFOLD_OK = 0,
@@ -109,6 +109,26 @@ FAIRFOLD_API int fairfold_unfold_groups(int real, const void *source, int64_t so
  * `count` entries, of which `found` are used. */
 FAIRFOLD_API int fairfold_number(const int64_t *keys, int64_t count, int32_t *numbers, int64_t *distinct,
                                  int64_t *found);
+
+/* total[j(j + 1)/2 + i] += weight for every pair i <= j < columns of items of a history. History u is
+ * items[begins[u]] .. items[ends[u] - 1], ascending from 0 on; `room` is the length of `total`, columns(columns + 1)/2. */
+FAIRFOLD_API int fairfold_pair_sums(const int64_t *items, int64_t size, const int64_t *begins, const int64_t *ends,
+                                    int64_t histories, int real, const void *weights, int64_t columns, void *total,
+                                    int64_t room, int threads);
+
+/* A table of whole numbers in 2 to 8 bits: two bytes for every row, which are not read here; then the rows, each from a
+ * byte of its own, from 1 - 2^(bits-1) on, counted from 0. `size` is that of `content` in bytes. */
+typedef struct {
+    const uint8_t *content;
+    int64_t size, rows, columns, bits;
+} fairfold_packed;
+
+/* products[u, k] = <vectors[u], row ids[k]>, for `many` vectors. */
+FAIRFOLD_API int fairfold_packed_products(const fairfold_packed *table, const int64_t *ids, int64_t count,
+                                          const float *vectors, int64_t many, float *products, int threads);
+/* sum += factors[k] * row ids[k]. */
+FAIRFOLD_API int fairfold_packed_sum(const fairfold_packed *table, const int64_t *ids, int64_t count,
+                                     const float *factors, float *sum);
 
 /* The models that a client can be trained on in one call: an item's score is the sum of what the branches give, each
  * number weighted by the output layer where there is one. The product branch multiplies the user's and the item's

@@ -68,6 +68,17 @@ typedef struct {
     int add;
 } fairfold_plain_job;
 
+/* Products of rows in few bits with `values`, or their sum times these. */
+#define FAIRFOLD_PACKED_COLUMNS 4096
+typedef struct {
+    const fairfold_packed *table;
+    const int64_t *ids;
+    int64_t count;
+    const float *values;
+    int64_t vectors;
+    float *products;
+} fairfold_packed_job;
+
 /* The loops, compiled once for every instruction set. Index 0: float, 1: double. */
 typedef struct {
     const char *name;
@@ -77,6 +88,8 @@ typedef struct {
     fairfold_part place;      /* fairfold_job: target = fairfold_placed */
     fairfold_part fold[3]; /* 2: int32 */
     fairfold_part unfold[2];
+    fairfold_part packed_products;
+    void (*packed_sum)(const fairfold_packed_job *job);
     int (*train[2])(const fairfold_model *model, const fairfold_client *client);
 } fairfold_body;
 

@@ -23,13 +23,14 @@ from fairfold.errors import FairfoldError, InvalidSettings
 from fairfold.methods.base import Shape
 from fairfold.methods.leading import cut_to, shapes_for
 from fairfold.metrics.ranking import evaluate_ranking
-from fairfold.projections import CodedRows, PairList, facts_of, projection_of
+from fairfold.projections import Assignment, CodedRows, PairList, facts_of, projection_of
 from fairfold.protocol.people import People
 from fairfold.protocol.words import Answer, State
 from fairfold.settings import Settings, read_settings
 from fairfold.simulate import simulate
 from fairfold.simulate.numbering import numbered
 from fairfold.simulate.world import World
+from fairfold.subspace import Capacity
 from tests.federations import after_rounds, tiny_data
 
 
@@ -78,17 +79,6 @@ def test_the_sum_is_the_sum(histories: list[set[int]], items: int) -> None:
         wanted += weight * np.outer(x, x)[:items, :items]
     found = pairs.matrix_of(pairs.pair_sums(mine, weights, items)).numpy()
     assert np.array_equal(found, wanted)  # to the bit: multiples of the unit
-
-
-def test_dense_and_listed_pairs_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    train = tiny_data(3, 40, 300).train
-    histories = [train.of(user) for user in range(40)]
-    weights = pairs.weights_of(train.counts_by_user)
-    together = pairs.pair_sums(histories, weights, 290)
-    monkeypatch.setattr(pairs, "HEAVY", 2.0)
-    assert together.equal(pairs.pair_sums(histories, weights, 290))
-    monkeypatch.setattr(pairs, "PAIRS_AT_ONCE", 100)
-    assert together.equal(pairs.pair_sums(histories, weights, 290))
 
 
 @pytest.mark.parametrize("items", [1, 2, 7, 40])
@@ -193,16 +183,66 @@ def test_all_of_the_spectrum_is_ease() -> None:
         np.testing.assert_allclose((vectors * values @ vectors.T).numpy(), partial.numpy(), atol=1e-9)
 
 
-def test_the_leading_eigenpairs_are_those_of_the_whole() -> None:
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_the_leading_eigenpairs_are_those_of_the_whole(dtype: torch.dtype, error: float) -> None:
     source = torch.Generator().manual_seed(1)
-    half = torch.randn(500, 500, generator=source, dtype=torch.float64)
-    matrix = half @ half.T / 500 + torch.eye(500)
-    values, vectors = spectrum.leading(matrix, 10)  # a Krylov space
-    exact = torch.linalg.eigh(matrix)
-    torch.testing.assert_close(values, exact.eigenvalues[-10:].flip(0), rtol=1e-10, atol=0)
-    wanted = exact.eigenvectors[:, -10:].flip(1)
-    torch.testing.assert_close((vectors * wanted).sum(0).abs(), torch.ones(10).double(), rtol=0, atol=1e-6)
-    assert torch.linalg.norm(matrix @ vectors - vectors * values) < 1e-5
+    half = torch.randn(500, 500, generator=source, dtype=torch.float64) * torch.linspace(3, 0.1, 500)
+    matrix, roots = half @ half.T / 500 + torch.eye(500), torch.rand(500, generator=source, dtype=torch.float64) + 0.5
+    values, vectors = spectrum.leading(matrix.to(dtype), roots, 10)  # a Krylov space
+    whole = roots[:, None] * matrix * roots
+    exact = torch.linalg.eigh(whole)
+    torch.testing.assert_close(values.double(), exact.eigenvalues[-10:].flip(0), rtol=error, atol=0)
+    left = (whole @ vectors.double() - vectors * values).norm(dim=0) / values
+    assert float(left.max()) <= 2 * spectrum.TOLERANCE[dtype]
+    torch.testing.assert_close(vectors.T @ vectors, torch.eye(10, dtype=dtype), rtol=0, atol=100 * error)
+
+
+@pytest.mark.parametrize("rank", [1, 40])
+def test_a_spectrum_of_few_different_values_is_found(rank: int) -> None:
+    """A Krylov space is exhausted after few products, and goes on with what chance brings."""
+    source = torch.Generator().manual_seed(2)
+    half = torch.randn(600, rank, generator=source)
+    matrix = half @ half.T + torch.eye(600)
+    values, vectors = spectrum.leading(matrix, torch.ones(600), 60)
+    exact = torch.linalg.eigvalsh(matrix.double())[-60:].flip(0)
+    torch.testing.assert_close(values.double(), exact, rtol=1e-3, atol=0)
+    torch.testing.assert_close(vectors.T @ vectors, torch.eye(60), rtol=0, atol=1e-4)
+
+
+def test_single_precision_gives_the_correlations_of_double(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the sum is so large against the ridge that items which are always together could not be told apart."""
+    train = tiny_data(4, 400, 60).train
+    counts = train.counts_by_item
+    packed = pairs.pair_sums([train.of(user) for user in range(400)], pairs.weights_of(train.counts_by_user), 60)
+    whole = Precision.of(pairs.matrix_of(packed), counts, 0.15, 4.0)
+    monkeypatch.setattr(spectrum, "SMALL", 0)
+    single = Precision.of(pairs.matrix_of(packed), counts, 0.15, 4.0)
+    assert whole.matrix.dtype == torch.float64
+    assert single.matrix.dtype == torch.float32
+    torch.testing.assert_close(single.roots, whole.roots, rtol=1e-5, atol=0)
+    torch.testing.assert_close(single.correlations().double(), whole.correlations(), rtol=0, atol=1e-5)
+    assert Precision.of(pairs.matrix_of(packed * 1e6), counts, 0.15, 4.0).matrix.dtype == torch.float64
+    together = torch.full((400, 400), 2_000.0)  # all items always: the worst sum that single precision is trusted with
+    found = Precision.of(together, torch.ones(400), 0.0, 1.0)
+    assert found.matrix.dtype == torch.float32
+    exact = torch.full((400, 400), 2_000.0, dtype=torch.float64) + torch.eye(400, dtype=torch.float64)
+    torch.testing.assert_close(found.roots, torch.linalg.inv(exact).diagonal().sqrt(), rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("many", [1, 7, 100, 10_000])
+def test_the_strongest_pairs_are_those_of_a_full_search(monkeypatch: pytest.MonkeyPatch, many: int) -> None:
+    monkeypatch.setattr(spectrum, "ROWS_AT_ONCE", 8)
+    source = torch.Generator().manual_seed(3)
+    matrix = torch.randn(30, 30, generator=source, dtype=torch.float64)
+    matrix = (matrix + matrix.T).fill_diagonal_(0)
+    rows, counts = torch.randn(30, 3, generator=source, dtype=torch.float64), torch.arange(60, 30, -1)
+    left = (matrix - rows @ rows.T).abs() * (counts[:, None] * counts) ** 0.25
+    ranked = sorted(((float(left[i, j]), i, j) for i in range(30) for j in range(i)), reverse=True)[:many]
+    found = spectrum.strongest(matrix, rows, counts, many)
+    assert found.shape == (many, 3)
+    wanted = torch.tensor([[i, j, matrix[i, j]] for _, i, j in ranked])
+    torch.testing.assert_close(found[: len(ranked)], wanted.double(), rtol=0, atol=1e-6)
+    assert not bool(found[len(ranked) :].any())
 
 
 def test_a_score_needs_the_history_alone() -> None:
@@ -445,6 +485,20 @@ def test_judgements_out_of_range_are_refused() -> None:
         answer = Answer({QUALITY: torch.tensor(told)}, 1.0)
         assert algorithm.problem(plan, sent, answer) == "judgements above one per user"
     assert algorithm.problem(plan, sent, Answer({QUALITY: torch.tensor([1, 1, 0.5, 0.25])}, 1.0)) is None
+
+
+@pytest.mark.parametrize("capacity", ["1x", "2x", "4x", "16x"])
+def test_a_device_scores_by_its_bytes(capacity: str) -> None:
+    world = world_of(tiny_data(2, 30, 120), model={"factors": 70})
+    plan, state = world.plan, after_rounds(world, world.initial(), 1)
+    projections, _, _ = plan.at(Capacity.parse(capacity), 0)
+    compact = {name: held.reduce(state.full[name]) for name, held in projections.items()}
+    stored = {name: held.packed(compact[name]) for name, held in projections.items()}
+    full = {name: held.recover(compact[name]) for name, held in projections.items()}
+    users = torch.arange(30)
+    found = plan.algorithm.stored_scorer(plan, projections, stored, world.people)(users)
+    wanted = plan.algorithm.scorer(plan, full, [Assignment(projections)], world.people)(users)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------

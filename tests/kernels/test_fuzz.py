@@ -17,7 +17,12 @@ DRIVER = Path(__file__).parent / "fuzz" / "fuzz.c"
 THREADS = Path(__file__).parent / "fuzz" / "parallel.c"
 SANITIZE = {"address": "-fsanitize=address,undefined", "thread": "-fsanitize=thread"}
 CALLERS = {"address": "1", "thread": "4"}
-LOW = ["-DNEAR_BYTES=64", "-DSTREAM_BYTES=256", "-DFAIRFOLD_WORTH_A_THREAD=8"]  # small jobs go the ways of large ones
+LOW = [
+    "-DNEAR_BYTES=64",
+    "-DSTREAM_BYTES=256",
+    "-DFAIRFOLD_WORTH_A_THREAD=8",
+    "-DPAIRS_AT_ONCE=16",
+]  # small jobs go the ways of large ones
 COMMON = ["-std=gnu11", "-O0", "-g1", "-ffp-contract=off", "-Wno-psabi", "-fno-sanitize-recover=all", *LOW]
 BODIES = {"portable": [], "avx2": ["-mavx2", "-mbmi2"]}
 BODIES["avx512"] = [*BODIES["avx2"], "-mavx512f", "-mavx512vl", "-mavx512dq", "-mavx512bw"]

@@ -33,12 +33,13 @@ from torch import Tensor
 
 from fairfold.algorithms.least_squares import Remembering
 from fairfold.algorithms.pair_architecture import JUDGED, LIST_PER_ITEM, LISTED, ROWS, PairArchitecture
-from fairfold.algorithms.pairs import frobenius, items_of, matrix_of, pair_sums, size_of, weights_of
+from fairfold.algorithms.pairs import frobenius, items_of, matrix_of, size_of, weights_of
 from fairfold.algorithms.served import Served
 from fairfold.algorithms.spectrum import Precision, strongest
 from fairfold.algorithms.trials import HELD_BACK, JUDGES, QUALITY, RIDGES, TOLD, Trials, judges, said_first
 from fairfold.data import Interactions
 from fairfold.errors import InvalidMessage
+from fairfold.kernels import ops
 from fairfold.methods import Leading
 from fairfold.metrics.ranking import Scorer
 from fairfold.projections import CodedRows, LeadingBlock, PairList, Projection
@@ -231,9 +232,11 @@ class Correlations(Remembering):
 
     def _pairs(self, sent: Sent, items: Tensor, lengths: Tensor, which: Tensor) -> Tensor:
         """The sum of the pairs of some of the items of some histories, one after another."""
-        mine = _parts(items, lengths, which & (items < sent.projections[ROWS].shape[0]))
-        weights = weights_of(torch.tensor([len(one) for one in mine]))
-        return pair_sums(mine, weights.to(sent.vectors[ROWS].dtype), items_of(sent.context[SUM].size))
+        mine = which & (items < sent.projections[ROWS].shape[0])
+        user = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        many = torch.bincount(user[mine], minlength=len(lengths))
+        weights, ends = weights_of(many).to(sent.vectors[ROWS].dtype), many.cumsum(0)
+        return ops.pair_sums(items[mine], ends - many, ends, weights, items_of(sent.context[SUM].size))
 
     def _judge(
         self, plan: Plan, sent: Sent, items: Tensor, lengths: Tensor, said: Tensor, before: Tensor
@@ -347,7 +350,16 @@ class Correlations(Remembering):
         rows = full[ROWS].view(plan.architecture.tables[ROWS])
         rows = rows[: int((rows[:, 1] > 0).sum())]  # zero beyond what a device holds
         coded = bool((rows[:, FACTORS:] == rows[:, FACTORS:].round()).all())  # the server's own rows need no list
-        served = Served(rows, full[LISTED].view(-1, 3)[: None if coded else 0], self.pair_weight)
+        listed = full[LISTED].view(-1, 3)[: None if coded else 0]
+        return self._scorer(Served(rows, listed, self.pair_weight), plan, people)
+
+    def stored_scorer(self, plan: Plan, held: Mapping[str, Projection], stored: Weights, people: People) -> Scorer:
+        """See the base class: numbers are never made of all the bytes of the table."""
+        listed = held[LISTED].unpacked(stored[LISTED]).view(-1, 3)
+        rows = held[ROWS].table(stored[ROWS])  # type: ignore[attr-defined]
+        return self._scorer(Served(rows, listed, self.pair_weight), plan, people)
+
+    def _scorer(self, served: Served, plan: Plan, people: People) -> Scorer:
         everything, of = torch.arange(plan.public.items), people.train.of
         return lambda users: served.scores(served.histories([of(user) for user in users.tolist()]), everything)
 

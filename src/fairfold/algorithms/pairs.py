@@ -8,21 +8,17 @@ A user who has n items weighs each of their n² pairs 1/n, rounded down to a mul
 n² equal numbers have the norm n · weight, never exceeds norm 1.
 """
 
-from collections.abc import Iterator
 from math import isqrt
 
 import torch
 from torch import Tensor
 
-UNIT = 1 << 16
-PAIRS_AT_ONCE = 1 << 20
-"""Pairs listed at a time, and numbers of a block of dense rows."""
+from fairfold.kernels import ops
 
-HEAVY = 0.07
-"""Whose history is this share of all items has their pairs from a dense product: cheaper than a list of them."""
+UNIT = 1 << 16
 
 BLOCK = 256
-"""Columns of such a product at a time: the matrix itself is never made."""
+"""Columns that are mirrored at a time."""
 
 
 def size_of(items: int) -> int:
@@ -42,56 +38,10 @@ def weights_of(lengths: Tensor) -> Tensor:
 
 def pair_sums(histories: list[Tensor], weights: Tensor, items: int) -> Tensor:
     """The packed sum over users of weight · x xᵀ over the leading items; histories ascend."""
-    mine = [history[: int(torch.searchsorted(history, items))] for history in histories]
-    total = torch.zeros(size_of(items), dtype=weights.dtype)
-    heavy = [place for place, history in enumerate(mine) if len(history) > max(HEAVY * items, 8)]
-    dense = set(heavy) if len(heavy) > 1 else set()
-    for places in _batches(mine, [place for place in range(len(mine)) if place not in dense and len(mine[place])]):
-        _add_listed(total, [mine[place] for place in places], weights[places])
-    step = max(1, PAIRS_AT_ONCE * 16 // items)
-    for start in range(0, len(heavy) if dense else 0, step):
-        some = heavy[start : start + step]
-        _add_dense(total, [mine[place] for place in some], weights[some], items)
-    return total
-
-
-def _batches(histories: list[Tensor], places: list[int]) -> Iterator[list[int]]:
-    """Users whose pairs are listed together."""
-    batch, listed = list[int](), 0
-    for place in places:
-        many = size_of(len(histories[place]))
-        if batch and listed + many > PAIRS_AT_ONCE:
-            yield batch
-            batch, listed = [], 0
-        batch.append(place)
-        listed += many
-    if batch:
-        yield batch
-
-
-def _add_listed(total: Tensor, histories: list[Tensor], weights: Tensor) -> None:
-    """Pair by pair: an item with itself and all before it in the same history."""
-    lengths = torch.tensor([len(history) for history in histories])
-    items, first = torch.cat(histories), torch.cumsum(lengths, 0) - lengths
-    start = torch.repeat_interleave(first, lengths)
-    before = torch.arange(len(items)) - start + 1
-    later = torch.repeat_interleave(torch.arange(len(items)), before)
-    nth = torch.arange(len(later)) - torch.repeat_interleave(torch.cumsum(before, 0) - before, before)
-    column = items[later]
-    place = torch.div(column * (column + 1), 2, rounding_mode="floor") + items[start[later] + nth]
-    total.index_add_(0, place, torch.repeat_interleave(weights, lengths)[later])
-
-
-def _add_dense(total: Tensor, histories: list[Tensor], weights: Tensor, items: int) -> None:
-    """By products of dense columns, a block of them at a time."""
-    rows = torch.zeros(len(histories), items, dtype=total.dtype)
-    owner = torch.repeat_interleave(torch.arange(len(histories)), torch.tensor([len(one) for one in histories]))
-    rows[owner, torch.cat(histories)] = 1
-    for start in range(0, items, BLOCK):
-        stop = min(start + BLOCK, items)
-        block = (rows[:, start:stop] * weights[:, None]).T @ rows[:, :stop]
-        for column in range(start, stop):
-            total[size_of(column) : size_of(column + 1)] += block[column - start, : column + 1]
+    lengths = torch.tensor([len(history) for history in histories], dtype=torch.int64)
+    ends = lengths.cumsum(0)
+    together = torch.cat([torch.empty(0, dtype=torch.int64), *histories])
+    return ops.pair_sums(together, ends - lengths, ends, weights, items)
 
 
 def frobenius(packed: Tensor) -> float:
@@ -103,10 +53,14 @@ def frobenius(packed: Tensor) -> float:
 
 
 def matrix_of(packed: Tensor) -> Tensor:
-    """The symmetric matrix in double precision."""
+    """The symmetric matrix."""
     items = items_of(len(packed))
-    full = torch.zeros(items, items, dtype=torch.float64)
+    full = packed.new_zeros(items, items)
     for column in range(items):
         full[column, : column + 1] = packed[size_of(column) : size_of(column + 1)]
-        full[:column, column] = full[column, :column]
+    for start in range(0, items, BLOCK):  # no second matrix on the way
+        rows = full[start : start + BLOCK]
+        full[:start, start : start + BLOCK] = rows[:, :start].T
+        corner = rows[:, start : start + BLOCK]
+        corner += corner.tril(-1).T
     return full

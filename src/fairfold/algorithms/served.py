@@ -3,12 +3,17 @@
 import torch
 from torch import Tensor
 
+from fairfold.kernels import ops
+from fairfold.kernels.few_bits import PackedRows
 from fairfold.metrics.ranking import first_by_score
-from fairfold.projections.coded import FACTORS
+from fairfold.projections.coded import FACTORS, factors_of
 from fairfold.values import Weights
 
 TASTE, WORN = "taste", "worn"
 """Names of what is made of a history: the sum of its rows, and which items it has."""
+
+BLOCK = 1024
+"""Rows whose numbers are made of bits at a time."""
 
 SCORES_AT_ONCE = 1 << 22
 """Scores made at a time, where many histories are judged."""
@@ -21,16 +26,18 @@ class Served:
     ``weight``; and to the score of i as much of that as its factors say, (a_j b_i) / (a_i b_j).
 
     Args:
-        rows: (a, b, w) of the leading items, [rows, 2 + columns].
+        rows: (a, b, w) of the leading items, [rows, 2 + columns]; or as they are stored, and read as they are.
         listed: Pairs, [pairs, 3]; one of an item with itself is none.
         weight: What a pair counts.
     """
 
-    def __init__(self, rows: Tensor, listed: Tensor, weight: float) -> None:
-        self.into, self.out, self.rows, self.known = rows[:, 0], rows[:, 1], rows[:, FACTORS:], len(rows)
+    def __init__(self, rows: Tensor | PackedRows, listed: Tensor, weight: float) -> None:
+        factors = rows[:, :FACTORS] if isinstance(rows, Tensor) else factors_of(rows.ahead)
+        self.rows, self.known = rows[:, FACTORS:] if isinstance(rows, Tensor) else rows, len(rows)
+        self.into, self.out = factors.T
         pairs, values = listed[:, :2].long(), listed[:, 2]
         real = pairs[:, 0] != pairs[:, 1]
-        pairs, values = pairs[real], values[real].to(rows.dtype)
+        pairs, values = pairs[real], values[real].to(factors.dtype)
         back = torch.ones_like(values)
         both = (pairs < self.known).all(1)
         (rarer, other), held = pairs[both].T, values[both]
@@ -42,12 +49,18 @@ class Served:
         self._from, to = torch.cat([pairs[:, 1], pairs[:, 0]]), torch.cat([pairs[:, 0], pairs[:, 1]])
         order = to.argsort(stable=True)
         self._from, self._to, self._values = self._from[order], to[order], torch.cat([values, values * back])[order]
+        blocks = (torch.arange(at, min(at + BLOCK, self.known)) for at in range(0, self.known, BLOCK))
+        self._largest = max((float((self.rows[of].norm(dim=1) * self.out[of]).max()) for of in blocks), default=0.0)
         self.reach = 1 + max(self.known - 1, int(self._to.max()) if len(self._to) else -1)
 
     def histories(self, histories: list[Tensor]) -> Weights:
         """What is made of some histories."""
-        worn = self.rows.new_zeros(len(histories), self.reach)
+        worn = self.into.new_zeros(len(histories), self.reach)
         worn[_places(histories, self.reach)] = 1
+        if isinstance(self.rows, PackedRows):
+            mine = [history[history < self.known] for history in histories]
+            tastes = [ops.packed_sum(self.rows, items, self.into[items]) for items in mine]
+            return {TASTE: torch.stack(tastes) if tastes else worn.new_zeros(0, self.rows.columns), WORN: worn}
         return {TASTE: (worn[:, : self.known] * self.into) @ self.rows, WORN: worn}
 
     def scores(self, made: Weights, items: Tensor) -> Tensor:
@@ -58,7 +71,9 @@ class Served:
         found = least[:, None] - behind * (1 + least.abs()[:, None])
         here = items < self.known
         mine = items[here]
-        found[:, here] = (taste @ self.rows[mine].T) * self.out[mine]
+        packed = isinstance(self.rows, PackedRows)
+        told = ops.packed_products(self.rows, mine, taste) if packed else taste @ self.rows[mine].T  # type: ignore[arg-type]
+        found[:, here] = told * self.out[mine]
         ends = torch.stack([items[0], items[-1] + 1]) if len(items) else items.new_zeros(2)
         low, high = torch.searchsorted(self._to, ends).tolist()
         if high > low:
@@ -73,7 +88,7 @@ class Served:
         """What no score of a user is below."""
         if not self.known:
             return taste.new_zeros(len(taste))
-        rows = taste.norm(dim=1) * (self.rows.norm(dim=1) * self.out).max()
+        rows = taste.norm(dim=1) * self._largest
         pairs = worn.sum(1) * (self._values.abs().max() if len(self._values) else 0.0)
         least: Tensor = -(rows + pairs)
         return least

@@ -10,6 +10,10 @@ The spectrum without S. N = I − S is the precision matrix scaled to a unit dia
 So N⁻¹ = Δ⁻¹ (D G D + λI) Δ⁻¹, which is known without an inverse, has the eigenvectors of S, and an eigenvalue s of S is
 1/(1 − s) there: the ones that are wanted are the largest, and far apart. A block Krylov space of few products finds
 them.
+
+Single precision is enough: what is left of an item beyond all others is no small difference of large numbers, so that
+the error of S is 1e-6 of it. Double precision is for small matrices, where it costs nothing, and for sums so large
+against λ that two items which always occur together could not be told from one.
 """
 
 from dataclasses import dataclass
@@ -17,14 +21,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-SPARE, POWERS, RESTARTS = 16, 4, 12
-"""Directions beyond those wanted, products before a Krylov space is begun anew, and how often it is."""
+SMALL = 1_500
+"""Items up to which all is done in double precision."""
+
+TELLING = 2.0**11
+"""The largest number of D G D over λ up to which single precision tells items apart."""
+
+BLOCK, SPACE, RESTARTS = 32, 3, 40
+"""Directions multiplied at a time; size of a Krylov space against what is wanted, and how often it begins anew."""
+
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-7}
+"""Residual of an eigenpair against its value."""
 
 MOST_PER_ITEM = 255
 """Pairs that are listed under an item."""
 
-TOLERANCE = 1e-7
-"""Residual of an eigenpair against its value."""
+ROWS_AT_ONCE = 256
+"""Rows of S that are searched at a time."""
 
 
 @dataclass(frozen=True)
@@ -35,65 +48,70 @@ class Precision:
         scales: D.
         matrix: D G D + λI.
         inverse: P.
+        roots: √P_jj.
     """
 
     scales: Tensor
     matrix: Tensor
     inverse: Tensor
+    roots: Tensor
 
     @classmethod
     def of(cls, gram: Tensor, counts: Tensor, beta: float, ridge: float) -> "Precision":
-        """From a sum of pairs, in double precision. It uses up the sum."""
+        """From a sum of pairs, in its precision or a higher one. It uses up the sum."""
         known = counts.double().clamp(min=1)
         scales = (known / known.mean()) ** -beta
-        matrix = gram.mul_(scales[:, None]).mul_(scales)
+        largest = float((gram.diagonal() * scales.square()).max())
+        matrix = gram.double() if len(gram) <= SMALL or largest > TELLING * ridge else gram
+        own = scales.to(matrix.dtype)
+        matrix.mul_(own[:, None]).mul_(own)
         matrix.diagonal().add_(ridge)
-        return cls(scales, matrix, torch.cholesky_inverse(torch.linalg.cholesky(matrix)))
-
-    @property
-    def roots(self) -> Tensor:
-        """√P_jj."""
-        return self.inverse.diagonal().sqrt()
+        factor = torch.linalg.cholesky(matrix)
+        inverse = torch.cholesky_inverse(factor, out=factor)  # in its place: two matrices at a time are enough
+        return cls(scales, matrix, inverse, inverse.diagonal().double().sqrt())
 
     def correlations(self) -> Tensor:
         """S. It uses up the inverse."""
-        roots = self.roots
+        roots = self.roots.to(self.inverse.dtype)
         found = self.inverse.div_(-roots[:, None]).div_(roots)
         return found.fill_diagonal_(0)
 
     def spectrum(self, many: int) -> tuple[Tensor, Tensor]:
         """The largest eigenvalues of S, falling, and their vectors as columns."""
-        roots = self.roots
-        values, vectors = leading(roots[:, None] * self.matrix * roots, many)
+        values, vectors = leading(self.matrix, self.roots, many)
         signs = vectors.gather(0, vectors.abs().argmax(0)[None]).sign()
         return 1 - 1 / values, vectors * signs
 
 
-def leading(matrix: Tensor, many: int) -> tuple[Tensor, Tensor]:
-    """The largest eigenvalues of a symmetric, positive matrix, falling, and their vectors."""
-    size, width = len(matrix), many + SPARE
-    if size <= 2 * POWERS * width:
-        return _exact(matrix, many)
-    block = torch.randn(size, width, dtype=matrix.dtype, generator=torch.Generator().manual_seed(0))
+def leading(matrix: Tensor, roots: Tensor, many: int) -> tuple[Tensor, Tensor]:
+    """The largest eigenvalues of diag(roots) · matrix · diag(roots), which is positive, falling, and their vectors.
+
+    A block is multiplied and put at a right angle to all before it, until the space has its size. The best of what it
+    holds is kept, and the next block goes on from there: a Krylov space that begins anew with what it has found.
+    """
+    scale, size, space = roots.to(matrix.dtype)[:, None], len(matrix), max(SPACE * many, many + 4 * BLOCK)
+    if size <= 2 * space:
+        values, vectors = torch.linalg.eigh(scale * matrix * scale.T)
+        return values[-many:].flip(0), vectors[:, -many:].flip(1)
+    basis, images = matrix.new_empty(2, size, space + BLOCK)
+    block = torch.randn(size, BLOCK, dtype=matrix.dtype, generator=torch.Generator().manual_seed(0))
+    block, filled = torch.linalg.qr(block).Q, 0
     for _ in range(RESTARTS):
-        basis = torch.linalg.qr(block).Q
-        for _ in range(POWERS):
-            block = matrix @ basis[:, -width:]
+        while filled < space:
+            here, filled = slice(filled, filled + BLOCK), filled + BLOCK
+            basis[:, here], images[:, here] = block, (matrix @ (block * scale)) * scale
+            block, past = images[:, here], basis[:, :filled]
             for _ in range(2):  # once leaves what rounding brings back
-                block = block - basis @ (basis.T @ block)
-            basis = torch.cat([basis, torch.linalg.qr(block).Q], dim=1)
-        image = matrix @ basis
-        values, turned = torch.linalg.eigh(basis.T @ image)
-        values, turned = values[-width:], turned[:, -width:]
-        block = basis @ turned
-        wanted = (image @ turned - block * values)[:, -many:].norm(dim=0) <= TOLERANCE * values[-many:]
-        if bool(wanted.all()):
-            return values[-many:].flip(0), block[:, -many:].flip(1)
-    return _exact(matrix, many)
-
-
-def _exact(matrix: Tensor, many: int) -> tuple[Tensor, Tensor]:
-    values, vectors = torch.linalg.eigh(matrix)
+                block = torch.linalg.qr(block - past @ (past.T @ block)).Q
+        values, turned = torch.linalg.eigh(basis[:, :filled].T @ images[:, :filled])
+        values, turned = values[-many - BLOCK :], turned[:, -many - BLOCK :]
+        vectors, image = basis[:, :filled] @ turned, images[:, :filled] @ turned
+        left = (image - vectors * values)[:, -many:].norm(dim=0)
+        noise = 4 * torch.finfo(matrix.dtype).eps * values[-1]  # of the largest, in all
+        if bool((left <= TOLERANCE[matrix.dtype] * values[-many:] + noise).all()):
+            break
+        filled = len(values)
+        basis[:, :filled], images[:, :filled] = vectors, image
     return values[-many:].flip(0), vectors[:, -many:].flip(1)
 
 
@@ -103,16 +121,22 @@ def strongest(correlations: Tensor, rows: Tensor, counts: Tensor, many: int) -> 
     By the size of what is left, |S − W Wᵀ|, times (c_i c_j)^¼: pairs of items that occur together often. No item is the
     rarer one of more than 255, which a byte can count.
     """
-    popular = counts.double().clamp(min=1) ** 0.25
-    left = torch.addmm(correlations, rows, rows.T, alpha=-1).abs_()
-    left.mul_(popular[:, None]).mul_(popular).tril_(-1)
-    value, place = left.reshape(-1).topk(min(many, left.numel()))
-    place = place[value > 0]
-    rarer, other = torch.div(place, len(left), rounding_mode="floor"), place % len(left)
+    popular = (counts.double().clamp(min=1) ** 0.25).to(correlations.dtype)
+    value, place, least = correlations.new_empty(0), torch.empty(0, dtype=torch.int64), 0.0
+    for start in range(0, len(correlations), ROWS_AT_ONCE):
+        here, stop = slice(start, start + ROWS_AT_ONCE), start + ROWS_AT_ONCE
+        left = torch.addmm(correlations[here, :stop], rows[here], rows[:stop].T, alpha=-1).abs_()
+        left.mul_(popular[here, None]).mul_(popular[:stop]).tril_(start - 1)
+        first, second = (left > least).nonzero(as_tuple=True)
+        value = torch.cat([value, left[first, second]])
+        place = torch.cat([place, (first + start) * len(correlations) + second])
+        value, best = value.topk(min(many, len(value)))
+        place, least = place[best], float(value[-1]) if len(value) == many else 0.0
+    rarer, other = torch.div(place, len(correlations), rounding_mode="floor"), place % len(correlations)
     kept = _nth(rarer) < MOST_PER_ITEM
     rarer, other = rarer[kept], other[kept]
     found = torch.zeros(many, 3, dtype=torch.float64)
-    found[: len(rarer)] = torch.stack([rarer.double(), other.double(), correlations[rarer, other]], dim=1)
+    found[: len(rarer)] = torch.stack([rarer.double(), other.double(), correlations[rarer, other].double()], dim=1)
     return found
 
 

@@ -46,9 +46,12 @@ def recommend(
     new = None if history is None else opened.history(history)
     number = 0 if user is None else find_user(data, user)
     device = None if size is None else device_model(opened, size)
-    full = state.full if device is None else device.recovered()
     held = None if device is None else [Assignment(device.projections)]
-    score = opened.scorer(full, held, new)
+    if device is None:
+        score = opened.scorer(state.full, held, new)
+    else:  # by its bytes alone
+        stored, people = device.stored(), opened.people(new)
+        score = opened.plan.algorithm.stored_scorer(opened.plan, device.projections, stored, people)
     past = data.train if new is None else new
     mine = past.of(number)
     telling = int(opened.telling(mine, held).sum())

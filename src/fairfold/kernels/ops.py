@@ -1,9 +1,9 @@
 """The seam between mathematics and speed: what layers above call, and which body serves it.
 
-Every operation has its specification in :mod:`fairfold.kernels.reference` and :mod:`.reference_stacked`. The compiled
-body serves float32 and float64 tensors on the CPU, and Triton those on a CUDA device; everything else, and every tensor
-that autograd follows, goes to the specification itself. All give the same slots and signs, and the same values up to
-the order of a sum.
+Every operation has its specification in :mod:`fairfold.kernels.reference`, :mod:`.reference_pairs`,
+:mod:`.reference_stacked` or :mod:`.few_bits`. The compiled body serves float32 and float64 tensors on the CPU, and
+Triton those on a CUDA device; everything else, and every tensor that autograd follows, goes to the specification
+itself. All give the same slots and signs, and the same values up to the order of a sum.
 
 Lengths and dtypes are the caller's to check. Row ids on the CPU are checked here: an id that the table does not have
 raises :class:`~fairfold.errors.InvalidRow` before anything is written.
@@ -17,10 +17,10 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from fairfold.kernels import gpu, hashing, reference, reference_stacked
+from fairfold.kernels import few_bits, gpu, hashing, reference, reference_pairs, reference_stacked
 from fairfold.kernels.form import Form, Lines
 from fairfold.kernels.hashing import Layout
-from fairfold.kernels.native import calls
+from fairfold.kernels.native import calls, pair_calls
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -72,6 +72,9 @@ unfold_groups = _served(reference.unfold_groups, calls.unfold_groups)
 number = _served(reference.number, calls.number)
 recover_positions = _served(reference.recover_positions, calls.recover_positions)
 accumulate_positions = _served(reference.accumulate_positions, calls.accumulate_positions)
+pair_sums = _served(reference_pairs.pair_sums, pair_calls.pair_sums)
+packed_products = _served(few_bits.packed_products, pair_calls.packed_products)
+packed_sum = _served(few_bits.packed_sum, pair_calls.packed_sum)
 recover_lines = _served(reference.recover_lines, None, "cohort")
 accumulate_lines = _served(reference.accumulate_lines, None, "cohort")
 step_prefix = torch.no_grad()(_served(reference.step_prefix, None, "cohort"))

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from fairfold.kernels.few_bits import PackedRows
 from fairfold.projections.blocks import LeadingBlock
 
 FACTORS = 2
@@ -72,12 +73,12 @@ class CodedRows(LeadingBlock):
 
     def unpacked(self, content: Tensor) -> Tensor:
         """The numbers that :meth:`packed` stored."""
-        (rows, columns), most = self.kept, 2 ** (self.bits - 1) - 1
-        factors = factors_of(content[: FACTORS * rows].view(rows, FACTORS).float())
-        digits = content[FACTORS * rows :, None] >> torch.arange(8, dtype=torch.uint8) & 1
-        digits = digits.view(rows, -1)[:, : (columns - FACTORS) * self.bits].view(rows, -1, self.bits)
-        whole = (digits << torch.arange(self.bits, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
-        return torch.cat([factors, whole.float() - most], dim=1).view(-1)
+        table = self.table(content)
+        return torch.cat([factors_of(table.ahead), table[torch.arange(len(table))]], dim=1).view(-1)
+
+    def table(self, content: Tensor) -> PackedRows:
+        """What :meth:`packed` stored, to be read as it is: the factors are what is ahead of its whole numbers."""
+        return PackedRows(content, self.kept[0], self.kept[1] - FACTORS, self.bits)
 
     def facts(self) -> dict[str, Any]:
         """What is kept of every side, and the bits."""

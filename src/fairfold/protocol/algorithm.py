@@ -13,6 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fairfold.projections import Assignment
 from fairfold.protocol.words import Answer, Public, Sent, State, Totals, Visit, Word, reduced
 from fairfold.settings.base import Frozen
 from fairfold.values import BYTES, Shapes, Weights
@@ -205,6 +206,13 @@ class Algorithm(Frozen):
         whose model this is: all of them for the server's.
         """
         raise NotImplementedError
+
+    def stored_scorer(
+        self, plan: "Plan", held: Mapping[str, "Projection"], stored: Weights, people: "People"
+    ) -> "Scorer":
+        """The same by what a device stores of every tensor, as it is stored."""
+        full = {name: one.recover(one.unpacked(stored[name])) for name, one in held.items()}
+        return self.scorer(plan, full, [Assignment(dict(held))], people)
 
     def predictor(self, plan: "Plan", full: Weights, held: Sequence[Any], people: "People") -> "Predictor":
         """Ratings of pairs of users and items; arguments as for :meth:`scorer`."""

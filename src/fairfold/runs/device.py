@@ -46,6 +46,10 @@ class DeviceModel:
         """Numbers held."""
         return sum(projection.size for projection in self.projections.values())
 
+    def stored(self) -> Weights:
+        """The same as it is written to a file."""
+        return {name: held.packed(self.compacts[name]) for name, held in self.projections.items()}
+
     def recovered(self) -> Weights:
         """The full tensors these stand for."""
         return {name: held.recover(self.compacts[name]) for name, held in self.projections.items()}
@@ -90,8 +94,7 @@ def write_device_model(run: OpenRun, device: DeviceModel, path: Path, measured: 
         "data": json.dumps(run.facts),
     }
     order = {} if device.leading is None else {LEADING: device.leading}
-    stored = {name: held.packed(device.compacts[name]) for name, held in device.projections.items()}
-    return int(write_sealed(path, stored | order, metadata)["bytes"])
+    return int(write_sealed(path, device.stored() | order, metadata)["bytes"])
 
 
 def read_device_model(path: Path) -> tuple[DeviceModel, dict[str, Any]]:

@@ -73,10 +73,15 @@ class OpenRun:
 
         With ``histories`` the users are others, who did not take part, and are asked for by their number there.
         """
-        if histories is not None:
-            self._refuse_new_users()
-        people = self.world.people if histories is None else People(self.plan, histories, {})
-        return self.plan.algorithm.scorer(self.plan, full, self.assignments if held is None else held, people)
+        held = self.assignments if held is None else held
+        return self.plan.algorithm.scorer(self.plan, full, held, self.people(histories))
+
+    def people(self, histories: Interactions | None) -> People:
+        """Those who took part, or others."""
+        if histories is None:
+            return self.world.people
+        self._refuse_new_users()
+        return People(self.plan, histories, {})
 
     def telling(self, items: Tensor, held: Sequence[Assignment] | None = None) -> Tensor:
         """Which of a user's items say anything about the user: where vectors follow from histories, not all do.

@@ -221,6 +221,47 @@ static void fuzz_train(void) {
     free_places(client.users[0]), free_places(client.users[1]), free_places(client.dense);
 }
 
+static void fuzz_pairs(void) {
+    int real = chance(2) ? 4 : 8;
+    int64_t histories = below(12), columns = below(40), size = 0, *begins = buffer(histories, 8), *ends = buffer(histories, 8);
+    int64_t *items = buffer(histories * 20, 8);
+    for (int64_t u = 0; u < histories; u++) {
+        begins[u] = size;
+        for (int64_t item = below(6); size < begins[u] + 20 && item < 50; item += 1 + below(9)) items[size++] = item;
+        ends[u] = size;
+    }
+    if (size && chance(20)) items[below(size)] = hostile();
+    if (histories && chance(20)) *(chance(2) ? begins : ends) = hostile();
+    int64_t room = columns * (columns + 1) / 2, told = sane_or_hostile(columns);
+    void *total = buffer(room, real), *weights = buffer(histories, real);
+    fairfold_pair_sums(items, size, begins, ends, chance(40) ? -1 : histories, chance(40) ? 5 : real, weights,
+                       told, chance(40) && room ? NULL : total, room, 1 + (int)below(6));
+    free(items), free(begins), free(ends), free(total), free(weights);
+}
+
+static void fuzz_packed(void) {
+    fairfold_packed table = {.rows = 1 + below(20), .columns = 1 + below(70), .bits = 2 + below(7)};
+    table.size = table.rows * (2 + (table.columns * table.bits + 7) / 8);
+    uint8_t *content = buffer(table.size, 1);
+    for (int64_t i = 0; i < table.size; i++) content[i] = (uint8_t)next();
+    table.content = content;
+    int64_t count = below(30), many = below(4), *ids = buffer(count, 8);
+    for (int64_t i = 0; i < count; i++) ids[i] = chance(400) ? hostile() : below(table.rows);
+    float *vectors = buffer(many * table.columns, 4), *products = buffer(many * count, 4);
+    float *factors = buffer(count, 4), *sum = buffer(table.columns, 4);
+    fairfold_packed claimed = table;
+    switch (below(20)) {
+    case 0: claimed.bits = hostile(); break;
+    case 1: claimed.rows = hostile(); break;
+    case 2: claimed.size = hostile(); break;
+    case 3: claimed.content = NULL; break;
+    default: break;
+    }
+    fairfold_packed_products(&claimed, ids, count, vectors, chance(40) ? -1 : many, products, 1 + (int)below(6));
+    fairfold_packed_sum(&claimed, ids, chance(40) ? -1 : count, factors, sum);
+    free(content), free(ids), free(vectors), free(products), free(factors), free(sum);
+}
+
 static double seconds;
 static const char *const sets[] = {"portable", "avx2", "avx512"};
 
@@ -237,6 +278,8 @@ static long rounds_of_calls(int alone) {
         fuzz_chain();
         fuzz_number();
         fuzz_train();
+        fuzz_pairs();
+        fuzz_packed();
         rounds++;
         clock_gettime(CLOCK_MONOTONIC, &now);
     } while ((double)(now.tv_sec - begin.tv_sec) + 1e-9 * (double)(now.tv_nsec - begin.tv_nsec) < seconds);

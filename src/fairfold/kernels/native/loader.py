@@ -11,7 +11,7 @@ import torch  # loaded before our library, which then shares the OpenMP threads 
 
 import fairfold.kernels.native as package
 
-ABI = 7
+ABI = 8
 """What native/fairfold.h calls FAIRFOLD_ABI: a library of another number is not called."""
 
 _NAME = "fairfold_native.so"
@@ -34,6 +34,9 @@ _SIGNATURES: dict[str, list[type]] = {
     "fold_groups": [_int, _pointer, _long, _long, _long, _pointer, _long, _int],
     "unfold_groups": [_int, _pointer, _long, _long, _long, _pointer, _long, _int, _int],
     "number": [_pointer, _long, _pointer, _pointer, _pointer],
+    "pair_sums": [_pointer, _long, _pointer, _pointer, _long, _int, _pointer, _long, _pointer, _long, _int],
+    "packed_products": [_packed, _pointer, _long, _pointer, _long, _pointer, _int],
+    "packed_sum": [_packed, _pointer, _long, _pointer, _pointer],
     "train": [_pointer, _int, _pointer],
 }
 

@@ -1,0 +1,163 @@
+"""How long correlations take to their model, and what they hold on the way.
+
+``python benchmarks/recommender_speed.py implicit``: MovieLens 1M (70/30) beside the alternating least squares of
+`implicit` (from PyPI; 32 factors, its defaults otherwise), both in one run on one thread, processor and wall seconds.
+``... large``: synthetic users and a large catalogue, through the path of `fairfold train`, with the peak of memory.
+``... device``: the peak of memory of a device, a process of its own, while it answers.
+"""
+
+import os
+
+if __name__ == "__main__":  # before any library starts its threads
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+
+import argparse
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import TypeVar
+
+import torch
+
+import fairfold.data
+from fairfold.algorithms.pair_architecture import ROWS
+from fairfold.data import Dataset, Interactions
+from fairfold.data.holdout import hold_out
+from fairfold.protocol.faults import Rejections
+from fairfold.protocol.round import run_round
+from fairfold.settings import read_settings
+from fairfold.simulate.numbering import numbered
+from fairfold.simulate.run import choose_backend
+from fairfold.simulate.world import World
+
+T = TypeVar("T")
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def peak_megabytes() -> float:
+    """The most memory that this process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def timed(what: str, work: Callable[[], T]) -> tuple[T, float]:
+    """What some work gives, and its processor seconds, which are printed."""
+    wall, used = time.perf_counter(), time.process_time()
+    found = work()
+    wall, used = time.perf_counter() - wall, time.process_time() - used
+    say(f"{what:40s} {used:8.2f} processor s {wall:8.2f} wall s   peak {peak_megabytes():,.0f} MB")
+    return found, used
+
+
+def whole(data: Dataset) -> Interactions:
+    """All interactions of a data set."""
+    parts = [part for part in (data.train, data.valid, data.test) if part is not None]
+    users, items = torch.cat([part.users for part in parts]), torch.cat([part.items for part in parts])
+    return Interactions.from_pairs(users, items, data.num_users, data.num_items)
+
+
+def modelled(train: Interactions, head: int, factors: int) -> float:
+    """From interactions to the model: processor seconds."""
+    settings = read_settings(
+        {"model": {"factors": factors}, "fleet": {"capacities": "1x"},
+         "algorithm": {"kind": "correlations", "head": head, "choose": False}}
+    )  # fmt: skip
+    data, first = timed("items numbered by counts", lambda: numbered(Dataset("speed", train, train), settings))
+    world, second = timed("survey and plan", lambda: World.of(settings, data))
+    backend = choose_backend(world, torch.device("cpu"))
+    state, third = timed(
+        "a round: all pairs, and the model",
+        lambda: run_round(world.initial(), world.fleet, world.people, Rejections(), backend),
+    )
+    assert float(state.full[ROWS].abs().max()) > 0
+    say(f"head {world.plan.architecture.tables[ROWS][0]:,} of {train.num_items:,} items, {len(train):,} interactions")
+    return first + second + third
+
+
+def beside_implicit(chosen: argparse.Namespace) -> None:
+    """Both, by turns."""
+    als, sparse = import_module("implicit.als"), import_module("scipy.sparse")
+    train, _ = hold_out(whole(fairfold.data.load(chosen.data)), 0.3, 0)
+    shape = (train.num_users, train.num_items)
+    matrix = sparse.csr_matrix((torch.ones(len(train)).numpy(), train.items.numpy(), train.offsets.numpy()), shape)
+    ours, theirs = list[float](), list[float]()
+    for _ in range(chosen.repeats):
+        ours.append(modelled(train, 8_000, chosen.factors))
+        fit = partial(als.AlternatingLeastSquares(factors=32, num_threads=1).fit, matrix, show_progress=False)
+        theirs.append(timed("implicit", fit)[1])
+    for mine, other in zip(ours, theirs, strict=True):
+        say(f"correlations {mine:.2f} s, implicit {other:.2f} s of processor time: {mine / other:.2f} times")
+
+
+def invented(users: int, items: int) -> Interactions:
+    """Users of 20 to 30 items: some of their own one of a hundred kinds, some of any, the popular ones more often."""
+    source = torch.Generator().manual_seed(0)
+    popularity = torch.arange(1, items + 1, dtype=torch.float64).pow_(-0.8).cumsum_(0)
+    parts_of_users, parts_of_items = [], []
+    for start in range(0, users, 100_000):
+        mine = torch.arange(start, min(start + 100_000, users))
+        many = torch.randint(20, 31, (len(mine),), generator=source)
+        owner = torch.repeat_interleave(mine, many)
+        chance = torch.rand(len(owner), generator=source, dtype=torch.float64) * popularity[-1]
+        drawn = torch.searchsorted(popularity, chance).clamp(max=items - 1)
+        alike = drawn // 100 * 100 + owner % 100
+        own = torch.rand(len(owner), generator=source) < 0.6
+        parts_of_users.append(owner)
+        parts_of_items.append(torch.where(own, alike.clamp(max=items - 1), drawn))
+    return Interactions.from_pairs(torch.cat(parts_of_users), torch.cat(parts_of_items), users, items)
+
+
+def large(chosen: argparse.Namespace) -> None:
+    """Many users, a large catalogue."""
+    train, _ = timed("invented", lambda: invented(chosen.users, chosen.items))
+    say(f"{modelled(train, chosen.head, chosen.factors):,.0f} processor s in all, peak {peak_megabytes():,.0f} MB")
+
+
+def device(chosen: argparse.Namespace) -> None:
+    """A process that has nothing but its history, before and after it answers."""
+    code = f"""
+import resource, torch
+from fairfold.algorithms.pairs import pair_sums, size_of, weights_of
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+history = torch.randperm({chosen.head})[:{chosen.history}].sort().values
+pair_sums([history[:5]], weights_of(torch.tensor([5])), 50)
+before = peak()
+said = pair_sums([history], weights_of(torch.tensor([len(history)])), {chosen.head})
+print(f"{{len(history)}} items: an answer of {{4 * len(said) / 2**20:.1f}} MB, peak {{peak() - before:.1f}} MB more")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def main() -> None:
+    """See the top of this file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--factors", type=int, default=128)
+    kinds = parser.add_subparsers(required=True)
+    beside = kinds.add_parser("implicit")
+    beside.add_argument("--data", default="ml-1m")
+    beside.add_argument("--repeats", type=int, default=3)
+    beside.set_defaults(run=beside_implicit)
+    synthetic = kinds.add_parser("large")
+    synthetic.add_argument("--users", type=int, default=1_000_000)
+    synthetic.add_argument("--items", type=int, default=100_000)
+    synthetic.add_argument("--head", type=int, default=10_000)
+    synthetic.set_defaults(run=large)
+    alone = kinds.add_parser("device")
+    alone.add_argument("--head", type=int, default=3_500)
+    alone.add_argument("--history", type=int, default=300)
+    alone.set_defaults(run=device)
+    chosen = parser.parse_args()
+    torch.set_num_threads(chosen.threads)
+    chosen.run(chosen)
+
+
+if __name__ == "__main__":
+    main()
