@@ -38,8 +38,7 @@ def changes_of(options: Mapping[str, Any], changes: list[str]) -> dict[str, Any]
     if given.get("subspace.method") == "central":  # not a method of federations: all data is in one place
         del given["subspace.method"]
         given[ALGORITHM] = "central"
-    if given.get("model.kind") == "mf-ratings":
-        raise InvalidSettings("--model mf-ratings", "algorithm.kind='ratings', its place now", "Use --recipe ratings.")
+
     return given | parse_changes(changes)
 
 

@@ -10,7 +10,7 @@ import tomli_w
 
 from fairfold.errors import InvalidSettings
 from fairfold.settings.base import NONE
-from fairfold.settings.settings import TABLES, Settings, merged, nested, read_settings
+from fairfold.settings.settings import Settings, merged, nested, read_settings
 
 FOR = "for"
 """The table of a recipe with what known data sets take instead, by their names."""
@@ -44,19 +44,13 @@ def load_settings(path: Path | None, changes: Mapping[str, Any], recipe: str | N
     over = nested(changes)
     if recipe is not None and path is not None:
         raise InvalidSettings(f"{path} and recipe {recipe!r}", "one of them", "Start from the recipe, or from a file.")
-    values: Mapping[str, Any] = {} if path is None else _read(path)
+    values = {} if path is None else _read(path)
     if recipe is not None:
-        values = _of_recipe(recipe, over)
+        values = tomllib.loads(recipe_text(recipe))
+        known, data = values.pop(FOR, {}), over.get("data")
+        chosen = data.get("name", "") if isinstance(data, Mapping) else ""
+        values = merged(values, known.get(Path(str(chosen)).name, {}))
     return read_settings(merged(values, over))
-
-
-def _of_recipe(name: str, over: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe with what it says for the data set at hand; not where another algorithm or model is asked for."""
-    values: dict[str, Any] = tomllib.loads(recipe_text(name))
-    known = values.pop(FOR, {})
-    data = over.get("data")
-    chosen = data.get("name", "") if isinstance(data, Mapping) else ""
-    return merged(values, known.get(Path(str(chosen)).name, {}))
 
 
 def to_toml(settings: Settings) -> str:
@@ -78,11 +72,8 @@ def _read(path: Path) -> dict[str, Any]:
         if len(text) > LONGEST_FILE:
             given = f"{path}, which is longer than {LONGEST_FILE:,} bytes"
             raise InvalidSettings(given, "a TOML file", "Check the path.")
-        values = tomllib.loads(text.decode("utf-8"))
+        return tomllib.loads(text.decode("utf-8"))
     except OSError as error:
         raise InvalidSettings(f"{path}: {error.strerror}", "a readable TOML file", "Check the path.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidSettings(f"{path}: {error}", "a TOML file", "Mend that line.") from None
-    if values and not values.keys() & set(TABLES):
-        read_settings(values)  # flat keys of old: refused with their new places
-    return values
