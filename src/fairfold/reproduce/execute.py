@@ -32,6 +32,7 @@ from fairfold.reproduce.records import (
 )
 
 POLL_SECONDS = 0.5
+THREADS = "OMP_NUM_THREADS"
 _SPAWN = multiprocessing.get_context("spawn")  # a fork after OpenMP work hangs
 
 
@@ -226,7 +227,9 @@ def workers(processes: int, **start: Any) -> Iterator[ProcessPoolExecutor | None
     if processes == 1:
         yield None
         return
-    with _one_thread_each(), ProcessPoolExecutor(processes, mp_context=_SPAWN, **start) as pool:
+    before = {name: value for name, value in os.environ.items() if name == THREADS}
+    os.environ[THREADS] = "1"  # they inherit it; their number already is that of the cores
+    with ProcessPoolExecutor(processes, mp_context=_SPAWN, **start) as pool:
         try:
             yield pool
         except BaseException:
@@ -234,20 +237,9 @@ def workers(processes: int, **start: Any) -> Iterator[ProcessPoolExecutor | None
             for process in list((pool._processes or {}).values()):
                 process.terminate()
             raise
-
-
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Processes started in here use one thread: their number already is that of the cores."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
+        finally:
+            del os.environ[THREADS]
+            os.environ |= before
 
 
 _shares: Any = None

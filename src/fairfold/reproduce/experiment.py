@@ -6,9 +6,8 @@ it (a table of settings that is given another kind starts anew); with ``--quick`
 ``quick`` come last.
 """
 
-import difflib
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from importlib import resources
@@ -17,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from fairfold.errors import FairfoldError, InvalidSettings
+from fairfold.errors import FairfoldError, InvalidSettings, nearest
 from fairfold.reproduce.kinds import KINDS
 from fairfold.settings import merged
 from fairfold.settings.base import Frozen
@@ -164,16 +163,10 @@ def _text(name: str) -> tuple[str, str]:
             raise InvalidSettings(f"{path}: {error.strerror}", "a readable TOML file", "Check the path.") from None
     known = known_experiments()
     if name not in known:
-        remedy = _nearest(name, [*known, *GROUPS]) or "`fairfold reproduce --list` shows them."
         needed = f"one of {', '.join((*GROUPS, *known))}, or a .toml file"
-        raise InvalidSettings(f"experiment {name!r}", needed, remedy)
+        given = f"experiment {name!r}{nearest(name, [*known, *GROUPS])}"
+        raise InvalidSettings(given, needed, "`fairfold reproduce --list` shows them.")
     return resources.files("fairfold").joinpath("experiments", f"{name}{SUFFIX}").read_text(encoding="utf-8"), name
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    """A question, or nothing."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"Did you mean {near[0]!r}?" if near else ""
 
 
 def _cells(
@@ -208,8 +201,8 @@ def _cells(
 
 def _check(where: str, kind: str, values: Values) -> None:
     if kind not in KINDS:
-        remedy = _nearest(kind, KINDS) or "Check the spelling."
-        raise InvalidSettings(f"{where}: kind {kind!r}", f"one of {', '.join(KINDS)}", remedy)
+        given = f"{where}: kind {kind!r}{nearest(kind, KINDS)}"
+        raise InvalidSettings(given, f"one of {', '.join(KINDS)}", "Check the spelling.")
     try:
         KINDS[kind].settings(values)
     except FairfoldError as error:
@@ -235,7 +228,5 @@ def _explain(problem: Any) -> str:
     path = ".".join(str(part) for part in problem["loc"])
     if problem["type"] != "extra_forbidden":
         return f"{path}: {problem['msg']}"
-    levels: dict[int, type[Frozen]] = {1: ExperimentFile, 3: TableFile}
-    model = SearchFile if problem["loc"][0] == "search" else levels.get(len(problem["loc"]), TableFile)
-    near = _nearest(str(problem["loc"][-1]), model.model_fields)
-    return f"unknown key {path!r}" + (f" ({near.replace('Did', 'did')})" if near else "")
+    model = {"search": SearchFile, "tables": TableFile}.get(problem["loc"][0], ExperimentFile)
+    return f"unknown key {path!r}{nearest(str(problem['loc'][-1]), model.model_fields)}"

@@ -4,14 +4,13 @@ import base64
 import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fairfold.files import write_atomically
-from fairfold.reproduce import sizes
 from fairfold.reproduce.experiment import Experiment
-from fairfold.reproduce.tables import COLUMNS, Grid, crossed, detail, shown
+from fairfold.reproduce.tables import COLUMNS, SIZE_COLUMNS, Grid, crossed, detail, shown, size_rows, sizes, views
 from fairfold.runs.report import rendered_page
 from fairfold.runs.units import human_seconds
 from fairfold.version import __version__
@@ -46,7 +45,7 @@ def write_results(results: Results, out: Path) -> list[Path]:
     texts = {
         "results.md": _markdown(results),
         "results.csv": _csv(results, [*COLUMNS, "values", "machine"], _cell_lines),
-        "sizes.csv": _csv(results, list(sizes.COLUMNS), _size_lines),
+        "sizes.csv": _csv(results, list(SIZE_COLUMNS), _size_lines),
         "results.html": render_page([results]),
     }
     for name, text in texts.items():
@@ -83,11 +82,11 @@ def _markdown_table(grid: Grid) -> list[str]:
         lines += _pipes(["without federation", grid.file.metric], [[n, shown(v)] for n, v in grid.references.items()])
         lines += [""]
     lines += [f"- {note}" for note in grid.file.notes] + ([""] if grid.file.notes else [])
-    for view in sizes.views(grid):
+    for view in views(grid):
         lines += [f"{view.about}:", "", *_pipes(view.heading, view.rows), ""]
     lines += [*_pipes(COLUMNS, [detail(entry) for entry in grid.entries]), ""]
-    by_size = sizes.size_rows(grid)
-    lines += [*_pipes(sizes.COLUMNS, by_size), ""] if by_size else []
+    by_size = size_rows(grid)
+    lines += [*_pipes(SIZE_COLUMNS, by_size), ""] if by_size else []
     return [*lines, *_about_run(grid), ""]
 
 
@@ -129,8 +128,8 @@ def _cell_lines(grid: Grid) -> Iterator[list[Any]]:
 def _size_lines(grid: Grid) -> Iterator[list[Any]]:
     """One line a cell and device size: bytes as numbers, the own model as mean over the seeds."""
     for entry in grid.entries:
-        for size in sizes.sizes(entry):
-            yield [entry.row, entry.column, *astuple(size)]
+        for size in sizes(entry):
+            yield [entry.row, entry.column, *size]
 
 
 def render_page(many: list[Results]) -> str:
@@ -141,7 +140,7 @@ def render_page(many: list[Results]) -> str:
         title="The paper's tables, run again" if len(many) > 1 else many[0].experiment.file.title,
         experiments=[_for_page(results) for results in many],
         columns=COLUMNS,
-        size_columns=sizes.COLUMNS,
+        size_columns=SIZE_COLUMNS,
         quick=QUICK,
         version=__version__,
     )
@@ -156,7 +155,7 @@ def _for_page(results: Results) -> dict[str, Any]:
             {
                 "file": grid.file, "heading": heading, "rows": rows, "details": map(detail, grid.entries),
                 "references": [(name, shown(value)) for name, value in grid.references.items()],
-                "plots": drawn, "about": _about_run(grid), "views": sizes.views(grid), "sizes": sizes.size_rows(grid),
+                "plots": drawn, "about": _about_run(grid), "views": views(grid), "sizes": size_rows(grid),
             }
         )  # fmt: skip
     told = results.experiment
