@@ -216,7 +216,7 @@ def _read_femnist(folder: Path) -> ImageDataset:
         if not pieces:
             raise InvalidData(f"no images in {folder / split}", "LEAF's *.json files", "Run LEAF's preprocess.sh.")
         parts.append(tuple(numpy.concatenate(column) for column in zip(*pieces, strict=True)))
-    return _dataset(folder, *parts, list(writers))
+    return _dataset(folder, parts[0], parts[1], list(writers))
 
 
 def _femnist_file(path: Path, writers: dict[str, int]) -> list[Arrays]:

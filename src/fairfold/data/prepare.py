@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fairfold.data import lines
-from fairfold.data.files import Stages, atomic_folder, cache_folder, checksum, existing, silent
+from fairfold.data.files import Stages, atomic_folder, cache_folder, existing, silent
 from fairfold.data.images import ImageDataset, is_image_folder, read_images, source_files
 from fairfold.data.interactions import Dataset
 from fairfold.data.known import on_disk, resolve
@@ -29,6 +29,7 @@ from fairfold.data.store import (
 )
 from fairfold.data.tables import build_table
 from fairfold.errors import InvalidData
+from fairfold.files import checksum
 
 LONGEST_NAME = 100
 """Bytes of a source's name that go into that of its folder in the cache."""

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class Job:
     cell: Cell
     mark: str  # its fingerprint
     folder: Path  # where it may keep a run to go on with
-    homes: tuple[tuple[Path, Cell], ...]  # folders of the experiments that have it, and what it is called there
+    homes: list[tuple[Path, Cell]]  # folders of the experiments that have it, and what it is called there
 
 
 MEMORY_A_JOB = 4 * 2**30
@@ -61,21 +61,6 @@ def default_jobs(cells: int) -> int:
     if torch.cuda.is_available():
         jobs = min(jobs, torch.cuda.get_device_properties(0).total_memory // MEMORY_A_JOB)
     return max(1, min(jobs, cells))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What an experiment has and what it lacks."""
-
-    records: Records
-    found: dict[str, Outcome] = field(default_factory=dict)  # by mark
-    marks: dict[Cell, str] = field(default_factory=dict)
-    taken: list[Record] = field(default_factory=list)  # over from other experiments
-    waiting: dict[str, Job] = field(default_factory=dict)  # to be run
-
-    def outcomes(self) -> dict[Cell, Outcome]:
-        """Of all cells that are done."""
-        return {cell: self.found[mark] for cell, mark in self.marks.items() if mark in self.found}
 
 
 def execute_all(
@@ -96,27 +81,46 @@ def execute_all(
     anywhere: dict[str, Record] = {}
     for record in (record for records in kept.values() for record in records.by_label.values()):
         anywhere.setdefault(record["fingerprint"], record)
-    plans = [_plan(experiment, kept[experiment.folder], anywhere, watcher) for experiment in experiments]
+    found, marks = dict[str, Outcome](), dict[Cell, str]()  # by mark; what a cell's outcome is found by
+    taken, waiting = defaultdict[str, list[Record]](list), dict[str, Job]()  # over from other experiments; to be run
+    for experiment in experiments:
+        records = kept[experiment.folder]
+        for damage in records.damaged:
+            watcher.on_note(f"{damage}: the cell is run again")
+        for cell in experiment.cells:
+            try:
+                mark = marks[cell] = _mark(cell)
+            except InvalidData as error:
+                marks[cell] = missing = f"no data: {error}"
+                found[missing] = Outcome("no data", str(error))
+                continue
+            outcome = records.outcome(cell.label, mark)
+            if outcome is None and mark in anywhere:  # another experiment has the same cell
+                taken[experiment.folder].append(anywhere[mark] | {"label": cell.label} | _described(cell))
+                outcome = outcome_of(anywhere[mark])
+            if outcome is not None:
+                found[mark] = outcome
+            else:
+                folder = records.place / UNDER_WAY / file_name(cell.label)
+                waiting.setdefault(mark, Job(cell, mark, folder, [])).homes.append((records.place, cell))
     try:
         if run:
-            todo: dict[str, Job] = {}
-            for mark, job in ((mark, job) for plan in plans for mark, job in plan.waiting.items()):
-                todo[mark] = replace(todo[mark], homes=todo[mark].homes + job.homes) if mark in todo else job
-            waiting = sorted(todo.values(), key=lambda job: job.cell.seed)  # tables of one seed first: to be read early
-            states = [outcome.state for plan in plans for outcome in plan.outcomes().values()]
+            todo = sorted(waiting.values(), key=lambda job: job.cell.seed)  # tables of one seed first: to be read early
+            states = [found[mark].state for mark in marks.values() if mark in found]
             lacking = states.count("no data")
-            watcher.on_plan(len(states) - lacking, lacking, [job.cell for job in waiting])
-            processes = default_jobs(len(waiting)) if jobs is None else jobs
-            alone = processes == 1 or len(waiting) < 2
-            for job, outcome in _run_here(waiting, watcher) if alone else _run_apart(waiting, watcher, processes):
+            watcher.on_plan(len(states) - lacking, lacking, [job.cell for job in todo])
+            processes = default_jobs(len(todo)) if jobs is None else jobs
+            alone = processes == 1 or len(todo) < 2
+            for job, outcome in _run_here(todo, watcher) if alone else _run_apart(todo, watcher, processes):
                 watcher.on_cell(job.cell, outcome)
-                for plan in plans:
-                    plan.found[job.mark] = outcome
+                found[job.mark] = outcome
     finally:
-        for plan in plans:
-            if run or plan.taken:
-                plan.records.join(plan.taken)
-    return [plan.outcomes() for plan in plans]
+        for name in {experiment.folder for experiment in experiments}:
+            if run or taken[name]:
+                kept[name].join(taken[name])
+    return [
+        {cell: found[marks[cell]] for cell in experiment.cells if marks[cell] in found} for experiment in experiments
+    ]
 
 
 def _kept(experiments: list[Experiment], out: Path) -> dict[str, Records]:
@@ -131,29 +135,10 @@ def _kept(experiments: list[Experiment], out: Path) -> dict[str, Records]:
     return {place.name: Records(place) for place in sorted(places)}
 
 
-def _plan(experiment: Experiment, records: Records, anywhere: dict[str, Record], watcher: Watcher) -> Plan:
-    plan = Plan(records)
-    for damage in records.damaged:
-        watcher.on_note(f"{damage}: the cell is run again")
-    for cell in experiment.cells:
-        try:
-            data = KINDS[cell.kind].data(cell.values)
-        except InvalidData as error:
-            plan.marks[cell] = missing = f"no data: {error}"
-            plan.found[missing] = Outcome("no data", str(error))
-            continue
-        mark = fingerprint(cell.kind, KINDS[cell.kind].meaning(cell.values), cell.seed, data)
-        plan.marks[cell] = mark
-        outcome = records.outcome(cell.label, mark)
-        if outcome is None and mark in anywhere:  # another experiment has the same cell
-            plan.taken.append(anywhere[mark] | {"label": cell.label} | _described(cell))
-            outcome = outcome_of(anywhere[mark])
-        if outcome is not None:
-            plan.found[mark] = outcome
-            continue
-        folder = records.place / UNDER_WAY / file_name(cell.label)
-        plan.waiting.setdefault(mark, Job(cell, mark, folder, ((records.place, cell),)))
-    return plan
+def _mark(cell: Cell) -> str:
+    """The fingerprint of a cell; an :class:`InvalidData` where its data is not at hand."""
+    kind = KINDS[cell.kind]
+    return fingerprint(cell.kind, kind.meaning(cell.values), cell.seed, kind.data(cell.values))
 
 
 def _described(cell: Cell) -> dict[str, Any]:

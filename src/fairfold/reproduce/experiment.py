@@ -228,5 +228,6 @@ def _explain(problem: Any) -> str:
     path = ".".join(str(part) for part in problem["loc"])
     if problem["type"] != "extra_forbidden":
         return f"{path}: {problem['msg']}"
-    model = {"search": SearchFile, "tables": TableFile}.get(problem["loc"][0], ExperimentFile)
-    return f"unknown key {path!r}{nearest(str(problem['loc'][-1]), model.model_fields)}"
+    parts: dict[str, type[Frozen]] = {"search": SearchFile, "tables": TableFile}
+    known = parts.get(problem["loc"][0], ExperimentFile).model_fields
+    return f"unknown key {path!r}{nearest(str(problem['loc'][-1]), known)}"

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fairfold import files
-from fairfold.errors import CannotWrite, InvalidSettings
+from fairfold.errors import InvalidSettings
 from fairfold.runs.read import LOG, METRICS, MODEL, RESULT, SETTINGS, columns_of, lines_of, sealed_json, sealed_settings
 from fairfold.runs.tensors import write_sealed
 from fairfold.runs.units import popularity_facts
@@ -110,7 +110,7 @@ class RunFolder:
         try:
             handler = logging.FileHandler(self.path / LOG, encoding="utf-8")
         except OSError as error:
-            raise _cannot_write(self.path / LOG, error) from error
+            raise files.cannot_write(self.path / LOG, error) from error
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logger = logging.getLogger("fairfold")
         level = logger.level
@@ -146,7 +146,7 @@ class RunFolder:
             with (self.path / METRICS).open("ab") as file:
                 file.write(lines_of([self._row(report)]))
         except OSError as error:
-            raise _cannot_write(self.path / METRICS, error) from error
+            raise files.cannot_write(self.path / METRICS, error) from error
 
     def finish(self, result: Result, seconds: float, stopped: str, data: dict[str, Any]) -> None:
         """Write the model, then the closing table, which says that the run is finished."""
@@ -192,7 +192,3 @@ def _content(path: Path) -> list[Path]:
         for entry in path.iterdir()
         if entry.suffix != files.TEMPORARY and not (entry.name == "checkpoints" and not any(entry.iterdir()))
     ]
-
-
-def _cannot_write(path: Path, error: OSError) -> CannotWrite:
-    return CannotWrite(f"{path}: {error.strerror}", "a file that can be written", "Go on with --resume.")

@@ -68,12 +68,6 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data.cast("B")
 
 
-def checksum_of(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def write_sealed(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, private: bool = False
 ) -> dict[str, Any]:
