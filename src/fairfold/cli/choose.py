@@ -27,6 +27,13 @@ OPTIONS = {
 
 ALGORITHM = "algorithm.kind"
 Data = Annotated[str | None, typer.Option(help="'synthetic', a name from `fairfold data list`, or a folder or file.")]
+Recipe = Annotated[
+    str | None,
+    typer.Option(
+        help="Settings that come with fairfold: 'best' (the default), 'ratings' (the best for those), 'correlations' "
+        "(one sum over devices), or 'paper', the authors' example."
+    ),
+]
 Change = Annotated[
     list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other setting; may be repeated.")
 ]
