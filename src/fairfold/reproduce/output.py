@@ -3,7 +3,7 @@
 import base64
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def write_results(results: Results, out: Path) -> list[Path]:
             results.plots[grid.name][file] = rendered(figure, "svg")
             written.append(place / file)
     texts = {
-        "results.md": _markdown(results),
+        "results.md": render_page([results], "results.md"),
         "results.csv": _csv(results, [*COLUMNS, "values", "machine"], _cell_lines),
         "sizes.csv": _csv(results, list(SIZE_COLUMNS), _size_lines),
         "results.html": render_page([results]),
@@ -54,42 +54,6 @@ def write_results(results: Results, out: Path) -> list[Path]:
     return [*first, *written, page]
 
 
-def _markdown(results: Results) -> str:
-    """The results as a page of Markdown, plots linked."""
-    file, quick = results.experiment.file, results.experiment.quick
-    lines = [f"# {file.title}", ""]
-    if quick:
-        lines += [f"**{QUICK}**", ""]
-    lines += [file.about.strip(), ""] if file.about else []
-    lines += [f"- {note}" for note in file.notes] + ([""] if file.notes else [])
-    for grid in results.grids:
-        lines += _markdown_table(grid)
-        lines += [f"![{name}]({name})" for name in results.plots[grid.name]] + [""]
-    again = f"fairfold reproduce {results.experiment.name}{' --quick' if quick else ''}"
-    lines += [f"Written by `{again}`, fairfold {__version__}. Every cell's settings and values: `cells.jsonl`.", ""]
-    return "\n".join(lines)
-
-
-def _markdown_table(grid: Grid) -> list[str]:
-    heading, rows = crossed(grid)
-    counts = {"best": "best over the evaluations", "last": "after the last round"}[grid.file.value]
-    lines = [f"## {grid.file.title}", ""]
-    source = f"{grid.file.source}. " if grid.file.source else ""
-    brackets = "; the paper's in brackets" if grid.file.paper else ""
-    lines += [f"{source}{grid.file.metric}, {counts}{brackets}.", ""]
-    lines += [*_pipes(heading, rows), ""]
-    if grid.references:
-        lines += _pipes(["without federation", grid.file.metric], [[n, shown(v)] for n, v in grid.references.items()])
-        lines += [""]
-    lines += [f"- {note}" for note in grid.file.notes] + ([""] if grid.file.notes else [])
-    for view in views(grid):
-        lines += [f"{view.about}:", "", *_pipes(view.heading, view.rows), ""]
-    lines += [*_pipes(COLUMNS, [detail(entry) for entry in grid.entries]), ""]
-    by_size = size_rows(grid)
-    lines += [*_pipes(SIZE_COLUMNS, by_size), ""] if by_size else []
-    return [*lines, *_about_run(grid), ""]
-
-
 def _about_run(grid: Grid) -> list[str]:
     """Data, hardware and time of a table."""
     words = [f"Data: {'; '.join(grid.data)}."] if grid.data else []
@@ -97,13 +61,6 @@ def _about_run(grid: Grid) -> list[str]:
         seconds = human_seconds(sum(sum(entry.seconds) for entry in grid.entries))
         words.append(f"Hardware: {'; '.join(grid.machines)}. All cells together: {seconds}.")
     return words
-
-
-def _pipes(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
-
-    return [line(heading), "|" + "---|" * len(heading), *map(line, rows)]
 
 
 def _csv(results: Results, columns: list[str], lines: Callable[[Grid], Iterator[list[Any]]]) -> str:
@@ -132,11 +89,11 @@ def _size_lines(grid: Grid) -> Iterator[list[Any]]:
             yield [entry.row, entry.column, *size]
 
 
-def render_page(many: list[Results]) -> str:
-    """One page without scripts, plots inside."""
+def render_page(many: list[Results], template: str = "page.html") -> str:
+    """One page without scripts, plots inside; or the same in Markdown, plots beside it."""
     return rendered_page(
         "fairfold.reproduce",
-        "page.html",
+        template,
         title="The paper's tables, run again" if len(many) > 1 else many[0].experiment.file.title,
         experiments=[_for_page(results) for results in many],
         columns=COLUMNS,
@@ -153,7 +110,7 @@ def _for_page(results: Results) -> dict[str, Any]:
         drawn = [(name, base64.b64encode(content).decode()) for name, content in results.plots[grid.name].items()]
         tables.append(
             {
-                "file": grid.file, "heading": heading, "rows": rows, "details": map(detail, grid.entries),
+                "file": grid.file, "heading": heading, "rows": rows, "details": list(map(detail, grid.entries)),
                 "references": [(name, shown(value)) for name, value in grid.references.items()],
                 "plots": drawn, "about": _about_run(grid), "views": views(grid), "sizes": size_rows(grid),
             }

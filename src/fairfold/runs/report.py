@@ -27,10 +27,11 @@ def require_plots() -> None:
 
 
 def rendered_page(package: str, name: str, **values: Any) -> str:
-    """A template of a package, filled."""
+    """A template of a package, filled; in HTML, values are text and nothing else."""
     import jinja2
 
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    escaped = name.endswith(".html")
+    environment = jinja2.Environment(autoescape=escaped, undefined=jinja2.StrictUndefined, trim_blocks=True)
     return environment.from_string((resources.files(package) / name).read_text(encoding="utf-8")).render(**values)
 
 
