@@ -112,13 +112,18 @@ def checksum(path: Path, advance: Callable[[int], None] = lambda _done: None, al
     return digest.hexdigest()
 
 
-def make_private(folder: Path) -> None:
-    """Make a folder that its owner alone may enter."""
+def make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make a folder, and those above it, unless it is there."""
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.chmod(folder, 0o700)
+        folder.mkdir(parents=True, exist_ok=True, mode=mode)
     except OSError as error:
         raise CannotWrite(f"{folder}: {error.strerror}", "a folder to write to", "Name another.") from None
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that its owner alone may enter, or make it such a one."""
+    make_folder(folder, 0o700)
+    os.chmod(folder, 0o700)
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -60,7 +60,7 @@ def test_settings_are_read_back_as_they_were(changes: dict[str, Any], tmp_path: 
 
 
 def test_the_paper_s_recipe() -> None:
-    assert recipes() == ["best", "correlations", "paper", "ratings"]
+    assert list(recipes()) == ["best", "correlations", "paper", "ratings"]
     settings = load_settings(None, {"run.rounds": 3}, "paper")
     assert (settings.model.kind, settings.algorithm.kind, settings.run.rounds) == ("neumf", "gradient", 3)
     assert (settings.plain()["algorithm"]["local_epochs"], settings.fleet.clients_per_round) == (5, 10)

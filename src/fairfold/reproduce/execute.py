@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fairfold.errors import InvalidData, InvalidSettings
+from fairfold.errors import InvalidData
+from fairfold.files import make_folder
 from fairfold.reproduce.experiment import Cell, Experiment
 from fairfold.reproduce.kinds import KINDS
 from fairfold.reproduce.machine import machine
@@ -126,11 +127,8 @@ def execute_all(
 def _kept(experiments: list[Experiment], out: Path) -> dict[str, Records]:
     """What is kept of all experiments, by folder."""
     places = {out / experiment.folder for experiment in experiments}
-    try:
-        for place in places:
-            place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidSettings(f"--out {out}: {error.strerror}", "a folder to write to", "Name another.") from None
+    for place in places:
+        make_folder(place)
     places |= {path.parent for name in (f"{CELLS}.jsonl", UNDER_WAY) for path in out.glob(f"*/{name}")}
     return {place.name: Records(place) for place in sorted(places)}
 

@@ -6,11 +6,9 @@ it (a table of settings that is given another kind starts anew); with ``--quick`
 ``quick`` come last.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +18,7 @@ from fairfold.errors import FairfoldError, InvalidSettings, nearest
 from fairfold.reproduce.kinds import KINDS
 from fairfold.settings import merged
 from fairfold.settings.base import Frozen
+from fairfold.settings.files import packaged, read_toml
 
 Values = dict[str, Any]
 Figure = float | str
@@ -116,8 +115,7 @@ class Experiment:
 
 def known_experiments() -> list[str]:
     """Names of the experiments that come with the package."""
-    found = (entry.name for entry in resources.files("fairfold").joinpath("experiments").iterdir())
-    return sorted(name.removesuffix(SUFFIX) for name in found if name.endswith(SUFFIX))
+    return list(packaged("experiments"))
 
 
 def named(name: str) -> list[str]:
@@ -144,29 +142,17 @@ def read_experiment(name: str, *, quick: bool = False, seeds: int | None = None)
 
 
 def _read(name: str) -> tuple[ExperimentFile, str]:
-    text, short = _text(name)
-    try:
-        return ExperimentFile.model_validate(tomllib.loads(text)), short
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidSettings(f"{name}: {error}", "a TOML file", "Mend that line.") from None
-    except ValidationError as error:
-        problems = "; ".join(_explain(problem) for problem in error.errors())
-        raise InvalidSettings(f"{name}: {problems}", "the keys of an experiment", "See docs/reproduction.md.") from None
-
-
-def _text(name: str) -> tuple[str, str]:
-    path = Path(name)
-    if name.endswith(SUFFIX):
-        try:
-            return path.read_text(encoding="utf-8"), path.stem
-        except OSError as error:
-            raise InvalidSettings(f"{path}: {error.strerror}", "a readable TOML file", "Check the path.") from None
-    known = known_experiments()
-    if name not in known:
+    """What an experiment's file says, and its short name."""
+    known = packaged("experiments")
+    if not name.endswith(SUFFIX) and name not in known:
         needed = f"one of {', '.join((*GROUPS, *known))}, or a .toml file"
         given = f"experiment {name!r}{nearest(name, [*known, *GROUPS])}"
         raise InvalidSettings(given, needed, "`fairfold reproduce --list` shows them.")
-    return resources.files("fairfold").joinpath("experiments", f"{name}{SUFFIX}").read_text(encoding="utf-8"), name
+    try:
+        return ExperimentFile.model_validate(read_toml(known.get(name, Path(name)))), Path(name).stem
+    except ValidationError as error:
+        problems = "; ".join(_explain(problem) for problem in error.errors())
+        raise InvalidSettings(f"{name}: {problems}", "the keys of an experiment", "See docs/reproduction.md.") from None
 
 
 def _cells(

@@ -17,7 +17,7 @@ from pathlib import Path
 from fairfold.data import Dataset, ImageDataset
 from fairfold.data.holdout import hold_out, hold_out_images
 from fairfold.errors import InvalidSettings
-from fairfold.files import write_atomically
+from fairfold.files import make_folder, write_atomically
 from fairfold.reproduce.execute import default_jobs, workers
 from fairfold.reproduce.experiment import Cell, Experiment, SearchFile, Tried
 from fairfold.reproduce.kinds import KINDS
@@ -53,7 +53,7 @@ def search(experiment: Experiment, out: Path, say: Callable[[str], None], jobs: 
             "Mend it.",
         )
     place = out / experiment.folder
-    place.mkdir(parents=True, exist_ok=True)
+    make_folder(place)
     records = Records(place, SEARCH)
     todo = [(_cell(experiment, labels), tried) for labels in plan.cells for tried in _tries(plan, labels[-1])]
     cells, tries = zip(*todo, strict=True)

@@ -37,13 +37,10 @@ class RunFolder:
         """A new folder, ``runs/DATE-TIME-DATA`` unless a path is given, or with ``again`` one that holds a run."""
         path = _free_name(settings) if path is None else path
         cls(path).require_free(again=again)
-        try:
-            missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-            path.mkdir(parents=True, exist_ok=True)
-            for made in missing:
-                files.sync_folder(made.parent)
-        except OSError as error:
-            raise InvalidSettings(f"--out {path}: {error.strerror}", "a folder to write to", "Name another.") from None
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        files.make_folder(path)
+        for made in missing:
+            files.sync_folder(made.parent)
         return cls(path)
 
     def begin(self, settings: Settings, history: list[RoundReport]) -> None:

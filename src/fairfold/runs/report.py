@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fairfold.errors import InvalidSettings
-from fairfold.files import write_atomically
+from fairfold.files import make_folder, write_atomically
 from fairfold.runs.summary import RunSummary, by_data, differing_settings, labels, references_of, sizes_of
 from fairfold.runs.units import human_bytes, human_seconds
 from fairfold.version import __version__
@@ -43,10 +43,7 @@ def write_report(runs: list[RunSummary], out: Path) -> list[Path]:
     require_plots()
     from fairfold.runs.plots import figures, looks, rendered
 
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidSettings(f"--out {out}: {error.strerror}", "a folder to write to", "Name another.") from None
+    make_folder(out)
     groups, written = by_data(runs), [out / PAGE]
     sections: list[dict[str, Any]] = []
     for (data, metric), members in groups.items():

@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Mapping
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,16 @@ LONGEST_FILE = 1 << 20
 """Bytes of settings that are read."""
 
 
-def recipes() -> list[str]:
-    """Names of the settings that come with the package."""
-    names = (entry.name for entry in (resources.files("fairfold.settings") / "recipes").iterdir())
-    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
+def packaged(folder: str) -> dict[str, Traversable]:
+    """The TOML files in a folder of the package, by name."""
+    place = resources.files("fairfold") / folder
+    names = sorted(entry.name.removesuffix(".toml") for entry in place.iterdir() if entry.name.endswith(".toml"))
+    return {name: place / f"{name}.toml" for name in names}
 
 
-def recipe_text(name: str) -> str:
-    """The TOML of a recipe."""
-    if name not in recipes():
-        raise InvalidSettings(f"recipe {name!r}", f"one of {', '.join(recipes())}", "Check the spelling.")
-    return (resources.files("fairfold.settings") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
+def recipes() -> dict[str, Traversable]:
+    """The settings that come with the package, by name."""
+    return packaged("settings/recipes")
 
 
 def load_settings(path: Path | None, changes: Mapping[str, Any], recipe: str | None = None) -> Settings:
@@ -44,9 +44,11 @@ def load_settings(path: Path | None, changes: Mapping[str, Any], recipe: str | N
     over = nested(changes)
     if recipe is not None and path is not None:
         raise InvalidSettings(f"{path} and recipe {recipe!r}", "one of them", "Start from the recipe, or from a file.")
-    values = {} if path is None else _read(path)
+    if recipe is not None and recipe not in recipes():
+        raise InvalidSettings(f"recipe {recipe!r}", f"one of {', '.join(recipes())}", "Check the spelling.")
+    values = {} if path is None else read_toml(path)
     if recipe is not None:
-        values = tomllib.loads(recipe_text(recipe))
+        values = read_toml(recipes()[recipe])
         known, data = values.pop(FOR, {}), over.get("data")
         chosen = data.get("name", "") if isinstance(data, Mapping) else ""
         values = merged(values, known.get(Path(str(chosen)).name, {}))
@@ -65,7 +67,8 @@ def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path | Traversable) -> dict[str, Any]:
+    """The content of a TOML file; refused where it is none, or too long to be settings."""
     try:
         with path.open("rb") as file:
             text = file.read(LONGEST_FILE + 1)
