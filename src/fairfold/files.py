@@ -112,18 +112,19 @@ def checksum(path: Path, advance: Callable[[int], None] = lambda _done: None, al
     return digest.hexdigest()
 
 
-def make_folder(folder: Path, mode: int = 0o777) -> None:
-    """Make a folder, and those above it, unless it is there."""
+def make_folder(folder: Path, *, private: bool = False) -> None:
+    """Make a folder, and those above it, unless it is there; a private one is its owner's alone, old or new."""
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=mode)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700 if private else 0o777)
+        if private:
+            os.chmod(folder, 0o700)
     except OSError as error:
         raise CannotWrite(f"{folder}: {error.strerror}", "a folder to write to", "Name another.") from None
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder that its owner alone may enter, or make it such a one."""
-    make_folder(folder, 0o700)
-    os.chmod(folder, 0o700)
+    """Make a folder that its owner alone may enter."""
+    make_folder(folder, private=True)
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -6,6 +6,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,11 +117,13 @@ def prepare(
         note = f"{prepared.note} ({meaningless} means nothing for images)" if meaningless else prepared.note
         return replace(prepared, note=note)
     found = find_source(path, chosen)
-    _check_split(found, chosen)
-
-    def fill(folder: Path) -> Manifest:
-        return _fill_with_interactions(folder, found, chosen, stages, block_size)
-
+    if found.published_split and chosen.split is not None and not chosen.resplit:
+        raise InvalidData(
+            f"split = {chosen.split:g} for {found.name}, which comes with a split of its own",
+            "no split, or resplit as well",
+            "Add --resplit to pool what was published and split it anew.",
+        )
+    fill = partial(_fill_with_interactions, source=found, options=chosen, stages=stages, block_size=block_size)
     about = {"name": found.name, "kind": "interactions", "split": _split_words(found, chosen)}
     return _into_cache(about, found.paths, chosen, cache, stages, refresh, fill)
 
@@ -135,9 +138,11 @@ def _into_cache(
     fill: Callable[[Path], Manifest],
 ) -> Prepared:
     """Fill a folder of the cache, unless it holds the same already."""
-    # A name may be as long as the system lets any be; ours are longer by the key.
+    # A name may be as long as the system lets any be; ours are longer by a key: which files, with which options.
     short = about["name"].encode()[:LONGEST_NAME].decode(errors="ignore")
-    final = cache_folder(cache) / f"{short}-{_key(files, options)}"
+    what = [[str(file.resolve()) for file in files], options.chosen()]
+    key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
+    final = cache_folder(cache) / f"{short}-{key}"
     note = "prepared now"
     if final.exists() and not refresh:
         try:
@@ -187,21 +192,6 @@ def _split_words(source: Source, options: Options) -> str:
     return words if words == PUBLISHED else f"{words}, seed {options.seed}"
 
 
-def _check_split(source: Source, options: Options) -> None:
-    if source.published_split and options.split is not None and not options.resplit:
-        raise InvalidData(
-            f"split = {options.split:g} for {source.name}, which comes with a split of its own",
-            "no split, or resplit as well",
-            "Add --resplit to pool what was published and split it anew.",
-        )
-
-
-def _key(files: list[Path], options: Options) -> str:
-    """Short name of what is prepared: which files, with which options."""
-    what = [[str(file.resolve()) for file in files], options.chosen()]
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
-
-
 def _fingerprint(path: Path) -> dict[str, Any]:
     status = path.stat()
     return {"path": str(path.resolve()), "bytes": status.st_size, "modified": status.st_mtime_ns}
@@ -214,8 +204,7 @@ def _unchanged(manifest: Manifest, files: list[Path]) -> bool:
         return False
     for then, file in zip(recorded, files, strict=True):
         now = _fingerprint(file)
-        if now == {name: then.get(name) for name in now}:
-            continue
-        if now["bytes"] != then["bytes"] or checksum(file) != then["sha256"]:
+        same = now == {name: then.get(name) for name in now}
+        if not same and (now["bytes"] != then["bytes"] or checksum(file) != then["sha256"]):
             return False
     return True
