@@ -45,29 +45,26 @@ class Prepared:
     note: str  # why it was prepared now, or that it was there already
 
 
-def load(source: str | Path, *, cache: str | Path | None = None, stages: Stages = silent, **options: Any) -> Dataset:
+def load(source: str | Path, *, cache: str | Path | None = None, **options: Any) -> Dataset:
     """Load a data set, preparing it first when the cache does not hold it yet.
 
     Args:
         source: A known name (``fairfold data list``), a folder in its publisher's form, a file, or a prepared folder.
         cache: Folder of prepared data; None is FAIRFOLD_CACHE, else ``~/.cache/fairfold``.
-        stages: Where progress is shown.
         **options: The fields of :class:`fairfold.data.options.Options`, e.g. ``top_users=100, ratings=True``.
     """
-    return read_dataset(_prepared_folder(source, cache, stages, options))
+    return read_dataset(_prepared_folder(source, cache, options))
 
 
-def load_images(
-    source: str | Path, *, cache: str | Path | None = None, stages: Stages = silent, **options: Any
-) -> ImageDataset:
+def load_images(source: str | Path, *, cache: str | Path | None = None, **options: Any) -> ImageDataset:
     """Load images, preparing them first when the cache does not hold them yet; arguments as for :func:`load`."""
-    return read_image_dataset(_prepared_folder(source, cache, stages, options))
+    return read_image_dataset(_prepared_folder(source, cache, options))
 
 
-def _prepared_folder(source: str | Path, cache: str | Path | None, stages: Stages, options: dict[str, Any]) -> Path:
+def _prepared_folder(source: str | Path, cache: str | Path | None, options: dict[str, Any]) -> Path:
     folder = existing(source)
     if folder is None or not folder.is_dir() or not (folder / MANIFEST).exists():
-        return prepare(source, cache=cache, stages=stages, **options).folder
+        return prepare(source, cache=cache, **options).folder
     if options:
         raise InvalidData(
             f"{folder} is prepared already, and {', '.join(options)} was asked for",
