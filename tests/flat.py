@@ -3,7 +3,9 @@
 from typing import Any
 
 from fairfold.settings import Settings, merged, nested, read_settings
-from fairfold.settings.renamed import PLACES
+from fairfold.settings.settings import places
+
+NAMES = {"data": "data.name", "model": "model.kind", "method": "subspace.method"}
 
 
 def tables(**flat: Any) -> dict[str, Any]:
@@ -16,7 +18,8 @@ def tables(**flat: Any) -> dict[str, Any]:
         keys["solver"] = "central"
     world = {f"data.{key}": value for key, value in dict(keys.pop("world", {})).items()}
     images = {f"data.{key}": value for key, value in dict(keys.pop("images", {})).items()}
-    return nested({PLACES[key]: value for key, value in keys.items()} | world | images)
+    where = places() | NAMES
+    return nested({where[key]: value for key, value in keys.items()} | world | images)
 
 
 def flat(base: Settings | None = None, **keys: Any) -> Settings:

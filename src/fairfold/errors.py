@@ -4,6 +4,15 @@ Every error says what was given, what was needed and what to do, in that order, 
 without reading the code that raised it.
 """
 
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint at the known word that is most like one that is not known; nothing where none is like it."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
 
 class FairfoldError(Exception):
     """Base of all errors raised on purpose by fairfold.

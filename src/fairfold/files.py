@@ -2,10 +2,11 @@
 
 import contextlib
 import errno
+import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from fairfold.errors import CannotWrite
@@ -75,7 +76,7 @@ def write_atomically(
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise _cannot_write(path, error, needed) from error
+            raise cannot_write(path, error, needed) from error
         raise
 
 
@@ -90,7 +91,8 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _cannot_write(path: Path, error: OSError, needed: int | None) -> CannotWrite:
+def cannot_write(path: Path, error: OSError, needed: int | None = None) -> CannotWrite:
+    """Why a file, which may need so many bytes, could not be written."""
     reason = error.strerror or str(error)
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return CannotWrite(f"{path}: {reason}", "a file that can be written", "Check the folder and its permissions.")
@@ -100,13 +102,29 @@ def _cannot_write(path: Path, error: OSError, needed: int | None) -> CannotWrite
     return CannotWrite(f"{path}: {reason}, {free:,} bytes are free", f"{room} for this file", remedy)
 
 
-def make_private(folder: Path) -> None:
-    """Make a folder that its owner alone may enter."""
+def checksum(path: Path, advance: Callable[[int], None] = lambda _done: None, algorithm: str = "sha256") -> str:
+    """The checksum of a file's content, as hexadecimal digits; ``advance`` is told of bytes as they are read."""
+    digest = hashlib.new(algorithm)
+    with path.open("rb") as file:
+        while block := file.read(PIECE):
+            digest.update(block)
+            advance(len(block))
+    return digest.hexdigest()
+
+
+def make_folder(folder: Path, *, private: bool = False) -> None:
+    """Make a folder, and those above it, unless it is there; a private one is its owner's alone, old or new."""
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.chmod(folder, 0o700)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700 if private else 0o777)
+        if private:
+            os.chmod(folder, 0o700)
     except OSError as error:
         raise CannotWrite(f"{folder}: {error.strerror}", "a folder to write to", "Name another.") from None
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that its owner alone may enter."""
+    make_folder(folder, private=True)
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fairfold.cli import app
-from fairfold.cli.plan import readable_bytes
+from fairfold.runs.units import human_bytes
 
 
 def plan(*options: str) -> tuple[int, str]:
@@ -57,7 +57,7 @@ def test_wrong_answers_are_explained(options: list[str], message: str) -> None:
 
 
 def test_bytes_as_people_say_them() -> None:
-    assert [readable_bytes(count) for count in (7, 1500, 40_000_000, 999_900_000, 25_600_000_000)] == [
+    assert [human_bytes(count) for count in (7, 1500, 40_000_000, 999_900_000, 25_600_000_000)] == [
         "7 B",
         "1.5 kB",
         "40 MB",

@@ -56,7 +56,7 @@ def test_bad_input(tmp_path: Path) -> None:
     assert run.invoke(app, ["reproduce"]).exit_code == 2
     unknown = run.invoke(app, ["reproduce", "rating"])
     assert unknown.exit_code == 2
-    assert "Did you mean 'ratings'" in unknown.output
+    assert "did you mean 'ratings'" in unknown.output
     text = re.sub(r"^data = .*$", 'data.name = "amazonproducts-100"', SMALL, flags=re.MULTILINE)
     missing = run.invoke(app, ["reproduce", write(tmp_path, text), "--jobs", "1", "--out", str(tmp_path / "out")])
     assert missing.exit_code == 2

@@ -113,7 +113,7 @@ def test_like_takes_over_the_settings_of_another(tmp_path: Path) -> None:
             'subspace.method = "fare"',
             "row '1x-16x', column 'FAIR': subspace.method = 'fare'",
         ),
-        ('FAIR = { subspace.method = "fair" }', 'FAIR = { kind = "federate" }', "Did you mean 'federated'"),
+        ('FAIR = { subspace.method = "fair" }', 'FAIR = { kind = "federate" }', "did you mean 'federated'"),
         ("FAIR = 0.25", "FEAR = 0.25", "paper names 'FEAR'"),
         ("references = true", "reference = true", "did you mean 'references'"),
         ('title = "Small"', "", "title: Field required"),
@@ -127,7 +127,7 @@ def test_bad_files_are_told_where_and_what(tmp_path: Path, old: str, new: str, s
 
 
 def test_unknown_names_and_missing_files(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSettings, match="Did you mean 'ranking'"):
+    with pytest.raises(InvalidSettings, match="did you mean 'ranking'"):
         read_experiment("rankign")
     with pytest.raises(InvalidSettings, match="--list"):
         read_experiment("xyz")

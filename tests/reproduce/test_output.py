@@ -14,8 +14,7 @@ from fairfold.reproduce.figures import figures
 from fairfold.reproduce.output import QUICK, Results, write_results
 from fairfold.reproduce.records import Outcome
 from fairfold.reproduce.search import search
-from fairfold.reproduce.sizes import size_rows, views
-from fairfold.reproduce.tables import COLUMNS, Entry, Grid, crossed, detail, grids
+from fairfold.reproduce.tables import COLUMNS, Entry, Grid, crossed, detail, grids, size_rows, views
 from tests.reproduce.small import SMALL, write
 
 
@@ -88,7 +87,7 @@ def test_what_devices_reach_is_a_mean_over_the_seeds(tmp_path: Path) -> None:
     (grid,) = with_devices(tmp_path).grids
     cost, own = views(grid)
     assert cost.heading == own.heading == crossed(grid)[0]
-    assert cost.rows[1] == ["1x-16x", "", *["0.25 s, 2.5 MB, 100 B–16.0 kB"] * 2]
+    assert cost.rows[1] == ["1x-16x", "", *["0.25 s, 2.5 MB, 100 B–16 kB"] * 2]
     assert own.rows[1] == ["1x-16x", "", *["0.200–0.500 (0.150–0.400)"] * 2]
     by_name = dict(zip(COLUMNS, detail(grid.entries[1]), strict=True))
     assert (by_name["seconds a round"], by_name["bytes a round"], by_name["note"]) == ("0.2500", "2500000", "")
@@ -104,7 +103,7 @@ def test_measured_peaks_are_means_over_the_seeds_with_their_spread(tmp_path: Pat
             found[cell] = outcome([0.1], facts={"devices": peaks})
     (grid,) = grids(experiment, found)
     told = dict(zip(COLUMNS, detail(grid.entries[0]), strict=True))["note"]
-    assert told == "8x: 1,000 numbers, peak 17.0 MB ± 1.4 MB; 64x: 10 numbers, peak 0 B ± 0 B"
+    assert told == "8x: 1,000 numbers, peak 17 MB ± 1.41 MB; 64x: 10 numbers, peak 0 B ± 0 B"
 
 
 def test_every_size_has_a_line(tmp_path: Path) -> None:
@@ -117,13 +116,13 @@ def test_every_size_has_a_line(tmp_path: Path) -> None:
     assert [row["for all users"] for row in rows[2:4]] == ["0.4", "0.15"]
     for name in ("results.md", "results.html"):
         text = (tmp_path / "small" / name).read_text()
-        assert all(part in text for part in ("100 B–16.0 kB", "0.200–0.500 (0.150–0.400)", "32.0 kB", "for all users"))
+        assert all(part in text for part in ("100 B–16 kB", "0.200–0.500 (0.150–0.400)", "32 kB", "for all users"))
 
 
 def test_what_is_moved_is_not_guessed(tmp_path: Path) -> None:
     (grid,) = with_devices(tmp_path, moved={"bytes down": 32_000, "bytes up": 8_000}).grids
     rows = {(row[1], row[2]): row[5:7] for row in size_rows(grid)}
-    assert rows["FAIR", "1x"] == ("32.0 kB", "8.0 kB")
+    assert rows["FAIR", "1x"] == ("32 kB", "8 kB")
     assert rows["FAIR", "16x"] == ("–", "–")
 
 

@@ -100,7 +100,7 @@ def test_a_damaged_checkpoint_is_passed_over(how: str, ending: str, tmp_path: Pa
         damage(path, how)
     if (how, ending) == ("gone", "json"):
         return
-    with pytest.raises(InvalidCheckpoint, match="no checkpoint can be read"):
+    with pytest.raises(InvalidCheckpoint, match="no whole checkpoint"):
         resumed(settings, out)
 
 

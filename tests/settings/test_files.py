@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fairfold.errors import InvalidSettings
 from fairfold.settings import Settings, merged, nested, read_settings
-from fairfold.settings.files import load_settings, recipe_text, recipes, to_toml
+from fairfold.settings.files import load_settings, read_toml, recipes, to_toml
 from tests.settings.test_union import KINDS, beside
 
 
@@ -116,7 +116,7 @@ def test_none_has_a_word_in_files(tmp_path: Path) -> None:
 def test_every_recipe_is_read_and_goes_on_from_its_file(name: str, tmp_path: Path) -> None:
     chosen = load_settings(None, {}, recipe=name)
     assert through_a_file(chosen, tmp_path / "recipe.toml") == chosen
-    for data, special in tomllib.loads(recipe_text(name)).get("for", {}).items():
+    for data, special in read_toml(recipes()[name]).get("for", {}).items():
         of_data = load_settings(None, {"data.name": data}, recipe=name)
         for table, keys in special.items():
             assert all(of_data.plain()[table][key] == value for key, value in keys.items()), (data, table)

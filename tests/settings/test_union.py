@@ -9,8 +9,7 @@ from fairfold.errors import InvalidSettings
 from fairfold.settings import Settings, read_settings
 from fairfold.settings.base import Frozen
 from fairfold.settings.parts import DATA, IMAGE_MODELS, MODELS, FleetSettings, ModelSettings, RunSettings
-from fairfold.settings.renamed import GONE, PLACES
-from fairfold.settings.settings import TABLES, TAGS, algorithms, methods
+from fairfold.settings.settings import TABLES, TAGS, algorithms, methods, places
 
 KINDS: dict[str, dict[str, type[Frozen]]] = {
     "data": dict(DATA),
@@ -150,34 +149,31 @@ def test_what_an_algorithm_brings_along_is_known_before_keys_are_looked_at() -> 
     assert "support" not in squares.plain()["subspace"]
 
 
-@pytest.mark.parametrize("key", sorted(PLACES))
-def test_an_old_key_is_refused_with_its_new_place(key: str) -> None:
-    if key in TABLES:  # a table now, in which the old value is no table, or the name of its kind
-        with pytest.raises(InvalidSettings, match=rf"{key} = 3: a table of keys"):
-            read_settings({key: 3})
-        return
-    with pytest.raises(InvalidSettings, match=f"unknown key '{key}': it is now {PLACES[key]}"):
+@pytest.mark.parametrize("key", sorted(places()))
+def test_a_key_without_its_table_is_refused_with_its_place(key: str) -> None:
+    with pytest.raises(InvalidSettings, match=f"unknown key '{key}': it is now {places()[key]}"):
         read_settings({key: 3})
 
 
-@pytest.mark.parametrize("key", sorted(GONE))
-def test_a_key_that_is_gone_says_so(key: str) -> None:
-    with pytest.raises(InvalidSettings, match=f"unknown key '{key}': it is now gone"):
-        read_settings({key: 3})
+def test_places_of_keys_that_several_tables_have() -> None:
+    assert (places()["seed"], places()["ratings"], places()["popularity"]) == (
+        "run.seed", "model.ratings", "subspace.popularity"
+    )  # fmt: skip
 
 
-def test_old_places_exist() -> None:
-    for place in PLACES.values():
+def test_places_exist() -> None:
+    kinds = KINDS | {"algorithm": dict(algorithms()), "subspace": dict(methods())}  # other tests may register more
+    for place in places().values():
         table, _, key = place.partition(".")
         assert table in TABLES
-        assert not key or any(key in kind.model_fields for kind in KINDS[table].values()), place
+        assert not key or any(key in kind.model_fields for kind in kinds[table].values()), place
 
 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
         ({"model": "mf-ratings"}, "algorithm.kind='ratings'"),
-        ({"method": "central"}, "algorithm.kind='central'"),
+        ({"method": "fair"}, "'method': it is now subspace.method"),
         ({"algoritm": {}}, "did you mean 'algorithm'"),
         ({"algorithm": {"kind": "least_square"}}, "did you mean 'least_squares'"),
         ({"algorithm": {"rigde": 1}}, "did you mean 'ridge'"),

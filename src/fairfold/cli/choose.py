@@ -27,6 +27,13 @@ OPTIONS = {
 
 ALGORITHM = "algorithm.kind"
 Data = Annotated[str | None, typer.Option(help="'synthetic', a name from `fairfold data list`, or a folder or file.")]
+Recipe = Annotated[
+    str | None,
+    typer.Option(
+        help="Settings that come with fairfold: 'best' (the default), 'ratings' (the best for those), 'correlations' "
+        "(one sum over devices), or 'paper', the authors' example."
+    ),
+]
 Change = Annotated[
     list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other setting; may be repeated.")
 ]
@@ -38,8 +45,7 @@ def changes_of(options: Mapping[str, Any], changes: list[str]) -> dict[str, Any]
     if given.get("subspace.method") == "central":  # not a method of federations: all data is in one place
         del given["subspace.method"]
         given[ALGORITHM] = "central"
-    if given.get("model.kind") == "mf-ratings":
-        raise InvalidSettings("--model mf-ratings", "algorithm.kind='ratings', its place now", "Use --recipe ratings.")
+
     return given | parse_changes(changes)
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fairfold.cli.console import Terminal
+
 if TYPE_CHECKING:
     from fairfold.data.prepare import Prepared
 
@@ -53,8 +55,6 @@ def prepare_command(
 @data.command("list")
 def list_command(cache: Cache = None) -> None:
     """Show the known data sets, where they come from, and what is on this machine."""
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
     from fairfold.data.files import cache_folder
@@ -62,17 +62,14 @@ def list_command(cache: Cache = None) -> None:
     from fairfold.data.store import MANIFEST, read_manifest
     from fairfold.errors import FairfoldError
 
-    console = Console()
+    console = Terminal()
     for one in KNOWN.values():
         folder = on_disk(one.name, cache)
-        if folder is not None:
-            place = f"[green]on disk:[/] {escape(str(folder))}"
-        else:
-            place = "not here; downloads when asked for" if one.downloads else f"not here; {one.how}"
-        console.print(f"[bold]{one.name}[/]  {place}", highlight=False, soft_wrap=True)
-        console.print(f"    {', '.join(one.files)}  ({one.terms})\n    {one.page}", highlight=False, soft_wrap=True)
+        place = "not here; downloads when asked for" if one.downloads else f"not here; {one.how}"
+        console.say(f"{one.name}  {place if folder is None else f'on disk: {folder}'}")
+        console.say(f"    {', '.join(one.files)}  ({one.terms})\n    {one.page}")
     where = " or ".join(str(folder) for folder in reversed(data_folders("NAME", cache)))
-    console.print(f"\nFiles put by hand are looked for in {escape(where)}.\n", highlight=False, soft_wrap=True)
+    console.say(f"\nFiles put by hand are looked for in {where}.\n")
     prepared = Table("folder", "kind", "counts", "options", title=f"Prepared in {cache_folder(cache)}")
     for path in sorted(cache_folder(cache).glob(f"*/{MANIFEST}")):
         try:
@@ -103,24 +100,22 @@ def _stages(name: str, size: int) -> Iterator[Callable[[int], None]]:
 
 def _show(prepared: "Prepared") -> None:
     """The table of counts a preparation ends with."""
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
-    console, manifest = Console(), prepared.manifest
-    given, kept = dict(manifest.get("source_counts", {})), dict(manifest["counts"])
+    console, manifest = Terminal(), prepared.manifest
+    kept = dict(manifest["counts"])
     if "users" in kept:
         kept["interactions"] = kept["train"] + kept["valid"] + kept["test"]
         if not kept["valid"]:
             del kept["valid"]
+    sides = {"in the source": manifest["source_counts"]} if "source_counts" in manifest else {}
+    sides["prepared"] = kept
     table = Table("", title=manifest["name"], title_justify="left")
-    sourced = "source_counts" in manifest
-    if sourced:
-        table.add_column("in the source", justify="right")
-    table.add_column("prepared", justify="right")
-    for name in sorted({**given, **kept}, key=_ORDER.index):
-        cells = [f"{counts[name]:,}" if name in counts else "" for counts in (given, kept)]
-        table.add_row(name.replace("_", " "), *(cells if sourced else cells[1:]))
+    for heading in sides:
+        table.add_column(heading, justify="right")
+    for name in [name for name in _ORDER if any(name in counts for counts in sides.values())]:
+        cells = (f"{counts[name]:,}" if name in counts else "" for counts in sides.values())
+        table.add_row(name.replace("_", " "), *cells)
     console.print(table)
     if manifest["repairs"]:
         repairs = Table("repaired or left out", title_justify="left")
@@ -128,8 +123,8 @@ def _show(prepared: "Prepared") -> None:
         for reason, count in manifest["repairs"].items():
             repairs.add_row(reason, f"{count:,}")
         console.print(repairs)
-    console.print(f"split: {manifest['split']}", highlight=False, soft_wrap=True)
-    console.print(f"{prepared.note}: {escape(str(prepared.folder))}", highlight=False, soft_wrap=True)
+    console.say(f"split: {manifest['split']}")
+    console.say(f"{prepared.note}: {prepared.folder}")
 
 
 # Rows of the table of counts, from top to bottom.

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from fairfold.cli.choose import Change, Data, changes_of, choose
+from fairfold.cli.choose import Change, Data, Recipe, changes_of, choose
 from fairfold.cli.console import Terminal
 from fairfold.errors import InvalidSettings
 from fairfold.runs.units import human_bytes, human_seconds
@@ -20,12 +20,7 @@ def federate(
     ] = "1x,4x,16x,64x",
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")] = 5,
     data: Data = "synthetic",
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            help="Settings that come with fairfold: 'best' (the default), 'least-squares', 'ratings' or 'paper'."
-        ),
-    ] = None,
+    recipe: Recipe = None,
     method: Annotated[str | None, typer.Option(help="fair, fair_hom, full_trn, fedavg, fedhm or heterofl.")] = None,
     half: Annotated[bool, typer.Option("--half", help="Send vectors in half precision.")] = False,
     seed: Annotated[int, typer.Option(help="Of the model and the data.")] = 0,

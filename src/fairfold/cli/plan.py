@@ -29,6 +29,7 @@ def plan(
     from fairfold.errors import InvalidSettings
     from fairfold.methods import Tensors
     from fairfold.nn import footprint
+    from fairfold.runs.units import human_bytes
     from fairfold.settings import read_settings
     from fairfold.subspace import Capacity
     from fairfold.values import BYTES, Shapes
@@ -37,8 +38,8 @@ def plan(
     tensors, full = Tensors({"table": (items, dim)}, {}, beside), items * (dim + item_bias)
     rows = min(items, interactions * (1 + negatives))
     table = Table(
-        title=f"{items:,} items of {dim} numbers: {readable_bytes(BYTES * items * dim)} in full"
-        f"{f', and a bias of {readable_bytes(BYTES * items)}' if beside else ''}; "
+        title=f"{items:,} items of {dim} numbers: {human_bytes(BYTES * items * dim)} in full"
+        f"{f', and a bias of {human_bytes(BYTES * items)}' if beside else ''}; "
         f"a round touches {rows:,} rows"
     )
     headings = ["budget", "size", "compression", "stored", "serving peak", "training peak", "per round, down + up"]
@@ -52,20 +53,12 @@ def plan(
         (held,) = method.assign(tensors, [Capacity.parse(text)], seed=0)
         needs = footprint.footprint(held.size(), dim + item_bias, batch, rows)
         cells = [text, f"{held.size():,}", f"{full / held.size():.4g}x"]
-        cells += [readable_bytes(part) for part in (needs.stored, needs.serving, needs.training)]
-        cells.append(f"{readable_bytes(needs.stored)} + {readable_bytes(needs.stored)}")
+        cells += [human_bytes(part) for part in (needs.stored, needs.serving, needs.training)]
+        cells.append(f"{human_bytes(needs.stored)} + {human_bytes(needs.stored)}")
         if measure:
             facts = (held.projections or {})["table"].facts()
             job = footprint.Job(items, dim, held.size(), facts["mapping"], facts["chunk"], batch, rows)
-            cells.append(readable_bytes(footprint.measure(job)))
+            cells.append(human_bytes(footprint.measure(job)))
         table.add_row(*cells)
     Terminal().print(table)
     typer.echo("Peaks are above an idle process (the interpreter and torch). Formula: docs/modules.md.")
-
-
-def readable_bytes(count: int) -> str:
-    """Bytes as people say them: 40 MB, 1.6 GB."""
-    for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if count >= unit:
-            return f"{count / unit:.3g} {name}" if count < 999.5 * unit else f"{count / unit:,.0f} {name}"
-    return f"{count} B"

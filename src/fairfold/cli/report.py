@@ -28,8 +28,8 @@ def report(
     from fairfold.runs.summary import by_data, read_runs
 
     console, found = Terminal(), read_runs(runs)
-    for (data, metric), members in by_data(found).items():
-        console.print(comparison(data, metric, members))
+    for (data, _), members in by_data(found).items():
+        console.print(comparison(data, members))
         for run in members:
             if run.state == "N/A":
                 console.say(f"N/A {run.path}: {run.reason}")
@@ -40,22 +40,21 @@ def report(
         console.say(f"Page: {written[0]} ({len(written) - 1} plots beside it)")
 
 
-def comparison(data: str, metric: str, runs: list[RunSummary]) -> Table:
+def comparison(data: str, runs: list[RunSummary]) -> Table:
     """Runs on the same data, and the reference rows once."""
-    from fairfold.runs.report import page_rows
-    from fairfold.runs.summary import references_of, sizes_of
+    from fairfold.runs.report import headings, table_rows
+    from fairfold.runs.summary import references_of
 
     table = Table("run", title=escape(data), title_justify="left")
-    for heading in ("rounds", f"best {metric}", "in round", "last", *sizes_of(runs), "per round", "down", "up"):
+    for heading in headings(runs):
         table.add_column(heading, justify="right")
-    for row in page_rows(runs, []):
+    for row in table_rows(runs):
         label = escape(f"{row['label']} ({row['mark']})" if row["mark"] else row["label"])
         if row["reason"]:
             table.add_row(label, "–", "N/A")
             continue
-        best = f"[bold]{row['best']}[/bold]" if row["is_best"] else row["best"]
-        cells = [row["rounds"], best, row["best_round"], row["last"], *row["sizes"]]
-        table.add_row(label, *cells, row["seconds"], row["down"], row["up"])
+        rounds, best, *others = row["cells"]
+        table.add_row(label, rounds, f"[bold]{best}[/bold]" if row["is_best"] else best, *others)
     table.add_section()
     for name, value in references_of(runs).items():
         table.add_row(f"[italic]{name}[/italic]", "", f"{value:.4f}")

@@ -129,8 +129,7 @@ def _list(console: Terminal) -> None:
 
 def grid_tables(grid: Grid) -> list[Table]:
     """A table of results for the terminal, and beside the quality what it costs and what each size reaches."""
-    from fairfold.reproduce.sizes import views
-    from fairfold.reproduce.tables import crossed, shown
+    from fairfold.reproduce.tables import crossed, shown, views
 
     brackets = ", the paper's in brackets" if grid.file.paper else ""
     tables = [_table(f"{grid.file.title}: {grid.file.metric}{brackets}", *crossed(grid))]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from fairfold.cli.choose import Change, Data, changes_of, choose
+from fairfold.cli.choose import Change, Data, Recipe, changes_of, choose
 from fairfold.cli.console import Terminal
 from fairfold.errors import InvalidSettings
 from fairfold.runs.units import human_bytes, human_seconds, popularity_facts, popularity_words
@@ -22,13 +22,7 @@ if TYPE_CHECKING:
 
 def train(
     file: Annotated[Path | None, typer.Argument(help="Settings (TOML). Without: the built-in example.")] = None,
-    recipe: Annotated[
-        str | None,
-        typer.Option(
-            help="Settings that come with fairfold: 'best' (the default), 'ratings' (the best for those), "
-            "'least-squares' (FAIR's tables), or 'paper', the authors' example."
-        ),
-    ] = None,
+    recipe: Recipe = None,
     data: Data = None,
     model: Annotated[
         str | None,

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fairfold.data.interactions import Interactions
+from fairfold.data.interactions import Interactions, offsets_of
 from fairfold.data.seeds import numpy_generator
 from fairfold.errors import InvalidData
 
@@ -49,14 +49,11 @@ def by_user(interactions: Interactions) -> Clients:
     return Clients(interactions.offsets)
 
 
-def by_writer(writers: Tensor, num_writers: int | None = None) -> Clients:
-    """One client per writer of images, in the writers' order.
-
-    Args:
-        writers: The writer of every image, dense.
-        num_writers: Number of writers where some may have no image here; by default those up to the largest.
-    """
-    return _grouped(writers, int(writers.max()) + 1 if num_writers is None else num_writers)
+def by_writer(writers: Tensor) -> Clients:
+    """One client per writer of images, given the writer of every image, in the writers' order."""
+    if int(writers.min()) < 0:
+        raise InvalidData(f"the writer {int(writers.min())}", "numbers from 0 on", "Number the writers densely.")
+    return _grouped(writers, int(writers.max()) + 1)
 
 
 def by_label(labels: Tensor, num_clients: int, concentration: float, seed: int = 0) -> Clients:
@@ -93,12 +90,6 @@ def _dirichlet(size: int, concentration: float, random: numpy.random.Generator) 
 
 
 def _grouped(owners: Tensor, num_clients: int) -> Clients:
-    if owners.numel() and not (int(owners.min()) >= 0 and int(owners.max()) < num_clients):
-        given, needed = (
-            f"owners from {int(owners.min())} to {int(owners.max())}",
-            f"numbers from 0 to {num_clients - 1}",
-        )
-        raise InvalidData(given, needed, "Number them densely, or raise the number of clients.")
-    offsets = torch.zeros(num_clients + 1, dtype=torch.int64)
-    torch.cumsum(torch.bincount(owners, minlength=num_clients), 0, out=offsets[1:])
+
+    offsets = offsets_of(torch.bincount(owners, minlength=num_clients))
     return Clients(offsets, torch.argsort(owners, stable=True))

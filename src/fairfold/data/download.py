@@ -16,10 +16,10 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairfold.data.files import Stages, atomic_folder, checksum, full_disk_is_an_error, silent
+from fairfold.data.files import Stages, atomic_folder, full_disk_is_an_error, silent
 from fairfold.data.limits import check_unpacked
 from fairfold.errors import InvalidData
-from fairfold.files import sync_folder, write_atomically
+from fairfold.files import checksum, sync_folder, write_atomically
 from fairfold.version import __version__
 
 PART = ".part"
@@ -37,7 +37,7 @@ class Remote:
 
     url: str
     md5: str | None = None  # its checksum where the publisher's is known for sure
-    md5_url: str | None = None  # where the publisher keeps its checksum, otherwise
+    md5_url: str | None = None  # where the publisher keeps its otherwise
 
     @property
     def name(self) -> str:

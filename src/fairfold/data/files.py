@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import hashlib
 import os
 import re
 import shutil
@@ -145,13 +144,3 @@ def remove_abandoned(parent: Path) -> None:
         except OSError:
             continue
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def checksum(path: Path, advance: Advance = lambda _done: None, algorithm: str = "sha256") -> str:
-    """The checksum of a file's content, as hexadecimal digits."""
-    digest = hashlib.new(algorithm)
-    with path.open("rb") as file:
-        while block := file.read(4 << 20):
-            digest.update(block)
-            advance(len(block))
-    return digest.hexdigest()

@@ -1,9 +1,10 @@
 """Hold out a share of the training data, to choose settings on without touching the test set."""
 
-import torch
-from torch import Tensor
+from dataclasses import replace
 
-from fairfold.data.images import ImageDataset, Images
+import torch
+
+from fairfold.data.images import ImageDataset
 from fairfold.data.interactions import Interactions
 from fairfold.data.seeds import generator
 from fairfold.errors import InvalidSettings
@@ -20,7 +21,7 @@ def hold_out(interactions: Interactions, share: float, seed: int = 0) -> tuple[I
     wanted = torch.minimum((counts * share).round().long(), (counts - 1).clamp(min=0))
     held = torch.zeros(len(interactions), dtype=torch.bool)
     held[order] = place < wanted[users]
-    return _part(interactions, ~held), _part(interactions, held)
+    return interactions.where(~held), interactions.where(held)
 
 
 def hold_out_images(data: ImageDataset, share: float, seed: int = 0) -> ImageDataset:
@@ -28,22 +29,10 @@ def hold_out_images(data: ImageDataset, share: float, seed: int = 0) -> ImageDat
     _check(share)
     order = torch.randperm(len(data.train), generator=generator(seed, 2))
     held = round(share * len(data.train))
-    parts = [_some(data.train, order[held:].sort().values), _some(data.train, order[:held].sort().values)]
-    return ImageDataset(data.name, parts[0], parts[1], data.num_classes, data.writer_ids)
+    kept, judged = data.train.at(order[held:].sort().values), data.train.at(order[:held].sort().values)
+    return replace(data, train=kept, test=judged)
 
 
 def _check(share: float) -> None:
     if not 0 < share < 1:
         raise InvalidSettings(f"share = {share}", "between 0 and 1", "Hold out 0.1, for example.")
-
-
-def _some(images: Images, rows: Tensor) -> Images:
-    writers = None if images.writers is None else images.writers[rows]
-    return Images(images.images[rows], images.labels[rows], writers)
-
-
-def _part(interactions: Interactions, mask: torch.Tensor) -> Interactions:
-    counts = torch.bincount(interactions.users[mask], minlength=interactions.num_users)
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
-    ratings = None if interactions.ratings is None else interactions.ratings[mask]
-    return Interactions(interactions.num_users, interactions.num_items, offsets, interactions.items[mask], ratings)

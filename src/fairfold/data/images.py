@@ -19,6 +19,7 @@ from fairfold.errors import InvalidData
 _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 QMNIST_WRITER = 2  # column of the NIST writer in QMNIST's extended labels; column 0 is the digit
 FEMNIST_SIDE = 28
+Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]  # images, labels and writers of a split
 MOST_DIMENSIONS = 8
 MOST_CLASSES = 1 << 16
 PIECE = 1 << 20
@@ -34,6 +35,10 @@ class Images:
 
     def __len__(self) -> int:
         return int(self.labels.numel())
+
+    def at(self, rows: Tensor) -> "Images":
+        """Some of them."""
+        return Images(self.images[rows], self.labels[rows], None if self.writers is None else self.writers[rows])
 
 
 @dataclass(frozen=True)
@@ -105,27 +110,22 @@ def read_images(folder: Path, images: Path | None = None) -> ImageDataset:
     if any(folder.glob("train/*.json")):
         return _read_femnist(folder)
     where = _images_for(folder, images)
-    train_images, train_labels, train_writers = _read_split(folder, where, "train")
-    test_images, test_labels, test_writers = _read_split(folder, where, "test")
+    train, test = (_read_split(folder, where, split) for split in ("train", "test"))
     writer_ids: list[str] | None = None
-    if train_writers is not None and test_writers is not None:
-        known, numbers = numpy.unique(numpy.concatenate([train_writers, test_writers]), return_inverse=True)
+    if train[2] is not None and test[2] is not None:
+        known, numbers = numpy.unique(numpy.concatenate([train[2], test[2]]), return_inverse=True)
         writer_ids = [str(writer) for writer in known]
-        train_writers, test_writers = numbers[: len(train_writers)], numbers[len(train_writers) :]
-    if train_images.shape[1:] != test_images.shape[1:]:
-        raise InvalidData(
-            f"images of {list(train_images.shape[1:])} to train on and of {list(test_images.shape[1:])} to test",
-            "images of one size",
-            "Take both from one data set.",
-        )
-    classes = int(max(train_labels.max(), test_labels.max())) + 1
-    return ImageDataset(
-        folder.resolve().name,
-        _tensors(train_images, train_labels, train_writers),
-        _tensors(test_images, test_labels, test_writers),
-        classes,
-        writer_ids,
-    )
+        train, test = (*train[:2], numbers[: len(train[2])]), (*test[:2], numbers[len(train[2]) :])
+    shapes = [list(pixels.shape[1:]) for pixels, *_ in (train, test)]
+    if shapes[0] != shapes[1]:
+        given = f"images of {shapes[0]} to train on and of {shapes[1]} to test"
+        raise InvalidData(given, "images of one size", "Take both from one data set.")
+    return _dataset(folder, train, test, writer_ids)
+
+
+def _dataset(folder: Path, train: Arrays, test: Arrays, writer_ids: list[str] | None) -> ImageDataset:
+    classes = int(max(train[1].max(), test[1].max())) + 1
+    return ImageDataset(folder.resolve().name, _tensors(*train), _tensors(*test), classes, writer_ids)
 
 
 def _tensors(images: NDArray[Any], labels: NDArray[Any], writers: NDArray[Any] | None) -> Images:
@@ -152,7 +152,7 @@ def _images_for(folder: Path, images: Path | None) -> Path:
     )
 
 
-def _read_split(folder: Path, where: Path, split: str) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]:
+def _read_split(folder: Path, where: Path, split: str) -> Arrays:
     prefix = "train" if split == "train" else "t10k"
     found = _find(where, f"{prefix}-images-idx3-*", f"qmnist-{split}-images-idx3-*")
     extended = _find(folder, f"qmnist-{split}-labels-idx2-*")
@@ -203,31 +203,25 @@ def _check_labels(where: str, labels: NDArray[Any]) -> None:
     whole = labels.dtype.kind in "iu" and labels.size > 0
     if not whole or not (int(labels.min()) >= 0 and int(labels.max()) < MOST_CLASSES):
         found = f"from {labels.min()} to {labels.max()}" if labels.size else "none"
-        given, needed = (
-            f"the labels of {where} are {labels.dtype}, {found}",
-            f"whole numbers from 0 to {MOST_CLASSES - 1:,}",
-        )
-        raise InvalidData(given, needed, "Check the files.")
+        given = f"the labels of {where} are {labels.dtype}, {found}"
+        raise InvalidData(given, f"whole numbers from 0 to {MOST_CLASSES - 1:,}", "Check the files.")
 
 
 def _read_femnist(folder: Path) -> ImageDataset:
     writers: dict[str, int] = {}
-    parts = {}
+    parts: list[Any] = []
     for split in ("train", "test"):
-        pieces: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = []
-        for path in sorted((folder / split).glob("*.json")):
-            pieces += _femnist_file(path, writers)
+        files = sorted((folder / split).glob("*.json"))
+        pieces = [piece for path in files for piece in _femnist_file(path, writers)]
         if not pieces:
             raise InvalidData(f"no images in {folder / split}", "LEAF's *.json files", "Run LEAF's preprocess.sh.")
-        parts[split] = [numpy.concatenate(column) for column in zip(*pieces, strict=True)]
-    classes = int(max(part[1].max() for part in parts.values())) + 1
-    train, test = (_tensors(*part) for part in parts.values())
-    return ImageDataset(folder.resolve().name, train, test, classes, list(writers))
+        parts.append(tuple(numpy.concatenate(column) for column in zip(*pieces, strict=True)))
+    return _dataset(folder, parts[0], parts[1], list(writers))
 
 
-def _femnist_file(path: Path, writers: dict[str, int]) -> list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]:
+def _femnist_file(path: Path, writers: dict[str, int]) -> list[Arrays]:
     """Images, labels and writers of one of LEAF's files: ``{"users": [...], "user_data": {user: {"x", "y"}}}``."""
-    pieces = []
+    pieces: list[Arrays] = []
     try:
         content = json.loads(path.read_bytes())
         for user in content["users"]:

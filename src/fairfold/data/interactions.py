@@ -11,6 +11,11 @@ from fairfold.data.counted import Counted
 from fairfold.errors import InvalidData
 
 
+def offsets_of(counts: Tensor) -> Tensor:
+    """Where each group begins, and the end of the last, int64 [groups + 1]."""
+    return torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+
+
 @dataclass(frozen=True)
 class Interactions:
     """Interactions of dense user and item ids, one user's items after another (compressed sparse rows).
@@ -51,10 +56,14 @@ class Interactions:
         last[:-1] = pairs[1:] != pairs[:-1]
         order, pairs = order[last], pairs[last]
         per_user = torch.bincount(torch.div(pairs, num_items, rounding_mode="floor"), minlength=num_users)
-        offsets = torch.zeros(num_users + 1, dtype=torch.int64)
-        torch.cumsum(per_user, 0, out=offsets[1:])
         kept = None if ratings is None else ratings[order].to(torch.float32)
-        return cls(num_users, num_items, offsets, pairs % num_items, kept)
+        return cls(num_users, num_items, offsets_of(per_user), pairs % num_items, kept)
+
+    def where(self, mask: Tensor) -> "Interactions":
+        """Those of the interactions that a mask has chosen, of the same users and items."""
+        counts = torch.bincount(self.users[mask], minlength=self.num_users)
+        ratings = None if self.ratings is None else self.ratings[mask]
+        return replace(self, offsets=offsets_of(counts), items=self.items[mask], ratings=ratings)
 
     def renumbered(self, place: Tensor) -> "Interactions":
         """The same interactions with item i at number ``place[i]``."""

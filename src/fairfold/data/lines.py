@@ -135,21 +135,13 @@ def _end_of_lines(block: bytes, quoted: bool) -> int:
 
 
 def _as_utf8(block: bytes, encoding: str, repairs: Counter[str]) -> bytes:
-    if block.isascii():
-        return block
     if encoding != "utf-8":
         return block.decode(encoding).encode()
     try:
         block.decode()
     except UnicodeDecodeError:
-        return b"\n".join(_line_as_utf8(line, repairs) for line in block.split(b"\n"))
-    return block
-
-
-def _line_as_utf8(line: bytes, repairs: Counter[str]) -> bytes:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
+        if b"\n" in block:
+            return b"\n".join(_as_utf8(line, encoding, repairs) for line in block.split(b"\n"))
         repairs[NOT_UTF8] += 1
-        return line.decode("latin-1").encode()
-    return line
+        return block.decode("latin-1").encode()
+    return block

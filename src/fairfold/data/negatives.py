@@ -34,12 +34,8 @@ class NegativeSampler:
         return chosen(self.train, self._non_items_below, users, chance)
 
     def of_user(self, user: int, chance: Tensor) -> Tensor:
-        """Negatives of one user: :func:`chosen`, with a search among that user's items alone."""
-        part = self.train.span(user)
-        others = self.train.num_items - (part.stop - part.start)
-        rank = (chance * others).long().clamp_(max=others - 1)
-        below = self._non_items_below[part]
-        return rank.add_(torch.searchsorted(below, rank + user * self.train.num_items, right=True))
+        """Negatives of one user, one for each number of [0, 1)."""
+        return chosen(self.train, self._non_items_below, torch.tensor(user), chance)
 
 
 def non_items_below(train: Interactions) -> Tensor:
@@ -53,7 +49,7 @@ def non_items_below(train: Interactions) -> Tensor:
 
 def chosen(train: Interactions, below: Tensor, users: Tensor, chance: Tensor) -> Tensor:
     """The negative of each user that a number of [0, 1) stands for; ``below`` as :func:`non_items_below` gives it."""
-    others = train.num_items - train.counts_by_user[users]
+    others = train.num_items - (train.offsets[users + 1] - train.offsets[users])
     rank = torch.minimum((chance * others).long(), others - 1)
     found = torch.searchsorted(below, users * train.num_items + rank, right=True)
     return rank + found - train.offsets[users]

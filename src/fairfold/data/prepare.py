@@ -6,11 +6,12 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fairfold.data import lines
-from fairfold.data.files import Stages, atomic_folder, cache_folder, checksum, existing, silent
+from fairfold.data.files import Stages, atomic_folder, cache_folder, existing, silent
 from fairfold.data.images import ImageDataset, is_image_folder, read_images, source_files
 from fairfold.data.interactions import Dataset
 from fairfold.data.known import on_disk, resolve
@@ -29,6 +30,7 @@ from fairfold.data.store import (
 )
 from fairfold.data.tables import build_table
 from fairfold.errors import InvalidData
+from fairfold.files import checksum
 
 LONGEST_NAME = 100
 """Bytes of a source's name that go into that of its folder in the cache."""
@@ -43,29 +45,26 @@ class Prepared:
     note: str  # why it was prepared now, or that it was there already
 
 
-def load(source: str | Path, *, cache: str | Path | None = None, stages: Stages = silent, **options: Any) -> Dataset:
+def load(source: str | Path, *, cache: str | Path | None = None, **options: Any) -> Dataset:
     """Load a data set, preparing it first when the cache does not hold it yet.
 
     Args:
         source: A known name (``fairfold data list``), a folder in its publisher's form, a file, or a prepared folder.
         cache: Folder of prepared data; None is FAIRFOLD_CACHE, else ``~/.cache/fairfold``.
-        stages: Where progress is shown.
         **options: The fields of :class:`fairfold.data.options.Options`, e.g. ``top_users=100, ratings=True``.
     """
-    return read_dataset(_prepared_folder(source, cache, stages, options))
+    return read_dataset(_prepared_folder(source, cache, options))
 
 
-def load_images(
-    source: str | Path, *, cache: str | Path | None = None, stages: Stages = silent, **options: Any
-) -> ImageDataset:
+def load_images(source: str | Path, *, cache: str | Path | None = None, **options: Any) -> ImageDataset:
     """Load images, preparing them first when the cache does not hold them yet; arguments as for :func:`load`."""
-    return read_image_dataset(_prepared_folder(source, cache, stages, options))
+    return read_image_dataset(_prepared_folder(source, cache, options))
 
 
-def _prepared_folder(source: str | Path, cache: str | Path | None, stages: Stages, options: dict[str, Any]) -> Path:
+def _prepared_folder(source: str | Path, cache: str | Path | None, options: dict[str, Any]) -> Path:
     folder = existing(source)
     if folder is None or not folder.is_dir() or not (folder / MANIFEST).exists():
-        return prepare(source, cache=cache, stages=stages, **options).folder
+        return prepare(source, cache=cache, **options).folder
     if options:
         raise InvalidData(
             f"{folder} is prepared already, and {', '.join(options)} was asked for",
@@ -115,11 +114,13 @@ def prepare(
         note = f"{prepared.note} ({meaningless} means nothing for images)" if meaningless else prepared.note
         return replace(prepared, note=note)
     found = find_source(path, chosen)
-    _check_split(found, chosen)
-
-    def fill(folder: Path) -> Manifest:
-        return _fill_with_interactions(folder, found, chosen, stages, block_size)
-
+    if found.published_split and chosen.split is not None and not chosen.resplit:
+        raise InvalidData(
+            f"split = {chosen.split:g} for {found.name}, which comes with a split of its own",
+            "no split, or resplit as well",
+            "Add --resplit to pool what was published and split it anew.",
+        )
+    fill = partial(_fill_with_interactions, source=found, options=chosen, stages=stages, block_size=block_size)
     about = {"name": found.name, "kind": "interactions", "split": _split_words(found, chosen)}
     return _into_cache(about, found.paths, chosen, cache, stages, refresh, fill)
 
@@ -134,9 +135,11 @@ def _into_cache(
     fill: Callable[[Path], Manifest],
 ) -> Prepared:
     """Fill a folder of the cache, unless it holds the same already."""
-    # A name may be as long as the system lets any be; ours are longer by the key.
+    # A name may be as long as the system lets any be; ours are longer by a key: which files, with which options.
     short = about["name"].encode()[:LONGEST_NAME].decode(errors="ignore")
-    final = cache_folder(cache) / f"{short}-{_key(files, options)}"
+    what = [[str(file.resolve()) for file in files], options.chosen()]
+    key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
+    final = cache_folder(cache) / f"{short}-{key}"
     note = "prepared now"
     if final.exists() and not refresh:
         try:
@@ -186,21 +189,6 @@ def _split_words(source: Source, options: Options) -> str:
     return words if words == PUBLISHED else f"{words}, seed {options.seed}"
 
 
-def _check_split(source: Source, options: Options) -> None:
-    if source.published_split and options.split is not None and not options.resplit:
-        raise InvalidData(
-            f"split = {options.split:g} for {source.name}, which comes with a split of its own",
-            "no split, or resplit as well",
-            "Add --resplit to pool what was published and split it anew.",
-        )
-
-
-def _key(files: list[Path], options: Options) -> str:
-    """Short name of what is prepared: which files, with which options."""
-    what = [[str(file.resolve()) for file in files], options.chosen()]
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
-
-
 def _fingerprint(path: Path) -> dict[str, Any]:
     status = path.stat()
     return {"path": str(path.resolve()), "bytes": status.st_size, "modified": status.st_mtime_ns}
@@ -213,8 +201,7 @@ def _unchanged(manifest: Manifest, files: list[Path]) -> bool:
         return False
     for then, file in zip(recorded, files, strict=True):
         now = _fingerprint(file)
-        if now == {name: then.get(name) for name in now}:
-            continue
-        if now["bytes"] != then["bytes"] or checksum(file) != then["sha256"]:
+        same = now == {name: then.get(name) for name in now}
+        if not same and (now["bytes"] != then["bytes"] or checksum(file) != then["sha256"]):
             return False
     return True

@@ -71,7 +71,8 @@ def find_source(path: Path, wanted: Options | None = None) -> Source:
         folder, name = path, path.resolve().name
         chosen = _files_of(path)
     files = tuple(SourceFile(file, detect(file, wanted), split) for split, file in chosen)
-    return Source(name, files, _titles_beside(files[0].path, folder))
+    titles, _ = _TITLES.get(files[0].path.name.removesuffix(".gz"), ("", ""))
+    return Source(name, files, folder / titles if titles and (folder / titles).is_file() else None)
 
 
 def _files_of(folder: Path) -> list[tuple[str | None, Path]]:
@@ -106,19 +107,14 @@ def _one(folder: Path, pattern: str) -> Path | None:
     return None
 
 
-_TITLES_OF = {
-    "u.data": "u.item",
-    "ratings.dat": "movies.dat",
-    "ratings.csv": "movies.csv",
-    "BX-Book-Ratings.csv": "BX-Books.csv",
+# Files of titles and their separators, by what they stand beside. Id and title come first in all of them; those that
+# end in .csv have a header.
+_TITLES = {
+    "u.data": ("u.item", "|"),
+    "ratings.dat": ("movies.dat", "::"),
+    "ratings.csv": ("movies.csv", ","),
+    "BX-Book-Ratings.csv": ("BX-Books.csv", ";"),
 }
-# Their separators. Id and title come first in all of them; those that end in .csv have a header.
-_SEPARATORS = {"u.item": "|", "movies.dat": "::", "movies.csv": ",", "BX-Books.csv": ";"}
-
-
-def _titles_beside(file: Path, folder: Path) -> Path | None:
-    name = _TITLES_OF.get(file.name.removesuffix(".gz"))
-    return folder / name if name is not None and (folder / name).is_file() else None
 
 
 def read_titles(path: Path) -> polars.DataFrame:
@@ -127,7 +123,8 @@ def read_titles(path: Path) -> polars.DataFrame:
     text = (line.rstrip("\r") for block in lines.blocks(path) for line in block.decode().split("\n"))
     if path.suffix == ".csv":
         next(text, None)
-    fields = (_fields(line, _SEPARATORS[path.name]) for line in text)
+    separator = dict(_TITLES.values())[path.name]
+    fields = (_fields(line, separator) for line in text)
     pairs = [(found[0], found[1]) for found in fields if len(found) >= 2]
     frame = polars.DataFrame(pairs, schema={"id": polars.String, "title": polars.String}, orient="row")
     return frame.unique("id", keep="first", maintain_order=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fairfold.data.images import ImageDataset, Images
-from fairfold.data.interactions import Dataset, Interactions
+from fairfold.data.interactions import Dataset, Interactions, offsets_of
 from fairfold.data.parquet import read_whole
 from fairfold.data.sources import SPLITS
 from fairfold.data.tables import Table
@@ -104,24 +104,21 @@ def read_dataset(folder: Path) -> Dataset:
     manifest = _manifest_of(folder, "interactions", "load_images")
     counts = manifest["counts"]
     users = read_whole(folder / "users.parquet")
-    items_file = folder / "items.parquet"
-    items = read_whole(items_file) if items_file.exists() else polars.DataFrame()
+    items = read_whole(folder / "items.parquet")
     splits = {name: _read_split(folder, name, users, counts) for name in SPLITS}
     return Dataset(
         name=manifest["name"],
         train=splits["train"],
         test=splits["test"],
         valid=splits["valid"] if len(splits["valid"]) else None,
-        user_ids=users["id"].to_list() if "id" in users.columns else None,
-        item_ids=items["id"].to_list() if "id" in items.columns else None,
+        user_ids=users["id"].to_list(),
+        item_ids=items["id"].to_list(),
         titles=items["title"].fill_null("").to_list() if "title" in items.columns else None,
     )
 
 
 def _read_split(folder: Path, name: str, users: polars.DataFrame, counts: dict[str, int]) -> Interactions:
-    offsets = torch.zeros(users.height + 1, dtype=torch.int64)
-    if users.height and name in users.columns:
-        torch.cumsum(torch.from_numpy(users[name].cast(polars.Int64).to_numpy(writable=True)), 0, out=offsets[1:])
+    offsets = offsets_of(torch.from_numpy(users[name].cast(polars.Int64).to_numpy(writable=True)))
     total = int(offsets[-1])
     # Filled part by part, so that no second copy of the whole column is ever held.
     items = torch.empty(total, dtype=torch.int64)

@@ -50,8 +50,11 @@ def build_table(spool: Spool, options: Options, *, published_split: bool, repair
     if spool.catalogue is not None and not options.core and len(table.user_ids) == spool.counts["users"]:
         table = _published_catalogue(table, spool.catalogue)
     if options.resplit or not published_split:
-        table = _split(table, options, repairs)
-    table = _with_valid(table, options)
+        kept = SPLIT if options.split is None else options.split
+        table = _put_aside(table, kept, TEST, options.seed, 0)
+        repairs[SINGLE] += int((numpy.bincount(table.users, minlength=len(table.user_ids)) == 1).sum())
+    if options.valid:
+        table = _put_aside(table, 1 - options.valid, VALID, options.seed, 1)
     in_train = numpy.bincount(table.users[table.splits == TRAIN], minlength=len(table.user_ids))
     repairs[TEST_ONLY] += int((in_train == 0).sum())
     return _by_popularity(table)
@@ -161,21 +164,12 @@ def _train_mask(users: Array, num_users: int, share: float, random: numpy.random
     return mask
 
 
-def _split(table: Table, options: Options, repairs: Counter[str]) -> Table:
-    num_users = len(table.user_ids)
-    share = SPLIT if options.split is None else options.split
-    mask = _train_mask(table.users, num_users, share, numpy_generator(options.seed, 0))
-    repairs[SINGLE] += int((numpy.bincount(table.users, minlength=num_users) == 1).sum())
-    return replace(table, splits=numpy.where(mask, TRAIN, TEST).astype(numpy.uint8))
-
-
-def _with_valid(table: Table, options: Options) -> Table:
-    if not options.valid:
-        return table
+def _put_aside(table: Table, kept: float, part: int, *words: int) -> Table:
+    """Keep a random share of every user's train rows there, and put the others in another part of the split."""
     train = numpy.flatnonzero(table.splits == TRAIN)
-    mask = _train_mask(table.users[train], len(table.user_ids), 1 - options.valid, numpy_generator(options.seed, 1))
+    mask = _train_mask(table.users[train], len(table.user_ids), kept, numpy_generator(*words))
     splits = table.splits.copy()
-    splits[train[~mask]] = VALID
+    splits[train[~mask]] = part
     return replace(table, splits=splits)
 
 

@@ -8,11 +8,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fairfold.errors import InvalidData, InvalidSettings
+from fairfold.errors import InvalidData
+from fairfold.files import make_folder
 from fairfold.reproduce.experiment import Cell, Experiment
 from fairfold.reproduce.kinds import KINDS
 from fairfold.reproduce.machine import machine
@@ -32,6 +33,7 @@ from fairfold.reproduce.records import (
 )
 
 POLL_SECONDS = 0.5
+THREADS = "OMP_NUM_THREADS"
 _SPAWN = multiprocessing.get_context("spawn")  # a fork after OpenMP work hangs
 
 
@@ -42,7 +44,7 @@ class Job:
     cell: Cell
     mark: str  # its fingerprint
     folder: Path  # where it may keep a run to go on with
-    homes: tuple[tuple[Path, Cell], ...]  # folders of the experiments that have it, and what it is called there
+    homes: list[tuple[Path, Cell]]  # folders of the experiments that have it, and what it is called there
 
 
 MEMORY_A_JOB = 4 * 2**30
@@ -60,21 +62,6 @@ def default_jobs(cells: int) -> int:
     if torch.cuda.is_available():
         jobs = min(jobs, torch.cuda.get_device_properties(0).total_memory // MEMORY_A_JOB)
     return max(1, min(jobs, cells))
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What an experiment has and what it lacks."""
-
-    records: Records
-    found: dict[str, Outcome] = field(default_factory=dict)  # by mark
-    marks: dict[Cell, str] = field(default_factory=dict)
-    taken: list[Record] = field(default_factory=list)  # over from other experiments
-    waiting: dict[str, Job] = field(default_factory=dict)  # to be run
-
-    def outcomes(self) -> dict[Cell, Outcome]:
-        """Of all cells that are done."""
-        return {cell: self.found[mark] for cell, mark in self.marks.items() if mark in self.found}
 
 
 def execute_all(
@@ -95,64 +82,61 @@ def execute_all(
     anywhere: dict[str, Record] = {}
     for record in (record for records in kept.values() for record in records.by_label.values()):
         anywhere.setdefault(record["fingerprint"], record)
-    plans = [_plan(experiment, kept[experiment.folder], anywhere, watcher) for experiment in experiments]
+    found, marks = dict[str, Outcome](), dict[Cell, str]()  # by mark; what a cell's outcome is found by
+    taken, waiting = defaultdict[str, list[Record]](list), dict[str, Job]()  # over from other experiments; to be run
+    for experiment in experiments:
+        records = kept[experiment.folder]
+        for damage in records.damaged:
+            watcher.on_note(f"{damage}: the cell is run again")
+        for cell in experiment.cells:
+            try:
+                mark = marks[cell] = _mark(cell)
+            except InvalidData as error:
+                marks[cell] = missing = f"no data: {error}"
+                found[missing] = Outcome("no data", str(error))
+                continue
+            outcome = records.outcome(cell.label, mark)
+            if outcome is None and mark in anywhere:  # another experiment has the same cell
+                taken[experiment.folder].append(anywhere[mark] | {"label": cell.label} | _described(cell))
+                outcome = outcome_of(anywhere[mark])
+            if outcome is not None:
+                found[mark] = outcome
+            else:
+                folder = records.place / UNDER_WAY / file_name(cell.label)
+                waiting.setdefault(mark, Job(cell, mark, folder, [])).homes.append((records.place, cell))
     try:
         if run:
-            todo: dict[str, Job] = {}
-            for mark, job in ((mark, job) for plan in plans for mark, job in plan.waiting.items()):
-                todo[mark] = replace(todo[mark], homes=todo[mark].homes + job.homes) if mark in todo else job
-            waiting = sorted(todo.values(), key=lambda job: job.cell.seed)  # tables of one seed first: to be read early
-            states = [outcome.state for plan in plans for outcome in plan.outcomes().values()]
+            todo = sorted(waiting.values(), key=lambda job: job.cell.seed)  # tables of one seed first: to be read early
+            states = [found[mark].state for mark in marks.values() if mark in found]
             lacking = states.count("no data")
-            watcher.on_plan(len(states) - lacking, lacking, [job.cell for job in waiting])
-            processes = default_jobs(len(waiting)) if jobs is None else jobs
-            alone = processes == 1 or len(waiting) < 2
-            for job, outcome in _run_here(waiting, watcher) if alone else _run_apart(waiting, watcher, processes):
+            watcher.on_plan(len(states) - lacking, lacking, [job.cell for job in todo])
+            processes = default_jobs(len(todo)) if jobs is None else jobs
+            alone = processes == 1 or len(todo) < 2
+            for job, outcome in _run_here(todo, watcher) if alone else _run_apart(todo, watcher, processes):
                 watcher.on_cell(job.cell, outcome)
-                for plan in plans:
-                    plan.found[job.mark] = outcome
+                found[job.mark] = outcome
     finally:
-        for plan in plans:
-            if run or plan.taken:
-                plan.records.join(plan.taken)
-    return [plan.outcomes() for plan in plans]
+        for name in {experiment.folder for experiment in experiments}:
+            if run or taken[name]:
+                kept[name].join(taken[name])
+    return [
+        {cell: found[marks[cell]] for cell in experiment.cells if marks[cell] in found} for experiment in experiments
+    ]
 
 
 def _kept(experiments: list[Experiment], out: Path) -> dict[str, Records]:
     """What is kept of all experiments, by folder."""
     places = {out / experiment.folder for experiment in experiments}
-    try:
-        for place in places:
-            place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidSettings(f"--out {out}: {error.strerror}", "a folder to write to", "Name another.") from None
+    for place in places:
+        make_folder(place)
     places |= {path.parent for name in (f"{CELLS}.jsonl", UNDER_WAY) for path in out.glob(f"*/{name}")}
     return {place.name: Records(place) for place in sorted(places)}
 
 
-def _plan(experiment: Experiment, records: Records, anywhere: dict[str, Record], watcher: Watcher) -> Plan:
-    plan = Plan(records)
-    for damage in records.damaged:
-        watcher.on_note(f"{damage}: the cell is run again")
-    for cell in experiment.cells:
-        try:
-            data = KINDS[cell.kind].data(cell.values)
-        except InvalidData as error:
-            plan.marks[cell] = missing = f"no data: {error}"
-            plan.found[missing] = Outcome("no data", str(error))
-            continue
-        mark = fingerprint(cell.kind, KINDS[cell.kind].meaning(cell.values), cell.seed, data)
-        plan.marks[cell] = mark
-        outcome = records.outcome(cell.label, mark)
-        if outcome is None and mark in anywhere:  # another experiment has the same cell
-            plan.taken.append(anywhere[mark] | {"label": cell.label} | _described(cell))
-            outcome = outcome_of(anywhere[mark])
-        if outcome is not None:
-            plan.found[mark] = outcome
-            continue
-        folder = records.place / UNDER_WAY / file_name(cell.label)
-        plan.waiting.setdefault(mark, Job(cell, mark, folder, ((records.place, cell),)))
-    return plan
+def _mark(cell: Cell) -> str:
+    """The fingerprint of a cell; an :class:`InvalidData` where its data is not at hand."""
+    kind = KINDS[cell.kind]
+    return fingerprint(cell.kind, kind.meaning(cell.values), cell.seed, kind.data(cell.values))
 
 
 def _described(cell: Cell) -> dict[str, Any]:
@@ -226,7 +210,9 @@ def workers(processes: int, **start: Any) -> Iterator[ProcessPoolExecutor | None
     if processes == 1:
         yield None
         return
-    with _one_thread_each(), ProcessPoolExecutor(processes, mp_context=_SPAWN, **start) as pool:
+    before = {name: value for name, value in os.environ.items() if name == THREADS}
+    os.environ[THREADS] = "1"  # they inherit it; their number already is that of the cores
+    with ProcessPoolExecutor(processes, mp_context=_SPAWN, **start) as pool:
         try:
             yield pool
         except BaseException:
@@ -234,20 +220,9 @@ def workers(processes: int, **start: Any) -> Iterator[ProcessPoolExecutor | None
             for process in list((pool._processes or {}).values()):
                 process.terminate()
             raise
-
-
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Processes started in here use one thread: their number already is that of the cores."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
+        finally:
+            del os.environ[THREADS]
+            os.environ |= before
 
 
 _shares: Any = None

@@ -6,21 +6,19 @@ it (a table of settings that is given another kind starts anew); with ``--quick`
 ``quick`` come last.
 """
 
-import difflib
-import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from fairfold.errors import FairfoldError, InvalidSettings
+from fairfold.errors import FairfoldError, InvalidSettings, nearest
 from fairfold.reproduce.kinds import KINDS
 from fairfold.settings import merged
 from fairfold.settings.base import Frozen
+from fairfold.settings.files import packaged, read_toml
 
 Values = dict[str, Any]
 Figure = float | str
@@ -117,8 +115,7 @@ class Experiment:
 
 def known_experiments() -> list[str]:
     """Names of the experiments that come with the package."""
-    found = (entry.name for entry in resources.files("fairfold").joinpath("experiments").iterdir())
-    return sorted(name.removesuffix(SUFFIX) for name in found if name.endswith(SUFFIX))
+    return list(packaged("experiments"))
 
 
 def named(name: str) -> list[str]:
@@ -145,35 +142,17 @@ def read_experiment(name: str, *, quick: bool = False, seeds: int | None = None)
 
 
 def _read(name: str) -> tuple[ExperimentFile, str]:
-    text, short = _text(name)
+    """What an experiment's file says, and its short name."""
+    known = packaged("experiments")
+    if not name.endswith(SUFFIX) and name not in known:
+        needed = f"one of {', '.join((*GROUPS, *known))}, or a .toml file"
+        given = f"experiment {name!r}{nearest(name, [*known, *GROUPS])}"
+        raise InvalidSettings(given, needed, "`fairfold reproduce --list` shows them.")
     try:
-        return ExperimentFile.model_validate(tomllib.loads(text)), short
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidSettings(f"{name}: {error}", "a TOML file", "Mend that line.") from None
+        return ExperimentFile.model_validate(read_toml(known.get(name, Path(name)))), Path(name).stem
     except ValidationError as error:
         problems = "; ".join(_explain(problem) for problem in error.errors())
         raise InvalidSettings(f"{name}: {problems}", "the keys of an experiment", "See docs/reproduction.md.") from None
-
-
-def _text(name: str) -> tuple[str, str]:
-    path = Path(name)
-    if name.endswith(SUFFIX):
-        try:
-            return path.read_text(encoding="utf-8"), path.stem
-        except OSError as error:
-            raise InvalidSettings(f"{path}: {error.strerror}", "a readable TOML file", "Check the path.") from None
-    known = known_experiments()
-    if name not in known:
-        remedy = _nearest(name, [*known, *GROUPS]) or "`fairfold reproduce --list` shows them."
-        needed = f"one of {', '.join((*GROUPS, *known))}, or a .toml file"
-        raise InvalidSettings(f"experiment {name!r}", needed, remedy)
-    return resources.files("fairfold").joinpath("experiments", f"{name}{SUFFIX}").read_text(encoding="utf-8"), name
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    """A question, or nothing."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"Did you mean {near[0]!r}?" if near else ""
 
 
 def _cells(
@@ -208,8 +187,8 @@ def _cells(
 
 def _check(where: str, kind: str, values: Values) -> None:
     if kind not in KINDS:
-        remedy = _nearest(kind, KINDS) or "Check the spelling."
-        raise InvalidSettings(f"{where}: kind {kind!r}", f"one of {', '.join(KINDS)}", remedy)
+        given = f"{where}: kind {kind!r}{nearest(kind, KINDS)}"
+        raise InvalidSettings(given, f"one of {', '.join(KINDS)}", "Check the spelling.")
     try:
         KINDS[kind].settings(values)
     except FairfoldError as error:
@@ -235,7 +214,6 @@ def _explain(problem: Any) -> str:
     path = ".".join(str(part) for part in problem["loc"])
     if problem["type"] != "extra_forbidden":
         return f"{path}: {problem['msg']}"
-    levels: dict[int, type[Frozen]] = {1: ExperimentFile, 3: TableFile}
-    model = SearchFile if problem["loc"][0] == "search" else levels.get(len(problem["loc"]), TableFile)
-    near = _nearest(str(problem["loc"][-1]), model.model_fields)
-    return f"unknown key {path!r}" + (f" ({near.replace('Did', 'did')})" if near else "")
+    parts: dict[str, type[Frozen]] = {"search": SearchFile, "tables": TableFile}
+    known = parts.get(problem["loc"][0], ExperimentFile).model_fields
+    return f"unknown key {path!r}{nearest(str(problem['loc'][-1]), known)}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from fairfold.runs.plots import COLOURS, INK, LOOK, STYLES, WIDE, legend, reference
+from fairfold.runs.plots import COLOURS, INK, LOOK, STYLES, WIDE, direction, legend, reference
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,7 +69,7 @@ def _compared(grid: Grid, done: list[Entry]) -> Figure:
         reference(axes, "x", value, name, rotation=30, fontsize=8)
     axes.set_yticks(range(len(done)), [f"{entry.row} {entry.column}" for entry in done], fontsize=8.5)
     axes.set_ylim(len(done) - 0.5, -0.5)
-    axes.set_xlabel(_label(grid))
+    axes.set_xlabel(direction(grid.file.metric))
     if grid.file.metric == "compression":
         axes.set_xscale("log")
     legend(figure, [axes])
@@ -98,7 +98,7 @@ def _curves(grid: Grid, done: list[Entry]) -> Figure | None:
         axes.set_visible(False)
     loglog = grid.file.curves == "loglog"
     for axes in shown[::across]:
-        axes.set_ylabel(str(done[0].facts.get("curve", grid.file.metric)) if loglog else _label(grid))
+        axes.set_ylabel(str(done[0].facts.get("curve", grid.file.metric)) if loglog else direction(grid.file.metric))
     for axes in shown[-across:]:  # no other is below
         axes.set_xlabel("round (means over the seeds)")
         axes.tick_params(labelbottom=True)
@@ -132,12 +132,6 @@ def _panels(done: list[Entry]) -> list[Panel]:
 
 def _named(entry: Entry) -> str:
     return f"{entry.row} {entry.column}".strip()
-
-
-def _label(grid: Grid) -> str:
-    if grid.file.metric not in ("MSE", "accuracy") and not grid.file.metric.startswith("NDCG"):
-        return grid.file.metric
-    return f"{grid.file.metric} ({'smaller' if grid.smaller_is_better else 'larger'} is better)"
 
 
 def _together(grid: Grid, room: float) -> list[tuple[str, float]]:

@@ -3,15 +3,14 @@
 import base64
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fairfold.files import write_atomically
-from fairfold.reproduce import sizes
 from fairfold.reproduce.experiment import Experiment
-from fairfold.reproduce.tables import COLUMNS, Grid, crossed, detail, shown
+from fairfold.reproduce.tables import COLUMNS, SIZE_COLUMNS, Grid, crossed, detail, shown, size_rows, sizes, views
 from fairfold.runs.report import rendered_page
 from fairfold.runs.units import human_seconds
 from fairfold.version import __version__
@@ -44,51 +43,15 @@ def write_results(results: Results, out: Path) -> list[Path]:
             results.plots[grid.name][file] = rendered(figure, "svg")
             written.append(place / file)
     texts = {
-        "results.md": _markdown(results),
+        "results.md": render_page([results], "results.md"),
         "results.csv": _csv(results, [*COLUMNS, "values", "machine"], _cell_lines),
-        "sizes.csv": _csv(results, list(sizes.COLUMNS), _size_lines),
+        "sizes.csv": _csv(results, list(SIZE_COLUMNS), _size_lines),
         "results.html": render_page([results]),
     }
     for name, text in texts.items():
         write_atomically(place / name, text.encode())
     *first, page = (place / name for name in texts)
     return [*first, *written, page]
-
-
-def _markdown(results: Results) -> str:
-    """The results as a page of Markdown, plots linked."""
-    file, quick = results.experiment.file, results.experiment.quick
-    lines = [f"# {file.title}", ""]
-    if quick:
-        lines += [f"**{QUICK}**", ""]
-    lines += [file.about.strip(), ""] if file.about else []
-    lines += [f"- {note}" for note in file.notes] + ([""] if file.notes else [])
-    for grid in results.grids:
-        lines += _markdown_table(grid)
-        lines += [f"![{name}]({name})" for name in results.plots[grid.name]] + [""]
-    again = f"fairfold reproduce {results.experiment.name}{' --quick' if quick else ''}"
-    lines += [f"Written by `{again}`, fairfold {__version__}. Every cell's settings and values: `cells.jsonl`.", ""]
-    return "\n".join(lines)
-
-
-def _markdown_table(grid: Grid) -> list[str]:
-    heading, rows = crossed(grid)
-    counts = {"best": "best over the evaluations", "last": "after the last round"}[grid.file.value]
-    lines = [f"## {grid.file.title}", ""]
-    source = f"{grid.file.source}. " if grid.file.source else ""
-    brackets = "; the paper's in brackets" if grid.file.paper else ""
-    lines += [f"{source}{grid.file.metric}, {counts}{brackets}.", ""]
-    lines += [*_pipes(heading, rows), ""]
-    if grid.references:
-        lines += _pipes(["without federation", grid.file.metric], [[n, shown(v)] for n, v in grid.references.items()])
-        lines += [""]
-    lines += [f"- {note}" for note in grid.file.notes] + ([""] if grid.file.notes else [])
-    for view in sizes.views(grid):
-        lines += [f"{view.about}:", "", *_pipes(view.heading, view.rows), ""]
-    lines += [*_pipes(COLUMNS, [detail(entry) for entry in grid.entries]), ""]
-    by_size = sizes.size_rows(grid)
-    lines += [*_pipes(sizes.COLUMNS, by_size), ""] if by_size else []
-    return [*lines, *_about_run(grid), ""]
 
 
 def _about_run(grid: Grid) -> list[str]:
@@ -98,13 +61,6 @@ def _about_run(grid: Grid) -> list[str]:
         seconds = human_seconds(sum(sum(entry.seconds) for entry in grid.entries))
         words.append(f"Hardware: {'; '.join(grid.machines)}. All cells together: {seconds}.")
     return words
-
-
-def _pipes(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
-
-    return [line(heading), "|" + "---|" * len(heading), *map(line, rows)]
 
 
 def _csv(results: Results, columns: list[str], lines: Callable[[Grid], Iterator[list[Any]]]) -> str:
@@ -129,19 +85,19 @@ def _cell_lines(grid: Grid) -> Iterator[list[Any]]:
 def _size_lines(grid: Grid) -> Iterator[list[Any]]:
     """One line a cell and device size: bytes as numbers, the own model as mean over the seeds."""
     for entry in grid.entries:
-        for size in sizes.sizes(entry):
-            yield [entry.row, entry.column, *astuple(size)]
+        for size in sizes(entry):
+            yield [entry.row, entry.column, *size]
 
 
-def render_page(many: list[Results]) -> str:
-    """One page without scripts, plots inside."""
+def render_page(many: list[Results], template: str = "page.html") -> str:
+    """One page without scripts, plots inside; or the same in Markdown, plots beside it."""
     return rendered_page(
         "fairfold.reproduce",
-        "page.html",
+        template,
         title="The paper's tables, run again" if len(many) > 1 else many[0].experiment.file.title,
         experiments=[_for_page(results) for results in many],
         columns=COLUMNS,
-        size_columns=sizes.COLUMNS,
+        size_columns=SIZE_COLUMNS,
         quick=QUICK,
         version=__version__,
     )
@@ -154,9 +110,9 @@ def _for_page(results: Results) -> dict[str, Any]:
         drawn = [(name, base64.b64encode(content).decode()) for name, content in results.plots[grid.name].items()]
         tables.append(
             {
-                "file": grid.file, "heading": heading, "rows": rows, "details": map(detail, grid.entries),
+                "file": grid.file, "heading": heading, "rows": rows, "details": list(map(detail, grid.entries)),
                 "references": [(name, shown(value)) for name, value in grid.references.items()],
-                "plots": drawn, "about": _about_run(grid), "views": sizes.views(grid), "sizes": sizes.size_rows(grid),
+                "plots": drawn, "about": _about_run(grid), "views": views(grid), "sizes": size_rows(grid),
             }
         )  # fmt: skip
     told = results.experiment

@@ -10,14 +10,14 @@ import io
 import itertools
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from fairfold.data import Dataset, ImageDataset
 from fairfold.data.holdout import hold_out, hold_out_images
 from fairfold.errors import InvalidSettings
-from fairfold.files import write_atomically
+from fairfold.files import make_folder, write_atomically
 from fairfold.reproduce.execute import default_jobs, workers
 from fairfold.reproduce.experiment import Cell, Experiment, SearchFile, Tried
 from fairfold.reproduce.kinds import KINDS
@@ -53,9 +53,9 @@ def search(experiment: Experiment, out: Path, say: Callable[[str], None], jobs: 
             "Mend it.",
         )
     place = out / experiment.folder
-    place.mkdir(parents=True, exist_ok=True)
+    make_folder(place)
     records = Records(place, SEARCH)
-    todo = [(_cell(experiment, labels), tried) for labels in plan.cells for tried in _tries(plan, labels[-1])]
+    todo = list(_todo(experiment, plan))
     cells, tries = zip(*todo, strict=True)
     kept = [records.by_label.get(_label(*each)) for each in todo]
     trials, path = list[Trial](), place / f"{SEARCH}.csv"
@@ -72,19 +72,20 @@ def search(experiment: Experiment, out: Path, say: Callable[[str], None], jobs: 
 
 
 def _label(cell: Cell, tried: dict[str, Tried]) -> str:
-    return f"{cell.table} {cell.row} {cell.column} {_words(tried)}"
+    words = (f"{key} {value if isinstance(value, str) else f'{value:g}'}" for key, value in tried.items())
+    return " ".join([cell.table, cell.row, cell.column, *words])
 
 
-def _cell(experiment: Experiment, labels: tuple[str, str, str]) -> Cell:
-    for cell in experiment.cells:
-        if (cell.table, cell.row, cell.column) == labels:
-            return cell
-    raise InvalidSettings(f"{experiment.name}: search names {labels}", "table, row and column of a cell", "Mend it.")
-
-
-def _tries(plan: SearchFile, column: str) -> list[dict[str, Tried]]:
-    values = plan.values | plan.more.get(column, {})
-    return [dict(zip(values, numbers, strict=True)) for numbers in itertools.product(*values.values())]
+def _todo(experiment: Experiment, plan: SearchFile) -> Iterator[tuple[Cell, dict[str, Tried]]]:
+    """Every value with its cell."""
+    known = {(cell.table, cell.row, cell.column): cell for cell in reversed(experiment.cells)}  # the first of its seeds
+    for labels in plan.cells:
+        if labels not in known:
+            given = f"{experiment.name}: search names {labels}"
+            raise InvalidSettings(given, "table, row and column of a cell", "Mend it.")
+        values = plan.values | plan.more.get(labels[-1], {})
+        for numbers in itertools.product(*values.values()):
+            yield known[labels], dict(zip(values, numbers, strict=True))
 
 
 def _trial(cell: Cell, tried: dict[str, Tried], kept: Record | None, plan: SearchFile, place: Path) -> Trial:
@@ -145,7 +146,3 @@ def _best_of(trials: list[Trial]) -> Trial:
 
 def _shown(value: float | None) -> str:
     return "–" if value is None else f"{value:.4f}"
-
-
-def _words(tried: dict[str, Tried]) -> str:
-    return " ".join(f"{key} {value if isinstance(value, str) else f'{value:g}'}" for key, value in tried.items())

@@ -26,7 +26,7 @@ from fairfold.errors import InvalidCheckpoint
 from fairfold.protocol.faults import Rejections
 from fairfold.protocol.storage import Storage
 from fairfold.protocol.words import State
-from fairfold.runs.tensors import bytes_of, checksum_of, write_tensors
+from fairfold.runs.tensors import bytes_of, write_tensors
 from fairfold.settings import Settings, read_settings
 from fairfold.simulate.result import Quality, RoundReport
 from fairfold.simulate.run import Progress
@@ -88,7 +88,7 @@ def newest(folder: Path, storage: Storage | None = None) -> tuple[Checkpoint | N
     One written in another format is an error. Private vectors are read to ``storage``, to memory if not given.
     """
     damaged: list[str] = []
-    for path in _manifests(folder):
+    for path in manifests(folder):
         try:
             return _read(path, storage or Storage()), damaged
         except _Damaged as problem:
@@ -98,12 +98,18 @@ def newest(folder: Path, storage: Storage | None = None) -> tuple[Checkpoint | N
     return None, damaged
 
 
-def require(folder: Path, say: Callable[[str], None] = lambda _: None, *, newest_only: bool = False) -> Checkpoint:
+def require(
+    folder: Path,
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    newest_only: bool = False,
+    storage: Storage | None = None,
+) -> Checkpoint:
     """The newest whole checkpoint; an error where there is none, or with ``newest_only`` where a newer one is damaged.
 
-    Of every newer one that is damaged and was passed over something is said.
+    Of every newer one that is damaged and was passed over something is said. ``storage`` as for :func:`newest`.
     """
-    found, damaged = newest(folder)
+    found, damaged = newest(folder, storage)
     reasons = "; ".join(damaged) or "there is none"
     if found is None:
         given, remedy = f"{folder}: no whole checkpoint ({reasons})", "Check the folder, or train anew."
@@ -112,8 +118,7 @@ def require(folder: Path, say: Callable[[str], None] = lambda _: None, *, newest
         remedy = "Check the folder, or train anew, or take the older one by leaving out --newest."
         raise InvalidCheckpoint(f"{folder}: the newest is damaged ({reasons})", "the checkpoint of a run", remedy)
     for problem in damaged:
-        number = found.progress.state.round_number
-        say(f"Passed over a damaged checkpoint, {problem}: this is round {number} (--newest insists on the newest).")
+        say(f"Passed over a damaged checkpoint, {problem}: this is round {found.progress.state.round_number}.")
     return found
 
 
@@ -221,7 +226,7 @@ def _read(path: Path, storage: Storage) -> Checkpoint:
         raise _Damaged(f"{beside.name} is missing")
     if beside.stat().st_size != described["bytes"]:
         raise _Damaged(f"{beside.name} has {beside.stat().st_size} of {described['bytes']} bytes")
-    if checksum_of(beside) != described["sha256"]:
+    if files.checksum(beside) != described["sha256"]:
         raise _Damaged(f"{beside.name} has another checksum")
     try:
         with safe_open(beside, "pt") as opened:
@@ -280,12 +285,13 @@ def checksum_of_values(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _manifests(folder: Path) -> list[Path]:
+def manifests(folder: Path) -> list[Path]:
+    """Of all checkpoints, the newest first."""
     return sorted(folder.glob("round-*.json"), reverse=True)
 
 
 def _remove_old(folder: Path) -> None:
-    for path in _manifests(folder)[KEPT:]:
+    for path in manifests(folder)[KEPT:]:
         files.disk.remove(path)  # first, so that no manifest stands without its tensors
         files.disk.remove(path.with_suffix(".safetensors"))
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fairfold import files
-from fairfold.errors import CannotWrite, InvalidSettings
+from fairfold.errors import InvalidSettings
 from fairfold.runs.read import LOG, METRICS, MODEL, RESULT, SETTINGS, columns_of, lines_of, sealed_json, sealed_settings
 from fairfold.runs.tensors import write_sealed
 from fairfold.runs.units import popularity_facts
@@ -37,13 +37,10 @@ class RunFolder:
         """A new folder, ``runs/DATE-TIME-DATA`` unless a path is given, or with ``again`` one that holds a run."""
         path = _free_name(settings) if path is None else path
         cls(path).require_free(again=again)
-        try:
-            missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-            path.mkdir(parents=True, exist_ok=True)
-            for made in missing:
-                files.sync_folder(made.parent)
-        except OSError as error:
-            raise InvalidSettings(f"--out {path}: {error.strerror}", "a folder to write to", "Name another.") from None
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        files.make_folder(path)
+        for made in missing:
+            files.sync_folder(made.parent)
         return cls(path)
 
     def begin(self, settings: Settings, history: list[RoundReport]) -> None:
@@ -110,7 +107,7 @@ class RunFolder:
         try:
             handler = logging.FileHandler(self.path / LOG, encoding="utf-8")
         except OSError as error:
-            raise _cannot_write(self.path / LOG, error) from error
+            raise files.cannot_write(self.path / LOG, error) from error
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logger = logging.getLogger("fairfold")
         level = logger.level
@@ -146,7 +143,7 @@ class RunFolder:
             with (self.path / METRICS).open("ab") as file:
                 file.write(lines_of([self._row(report)]))
         except OSError as error:
-            raise _cannot_write(self.path / METRICS, error) from error
+            raise files.cannot_write(self.path / METRICS, error) from error
 
     def finish(self, result: Result, seconds: float, stopped: str, data: dict[str, Any]) -> None:
         """Write the model, then the closing table, which says that the run is finished."""
@@ -192,7 +189,3 @@ def _content(path: Path) -> list[Path]:
         for entry in path.iterdir()
         if entry.suffix != files.TEMPORARY and not (entry.name == "checkpoints" and not any(entry.iterdir()))
     ]
-
-
-def _cannot_write(path: Path, error: OSError) -> CannotWrite:
-    return CannotWrite(f"{path}: {error.strerror}", "a file that can be written", "Go on with --resume.")

@@ -79,7 +79,7 @@ def rendered(figure: Figure, kind: str) -> bytes:
 def _lines(runs: list[RunSummary], names: list[str], over: str, inches: tuple[float, float]) -> Figure:
     figure = Figure(figsize=inches, layout="constrained")
     axes = figure.add_subplot()
-    axes.set_ylabel(_direction(runs[0].metric))
+    axes.set_ylabel(direction(runs[0].metric))
     for run, name, (colour, style) in zip(runs, names, looks(runs), strict=True):
         across = [one.round_number if over == "round" else one.bytes_moved for one in run.evaluations]
         axes.plot(
@@ -106,7 +106,7 @@ def _bars(runs: list[RunSummary], names: list[str]) -> Figure:
     bars = [*sizes_of(runs), "server"]
     figure = Figure(figsize=(NARROW[0], max(NARROW[1], 1.2 + 0.42 * len(runs))), layout="constrained")
     axes = figure.add_subplot()
-    axes.set_xlabel(_direction(runs[0].metric))
+    axes.set_xlabel(direction(runs[0].metric))
     for number, size in enumerate(bars):
         ends = [{**run.last.sizes, "server": run.last.server} if run.last else {} for run in runs]
         held = [(place, end[size]) for place, end in enumerate(ends) if size in end]
@@ -138,7 +138,10 @@ def reference(axes: Axes, axis: Literal["x", "y"], value: float, name: str, **te
     )
 
 
-def _direction(metric: str) -> str:
+def direction(metric: str) -> str:
+    """A metric, and of those of quality which way is better."""
+    if metric not in ("MSE", "accuracy") and not metric.startswith("NDCG"):
+        return metric
     return f"{metric} ({'smaller' if metric == 'MSE' else 'larger'} is better)"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fairfold.errors import InvalidSettings
-from fairfold.files import write_atomically
+from fairfold.files import make_folder, write_atomically
 from fairfold.runs.summary import RunSummary, by_data, differing_settings, labels, references_of, sizes_of
 from fairfold.runs.units import human_bytes, human_seconds
 from fairfold.version import __version__
@@ -27,10 +27,11 @@ def require_plots() -> None:
 
 
 def rendered_page(package: str, name: str, **values: Any) -> str:
-    """A template of a package, filled."""
+    """A template of a package, filled; in HTML, values are text and nothing else."""
     import jinja2
 
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    escaped = name.endswith(".html")
+    environment = jinja2.Environment(autoescape=escaped, undefined=jinja2.StrictUndefined, trim_blocks=True)
     return environment.from_string((resources.files(package) / name).read_text(encoding="utf-8")).render(**values)
 
 
@@ -42,10 +43,7 @@ def write_report(runs: list[RunSummary], out: Path) -> list[Path]:
     require_plots()
     from fairfold.runs.plots import figures, looks, rendered
 
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidSettings(f"--out {out}: {error.strerror}", "a folder to write to", "Name another.") from None
+    make_folder(out)
     groups, written = by_data(runs), [out / PAGE]
     sections: list[dict[str, Any]] = []
     for (data, metric), members in groups.items():
@@ -55,14 +53,17 @@ def write_report(runs: list[RunSummary], out: Path) -> list[Path]:
             stem = name if len(groups) == 1 else f"{name} {data} {metric}"
             written.append(out / f"{re.sub(r'[^A-Za-z0-9]+', '-', stem).strip('-')}.png")
             write_atomically(written[-1], rendered(figure, "png"))
+        colours = (colour for colour, _ in looks([run for run in members if run.evaluations]))
         sections.append(
             {
                 "data": data,
                 "metric": metric,
                 "sizes": sizes_of(members),
-                "rows": page_rows(
-                    members, [colour for colour, _ in looks([run for run in members if run.evaluations])]
-                ),
+                "headings": headings(members),
+                "rows": [
+                    row | {"colour": next(colours) if run.evaluations else "transparent"}
+                    for row, run in zip(table_rows(members), members, strict=True)
+                ],
                 "references": [(name, f"{value:.4f}") for name, value in references_of(members).items()],
                 "plots": plots,
                 "differing": differing_settings(members) if len(members) > 1 else {},
@@ -77,32 +78,33 @@ def write_report(runs: list[RunSummary], out: Path) -> list[Path]:
     return written
 
 
-def page_rows(runs: list[RunSummary], colours: list[str]) -> list[dict[str, Any]]:
-    """One row per run: all as text, as table and page show it, with its colour where it has been plotted."""
-    sizes = sizes_of(runs)
+def headings(runs: list[RunSummary]) -> list[str]:
+    """Of the cells of :func:`table_rows`."""
+    return ["rounds", f"best {runs[0].metric}", "in round", "last", *sizes_of(runs), "per round", "down", "up"]
+
+
+def table_rows(runs: list[RunSummary]) -> list[dict[str, Any]]:
+    """One row per run: all as text, as table and page show it."""
     sign = 1 if runs[0].settings.smaller_is_better else -1
     reached = [run.best.server * sign for run in runs if run.best is not None]
-    remaining, rows = iter(colours), []
-    for number, (run, label) in enumerate(zip(runs, labels(runs), strict=True)):
-        best, last = run.best, run.last
+    rows = []
+    for run, label in zip(runs, labels(runs), strict=True):
+        best, last, quality = run.best, run.last, ["–"] * 3
+        if best is not None and last is not None:
+            quality = [f"{best.server:.4f}", str(best.round_number), f"{last.server:.4f}"]
+        sizes = [f"{last.sizes[size]:.4f}" if last and size in last.sizes else "" for size in sizes_of(runs)]
+        seconds = "–" if run.seconds_per_round is None else human_seconds(run.seconds_per_round)
         rows.append(
             {
-                "number": number,
                 "label": label,
-                "colour": next(remaining, "transparent") if last else "transparent",
                 "mark": "unfinished" if run.state == "unfinished" else "",
                 "reason": run.reason if run.state == "N/A" else "",
                 "popularity": run.popularity,
                 "told": run.told,
-                "rounds": str(run.rounds),
-                "best": "–" if best is None else f"{best.server:.4f}",
-                "best_round": "–" if best is None else str(best.round_number),
-                "last": "–" if last is None else f"{last.server:.4f}",
                 "is_best": best is not None and len(reached) > 1 and best.server * sign == min(reached),
-                "sizes": [f"{last.sizes[size]:.4f}" if last and size in last.sizes else "" for size in sizes],
-                "seconds": "–" if run.seconds_per_round is None else human_seconds(run.seconds_per_round),
-                "down": human_bytes(run.bytes_down),
-                "up": human_bytes(run.bytes_up),
+                "cells": [
+                    str(run.rounds), *quality, *sizes, seconds, human_bytes(run.bytes_down), human_bytes(run.bytes_up)
+                ],
             }
-        )
+        )  # fmt: skip
     return rows

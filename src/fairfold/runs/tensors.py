@@ -68,18 +68,9 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data.cast("B")
 
 
-def checksum_of(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_sealed(
-    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, private: bool = False
-) -> dict[str, Any]:
+def write_sealed(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
     """The same with a checksum inside, for a file that has to speak for itself: :func:`read_sealed` asks for it."""
-    sealed = dict(metadata) | {SEAL: _seal(tensors, metadata)}
-    return write_tensors(path, tensors, sealed, private=private)
+    return write_tensors(path, tensors, dict(metadata) | {SEAL: _seal(tensors, metadata)})
 
 
 def read_sealed(path: Path, remedy: str) -> tuple[Weights, dict[str, str]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from fairfold.errors import InvalidCapacity, InvalidCheckpoint
+from fairfold.errors import InvalidCapacity
 from fairfold.protocol.storage import Storage
 from fairfold.runs import checkpoint
 from fairfold.runs.callbacks import Callback
@@ -79,7 +79,7 @@ def run(
         before = 0.0 if found is None else found.seconds
         first = 1 if progress is None else progress.state.round_number + 1
         log.info("fairfold %s, torch %s: starting with round %d", __version__, torch.__version__, first)
-        recorder = _Recorder(folder, settings, facts, before, checkpoint_every, told)
+        recorder = _Recorder(folder, settings, facts, time.monotonic() - before, Pace(checkpoint_every), told)
         try:
             for callback in told:
                 callback.on_start(settings, plan.capacities, first)
@@ -92,7 +92,8 @@ def run(
                 storage=Storage(folder.path, settings.run.user_storage),
             )
             stopped = stop_reason(result.history, settings) or "stopped"
-            recorder.finish(result, stopped)
+            log.info("%d rounds in %.1f s: %s", result.state.round_number, recorder.seconds, stopped)
+            folder.finish(result, recorder.seconds, stopped, facts)
             for callback in told:
                 callback.on_end(result)
         finally:
@@ -115,18 +116,11 @@ def _refusals_noted(settings: Settings, out: Path | None) -> Iterator[None]:
 
 def _checkpoint(settings: Settings, out: Path, say: Say) -> checkpoint.Checkpoint | None:
     """What to go on from, or None to start anew, either way told; refused if it belongs to another run."""
-    found, damaged = checkpoint.newest(RunFolder(out).checkpoints, Storage(out, settings.run.user_storage))
-    if found is None:
-        if damaged:
-            raise InvalidCheckpoint(
-                f"{out}: no checkpoint can be read ({'; '.join(damaged)})",
-                "one whole checkpoint",
-                "Restore one, or train anew with another --out.",
-            )
+    folder = RunFolder(out).checkpoints
+    if not checkpoint.manifests(folder):
         say(f"No checkpoint in {out}: starting anew.")
         return None
-    for problem in damaged:
-        say(f"Passed over a damaged checkpoint, {problem}.")
+    found = checkpoint.require(folder, say, storage=Storage(out, settings.run.user_storage))
     checkpoint.refuse_other_run(found, settings, out)
     for name, version in (("fairfold", __version__), ("torch", torch.__version__)):
         if (written := found.versions.get(name)) != version:
@@ -154,40 +148,29 @@ class Pace:
         self._cost, self._ended = seconds, time.monotonic()
 
 
+@dataclass(frozen=True)
 class _Recorder:
     """Writes rounds and checkpoints as they come."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        settings: Settings,
-        facts: dict[str, object],
-        seconds_before: float,
-        every: int | None,
-        callbacks: Sequence[Callback],
-    ) -> None:
-        self._folder, self._settings, self._facts = folder, settings, facts
-        self._callbacks = callbacks
-        self._pace = Pace(every)
-        self._started = time.monotonic() - seconds_before
+    folder: RunFolder
+    settings: Settings
+    facts: dict[str, object]
+    started: float
+    pace: Pace
+    callbacks: Sequence[Callback]
 
     @property
     def seconds(self) -> float:
         """Of all sittings."""
-        return time.monotonic() - self._started
+        return time.monotonic() - self.started
 
     def watch(self, report: RoundReport, progress: Progress) -> None:
         """After every round."""
-        self._folder.note(report)
-        for callback in self._callbacks:
+        self.folder.note(report)
+        for callback in self.callbacks:
             callback.on_round(report)
-        over = stop_reason(progress.history, self._settings) is not None
-        if over or self._pace.due(report.round_number):
-            started = time.monotonic()
-            checkpoint.save(self._folder.checkpoints, progress, self._settings, self._facts, self.seconds)
-            self._pace.wrote(time.monotonic() - started)
-
-    def finish(self, result: Result, stopped: str) -> None:
-        """After the last."""
-        log.info("%d rounds in %.1f s: %s", result.state.round_number, self.seconds, stopped)
-        self._folder.finish(result, self.seconds, stopped, dict(self._facts))
+        over = stop_reason(progress.history, self.settings) is not None
+        if over or self.pace.due(report.round_number):
+            begun = time.monotonic()
+            checkpoint.save(self.folder.checkpoints, progress, self.settings, self.facts, self.seconds)
+            self.pace.wrote(time.monotonic() - begun)

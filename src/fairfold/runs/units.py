@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def human_bytes(count: float) -> str:
-    """Bytes in the largest unit that leaves a number of at least one."""
-    for unit, label in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+    """Bytes as people say them: 40 MB, 1.61 GB."""
+    for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if count >= unit:
-            return f"{count / unit:.{1 if count < 100 * unit else 0}f} {label}"
+            return f"{count / unit:.3g} {name}" if count < 999.5 * unit else f"{count / unit:,.0f} {name}"
     return f"{count:.0f} B"
 
 

@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Mapping
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import tomli_w
 
 from fairfold.errors import InvalidSettings
 from fairfold.settings.base import NONE
-from fairfold.settings.settings import TABLES, Settings, merged, nested, read_settings
+from fairfold.settings.settings import Settings, merged, nested, read_settings
 
 FOR = "for"
 """The table of a recipe with what known data sets take instead, by their names."""
@@ -22,17 +23,16 @@ LONGEST_FILE = 1 << 20
 """Bytes of settings that are read."""
 
 
-def recipes() -> list[str]:
-    """Names of the settings that come with the package."""
-    names = (entry.name for entry in (resources.files("fairfold.settings") / "recipes").iterdir())
-    return sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
+def packaged(folder: str) -> dict[str, Traversable]:
+    """The TOML files in a folder of the package, by name."""
+    place = resources.files("fairfold") / folder
+    names = sorted(entry.name.removesuffix(".toml") for entry in place.iterdir() if entry.name.endswith(".toml"))
+    return {name: place / f"{name}.toml" for name in names}
 
 
-def recipe_text(name: str) -> str:
-    """The TOML of a recipe."""
-    if name not in recipes():
-        raise InvalidSettings(f"recipe {name!r}", f"one of {', '.join(recipes())}", "Check the spelling.")
-    return (resources.files("fairfold.settings") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
+def recipes() -> dict[str, Traversable]:
+    """The settings that come with the package, by name."""
+    return packaged("settings/recipes")
 
 
 def load_settings(path: Path | None, changes: Mapping[str, Any], recipe: str | None = None) -> Settings:
@@ -44,19 +44,15 @@ def load_settings(path: Path | None, changes: Mapping[str, Any], recipe: str | N
     over = nested(changes)
     if recipe is not None and path is not None:
         raise InvalidSettings(f"{path} and recipe {recipe!r}", "one of them", "Start from the recipe, or from a file.")
-    values: Mapping[str, Any] = {} if path is None else _read(path)
+    if recipe is not None and recipe not in recipes():
+        raise InvalidSettings(f"recipe {recipe!r}", f"one of {', '.join(recipes())}", "Check the spelling.")
+    values = {} if path is None else read_toml(path)
     if recipe is not None:
-        values = _of_recipe(recipe, over)
+        values = read_toml(recipes()[recipe])
+        known, data = values.pop(FOR, {}), over.get("data")
+        chosen = data.get("name", "") if isinstance(data, Mapping) else ""
+        values = merged(values, known.get(Path(str(chosen)).name, {}))
     return read_settings(merged(values, over))
-
-
-def _of_recipe(name: str, over: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe with what it says for the data set at hand; not where another algorithm or model is asked for."""
-    values: dict[str, Any] = tomllib.loads(recipe_text(name))
-    known = values.pop(FOR, {})
-    data = over.get("data")
-    chosen = data.get("name", "") if isinstance(data, Mapping) else ""
-    return merged(values, known.get(Path(str(chosen)).name, {}))
 
 
 def to_toml(settings: Settings) -> str:
@@ -71,18 +67,16 @@ def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path | Traversable) -> dict[str, Any]:
+    """The content of a TOML file; refused where it is none, or too long to be settings."""
     try:
         with path.open("rb") as file:
             text = file.read(LONGEST_FILE + 1)
         if len(text) > LONGEST_FILE:
             given = f"{path}, which is longer than {LONGEST_FILE:,} bytes"
             raise InvalidSettings(given, "a TOML file", "Check the path.")
-        values = tomllib.loads(text.decode("utf-8"))
+        return tomllib.loads(text.decode("utf-8"))
     except OSError as error:
         raise InvalidSettings(f"{path}: {error.strerror}", "a readable TOML file", "Check the path.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidSettings(f"{path}: {error}", "a TOML file", "Mend that line.") from None
-    if values and not values.keys() & set(TABLES):
-        read_settings(values)  # flat keys of old: refused with their new places
-    return values

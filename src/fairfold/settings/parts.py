@@ -5,7 +5,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from fairfold.errors import FairfoldError
 from fairfold.protocol.plugins import registered
 from fairfold.settings.base import Frozen
 from fairfold.subspace import parse_scheme
@@ -113,6 +112,8 @@ class ModelSettings(Frozen):
     @classmethod
     def _known(cls, name: str) -> str:
         known = (*MODELS, *registered("model"))
+        if name == "mf-ratings":
+            raise ValueError("it is now algorithm.kind='ratings' (--recipe ratings)")
         if name not in known and not OWN_MODEL.fullmatch(name):
             raise ValueError(f"not one of {', '.join(map(repr, known))}, and not 'package.module:Class'")
         return name
@@ -194,10 +195,7 @@ class FleetSettings(Frozen):
     @field_validator("capacities")
     @classmethod
     def _readable_scheme(cls, scheme: str) -> str:
-        try:
-            parse_scheme(scheme)
-        except FairfoldError as error:
-            raise ValueError(str(error)) from None
+        parse_scheme(scheme)  # which says what is wrong
         return scheme
 
     @model_validator(mode="after")

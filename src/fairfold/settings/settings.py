@@ -4,20 +4,18 @@
 ``kind`` (of ``[subspace]``: ``method``): a key that has no effect is an unknown key.
 """
 
-import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Self
 
 from pydantic import ConfigDict, SerializeAsAny, ValidationError, model_validator
 
 from fairfold.algorithms import ALGORITHMS, Algorithm
-from fairfold.errors import InvalidSettings
+from fairfold.errors import InvalidSettings, nearest
 from fairfold.methods import METHODS, Leading, Method
 from fairfold.protocol.plugins import name_of, registered
 from fairfold.settings.base import Frozen
 from fairfold.settings.parts import DATA, SYNTHETIC, DataSettings, FleetSettings, ModelSettings, RunSettings
-from fairfold.settings.renamed import place_of
 
 TABLES = ("data", "model", "algorithm", "subspace", "fleet", "run")
 TAGS = {"data": "kind", "model": "kind", "algorithm": "kind", "subspace": "method"}
@@ -129,13 +127,23 @@ def methods() -> dict[str, type[Method]]:
     return {name_of(kind, "method"): kind for kind in METHODS} | registered("method")
 
 
+def places() -> dict[str, str]:
+    """Where a key stands that is given without its table; and what was called otherwise when there were none."""
+    tables: dict[str, Iterable[type[Frozen]]] = {
+        "data": DATA.values(), "model": [ModelSettings], "algorithm": algorithms().values(),
+        "subspace": methods().values(), "fleet": [FleetSettings], "run": [RunSettings],
+    }  # fmt: skip
+    found = {key: f"{table}.{key}" for table, kinds in tables.items() for kind in kinds for key in kind.model_fields}
+    return found | {"solver": "algorithm.kind", "world": "data", "images": "data"}
+
+
 def _resolved(tables: Mapping[str, Any]) -> dict[str, Any]:
     """Tables as the objects that their tags name, with the defaults that these bring for each other."""
     for key in tables:
         if key not in TABLES:
-            raise _unknown(key, tables[key])
-    if tables.get("model") == "mf-ratings":
-        raise _unknown("model", "mf-ratings")
+            place = places().get(key)
+            hint = nearest(key, TABLES) or f": tables are {', '.join(TABLES)}"
+            raise ValueError(f"unknown key {key!r}{hint if place is None else f': it is now {place}'}")
     given = {table: tables.get(table, {}) for table in TABLES}
     model = _table("model", ModelSettings, _named(given["model"]))
     kind = _usual(model, given["subspace"])
@@ -145,7 +153,9 @@ def _resolved(tables: Mapping[str, Any]) -> dict[str, Any]:
     of_method = dict(defaults.get("subspace", {}))
     first = of_method.pop("method", "fair")
     method: Method = _tagged("subspace", methods(), given["subspace"], first, of_method)
-    data = _tagged("data", DATA, given["data"], _data_kind(given["data"], model.reads_images))
+    synthetic = not isinstance(given["data"], Mapping) or given["data"].get("name", SYNTHETIC) == SYNTHETIC
+    of_data = SYNTHETIC if synthetic else "images" if model.reads_images else "interactions"
+    data = _tagged("data", DATA, given["data"], of_data)
     fleet = _table("fleet", FleetSettings, given["fleet"], defaults.get("fleet", {}))
     run = _table("run", RunSettings, given["run"], defaults.get("run", {}))
     found = {"data": data, "model": model, "algorithm": algorithm, "subspace": method, "fleet": fleet, "run": run}
@@ -155,7 +165,9 @@ def _resolved(tables: Mapping[str, Any]) -> dict[str, Any]:
         decided = {key: value for key, value in fixed.items() if key in type(part).model_fields}
         for key, value in decided.items():
             if key in part.model_fields_set and getattr(part, key) != value:
-                raise _Problem(f"unknown key '{table}.{key}' with algorithm.kind={algorithm.kind!r}, which decides it")
+                raise ValueError(
+                    f"unknown key '{table}.{key}' with algorithm.kind={algorithm.kind!r}, which decides it"
+                )
         found[table] = part.model_copy(update=decided)
         found[table].__pydantic_fields_set__.difference_update(decided)  # not keys that somebody wrote
     return found
@@ -181,16 +193,6 @@ def _named(model: Any) -> Any:
     return model
 
 
-class _Problem(ValueError):
-    """What is wrong, in words."""
-
-
-def _data_kind(values: Any, images: bool) -> str:
-    if isinstance(values, Mapping) and values.get("name", SYNTHETIC) != SYNTHETIC:
-        return "images" if images else "interactions"
-    return SYNTHETIC
-
-
 def _tagged(
     table: str, kinds: Mapping[str, Any], values: Any, default: str, defaults: Mapping[str, Any] = MappingProxyType({})
 ) -> Any:
@@ -202,15 +204,13 @@ def _tagged(
     if isinstance(values, str):
         values = {tag: values}
     if not isinstance(values, Mapping):
-        raise _Problem(f"{table} = {values!r}: a table of keys")
+        raise ValueError(f"{table} = {values!r}: a table of keys")
     values = dict(values)
     if table == "data" and values.get("name") == SYNTHETIC:
         del values["name"]
     name = values.get(tag, default)
     if not isinstance(name, str) or name not in kinds:
-        near = difflib.get_close_matches(str(name), kinds, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise _Problem(f"{table}.{tag} = {name!r}: one of {', '.join(map(repr, kinds))}{hint}")
+        raise ValueError(f"{table}.{tag} = {name!r}: one of {', '.join(map(repr, kinds))}{nearest(str(name), kinds)}")
     return _table(table, kinds[name], {tag: name} | values, defaults)
 
 
@@ -218,11 +218,11 @@ def _table(table: str, kind: Any, values: Any, defaults: Mapping[str, Any] = Map
     if isinstance(values, kind):
         return values.filled(defaults)
     if not isinstance(values, Mapping):
-        raise _Problem(f"{table} = {values!r}: a table of keys")
+        raise ValueError(f"{table} = {values!r}: a table of keys")
     try:
         return kind.read(values, defaults)
     except ValidationError as error:
-        raise _Problem("; ".join(_explain(table, kind, problem) for problem in error.errors())) from None
+        raise ValueError("; ".join(_explain(table, kind, problem) for problem in error.errors())) from None
 
 
 def _explain(table: str, kind: type[Frozen], problem: Mapping[str, Any]) -> str:
@@ -233,21 +233,11 @@ def _explain(table: str, kind: type[Frozen], problem: Mapping[str, Any]) -> str:
         return f"{name} = {problem['input']!r}: {message}"[:600] if path else message
     tag = TAGS.get(table)
     beside = "" if tag is None else f" with {table}.{tag}={kind.model_fields[tag].default!r}"
-    near = difflib.get_close_matches(path[-1], kind.model_fields, n=1)
-    return f"unknown key {name!r}{beside}" + (f" (did you mean {near[0]!r}?)" if near else "")
+    return f"unknown key {name!r}{beside}{nearest(path[-1], kind.model_fields)}"
 
 
 def _message(problem: Any) -> str:
     return str(problem["msg"]).removeprefix("Value error, ").rstrip(".")
-
-
-def _unknown(key: str, value: Any) -> _Problem:
-    new = place_of(key, value)
-    if new is not None:
-        return _Problem(f"unknown key {key!r}: it is now {new}")
-    near = difflib.get_close_matches(key, TABLES, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else f": tables are {', '.join(TABLES)}"
-    return _Problem(f"unknown key {key!r}{hint}")
 
 
 def read_settings(values: Mapping[str, Any]) -> Settings:
