@@ -157,7 +157,7 @@ STRONG = (
         "EASE", Ease, ((30.0,), (100.0,), (300.0,), (1000.0,), (3000.0,), (10_000.0,)), "penalty {:g}", min
     ),
     Kind(
-        "iALS", _ials, ((64, 3, 0.1), (64, 10, 0.03), (64, 10, 0.1), (64, 10, 0.3), (64, 30, 0.1), (128, 10, 0.1)),
+        "iALS", _ials, ((32, 10, 0.3), (64, 3, 0.1), (64, 10, 0.03), (64, 10, 0.1), (64, 30, 0.1), (96, 10, 0.1)),
         "{:g} factors, unobserved {:g}, pull {:g}", lambda _users, _items: 0,
     ),
     Kind(
@@ -187,7 +187,7 @@ def strong_rows(
                     if searched not in splits:
                         splits[searched] = held_out(_among(train, _popular(train, items, searched)))
                     found = judged(kind.made, kind.values, splits[searched], k)
-                    chosen[kind.name] = searched, max(found, key=found.__getitem__, default=kind.values[2])
+                    chosen[kind.name] = searched, max(found, key=found.__getitem__, default=kind.values[3])
                 value, mine = chosen[kind.name][1], _popular(train, items, taken)
                 if taken not in whole:
                     whole[taken] = BinaryMatrix(_among(train, mine))

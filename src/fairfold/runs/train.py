@@ -84,9 +84,9 @@ def run(
         before = 0.0 if found is None else found.seconds
         first = 1 if progress is None else progress.state.round_number + 1
         log.info("fairfold %s, torch %s: starting with round %d", __version__, torch.__version__, first)
+        rows = beside(world)  # before the clock starts
         recorder = _Recorder(folder, settings, facts, before, checkpoint_every, told)
         try:
-            rows = beside(world)
             for callback in told:
                 callback.on_start(settings, plan.capacities, first)
             result = simulate(
