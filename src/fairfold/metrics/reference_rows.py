@@ -154,14 +154,14 @@ def _ials(matrix: BinaryMatrix, factors: float, unobserved: float, pull: float) 
 
 STRONG = (
     Kind(
-        "EASE", Ease, ((30.0,), (100.0,), (300.0,), (1000.0,), (3000.0,), (10_000.0,)), "penalty {:g}", min
+        "EASE", Ease, ((10.0,), (30.0,), (100.0,), (300.0,), (1000.0,), (3000.0,)), "penalty {:g}", min
     ),
     Kind(
         "iALS", _ials, ((32, 10, 0.3), (64, 3, 0.1), (64, 10, 0.03), (64, 10, 0.1), (64, 30, 0.1), (96, 10, 0.1)),
         "{:g} factors, unobserved {:g}, pull {:g}", lambda _users, _items: 0,
     ),
     Kind(
-        "item-kNN", ItemNeighbours, ((20, 0.0), (50, 10.0), (100, 10.0), (200, 10.0), (200, 50.0), (400, 10.0)),
+        "item-kNN", ItemNeighbours, ((10, 0.0), (20, 0.0), (50, 10.0), (100, 10.0), (200, 50.0), (400, 10.0)),
         "{:g} neighbours, shrinkage {:g}", lambda _users, items: items,
     ),
 )  # fmt: skip
