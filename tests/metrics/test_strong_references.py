@@ -113,7 +113,9 @@ def test_rows_are_of_the_same_items_and_beside_them_of_all(data: Dataset) -> Non
     assert len({len(kind.values) for kind in STRONG}) == 1  # as many tries for each
 
 
-def test_items_that_a_reference_does_not_know_come_behind(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def scored(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """What references say of the first users in the end, one after the other."""
     seen = []
 
     def watched(score, train, test, k, **users):  # type: ignore[no-untyped-def]
@@ -122,14 +124,23 @@ def test_items_that_a_reference_does_not_know_come_behind(data: Dataset, monkeyp
         return evaluate_ranking(score, train, test, k, **users)
 
     monkeypatch.setattr("fairfold.metrics.reference_rows.evaluate_ranking", watched)
+    return seen
+
+
+def test_items_that_a_reference_does_not_know_come_behind(data: Dataset, scored: list[torch.Tensor]) -> None:
     list(strong_rows(data, torch.arange(120) % 2 == 0, 10))
-    for scores in seen[:3]:
+    for scores in scored[:3]:
         assert float(scores[:, 1::2].max()) < float(scores[:, ::2].min())
 
 
-def test_what_is_too_large_takes_the_most_popular_items(data: Dataset) -> None:
+def test_what_is_too_large_takes_the_most_popular_items(data: Dataset, scored: list[torch.Tensor]) -> None:
     rows = [name.split(" (")[0] for name, _ in strong_rows(data, torch.ones(120, dtype=torch.bool), 10, largest=50)]
     assert rows == ["EASE of 50 items", "iALS of 120 items", "item-kNN of 50 items"]
+    counts = data.train.counts_by_item
+    for scores in (scored[0], scored[2]):
+        known = scores[0] > -1e20
+        assert int(known.sum()) == 50
+        assert int(counts[known].min()) >= int(counts[~known].max())
 
 
 def test_with_few_users_ease_serves_any_catalogue() -> None:
