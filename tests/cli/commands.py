@@ -7,7 +7,7 @@ from fairfold.cli import app
 runner = CliRunner()
 WORLD = ["--set", "data.users=12", "--set", "data.items=60", "--set", "data.interactions_per_user=10"]
 TINY = [*WORLD, "--set", "fleet.clients_per_round=6", "--set", "model.factors=4",
-        "--rounds", "4", "--set", "run.evaluate_every=2"]  # fmt: skip
+        "--rounds", "4", "--set", "run.evaluate_every=2", "--set", "run.references=false"]  # fmt: skip
 
 
 def fails(*arguments: str) -> str:

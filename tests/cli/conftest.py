@@ -5,6 +5,12 @@ from pathlib import Path
 import pytest
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left in the cache of whoever runs the tests."""
+    monkeypatch.setenv("FAIRFOLD_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
 @pytest.fixture
 def ratings_folder(tmp_path: Path) -> Path:
     """A small folder in the form of MovieLens 100K: ids of its own, titles, some with odd characters."""

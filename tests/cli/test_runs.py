@@ -79,6 +79,33 @@ def test_train_and_report_say_where_popularity_came_from(tmp_path: Path) -> None
             assert words is None or words in said
 
 
+def test_strong_references_stand_beside_a_ranking_and_are_computed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIRFOLD_CACHE", str(tmp_path / "cache"))
+    wanted = [*TINY, "--set", "run.references=true"]
+    first = works("train", *wanted, "--out", str(tmp_path / "first"))
+    again = works("train", *wanted, "--seed", "0", "--out", str(tmp_path / "again"))
+    without = works("train", *TINY, "--out", str(tmp_path / "without"))
+    assert "Computing references" in first
+    assert "Computing references" not in again + without
+    told = [json.loads((tmp_path / name / "result.json").read_text())["server"] for name in ("first", "again")]
+    assert told[0] == told[1]
+    kinds = [name.split(" of ")[0] for name in told[0]["references"]]
+    assert set(kinds) == {"popularity", "best possible", "EASE", "iALS", "item-kNN"}
+    for name, value in told[0]["references"].items():
+        mean, error = told[0]["differences"][name]
+        assert mean == pytest.approx(told[0]["quality"] - value)
+        assert 0 <= error < 0.5
+        assert f"{mean:+.4f} ± {error:.4f}" in first
+    assert "EASE" not in without
+    works("report", str(tmp_path / "first"), "--out", str(tmp_path / "page"))
+    assert "± " in (tmp_path / "page" / "report.html").read_text()
+    kept = next((tmp_path / "cache" / "references").iterdir())
+    kept.write_bytes(kept.read_bytes()[:-8])
+    assert "Computing references" in works("train", *wanted, "--out", str(tmp_path / "damaged"))
+
+
 def test_interrupting_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

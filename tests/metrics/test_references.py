@@ -14,7 +14,7 @@ from fairfold.data.synthetic import SyntheticWorld
 from fairfold.errors import InvalidData, InvalidSettings
 from fairfold.metrics import evaluate_ranking, evaluate_ratings
 from fairfold.metrics.ranking import Scorer
-from fairfold.metrics.reference_rows import ranking_rows, rating_rows, tried, with_validation
+from fairfold.metrics.reference_rows import ranking_rows, rating_rows, tried
 from fairfold.metrics.references import BinaryMatrix, Means, Popularity, PureSVD, Ridge, UserNeighbours
 
 SHARED = Path(os.environ.get("FAIRFOLD_DATA", Path(__file__).parents[2] / ".." / "shared" / "data"))
@@ -177,7 +177,7 @@ def test_a_ridge_too_large_is_a_note_instead_of_a_row(data: Dataset, monkeypatch
 
 def test_a_validation_set_is_trained_on_in_the_end(rated: Dataset) -> None:
     kept, valid = hold_out(rated.train, 0.2)
-    joined = with_validation(Dataset("parts", kept, rated.test, valid))
+    joined = Dataset("parts", kept, rated.test, valid).with_validation().train
     assert joined.items.equal(rated.train.items)
     assert joined.ratings is not None
     assert rated.train.ratings is not None

@@ -8,8 +8,11 @@ import torch
 
 from fairfold import Settings, simulate
 from fairfold.data import Dataset
+from fairfold.data.synthetic import SyntheticWorld
 from fairfold.errors import InvalidCapacity, InvalidSettings
+from fairfold.metrics import RankingResult, evaluate_ranking
 from fairfold.models import NeuMF, sampled_bpr
+from fairfold.protocol.people import People
 from fairfold.simulate.world import World, load_data
 from tests.federations import after_rounds, copied
 from tests.flat import flat
@@ -180,6 +183,36 @@ def test_a_published_split_can_be_pooled_and_split_anew(tmp_path: Path, monkeypa
     assert isinstance(pooled, Dataset)
     assert (len(published.train), len(published.test)) == (36, 4)
     assert (len(pooled.train), len(pooled.test)) == (28, 12)
+
+
+def test_a_published_validation_set_is_trained_on_and_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRFOLD_CACHE", str(tmp_path / "cache"))
+    for name, items in (("train", range(7)), ("valid", range(7, 9)), ("test", range(9, 10))):
+        lines = (f"{user} {' '.join(map(str, items))}\n" for user in range(4))
+        (tmp_path / f"{name}.txt").write_text("".join(lines))
+    data, _ = load_data(published_at(tmp_path))
+    assert isinstance(data, Dataset)
+    assert (len(data.train), len(data.test), data.valid) == (36, 4, None)
+    assert World.of(published_at(tmp_path), data).people.train is data.train
+
+
+def test_the_model_and_its_references_are_compared_over_users() -> None:
+    data = SyntheticWorld(users=60, items=300, interactions_per_user=30).dataset()
+    settings, everybody = small(rounds=2, evaluate_every=1), torch.arange(60)
+    alone = simulate(settings, data=data)
+    plan = (world := World.of(settings, data)).plan
+    score = plan.algorithm.scorer(plan, alone.state.full, plan.assignments(1), People(plan, data.train, alone.private))
+    mine = evaluate_ranking(score, world.interactions.train, world.interactions.test)
+    rivals = {
+        "nothing": RankingResult(0.0, everybody, torch.zeros(60, dtype=torch.float64)),
+        "a tenth less": RankingResult(mine.ndcg - 0.1, everybody, mine.ndcg_by_user - 0.1),
+    }
+    found = simulate(settings, data=data, beside=rivals)
+    error = float(mine.ndcg_by_user.std()) / 60**0.5
+    assert found.differences["nothing"] == pytest.approx((mine.ndcg, error))
+    assert found.differences["a tenth less"] == pytest.approx((0.1, 0.0), abs=1e-9)  # paired: certain to the last digit
+    assert found.references["a tenth less"] == pytest.approx(found.quality - 0.1)
+    assert list(alone.differences) == ["popularity"]
 
 
 def test_more_clients_than_exist_are_refused() -> None:

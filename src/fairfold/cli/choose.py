@@ -30,8 +30,8 @@ Data = Annotated[str | None, typer.Option(help="'synthetic', a name from `fairfo
 Recipe = Annotated[
     str | None,
     typer.Option(
-        help="Settings that come with fairfold: 'best' (the default), 'ratings' (the best for those), 'correlations' "
-        "(one sum over devices), or 'paper', the authors' example."
+        help="Settings that come with fairfold: 'best' (the default), 'ratings' (the best for those), 'least-squares' "
+        "(FAIR's tables), or 'paper', the authors' example."
     ),
 ]
 Change = Annotated[

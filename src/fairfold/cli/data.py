@@ -44,7 +44,7 @@ def prepare_command(
     from fairfold.data.prepare import prepare
 
     prepared = prepare(
-        source, cache=cache, stages=_stages, refresh=refresh, top_users=top_users, core=core, ratings=ratings,
+        source, cache=cache, stages=stages, refresh=refresh, top_users=top_users, core=core, ratings=ratings,
         min_rating=min_rating, split=split, resplit=resplit, valid=valid, seed=seed, user_column=user_column,
         item_column=item_column, rating_column=rating_column, scale=scale, images=images,
         separator="\t" if separator in ("tab", "\\t") else separator,
@@ -84,7 +84,7 @@ def list_command(cache: Cache = None) -> None:
 
 
 @contextlib.contextmanager
-def _stages(name: str, size: int) -> Iterator[Callable[[int], None]]:
+def stages(name: str, size: int) -> Iterator[Callable[[int], None]]:
     """One line of progress on the terminal, gone when the stage is done."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn

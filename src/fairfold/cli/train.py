@@ -11,13 +11,15 @@ from rich.table import Table
 from fairfold.cli.choose import Change, Data, Recipe, changes_of, choose
 from fairfold.cli.console import Terminal
 from fairfold.errors import InvalidSettings
-from fairfold.runs.units import human_bytes, human_seconds, popularity_facts, popularity_words
+from fairfold.runs.units import difference_words, human_bytes, human_seconds, popularity_facts, popularity_words
 
 if TYPE_CHECKING:
+    from fairfold.metrics.ranking import RankingResult
     from fairfold.runs.callbacks import Callback
     from fairfold.runs.folder import RunFolder
     from fairfold.runs.train import Finished
     from fairfold.simulate.result import Result
+    from fairfold.simulate.world import World
 
 
 def train(
@@ -62,8 +64,10 @@ def train(
     The folder holds the settings as run, metrics of every round, a log, the last two checkpoints, the closing table
     and the model. A run that was interrupted, however hard, goes on with --resume and ends with the same numbers.
     """
+    from fairfold.cli.data import stages
     from fairfold.cli.progress import Display
     from fairfold.runs.callbacks import TensorBoard, require_tensorboard
+    from fairfold.runs.references import strong_references
     from fairfold.runs.train import run
 
     console, places = Terminal(), list[Path]()
@@ -80,11 +84,16 @@ def train(
         places.append(folder.path)
         return [Display(console), *([TensorBoard(folder.path / "tensorboard")] if tensorboard else [])]
 
+    def beside(world: World) -> dict[str, RankingResult]:
+        wanted = settings.metric.startswith("NDCG") and settings.run.references
+        return strong_references(world, stages, console.say) if wanted else {}
+
     console.say(source)
     try:
         finished = run(
-            settings, out, resume=resume, checkpoint_every=checkpoint_every, callbacks=callbacks, say=console.say
-        )
+            settings, out, resume=resume, checkpoint_every=checkpoint_every, callbacks=callbacks, say=console.say,
+            beside=beside,
+        )  # fmt: skip
     except KeyboardInterrupt:
         for place in places:
             console.say(f"Go on with: fairfold train --out {place} --resume")
@@ -97,6 +106,8 @@ def _show(console: Terminal, finished: Finished) -> None:
     console.print(closing_table(result))
     for line in result.told:
         console.say(line)
+    if result.references:
+        console.print(references_table(result))
     if result.rejections:
         reasons = ", ".join(f"{count} {reason}" for reason, count in result.rejections.items())
         console.say(f"Replies left out: {reasons} (run.log names them).")
@@ -111,13 +122,12 @@ def _show(console: Terminal, finished: Finished) -> None:
 
 
 def closing_table(result: Result) -> Table:
-    """Quality, memory and bytes by device size, beside what needs no training."""
-    names = list(result.references)
+    """Quality, memory and bytes by device size."""
     table = Table("devices", title=f"{result.metric} by device size")
     holders = "clients" if result.settings.model.reads_images else "users"
     # What its holders do not tell: a size's model for all users, where it has a meaning.
     everybody = ["for all users"] if any(group.everybody is not None for group in result.groups) else []
-    for heading in (holders, "memory", "received", "sent", result.metric, *everybody, *names):
+    for heading in (holders, "memory", "received", "sent", result.metric, *everybody):
         table.add_column(heading, justify="right")
     for group in result.groups:
         table.add_row(
@@ -126,7 +136,6 @@ def closing_table(result: Result) -> Table:
             *map(human_bytes, (group.bytes_held, group.bytes_down, group.bytes_up)),
             "left out" if group.quality is None else f"[bold]{group.quality:.3f}[/bold]",
             *("–" if group.everybody is None else f"{group.everybody:.3f}" for _ in everybody),
-            *(f"{group.references[name]:.3f}" for name in names),
         )
     table.add_section()
     full_bytes = sum(tensor.numel() * tensor.element_size() for tensor in result.state.full.values())
@@ -134,6 +143,16 @@ def closing_table(result: Result) -> Table:
         *("server's model", str(result.users), human_bytes(full_bytes), "–", "–"),
         f"[bold]{result.quality:.3f}[/bold]",
         *(f"{result.quality:.3f}" for _ in everybody),
-        *(f"{result.references[name]:.3f}" for name in names),
     )
+    return table
+
+
+def references_table(result: Result) -> Table:
+    """What others reach on the same data, all in one place, and how far the server's model is from them over users."""
+    title = f"{result.metric} for all users beside the server's model, {result.quality:.4f}"
+    table = Table("without federation", title=title)
+    table.add_column(result.metric, justify="right")
+    table.add_column("server's model − it", justify="right")
+    for name, value in result.references.items():
+        table.add_row(name, f"{value:.4f}", difference_words(result.differences[name]))
     return table

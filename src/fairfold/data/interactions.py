@@ -136,6 +136,18 @@ class Dataset:
             counted=counted,
         )
 
+    def with_validation(self) -> "Dataset":
+        """The same data with the validation set, where there is one, trained on as well."""
+        train, valid = self.train, self.valid
+        if valid is None:
+            return self
+        ratings = None
+        if train.ratings is not None and valid.ratings is not None:
+            ratings = torch.cat([train.ratings, valid.ratings])
+        users, items = torch.cat([train.users, valid.users]), torch.cat([train.items, valid.items])
+        joined = Interactions.from_pairs(users, items, self.num_users, self.num_items, ratings)
+        return replace(self, train=joined, valid=None)
+
     @property
     def num_users(self) -> int:
         """Number of users."""

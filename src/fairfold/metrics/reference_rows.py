@@ -6,16 +6,30 @@ They are chosen on training data held out from it: the test set is not looked at
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
+from typing import TypeVar
 
 import torch
+from torch import Tensor
 
+from fairfold.data.files import Stages, silent
 from fairfold.data.holdout import hold_out
 from fairfold.data.interactions import Dataset, Interactions
 from fairfold.data.seeds import generator
 from fairfold.errors import FairfoldError, InvalidData
-from fairfold.metrics.ranking import Scorer, evaluate_ranking
+from fairfold.metrics.ials import ImplicitALS
+from fairfold.metrics.ranking import RankingResult, Scorer, evaluate_ranking
 from fairfold.metrics.rating import evaluate_ratings
-from fairfold.metrics.references import Means, Popularity, PureSVD, Ridge, UserNeighbours
+from fairfold.metrics.references import (
+    LARGEST_SIDE,
+    BinaryMatrix,
+    Ease,
+    ItemNeighbours,
+    Means,
+    Popularity,
+    PureSVD,
+    Ridge,
+    UserNeighbours,
+)
 
 # Imagined ratings that draw a bias to 0; chosen on held-out ratings of Goodreads.
 DAMPING = 10.0
@@ -26,25 +40,46 @@ PENALTIES = (1.0, 10.0, 100.0, 1e3, 1e4, 1e5)
 HELD_OUT = 0.2
 # Users by whom a choice is judged: drawn by chance from more, asked again on other splits if there are fewer.
 JUDGES, MOST_SPLITS = 1000, 3
+BEHIND = -1e30
+
+SEARCHED = 4_000
+"""What takes a matrix of more items is chosen by what it does among the most popular ones, so many."""
+
+ALIKE = 1.5
+"""What was chosen for some items serves for all of them, where these are at most so many times as many."""
 
 Build = Callable[[Interactions, float], Scorer]
 """Makes a recommender from a training set and the value of a setting."""
 
+V = TypeVar("V")
+Splits = list[tuple[BinaryMatrix, Interactions, Tensor]]
+"""What is kept of a training set, what is held out of it, and the users by whom a choice is judged, over and over."""
+
 
 def tried(build: Build, values: Sequence[float], train: Interactions, k: int = 20) -> dict[float, float]:
     """NDCG@k of every value on held-out training data; empty where nobody has enough to hold any out."""
-    splits = min(max(JUDGES // max(train.num_users, 1), 1), MOST_SPLITS)
-    found = [found for seed in range(splits) if (found := _of_split(build, values, train, k, seed))]
-    return {value: mean(of_split[value] for of_split in found) for value in values} if found else {}
+    return judged(lambda matrix, value: build(matrix.train, value), values, held_out(train), k)
 
 
-def _of_split(build: Build, values: Sequence[float], train: Interactions, k: int, seed: int) -> dict[float, float]:
-    kept, held = hold_out(train, HELD_OUT, seed)
-    judges = held.counts_by_user.nonzero().flatten()
-    users = judges[torch.randperm(len(judges), generator=generator(seed, 3))[:JUDGES]]
-    if not len(users):
-        return {}
-    return {value: evaluate_ranking(build(kept, value), kept, held, k, users=users).ndcg for value in values}
+def held_out(train: Interactions) -> Splits:
+    """Splits of a training set by chance; several of one with few users."""
+    found: Splits = []
+    for seed in range(min(max(JUDGES // max(train.num_users, 1), 1), MOST_SPLITS)):
+        kept, held = hold_out(train, HELD_OUT, seed)
+        judges = held.counts_by_user.nonzero().flatten()
+        if len(judges):
+            users = judges[torch.randperm(len(judges), generator=generator(seed, 3))[:JUDGES]]
+            found.append((BinaryMatrix(kept), held, users))
+    return found
+
+
+def judged(build: Callable[[BinaryMatrix, V], Scorer], values: Sequence[V], splits: Splits, k: int) -> dict[V, float]:
+    """NDCG@k of every value on the same splits, by the same users."""
+
+    def of_split(value: V, matrix: BinaryMatrix, held: Interactions, users: Tensor) -> float:
+        return evaluate_ranking(build(matrix, value), matrix.train, held, k, users=users).ndcg
+
+    return {value: mean(of_split(value, *split) for split in splits) for value in values} if splits else {}
 
 
 @dataclass(frozen=True)
@@ -58,7 +93,7 @@ class Reference:
 
 def ranking_rows(data: Dataset, k: int = 20) -> Iterator[Reference]:
     """NDCG@k of popularity, user-kNN, PureSVD of ranks 8, 16 and the best, ridge; settings chosen on held-out data."""
-    train = with_validation(data)
+    train = data.train
 
     def value(score: Scorer) -> float:
         return evaluate_ranking(score, train, data.test, k).ndcg
@@ -85,19 +120,99 @@ def rating_rows(data: Dataset) -> Iterator[Reference]:
     """Mean squared error of global, user and item means, and of user and item biases together."""
     if data.train.ratings is None:
         raise InvalidData(f"{data.name} without ratings", "ratings", "Prepare it with ratings kept.")
-    train = with_validation(data)
+    train = data.train
     for users, items, damping in ((False, False, 0.0), (True, False, 0.0), (False, True, 0.0), (True, True, DAMPING)):
         means = Means(train, users=users, items=items, damping=damping)
         yield Reference(means.name, evaluate_ratings(means, data.test))
 
 
-def with_validation(data: Dataset) -> Interactions:
-    """All interactions that may be trained on: the training set and, where there is one, the validation set."""
-    train, valid = data.train, data.valid
-    if valid is None:
-        return train
-    ratings = None
-    if train.ratings is not None and valid.ratings is not None:
-        ratings = torch.cat([train.ratings, valid.ratings])
-    users, items = torch.cat([train.users, valid.users]), torch.cat([train.items, valid.items])
-    return Interactions.from_pairs(users, items, data.num_users, data.num_items, ratings)
+@dataclass(frozen=True)
+class Kind:
+    """A reference that every ranking has beside it."""
+
+    name: str
+    build: Callable[..., Scorer]  # from a training set and what was chosen
+    values: tuple[tuple[float, ...], ...]  # tried; as many for all kinds
+    words: str  # of a value
+    side: Callable[[int, int], int]  # of the largest matrix it needs for so many users and items
+
+    def made(self, matrix: BinaryMatrix, value: tuple[float, ...]) -> Scorer:
+        """One of it."""
+        return self.build(matrix, *value)
+
+
+def _ials(matrix: BinaryMatrix, factors: float, unobserved: float, pull: float) -> Scorer:
+    """Implicit ALS in units that suit data of every density.
+
+    All pairs together weigh ``unobserved`` times what the observed ones do; ``pull`` is λ f_u per interaction of a user
+    whose number of interactions is the mean.
+    """
+    train = matrix.train
+    density = len(train) / (train.num_users * train.num_items)
+    return ImplicitALS(matrix, int(factors), unobserved * density, pull / (1 + unobserved))
+
+
+STRONG = (
+    Kind(
+        "EASE", Ease, ((10.0,), (30.0,), (100.0,), (300.0,), (1000.0,), (3000.0,)), "penalty {:g}", min
+    ),
+    Kind(
+        "iALS", _ials, ((32, 10, 0.3), (64, 3, 0.1), (64, 10, 0.03), (64, 10, 0.1), (64, 30, 0.1), (96, 10, 0.1)),
+        "{:g} factors, unobserved {:g}, pull {:g}", lambda _users, _items: 0,
+    ),
+    Kind(
+        "item-kNN", ItemNeighbours, ((10, 0.0), (20, 0.0), (50, 10.0), (100, 10.0), (200, 50.0), (400, 10.0)),
+        "{:g} neighbours, shrinkage {:g}", lambda _users, items: items,
+    ),
+)  # fmt: skip
+
+
+def strong_rows(
+    data: Dataset, known: Tensor, k: int = 20, stages: Stages = silent, largest: int = LARGEST_SIDE
+) -> Iterator[tuple[str, RankingResult]]:
+    """EASE, iALS and item-kNN among the items that a model knows (a mask), and among all of them where these are more.
+
+    They are trained on these items alone, and rank all others behind, by their numbers. What needs a matrix larger than
+    ``largest`` takes the most popular items that fit, as its name says.
+    """
+    train, chosen = data.train, dict[str, tuple[int, tuple[float, ...]]]()
+    masks = [known] if bool(known.all()) or not bool(known.any()) else [known, torch.ones_like(known)]
+    for mask in masks:
+        items, splits, whole = mask.nonzero().flatten(), dict[int, Splits](), dict[int, BinaryMatrix]()
+        for kind in STRONG:
+            side = kind.side(data.num_users, len(items))
+            searched, taken = (len(items) if side <= limit else limit for limit in (SEARCHED, largest))
+            with stages(f"{kind.name} of {taken:,} items", 0):
+                if kind.name not in chosen or searched > ALIKE * chosen[kind.name][0]:
+                    if searched not in splits:
+                        splits[searched] = held_out(_among(train, _popular(train, items, searched)))
+                    found = judged(kind.made, kind.values, splits[searched], k)
+                    chosen[kind.name] = searched, max(found, key=found.__getitem__, default=kind.values[3])
+                value, mine = chosen[kind.name][1], _popular(train, items, taken)
+                if taken not in whole:
+                    whole[taken] = BinaryMatrix(_among(train, mine))
+                score = _behind(kind.made(whole[taken], value), mine, data.num_items)
+                name = f"{kind.name} of {taken:,} items ({kind.words.format(*value)})"
+                yield name, evaluate_ranking(score, train, data.test, k)
+
+
+def _popular(train: Interactions, items: Tensor, count: int) -> Tensor:
+    """Those of some items that most users have, ascending."""
+    return items[train.counts_by_item[items].argsort(descending=True, stable=True)[:count]].sort().values
+
+
+def _among(train: Interactions, items: Tensor) -> Interactions:
+    """What a training set says of some items, numbered anew."""
+    place = torch.full((train.num_items,), -1)
+    place[items] = torch.arange(len(items))
+    mine = place[train.items] >= 0
+    return Interactions.from_pairs(train.users[mine], place[train.items[mine]], train.num_users, len(items))
+
+
+def _behind(score: Scorer, items: Tensor, count: int) -> Scorer:
+    """Scores of some items among all, the others behind them."""
+
+    def found(users: Tensor) -> Tensor:
+        return torch.full((len(users), count), BEHIND).index_copy_(1, items, score(users))
+
+    return found

@@ -41,7 +41,9 @@ PRIVATE = "private/"
 BLOCK_ROWS = 65_536
 """Users whose vectors are read at a time."""
 
-MAY_DIFFER = ("run.rounds", "run.patience", "run.threshold", "run.evaluate_every", "run.user_storage")
+MAY_DIFFER = tuple(
+    f"run.{key}" for key in ("rounds", "patience", "threshold", "evaluate_every", "references", "user_storage")
+)
 """Settings that may change when a run goes on: when it ends, what is looked at and what is kept where."""
 
 

@@ -157,7 +157,11 @@ class RunFolder:
             "rounds": result.state.round_number,
             "stopped": stopped,
             "seconds": round(seconds, 3),
-            "server": {"quality": result.quality, "references": dict(result.references)},
+            "server": {
+                "quality": result.quality,
+                "references": dict(result.references),
+                "differences": dict(result.differences),
+            },
             "best": None if best is None else {"round": best[0], "quality": best[1]},
             "groups": [vars(group) | {"references": dict(group.references)} for group in result.groups],
             "rejections": dict(result.rejections),

@@ -9,7 +9,7 @@ from typing import Any
 from fairfold.errors import InvalidSettings
 from fairfold.files import make_folder, write_atomically
 from fairfold.runs.summary import RunSummary, by_data, differing_settings, labels, references_of, sizes_of
-from fairfold.runs.units import human_bytes, human_seconds
+from fairfold.runs.units import difference_words, human_bytes, human_seconds
 from fairfold.version import __version__
 
 PAGE = "report.html"
@@ -65,6 +65,7 @@ def write_report(runs: list[RunSummary], out: Path) -> list[Path]:
                     for row, run in zip(table_rows(members), members, strict=True)
                 ],
                 "references": [(name, f"{value:.4f}") for name, value in references_of(members).items()],
+                "apart": {name: [_apart(run, name) for run in members] for name in references_of(members)},
                 "plots": plots,
                 "differing": differing_settings(members) if len(members) > 1 else {},
             }
@@ -76,6 +77,10 @@ def write_report(runs: list[RunSummary], out: Path) -> list[Path]:
     )  # fmt: skip
     write_atomically(out / PAGE, page.encode())
     return written
+
+
+def _apart(run: RunSummary, name: str) -> str:
+    return difference_words(run.differences[name]) if name in run.differences else ""
 
 
 def headings(runs: list[RunSummary]) -> list[str]:

@@ -35,7 +35,8 @@ class RunSummary:
     bytes_down: int = 0  # in all, as those sent up
     bytes_up: int = 0
     evaluations: list[Evaluation] = field(default_factory=list)  # in order of rounds
-    references: dict[str, float] = field(default_factory=dict)  # what needs no training, by name
+    references: dict[str, float] = field(default_factory=dict)  # what needs no federation, by name
+    differences: dict[str, list[float]] = field(default_factory=dict)  # how much better the run is, and standard errors
     state: str = "unfinished"  # or finished, N/A
     reason: str = ""  # why it ended, or why the method cannot serve the scheme
     told: tuple[str, ...] = ()  # what was found out on the way
@@ -91,6 +92,7 @@ def read_run(path: Path) -> RunSummary:
         bytes_up=sum(int(row["bytes_up"]) for row in rows),
         evaluations=_evaluations(rows),
         references=result.get("server", {}).get("references", {}),
+        differences=result.get("server", {}).get("differences", {}),
         state="finished" if result else "unfinished",
         reason=result.get("stopped", ""),
         told=tuple(result.get("told", ())),

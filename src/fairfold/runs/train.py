@@ -4,13 +4,14 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from fairfold.errors import InvalidCapacity
+from fairfold.metrics.ranking import RankingResult
 from fairfold.protocol.storage import Storage
 from fairfold.runs import checkpoint
 from fairfold.runs.callbacks import Callback
@@ -24,6 +25,7 @@ from fairfold.version import __version__
 log = logging.getLogger("fairfold.runs")
 
 Say = Callable[[str], None]
+Beside = Callable[[World], Mapping[str, RankingResult]]
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ def run(
     checkpoint_every: int | None = None,
     callbacks: Sequence[Callback] | Callable[[RunFolder], Sequence[Callback]] = (),
     say: Say = log.info,
+    beside: Beside = lambda _world: {},
 ) -> Finished:
     """Train and write everything down.
 
@@ -55,6 +58,7 @@ def run(
             a tenth of the time.
         callbacks: Told how it goes; or what makes them once there is a folder.
         say: Takes messages for a person.
+        beside: Further reference rows of the run, such as :func:`fairfold.runs.references.strong_references`.
     """
     if out is not None:
         RunFolder(out).require_free(again=resume)
@@ -63,7 +67,8 @@ def run(
         say("Counting how many devices hold each item.")
     with _refusals_noted(settings, out):
         data, references = load_data(settings)
-        plan = World.of(settings, data).plan
+        world = World.of(settings, data)
+        plan = world.plan
     facts = checkpoint.data_facts(data)
     if found is not None and out is not None:
         checkpoint.refuse_other_data(found, facts, out)
@@ -79,6 +84,7 @@ def run(
         before = 0.0 if found is None else found.seconds
         first = 1 if progress is None else progress.state.round_number + 1
         log.info("fairfold %s, torch %s: starting with round %d", __version__, torch.__version__, first)
+        rows = beside(world)  # before the clock starts
         recorder = _Recorder(folder, settings, facts, time.monotonic() - before, Pace(checkpoint_every), told)
         try:
             for callback in told:
@@ -88,6 +94,7 @@ def run(
                 recorder.watch,
                 data=data,
                 references=references,
+                beside=rows,
                 progress=progress,
                 storage=Storage(folder.path, settings.run.user_storage),
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from fairfold.settings import Settings
     from fairfold.simulate.result import Result
@@ -31,6 +31,11 @@ def human_seconds(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def difference_words(difference: Sequence[float]) -> str:
+    """A mean over users, and its standard error."""
+    return f"{difference[0]:+.4f} ± {difference[1]:.4f}"
 
 
 def popularity_facts(result: Result) -> dict[str, Any]:

@@ -220,6 +220,8 @@ class RunSettings(Frozen):
         rounds: T, how many rounds there are.
         evaluate_every: Rounds between evaluations; the last round is always evaluated.
         top: k of NDCG@k (rankings).
+        references: Whether ``fairfold train`` puts EASE, iALS and item-kNN beside a model of rankings: tuned on
+            held-out training data, computed once per data set.
         patience: Stop when the quality has not risen for that many evaluations; None never stops early.
         threshold: Stop when the quality reaches this.
         backend: ``"loop"`` (the page that reads like the paper) or ``"batched"`` (the same numbers, fast).
@@ -233,6 +235,7 @@ class RunSettings(Frozen):
     rounds: int = Field(60, ge=1, lt=2**31)
     evaluate_every: int = Field(10, ge=1, lt=2**62)
     top: int = Field(20, ge=1, lt=2**31)
+    references: bool = True
     patience: int | None = Field(None, ge=1, lt=2**62)
     threshold: float | None = None
     backend: Literal["loop", "batched"] = "batched"

@@ -101,8 +101,8 @@ class Settings(Frozen):
 
     def without_effect(self) -> list[str]:
         """Keys, as ``table.key``, that have no effect beside those of other tables."""
-        top = [] if self.metric.startswith("NDCG") else ["run.top"]
-        return [*top, *self.algorithm.without_effect(self)]
+        ranking = [] if self.metric.startswith("NDCG") else ["run.top", "run.references"]
+        return [*ranking, *self.algorithm.without_effect(self)]
 
     def with_changes(self, changes: Mapping[str, Any]) -> "Settings":
         """Other settings, with some values by ``table.key``; what nobody wrote follows from them."""

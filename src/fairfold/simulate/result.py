@@ -85,18 +85,25 @@ class Result:
     rejections: Mapping[str, int] = field(default_factory=dict)
     counted: Counted | None = None
     told: list[str] = field(default_factory=list)
+    differences: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # see Judge.differences
 
 
 class Judge:
-    """Evaluates models of one world against the test set, with reference rows that need no training.
+    """Evaluates models of one world against the test set, with reference rows, to be judged or judged already.
 
     Networks of images are run on ``device``; recommenders are judged where their tensors are.
     """
 
-    def __init__(self, world: World, references: Mapping[str, Scorer], device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        world: World,
+        references: Mapping[str, Scorer | RankingResult],
+        device: torch.device | None = None,
+    ) -> None:
         self.world, self._references = world, references
         self._device = device or torch.device("cpu")
         self._judged: dict[str, RankingResult] = {}
+        self._latest: tuple[int, RankingResult] | None = None  # the server's model after a round
         self.metric = world.plan.settings.metric
         data = world.data
         self.everybody = torch.arange(world.people.num_clients if isinstance(data, ImageDataset) else data.num_users)
@@ -116,7 +123,29 @@ class Judge:
             members = self.members(number)
             usable = sent is not None and len(members)
             by_group.append(self._of_size(held, sent, members) if usable else None)
-        return Quality(self.value(state.full, self.everybody, assignments), tuple(by_group))
+        return Quality(self._server(state, assignments), tuple(by_group))
+
+    def _server(self, state: State, assignments: list[Assignment]) -> float:
+        plan = self.world.plan
+        if self.metric in ("MSE", "accuracy"):
+            return self.value(state.full, self.everybody, assignments)
+        score = plan.algorithm.scorer(plan, state.full, assignments, self.world.people)
+        self._latest = state.round_number, self._ranked(score, self.everybody)
+        return self._latest[1].ndcg
+
+    def differences(self, state: State, assignments: list[Assignment]) -> dict[str, tuple[float, float]]:
+        """How much better the server's model ranks than each reference: the mean over users, and its standard error."""
+        if not self.references(self.everybody):
+            return {}
+        if self._latest is None or self._latest[0] != state.round_number:
+            self._server(state, assignments)
+        assert self._latest is not None
+        mine, found = self._latest[1].ndcg_by_user, dict[str, tuple[float, float]]()
+        for name, judged in self._judged.items():
+            apart = mine - judged.ndcg_by_user
+            error = float(apart.std()) / len(apart) ** 0.5 if len(apart) > 1 else 0.0
+            found[name] = float(apart.mean()), error
+        return found
 
     def for_everybody(self, state: State, assignments: list[Assignment]) -> list[float | None]:
         """Each size's own model for all users, where their scores follow from their histories; else None."""
@@ -140,8 +169,11 @@ class Judge:
         """The reference rows over some users."""
         if self.metric in ("MSE", "accuracy"):
             return {}
-        if not self._judged:  # what learns nothing is judged once
-            self._judged = {name: self._ranked(score, self.everybody) for name, score in self._references.items()}
+        if not self._judged:  # once: no reference changes from round to round
+            self._judged = {
+                name: given if isinstance(given, RankingResult) else self._ranked(given, self.everybody)
+                for name, given in self._references.items()
+            }
         return {
             name: float(found.ndcg_by_user[torch.isin(found.users, users)].mean())
             for name, found in self._judged.items()

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 
@@ -13,7 +14,7 @@ from fairfold.data import Dataset
 from fairfold.data.images import ImageDataset
 from fairfold.errors import InvalidSettings
 from fairfold.kernels import gpu
-from fairfold.metrics.ranking import Scorer
+from fairfold.metrics.ranking import RankingResult, Scorer
 from fairfold.protocol.faults import Rejections
 from fairfold.protocol.people import ImagePeople
 from fairfold.protocol.plan import Plan
@@ -81,6 +82,7 @@ def simulate(
     *,
     data: Dataset | ImageDataset | None = None,
     references: Mapping[str, Scorer] | None = None,
+    beside: Mapping[str, RankingResult] = MappingProxyType({}),
     progress: Progress | None = None,
     storage: Storage | None = None,
 ) -> Result:
@@ -92,6 +94,7 @@ def simulate(
         data: Used instead of loading ``settings.data``; its items are numbered anew under ``popularity="counts"``,
             as the result's ``counted`` says, unless they have been.
         references: Rows beside the model's, where ``data`` is given; popularity if not.
+        beside: Further rows, judged already.
         progress: Where to go on; from the start if not given.
         storage: Where private vectors of a run from the start are kept; in memory if not given.
     """
@@ -103,7 +106,7 @@ def simulate(
         references = None if references is None else renumbered_scores(references, data)
     world = World.of(settings, data)
     device = choose_device(settings, world.plan)
-    judge = Judge(world, popularity_of(data) if references is None else references, device)
+    judge = Judge(world, {**(popularity_of(data) if references is None else references), **beside}, device)
     if progress is None:
         progress = Progress(world.initial(storage), world.people.private, [], Rejections())
     world.people.private = progress.private
@@ -230,6 +233,7 @@ def _result(world: World, judge: Judge, progress: Progress) -> Result:
         quality.server, judge.references(judge.everybody), len(judge.everybody), dict(progress.rejections.counts),
         world.data.counted if isinstance(world.data, Dataset) else None,
         [*plan.algorithm.told(plan, progress.state), *_left_out(world, progress.state.round_number)],
+        judge.differences(progress.state, assignments),
     )  # fmt: skip
 
 

@@ -91,7 +91,9 @@ def load_catalogued(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
     if isinstance(chosen, InteractionData):
         options: dict[str, Any] = {} if chosen.top_users is None else {"top_users": chosen.top_users}
         options |= {"ratings": True} if settings.predicts_ratings else {}
-        return fairfold.data.load(chosen.name, **options | ({"resplit": True} if chosen.resplit else {})), {}
+        options |= {"resplit": True} if chosen.resplit else {}
+        # Nothing here is chosen by a published validation set: model and references alike train on it and mask it.
+        return fairfold.data.load(chosen.name, **options).with_validation(), {}
     if not isinstance(chosen, SyntheticData):
         raise InvalidSettings(
             f"model.kind={settings.model.kind!r}, which reads images, where only recommenders are served",
