@@ -179,7 +179,7 @@ def sums_size(size: int) -> int:
 def beliefs_from(sums: Tensor, before: Beliefs) -> Beliefs:
     """What the sums over all users say; the spreads of items stay as they were."""
     size = before.metric.shape[0]
-    codes, pairs, squares = sums.split([size**2, (2 * size + 2) ** 2, 1])
+    codes, pairs, squares = torch.split(sums, [size**2, (2 * size + 2) ** 2, 1])
     metric, pairs = codes.view(size, size), pairs.view(2 * size + 2, -1)
     ratings, many = metric[0, 0], pairs[size, size]
     facts, both = pairs[size:, size:], pairs[size:, :size]
@@ -209,7 +209,9 @@ def solved_items(sums: Tensor, sharing: Tensor, known: Beliefs, before: Tensor) 
 
     def expected(rows: Tensor) -> Tensor:
         """By popularity: a line over the log of the counts."""
-        found: Tensor = line @ torch.linalg.lstsq((weigh * line).T @ line, (weigh * line).T @ rows, driver="gelsd").solution
+        found: Tensor = (
+            line @ torch.linalg.lstsq((weigh * line).T @ line, (weigh * line).T @ rows, driver="gelsd").solution
+        )
         return found
 
     def mean(of: Tensor) -> Tensor:

@@ -7,21 +7,21 @@ solves Σ (e·c − C₀·x) = pull·(w − m) over its raters, where C₀ is C 
 certain. That takes a d × d matrix for every item, far more than a row; but sums of rows suffice. A device adds, for
 each of its items,
 
-    e·c − C₀·x + K·w,   and 1
+    e·c − C₀·x + ½t·w,   and t,   with t = |c|² + tr C₀
 
-and the server solves (n·K + pull)·w = Σ + pull·m, n being how many spoke. Where nothing moves any more that *is* the
-equation above, whatever K, so the end is exact. K is the mean of c·cᵀ + C₀₀ over all ratings, one d × d matrix: then
-what is said is about what the ratings say whatever the row was, and what was said of an old row hardly ages. So there
-is no step size here either, whoever is drawn. A device keeps what it last said of its own items, and sends the change.
+and the server solves (½Σt + pull)·w = Σ + pull·m. Where nothing moves any more that *is* the equation above, so the end
+is exact; and as ½Σt is at least half of Σ(c·cᵀ + C₀) in every direction, no step is ever too long, whoever is drawn. A
+device keeps what it last said of its own items, and sends the change.
 
-The doubt about an item of n ratings is taken to be σ²(n·K + pull)⁻¹: n is the last number of its row, so a device that
-solves its user knows it, and believes rows of few ratings less. In a row that k items share stands n/k.
+With K the mean of c·cᵀ + C₀ over all ratings, n = Σt / tr K is about how many raters an item has, and the doubt about
+its row is taken to be σ²(n·K + pull)⁻¹. n is the last number of the row: a device that solves its user believes rows of
+few ratings less. In a row that k items share stands n/k.
 
 Nothing is left to choose. Beside rows, a device adds the moments of its user: c·cᵀ, the squared errors to expect, and
 (bᵤ, u, f)(bᵤ, u, f)ᵀ with f the user's facts: 1, the log of how many ratings, the mean row of their items. From these
 sums σ² and K follow, the regression A of users' rows on their facts, and the variances around it. Likewise items: m is
 a line over the log of n, and the variances around it follow from the rows, at the server alone. Pulls are σ² by these
-variances (empirical Bayes); a taste that the data do not bear out loses its variance by itself.
+variances (empirical Bayes), users' tastes having variance 1; a taste that the data do not bear out loses its own.
 
 As the sum hardly depends on w, a device need not own an item's row to speak of it. It receives its own compact table,
 and speaks in the rows of the *largest* devices, as many a round as its own table has: a window that moves on from round
@@ -94,8 +94,8 @@ STREAM = "stream"
 DAMPING = 5.0
 """Imagined ratings without any bias that draw the mean by which items are numbered to zero."""
 
-FIRST = {"noise": 0.75, "bias": 0.2, "user": 1.0, "metric": 1.5}
-"""Variances before anybody spoke: of noise, of biases, of users' tastes (items' are as they are drawn), and K."""
+FIRST = {"noise": 0.75, "bias": 0.2}
+"""Variances before anybody spoke; those of items' tastes are as they are drawn, of users' tastes always 1."""
 
 
 class RatingArchitecture(Architecture):
@@ -112,9 +112,9 @@ class RatingArchitecture(Architecture):
         size = self.tables[ROWS][1] - 1
         rows = SPREAD * torch.randn(self.tables[ROWS], generator=generator)
         rows[:, 0] = rows[:, -1] = 0
-        spreads = torch.tensor([FIRST["user"], SPREAD**2])[:, None].repeat(1, size)
+        spreads = torch.tensor([1.0, SPREAD**2])[:, None].repeat(1, size)
         spreads[:, 0] = FIRST["bias"]
-        centre, metric = torch.tensor([0.0, 1.0, FIRST["noise"]]), FIRST["metric"] * torch.eye(size)
+        centre, metric = torch.tensor([0.0, 1.0, FIRST["noise"]]), torch.eye(size)
         known = Beliefs(centre, metric, spreads, torch.zeros(size, size + 2))
         return {ROWS: rows.view(-1)} | known.flat(rows.dtype), {USERS: torch.zeros(self.users, self.own[USERS])}
 
@@ -199,9 +199,7 @@ class RatingSquares(Remembering):
         if not self.orders_alike(plan.settings):
             return None
         survey = plan.public.survey
-        return alike_places(
-            chain_of(plan, 0), plan.settings.model.factors, survey[ABOVE] / (survey[COUNTS] + DAMPING)
-        )
+        return alike_places(chain_of(plan, 0), plan.settings.model.factors, survey[ABOVE] / (survey[COUNTS] + DAMPING))
 
     @torch.no_grad()
     def init(self, plan: Plan, full: Weights) -> State:

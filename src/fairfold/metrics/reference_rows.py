@@ -15,10 +15,9 @@ from fairfold.data.seeds import generator
 from fairfold.errors import FairfoldError, InvalidData
 from fairfold.metrics.ranking import Scorer, evaluate_ranking
 from fairfold.metrics.rating import evaluate_ratings
-from fairfold.metrics.references import Means, Popularity, PureSVD, Ridge, UserNeighbours
+from fairfold.metrics.rating_references import rating_references
+from fairfold.metrics.references import Popularity, PureSVD, Ridge, UserNeighbours
 
-# Imagined ratings that draw a bias to 0; chosen on held-out ratings of Goodreads.
-DAMPING = 10.0
 # What is tried on held-out training data for the reference rankings.
 POWERS = (1.0, 2.0, 3.0, 5.0, 8.0)
 RANKS = (8, 16, 32, 64, 128, 256, 512)
@@ -82,13 +81,12 @@ def ranking_rows(data: Dataset, k: int = 20) -> Iterator[Reference]:
 
 
 def rating_rows(data: Dataset) -> Iterator[Reference]:
-    """Mean squared error of global, user and item means, and of user and item biases together."""
+    """Mean squared error of global, user and item means, of both biases, and of matrix factorisation by SGD."""
     if data.train.ratings is None:
         raise InvalidData(f"{data.name} without ratings", "ratings", "Prepare it with ratings kept.")
     train = with_validation(data)
-    for users, items, damping in ((False, False, 0.0), (True, False, 0.0), (False, True, 0.0), (True, True, DAMPING)):
-        means = Means(train, users=users, items=items, damping=damping)
-        yield Reference(means.name, evaluate_ratings(means, data.test))
+    for name, predict, tried_values in rating_references(train):
+        yield Reference(name, evaluate_ratings(predict, data.test), tried_values)
 
 
 def with_validation(data: Dataset) -> Interactions:

@@ -8,7 +8,7 @@ _SAME_NAME = {
     "subspace": "rank_rule mapping popularity tail_share support reference_factors chunk sign rehash start compress",
     "algorithm": (
         "user_vectors weighting objective local_epochs batch_size shuffle negatives regulariser local_optimiser "
-        "local_step prox unobserved_weight ridge damping alike streamed aggregation server_optimiser server_step "
+        "local_step prox unobserved_weight ridge alike streamed aggregation server_optimiser server_step "
         "step_per largest_change"
     ),
     "fleet": "capacities shares group_seed clients_per_round replacement faults",

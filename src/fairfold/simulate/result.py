@@ -13,6 +13,7 @@ from fairfold.data.images import ImageDataset
 from fairfold.metrics import RankingResult, accuracy, evaluate_ranking
 from fairfold.metrics.ranking import Scorer
 from fairfold.metrics.rating import Predictor
+from fairfold.metrics.rating_references import rating_references
 from fairfold.projections import Assignment
 from fairfold.protocol.people import ImagePeople
 from fairfold.protocol.words import State, reduced
@@ -97,6 +98,7 @@ class Judge:
         self.world, self._references = world, references
         self._device = device or torch.device("cpu")
         self._judged: dict[str, RankingResult] = {}
+        self._predictors: dict[str, Predictor] = {}
         self.metric = world.plan.settings.metric
         data = world.data
         self.everybody = torch.arange(world.people.num_clients if isinstance(data, ImageDataset) else data.num_users)
@@ -138,8 +140,13 @@ class Judge:
 
     def references(self, users: Tensor) -> dict[str, float]:
         """The reference rows over some users."""
-        if self.metric in ("MSE", "accuracy"):
+        if self.metric == "accuracy":
             return {}
+        if self.metric == "MSE":
+            data = self.world.interactions
+            if not self._predictors:
+                self._predictors = {name: predict for name, predict, _ in rating_references(data.train)}
+            return {name: _mean_squared_error(of, data.test, users) for name, of in self._predictors.items()}
         if not self._judged:  # what learns nothing is judged once
             self._judged = {name: self._ranked(score, self.everybody) for name, score in self._references.items()}
         return {
