@@ -23,9 +23,8 @@ sums σ² and K follow, the regression A of users' rows on their facts, and the 
 a line over the log of n, and the variances around it follow from the rows, at the server alone. Pulls are σ² by these
 variances (empirical Bayes), users' tastes having variance 1; a taste that the data do not bear out loses its own.
 
-As the sum hardly depends on w, a device need not own an item's row to speak of it. It receives its own compact table,
-and speaks in the rows of the *largest* devices, as many a round as its own table has: a window that moves on from round
-to round, the same for all devices of a size, so that a secure sum can take it. Every row is known to all in turn.
+A device need not own an item's row to speak of it. It receives its own compact table, and speaks in the rows of the
+*largest* devices, as many a round as its own table has: a window that moves on, the same for all devices of a size.
 
 Where rows are ``streamed`` that goes one step further. Devices speak in the rows of the *full* table, and those rows
 pass by them as well: a device keeps the rows of its own items, beside what it said of them, and forgets the others. Its
@@ -72,16 +71,13 @@ from fairfold.values import BYTES, Weights
 
 ROWS = "item.weight"
 """Name of the table, with rows (bᵢ, vᵢ, n)."""
-
 USERS = "users"
 """Name of the sums over users, and of what a device last said there."""
-
 RATED = "rated"
 """Name of three sums over devices before the first round: how many ratings, their sum, the sum of their squares."""
 
 ABOVE = "above"
 """Name of the sum, per item, of what its ratings are above their users' means."""
-
 LAST = "last"
 """Name of what a device last said of each of its items, a row per rating: it stays there, and changes are sent."""
 
@@ -94,7 +90,7 @@ STREAM = "stream"
 DAMPING = 5.0
 """Imagined ratings without any bias that draw the mean by which items are numbered to zero."""
 
-FIRST = {"noise": 0.75, "bias": 0.2}
+NOISE, BIAS = 0.75, 0.2
 """Variances before anybody spoke; those of items' tastes are as they are drawn, of users' tastes always 1."""
 
 
@@ -113,9 +109,8 @@ class RatingArchitecture(Architecture):
         rows = SPREAD * torch.randn(self.tables[ROWS], generator=generator)
         rows[:, 0] = rows[:, -1] = 0
         spreads = torch.tensor([1.0, SPREAD**2])[:, None].repeat(1, size)
-        spreads[:, 0] = FIRST["bias"]
-        centre, metric = torch.tensor([0.0, 1.0, FIRST["noise"]]), torch.eye(size)
-        known = Beliefs(centre, metric, spreads, torch.zeros(size, size + 2))
+        spreads[:, 0] = BIAS
+        known = Beliefs(torch.tensor([0.0, 1.0, NOISE]), torch.eye(size), spreads, torch.zeros(size, size + 2))
         return {ROWS: rows.view(-1)} | known.flat(rows.dtype), {USERS: torch.zeros(self.users, self.own[USERS])}
 
     @property
@@ -208,19 +203,20 @@ class RatingSquares(Remembering):
         many, total, squares = plan.public.survey[RATED].tolist()
         mean = total / many if many else 0.0
         spread = max(squares / many - mean * mean, 0.0) ** 0.5 if many else 0.0
-        centre = torch.tensor([mean, spread or 1.0, FIRST["noise"]], dtype=full[ROWS].dtype)
+        centre = torch.tensor([mean, spread or 1.0, NOISE], dtype=full[ROWS].dtype)
         return State(full | {ROWS: largest.recover(largest.reduce(full[ROWS])), "centre": centre})
 
     def spoken_space(self, largest: Subspace) -> Subspace:
         """In whose rows devices speak: the largest devices', or those of the full table where these stream by."""
         return Subspace(largest.full_size, largest.full_size) if self.streamed else largest
 
-    def traffic(self, plan: Plan, size: int) -> tuple[int, int]:
+    def traffic(self, plan: Plan, size: int, round_number: int = 0) -> tuple[int, int]:
         """Rows that stream by are received beside the device's own; rows and sums over users are sent."""
         held = plan.assignments(0)[size]
-        rows = 0 if held.projections is None else held.projections[ROWS].size
-        down = held.size() + (rows if self.streamed else 0)
-        return down * BYTES, (rows + plan.architecture.own[USERS]) * BYTES if rows else 0
+        if held.projections is None:
+            return 0, 0
+        rows = held.projections[ROWS].size * BYTES
+        return held.size() * BYTES + rows * self.streamed, rows + plan.architecture.own[USERS] * BYTES
 
     def answer_shapes(self, plan: Plan, sent: Sent) -> dict[str, int]:
         """See the base class."""
@@ -282,7 +278,6 @@ class RatingSquares(Remembering):
         return Spoken(window, place, owner, kept[LAST] - last, sums - before, kept, {USERS: sums})
 
     def _held_rows(self, plan: Plan, sent: Sent, items: Tensor) -> Tensor:
-        """What a device's compact table says of items."""
         factors = plan.settings.model.factors
         return sent.vectors[ROWS].view(-1, factors)[rows_of(subspace_of(sent.projections[ROWS]), items, factors)]
 
@@ -315,8 +310,8 @@ class RatingSquares(Remembering):
         sharing = row_counts(largest, factors).clamp(min=1).double()
         before, dtype = largest.reduce(state.full[ROWS]).view(-1, factors)[:, :-1].double(), state.full[ROWS].dtype
         table, spreads = solved_items(sums, sharing, known, before)
-        known = replace(known, spreads=torch.stack([known.spreads[0], spreads]))
-        full = {ROWS: largest.recover(table.view(-1).to(dtype))} | known.flat(dtype)
+        beliefs = replace(known, spreads=torch.stack([known.spreads[0], spreads])).flat(dtype)
+        full = {ROWS: largest.recover(table.view(-1).to(dtype))} | beliefs
         return State(state.full | full, state.round_number + 1, moments)
 
     # -- what was learned ----------------------------------------------------------------------------------------------
@@ -350,5 +345,5 @@ class RatingSquares(Remembering):
 
     def scorer(self, plan: Plan, full: Weights, held: Sequence[Any], people: People) -> Scorer:
         """Items by their predicted ratings."""
-        predict = self.predictor(plan, full, held, people)
-        return lambda users: predict(users[:, None], torch.arange(plan.public.items))
+        predict, items = self.predictor(plan, full, held, people), torch.arange(plan.public.items)
+        return lambda users: predict(users[:, None], items)
