@@ -97,8 +97,6 @@ SEARCHES = {
         {
             "fleet.capacities": ["1x", "8x-16x", "16x-32x-64x"],
             "model.factors": [4, 8],
-            "algorithm.ridge": [100.0, 300.0, 1000.0, 3000.0],
-            "algorithm.damping": [5.0, 10.0, 15.0],
             "subspace.tail_share": [0.125],
         },
         {"top_users": 100, "ratings": True},
@@ -109,8 +107,6 @@ SEARCHES = {
         {
             "fleet.capacities": ["1x", "8x-16x", "16x-32x-64x"],
             "model.factors": [4, 5, 6, 7, 9, 11],
-            "algorithm.ridge": [40.0, 80.0, 160.0],
-            "algorithm.damping": [3.0, 6.0],
             "subspace.tail_share": [0.0625, 0.125],
         },
         {"resplit": True, "ratings": True},
@@ -121,8 +117,6 @@ SEARCHES = {
         | {
             "fleet.clients_per_round": 200,
             "run.rounds": 1500,
-            "algorithm.ridge": 80.0,
-            "algorithm.damping": 3.0,
             "subspace.tail_share": 0.0625,
         },
         {

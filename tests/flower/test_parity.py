@@ -140,7 +140,8 @@ def test_a_node_with_several_users_says_the_sum_of_theirs(name: str, tmp_path: P
     expected, world, rejections = simulated(data, settings, batched)
     nodes = in_process(data, settings, 4, tmp_path, evaluate=False)  # two users each
     nodes.run()
-    assert_agrees(nodes, expected, world, rejections)
+    # A regression over eight users' facts makes more of the order of a sum.
+    assert_agrees(nodes, expected, world, rejections, within=1e-5 if name.startswith("ratings") else 1e-6)
 
 
 def test_images_of_a_device_with_its_own_order(tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ from flwr.clientapp import ClientApp
 
 from fairfold.algorithms.closed_form import subspace_of
 from fairfold.algorithms.least_squares import GRAM, LeastSquares, chain_of, owned_rows, row_counts, rows_of
-from fairfold.algorithms.rating_rows import codes
-from fairfold.algorithms.ratings import CENTRE, LAST, RatingSquares
+from fairfold.algorithms.ratings import LAST, RatingSquares
 from fairfold.flower.store import FILE
 from fairfold.flower.strategy import FairStrategy
 from fairfold.protocol.words import State
@@ -56,7 +55,7 @@ def recomputed(nodes: Nodes) -> dict[str, dict[str, torch.Tensor]]:
     spaces = [subspace_of(held.projections[name]) for held in plan.assignments(0) if held.projections is not None]
     zeros = {space: torch.zeros(space.size // d, d).double() for space in chain}
     outer = {space: torch.zeros(d, d).double() for space in chain}
-    spoken, all_codes = torch.zeros(3).double(), torch.zeros(d * d).double()
+    moments = torch.zeros(plan.architecture.own[own]).double()
     for number in range(len(nodes.grid.contexts)):
         said = nodes.kept(number).said.own
         for place, user in enumerate(range(number * users, (number + 1) * users)):
@@ -75,9 +74,8 @@ def recomputed(nodes: Nodes) -> dict[str, dict[str, torch.Tensor]]:
                 start = sum(len(world.people.train.of(other)) for other in range(number * users, user))
                 last = said[LAST][start : start + len(items)].double()
                 zeros.setdefault(spoken_in, torch.zeros(spoken_in.size // d, d).double())
-                zeros[spoken_in].index_add_(0, rows_of(spoken_in, items, d), last[:, :-1])
-                spoken[2] += last[:, -1].sum()
-                all_codes += codes(vector[None], torch.tensor([len(items)]))
+                zeros[spoken_in].index_add_(0, rows_of(spoken_in, items, d), last)
+                moments += vector
     if isinstance(algorithm, LeastSquares):
         return {
             f"sums-{space.size}": {
@@ -86,20 +84,14 @@ def recomputed(nodes: Nodes) -> dict[str, dict[str, torch.Tensor]]:
             for space, rows in zeros.items()
         }  # fmt: skip
     assert isinstance(algorithm, RatingSquares)
-    return {
-        "sums": {name: zeros[algorithm.spoken_space(chain[-1])].view(-1)},
-        "full": {CENTRE: spoken, GRAM: all_codes},
-    }
+    return {"sums": {name: zeros[algorithm.spoken_space(chain[-1])].view(-1), own: moments}}
 
 
 def assert_exact(nodes: Nodes, state: State | None = None) -> None:
     """The server's sums are those of what every device last said."""
     state = nodes.strategy.progress.state if state is None else state
-    full = dict(state.full)
-    if CENTRE in full:
-        full[CENTRE] = full[CENTRE] * torch.tensor([0.0, 0.0, 1.0])  # mean and spread are no sums
     for moment, expected in recomputed(nodes).items():
-        found = full if moment == "full" else state.moments.get(moment, {})
+        found = state.moments.get(moment, {})
         for key, of in expected.items():
             mine = found.get(key, torch.zeros_like(of))
             assert_same({key: mine.double()}, {key: of}, ROUNDING)

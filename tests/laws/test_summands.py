@@ -190,6 +190,8 @@ def test_sums_that_remember_need_not_come_in_one_round(case: str) -> None:
         first = applied(world, state, words[:3])
         later = replace(first, round_number=state.round_number)  # as if of the same round: windows move on with rounds
         apart = algorithm.apply(plan, later, totals_of(world, words[3:]))
+        if case == "ratings":  # what is believed goes on from what was believed before; the sums do not
+            apart, together = (replace(of, full={}) for of in (apart, together))
         assert_same_state(apart, together)
 
 

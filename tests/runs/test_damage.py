@@ -10,6 +10,7 @@ import torch
 
 from fairfold.errors import InvalidCheckpoint, InvalidSettings
 from fairfold.runs import checkpoint
+from fairfold.runs.checkpoint import FORMAT
 from fairfold.runs.opened import open_run
 from fairfold.runs.read import read_metrics, read_result, read_run_settings
 from fairfold.runs.summary import read_run
@@ -34,7 +35,7 @@ def test_another_format_is_refused(number: int, tmp_path: Path) -> None:
 def test_a_flipped_format_is_damage_and_not_another_format(tmp_path: Path) -> None:
     run(small(), tmp_path / "run", checkpoint_every=1)
     path = newest_manifest(tmp_path / "run")
-    path.write_text(path.read_text().replace('"format": 2', '"format": 3'))
+    path.write_text(path.read_text().replace(f'"format": {FORMAT}', f'"format": {FORMAT + 1}'))
     _, told = resumed(small(), tmp_path / "run")
     assert "another checksum" in told[0]
     assert told[1] == "Going on after round 3."

@@ -11,12 +11,17 @@ from fairfold.algorithms.least_squares import rows_of
 from fairfold.subspace import Subspace
 from fairfold.values import Weights
 
-CAUTION = 1.5
-"""K before anybody spoke: rows settle where no direction has more than twice K in the codes of an item's raters."""
-USER_RIDGE = 1.0
-"""Draws users' tastes to 0. Only its product with the items' ridge matters to what is learned, so it is no setting."""
 BLOCK_RATINGS = 1 << 16
 """Ratings whose outer products are in memory at a time."""
+STEADY = 0.5
+"""Of the sum of squared codes: with so much of it for a matrix, no item's step is ever too long."""
+HASTE = 0.2
+"""How much of its quick way the variance of a taste goes."""
+WITHIN = (1e-3, 1.0)
+"""Of items' variances, where that of all ratings and of users' tastes is 1: none explains more than there is, and a
+taste that is next to nothing may still grow."""
+LEAST = 1e-6
+"""No other variance is smaller."""
 
 
 class Window:
@@ -45,33 +50,206 @@ class Window:
 
 
 @dataclass(frozen=True)
+class Beliefs:
+    """What all know beside the rows, with d = 1 + tastes.
+
+    Attributes:
+        centre: Mean and spread of all ratings, and σ², the noise of a rating in units of the spread.
+        metric: K, the mean of c·cᵀ over all ratings, [d, d].
+        spreads: Variances of users' and of items' rows around what is expected of them, [2, d].
+        leaning: A, what is expected of a user by their facts, [d, d + 2].
+    """
+
+    centre: Tensor
+    metric: Tensor
+    spreads: Tensor
+    leaning: Tensor
+
+    @classmethod
+    def of(cls, vectors: Weights) -> "Beliefs":
+        """From vectors, flat, under the names of the fields."""
+        size = vectors["spreads"].numel() // 2
+        shapes = {"centre": (3,), "metric": (size, size), "spreads": (2, size), "leaning": (size, size + 2)}
+        return cls(**{name: vectors[name].view(shape) for name, shape in shapes.items()})
+
+    def flat(self, dtype: torch.dtype) -> Weights:
+        """The same the other way round."""
+        return {name: of.to(dtype).reshape(-1) for name, of in vars(self).items()}
+
+    @property
+    def pull(self) -> Tensor:
+        """What draws users and items to what is expected of them, in ratings, [2, d]."""
+        return self.centre[2] / self.spreads
+
+    @property
+    def axes(self) -> tuple[Tensor, Tensor]:
+        """T and λ, by which the doubt about an item of n ratings, σ²(nK + pull)⁻¹, is T diag(1/(nλ + 1)) Tᵀ."""
+        root = self.spreads[1].double().sqrt()
+        values, vectors = torch.linalg.eigh(root[:, None] * self.metric.double() * root / self.centre[2].double())
+        return root[:, None] * vectors, values.clamp(min=0)
+
+    def centred(self, ratings: Tensor) -> Tensor:
+        """Ratings less their mean over everybody, in units of their spread."""
+        return (ratings.to(self.centre.dtype) - self.centre[0]) / self.centre[1]
+
+    def predicted(self, mine: Tensor, theirs: Tensor) -> Tensor:
+        """Ratings from the rows of users and of items: bᵤ + bᵢ + u·vᵢ, and the mean of all."""
+        scores = mine[..., 0] + (code_of(mine) * theirs[..., : mine.shape[-1]]).sum(-1)
+        return self.centre[0] + self.centre[1] * scores
+
+
+@dataclass(frozen=True)
+class Raters:
+    """What some users' own ratings say of them.
+
+    Attributes:
+        rows: (bᵤ, u), [users, d].
+        doubts: Their covariances, [users, d, d].
+        facts: What their rows are expected from: 1, log of how many ratings, the mean row of their items.
+        items: Sums of the doubts about their items, [users, d, d].
+        counts: How many ratings each has.
+    """
+
+    rows: Tensor
+    doubts: Tensor
+    facts: Tensor
+    items: Tensor
+    counts: Tensor
+
+    @classmethod
+    def solved(cls, table: Tensor, targets: Tensor, owner: Tensor, users: int, known: Beliefs) -> "Raters":
+        """Every rating has the row of its item, (bᵢ, vᵢ, n), a centred target, and an owner."""
+        theirs, inputs = table[:, :-1], code_of(table[:, :-1])
+        size, dtype = inputs.shape[1], inputs.dtype
+        matrix = torch.zeros(users, size * size, dtype=dtype)
+        for part in torch.split(torch.arange(len(inputs)), BLOCK_RATINGS):
+            outer = inputs[part][:, :, None] * inputs[part][:, None]
+            matrix.index_add_(0, owner[part], outer.view(-1, size * size))
+
+        def summed(of: Tensor) -> Tensor:
+            return torch.zeros(users, of.shape[1], dtype=dtype).index_add_(0, owner, of)
+
+        axes, values = (of.to(dtype) for of in known.axes)
+        items = axes * summed(1 / (table[:, -1:].clamp(min=0) * values + 1))[:, None] @ axes.T
+        counts = torch.bincount(owner, minlength=users)
+        many = counts.clamp(min=1).to(dtype)[:, None]
+        facts = torch.cat([torch.ones_like(many), many.log(), summed(theirs) / many], dim=1)
+        pull = known.pull[0]
+        sums = summed(inputs * (targets - theirs[:, 0])[:, None]) - tastes_of(items[:, 0])
+        inverse = torch.linalg.inv(matrix.view(-1, size, size) + tastes_of(tastes_of(items).mT) + torch.diag(pull))
+        rows = (inverse @ (sums + pull * (facts @ known.leaning.T))[:, :, None])[:, :, 0]
+        return cls(rows, known.centre[2] * inverse, facts, items, counts)
+
+    def words(self, table: Tensor, targets: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
+        """What is said of the row of every rating, [ratings, d + 1], and the squared errors to expect, by user."""
+        theirs, code = table[:, :-1], code_of(self.rows)
+        inputs, mine = code_of(theirs), code[owner]
+        errors = targets - self.rows[owner, 0] - (mine * theirs).sum(1)
+        doubts = torch.cat(
+            [
+                (self.doubts[owner[part]] @ inputs[part][:, :, None])[:, :, 0]
+                for part in torch.split(torch.arange(len(owner)), BLOCK_RATINGS)
+            ]
+        )
+        weights = self._codes().diagonal(dim1=1, dim2=2).sum(1)[owner, None]
+        said = errors[:, None] * mine - tastes_of(doubts) + STEADY * weights * theirs
+        squares = torch.zeros_like(code[:, 0]).index_add_(0, owner, errors.square() + (inputs * doubts).sum(1))
+        return torch.cat([said, weights], dim=1), squares + (self._codes() * self.items).sum((1, 2))
+
+    def sums(self, squares: Tensor) -> Tensor:
+        """What is said of each user beside the rows, [users, numbers]; nothing of those without ratings."""
+        all_of, size = torch.cat([self.rows, self.facts], dim=1), self.rows.shape[1]
+        codes = self.counts[:, None, None] * self._codes()
+        pairs = all_of[:, :, None] * all_of[:, None]
+        pairs[:, :size, :size] += self.doubts
+        found = torch.cat([codes.flatten(1), pairs.flatten(1), squares[:, None]], dim=1)
+        return found * (self.counts > 0)[:, None]
+
+    def _codes(self) -> Tensor:
+        """What is expected of c·cᵀ: the first number of a code is certain."""
+        code = code_of(self.rows)
+        return code[:, :, None] * code[:, None] + tastes_of(tastes_of(self.doubts).mT)
+
+
+def sums_size(size: int) -> int:
+    """How many numbers :meth:`Raters.sums` has for each user."""
+    return size**2 + (2 * size + 2) ** 2 + 1
+
+
+def beliefs_from(sums: Tensor, before: Beliefs) -> Beliefs:
+    """What the sums over all users say; the spreads of items stay as they were."""
+    size = before.metric.shape[0]
+    codes, pairs, squares = torch.split(sums, [size**2, (2 * size + 2) ** 2, 1])
+    metric, pairs = codes.view(size, size), pairs.view(2 * size + 2, -1)
+    ratings, many = metric[0, 0], pairs[size, size]
+    facts, both = pairs[size:, size:], pairs[size:, :size]
+    # One imagined user of the usual facts, who is as expected without them, keeps few users from explaining too much.
+    leaning = torch.linalg.solve(facts + torch.diag(facts.diagonal() / many + LEAST), both).T
+    around = pairs[:size, :size] - leaning @ both - (leaning @ both).T + leaning @ facts @ leaning.T
+    users = torch.cat([(around[:1, 0] / many).clamp(min=LEAST), torch.ones(size - 1).double()])
+    spreads = torch.stack([users, before.spreads[1].double()])
+    noise = (squares / ratings).clamp(min=LEAST)
+    return Beliefs(torch.cat([before.centre[:2].double(), noise]), metric / ratings, spreads, leaning)
+
+
+def solved_items(sums: Tensor, sharing: Tensor, known: Beliefs, before: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows (w, n) of (Σ + pull)·w = sums + pull·m, and the spreads of w around what is expected.
+
+    Args:
+        sums: Of the words on each row.
+        sharing: How many items share it: its sums are taken as so many equal parts, as the ridge is one per item.
+        known: What is believed.
+        before: The rows w as they were, of which m is made.
+    """
+    sums = sums / sharing[:, None]
+    pull, weights = known.pull[1], sums[:, -1:].clamp(min=0)
+    counts = weights / known.metric.trace()
+    weigh = sharing[:, None] * (weights > 0)  # rows nobody spoke of say nothing
+    line = torch.cat([torch.ones_like(counts), counts.clamp(min=1).log()], dim=1)
+
+    def expected(rows: Tensor) -> Tensor:
+        """By popularity: a line over the log of the counts."""
+        found: Tensor = (
+            line @ torch.linalg.lstsq((weigh * line).T @ line, (weigh * line).T @ rows, driver="gelsd").solution
+        )
+        return found
+
+    def mean(of: Tensor) -> Tensor:
+        return (weigh * of).sum(0) / weigh.sum()
+
+    rows = (sums[:, :-1] + pull * expected(before)) / (STEADY * weights + pull)
+    axes, values = known.axes
+    off, doubts = (rows - expected(rows)).square(), 1 / (counts * values + 1) @ axes.square().T
+    # Two ways to the same end. The first hardly moves where few ratings leave a row to its prior; the second is quick,
+    # but gives a taste up before it has grown. A bias is there from the start.
+    slow, quick = mean(off + doubts), mean(off) / mean(1 - doubts / known.spreads[1]).clamp(min=LEAST)
+    haste = torch.tensor([1.0] + [HASTE] * (len(slow) - 1))
+    spreads = slow ** (1 - haste) * quick**haste
+    return torch.cat([rows, counts], dim=1), spreads.clamp(*WITHIN)
+
+
+@dataclass(frozen=True)
 class Spoken:
     """What some users say of the rows in a window.
 
     Of every rating: the ``place`` of its item in the window (−1 outside), its ``owner``, how much what is said of its
-    row has ``moved``, and whether it is new. Of the users: their private rows, now and ``before``, and what they keep
-    of their ratings where the server takes the word.
+    row has ``moved``. Of the users: how much the ``change`` of their other sums is, and what they keep of their ratings
+    and for themselves where the server takes the word.
     """
 
     window: Window
     place: Tensor
     owner: Tensor
     moved: Tensor
-    users: Tensor
-    before: Tensor
+    change: Tensor
     kept: Weights
-
-    @property
-    def sizes(self) -> Tensor:
-        """How many ratings each user has."""
-        return torch.bincount(self.owner, minlength=len(self.users))
+    own: Weights
 
     def bounds(self) -> Tensor:
         """What no number of a user's answer exceeds."""
-        rows = torch.zeros(len(self.users), self.moved.shape[1], dtype=self.moved.dtype)
+        rows = torch.zeros(len(self.change), self.moved.shape[1], dtype=self.moved.dtype)
         rows.index_add_(0, self.owner, self.moved.abs())
-        code = torch.maximum(code_of(self.users).abs().amax(1), code_of(self.before).abs().amax(1))
-        return torch.maximum(rows.amax(1), 2 * self.sizes * code.square())
+        return torch.maximum(rows.amax(1), self.change.abs().amax(1))
 
 
 def caught(kept: Tensor, place: Tensor, passing: Tensor) -> Tensor:
@@ -88,65 +266,14 @@ def known_rows(kept: Tensor, held: Tensor) -> Tensor:
     return torch.where(kept[:, -1:] > 0, kept[:, :-1], held)
 
 
-def codes(own: Tensor, ratings: Tensor) -> Tensor:
-    """Σ c·cᵀ over the ratings of users with these private rows, flat; who has not taken part yet has none."""
-    code = code_of(own) * (own != 0).any(1)[:, None]
-    return (code.T @ (code * ratings.to(own.dtype)[:, None])).view(-1)
-
-
-def mean_code(total: Tensor, factors: int) -> Tensor:
-    """K, from Σ c·cᵀ: as c begins with 1, its first number counts the ratings."""
-    matrix = total.view(factors, factors)
-    return matrix / matrix[0, 0] if matrix[0, 0] > 0 else CAUTION * torch.eye(factors, dtype=total.dtype)
-
-
-def solve_raters(rows: Tensor, targets: Tensor, owner: Tensor, users: int, damping: float) -> Tensor:
-    """The private rows of so many users, [users, factors], from their own ratings alone.
-
-    Every rating has the row of its item, [ratings, factors], a centred target, and an owner.
-    """
-    inputs = code_of(rows)
-    left, size = targets - rows[:, 0], inputs.shape[1]
-    matrix = torch.zeros(users, size * size, dtype=inputs.dtype)
-    for part in torch.split(torch.arange(len(inputs)), BLOCK_RATINGS):
-        outer = inputs[part][:, :, None] * inputs[part][:, None]
-        matrix.index_add_(0, owner[part], outer.view(-1, size * size))
-    sums = torch.zeros(users, size, dtype=inputs.dtype).index_add_(0, owner, inputs * left[:, None])
-    pull = torch.diag(pull_of(size, damping, USER_RIDGE, inputs.dtype))
-    solution: Tensor = torch.linalg.solve(matrix.view(-1, size, size) + pull, sums)
-    return solution
-
-
 def code_of(rows: Tensor) -> Tensor:
     """(1, u) from a row (b, u)."""
-    return torch.cat([torch.ones_like(rows[:, :1]), rows[:, 1:]], dim=1)
+    return torch.cat([torch.ones_like(rows[..., :1]), rows[..., 1:]], dim=-1)
 
 
-def centred(ratings: Tensor, centre: Tensor) -> Tensor:
-    """Ratings less their mean over everybody, in units of their spread."""
-    return (ratings - centre[0]) / centre[1]
-
-
-def predicted(mine: Tensor, theirs: Tensor, centre: Tensor) -> Tensor:
-    """Ratings from the rows of users and of items: bᵤ + bᵢ + u·vᵢ, in units of the spread, and the mean of all."""
-    scores = mine[..., 0] + theirs[..., 0] + (mine[..., 1:] * theirs[..., 1:]).sum(-1)
-    return centre[0] + centre[1] * scores
-
-
-def pull_of(size: int, damping: float, ridge: float, dtype: torch.dtype) -> Tensor:
-    """What draws a row to zero: its bias, which comes first, and its tastes."""
-    found = torch.full((size,), float(ridge), dtype=dtype)
-    found[0] = damping
-    return found
-
-
-def solved_rows(sums: Tensor, spoken: Tensor, sharing: Tensor, mean: Tensor, pull: Tensor) -> Tensor:
-    """Rows w of (n·K + k·pull) w = sums, for all n and k from one decomposition."""
-    root = pull.double().sqrt()
-    values, vectors = torch.linalg.eigh(mean.double() / torch.outer(root, root))
-    scale = spoken.double()[:, None] * values.clamp(min=0) + sharing.double()
-    solution: Tensor = ((sums / root) @ vectors / scale) @ vectors.T / root
-    return solution.to(sums.dtype)
+def tastes_of(rows: Tensor) -> Tensor:
+    """(0, u) from (b, u), or matrices without their first row."""
+    return torch.cat([torch.zeros_like(rows[:, :1]), rows[:, 1:]], dim=1)
 
 
 def alike_places(chain: Sequence[Subspace], factors: int, means: Tensor) -> Tensor:

@@ -14,7 +14,10 @@ from fairfold.errors import InvalidSettings
 from fairfold.runs.units import difference_words, human_bytes, human_seconds, popularity_facts, popularity_words
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fairfold.metrics.ranking import RankingResult
+    from fairfold.metrics.rating import Predictor
     from fairfold.runs.callbacks import Callback
     from fairfold.runs.folder import RunFolder
     from fairfold.runs.train import Finished
@@ -67,7 +70,7 @@ def train(
     from fairfold.cli.data import stages
     from fairfold.cli.progress import Display
     from fairfold.runs.callbacks import TensorBoard, require_tensorboard
-    from fairfold.runs.references import strong_references
+    from fairfold.runs.references import rating_rows, strong_references
     from fairfold.runs.train import run
 
     console, places = Terminal(), list[Path]()
@@ -84,9 +87,14 @@ def train(
         places.append(folder.path)
         return [Display(console), *([TensorBoard(folder.path / "tensorboard")] if tensorboard else [])]
 
-    def beside(world: World) -> dict[str, RankingResult]:
-        wanted = settings.metric.startswith("NDCG") and settings.run.references
-        return strong_references(world, stages, console.say) if wanted else {}
+    def beside(world: World) -> Mapping[str, RankingResult | Predictor]:
+        if settings.model.reads_images or not settings.run.references:
+            return {}
+        return (
+            rating_rows(world, console.say)
+            if settings.predicts_ratings
+            else strong_references(world, stages, console.say)
+        )
 
     console.say(source)
     try:
@@ -154,5 +162,6 @@ def references_table(result: Result) -> Table:
     table.add_column(result.metric, justify="right")
     table.add_column("server's model − it", justify="right")
     for name, value in result.references.items():
-        table.add_row(name, f"{value:.4f}", difference_words(result.differences[name]))
+        apart = result.differences.get(name)
+        table.add_row(name, f"{value:.4f}", difference_words(apart) if apart else f"{result.quality - value:+.4f}")
     return table

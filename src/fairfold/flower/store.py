@@ -22,7 +22,7 @@ from fairfold.files import locked, make_private, remove_leftovers
 from fairfold.runs.tensors import write_tensors
 from fairfold.values import Weights
 
-FORMAT = 2
+FORMAT = 3
 FILE = "own.safetensors"
 NOTHING = "nothing"  # in the place of a checksum, where no file is
 START_ANEW = "Remove the file to let the device start anew."

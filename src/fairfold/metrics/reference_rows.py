@@ -19,20 +19,18 @@ from fairfold.errors import FairfoldError, InvalidData
 from fairfold.metrics.ials import ImplicitALS
 from fairfold.metrics.ranking import RankingResult, Scorer, evaluate_ranking
 from fairfold.metrics.rating import evaluate_ratings
+from fairfold.metrics.rating_references import rating_references
 from fairfold.metrics.references import (
     LARGEST_SIDE,
     BinaryMatrix,
     Ease,
     ItemNeighbours,
-    Means,
     Popularity,
     PureSVD,
     Ridge,
     UserNeighbours,
 )
 
-# Imagined ratings that draw a bias to 0; chosen on held-out ratings of Goodreads.
-DAMPING = 10.0
 # What is tried on held-out training data for the reference rankings.
 POWERS = (1.0, 2.0, 3.0, 5.0, 8.0)
 RANKS = (8, 16, 32, 64, 128, 256, 512)
@@ -117,13 +115,11 @@ def ranking_rows(data: Dataset, k: int = 20) -> Iterator[Reference]:
 
 
 def rating_rows(data: Dataset) -> Iterator[Reference]:
-    """Mean squared error of global, user and item means, and of user and item biases together."""
+    """Mean squared error of global, user and item means, of both biases, and of matrix factorisation by SGD."""
     if data.train.ratings is None:
         raise InvalidData(f"{data.name} without ratings", "ratings", "Prepare it with ratings kept.")
-    train = data.train
-    for users, items, damping in ((False, False, 0.0), (True, False, 0.0), (False, True, 0.0), (True, True, DAMPING)):
-        means = Means(train, users=users, items=items, damping=damping)
-        yield Reference(means.name, evaluate_ratings(means, data.test))
+    for name, predict, tried_values in rating_references(data.train):
+        yield Reference(name, evaluate_ratings(predict, data.test), tried_values)
 
 
 @dataclass(frozen=True)

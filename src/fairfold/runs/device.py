@@ -17,7 +17,7 @@ from fairfold.subspace import Capacity
 from fairfold.values import Weights
 from fairfold.version import __version__
 
-FORMAT = 2
+FORMAT = 3
 
 PLAIN = ("projections", "quality", "settings", "data", "trained", "nests")
 """What is written beside the tensors as plain values."""

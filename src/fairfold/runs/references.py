@@ -12,6 +12,8 @@ from safetensors import SafetensorError, safe_open
 from fairfold.data.files import Stages, cache_folder, silent
 from fairfold.errors import CannotWrite
 from fairfold.metrics.ranking import RankingResult
+from fairfold.metrics.rating import Predictor
+from fairfold.metrics.rating_references import rating_references
 from fairfold.metrics.reference_rows import strong_rows
 from fairfold.runs.checkpoint import data_facts
 from fairfold.runs.tensors import bytes_of, write_tensors
@@ -22,6 +24,12 @@ VERSION = 1
 """Raised whenever the references, or how they are chosen, change: kept rows of others are computed again."""
 
 USERS = "users"
+
+
+def rating_rows(world: World, say: Callable[[str], None] = lambda _: None) -> dict[str, Predictor]:
+    """Means, biases and matrix factorisation by SGD, of the ratings of a run."""
+    say("Tuning references on held-out ratings: matrix factorisation by SGD (not with --set run.references=false).")
+    return {name: predict for name, predict, _ in rating_references(world.interactions.train)}
 
 
 def strong_references(

@@ -12,6 +12,7 @@ import torch
 
 from fairfold.errors import InvalidCapacity
 from fairfold.metrics.ranking import RankingResult
+from fairfold.metrics.rating import Predictor
 from fairfold.protocol.storage import Storage
 from fairfold.runs import checkpoint
 from fairfold.runs.callbacks import Callback
@@ -25,7 +26,7 @@ from fairfold.version import __version__
 log = logging.getLogger("fairfold.runs")
 
 Say = Callable[[str], None]
-Beside = Callable[[World], Mapping[str, RankingResult]]
+Beside = Callable[[World], Mapping[str, RankingResult | Predictor]]
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,8 @@ class Settings(Frozen):
 
     def without_effect(self) -> list[str]:
         """Keys, as ``table.key``, that have no effect beside those of other tables."""
-        ranking = [] if self.metric.startswith("NDCG") else ["run.top", "run.references"]
+        ranking = [] if self.metric.startswith("NDCG") else ["run.top"]
+        ranking += ["run.references"] if self.model.reads_images else []
         return [*ranking, *self.algorithm.without_effect(self)]
 
     def with_changes(self, changes: Mapping[str, Any]) -> "Settings":

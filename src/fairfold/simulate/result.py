@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -97,7 +97,7 @@ class Judge:
     def __init__(
         self,
         world: World,
-        references: Mapping[str, Scorer | RankingResult],
+        references: Mapping[str, Scorer | RankingResult | Predictor],
         device: torch.device | None = None,
     ) -> None:
         self.world, self._references = world, references
@@ -135,7 +135,7 @@ class Judge:
 
     def differences(self, state: State, assignments: list[Assignment]) -> dict[str, tuple[float, float]]:
         """How much better the server's model ranks than each reference: the mean over users, and its standard error."""
-        if not self.references(self.everybody):
+        if self.metric == "MSE" or not self.references(self.everybody):
             return {}
         if self._latest is None or self._latest[0] != state.round_number:
             self._server(state, assignments)
@@ -167,11 +167,15 @@ class Judge:
 
     def references(self, users: Tensor) -> dict[str, float]:
         """The reference rows over some users."""
-        if self.metric in ("MSE", "accuracy"):
+        if self.metric == "accuracy":
             return {}
+        if self.metric == "MSE":
+            predictors = cast(Mapping[str, Predictor], self._references)
+            test = self.world.interactions.test
+            return {name: _mean_squared_error(predict, test, users) for name, predict in predictors.items()}
         if not self._judged:  # once: no reference changes from round to round
             self._judged = {
-                name: given if isinstance(given, RankingResult) else self._ranked(given, self.everybody)
+                name: given if isinstance(given, RankingResult) else self._ranked(cast(Scorer, given), self.everybody)
                 for name, given in self._references.items()
             }
         return {

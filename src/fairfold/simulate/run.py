@@ -15,6 +15,7 @@ from fairfold.data.images import ImageDataset
 from fairfold.errors import InvalidSettings
 from fairfold.kernels import gpu
 from fairfold.metrics.ranking import RankingResult, Scorer
+from fairfold.metrics.rating import Predictor
 from fairfold.protocol.faults import Rejections
 from fairfold.protocol.people import ImagePeople
 from fairfold.protocol.plan import Plan
@@ -82,7 +83,7 @@ def simulate(
     *,
     data: Dataset | ImageDataset | None = None,
     references: Mapping[str, Scorer] | None = None,
-    beside: Mapping[str, RankingResult] = MappingProxyType({}),
+    beside: Mapping[str, RankingResult | Predictor] = MappingProxyType({}),
     progress: Progress | None = None,
     storage: Storage | None = None,
 ) -> Result:
@@ -94,7 +95,7 @@ def simulate(
         data: Used instead of loading ``settings.data``; its items are numbered anew under ``popularity="counts"``,
             as the result's ``counted`` says, unless they have been.
         references: Rows beside the model's, where ``data`` is given; popularity if not.
-        beside: Further rows, judged already.
+        beside: Further rows, judged already; of ratings what predicts them.
         progress: Where to go on; from the start if not given.
         storage: Where private vectors of a run from the start are kept; in memory if not given.
     """
@@ -106,7 +107,8 @@ def simulate(
         references = None if references is None else renumbered_scores(references, data)
     world = World.of(settings, data)
     device = choose_device(settings, world.plan)
-    judge = Judge(world, {**(popularity_of(data) if references is None else references), **beside}, device)
+    usual = popularity_of(data) if references is None else references
+    judge = Judge(world, {**({} if settings.predicts_ratings else usual), **beside}, device)
     if progress is None:
         progress = Progress(world.initial(storage), world.people.private, [], Rejections())
     world.people.private = progress.private
