@@ -1,8 +1,12 @@
-"""Correlations cut to bytes beside EASE, on fresh splits: ``python benchmarks/recommender.py ml-1m --splits 3``.
+"""Correlations cut to bytes beside EASE, iALS and item-kNN, on fresh splits.
 
-Every split is drawn by chance (its seed is written down): 70 % of each user to train on. EASE is correlated over the
-same items, its penalty chosen on a fifth of the training data. A line per split: NDCG@20 of EASE and of every size, and
-the mean over users of each size's difference to EASE with its standard error.
+    FAIRFOLD_DATA=... python benchmarks/recommender.py ml-100k ml-1m --splits 3 [--mixed] [--top-users 2000]
+
+Every split is drawn by chance (its seed is written down): 70 % of each user to train on. References are trained on the
+same items and tuned on held-out training data (docs/runs.md). At every size all users hold a model of that size, choose
+its shape and λ by trials on a tenth of their training data, and send all of their pairs; with ``--mixed`` fleets of
+several sizes are run as well, which send what their capacity allows. A line per split and row: NDCG@20, bytes, and the
+mean over users of the difference to the better one of EASE and iALS, with its standard error.
 """
 
 import argparse
@@ -10,88 +14,113 @@ import csv
 import secrets
 import sys
 import time
+from typing import Any
 
 import torch
 
 import fairfold.data
+from fairfold.algorithms.correlations import Correlations
 from fairfold.algorithms.pair_architecture import ROWS
+from fairfold.algorithms.pairs import size_of
 from fairfold.data import Dataset, Interactions
 from fairfold.data.holdout import hold_out
-from fairfold.metrics.ranking import Scorer, evaluate_ranking, items_of
-from fairfold.metrics.references import BinaryMatrix
-from fairfold.projections import Assignment
-from fairfold.protocol.faults import Rejections
-from fairfold.protocol.round import run_round
+from fairfold.metrics.ranking import RankingResult, evaluate_ranking
+from fairfold.metrics.reference_rows import strong_rows
+from fairfold.projections import Assignment, LeadingBlock
+from fairfold.protocol.plan import Plan
 from fairfold.settings import Settings, read_settings
+from fairfold.simulate import simulate
 from fairfold.simulate.numbering import numbered
-from fairfold.simulate.run import choose_backend
+from fairfold.simulate.result import Result
 from fairfold.simulate.world import World
-from fairfold.subspace import Capacity
+from fairfold.values import Weights
 
 SIZES = ("1x", "4x", "16x", "64x")
-PENALTIES = (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0)
+MIXED = ("1x-4x-16x", "1x-2x-4x-8x-16x-32x-64x")
 
 
-def split_anew(data: Dataset, seed: int) -> Dataset:
-    """All interactions, 70 % of each user to train on."""
+class AllPairs(Correlations):
+    """Devices of all sizes say all of their pairs, and models that differ in nothing are made once."""
+
+    def spoken(self, plan: Plan, size: int) -> LeadingBlock:  # noqa: ARG002
+        """All of them."""
+        whole = size_of(plan.architecture.tables[ROWS][0])
+        return LeadingBlock((whole,), (whole,))
+
+    def model(self, plan: Plan, sums: torch.Tensor, ridge: float, columns: float) -> Weights:
+        """See the base class."""
+        key = (float(sums.sum()), float(sums.square().sum()), ridge, columns)
+        if key not in MADE:
+            MADE[key] = super().model(plan, sums, ridge, columns)
+        return MADE[key]
+
+
+MADE: dict[tuple[float, ...], Weights] = {}
+
+
+def split_anew(data: Dataset, seed: int, top_users: int | None) -> Dataset:
+    """All interactions, of the users with most of them if asked for, 70 % of each user to train on."""
     parts = [part for part in (data.train, data.valid, data.test) if part is not None]
     users, items = torch.cat([part.users for part in parts]), torch.cat([part.items for part in parts])
-    whole = Interactions.from_pairs(users, items, data.num_users, data.num_items)
+    many = data.num_users
+    if top_users is not None and top_users < many:
+        order = torch.bincount(users, minlength=many).argsort(descending=True, stable=True)
+        number = torch.full((many,), -1)
+        number[order[:top_users]] = torch.arange(top_users)
+        users, items, many = number[users][number[users] >= 0], items[number[users] >= 0], top_users
+    whole = Interactions.from_pairs(users, items, many, data.num_items)
     train, test = hold_out(whole, 0.3, seed)
     return Dataset(data.name, train, test)
 
 
-class Ease:
-    """EASE over the leading items: x (I − P / diag P)."""
-
-    def __init__(self, train: Interactions, head: int) -> None:
-        mine = train.items < head
-        self.train = Interactions.from_pairs(train.users[mine], train.items[mine], train.num_users, head)
-        self.items, self.gram = train.num_items, BinaryMatrix(self.train).gram(of_users=False)
-
-    def at(self, penalty: float) -> Scorer:
-        """Scores under a penalty; other items behind."""
-        matrix = self.gram.clone()
-        matrix.diagonal().add_(penalty)
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(matrix))
-        weights = (-inverse / inverse.diagonal()).fill_diagonal_(0)
-
-        def score(users: torch.Tensor) -> torch.Tensor:
-            found = torch.full((len(users), self.items), -1e9)
-            x = torch.zeros(len(users), len(weights))
-            x[items_of(self.train, users)] = 1
-            found[:, : len(weights)] = x @ weights
-            return found
-
-        return score
+def settings_of(capacities: str, algorithm: Correlations) -> Settings:
+    """Of one fleet."""
+    return read_settings({"algorithm": algorithm, "fleet": {"capacities": capacities}})
 
 
-def measured(name: str, seed: int, settings: Settings) -> dict[str, object]:
-    """One split."""
-    data = numbered(split_anew(fairfold.data.load(name), seed), settings)
-    world, started = World.of(settings, data), time.monotonic()
-    people = world.people
-    state = run_round(world.initial(), world.fleet, people, Rejections(), choose_backend(world, torch.device("cpu")))
-    row: dict[str, object] = {"data": name, "seed": seed, "users": data.num_users, "items": data.num_items}
-    head = world.plan.architecture.tables[ROWS][0]
-    row |= {"head": head, "seconds": round(time.monotonic() - started, 1)}
-    kept, held = hold_out(data.train, 0.2, seed % 2**31)
-    part = Ease(kept, head)
-    judged = {penalty: evaluate_ranking(part.at(penalty), kept, held).ndcg for penalty in PENALTIES}
-    penalty = max(judged, key=judged.__getitem__)
-    del part
-    ease = evaluate_ranking(Ease(data.train, head).at(penalty), data.train, data.test)
-    row |= {"penalty": penalty, "EASE": round(ease.ndcg, 5)}
-    for size in SIZES:
-        projections, _, _ = world.plan.at(Capacity.parse(size), 0)
-        full = {name: of.recover(of.reduce(state.full[name])) for name, of in projections.items()}
-        score = settings.algorithm.scorer(world.plan, full, [Assignment(projections)], people)
-        found = evaluate_ranking(score, data.train, data.test)
-        apart = found.ndcg_by_user - ease.ndcg_by_user
-        row |= {size: round(found.ndcg, 5), f"{size} bytes": Assignment(projections).bytes()}
-        row |= {f"{size} − EASE": round(float(apart.mean()), 5)}
-        row |= {f"{size} error": round(float(apart.std() / len(apart) ** 0.5), 5)}
-    return row
+def by_user(result: Result, world: World, size: int) -> RankingResult:
+    """How well the model of a size serves everybody."""
+    plan = result.settings.algorithm.settled(world.plan, result.state)
+    held = plan.assignments(0)[size].projections or {}
+    full = {name: of.recover(of.reduce(result.state.full[name])) for name, of in held.items()}
+    score = plan.algorithm.scorer(plan, full, [Assignment(held)], world.people)
+    return evaluate_ranking(score, world.interactions.train, world.interactions.test)
+
+
+def rows_of(name: str, seed: int, data: Dataset, mixed: bool, head: int) -> list[dict[str, Any]]:
+    """One split: references, every size, and mixed fleets."""
+    first = settings_of("1x", AllPairs(head=head))
+    data = numbered(data, first)
+    plan = World.of(first, data).plan
+    known = torch.arange(data.num_items) < plan.architecture.tables[ROWS][0]
+    about = {"data": name, "seed": seed, "users": data.num_users, "items": data.num_items, "head": int(known.sum())}
+    started, found = time.monotonic(), dict[str, RankingResult]()
+    for row, result in strong_rows(data, known):
+        if f"{int(known.sum()):,}" in row or "all" not in row:
+            found.setdefault(row.split()[0], result)
+    best = max((found[row] for row in ("EASE", "iALS") if row in found), key=lambda result: result.ndcg)
+    lines = [about | _line(row, result, best, 0, started, "") for row, result in found.items()]
+    fleets: list[tuple[str, Correlations]] = [(size, AllPairs(head=head)) for size in SIZES]
+    fleets += [(scheme, Correlations(head=head)) for scheme in MIXED] if mixed else []
+    for capacities, algorithm in fleets:
+        settings, started = settings_of(capacities, algorithm), time.monotonic()
+        world = World.of(settings, data)
+        ended = simulate(settings, data=data)
+        for size, group in enumerate(ended.groups):
+            label = capacities if capacities == group.capacity else f"{capacities}: {group.capacity}"
+            judged = by_user(ended, world, size)
+            lines.append(about | _line(label, judged, best, group.bytes_held, started, " ".join(ended.told)))
+    MADE.clear()
+    return lines
+
+
+def _line(row: str, result: RankingResult, best: RankingResult, held: int, started: float, told: str) -> dict[str, Any]:
+    apart = result.ndcg_by_user - best.ndcg_by_user
+    error = float(apart.std() / len(apart) ** 0.5)
+    return {
+        "row": row, "NDCG@20": round(result.ndcg, 5), "bytes": held, "apart": round(float(apart.mean()), 5),
+        "error": round(error, 5), "seconds": round(time.monotonic() - started, 1), "chosen": told,
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -100,17 +129,20 @@ def main() -> None:
     parser.add_argument("data", nargs="+")
     parser.add_argument("--splits", type=int, default=3)
     parser.add_argument("--head", type=int, default=8_000)
+    parser.add_argument("--top-users", type=int)
+    parser.add_argument("--mixed", action="store_true")
     chosen = parser.parse_args()
-    tables = {"fleet": {"capacities": "1x"}, "algorithm": {"kind": "correlations", "head": chosen.head}}
     writer = None
     for name in chosen.data:
         for _ in range(chosen.splits):
-            row = measured(name, secrets.randbelow(2**31), read_settings(tables))
-            if writer is None:
-                writer = csv.DictWriter(sys.stdout, list(row))
-                writer.writeheader()
-            writer.writerow(row)
-            sys.stdout.flush()
+            seed = secrets.randbelow(2**31)
+            data = split_anew(fairfold.data.load(name), seed, chosen.top_users)
+            for row in rows_of(name, seed, data, chosen.mixed, chosen.head):
+                if writer is None:
+                    writer = csv.DictWriter(sys.stdout, list(row))
+                    writer.writeheader()
+                writer.writerow(row)
+                sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -36,13 +36,13 @@ from fairfold.algorithms.pair_architecture import JUDGED, LIST_PER_ITEM, LISTED,
 from fairfold.algorithms.pairs import frobenius, items_of, matrix_of, size_of, weights_of
 from fairfold.algorithms.served import Served
 from fairfold.algorithms.spectrum import Precision, strongest
-from fairfold.algorithms.trials import HELD_BACK, JUDGES, QUALITY, RIDGES, TOLD, Trials, judges, said_first
+from fairfold.algorithms.trials import HELD_BACK, JUDGEMENT, JUDGES, QUALITY, TOLD, Trials, judged, said_first
 from fairfold.data import Interactions
 from fairfold.errors import InvalidMessage
 from fairfold.kernels import ops
 from fairfold.methods import Leading
 from fairfold.metrics.ranking import Scorer
-from fairfold.projections import CodedRows, LeadingBlock, PairList, Projection
+from fairfold.projections import LeadingBlock, Projection
 from fairfold.projections.coded import FACTORS
 from fairfold.protocol.algorithm import COUNTS, count_of
 from fairfold.protocol.architecture import Architecture, Picture
@@ -66,9 +66,6 @@ USERS = "users"
 
 LISTED_COLUMNS = 24
 """The list is of pairs that so many columns do not explain: as many as small devices hold."""
-
-JUDGEMENT = LeadingBlock((TOLD,), (TOLD,))
-"""How a judgement is told."""
 
 
 class Correlations(Remembering):
@@ -211,9 +208,8 @@ class Correlations(Remembering):
         lengths = torch.tensor([len(items)])
         if QUALITY in sent.context:
             return self._judge(plan, sent, items, lengths, said, client.own[JUDGED].view(1, 1))
-        now = said | self._to_say(sent, items, lengths)
-        sums = self._pairs(sent, items, lengths, now) - self._pairs(sent, items, lengths, said)
-        return Answer({SUM: sums}, 1.0), {SAID: now[:, None].to(client.own[SAID].dtype)}
+        sums, now = self._unsaid(sent, items, lengths, said)
+        return Answer({SUM: sums}, 1.0), {SAID: now}
 
     def together(self, plan: Plan, sent: Sent, people: People, clients: list[int]) -> tuple[Tensor, Answer, Weights]:
         """The same of many users in one sum."""
@@ -223,12 +219,16 @@ class Correlations(Remembering):
         good = torch.full((len(clients),), self.largest_change >= 1)
         if QUALITY in sent.context:
             return good, *self._judge(plan, sent, items, lengths, said, people.private[JUDGED][clients])
-        now = said | self._to_say(sent, items, lengths)
-        sums = self._pairs(sent, items, lengths, now) - self._pairs(sent, items, lengths, said)
-        return good, Answer({SUM: sums}, float(len(clients))), {SAID: now[:, None].float()}
+        sums, now = self._unsaid(sent, items, lengths, said)
+        return good, Answer({SUM: sums}, float(len(clients))), {SAID: now}
 
-    def _to_say(self, sent: Sent, items: Tensor, lengths: Tensor) -> Tensor:
-        return said_first(items, lengths) if float(sent.vectors[ASKED][0]) < 1 else torch.ones(len(items)) > 0
+    def _unsaid(self, sent: Sent, items: Tensor, lengths: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
+        """What some histories add to the sum, and what they have said then."""
+        now = said | (said_first(items, lengths) if float(sent.vectors[ASKED][0]) < 1 else items >= 0)
+        sums = self._pairs(sent, items, lengths, now)
+        if bool(said.any()):
+            sums -= self._pairs(sent, items, lengths, said)
+        return sums, now[:, None].to(torch.get_default_dtype())
 
     def _pairs(self, sent: Sent, items: Tensor, lengths: Tensor, which: Tensor) -> Tensor:
         """The sum of the pairs of some of the items of some histories, one after another."""
@@ -243,24 +243,10 @@ class Correlations(Remembering):
     ) -> tuple[Answer, Weights]:
         """How well a model finds what users have not said, by what they have."""
         _, trial, share = sent.vectors[ASKED].tolist()
-        given, held = _parts(items, lengths, said), _parts(items, lengths, ~said)
-        able = torch.tensor([bool(len(one) and len(other)) for one, other in zip(given, held, strict=True)])
-        able &= judges(items, lengths, share)
-        if trial > 0:
-            able &= before[:, 0] > 0  # who has not tried the first has nothing to compare with
-        places, found = able.nonzero().flatten().tolist(), torch.zeros(len(lengths), TOLD, dtype=torch.float64)
-        after = before.clone()
-        if places:
-            double = replace(sent, vectors={name: of.double() for name, of in sent.vectors.items()})
-            served, top = self._served(double), plan.settings.run.top
-            mine, rest = [given[place] for place in places], [held[place] for place in places]
-            quality = served.judged(mine, rest, plan.public.items, top)
-            if trial == 0:
-                after[places, 0] = 1 + quality.to(after.dtype)
-            better = quality - (after[places, 0].double() - 1) if trial > 0 else torch.zeros_like(quality)
-            found[places] = torch.stack([torch.ones_like(quality), quality, better, better**2], dim=1)
-        told = found.sum(0).to(sent.vectors[ROWS].dtype)
-        return Answer({QUALITY: told}, float(len(lengths))), {JUDGED: after}
+        double = replace(sent, vectors={name: of.double() for name, of in sent.vectors.items()})
+        served, asked = self._served(double), (plan.public.items, plan.settings.run.top)
+        told, after = judged(served, items, lengths, said, before, first=trial == 0, share=share, asked=asked)
+        return Answer({QUALITY: told.to(sent.vectors[ROWS].dtype)}, float(len(lengths))), {JUDGED: after}
 
     def answer_shapes(self, plan: Plan, sent: Sent) -> dict[str, int]:
         """See the base class."""
@@ -287,7 +273,7 @@ class Correlations(Remembering):
         assert isinstance(plan.architecture, PairArchitecture)
         head, dtype, trials = plan.architecture.head, state.full[ROWS].dtype, self.trials(plan)
         kept = state.moments.get(SUM, {}).get(SUM)
-        sums = torch.zeros(size_of(head), dtype=dtype) if kept is None else kept.clone()
+        sums = torch.zeros(size_of(head), dtype=torch.float64) if kept is None else kept.clone()
         tallies = dict(state.moments.get(QUALITY, {}))
         for sent, answer in totals.parts():
             if SUM in answer.sums:
@@ -307,7 +293,7 @@ class Correlations(Remembering):
         """Rows and pairs that follow from a sum."""
         head, width = plan.architecture.tables[ROWS]
         counts = plan.public.survey.get(COUNTS, torch.ones(head))[:head]
-        precision = Precision.of(matrix_of(sums), counts, self.beta, ridge)
+        precision = Precision.of(matrix_of(sums.float()), counts, self.beta, ridge)
         values, vectors = precision.spectrum(int(columns))
         rows, into, out = vectors * values.clamp(min=0).sqrt(), precision.scales * precision.roots, 1 / precision.roots
         listed = strongest(precision.correlations(), rows[:, :LISTED_COLUMNS], counts, LIST_PER_ITEM * head)
@@ -321,20 +307,10 @@ class Correlations(Remembering):
 
     def told(self, plan: Plan, state: State) -> list[str]:
         """What was chosen for every size, and how sure that is."""
-        trials, kept = self.trials(plan), state.moments.get(QUALITY, {})
-        if state.round_number < trials.schedule.end or not trials.schedule.trials:
-            return []
-        shapes, ridge = trials.verdicts(kept)
-        found = [f"λ = {self.ridge * RIDGES[ridge.chosen]:g}, {ridge.words(len(RIDGES))}."]
-        held = zip(plan.capacities, self.settled(plan, state).assignments(0), trials.shapes, shapes, strict=True)
-        for capacity, one, tried, verdict in held:
-            rows, listed = (one.projections or {})[ROWS], (one.projections or {})[LISTED]
-            assert isinstance(rows, CodedRows)
-            assert isinstance(listed, PairList)
-            what = f"{rows.kept[0]:,} of {rows.shape[0]:,} rows, {rows.kept[1] - FACTORS} columns of {rows.bits} bits"
-            what += f" and {listed.kept[0]:,} pairs" if listed.kept[0] else ""
-            found.append(f"{capacity}: {what}, {verdict.words(len(tried))}.")
-        return found
+        held = [one.projections or {} for one in self.settled(plan, state).assignments(0)]
+        cuts = [(one[ROWS].facts(), one[ROWS].shape[0], one[LISTED].facts()["kept"][0]) for one in held]
+        names = [str(capacity) for capacity in plan.capacities]
+        return self.trials(plan).words(state.round_number, state.moments.get(QUALITY, {}), self.ridge, names, cuts)
 
     def remembered(self, plan: Plan) -> dict[str, int]:
         """Of every item, whether it was said."""
@@ -374,10 +350,3 @@ class Correlations(Remembering):
     def _served(self, sent: Sent) -> Served:
         rows = sent.vectors[ROWS].view(sent.projections[ROWS].kept)  # type: ignore[attr-defined]
         return Served(rows[rows[:, 1] > 0], sent.vectors[LISTED].view(-1, 3), self.pair_weight)
-
-
-def _parts(items: Tensor, lengths: Tensor, which: Tensor) -> list[Tensor]:
-    """Some of the items of some histories, one after another, by history."""
-    user = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-    counts = torch.bincount(user[which], minlength=len(lengths))
-    return list(torch.split(items[which], counts.tolist()))

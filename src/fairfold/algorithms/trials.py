@@ -3,18 +3,22 @@
 A device holds back a tenth of its history when it is first asked. In a round of trial it gets one model more, of no
 more bytes than it may hold, ranks the catalogue by what it has said, and answers how well that finds the tenth: four
 numbers, a summand like any other. Whatever was tried takes the place of the default only where it is better by more
-than one standard error over users; so few users, whose trials say little, are served by the default.
+than its standard error over users; so few users, whose trials say little, are served by the default.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fairfold.algorithms.served import Served
 from fairfold.methods.base import Shape
 from fairfold.methods.leading import shapes_for
+from fairfold.projections import LeadingBlock
+from fairfold.projections.coded import FACTORS
 from fairfold.values import Weights
 
 QUALITY = "quality"
@@ -34,6 +38,13 @@ JUDGES = 5_000
 
 TOLD = 4
 """Numbers of a judgement: 1, the quality, what it is better than the default's, and the square of that."""
+
+
+SURE = 2.0
+"""Standard errors that another λ has to be better by: it is tried in one shape, and changes the models of all."""
+
+JUDGEMENT = LeadingBlock((TOLD,), (TOLD,))
+"""How one is told."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +94,8 @@ class Verdict:
         return f"the best of {candidates} ({by})"
 
 
-def verdict(tally: Tensor, candidates: list[int]) -> Verdict:
-    """By sums of judgements, [trials, 4]; the first candidate where no other is better by more than its error."""
+def verdict(tally: Tensor, candidates: list[int], errors: float = 1.0) -> Verdict:
+    """By sums of judgements, [trials, 4]; the first candidate where no other is better by more than some errors."""
     best = Verdict(0, 0.0, 0.0, int(tally[candidates[0], 0]))
     for place, trial in enumerate(candidates[1:], 1):
         users, _, better, squares = tally[trial].tolist()
@@ -92,7 +103,7 @@ def verdict(tally: Tensor, candidates: list[int]) -> Verdict:
             continue
         mean = better / users
         error = sqrt(max(squares / users - mean**2, 0.0) / (users - 1))
-        if mean > max(error, best.better):
+        if mean > max(errors * error, best.better):
             best = Verdict(place, mean, error, int(users))
     return best
 
@@ -141,7 +152,7 @@ class Trials:
         for size, tally in tallies.items():
             found[int(size), : self.schedule.trials] += tally.view(-1, TOLD)
         shapes = [verdict(of, list(range(len(tried)))) for of, tried in zip(found, self.shapes, strict=True)]
-        return shapes, verdict(found.sum(0), self._ridges)
+        return shapes, verdict(found.sum(0), self._ridges, SURE)
 
     def settled(self, round_number: int, tallies: Mapping[str, Tensor]) -> dict[int, Shape]:
         """What devices of every budget hold in a round: what is on trial, or was chosen."""
@@ -153,13 +164,25 @@ class Trials:
 
     def wanted(self, round_number: int, tallies: Mapping[str, Tensor]) -> tuple[float, int]:
         """λ, as a multiple of the setting, and columns of the model that a round is about."""
-        trial = self.schedule.trial(round_number)
+        trial, ridge, shapes = self.schedule.trial(round_number), 0, [one for tried in self.shapes for one in tried]
         if trial is not None:
-            return RIDGES[self._ridges.index(trial) if trial in self._ridges else 0], self.columns
-        if not self.schedule.trials or round_number < self.schedule.end:
-            return 1.0, self.columns
-        widest = max(shape.columns for shape in self.settled(round_number, tallies).values())
-        return RIDGES[self.verdicts(tallies)[1].chosen], min(self.columns, widest)
+            ridge = self._ridges.index(trial) if trial in self._ridges else 0
+        elif round_number >= self.schedule.end:
+            ridge, shapes = self.verdicts(tallies)[1].chosen, list(self.settled(round_number, tallies).values())
+        return RIDGES[ridge], min(self.columns, max(shape.columns for shape in shapes))
+
+    def words(
+        self, round_number: int, tallies: Mapping[str, Tensor], ridge: float, names: list[str], cuts: Sequence[Any]
+    ) -> list[str]:
+        """What was chosen, for a reader; nothing before the end of the trials."""
+        if round_number < self.schedule.end or not self.schedule.trials:
+            return []
+        shapes, found = self.verdicts(tallies)
+        told = [f"λ = {ridge * RIDGES[found.chosen]:g}, {found.words(len(RIDGES))}."]
+        for name, (rows, head, pairs), tried, one in zip(names, cuts, self.shapes, shapes, strict=True):
+            what = f"{rows['kept'][0]:,} of {head:,} rows, {rows['kept'][1] - FACTORS} columns of {rows['bits']} bits"
+            told.append(f"{name}: {what}{f' and {pairs:,} pairs' if pairs else ''}, {one.words(len(tried))}.")
+        return told
 
 
 def mixed(values: Tensor) -> Tensor:
@@ -186,8 +209,42 @@ def said_first(items: Tensor, lengths: Tensor) -> Tensor:
     return first
 
 
-def judges(items: Tensor, lengths: Tensor, share: float) -> Tensor:
-    """Which of some users judge: a share of them."""
+def judged(
+    served: Served,
+    items: Tensor,
+    lengths: Tensor,
+    said: Tensor,
+    before: Tensor,
+    *,
+    first: bool,
+    share: float,
+    asked: tuple[int, int],
+) -> tuple[Tensor, Tensor]:
+    """The sum of what some users tell of a model, and what they keep: 1 + their quality under the first one.
+
+    Args:
+        served: The model.
+        items: Of all users' histories, one after another.
+        lengths: Of the histories.
+        said: Which of the items the sum of pairs holds.
+        before: What users kept, [users, 1]; 0 of who has not tried the first, and has nothing to compare with.
+        first: Whether this is the first model.
+        share: Of the users that judge; which ones follows from their histories.
+        asked: The size of the catalogue, and how many ranks count.
+    """
     user = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
     sums = torch.zeros(len(lengths), dtype=torch.int64).index_add_(0, user, items)
-    return mixed(sums * 7 + lengths) < share * 2**32
+    many = torch.bincount(user[said], minlength=len(lengths))
+    able = (many > 0) & (many < lengths) & (mixed(sums * 7 + lengths) < share * 2**32)
+    if not first:
+        able &= before[:, 0] > 0
+    after, mine = before.clone(), able[user]
+    if not bool(able.any()):
+        return torch.zeros(TOLD, dtype=torch.float64), after
+    given = torch.split(items[mine & said], many[able].tolist())
+    held = torch.split(items[mine & ~said], (lengths - many)[able].tolist())
+    quality = served.judged(list(given), list(held), *asked)
+    if first:
+        after[able, 0] = 1 + quality.to(after.dtype)
+    better = torch.zeros_like(quality) if first else quality - (before[able, 0].double() - 1)
+    return torch.stack([torch.ones_like(quality), quality, better, better**2]).sum(1), after

@@ -90,11 +90,9 @@ def train(
     def beside(world: World) -> Mapping[str, RankingResult | Predictor]:
         if settings.model.reads_images or not settings.run.references:
             return {}
-        return (
-            rating_rows(world, console.say)
-            if settings.predicts_ratings
-            else strong_references(world, stages, console.say)
-        )
+        if settings.predicts_ratings:
+            return rating_rows(world, console.say)
+        return strong_references(world, stages, console.say)
 
     console.say(source)
     try:

@@ -25,7 +25,7 @@ COLUMNS = (12, 24, 48, 96, 192, 384)
 PAIRED = (Shape(24, 0.5), Shape(96, 0.5))
 """Shapes with pairs that are tried."""
 
-USERS_PER_COLUMN, FEWEST = 20, 48
+USERS_PER_COLUMN, FEWEST = 30, 48
 """What is tried first has a column for so many users, and so many at least: more would follow what few of them do."""
 
 ENOUGH, FEW = 0.3, 1 / 16
