@@ -321,3 +321,11 @@ def test_pixels_beyond_any_number_are_an_error(tmp_path: Path) -> None:
         (tmp_path / split / "a.json").write_text(json.dumps({"users": ["u"], "user_data": {"u": data}}))
     with pytest.raises(InvalidData, match="outside 0 to 1"):
         load_images(tmp_path, cache=tmp_path / "cache")
+
+
+def test_a_column_named_by_half_a_character_is_an_error(tmp_path: Path) -> None:
+    """Found by case 5375 of seed 103 of tests/faults/fuzz_data.py."""
+    path = tmp_path / "own.jsonl"
+    path.write_text('{"user\\ud800": 1, "item": 2}\n{"user": 1, "item": 3}\n')
+    with pytest.raises(InvalidData, match="not JSON"):
+        prepare(path, cache=tmp_path / "cache")

@@ -138,6 +138,7 @@ def _named(kind: Kind, path: Path, names: list[str], wanted: Options) -> Layout:
 def _json(path: Path, first: str, wanted: Options) -> Layout:
     try:
         names = list(first_object(first))
+        "".join(names).encode()  # half of a character, which JSON can write, is no name of a column
     except ValueError as error:
         raise InvalidData(
             f"the first line of {path.name} is not JSON ({error})", "one JSON object a line", "Check the file."
