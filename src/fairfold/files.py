@@ -58,26 +58,42 @@ def write_atomically(
     if isinstance(content, bytes):
         needed, content = len(content), (content,)
     temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
-    try:
-        descriptor = disk.create(temporary)
+    with saying(path, needed):
         try:
-            if private:
-                os.chmod(temporary, 0o600)
-            for piece in content:
-                left = memoryview(piece)
-                while left.nbytes:
-                    left = left[disk.write(descriptor, left[:PIECE]) :]
-            disk.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        disk.replace(temporary, path)
-        sync_folder(path.parent)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise cannot_write(path, error, needed) from error
+            descriptor = disk.create(temporary)
+            try:
+                if private:
+                    os.chmod(temporary, 0o600)
+                for piece in content:
+                    left = memoryview(piece)
+                    while left.nbytes:
+                        left = left[disk.write(descriptor, left[:PIECE]) :]
+                disk.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            disk.replace(temporary, path)
+            sync_folder(path.parent)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+
+
+@contextlib.contextmanager
+def saying(path: Path, needed: int | None = None) -> Iterator[None]:
+    """Whatever the system refuses of a file or folder is an error with words; but for a lock that another one holds."""
+    try:
+        yield
+    except BlockingIOError:
         raise
+    except OSError as error:
+        raise cannot_write(path, error, needed) from error
+
+
+def remove(path: Path) -> None:
+    """Remove a file, if it is there."""
+    with saying(path):
+        disk.remove(path)
 
 
 def sync_folder(folder: Path) -> None:
@@ -113,9 +129,15 @@ def checksum(path: Path, advance: Callable[[int], None] = lambda _done: None, al
 
 
 def make_folder(folder: Path, *, private: bool = False) -> None:
-    """Make a folder, and those above it, unless it is there; a private one is its owner's alone, old or new."""
+    """Make a folder, and those above it, unless it is there; a private one is its owner's alone, old or new.
+
+    Those that are new are flushed, so that none of them is lost with the power.
+    """
     try:
+        missing = [one for one in (folder, *folder.parents) if not one.exists()]
         folder.mkdir(parents=True, exist_ok=True, mode=0o700 if private else 0o777)
+        for made in missing:
+            sync_folder(made.parent)
         if private:
             os.chmod(folder, 0o700)
     except OSError as error:
@@ -130,12 +152,12 @@ def make_private(folder: Path) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Remove what writers left that were killed."""
     for path in folder.glob(f".*{TEMPORARY}"):
-        disk.remove(path)
+        remove(path)
 
 
 @contextlib.contextmanager
 def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
-    """Have a folder to oneself, after all others who ask for that, or at once (else OSError).
+    """Have a folder to oneself, after all others who ask for that, or at once (else BlockingIOError).
 
     The system drops the lock of a killed process.
     """
@@ -144,9 +166,11 @@ def locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
     except ImportError:  # a system without it: nothing guards the folder
         yield
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    with saying(folder):
+        descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with saying(folder):
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
         os.close(descriptor)

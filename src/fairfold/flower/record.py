@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -17,6 +18,7 @@ from fairfold.simulate.result import GroupReport, Result, RoundReport
 from fairfold.simulate.run import Progress, stop_reason
 
 NODES = "nodes.json"
+log = logging.getLogger("fairfold.flower")
 
 
 class Record:
@@ -29,8 +31,8 @@ class Record:
         self.found: Progress | None = None
         self._started = time.monotonic()
         RunFolder(path).require_free(again=resume)
-        saved = checkpoint.newest(path / "checkpoints")[0] if resume else None
-        if saved is not None:
+        if resume and checkpoint.manifests(path / "checkpoints"):
+            saved = checkpoint.require(path / "checkpoints", log.warning)
             checkpoint.refuse_other_run(saved, plan.settings, path)
             checkpoint.refuse_other_data(saved, self._facts, path)
             checkpoint.refuse_other_shapes(saved, plan.architecture.shapes, path)
@@ -46,10 +48,11 @@ class Record:
     @contextlib.contextmanager
     def open(self, progress: Progress) -> Iterator[None]:
         """While the run goes: nobody else writes here, and what is logged goes to the folder."""
-        with self._folder.locked(), self._folder.logging():
+        with self._folder.locked():
             self._folder.begin(self.plan.settings, progress.history)
-            checkpoint.remove_strays(self._folder.checkpoints)
-            yield
+            checkpoint.remove_strays(self._folder.checkpoints, progress.state.round_number)
+            with self._folder.logging():
+                yield
 
     def round_done(self, progress: Progress, nodes: Nodes) -> None:
         """Write a checkpoint: a server killed from here on loses the round that is open, and no other."""

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from fairfold.errors import InvalidState
 from fairfold.files import locked, make_private, remove_leftovers
-from fairfold.runs.tensors import write_tensors
+from fairfold.runs.tensors import open_tensors, write_tensors
 from fairfold.values import Weights
 
 FORMAT = 3
@@ -91,7 +91,7 @@ class DeviceStore:
         if not path.exists():
             return DeviceState()
         try:
-            with safe_open(path, "pt") as opened:
+            with open_tensors(path) as opened:
                 metadata = opened.metadata() or {}
                 if metadata.get("format") != str(FORMAT):
                     found = f"{path} of format {metadata.get('format')!r}"
@@ -141,7 +141,7 @@ class DeviceStore:
         if not path.exists():
             return NOTHING
         try:
-            with safe_open(path, "pt") as opened:
+            with open_tensors(path) as opened:
                 return str((opened.metadata() or {}).get("sha256"))
         except (SafetensorError, OSError) as error:
             raise InvalidState(f"{path}: {error}", "what this device saved", START_ANEW) from None

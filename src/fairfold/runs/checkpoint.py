@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from fairfold import files
@@ -26,7 +26,7 @@ from fairfold.errors import InvalidCheckpoint
 from fairfold.protocol.faults import Rejections
 from fairfold.protocol.storage import Storage
 from fairfold.protocol.words import State
-from fairfold.runs.tensors import bytes_of, write_tensors
+from fairfold.runs.tensors import bytes_of, open_tensors, write_tensors
 from fairfold.settings import Settings, read_settings
 from fairfold.simulate.result import Quality, RoundReport
 from fairfold.simulate.run import Progress
@@ -61,7 +61,7 @@ class Checkpoint:
 def save(folder: Path, progress: Progress, settings: Settings, data: dict[str, Any], seconds: float) -> int:
     """Write a checkpoint, then remove all but the last two. Returns its size in bytes; attributes as there."""
     number = progress.state.round_number
-    stem = f"round-{number:08d}"
+    stem = _stem(number)
     tensors = _tensors(progress)
     described = write_tensors(folder / f"{stem}.safetensors", tensors, {"round": str(number)})
     content = {
@@ -80,7 +80,7 @@ def save(folder: Path, progress: Progress, settings: Settings, data: dict[str, A
     content["checksum"] = checksum_of_values(content)
     text = json.dumps(content).encode()
     files.write_atomically(folder / f"{stem}.json", text)
-    _remove_old(folder)
+    _remove_old(folder, number)
     return int(described["bytes"]) + len(text)
 
 
@@ -124,13 +124,16 @@ def require(
     return found
 
 
-def remove_strays(folder: Path) -> None:
-    """Remove what a killed run left half-done: temporary and old files, and tensors whose manifest was not written."""
+def remove_strays(folder: Path, number: int) -> None:
+    """Remove what a killed run left half-done: temporary and old files, and tensors whose manifest was not written.
+
+    ``number`` is the round it goes on from: whatever is there of later ones is damaged, and keeps nothing alive.
+    """
     files.remove_leftovers(folder)
-    _remove_old(folder)
+    _remove_old(folder, number)
     for path in folder.glob("round-*.safetensors"):
         if not path.with_suffix(".json").exists():
-            files.disk.remove(path)
+            files.remove(path)
 
 
 def refuse_other_run(checkpoint: Checkpoint, settings: Settings, where: Path) -> None:
@@ -224,14 +227,14 @@ def _read(path: Path, storage: Storage) -> Checkpoint:
     manifest = _manifest(path)
     described = manifest["tensors"]
     beside = path.with_name(described["file"])
-    if not beside.is_file():
-        raise _Damaged(f"{beside.name} is missing")
-    if beside.stat().st_size != described["bytes"]:
-        raise _Damaged(f"{beside.name} has {beside.stat().st_size} of {described['bytes']} bytes")
-    if files.checksum(beside) != described["sha256"]:
-        raise _Damaged(f"{beside.name} has another checksum")
     try:
-        with safe_open(beside, "pt") as opened:
+        if not beside.is_file():
+            raise _Damaged(f"{beside.name} is missing")
+        if beside.stat().st_size != described["bytes"]:
+            raise _Damaged(f"{beside.name} has {beside.stat().st_size} of {described['bytes']} bytes")
+        if files.checksum(beside) != described["sha256"]:
+            raise _Damaged(f"{beside.name} has another checksum")
+        with open_tensors(beside) as opened:
             # Copies: memory of one's own is aligned as in a run that was never interrupted, and outlives the file.
             tensors = {
                 name: _private(opened, name, storage) if name.startswith(PRIVATE) else opened.get_tensor(name).clone()
@@ -292,10 +295,16 @@ def manifests(folder: Path) -> list[Path]:
     return sorted(folder.glob("round-*.json"), reverse=True)
 
 
-def _remove_old(folder: Path) -> None:
-    for path in manifests(folder)[KEPT:]:
-        files.disk.remove(path)  # first, so that no manifest stands without its tensors
-        files.disk.remove(path.with_suffix(".safetensors"))
+def _remove_old(folder: Path, number: int) -> None:
+    """Remove all but the last two up to a round that is whole: later ones are damaged, and do not count."""
+    whole = [path for path in manifests(folder) if path.stem <= _stem(number)]
+    for path in whole[KEPT:]:
+        files.remove(path)  # first, so that no manifest stands without its tensors
+        files.remove(path.with_suffix(".safetensors"))
+
+
+def _stem(number: int) -> str:
+    return f"round-{number:08d}"
 
 
 def flat_keys(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

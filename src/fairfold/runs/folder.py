@@ -37,10 +37,7 @@ class RunFolder:
         """A new folder, ``runs/DATE-TIME-DATA`` unless a path is given, or with ``again`` one that holds a run."""
         path = _free_name(settings) if path is None else path
         cls(path).require_free(again=again)
-        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         files.make_folder(path)
-        for made in missing:
-            files.sync_folder(made.parent)
         return cls(path)
 
     def begin(self, settings: Settings, history: list[RoundReport]) -> None:
@@ -50,10 +47,12 @@ class RunFolder:
         """
         files.remove_leftovers(self.path)
         if (self.path / RESULT).exists():
-            files.disk.remove(self.path / RESULT)
-            files.sync_folder(self.path)
+            files.remove(self.path / RESULT)
+            with files.saying(self.path):
+                files.sync_folder(self.path)
         files.write_atomically(self.path / SETTINGS, sealed_settings(settings))
-        self.checkpoints.mkdir(exist_ok=True)
+        with files.saying(self.checkpoints):
+            self.checkpoints.mkdir(exist_ok=True)
         self._write_metrics(settings, history)
 
     def require_free(self, *, again: bool = False) -> None:
@@ -95,7 +94,7 @@ class RunFolder:
         with contextlib.ExitStack() as held:
             try:
                 held.enter_context(files.locked(self.path, wait=False))
-            except OSError:
+            except BlockingIOError:
                 raise InvalidSettings(
                     f"--out {self.path}, where another process is training", "a folder of its own", "Name another."
                 ) from None
@@ -104,10 +103,8 @@ class RunFolder:
     @contextlib.contextmanager
     def logging(self) -> Iterator[None]:
         """Send what fairfold logs to the folder; the terminal sees it only where the caller has set logging up."""
-        try:
-            handler = logging.FileHandler(self.path / LOG, encoding="utf-8")
-        except OSError as error:
-            raise files.cannot_write(self.path / LOG, error) from error
+        with files.saying(self.path / LOG):
+            handler = _Log(self.path / LOG, encoding="utf-8")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logger = logging.getLogger("fairfold")
         level = logger.level
@@ -118,7 +115,8 @@ class RunFolder:
         finally:
             logger.removeHandler(handler)
             logger.setLevel(level)
-            handler.close()
+            with contextlib.suppress(OSError):
+                handler.close()
 
     def _write_metrics(self, settings: Settings, history: list[RoundReport]) -> None:
         self._columns = columns_of(settings)
@@ -139,11 +137,8 @@ class RunFolder:
 
     def note(self, report: RoundReport) -> None:
         """Append one round to the metrics; a line that a kill cuts short is written anew when the run goes on."""
-        try:
-            with (self.path / METRICS).open("ab") as file:
-                file.write(lines_of([self._row(report)]))
-        except OSError as error:
-            raise files.cannot_write(self.path / METRICS, error) from error
+        with files.saying(self.path / METRICS), (self.path / METRICS).open("ab") as file:
+            file.write(lines_of([self._row(report)]))
 
     def finish(self, result: Result, seconds: float, stopped: str, data: dict[str, Any]) -> None:
         """Write the model, then the closing table, which says that the run is finished."""
@@ -193,3 +188,10 @@ def _content(path: Path) -> list[Path]:
         for entry in path.iterdir()
         if entry.suffix != files.TEMPORARY and not (entry.name == "checkpoints" and not any(entry.iterdir()))
     ]
+
+
+class _Log(logging.FileHandler):
+    """A line that cannot be written is lost: no result depends on it, and whatever does says that the disk is full."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        """Nothing."""

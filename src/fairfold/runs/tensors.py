@@ -68,6 +68,14 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data.cast("B")
 
 
+def open_tensors(path: Path) -> Any:
+    """Open a safetensors file; OSError where the system refuses that, of which the library makes a RuntimeError."""
+    try:
+        return safe_open(path, "pt")
+    except RuntimeError as error:
+        raise OSError(str(error)) from None
+
+
 def write_sealed(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
     """The same with a checksum inside, for a file that has to speak for itself: :func:`read_sealed` asks for it."""
     return write_tensors(path, tensors, dict(metadata) | {SEAL: _seal(tensors, metadata)})
@@ -76,7 +84,7 @@ def write_sealed(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
 def read_sealed(path: Path, remedy: str) -> tuple[Weights, dict[str, str]]:
     """Tensors and metadata of a file with a checksum inside; refused, with what to do, where one bit is another."""
     try:
-        with safe_open(path, "pt") as opened:
+        with open_tensors(path) as opened:
             metadata = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:

@@ -80,7 +80,7 @@ def run(
     with contextlib.ExitStack() as open_things:
         open_things.enter_context(folder.locked())
         folder.begin(settings, [] if progress is None else progress.history)
-        checkpoint.remove_strays(folder.checkpoints)
+        checkpoint.remove_strays(folder.checkpoints, 0 if progress is None else progress.state.round_number)
         open_things.enter_context(folder.logging())
         before = 0.0 if found is None else found.seconds
         first = 1 if progress is None else progress.state.round_number + 1

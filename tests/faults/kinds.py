@@ -1,0 +1,288 @@
+"""Five kinds of folder that must survive, each with a tiny program that writes it and a judge of what is found."""
+
+import ctypes
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fairfold import files
+from fairfold.data import Dataset
+from fairfold.data.images import ImageDataset
+from fairfold.errors import FairfoldError, InvalidSettings
+from fairfold.flower.client import name_of
+from fairfold.flower.store import FILE, DeviceState, DeviceStore, Word
+from fairfold.protocol.words import State
+from fairfold.runs import checkpoint, train
+from fairfold.runs.folder import RunFolder
+from fairfold.runs.summary import read_run
+from fairfold.settings import Settings
+from fairfold.settings.files import load_settings
+from fairfold.simulate import world
+from fairfold.simulate.result import Result
+from tests.federations import tiny_data
+from tests.flat import flat
+from tests.flower.common import assert_same, in_process
+from tests.pictures import SMALL, pictures
+from tests.runs.worlds import assert_same_end
+
+FIRST, ROUNDS = 2, 3
+"""Every run is finished after two rounds, and then given one more."""
+
+TINY = {
+    "data.users": 8, "data.items": 60, "data.interactions_per_user": 8, "model.factors": 4,
+    "fleet.clients_per_round": 4, "run.evaluate_every": 2,
+}  # fmt: skip
+
+Promise = Callable[[str], None]
+"""Called with what the program has promised by now: it must hold from here on."""
+
+
+class Kind:
+    """One kind of folder. ``watched`` is the part of it whose calls may be refused."""
+
+    watched = ""
+
+    def prepare(self) -> None:
+        """What an unbroken program ends with."""
+
+    def work(self, folder: Path, promise: Promise) -> None:
+        """The program, in an empty folder."""
+        raise NotImplementedError
+
+    def judge(self, folder: Path, promised: list[str]) -> None:
+        """Look at what was found, go on from it, and compare the end."""
+        raise NotImplementedError
+
+
+def last_of(promised: list[str], word: str) -> int:
+    """The largest number that was promised under a word; 0 if none was."""
+    return max((int(text.split()[1]) for text in promised if text.startswith(f"{word} ")), default=0)
+
+
+class Promising:
+    """While open, whatever saves a checkpoint or begins a run says so when it is done."""
+
+    def __init__(self, promise: Promise) -> None:
+        self._promise, self._save, self._begin = promise, checkpoint.save, RunFolder.begin
+
+    def __enter__(self) -> None:
+        def save(*given: Any) -> int:
+            size = self._save(*given)
+            self._promise(f"checkpoint {given[1].state.round_number}")
+            return size
+
+        def begin(*given: Any) -> None:
+            self._begin(*given)
+            self._promise("begun")
+
+        setattr(checkpoint, "save", save)  # noqa: B010
+        setattr(RunFolder, "begin", begin)  # noqa: B010
+
+    def __exit__(self, *_: object) -> None:
+        setattr(checkpoint, "save", self._save)  # noqa: B010
+        setattr(RunFolder, "begin", self._begin)  # noqa: B010
+
+
+def assert_kept(out: Path, promised: list[str]) -> None:
+    """What was promised of a run's folder is there before anything mends it; nothing in it is damaged."""
+    found, damaged = checkpoint.newest(out / "checkpoints")
+    assert not damaged, damaged
+    number = 0 if found is None else found.progress.state.round_number
+    assert number >= last_of(promised, "checkpoint"), f"round {number} is the newest, and not {promised[-1]}"
+    if [text for text in promised if text in ("finished", "going on")][-1:] == ["finished"]:
+        assert read_run(out).state == "finished"
+    try:
+        read_run(out)
+    except FairfoldError:
+        assert "begun" not in promised or (out / "metrics.csv").exists()  # a line that was lost is an error with words
+
+
+def assert_tidy(out: Path) -> None:
+    """Nothing is left but what a run leaves."""
+    assert not list(out.rglob(f"*{files.TEMPORARY}"))
+    names = sorted(path.name for path in (out / "checkpoints").iterdir())
+    assert names == [f"round-0000000{number}.{end}" for number in (2, 3) for end in ("json", "safetensors")], names
+    assert read_run(out).state == "finished"
+
+
+class Run(Kind):
+    """The folder of ``fairfold train``."""
+
+    def __init__(self, settings: Settings, data: ImageDataset | None = None) -> None:
+        self.settings, self.data = settings, data
+
+    def _run(self, out: Path, rounds: int = ROUNDS, **options: Any) -> Result:
+        settings = self.settings.with_changes({"run.rounds": rounds})
+        loaded = world.load_data
+        if self.data is not None:
+            setattr(train, "load_data", lambda _settings: (self.data, {}))  # noqa: B010
+        try:
+            return train.run(settings, out, checkpoint_every=1, say=lambda _: None, **options).result
+        finally:
+            setattr(train, "load_data", loaded)  # noqa: B010
+
+    def prepare(self) -> None:
+        with files_in_memory() as folder:
+            self.unbroken = self._run(folder / "run")
+
+    def work(self, folder: Path, promise: Promise) -> None:
+        with Promising(promise):
+            self._run(folder / "run", FIRST)
+            promise("finished")
+            promise("going on")
+            self._run(folder / "run", resume=True)
+        promise("finished")
+
+    def judge(self, folder: Path, promised: list[str]) -> None:
+        out = folder / "run"
+        begun = (out / "settings.toml").exists()
+        if begun:
+            assert_kept(out, promised)
+        else:
+            assert not promised, f"no settings, but {promised[-1]}"
+            try:
+                self._run(out, resume=True)
+            except InvalidSettings:
+                pass
+            else:
+                raise AssertionError("what is no run was resumed")
+        assert_same_end(self._run(out, resume=begun), self.unbroken)
+        assert_tidy(out)
+
+
+class Server(Kind):
+    """The folder of a federation's server, with its devices' folders as they were at the same moment."""
+
+    watched = "run"
+    NODES = 2
+
+    def __init__(self) -> None:
+        self.settings = flat(
+            solver="least_squares", support=2, capacities="1x-4x", clients_per_round=None, factors=4, rounds=ROUNDS,
+            evaluate_every=2, popularity="counts",
+        )  # fmt: skip
+        self.data: Dataset = tiny_data(3, 4, 24)
+
+    def _run(self, folder: Path, rounds: int | None = None, **options: Any) -> State:
+        devices = folder / "devices"
+        nodes = in_process(self.data, self.settings, self.NODES, devices, folder=folder / "run", **options)
+        return nodes.run(num_rounds=rounds)
+
+    def prepare(self) -> None:
+        with files_in_memory() as folder:
+            self.unbroken = self._run(folder)
+
+    def work(self, folder: Path, promise: Promise) -> None:
+        with Promising(promise):
+            self._run(folder, FIRST)
+            promise("finished")
+            promise("going on")
+            self._run(folder, resume=True)
+        promise("finished")
+
+    def judge(self, folder: Path, promised: list[str]) -> None:
+        out = folder / "run"
+        begun = (out / "settings.toml").exists()
+        if begun:
+            assert_kept(out, promised)
+        else:
+            assert not promised, f"no settings, but {promised[-1]}"
+        found = self._run(folder, resume=begun)
+        assert found.round_number == self.unbroken.round_number
+        assert_same(found.full, self.unbroken.full)
+        for name, moment in self.unbroken.moments.items():
+            if name.startswith("sums"):
+                assert_same(found.moments[name], moment)
+        assert len(found.moments["words"]["names"]) == self.NODES, "a device that came back as another one"
+        assert_tidy(out)
+
+
+class Device(Kind):
+    """The folder of a device: its name, and a word after each of three orders."""
+
+    ORDERS = 3
+
+    def prepare(self) -> None:
+        torch.manual_seed(0)
+        self.vectors = [torch.rand(2, 4) for _ in range(self.ORDERS + 1)]
+
+    def _state(self, number: int) -> DeviceState:
+        """After so many orders."""
+        state = DeviceState(names=["a", "b"], run=7, history={"items": torch.arange(5)}, secret=11, numbers={3: 1})
+        words = [Word(order, {"user": self.vectors[order]}) for order in range(number + 1)]
+        return replace(state, said=words[max(number - 1, 0)], pending=words[number] if number else None)
+
+    def work(self, folder: Path, promise: Promise) -> None:
+        home = folder / "above" / "state"
+        promise(f"name {name_of(home)}")
+        for number in range(1, self.ORDERS + 1):
+            store = DeviceStore(home)
+            store.load()
+            store.save(self._state(number))
+            promise(f"word {number}")
+
+    def judge(self, folder: Path, promised: list[str]) -> None:
+        home = folder / "above" / "state"
+        name = last_of(promised, "name")
+        assert name == 0 or name_of(home) == name, "another name than before"
+        store = DeviceStore(home)
+        found = store.load()
+        number = 0 if found.pending is None else found.pending.number
+        assert number >= last_of(promised, "word"), f"word {number}, but {promised[-1]}"
+        if number:
+            expected = self._state(number)
+            assert (found.names, found.secret, found.numbers) == (expected.names, expected.secret, expected.numbers)
+            assert torch.equal(found.said.own["user"], expected.said.own["user"])
+            assert found.pending is not None
+            assert torch.equal(found.pending.own["user"], self.vectors[number])
+        store.save(self._state(self.ORDERS))
+        name_of(home)
+        assert sorted(path.name for path in home.iterdir()) == ["name", FILE]
+        again = DeviceStore(home).load()
+        assert again.pending is not None
+        assert again.pending.number == self.ORDERS
+
+
+KINDS: dict[str, Callable[[], Kind]] = {
+    "default": lambda: Run(load_settings(None, TINY)),
+    "paper": lambda: Run(load_settings(None, TINY, "paper")),
+    "images": lambda: Run(flat(**SMALL | {"evaluate_every": 2, "local_epochs": 1}), pictures(count=48)),
+    "server": Server,
+    "device": Device,
+}
+
+
+# -- the shim ----------------------------------------------------------------------------------------------------------
+
+NOTHING, KILL, TEAR, NO_ROOM, BROKEN, FULL_FROM_HERE, BROKEN_FROM_HERE = range(7)
+
+
+class Shim:
+    """The library that was preloaded into this process."""
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL(None)
+        self._arm, self._disarm, self.mark = library.faults_arm, library.faults_disarm, library.faults_mark
+        self._arm.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_long, ctypes.c_int]
+        self._disarm.restype = ctypes.c_long
+
+    def arm(self, folder: Path, mode: int, at: int = 0, trace: int = -1) -> None:
+        self._arm(os.fsencode(folder), mode, at, trace)
+
+    def disarm(self) -> int:
+        """How many calls there were."""
+        return int(self._disarm())
+
+
+@contextmanager
+def files_in_memory() -> Iterator[Path]:
+    """A folder for a moment, in memory where there is such a place: no call waits for a disk."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
+        yield Path(folder).resolve()
