@@ -1,6 +1,9 @@
 """Real messages, spoiled in every way, read by both sides: refused with words, or harmless; never large.
 
-``python tests/flower/fuzz_messages.py --count 200000 --seed 1`` runs as many as asked for and says what came of them.
+    python -m tests.flower.fuzz_messages --count 200000 --seed 1                # as many of every kind
+    python -m tests.flower.fuzz_messages --count 10000000 --seed 1 --orders .02  # more of the kinds that are read fast
+
+It says what came of them. An order is read a hundred times slower than an answer: it is carried out if it can be read.
 """
 
 import argparse
@@ -86,14 +89,22 @@ def kinds() -> dict[str, Kind]:
     settings = flat(**SETTINGS["ratings"])
     mine, window = tiny_data(1, 6, ITEMS, ratings=True).train, range(ITEMS)
     answer = settings.algorithm.survey(settings, mine, window)
-    found["survey asked"] = Kind(lambda: ask(settings, ITEMS, window), lambda content: _nothing(asked_in(content)))
-    found["survey"] = Kind(
-        lambda: pack_survey(answer), lambda content: _nothing(unpack_survey(content, settings, window))
-    )
+    asked, survey = ask(settings, ITEMS, window), pack_survey(answer)
+    found["order of a survey"] = Kind(lambda: _copied(asked), lambda content: _nothing(asked_in(content)))
+    found["survey"] = Kind(lambda: _copied(survey), lambda content: _nothing(unpack_survey(content, settings, window)))
     place = torch.randperm(ITEMS, generator=torch.Generator().manual_seed(1))
-    found["numbering"] = Kind(lambda: tell(7, place, window, ratings=True), lambda content: _nothing(told_in(content)))
+    told = tell(7, place, window, ratings=True)
+    found["numbering"] = Kind(lambda: _copied(told), lambda content: _nothing(told_in(content)))
     facts: dict[str, Any] = {"version": VERSION, "capacity": "4x", "number": 3, "name": "ab"}
-    found["capacity"] = Kind(lambda: RecordDict({FACTS: ConfigRecord(dict(facts))}), _note)
+    capacity = RecordDict({FACTS: ConfigRecord(facts)})
+    found["capacity"] = Kind(lambda: _copied(capacity), _note)
+    return found
+
+
+def _array(dtype: str, shape: tuple[int, ...], stype: str, data: bytes) -> Array:
+    """The same for a tensor."""
+    found = Array.__new__(Array)
+    found.__dict__.update(dtype=dtype, shape=shape, stype=stype, data=data)
     return found
 
 
@@ -147,18 +158,24 @@ def _of_round(name: str, settings: Settings, half: bool) -> dict[str, Kind]:
             assert vector.shape == (sizes[key],)
             assert bool(vector.isfinite().all())
 
-    said = Reply(reply.answer, reply.quality)
+    said = pack_reply(order, Reply(reply.answer, reply.quality), values=values)
     return {
         f"order {name}": Kind(lambda: _copied(records), device),
-        f"answer {name}": Kind(lambda: pack_reply(order, said, values=values), server),
+        f"answer {name}": Kind(lambda: _copied(said), server),
     }
 
 
 def _copied(records: RecordDict) -> RecordDict:
-    arrays, facts = records[ARRAYS], records[FACTS]
-    assert isinstance(arrays, ArrayRecord)
-    assert isinstance(facts, ConfigRecord)
-    return RecordDict({ARRAYS: ArrayRecord(dict(arrays)), FACTS: ConfigRecord(dict(facts))})
+    """The same to be spoiled; what is in it was checked when it was made, and is not looked at again."""
+    found = records.copy()
+    for name, record in records.items():
+        _put(found, name, record.copy())
+    return found
+
+
+def _put(record: Any, name: str, value: Any) -> None:
+    """Set a value as it would have come over a network, without Flower's checks of what is sent."""
+    record.__dict__["_data"][name] = value
 
 
 # -- how messages are spoiled ------------------------------------------------------------------------------------------
@@ -181,7 +198,7 @@ TEXTS = ("settings", "projections", "context", "beside")
 def strange_fact(content: RecordDict, chance: random.Random) -> None:
     facts = content.get(FACTS)
     if isinstance(facts, ConfigRecord):
-        facts[chance.choice([*facts, "more"])] = chance.choice(STRANGE)
+        _put(facts, chance.choice([*facts, "more"]), chance.choice(STRANGE))
 
 
 def lost_fact(content: RecordDict, chance: random.Random) -> None:
@@ -214,7 +231,7 @@ def strange_value(content: RecordDict, chance: random.Random) -> None:
                 inner[place] = chance.choice(STRANGE_VALUES)
             break
         inner = inner[place]
-    facts[key] = json.dumps(whole)
+    _put(facts, key, json.dumps(whole))
 
 
 def other_record(content: RecordDict, chance: random.Random) -> None:
@@ -255,7 +272,7 @@ def damaged_bytes(content: RecordDict, chance: random.Random) -> None:
     else:
         size = f"({chance.choice([2**31, 2**60, 10**18])},)".encode()
         data = bytearray(bytes(data).replace(b"(", size + b"(", 1))
-    arrays[name] = Array(array.dtype, array.shape, array.stype, bytes(data))
+    _put(arrays, name, _array(array.dtype, array.shape, array.stype, bytes(data)))
 
 
 def strange_number(content: RecordDict, chance: random.Random) -> None:
@@ -274,7 +291,7 @@ def strange_number(content: RecordDict, chance: random.Random) -> None:
         value = chance.choice([-1, 2**62, 40])
     with numpy.errstate(over="ignore"):
         piece = numpy.array(value, dtype=kind).tobytes()
-    arrays[name] = Array(array.dtype, array.shape, array.stype, array.data[:-size] + piece)
+    _put(arrays, name, _array(array.dtype, array.shape, array.stype, array.data[:-size] + piece))
 
 
 def lying_description(content: RecordDict, chance: random.Random) -> None:
@@ -288,7 +305,7 @@ def lying_description(content: RecordDict, chance: random.Random) -> None:
         (array.dtype, (), array.stype), (array.dtype, array.shape, "pickle"), ("object", array.shape, array.stype),
         ("O" * 9000, (1,) * 9000, ""),
     ]  # fmt: skip
-    arrays[name] = Array(*chance.choice(lies), array.data)
+    _put(arrays, name, _array(*chance.choice(lies), array.data))
 
 
 MUTATIONS: list[Mutation] = [
@@ -305,15 +322,20 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def fuzz(count: int, seed: int, *, only: str = "") -> Counter[str]:
-    """Spoil and read so many messages; what came of them. Whatever is no error with words is raised."""
+def fuzz(count: int, seed: int, *, only: str = "", orders: float | None = None) -> Counter[str]:
+    """Spoil and read so many messages; what came of them. Whatever is no error with words is raised.
+
+    ``orders`` is the share of orders; as many as of every other kind if not given.
+    """
     chance, outcomes = random.Random(seed), Counter[str]()
     known = {name: kind for name, kind in kinds().items() if only in name}
-    names = list(known)
+    slow = [name for name in known if name.startswith("order")]
+    fast = [name for name in known if name not in slow]
+    share = len(slow) / len(known) if orders is None or not (slow and fast) else orders
     for kind in known.values():
         kind.read(kind.make())  # a good one is read
     for _ in range(count):
-        name = chance.choice(names)
+        name = chance.choice(slow if chance.random() < share else fast)
         content, done = known[name].make(), []
         for _ in range(chance.choice([1, 1, 1, 2, 3])):
             if content:
@@ -325,7 +347,8 @@ def fuzz(count: int, seed: int, *, only: str = "") -> Counter[str]:
         except FairfoldError:
             outcomes["refused"] += 1
         except Exception as error:
-            raise AssertionError(f"{name} after {', '.join(done)}: {type(error).__name__}: {error}") from error
+            told = f"{name} after {', '.join(done)}: {type(error).__name__}: {error}"
+            raise AssertionError(f"message {outcomes.total() + 1} of seed {seed}, {told}") from error
         else:
             outcomes["harmless"] += 1
     return outcomes
@@ -337,12 +360,13 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="kinds whose names contain this")
+    parser.add_argument("--orders", type=float, help="share of orders; as many as of every other kind if not given")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)  # messages are small
-    fuzz(2_000, given.seed, only=given.only)  # everything is loaded
+    fuzz(2_000, given.seed + 1, only=given.only)  # everything is loaded
     before, started = peak(), time.monotonic()
-    outcomes = fuzz(given.count, given.seed + 1, only=given.only)
+    outcomes = fuzz(given.count, given.seed, only=given.only, orders=given.orders)
     seconds = time.monotonic() - started
     print(  # noqa: T201
         f"{given.count} messages, seed {given.seed}: {dict(outcomes)}, {seconds:.0f} s, {peak() - before:,} bytes more"
