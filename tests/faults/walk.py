@@ -2,6 +2,7 @@
 
     python tests/faults/walk.py                    # everything; builds shim.c and starts itself anew with it preloaded
     python tests/faults/walk.py server --every 7   # one kind of folder, one point in seven
+    python tests/faults/walk.py device:5 paper:9   # two kinds, so many of each
 
 Kills, torn writes and refusals happen to the real program, forked from this process, in which everything is imported
 and warm. What a power loss leaves is worked out from one trace of the program (``disk.py``) and laid out for the same
@@ -26,6 +27,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+
+
+def preloaded() -> None:
+    """Start this program anew with the shim in it, where it is not yet."""
+    if hasattr(ctypes.CDLL(None), "faults_arm"):
+        return
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        sys.exit("no C compiler to build the shim with")
+    with tempfile.TemporaryDirectory() as place:
+        library = Path(place) / "shim.so"
+        source = Path(__file__).with_name("shim.c")
+        subprocess.run([compiler, "-shared", "-fPIC", "-O1", str(source), "-o", str(library), "-ldl"], check=True)
+        # One thread: a process with threads of its own cannot be forked.
+        environment = os.environ | {"LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1"}
+        sys.exit(subprocess.run([sys.executable, *sys.argv], env=environment, check=False).returncode)
+
+
+if __name__ == "__main__":
+    preloaded()  # before anything heavy is imported
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # so that it runs as a program as well
 
@@ -211,22 +232,6 @@ def walk(name: str, every: int, losses: int, kills: int, seed: int) -> Walk:
     return found
 
 
-def preloaded() -> None:
-    """Start this program anew with the shim in it, where it is not yet."""
-    if hasattr(ctypes.CDLL(None), "faults_arm"):
-        return
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        sys.exit("no C compiler to build the shim with")
-    with tempfile.TemporaryDirectory() as place:
-        library = Path(place) / "shim.so"
-        source = Path(__file__).with_name("shim.c")
-        subprocess.run([compiler, "-shared", "-fPIC", "-O1", str(source), "-o", str(library), "-ldl"], check=True)
-        # One thread: a process with threads of its own cannot be forked.
-        environment = os.environ | {"LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1"}
-        sys.exit(subprocess.run([sys.executable, *sys.argv], env=environment, check=False).returncode)
-
-
 def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -236,14 +241,14 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200, help="kills at random moments, per kind")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    preloaded()
     logging.getLogger("fairfold").propagate = False
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     total: Counter[str] = Counter()
     failed = 0
     for name in given.kinds:
         began = time.monotonic()
-        found = walk(name, given.every, given.losses, given.kills, given.seed)
+        name, _, every = name.partition(":")
+        found = walk(name, int(every or given.every), given.losses, given.kills, given.seed)
         failed += len(found.failures)
         total += found.tried
         seconds = time.monotonic() - began

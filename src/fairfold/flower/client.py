@@ -6,6 +6,7 @@ Flower starts a new process for every message, so whatever is imported here is p
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,14 +129,20 @@ def name_of(folder: Path) -> int:
     """The name of the device that lives in a folder: a number of its own choice, which outlives server and network."""
     path = folder / "name"
     try:
-        text = path.read_text(encoding="ascii").strip()
+        text = path.read_text(encoding="ascii")
     except FileNotFoundError:
         name = new_word()
         make_private(folder)
-        write_atomically(path, f"{name:x}\n".encode())
+        write_atomically(path, _written(f"{name:x}").encode())
         return name
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidState(f"{path}: {error}", "the device's name", "Remove the file: it gets a new one.") from None
-    if not DIGITS.fullmatch(text):
+    digits = text.partition(" ")[0]
+    if not DIGITS.fullmatch(digits) or text != _written(digits):
         raise InvalidState(f"{path}: {text[:64]!r}", "the device's name", "Remove the file: it gets a new one.")
-    return int(text, 16)
+    return int(digits, 16)
+
+
+def _written(digits: str) -> str:
+    """A name as it is kept, with its checksum: a device of another name would be counted beside what it had said."""
+    return f"{digits} {zlib.crc32(digits.encode()):08x}\n"

@@ -1,0 +1,137 @@
+"""Strange settings: ``fairfold train`` refuses each in words, or trains by it; never with a traceback.
+
+    python tests/faults/fuzz_settings.py --count 1000 --seed 1
+    python tests/faults/fuzz_settings.py --seed 1 --case 123      # one of them again
+
+A case is a recipe of a tiny world with one to three values changed, or its file damaged, given to the real command in a
+child of this process. What would run for long is ended after some seconds: then it was taken, and that is well.
+"""
+
+import argparse
+import logging
+import os
+import random
+import resource
+import signal
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # a process with threads of its own cannot be forked
+sys.path.insert(0, str(Path(__file__).parents[2]))  # so that it runs as a program as well
+
+import tomli_w
+
+from fairfold.cli import app
+from fairfold.runs.checkpoint import flat_keys
+from fairfold.runs.train import run
+from fairfold.settings import Settings
+from fairfold.settings.files import load_settings, recipes, to_toml
+from fairfold.settings.settings import nested
+from tests.faults.data_files import mutate
+from tests.faults.kinds import files_in_memory
+
+SECONDS = 8
+MOST_BYTES = 2 << 30
+"""Of address space that a case may add: beyond it memory has run out, which is to be told in words."""
+
+TINY = {
+    "data.users": 8, "data.items": 60, "data.interactions_per_user": 8, "fleet.clients_per_round": 4, "run.rounds": 2,
+}  # fmt: skip
+STRANGE: list[Any] = [
+    0, 1, -1, 2, 3, 7, 100, 2**31, 2**53, 2**63 - 1, -(2**63), 10**9, 10**14, 0.0, -0.0, 0.5, 1.0, -1.5, 1e-300, 1e22,
+    1e308, float("nan"), float("inf"), -float("inf"), True, False, "", "none", "auto", "x", "1x", "1x-2x", "64x-1x",
+    "1x-1x", "0x", "1e9x", "4kB", "-4MB", "x" * 5000, "é\u2028", "/dev/null", "..", "a:b", "os:system", "mlp", "neumf",
+    "gradient", "ratings", "central", "chunk", "element", "fedhm", "disk", "loop", "cuda", [], [1], ["a"], [[1]],
+    [1e308, 1e308, 1e308], [0.5, 0.5], [float("nan")], {}, {"a": 1}, {"drop": 2.0}, {"late": 0.5}, {"nan": -1},
+]  # fmt: skip
+MORE = (
+    "data.name", "data.top_users", "data.resplit", "data.kind", "data.devices", "model.kind", "subspace.chunk",
+    "subspace.method", "subspace.expansion", "fleet.faults", "fleet.faults.nan", "algorithm.kind",
+    "algorithm.server_step", "algorithm.server_optimiser", "run.metric", "run", "model", "more", "run.more",
+)  # fmt: skip
+
+
+def text_of(chance: random.Random) -> bytes:
+    """Settings as a file."""
+    values = flat_keys(
+        load_settings(None, TINY, chance.choice([name for name in recipes() if name != "ratings"])).plain()
+    )
+    values = {key: "none" if value is None else value for key, value in values.items()}
+    for _ in range(chance.choice([1, 1, 2, 3])):
+        values[chance.choice([*values, *MORE])] = chance.choice(STRANGE)
+    try:
+        text = tomli_w.dumps(nested(values)).encode()
+    except (TypeError, ValueError, AttributeError, UnicodeError):  # a table and a value of the same name
+        text = to_toml(Settings()).encode()
+    return mutate(text, chance) if chance.random() < 0.15 else text
+
+
+def case(seed: int, number: int, folder: Path) -> tuple[str, str]:
+    """Train by strange settings; the outcome in a word or two, and what was said."""
+    chance = random.Random(f"{seed} {number}")
+    path, said = folder / "settings.toml", folder / "said"
+    path.write_bytes(text_of(chance))
+    child = os.fork()
+    if not child:
+        try:
+            out = os.open(said, os.O_WRONLY | os.O_CREAT)
+            os.dup2(out, 1)
+            os.dup2(out, 2)
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + MOST_BYTES,) * 2)
+            signal.alarm(SECONDS)
+            os.chdir(folder)
+            sys.argv = ["fairfold", "train", str(path), "--out", str(folder / "run")]
+            app()
+        except SystemExit as end:
+            sys.stdout.flush()
+            os._exit(end.code if isinstance(end.code, int) else 1)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        os._exit(99)
+    _, ended = os.waitpid(child, 0)
+    status, words = os.waitstatus_to_exitcode(ended), said.read_text(errors="replace")
+    if status == -signal.SIGALRM:
+        return "taken, and ended by the clock", words
+    if status in (0, 2) and "Traceback" not in words:
+        return ("trained" if status == 0 else "refused"), words
+    raise AssertionError(f"status {status}: {words[-1500:]}")
+
+
+def fuzz(seed: int, count: int, first: int = 0) -> tuple[int, str]:
+    """Run cases; how many failed, and what was said."""
+    outcomes, failures, told = Counter[str](), 0, ""
+    with files_in_memory() as folder:
+        for name in ("best", "paper"):  # everything is loaded
+            run(load_settings(None, TINY, name), folder / name)
+    for number in range(first, first + count):
+        with files_in_memory() as folder:
+            try:
+                outcome, words = case(seed, number, folder)
+                outcomes[outcome] += 1
+                if count == 1:
+                    told += words
+            except AssertionError as error:
+                failures += 1
+                told += f"case {number} of seed {seed}: {error}\n"
+    words = ", ".join(f"{outcome} {times}" for outcome, times in sorted(outcomes.items()))
+    return failures, f"{told}{count} settings, seed {seed}: {failures} failures ({words})"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--case", type=int)
+    given = parser.parse_args()
+    logging.getLogger("fairfold").propagate = False
+    began = time.monotonic()
+    some = (given.count, 0) if given.case is None else (1, given.case)
+    failed, spoken = fuzz(given.seed, *some)
+    sys.stdout.write(f"{spoken}, {time.monotonic() - began:.0f} s\n")
+    sys.exit(failed > 0)
