@@ -12,10 +12,13 @@ import logging
 import os
 import random
 import resource
+import shutil
 import signal
 import sys
 import time
+import traceback
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +64,9 @@ def text_of(chance: random.Random) -> bytes:
     )
     values = {key: "none" if value is None else value for key, value in values.items()}
     for _ in range(chance.choice([1, 1, 2, 3])):
-        values[chance.choice([*values, *MORE])] = chance.choice(STRANGE)
+        key = chance.choice([*values, *MORE] if chance.random() < 0.3 else list(values))
+        fitting = [value for value in STRANGE if type(value) is type(values.get(key))]
+        values[key] = chance.choice(fitting if fitting and chance.random() < 0.8 else STRANGE)
     try:
         text = tomli_w.dumps(nested(values)).encode()
     except (TypeError, ValueError, AttributeError, UnicodeError):  # a table and a value of the same name
@@ -71,9 +76,13 @@ def text_of(chance: random.Random) -> bytes:
 
 def case(seed: int, number: int, folder: Path) -> tuple[str, str]:
     """Train by strange settings; the outcome in a word or two, and what was said."""
-    chance = random.Random(f"{seed} {number}")
+    (folder / "settings.toml").write_bytes(text_of(random.Random(f"{seed} {number}")))
+    return trained(folder)
+
+
+def trained(folder: Path) -> tuple[str, str]:
+    """The same by the settings in a folder; AssertionError where it ends in neither a result nor words."""
     path, said = folder / "settings.toml", folder / "said"
-    path.write_bytes(text_of(chance))
     child = os.fork()
     if not child:
         try:
@@ -90,8 +99,6 @@ def case(seed: int, number: int, folder: Path) -> tuple[str, str]:
             sys.stdout.flush()
             os._exit(end.code if isinstance(end.code, int) else 1)
         except BaseException:
-            import traceback
-
             traceback.print_exc()
         os._exit(99)
     _, ended = os.waitpid(child, 0)
@@ -103,16 +110,18 @@ def case(seed: int, number: int, folder: Path) -> tuple[str, str]:
     raise AssertionError(f"status {status}: {words[-1500:]}")
 
 
-def fuzz(seed: int, count: int, first: int = 0) -> tuple[int, str]:
-    """Run cases; how many failed, and what was said."""
+def fuzz(seed: int, count: int, first: int = 0, files: Sequence[Path] = ()) -> tuple[int, str]:
+    """Run cases, and train by some files; how many failed, and what was said."""
     outcomes, failures, told = Counter[str](), 0, ""
     with files_in_memory() as folder:
         for name in ("best", "paper"):  # everything is loaded
             run(load_settings(None, TINY, name), folder / name)
-    for number in range(first, first + count):
+    for number in [*files, *range(first, first + count)]:
         with files_in_memory() as folder:
             try:
-                outcome, words = case(seed, number, folder)
+                if isinstance(number, Path):
+                    shutil.copy(number, folder / "settings.toml")
+                outcome, words = trained(folder) if isinstance(number, Path) else case(seed, number, folder)
                 outcomes[outcome] += 1
                 if count == 1:
                     told += words
@@ -128,10 +137,11 @@ if __name__ == "__main__":
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--case", type=int)
+    parser.add_argument("--files", type=Path, nargs="*", default=[])
     given = parser.parse_args()
     logging.getLogger("fairfold").propagate = False
     began = time.monotonic()
-    some = (given.count, 0) if given.case is None else (1, given.case)
-    failed, spoken = fuzz(given.seed, *some)
+    many, start = (given.count, 0) if given.case is None else (1, given.case)
+    failed, spoken = fuzz(given.seed, many, start, given.files)
     sys.stdout.write(f"{spoken}, {time.monotonic() - began:.0f} s\n")
     sys.exit(failed > 0)

@@ -282,6 +282,23 @@ def test_a_run_is_written_down_and_gone_on_with(tmp_path: Path) -> None:
         FairStrategy(settings, ITEMS, folder=tmp_path / "run")
 
 
+def test_a_server_tells_of_damaged_checkpoints_and_does_not_start_anew_over_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings, folder = settings_of(), tmp_path / "run"
+    made(settings, tmp_path / "devices", folder=folder).run()
+    newest, before = sorted((folder / "checkpoints").glob("*.json"), reverse=True)
+    newest.write_bytes(b"{}")
+    with caplog.at_level(logging.WARNING, "fairfold"):
+        again = FairStrategy(settings, ITEMS, folder=folder, resume=True, round_timeout=0.0)
+    assert again.progress.state.round_number == 3
+    assert f"Passed over a damaged checkpoint, {newest.name}" in caplog.text
+    before.write_bytes(b"{}")
+    with pytest.raises(InvalidCheckpoint, match="no checkpoint can be read"):
+        FairStrategy(settings, ITEMS, folder=folder, resume=True)
+    assert newest.read_bytes() == before.read_bytes() == b"{}"
+
+
 def test_half_precision_moves_half_the_bytes_to_nearly_the_same_end(tmp_path: Path) -> None:
     whole, _ = run(settings_of(), tmp_path / "a")
     half, _ = run(settings_of(), tmp_path / "b", half=True)

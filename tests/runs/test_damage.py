@@ -17,7 +17,7 @@ from fairfold.runs.summary import read_run
 from fairfold.runs.tensors import read_sealed
 from fairfold.runs.train import run
 from fairfold.simulate import simulate
-from tests.runs.worlds import assert_same_end, interrupted, resumed, small, write_manifest
+from tests.runs.worlds import Interrupted, StopAfter, assert_same_end, interrupted, resumed, small, write_manifest
 
 
 def newest_manifest(out: Path) -> Path:
@@ -118,6 +118,33 @@ def test_an_older_checkpoint_is_told_of_and_can_be_refused(tmp_path: Path) -> No
     damage(out / "checkpoints" / "round-00000003.json", "gone")
     with pytest.raises(InvalidCheckpoint, match="no whole checkpoint"):
         open_run(out)
+
+
+def test_damaged_checkpoints_do_not_push_a_good_one_out(tmp_path: Path) -> None:
+    """Two newer ones are damaged: neither what tidies up nor the next checkpoint takes the one that is whole."""
+    out = tmp_path / "run"
+    run(small(rounds=2), out, checkpoint_every=1)
+    for number in (3, 4):
+        (out / "checkpoints" / f"round-0000000{number}.json").write_bytes(b"{}")
+    checkpoint.remove_strays(out / "checkpoints", 2)
+    assert open_run(out).progress.state.round_number == 2
+    with pytest.raises(Interrupted):
+        run(small(), out, resume=True, checkpoint_every=1, callbacks=[StopAfter(4)], say=lambda _: None)
+    assert open_run(out).progress.state.round_number == 3
+    assert (out / "checkpoints" / "round-00000002.json").exists()
+    finished, told = resumed(small(), out)
+    assert told[-1] == "Going on after round 3."
+    assert_same_end(finished.result, simulate(small()))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no disk that is always full")
+def test_a_log_that_cannot_be_written_costs_its_lines_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    interrupted(small(), tmp_path / "run")
+    (tmp_path / "run" / "run.log").unlink()
+    (tmp_path / "run" / "run.log").symlink_to("/dev/full")
+    finished, _ = resumed(small(), tmp_path / "run")
+    assert_same_end(finished.result, simulate(small()))
+    assert "Traceback" not in "".join(capfd.readouterr())
 
 
 READERS: dict[str, Any] = {

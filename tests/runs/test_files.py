@@ -47,6 +47,34 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         files.write_atomically(tmp_path / "missing" / "file", b"content")
 
 
+def test_folders_are_made_durable_from_the_first_that_was_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut takes a device's folder, name and words, after its server has counted them."""
+    flushed: list[Path] = []
+    monkeypatch.setattr(files, "sync_folder", flushed.append)
+    files.make_private(tmp_path / "a" / "b" / "c")
+    assert set(flushed) == {tmp_path, tmp_path / "a", tmp_path / "a" / "b"}
+    files.make_private(tmp_path / "a" / "b" / "c")
+    assert len(flushed) == 3
+
+
+def test_what_the_system_refuses_is_told_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fcntl")
+    with pytest.raises(CannotWrite, match="No such file"), files.locked(tmp_path / "missing"):
+        pass
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(CannotWrite, match="folder"):
+        files.remove(tmp_path / "folder")
+
+    def refused(*_: object) -> None:
+        raise RuntimeError("unable to open file: Input/output error (5)")  # in the library's own words
+
+    monkeypatch.setattr(tensors_on_disk, "safe_open", refused)
+    with pytest.raises(OSError, match="Input/output"):
+        tensors_on_disk.open_tensors(tmp_path / "own.safetensors")
+
+
 @pytest.mark.parametrize(
     "changes",
     [{}, {"clients_per_round": None}, {"patience": 3}, GRADIENT | {"data": "mine", "top_users": 5},
