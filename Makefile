@@ -6,10 +6,10 @@ STAMP := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run env lint types test test-all bench format clean
+.PHONY: help run env lint types test test-all test-faults fuzz bench format clean
 
 help:  ## list these commands
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 run: $(STAMP)  ## set up, then train the built-in example federation
 	$(BIN)/fairfold train
@@ -19,6 +19,17 @@ test: lint types  ## set up, then lint, type-check and test (minutes)
 
 test-all: lint types  ## the same with the slow tests
 	$(BIN)/python -m pytest -m ""
+
+# Per kind of folder: kills at random moments, and random power losses at every call.
+KILLS ?= 200
+LOSSES ?= 3
+SEED ?= 1
+test-faults: $(STAMP)  ## kill, refuse and cut off every kind of run folder at every call (an hour; KILLS=, LOSSES=, SEED=)
+	$(BIN)/python tests/faults/walk.py --kills $(KILLS) --losses $(LOSSES) --seed $(SEED)
+
+MINUTES ?= 10
+fuzz: $(STAMP)  ## damaged data, messages, folders, settings and kernel calls, new ones each time (MINUTES=10)
+	$(BIN)/python tests/faults/fuzz.py --minutes $(MINUTES)
 
 lint: $(STAMP)  ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -85,7 +85,7 @@ class RunFolder:
         """Whether all there is here is a note that a run could not be."""
         try:
             return "refused" in json.loads((self.path / RESULT).read_bytes())
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             return False
 
     @contextlib.contextmanager
