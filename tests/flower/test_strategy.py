@@ -294,7 +294,7 @@ def test_a_server_tells_of_damaged_checkpoints_and_does_not_start_anew_over_them
     assert again.progress.state.round_number == 3
     assert f"Passed over a damaged checkpoint, {newest.name}" in caplog.text
     before.write_bytes(b"{}")
-    with pytest.raises(InvalidCheckpoint, match="no checkpoint can be read"):
+    with pytest.raises(InvalidCheckpoint, match="no whole checkpoint"):
         FairStrategy(settings, ITEMS, folder=folder, resume=True)
     assert newest.read_bytes() == before.read_bytes() == b"{}"
 
