@@ -410,12 +410,12 @@ def test_a_verdict_needs_more_than_its_error() -> None:
         rows = [[len(of), 0.5, float(of.sum()), float((of**2).sum())] for of in (0 * better, *differences)]
         return torch.tensor(rows, dtype=torch.float64)
 
-    found = verdict(tally(better, better * 0.5), [0, 1, 2])
+    found = verdict(tally(better, better * 0.5), [0, 1, 2], 1.0)
     assert found.chosen == 1
     assert found.better == pytest.approx(float(better.mean()))
     assert found.error == pytest.approx(float(better.std() / 2))
-    assert verdict(tally(better - 0.1), [0, 1]).chosen == 0  # +0.025 ± 0.085
-    assert verdict(torch.zeros(3, 4), [0, 1, 2]).chosen == 0  # nobody judged
+    assert verdict(tally(better - 0.1), [0, 1], 1.0).chosen == 0  # +0.025 ± 0.085
+    assert verdict(torch.zeros(3, 4), [0, 1, 2], 1.0).chosen == 0  # nobody judged
 
 
 def test_trials_end_in_the_sum_and_the_model_of_all_histories() -> None:

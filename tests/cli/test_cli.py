@@ -80,7 +80,7 @@ def test_bad_arguments_are_told_before_any_work(arguments: list[str], message: s
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ([], "Recipe: best (least_squares, 1x-4x-16x)"),
+        ([], "Recipe: best (correlations, 1x-4x-16x)"),
         (["--recipe", "paper", "--capacities", "1x-4x"], "Recipe: paper (gradient, 1x-4x)"),
         (["--model", "neumf"], "Settings: the defaults (gradient, 1x-4x-16x)"),
         (["--method", "central"], "Settings: the defaults (central, 1x-4x-16x)"),

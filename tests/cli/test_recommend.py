@@ -210,10 +210,11 @@ def test_models_trained_by_gradients_say_what_serves_new_users(tmp_path: Path, r
 
 def test_a_recipe_knows_data_sets_and_gives_way_to_what_is_asked() -> None:
     def weighting(**changes: Any) -> Any:
-        settings = load_settings(None, {key.replace("_", ".", 1): value for key, value in changes.items()}, "best")
+        asked = {key.replace("_", ".", 1): value for key, value in changes.items()}
+        settings = load_settings(None, asked, "least-squares")
         return settings.plain()["algorithm"]["weighting"]
 
-    best = load_settings(None, {"data.name": "ml-1m"}, "best")
+    best = load_settings(None, {"data.name": "ml-1m"}, "least-squares")
     assert (best.algorithm.kind, best.model.factors) == ("least_squares", 32)
     assert weighting(data_name="ml-1m") == "data"
     assert weighting(data_name="ml-1m", algorithm_weighting=0.5) == 0.5

@@ -88,11 +88,11 @@ def test_settings_are_read_back_as_they_were(changes: dict[str, Any], tmp_path: 
 
 
 def test_the_paper_s_recipe() -> None:
-    assert list(recipes()) == ["best", "correlations", "paper", "ratings"]
+    assert list(recipes()) == ["best", "least-squares", "paper", "ratings"]
     settings = load_settings(None, {"run.rounds": 3}, "paper")
     assert (settings.model.kind, settings.algorithm.kind, settings.run.rounds) == ("neumf", "gradient", 3)
     assert (settings.plain()["algorithm"]["local_epochs"], settings.fleet.clients_per_round) == (5, 10)
-    with pytest.raises(InvalidSettings, match="one of best, correlations, paper"):
+    with pytest.raises(InvalidSettings, match="one of best, least-squares, paper"):
         load_settings(None, {}, "papre")
     with pytest.raises(InvalidSettings, match="one of them"):
         load_settings(Path("some.toml"), {}, "paper")

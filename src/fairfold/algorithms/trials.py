@@ -3,7 +3,7 @@
 A device holds back a tenth of its history when it is first asked. In a round of trial it gets one model more, of no
 more bytes than it may hold, ranks the catalogue by what it has said, and answers how well that finds the tenth: four
 numbers, a summand like any other. Whatever was tried takes the place of the default only where it is better by more
-than its standard error over users; so few users, whose trials say little, are served by the default.
+than an error or two over users; so few users, whose trials say little, are served by the default.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,8 +40,9 @@ TOLD = 4
 """Numbers of a judgement: 1, the quality, what it is better than the default's, and the square of that."""
 
 
-SURE = 2.0
-"""Standard errors that another λ has to be better by: it is tried in one shape, and changes the models of all."""
+SURE, SURER = 1.5, 2.0
+"""Standard errors over users that another shape has to be better by, and another λ: that is tried in one shape alone,
+and changes the models of all."""
 
 JUDGEMENT = LeadingBlock((TOLD,), (TOLD,))
 """How one is told."""
@@ -89,12 +90,12 @@ class Verdict:
         if not self.users:
             return "the default, as nobody holds anything back"
         if not self.chosen:
-            return f"the default: {self.users:,} users find no other of {candidates} better by more than its error"
+            return f"the default: {self.users:,} users find no other of {candidates} surely better"
         by = f"{self.better:+.4f} ± {self.error:.4f} NDCG on what {self.users:,} users hold back"
         return f"the best of {candidates} ({by})"
 
 
-def verdict(tally: Tensor, candidates: list[int], errors: float = 1.0) -> Verdict:
+def verdict(tally: Tensor, candidates: list[int], errors: float) -> Verdict:
     """By sums of judgements, [trials, 4]; the first candidate where no other is better by more than some errors."""
     best = Verdict(0, 0.0, 0.0, int(tally[candidates[0], 0]))
     for place, trial in enumerate(candidates[1:], 1):
@@ -136,23 +137,27 @@ class Trials:
         first = max(map(len, self.shapes))
         return [0, *range(first, first + len(RIDGES) - 1)]
 
+    @property
+    def _many(self) -> int:
+        """All that could be tried, however many rounds there are for it."""
+        return max(map(len, self.shapes)) + len(RIDGES) - 1
+
     def note(self, tallies: Weights, round_number: int, size: int, told: Tensor) -> None:
         """Add what was told in a round to the sums of a size."""
         trial = self.schedule.trial(round_number)
         if trial is not None:
-            before = tallies.get(str(size), torch.zeros(self.schedule.trials * TOLD, dtype=torch.float64))
+            before = tallies.get(str(size), torch.zeros(self._many * TOLD, dtype=torch.float64))
             tally = before.view(-1, TOLD).clone()
             tally[trial] += told.double()
             tallies[str(size)] = tally.view(-1)
 
     def verdicts(self, tallies: Mapping[str, Tensor]) -> tuple[list[Verdict], Verdict]:
         """Which shape serves every size best, and which λ all of them."""
-        many = len(self._ridges) + max(map(len, self.shapes))
-        found = torch.zeros(len(self.shapes), many, TOLD, dtype=torch.float64)
+        found = torch.zeros(len(self.shapes), self._many, TOLD, dtype=torch.float64)
         for size, tally in tallies.items():
-            found[int(size), : self.schedule.trials] += tally.view(-1, TOLD)
-        shapes = [verdict(of, list(range(len(tried)))) for of, tried in zip(found, self.shapes, strict=True)]
-        return shapes, verdict(found.sum(0), self._ridges, SURE)
+            found[int(size)] += tally.view(-1, TOLD)
+        shapes = [verdict(of, list(range(len(tried))), SURE) for of, tried in zip(found, self.shapes, strict=True)]
+        return shapes, verdict(found.sum(0), self._ridges, SURER)
 
     def settled(self, round_number: int, tallies: Mapping[str, Tensor]) -> dict[int, Shape]:
         """What devices of every budget hold in a round: what is on trial, or was chosen."""

@@ -16,8 +16,8 @@ from fairfold.settings.settings import Settings, merged, nested, read_settings
 FOR = "for"
 """The table of a recipe with what known data sets take instead, by their names."""
 
-BEST = "best"
-"""The recipe that is taken where none is named."""
+BEST, HASHED = "best", "least-squares"
+"""The recipe that is taken where none is named, and the one for FAIR's tables."""
 
 LONGEST_FILE = 1 << 20
 """Bytes of settings that are read."""
