@@ -2,7 +2,7 @@
 
     FAIRFOLD_DATA=... python benchmarks/popularity.py [--out benchmarks/results/popularity.csv]
 
-The recipe `best` as it is, 1x-4x-16x, three seeds, on the test set; nothing is chosen by it. Prepared data sets are
+The recipe `least-squares` as it is, 1x-4x-16x, three seeds, on the test set; nothing is chosen by it. Prepared data are
 numbered by popularity, so that order is destroyed first: items get numbers by chance, others for every seed.
 """
 
@@ -52,12 +52,12 @@ def main() -> None:
 def compared(name: str, own: dict[str, Any]) -> list[dict[str, object]]:
     """All rows of one data set."""
     common = own | {"data.name": name, "run.evaluate_every": 1000}
-    data, _ = load_interactions(load_settings(None, common, "best"))
+    data, _ = load_interactions(load_settings(None, common, "least-squares"))
     rows: list[dict[str, object]] = []
     for label, (shuffled, changes) in ROWS.items():
         quality, told = [], None
         for seed in SEEDS:
-            settings = load_settings(None, common | changes | {"run.seed": seed}, "best")
+            settings = load_settings(None, common | changes | {"run.seed": seed}, "least-squares")
             given = by_chance(data, seed) if shuffled else data
             result = simulate(settings, data=given)
             quality.append(result.quality)

@@ -148,11 +148,8 @@ class Correlations(Remembering):
     def numbering(self, plan: Plan) -> Tensor | None:
         """By falling counts; None where they are so already."""
         counts = plan.public.survey[COUNTS]
-        if bool((counts[:-1] >= counts[1:]).all()):
-            return None
-        place = torch.empty(len(counts), dtype=torch.int64)
-        place[counts.argsort(descending=True, stable=True)] = torch.arange(len(counts))
-        return place
+        ordered = bool((counts[:-1] >= counts[1:]).all())
+        return None if ordered else counts.argsort(descending=True, stable=True).argsort()
 
     def spoken(self, plan: Plan, size: int) -> LeadingBlock:
         """What devices of a size say: the leading pairs, as many as their capacity is a share."""
@@ -168,9 +165,8 @@ class Correlations(Remembering):
         assert isinstance(plan.method, Leading)
         held, known = plan.architecture, plan.architecture.tensors
         budgets = [plan.method.budget(known, capacity) for capacity in plan.capacities]
-        return Trials.of(
-            budgets, held.head, held.columns, held.known_users, plan.settings.run.rounds if self.choose else 0
-        )
+        rounds = plan.settings.run.rounds if self.choose else 0
+        return Trials.of(budgets, held.head, held.columns, held.known_users, rounds)
 
     def settled(self, plan: Plan, state: State) -> Plan:
         """What devices hold now: what is on trial, or was chosen."""
@@ -186,8 +182,8 @@ class Correlations(Remembering):
     def send(self, plan: Plan, state: State, sizes: Sequence[int]) -> list[Sent]:
         """The model, and what to say."""
         schedule, held = self.trials(plan).schedule, plan.architecture
-        assert isinstance(held, PairArchitecture)
         trial = schedule.trial(state.round_number)
+        assert isinstance(held, PairArchitecture)
         part = 1 - HELD_BACK if state.round_number < schedule.first else 1.0
         asked = torch.tensor([part, trial or 0, min(1.0, JUDGES / max(held.known_users, 1))])
         found = super().send(self.settled(plan, state), state, sizes)

@@ -25,7 +25,7 @@ class Record:
     """Writes a run down as it goes; ``found`` is where to go on with what is there, if anywhere."""
 
     def __init__(self, path: Path, plan: Plan, *, resume: bool) -> None:
-        self.plan, self._path = plan, path
+        self.plan, self._settled, self._path = plan, plan, path
         tables = {name: list(shape) for name, shape in plan.architecture.shapes.items()}
         self._facts: dict[str, Any] = {"name": "devices", "items": plan.public.items, "tensors": tables}
         self.found: Progress | None = None
@@ -57,6 +57,7 @@ class Record:
     def round_done(self, progress: Progress, nodes: Nodes) -> None:
         """Write a checkpoint: a server killed from here on loses the round that is open, and no other."""
         checkpoint.save(self._folder.checkpoints, progress, self.plan.settings, self._facts, self.seconds)
+        self._settled = self.plan.algorithm.settled(self.plan, progress.state)
         self._write_nodes(nodes)
 
     def note(self, report: RoundReport, nodes: Nodes) -> None:
@@ -71,7 +72,7 @@ class Record:
         self._folder.finish(self._result(progress, nodes), self.seconds, stopped, self._facts)
 
     def _write_nodes(self, nodes: Nodes) -> None:
-        sizes = [held.bytes() for held in self.plan.assignments(0)]
+        sizes = [held.bytes() for held in self._settled.assignments(0)]
         content = {
             "nodes": [
                 asdict(node)
@@ -86,7 +87,7 @@ class Record:
     def _result(self, progress: Progress, nodes: Nodes) -> Result:
         last = next((report.quality for report in reversed(progress.history) if report.quality is not None), None)
         groups = []
-        for number, (capacity, held) in enumerate(zip(self.plan.capacities, self.plan.assignments(0), strict=True)):
+        for number, (capacity, held) in enumerate(zip(self.plan.capacities, self._settled.assignments(0), strict=True)):
             members = sum(node.group == number for node in nodes.usable.values())
             down, up = self.plan.algorithm.traffic(self.plan, number)
             quality = None if last is None else last.groups[number]
@@ -94,4 +95,5 @@ class Record:
         return Result(
             self.plan.settings, self.plan.settings.metric, progress.state, {}, progress.history, groups,
             float("nan") if last is None else last.server, {}, len(nodes.usable), dict(progress.rejections.counts),
+            told=self.plan.algorithm.told(self.plan, progress.state),
         )  # fmt: skip

@@ -46,6 +46,9 @@ SEARCHED = 4_000
 ALIKE = 1.5
 """What was chosen for some items serves for all of them, where these are at most so many times as many."""
 
+FEW_MORE = 2.0
+"""All items are ranked as well where they are at most so many times those that a model knows: more take minutes."""
+
 Build = Callable[[Interactions, float], Scorer]
 """Makes a recommender from a training set and the value of a setting."""
 
@@ -166,13 +169,14 @@ STRONG = (
 def strong_rows(
     data: Dataset, known: Tensor, k: int = 20, stages: Stages = silent, largest: int = LARGEST_SIDE
 ) -> Iterator[tuple[str, RankingResult]]:
-    """EASE, iALS and item-kNN among the items that a model knows (a mask), and among all of them where these are more.
+    """EASE, iALS and item-kNN among the items that a model knows (a mask), and among all where these are a few more.
 
     They are trained on these items alone, and rank all others behind, by their numbers. What needs a matrix larger than
     ``largest`` takes the most popular items that fit, as its name says.
     """
     train, chosen = data.train, dict[str, tuple[int, tuple[float, ...]]]()
-    masks = [known] if bool(known.all()) or not bool(known.any()) else [known, torch.ones_like(known)]
+    beyond = 1 < len(known) / max(int(known.sum()), 1) <= FEW_MORE
+    masks = [known, torch.ones_like(known)] if beyond else [known]
     for mask in masks:
         items, splits, whole = mask.nonzero().flatten(), dict[int, Splits](), dict[int, BinaryMatrix]()
         for kind in STRONG:
