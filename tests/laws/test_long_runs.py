@@ -112,6 +112,7 @@ def test_a_run_that_diverges_stops_with_its_best_model_and_says_so(monkeypatch: 
     monkeypatch.setattr(LeastSquares, "apply", forgetting)
     chosen = read_settings(
         {
+            "algorithm": {"kind": "least_squares"},
             "model": {"factors": 4},
             "fleet": {"clients_per_round": None},
             "run": {"rounds": 60, "evaluate_every": 1},

@@ -27,7 +27,7 @@ USERS, ITEMS = 16, 130
 
 GRADIENT: dict[str, Any] = {"factors": 4, "batch_size": 16}
 SQUARES: dict[str, Any] = {"solver": "least_squares", "weighting": "equal"}
-RATINGS: dict[str, Any] = {"solver": "ratings", "ridge": 2.0, "reference_factors": 3, "tail_share": 0.5}
+RATINGS: dict[str, Any] = {"solver": "ratings", "reference_factors": 3, "tail_share": 0.5}
 IMAGES: dict[str, Any] = SMALL | {"images": {"devices": 8}, "clients_per_round": 4, "local_epochs": 1}
 IMAGES |= {"local_optimiser": "sgd", "local_step": 0.1}  # Adam's first steps are as long for everybody
 CASES: dict[str, dict[str, Any]] = {
