@@ -475,6 +475,27 @@ def test_a_judgement_is_the_ranking_quality_on_what_was_held_back() -> None:
     assert isinstance(algorithm.trials(plan), Trials)
 
 
+def test_a_judgement_tells_how_much_better_a_model_is_than_the_first() -> None:
+    histories = [[*range(user, 60, user % 5 + 2)] for user in range(30)] + [[0, 1], [3]]
+    world = world_of(dataset(histories, 60), choose=True, model={"factors": 48}, run={"rounds": 10, "top": 5})
+    plan, people = world.plan, world.people
+    algorithm = plan.algorithm
+    assert isinstance(algorithm, Correlations)
+    state, told = world.initial(), list[list[list[float]]]()
+    for _ in range(algorithm.trials(plan).schedule.first + 2):
+        (sent,) = algorithm.send(plan, state, [0])
+        if QUALITY in sent.context:
+            clients = [people.client(user, state.round_number) for user in range(32)]
+            told.append([algorithm.answer(plan, sent, one)[0].sums[QUALITY].tolist() for one in clients])
+        state = after_rounds(world, state, 1)
+    first, second = told
+    assert first[30] == first[31] == [0, 0, 0, 0]  # who holds nothing back does not judge
+    for before, after in zip(first[:30], second[:30], strict=True):
+        apart = after[1] - before[1]
+        assert after == pytest.approx([1, after[1], apart, apart**2], abs=1e-6)
+    assert any(after[2] != 0 for after in second)
+
+
 def test_judgements_out_of_range_are_refused() -> None:
     world = world_of(tiny_data(2, 40, 60), choose=True, model={"factors": 48}, run={"rounds": 10})
     plan, algorithm = world.plan, world.plan.algorithm
