@@ -9,7 +9,7 @@ from fairfold.data.synthetic import SyntheticWorld
 from fairfold.metrics import evaluate_ranking
 from fairfold.metrics.ials import ImplicitALS
 from fairfold.metrics.reference_rows import STRONG, strong_rows
-from fairfold.metrics.references import Ease, ItemNeighbours, Popularity, invert_in_place
+from fairfold.metrics.references import Ease, ItemNeighbours, Popularity
 
 SHAPES = [(13, 40), (40, 13)]  # EASE is solved from the users' side, from the items' side
 
@@ -44,13 +44,6 @@ def test_ease_is_a_ridge_regression_of_every_item_on_all_others(users: int, item
         expected[:, item] = others @ numpy.linalg.lstsq(system, wanted, rcond=None)[0]
     asked = torch.tensor([7, 0, 3, 12])
     numpy.testing.assert_allclose(Ease(train, 7.0)(asked).numpy(), expected[asked], atol=1e-4)
-
-
-@pytest.mark.parametrize("size", [1, 255, 256, 601])
-def test_inverse_by_halves(size: int) -> None:
-    factor = torch.randn(size, size + 5, dtype=torch.float64)
-    matrix = factor @ factor.T + 3 * torch.eye(size, dtype=torch.float64)
-    assert torch.allclose(invert_in_place(matrix.clone()), torch.linalg.inv(matrix), atol=1e-9)
 
 
 @pytest.mark.parametrize("factors", [2, 6, 30])  # most histories longer, some of each, most shorter

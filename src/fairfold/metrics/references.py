@@ -197,7 +197,7 @@ class Ridge:
         self._penalty = penalty
         shifted = self._matrix.gram(self._by_users).clone()
         shifted.diagonal().add_(penalty)
-        self._inverse = invert_in_place(shifted)
+        self._inverse = torch.cholesky_inverse(torch.linalg.cholesky(shifted))
 
     def __call__(self, users: Tensor) -> Tensor:
         """Scores of all items, [users, items]."""
@@ -241,23 +241,6 @@ class Ease(Ridge):
         """Scores of all items, [users, items]."""
         own = self._matrix.rows(users)
         return own - (own - super().__call__(users)) / self._left
-
-
-def invert_in_place(matrix: Tensor) -> Tensor:
-    """Replace a symmetric positive definite matrix by its inverse, by halves: nearly all work is products of matrices.
-
-    Three times as fast on the CPU as what LAPACK has for it.
-    """
-    half = len(matrix) // 2
-    if half < 128:
-        return matrix.copy_(torch.linalg.inv(matrix))
-    first, cross, last = matrix[:half, :half], matrix[:half, half:], matrix[half:, half:]
-    across = invert_in_place(first) @ cross
-    last.addmm_(cross.T, across, alpha=-1)
-    cross.copy_((across @ invert_in_place(last)).neg_())
-    first.addmm_(cross, across.T, alpha=-1)
-    matrix[half:, :half] = cross.T
-    return matrix
 
 
 class ItemNeighbours:
