@@ -12,6 +12,7 @@ from torch import Tensor
 from fairfold.data import Interactions
 from fairfold.data.clients import Clients
 from fairfold.data.images import ImageDataset
+from fairfold.data.negatives import NegativeSampler
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.sampling import Purpose, generator
 from fairfold.protocol.words import put
@@ -42,13 +43,15 @@ class Client:
 class People:
     """Users with interactions, one client each; one in all where the algorithm pools everybody's data.
 
-    Their ``private`` tensors are written to; their random draws have a ``seed`` of their own, or the run's.
+    Their ``private`` tensors are written to; their random draws have a ``seed`` of their own, or the run's. Items that
+    a user does not have are drawn ``outside`` of their training data.
     """
 
     def __init__(self, plan: Plan, train: Interactions, private: Weights, seed: int | None = None) -> None:
         self.plan, self.train, self.private = plan, train, private
         self.seed = plan.settings.run.seed if seed is None else seed
         self.num_clients = 1 if plan.algorithm.pooled else train.num_users
+        self.outside = train
         self._remembered = plan.algorithm.remembered(plan)
         for name, length in self._remembered.items():
             if name not in private:
@@ -58,6 +61,11 @@ class People:
     def work(self) -> Work:
         """What gradient steps are taken on."""
         return Work(self.plan, self.train)
+
+    @cached_property
+    def negatives(self) -> NegativeSampler:
+        """Draws items that a user does not have."""
+        return NegativeSampler(self.outside)
 
     def samples(self, client: int) -> int:
         """How much data a client has."""

@@ -20,6 +20,7 @@ class Purpose(IntEnum):
     TRAINING = 3
     FAULTS = 4
     COUNTING = 5
+    SHARED = 6  # what an algorithm's server draws for all
 
 
 def generator(settings: "Settings | int", purpose: Purpose, round_number: int = 0, client: int = 0) -> torch.Generator:

@@ -42,8 +42,9 @@ class TableFile(Frozen):
     quick: Values = Field(default_factory=dict)  # settings that make the quick version
     quick_rows: tuple[str, ...] | None = None  # the rows of the quick version; all if not given
     quick_references: bool = True  # whether the quick version has them: they take minutes on large data
-    rows: dict[str, Values]  # what each adds; `columns = [...]` in it leaves out all other columns
-    columns: dict[str, Values]  # the same with `rows = [...]`; `kind` says what is run
+    like: str = ""  # another table of the experiment, which has the rows and columns that are not given
+    rows: dict[str, Values] = Field(default_factory=dict)  # what each adds; `columns = [...]` leaves out all others
+    columns: dict[str, Values] = Field(default_factory=dict)  # the same with `rows = [...]`; `kind` says what is run
     cells: dict[str, dict[str, Values]] = Field(default_factory=dict)  # what single ones add, by row and column
     paper: dict[str, dict[str, Figure]] = Field(default_factory=dict)  # its figures; text such as "N/A" for none
     rounds_of_best: dict[str, dict[str, Figure]] = Field(default_factory=dict)  # at which the paper found its best
@@ -149,10 +150,27 @@ def _read(name: str) -> tuple[ExperimentFile, str]:
         given = f"experiment {name!r}{nearest(name, [*known, *GROUPS])}"
         raise InvalidSettings(given, needed, "`fairfold reproduce --list` shows them.")
     try:
-        return ExperimentFile.model_validate(read_toml(known.get(name, Path(name)))), Path(name).stem
+        file = ExperimentFile.model_validate(read_toml(known.get(name, Path(name))))
+        return file.model_copy(update={"tables": _completed(name, file.tables)}), Path(name).stem
     except ValidationError as error:
         problems = "; ".join(_explain(problem) for problem in error.errors())
         raise InvalidSettings(f"{name}: {problems}", "the keys of an experiment", "See docs/reproduction.md.") from None
+
+
+def _completed(name: str, tables: dict[str, TableFile]) -> dict[str, TableFile]:
+    """Tables with the rows and columns of those that they are like."""
+    found = dict(tables)
+    for table, content in tables.items():
+        if content.like:
+            if content.like not in tables:
+                given = f"{name}, table {table!r}: like {content.like!r}{nearest(content.like, tables)}"
+                raise InvalidSettings(given, f"one of {', '.join(tables)}", "Mend it.")
+            other = tables[content.like]
+            both = {"rows": content.rows or other.rows, "columns": content.columns or other.columns}
+            found[table] = content.model_copy(update=both)
+        if not (found[table].rows and found[table].columns):
+            raise InvalidSettings(f"{name}, table {table!r} without rows or columns", "both", "Name them, or `like`.")
+    return found
 
 
 def _cells(

@@ -12,9 +12,14 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import torch
+
 from fairfold.errors import InvalidCapacity, InvalidCheckpoint, InvalidSettings
 from fairfold.kernels import gpu
+from fairfold.reproduce.fedrec import RIVALS, FedRecSettings
+from fairfold.reproduce.fedrec import measured as measured_fedrec
 from fairfold.reproduce.memory import MemorySettings, Tell, measured
+from fairfold.reproduce.newest import newest_left_out
 from fairfold.reproduce.records import Outcome
 from fairfold.runs.callbacks import Callback
 from fairfold.settings import Settings, merged, read_settings
@@ -223,9 +228,32 @@ class _Memory(_Made):
         return Outcome.of_value(most, 0.0, seconds=time.monotonic() - started, facts=facts)
 
 
+class _FedRec(_Made):
+    """A federated recommender of the literature, or ours, or a reference, with one item per user left out by time."""
+
+    def data(self, values: Values) -> dict[str, Any]:
+        from fairfold.runs.checkpoint import data_facts
+
+        return data_facts(newest_left_out(self.settings(values).data))
+
+    def on_gpu(self, values: Values) -> bool:
+        """Rivals train on a GPU where there is one."""
+        return self.settings(values).method in RIVALS and torch.cuda.is_available()
+
+    def work(self, values: Values) -> float:
+        return float(self.settings(values).rounds)
+
+    def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:  # noqa: ARG002
+        facts = measured_fedrec(self.settings(values), seed, tell)
+        seconds = facts.pop("measured in seconds")
+        facts["measures"]["seconds"] = seconds
+        return Outcome.of_value(facts["measures"]["NDCG@10"], 0.0, seconds=seconds, facts=facts)
+
+
 KINDS: dict[str, Kind] = {
     "federated": _Federated(),
     "references": _References(),
     "convex": _Convex("convex", ConvexFederation),
     "memory": _Memory("memory", MemorySettings),
+    "fedrec": _FedRec("fedrec", FedRecSettings),
 }

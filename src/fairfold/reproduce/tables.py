@@ -37,7 +37,10 @@ class Entry:
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation over the seeds; None for a single one."""
+        """Standard error over users where that was measured; else the standard deviation over the seeds, if several."""
+        if "errors" in self.facts:
+            error: float | None = self.facts["errors"].get(self.column)
+            return error
         return stdev(self.values) if len(self.values) > 1 else None
 
     @property
@@ -101,7 +104,7 @@ def _entry(file: TableFile, row: str, column: str, known: list[Outcome]) -> Entr
         row,
         column,
         paper,
-        tuple(_number(outcome.best if best else outcome.last) for outcome in done),
+        tuple(_number(_measure(outcome, column, best)) for outcome in done),
         tuple(_number(outcome.best_round if best else outcome.last_round) for outcome in done),
         tuple(_number(outcome.last) for outcome in done),
         file.rounds_of_best.get(row, {}).get(column),
@@ -110,6 +113,12 @@ def _entry(file: TableFile, row: str, column: str, known: list[Outcome]) -> Entr
         "done",
         facts=_mean_facts(done),
     )
+
+
+def _measure(outcome: Outcome, column: str, best: bool) -> float | None:
+    """A cell's value, or, where it measured several, the one that its column is named after."""
+    value: float | None = outcome.facts.get("measures", {}).get(column, outcome.best if best else outcome.last)
+    return value
 
 
 def _mean_facts(done: list[Outcome]) -> dict[str, Any]:

@@ -1,0 +1,212 @@
+"""One cell of the fair table of federated recommendation: a method, a data set, one way to draw negatives.
+
+Every user's newest item is the test. Settings are chosen by the same search for all rivals, on the item before it; then
+a method trains on both. Quality comes with its standard error over users, and with what a device holds and moves.
+"""
+
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from statistics import mean
+from typing import Any, Literal
+
+import numpy
+import torch
+from torch import Tensor
+
+from fairfold.backends.batched import batched
+from fairfold.data.interactions import Dataset, Interactions
+from fairfold.errors import InvalidSettings
+from fairfold.metrics.one_left_out import OneLeftOut, rank_one_left_out
+from fairfold.metrics.ranking import Scorer
+from fairfold.metrics.reference_rows import STRONG, held_out, judged
+from fairfold.metrics.references import BinaryMatrix, Popularity
+from fairfold.protocol.faults import Rejections
+from fairfold.protocol.round import run_round
+from fairfold.protocol.words import State, reduced
+from fairfold.reproduce import rivals
+from fairfold.reproduce.memory import Tell
+from fairfold.reproduce.newest import newest_left_out
+from fairfold.settings import Settings, merged, read_settings
+from fairfold.simulate.world import World
+from fairfold.values import BYTES
+
+RIVALS = {kind.model_fields["kind"].default for kind in map(rivals.__dict__.__getitem__, rivals.__all__)}
+CENTRAL = {"EASE", "iALS", "popularity", "counter", "ncf"}
+MEASURES = ("HR@10 of 100", "NDCG@10 of 100", "HR@10", "NDCG@10")
+
+
+@dataclass(frozen=True)
+class FedRecSettings:
+    """Of one cell."""
+
+    method: str  # a rival, "ours", or what needs no federation
+    data: str = "ml-100k"
+    outside: Literal["train", "all ratings"] = "train"  # negatives: from outside the training set, or of the test too
+    capacities: str = "1x"
+    factors: int = 32
+    rounds: int = 100
+    clients: int = 200  # per round
+    search_rounds: int = 30  # of every trial; 0 leaves the search out
+    tried: dict[str, list[float]] = field(default_factory=dict)  # keys of [algorithm] and their values
+
+    def __post_init__(self) -> None:
+        known = sorted(RIVALS | CENTRAL | {"ours"})
+        if self.method not in known:
+            raise InvalidSettings(f"method {self.method!r}", f"one of {', '.join(known)}", "Check the spelling.")
+
+
+def measured(given: FedRecSettings, seed: int, tell: Tell) -> dict[str, Any]:
+    """All that is found of a cell, by name."""
+    data, started = newest_left_out(given.data), time.monotonic()
+    assert data.valid is not None
+    both = _joined(data.train, data.valid)
+    steps, done = given.rounds + given.search_rounds * len(_trials(given)), itertools.count(1)
+
+    def tick() -> None:
+        tell(min(next(done), steps), steps)
+
+    chosen, searched = _searched(given, data, seed, tick)
+    final = replace(data, train=both, valid=None)
+    score, cost = _trained(given, final, chosen, seed, given.rounds, tick)
+    found = rank_one_left_out(score, both, data.test, seed)
+    values, errors = _summary(found)
+    facts = {"measures": values | cost, "errors": errors, "chosen": chosen, "tried on held-out items": searched}
+    return facts | {"measured in seconds": time.monotonic() - started}
+
+
+def _summary(found: OneLeftOut) -> tuple[dict[str, float], dict[str, float]]:
+    """Means over users, and their standard errors."""
+    (hit, hit_of_all), (gain, gain_of_all) = found.hits(), found.gains()
+    each = dict(zip(MEASURES, (hit, gain, hit_of_all, gain_of_all), strict=True))
+    errors = {name: float(of.std()) / len(of) ** 0.5 for name, of in each.items()}
+    return {name: float(of.mean()) for name, of in each.items()}, errors
+
+
+def _trials(given: FedRecSettings) -> list[dict[str, float]]:
+    """What is tried: every combination."""
+    if not given.search_rounds or given.method in CENTRAL - {"ncf"} or given.method == "ours":
+        return []
+    return [dict(zip(given.tried, values, strict=True)) for values in itertools.product(*given.tried.values())]
+
+
+def _searched(
+    given: FedRecSettings, data: Dataset, seed: int, tick: Callable[[], None]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The settings that find the item before the newest best among all items, and what each found."""
+    assert data.valid is not None
+    found: dict[str, float] = {}
+    trials = _trials(given)
+    honest = replace(given, outside="train")
+    for trial in trials:
+        score, _ = _trained(
+            honest, replace(data, test=data.valid, valid=None), trial, seed + 1000, given.search_rounds, tick
+        )
+        gains = rank_one_left_out(score, data.train, data.valid, seed).gains()[1]
+        found[", ".join(f"{key} {value:g}" for key, value in trial.items())] = float(gains.mean())
+    best = max(range(len(trials)), key=list(found.values()).__getitem__) if trials else None
+    first = {key: values[0] for key, values in given.tried.items()}
+    return (first if best is None else trials[best]), found
+
+
+def _trained(
+    given: FedRecSettings, data: Dataset, chosen: dict[str, float], seed: int, rounds: int, tick: Callable[[], None]
+) -> tuple[Scorer, dict[str, float]]:
+    """A scorer, and what it costs a device."""
+    if given.method in CENTRAL - {"ncf"}:
+        return _central(given, data, rounds, seed), {}
+    settings = _settings(given, chosen, seed, rounds, data.num_users)
+    world = World.of(settings, data)
+    if given.outside == "all ratings":
+        world.people.outside = _joined(data.train, data.test)
+    state, rejections = world.initial(), Rejections()
+    moved = torch.zeros(2, dtype=torch.float64)
+    for number in range(settings.run.rounds):
+        plan = settings.algorithm.settled(world.plan, state)
+        each = [settings.algorithm.traffic(plan, size, number) for size in range(len(plan.capacities))]
+        moved += torch.tensor(each, dtype=torch.float64)[world.fleet.size[world.fleet.cohort(number)]].sum(0)
+        state = run_round(state, world.fleet, world.people, rejections, batched)
+        tick()
+    plan = settings.algorithm.settled(world.plan, state)
+    held = [one.bytes() for one in plan.assignments(0)]
+    own = sum(plan.architecture.own.values()) * BYTES
+    down, up = (moved / data.num_users).tolist()
+    cost = {
+        "bytes held": mean(held[size] for size in world.fleet.size.tolist()) + own,
+        "bytes down": down,
+        "bytes up": up,
+    }
+    return _by_size(world, state), {} if settings.algorithm.pooled else cost
+
+
+def _settings(given: FedRecSettings, chosen: dict[str, float], seed: int, rounds: int, users: int) -> Settings:
+    data = {"data": {"kind": "interactions", "name": given.data}, "run": {"seed": seed}}
+    if given.method == "ours":
+        return read_settings(merged(data, {"fleet": {"capacities": given.capacities, "clients_per_round": None}}))
+    several = "heterofl" if "-" in given.capacities else "fedavg"
+    tables: dict[str, Any] = {
+        "model": {"kind": "mf", "factors": given.factors},
+        "algorithm": {"kind": given.method} | chosen,
+        "subspace": {"method": several},
+        "fleet": {"capacities": given.capacities, "clients_per_round": min(given.clients, users)},
+        "run": {"rounds": rounds},
+    }
+    if given.method == "ncf":
+        tables["model"]["kind"] = "neumf"
+        tables["algorithm"] = {"kind": "central", "local_optimiser": "adam", "negatives": 4} | chosen
+        tables["fleet"] = {"capacities": "1x"}
+    return read_settings(merged(data, tables))
+
+
+def _by_size(world: World, state: State) -> Scorer:
+    """Every user by the model of their own size, as their device holds it."""
+    plan = world.plan.algorithm.settled(world.plan, state)
+    held = plan.assignments(max(state.round_number - 1, 0))
+    scorers = []
+    for one, sent in zip(held, reduced(state.full, held), strict=True):
+        full = {name: of.recover((sent or {})[name]) for name, of in (one.projections or {}).items()}
+        scorers.append(plan.algorithm.scorer(plan, full, [one], world.people))
+    sizes = torch.zeros(len(world.data.test.offsets) - 1, dtype=torch.int64)  # type: ignore[union-attr]
+    sizes = sizes if plan.algorithm.pooled else world.fleet.size
+
+    def score(users: Tensor) -> Tensor:
+        found = torch.empty(len(users), plan.public.items)
+        for size, scorer in enumerate(scorers):
+            mine = (sizes[users] == size).nonzero().flatten()
+            if len(mine):
+                found[mine] = scorer(users[mine]).detach().float()
+        return found
+
+    return score
+
+
+def _central(given: FedRecSettings, data: Dataset, rounds: int, seed: int) -> Scorer:
+    """What sees everybody's data; or learns nothing."""
+    if given.method == "popularity":
+        return Popularity(data.train)
+    if given.method == "counter":
+        return _counter(given, data, rounds, seed)
+    kind = next(kind for kind in STRONG if kind.name == given.method)
+    found = judged(kind.made, kind.values, held_out(data.train), 10)
+    return kind.made(BinaryMatrix(data.train), max(found, key=found.__getitem__))
+
+
+def _counter(given: FedRecSettings, data: Dataset, rounds: int, seed: int) -> Scorer:
+    """Scores an item by how rarely it was drawn as a negative of the user: it learns nothing of anybody's taste."""
+    outside = _joined(data.train, data.test) if given.outside == "all ratings" else data.train
+    random = numpy.random.default_rng([seed, 7])
+    draws = rounds * min(given.clients, data.num_users) / data.num_users * 5 * 4  # as the rivals draw: steps, negatives
+    drawn = torch.zeros(data.num_users, data.num_items)
+    for user in range(data.num_users):
+        others = torch.ones(data.num_items, dtype=torch.bool)
+        others[outside.of(user)] = False
+        many = int(others.sum())
+        counts = random.multinomial(round(draws * len(data.train.of(user))), numpy.full(many, 1 / many))
+        drawn[user, others] = torch.from_numpy(counts).float()
+    return lambda users: -drawn[users]
+
+
+def _joined(first: Interactions, second: Interactions) -> Interactions:
+    users, items = torch.cat([first.users, second.users]), torch.cat([first.items, second.items])
+    return Interactions.from_pairs(users, items, first.num_users, first.num_items)
