@@ -144,11 +144,10 @@ def _settings(given: FedRecSettings, chosen: dict[str, float], seed: int, rounds
     data = {"data": {"kind": "interactions", "name": given.data}, "run": {"seed": seed}}
     if given.method == "ours":
         return read_settings(merged(data, {"fleet": {"capacities": given.capacities, "clients_per_round": None}}))
-    several = "heterofl" if "-" in given.capacities else "fedavg"
     tables: dict[str, Any] = {
         "model": {"kind": "mf", "factors": given.factors},
         "algorithm": {"kind": given.method} | chosen,
-        "subspace": {"method": several},
+        "subspace": {"method": "heterofl" if given.method == "hetefedrec" else "fedavg"},
         "fleet": {"capacities": given.capacities, "clients_per_round": min(given.clients, users)},
         "run": {"rounds": rounds},
     }

@@ -1,0 +1,237 @@
+"""The fair table: ranks against a brute force, the split by time, and rivals against plain loops of torch."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from fairfold.backends.batched import batched
+from fairfold.data.interactions import Dataset, Interactions
+from fairfold.errors import InvalidData, InvalidSettings
+from fairfold.metrics.one_left_out import rank_one_left_out
+from fairfold.protocol.faults import Rejections
+from fairfold.protocol.round import Backend, in_turn, run_round
+from fairfold.protocol.words import State
+from fairfold.reproduce import fedrec
+from fairfold.reproduce.experiment import read_experiment
+from fairfold.reproduce.newest import newest_left_out
+from fairfold.reproduce.rivals import FedMF
+from fairfold.settings import read_settings
+from fairfold.simulate.world import World
+
+ITEMS, USERS = 40, 12
+
+
+def small(seed: int = 0) -> Dataset:
+    """Random histories, with one item of each user as test and another as validation."""
+    order = torch.rand(USERS, ITEMS, generator=torch.Generator().manual_seed(seed)).argsort(1)
+    lengths = 3 + torch.arange(USERS) % 7
+
+    def part(first: int, many: torch.Tensor) -> Interactions:
+        users = torch.repeat_interleave(torch.arange(USERS), many)
+        items = torch.cat([order[user, first : first + int(many[user])] for user in range(USERS)])
+        return Interactions.from_pairs(users, items, USERS, ITEMS)
+
+    one = torch.ones(USERS, dtype=torch.int64)
+    ids = [str(number) for number in range(ITEMS)]
+    return Dataset("small", part(2, lengths), part(0, one), user_ids=ids[:USERS], item_ids=ids, valid=part(1, one))
+
+
+def world_of(kind: str, data: Dataset, capacities: str = "1x", **keys: float) -> World:
+    """A federation of a rival."""
+    subspace = "heterofl" if kind == "hetefedrec" else "fedavg"
+    return World.of(
+        read_settings(
+            {
+                "data": {"kind": "interactions", "name": "small"},
+                "model": {"kind": "mf", "factors": 4},
+                "algorithm": {"kind": kind} | keys,
+                "subspace": {"method": subspace},
+                "fleet": {"capacities": capacities, "clients_per_round": None},
+                "run": {"rounds": 3},
+            }
+        ),
+        data,
+    )
+
+
+def after(world: World, backend: Backend, rounds: int = 2) -> State:
+    """The server's state after some rounds."""
+    state = world.initial()
+    for _ in range(rounds):
+        state = run_round(state, world.fleet, world.people, Rejections(), backend)
+    return state
+
+
+SIZES = [
+    ("fedmf", "1x"),
+    ("fedncf", "1x"),
+    ("pfedrec", "1x"),
+    ("fedrap", "1x"),
+    ("colr", "1x"),
+    ("hetefedrec", "1x-2x-4x"),
+]
+
+
+@pytest.mark.parametrize(("kind", "capacities"), SIZES)
+def test_many_clients_at_once_are_what_each_says_alone(kind: str, capacities: str) -> None:
+    data = small()
+    keys = {"server_optimiser": "sgd", "server_step": 1.0}  # Adam would magnify the last digit
+    alone, together = (world_of(kind, data, capacities, **keys) for _ in range(2))  # type: ignore[arg-type]
+    one, other = after(alone, in_turn), after(together, batched)
+    for name, vector in one.full.items():
+        torch.testing.assert_close(other.full[name], vector, rtol=1e-4, atol=1e-6)
+        assert not torch.equal(vector, world_of(kind, data, capacities).initial().full[name])
+    for name, mine in alone.people.private.items():
+        torch.testing.assert_close(together.people.private[name], mine, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "capacities"), SIZES)
+def test_everybody_gets_finite_scores_of_all_items(kind: str, capacities: str) -> None:
+    world = world_of(kind, small(), capacities)
+    scores = fedrec._by_size(world, after(world, batched))(torch.tensor([0, 5, 11]))
+    assert scores.shape == (3, ITEMS)
+    assert bool(scores.isfinite().all())
+    assert float(scores.std(1).max()) > 0
+
+
+def test_fedmf_is_gradient_descent_on_the_logistic_loss() -> None:
+    """Against a loop of torch.optim over one user's samples."""
+    data = small()
+    world = world_of("fedmf", data, local_epochs=2, local_step=0.5, item_step=0.1)
+    state, user = world.initial(), 3
+    algorithm = world.plan.algorithm
+    assert isinstance(algorithm, FedMF)
+    (sent,) = algorithm.send(world.plan, state, [0])
+    samples = list(algorithm.draw(world.people, [user], 0, torch.device("cpu")))
+    table = state.full["item"].view(ITEMS, 4).clone().requires_grad_()
+    mine = world.people.private["user"][user].clone().requires_grad_()
+    for of_step in samples:
+        labels, items = of_step.labels[0], of_step.items[0]
+        assert labels[: len(data.train.of(user))].eq(1).all()
+        assert labels[len(data.train.of(user)) :].eq(0).all()
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(table[items] @ mine, labels)
+        steps = torch.optim.SGD([{"params": [table], "lr": 0.1 * len(items)}, {"params": [mine], "lr": 0.5}])
+        steps.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        steps.step()
+    answer, own = algorithm.answer(world.plan, sent, world.people.client(user, 0))
+    torch.testing.assert_close(answer.sums["item"].view(ITEMS, 4), table.detach() - state.full["item"].view(ITEMS, 4))
+    torch.testing.assert_close(own["user"], mine.detach())
+
+
+def test_what_colr_sends_spans_as_many_directions_as_its_rank() -> None:
+    world = world_of("colr", small(), rank=2, server_optimiser="sgd", server_step=1.0)  # type: ignore[arg-type]
+    before = world.initial().full["item"]
+    change = (after(world, batched, rounds=1).full["item"] - before).view(ITEMS, 4)
+    assert int(torch.linalg.matrix_rank(change, rtol=1e-4)) == 2
+    assert world.plan.algorithm.traffic(world.plan, 0) == (ITEMS * 4 * 4, ITEMS * 2 * 4)
+
+
+def test_small_devices_of_hetefedrec_move_their_columns_alone() -> None:
+    world = world_of("hetefedrec", small(), "4x", server_optimiser="sgd", distil=0.0)  # type: ignore[arg-type]
+    before = world.initial().full["item"].view(ITEMS, 4)
+    moved = (after(world, batched, rounds=1).full["item"].view(ITEMS, 4) - before).abs().sum(0) > 0
+    assert moved.tolist() == [True, False, False, False]
+
+
+def test_negatives_from_outside_all_ratings_never_name_the_test_item() -> None:
+    data = small()
+    for outside, named in ((data.train, True), (fedrec._joined(data.train, data.test), False)):
+        world = world_of("fedmf", data, local_epochs=200)
+        world.people.outside = outside
+        drawn = torch.cat([of.items[0] for of in world.plan.algorithm.draw(world.people, [0], 0, torch.device("cpu"))])  # type: ignore[attr-defined]
+        assert bool((drawn == data.test.of(0)).any()) == named
+
+
+def test_ranks_are_those_of_a_brute_force() -> None:
+    data = small()
+    scores = torch.rand(USERS, ITEMS, generator=torch.Generator().manual_seed(1)).mul(10).round()  # with ties
+    found = rank_one_left_out(lambda users: scores[users], data.train, data.test)
+    for user in range(USERS):
+        wanted, known = int(data.test.of(user)), set(data.train.of(user).tolist())
+        others = [item for item in range(ITEMS) if item not in known and item != wanted]
+        assert int(found.everywhere[user]) == 1 + sum(scores[user, item] >= scores[user, wanted] for item in others)
+        assert 1 <= int(found.sampled[user]) <= 100
+    assert float(found.gains(1)[1].sum()) == float(found.hits(1)[1].sum())
+
+
+def test_scores_that_are_all_alike_find_nothing() -> None:
+    data = small()
+    hits = rank_one_left_out(lambda users: torch.zeros(len(users), ITEMS), data.train, data.test).hits()
+    assert float(hits[0].sum()) == float(hits[1].sum()) == 0
+
+
+def test_several_items_of_a_user_are_refused() -> None:
+    data = small()
+    with pytest.raises(InvalidData, match="one item per user"):
+        rank_one_left_out(lambda users: torch.zeros(len(users), ITEMS), data.test, data.train)
+
+
+def test_the_newest_item_is_the_test_and_the_one_before_validates(tmp_path: Path) -> None:
+    rows = [
+        (7, 10, 5, 100),
+        (7, 11, 3, 300),
+        (7, 12, 1, 200),
+        (7, 13, 2, 50),
+        (9, 10, 4, 5),
+        (9, 13, 4, 6),
+        (9, 11, 4, 6),
+    ]
+    rows.append((5, 10, 1, 1))  # too short to be split
+    (tmp_path / "u.data").write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
+    data = newest_left_out(str(tmp_path))
+    assert data.valid is not None
+    numbers = {10: 0, 13: 1, 11: 2, 12: 3}  # by how often each is in train, then by number
+    assert data.num_users == 2
+    names = {place: name for name, place in numbers.items()}
+    assert [names[int(item)] for item in data.test.items] == [11, 11]
+    assert [names[int(item)] for item in data.valid.items] == [12, 13]
+
+
+def test_a_cell_of_every_kind_of_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedrec, "newest_left_out", lambda _name: small())
+    for method in ("popularity", "EASE", "counter", "fedmf", "ours"):
+        tried = {"server_step": [0.1, 0.3]} if method == "fedmf" else {}
+        told: list[tuple[int, int]] = []
+        given = fedrec.FedRecSettings(method, rounds=2, search_rounds=1, factors=4, tried=tried)
+        found = fedrec.measured(given, 0, lambda done, of, told=told: told.append((done, of)))  # type: ignore[misc]
+        assert set(fedrec.MEASURES) <= found["measures"].keys()
+        assert all(0 <= found["measures"][name] <= 1 for name in fedrec.MEASURES)
+        if method == "fedmf":
+            assert set(found["tried on held-out items"]) == {"server_step 0.1", "server_step 0.3"}
+            assert told[-1] == (4, 4)
+
+
+def test_an_unknown_method_is_refused() -> None:
+    with pytest.raises(InvalidSettings, match=r"one of .*fedmf"):
+        fedrec.FedRecSettings("fedmff")
+
+
+def test_tables_like_another_have_its_rows(tmp_path: Path) -> None:
+    tables = read_experiment("fedrec").file.tables
+    assert tables["ml-1m"].rows == tables["ml-100k"].rows
+    assert tables["ml-1m-leak"].rows == tables["ml-100k-leak"].rows != tables["ml-1m"].rows
+    (tmp_path / "mine.toml").write_text('title = "t"\n[tables.a]\ntitle = "a"\nlike = "b"\n')
+    with pytest.raises(InvalidSettings, match="like 'b'"):
+        read_experiment(str(tmp_path / "mine.toml"))
+
+
+def test_figures_of_the_page_are_those_of_the_records() -> None:
+    root = Path(__file__).parents[2]
+    held: dict[str, set[str]] = {}
+    for line in (root / "experiments/results/fedrec/cells.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        facts = record["outcome"]["facts"]
+        told = [*facts["measures"].values(), *facts["errors"].values()]
+        held.setdefault(record["row"], set()).update(f"{value:.3f}".removeprefix("0") for value in told)
+    checked = 0
+    for line in (root / "docs/fedrec.md").read_text(encoding="utf-8").splitlines():
+        row = line.split("|")[1].strip() if line.startswith("|") else ""
+        if row in held:
+            figures = re.findall(r"1?\.\d{3}", line)
+            assert set(figures) <= held[row], f"{row}: {set(figures) - held[row]}"
+            checked += len(figures)
+    assert checked > 80
