@@ -92,17 +92,22 @@ def sealed_line(text: str, separator: str = " ") -> str:
     return f"{text}{separator}{zlib.crc32(text.encode()):08x}\n"
 
 
+def line_in(line: bytes, separator: str = " ") -> str | None:
+    """The text of such a line, given without its end; None where it is not what was written."""
+    text = line.decode(errors="replace").rpartition(separator)[0]
+    return text if line + b"\n" == sealed_line(text, separator).encode() else None
+
+
 def lines_in(content: bytes, separator: str = " ") -> list[str]:
-    """The same lines, but for a last one that a kill cut short."""
+    """The texts of all such lines, but for a last one that a kill cut short."""
     *lines, last = content.split(b"\n")
     found = []
     for number, line in enumerate(lines, start=1):
-        text = line.decode().rpartition(separator)[0]
-        if line + b"\n" != sealed_line(text, separator).encode():
+        text = line_in(line, separator)
+        if text is None:
             raise Damaged(f"line {number} is not what was written")
         found.append(text)
-    end = last[:-1].decode(errors="replace") + "\n"
-    if end == sealed_line(end.rpartition(separator)[0], separator):  # it was not cut short: its end is another one
+    if line_in(last[:-1], separator) is not None:  # it was not cut short: its end is another one
         raise Damaged(f"line {len(lines) + 1} is not what was written")
     return found
 

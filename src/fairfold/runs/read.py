@@ -56,10 +56,14 @@ def read_run_settings(folder: Path) -> Settings:
 
 def read_result(folder: Path) -> dict[str, Any]:
     """The closing table of a run; empty where it is not finished."""
-    path = folder / RESULT
+    return read_values(folder / RESULT)
+
+
+def read_values(path: Path, remedy: str = RESUME) -> dict[str, Any]:
+    """Plain values of a run's folder; none where there is no such file, refused where it is damaged."""
     if not path.exists():
         return {}
-    with _reading(path):
+    with _reading(path, remedy):
         return values_in(content_of(path))
 
 
