@@ -98,17 +98,17 @@ def line_in(line: bytes, separator: str = " ") -> str | None:
     return text if line + b"\n" == sealed_line(text, separator).encode() else None
 
 
-def lines_in(content: bytes, separator: str = " ") -> list[str]:
-    """The texts of all such lines, but for a last one that a kill cut short."""
+def lines_in(content: bytes, separator: str = " ", first: int = 1) -> list[str]:
+    """The texts of all such lines, but for a last one that a kill cut short; ``first`` is the first one's number."""
     *lines, last = content.split(b"\n")
     found = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(lines, start=first):
         text = line_in(line, separator)
         if text is None:
             raise Damaged(f"line {number} is not what was written")
         found.append(text)
     if line_in(last[:-1], separator) is not None:  # it was not cut short: its end is another one
-        raise Damaged(f"line {len(lines) + 1} is not what was written")
+        raise Damaged(f"line {first + len(lines)} is not what was written")
     return found
 
 

@@ -87,7 +87,7 @@ def read_metrics(folder: Path, settings: Settings, rounds: int | None = None) ->
         head, _, content = content_of(path).partition(b"\n")
         if head.decode() != ",".join(columns):
             raise Damaged("other columns than the run has")
-        rows = [line.split(",") for line in lines_in(content, ",")]
+        rows = [line.split(",") for line in lines_in(content, ",", first=2)]
         if [row[0] for row in rows] != [str(number + 1) for number in range(len(rows))]:
             raise Damaged("rounds are missing")
         if rounds is not None and len(rows) != rounds:
