@@ -296,9 +296,8 @@ def test_a_cut_keeps_within_its_bytes(
 
 def test_what_is_tried_first_has_columns_by_users_and_rows_enough() -> None:
     plenty = 10**9
-    assert [shapes_for(plenty, 5_000, 384, users)[0].columns for users in (1, 943, 2_900, 6_000, 10**6)] == [
-        48, 48, 96, 192, 384,
-    ]  # fmt: skip
+    wanted = {1: 192, 149: 192, 150: 12, 500: 24, 943: 48, 2_900: 96, 6_000: 192, 10**6: 384}
+    assert {users: shapes_for(plenty, 5_000, 384, users)[0].columns for users in wanted} == wanted
     for size in (1, 4, 16, 64):  # MovieLens 1M's budgets
         budget = 3_706 * 128 // size
         shapes = shapes_for(budget, 3_450, 384, 6_040)
@@ -363,10 +362,11 @@ def test_pairs_make_up_for_what_rows_miss() -> None:
     plan, state = world.plan, after_rounds(world, world.initial(), 1)
     head = plan.architecture.tables[ROWS][0]
     gram = pairs.matrix_of(state.moments[SUM][SUM])
-    precision = Precision.of(gram, plan.public.survey["counts"][:head], 0.15, 4.0)
+    ridge = float(state.moments["made"]["made"][0])
+    precision = Precision.of(gram, plan.public.survey["counts"][:head], 0.15, ridge)
     table = state.full[ROWS].view(head, -1).clone()
     listed = spectrum.strongest(Precision.of(
-        pairs.matrix_of(state.moments[SUM][SUM]), plan.public.survey["counts"][:head], 0.15, 4.0
+        pairs.matrix_of(state.moments[SUM][SUM]), plan.public.survey["counts"][:head], 0.15, ridge
     ).correlations(), torch.zeros(head, 1).double(), torch.ones(head), head * head)  # fmt: skip
     rarer, other = listed[:, :2].long().T
     listed[:, 2] *= table[rarer, 1] * table[other, 0]
@@ -445,8 +445,10 @@ def test_trials_end_in_the_sum_and_the_model_of_all_histories() -> None:
     assert state.round_number == 10
     assert state.moments[SUM][SUM].equal(expected.moments[SUM][SUM])
     ridge, columns = trials.wanted(10, state.moments[QUALITY])
-    assert state.moments["made"]["made"].tolist() == [4.0 * ridge, columns]
-    wanted = algorithm.model(world.plan, state.moments[SUM][SUM], 4.0 * ridge, columns)
+    length = len(data.train) / data.num_users  # all items have support here
+    made, own = state.moments["made"]["made"].tolist(), 4.0 * ridge * (75 / length) ** 0.5
+    assert made == [pytest.approx(own), columns]
+    wanted = algorithm.model(world.plan, state.moments[SUM][SUM], own, columns)
     torch.testing.assert_close(state.full[ROWS], wanted[ROWS].float().view(-1), rtol=1e-4, atol=1e-5)
 
 

@@ -13,14 +13,14 @@ Three sizes nest:
 * *What is held.* Models are cut to bytes by :mod:`fairfold.methods.leading`: leading rows and columns of W in few bits,
   and pairs (j, i, b_j S_ij a_i), the strongest first. Of a pair the device holds all that i says of j, so it adds what
   its own rows miss of that, times ``pair_weight``: one list serves all sizes.
-* *What is needed on the way.* A device lists its pairs in blocks, and never holds their matrix.
+* *What is needed on the way.* A device adds its pairs column by column, and never holds their matrix.
 
 How many columns, whether pairs, and λ are chosen by trials (:mod:`.trials`): first devices say nine tenths of their
 histories, then models are tried on the rest, one per round, and at last devices say the rest.
 
-An item outside the head, or beyond what a device holds, has no score of its own: it comes after all others, in the
-order of popularity. A device that is asked again says what it has not said yet: the pairs of what it now has, less
-those of what the server's sum holds (``said``, a flag per item, counts once acknowledged).
+An item outside the head, or beyond what a device holds, comes after all others, in the order of popularity. A device
+that is asked again says what it has not said yet: the pairs of what it now has, less those of what the server's sum
+holds (``said``, a flag per item, counts once acknowledged).
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,10 +32,10 @@ from pydantic import Field
 from torch import Tensor
 
 from fairfold.algorithms.least_squares import Remembering
-from fairfold.algorithms.pair_architecture import JUDGED, LIST_PER_ITEM, LISTED, ROWS, PairArchitecture
+from fairfold.algorithms.pair_architecture import JUDGED, LISTED, ROWS, PairArchitecture
 from fairfold.algorithms.pairs import frobenius, items_of, matrix_of, size_of, weights_of
 from fairfold.algorithms.served import Served
-from fairfold.algorithms.spectrum import Precision, strongest
+from fairfold.algorithms.spectrum import Precision, penalty, strongest
 from fairfold.algorithms.trials import HELD_BACK, JUDGEMENT, JUDGES, QUALITY, TOLD, Trials, judged, said_first
 from fairfold.data import Interactions
 from fairfold.errors import InvalidMessage
@@ -64,9 +64,6 @@ SAID = "said"
 USERS = "users"
 """Name of the survey's sum that says how many users there are, and how many items they have."""
 
-LISTED_COLUMNS = 24
-"""The list is of pairs that so many columns do not explain: as many as small devices hold."""
-
 
 class Correlations(Remembering):
     """Partial correlations of items from one sum of pairs.
@@ -74,7 +71,8 @@ class Correlations(Remembering):
     Attributes:
         kind: Its name.
         beta: Items weigh by the power −β of how many have them, before they are correlated.
-        ridge: λ, what is added to the diagonal before the inverse.
+        ridge: λ, what is added to the diagonal before the inverse, for histories of 75 items; of other lengths it is
+            less or more, by the root of their mean (:func:`.spectrum.penalty`).
         support: Items that fewer users have are outside the head.
         head: The most items that are correlated: the server inverts a matrix of so many rows, and a device of full size
             sends head · (head + 1) / 2 numbers.
@@ -132,7 +130,8 @@ class Correlations(Remembering):
             enough = (counts[:head] >= self.support).nonzero()
             head = int(enough[-1]) + 1 if len(enough) else 1
         many = int(public.survey[USERS][0]) if USERS in public.survey else public.users
-        return PairArchitecture(public.items, public.users, head, settings.model.factors, many)
+        held = 0.0 if counts is None else float(counts[:head].sum())
+        return PairArchitecture(public.items, public.users, head, settings.model.factors, many, held / max(many, 1))
 
     def surveys(self, settings: Any) -> dict[str, bool]:
         """How many users have each item, and how many they are."""
@@ -279,7 +278,9 @@ class Correlations(Remembering):
         moments = state.moments | {SUM: {SUM: sums}} | ({QUALITY: tallies} if tallies else {})
         after = State(state.full, state.round_number + 1, moments)
         ridge, columns = trials.wanted(after.round_number, tallies)
-        made = torch.tensor([ridge * self.ridge, float(columns)], dtype=torch.float64)
+        made = torch.tensor(
+            [ridge * penalty(self.ridge, plan.architecture.length), float(columns)], dtype=torch.float64
+        )
         if not bool(sums.any()) or (kept is not None and sums.equal(kept) and made.equal(state.moments[MADE][MADE])):
             return after
         full = {name: of.to(dtype).reshape(-1) for name, of in self.model(plan, sums, *made.tolist()).items()}
@@ -292,7 +293,7 @@ class Correlations(Remembering):
         precision = Precision.of(matrix_of(sums.float()), counts, self.beta, ridge)
         values, vectors = precision.spectrum(int(columns))
         rows, into, out = vectors * values.clamp(min=0).sqrt(), precision.scales * precision.roots, 1 / precision.roots
-        listed = strongest(precision.correlations(), rows[:, :LISTED_COLUMNS], counts, LIST_PER_ITEM * head)
+        listed = strongest(precision.correlations(), rows, counts, plan.architecture.dense[LISTED][0])
         rarer, other = listed[:, :2].long().T
         listed[:, 2] *= out[rarer] * into[other]
         table = torch.zeros(head, width, dtype=rows.dtype)
@@ -302,11 +303,13 @@ class Correlations(Remembering):
     # -- what was learned ----------------------------------------------------------------------------------------------
 
     def told(self, plan: Plan, state: State) -> list[str]:
-        """What was chosen for every size, and how sure that is."""
+        """What was chosen for every size, and how sure that is; nothing where nobody has spoken."""
+        if MADE not in state.moments:
+            return []
         held = [one.projections or {} for one in self.settled(plan, state).assignments(0)]
         cuts = [(one[ROWS].facts(), one[ROWS].shape[0], one[LISTED].facts()["kept"][0]) for one in held]
-        names = [str(capacity) for capacity in plan.capacities]
-        return self.trials(plan).words(state.round_number, state.moments.get(QUALITY, {}), self.ridge, names, cuts)
+        names, ridge = [str(capacity) for capacity in plan.capacities], float(state.moments[MADE][MADE][0])
+        return self.trials(plan).words(state.round_number, state.moments.get(QUALITY, {}), ridge, names, cuts)
 
     def remembered(self, plan: Plan) -> dict[str, int]:
         """Of every item, whether it was said."""

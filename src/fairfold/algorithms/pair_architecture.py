@@ -22,10 +22,21 @@ LIST_PER_ITEM = 8
 
 
 class PairArchitecture(Architecture):
-    """Tensors with a row for each item of the head."""
+    """Tensors with a row for each item of the head.
 
-    def __init__(self, items: int, users: int, head: int, factors: int, known_users: int = 1) -> None:
-        self.items, self.users, self.head, self.known_users = items, users, head, known_users
+    Args:
+        items: Of the catalogue.
+        users: Whose private numbers are held here.
+        head: Items that are correlated.
+        factors: Columns at the most.
+        known_users: How many the survey has found.
+        length: Of their histories within the head, in the mean.
+    """
+
+    def __init__(
+        self, items: int, users: int, head: int, factors: int, known_users: int = 1, length: float = 1.0
+    ) -> None:
+        self.items, self.users, self.head, self.known_users, self.length = items, users, head, known_users, length
         self.tables = {ROWS: (head, min(factors, head) + FACTORS)}
         self.dense = {LISTED: (LIST_PER_ITEM * head, 3)}
         self.user_tables, self.own = {}, {JUDGED: 1}

@@ -17,6 +17,7 @@ against λ that two items which always occur together could not be told from one
 """
 
 from dataclasses import dataclass
+from math import sqrt
 
 import torch
 from torch import Tensor
@@ -27,6 +28,9 @@ SMALL = 1_500
 TELLING = 2.0**11
 """The largest number of D G D over λ up to which single precision tells items apart."""
 
+TYPICAL = 75.0
+"""Length of a history for which λ is what the settings say."""
+
 BLOCK, SPACE, RESTARTS = 32, 3, 40
 """Directions multiplied at a time; size of a Krylov space against what is wanted, and how often it begins anew."""
 
@@ -36,8 +40,20 @@ TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-7}
 MOST_PER_ITEM = 255
 """Pairs that are listed under an item."""
 
+LISTED_COLUMNS = 24
+"""Pairs are listed that so many columns do not explain: as many as small devices hold."""
+
 ROWS_AT_ONCE = 256
 """Rows of S that are searched at a time."""
+
+
+def penalty(ridge: float, length: float) -> float:
+    """λ for histories of so many items of the head, in the mean: the longer they are, the smaller.
+
+    The penalty that serves EASE best is nearly the same for all lengths n; in units of x xᵀ/n that would be one over n.
+    Sums of pairs weigh users alike and not by n, and want about the square root of that.
+    """
+    return ridge * sqrt(TYPICAL / max(length, 1.0))
 
 
 @dataclass(frozen=True)
@@ -116,11 +132,12 @@ def leading(matrix: Tensor, roots: Tensor, many: int) -> tuple[Tensor, Tensor]:
 
 
 def strongest(correlations: Tensor, rows: Tensor, counts: Tensor, many: int) -> Tensor:
-    """Pairs of which the rows say least, [many, 3]: the rarer item, the other one, and their correlation.
+    """Pairs of which the rows' leading columns say least, [many, 3]: the rarer item, the other, their correlation.
 
     By the size of what is left, |S − W Wᵀ|, times (c_i c_j)^¼: pairs of items that occur together often. No item is the
     rarer one of more than 255, which a byte can count.
     """
+    rows = rows[:, :LISTED_COLUMNS]
     popular = (counts.double().clamp(min=1) ** 0.25).to(correlations.dtype)
     value, place, least = correlations.new_empty(0), torch.empty(0, dtype=torch.int64), 0.0
     for start in range(0, len(correlations), ROWS_AT_ONCE):

@@ -183,7 +183,7 @@ class Trials:
         if round_number < self.schedule.end or not self.schedule.trials:
             return []
         shapes, found = self.verdicts(tallies)
-        told = [f"λ = {ridge * RIDGES[found.chosen]:g}, {found.words(len(RIDGES))}."]
+        told = [f"λ = {ridge:.3g}, {found.words(len(RIDGES))}."]
         for name, (rows, head, pairs), tried, one in zip(names, cuts, self.shapes, shapes, strict=True):
             what = f"{rows['kept'][0]:,} of {head:,} rows, {rows['kept'][1] - FACTORS} columns of {rows['bits']} bits"
             told.append(f"{name}: {what}{f' and {pairs:,} pairs' if pairs else ''}, {one.words(len(tried))}.")

@@ -25,8 +25,13 @@ COLUMNS = (12, 24, 48, 96, 192, 384)
 PAIRED = (Shape(24, 0.5), Shape(96, 0.5))
 """Shapes with pairs that are tried."""
 
-USERS_PER_COLUMN, FEWEST = 30, 48
-"""What is tried first has a column for so many users, and so many at least: more would follow what few of them do."""
+USERS_PER_COLUMN, FEWEST = (30, 15), 48
+"""What is tried first has a column for so many users, or fewer where there are only so few columns: more would follow
+what few of them do."""
+
+ALL, HANDFUL = 192, 150
+"""Columns that are all there are where users are so few: what is left of fewer columns than users is what λ was meant
+to weigh, and is worse than either all of them or very few."""
 
 ENOUGH, FEW = 0.3, 1 / 16
 """The share of the rows that what is tried first has to hold, and any other shape."""
@@ -61,7 +66,7 @@ def shapes_for(budget: int, rows: int, columns: int, users: int) -> list[Shape]:
         cut = cut_to(budget, rows, columns, shape)
         return cut.rows / rows if cut is not None else 0.0
 
-    wanted = max(users / USERS_PER_COLUMN, FEWEST)
+    wanted = max(users / USERS_PER_COLUMN[0], min(FEWEST, users / USERS_PER_COLUMN[1])) if users >= HANDFUL else ALL
     first = min(range(len(COLUMNS)), key=lambda place: abs(log(COLUMNS[place] / wanted)))
     while first and share(Shape(COLUMNS[first])) < ENOUGH:
         first -= 1
