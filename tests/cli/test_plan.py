@@ -5,6 +5,8 @@ from typer.testing import CliRunner
 
 from fairfold.cli import app
 from fairfold.runs.units import human_bytes
+from fairfold.settings import read_settings
+from fairfold.simulate.world import World, load_data
 
 
 def plan(*options: str) -> tuple[int, str]:
@@ -64,3 +66,29 @@ def test_bytes_as_people_say_them() -> None:
         "1,000 MB",
         "25.6 GB",
     ]
+
+
+def test_what_a_federation_gives_to_every_size() -> None:
+    """The table says what is held, to the byte, and what a device of each size sends."""
+    code, text = plan("--data", "synthetic", "--capacities", "1x-16x")
+    assert code == 0, text
+    settings = read_settings({"algorithm": {"kind": "correlations"}, "fleet": {"capacities": "1x-16x"}})
+    known = World.of(settings, load_data(settings)[0]).plan
+    for size, held in enumerate(known.assignments(0)):
+        assert held.projections is not None
+        rows = held.projections["rows"].facts()
+        line = next(line for line in text.splitlines() if f" {known.capacities[size]} " in line)
+        cells = [cell.strip() for cell in line.split("│")[1:-1]]
+        assert cells[1].split()[0] == f"{rows['kept'][0]:,}"
+        assert cells[2:4] == [str(rows["kept"][1] - 2), str(rows["bits"])]
+        assert cells[5] == human_bytes(held.bytes())
+        assert cells[7] == human_bytes(known.algorithm.traffic(known, size)[1])
+    code, text = plan("--data", "synthetic", "--recipe", "least-squares", "--capacities", "4x")
+    assert code == 0, text
+    assert "columns" not in text
+
+
+def test_data_or_a_table() -> None:
+    for options in ([], ["--items", "5", "--dim", "2"], ["--data", "synthetic", "--dim", "4"]):
+        code, text = plan(*options)
+        assert code == 2, text

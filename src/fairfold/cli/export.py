@@ -24,6 +24,7 @@ def export(
     The file (safetensors) holds the compact vectors and, as metadata, what is needed to use them: shapes, sizes,
     seeds and mapping of the hash, settings, data, quality. Read it with fairfold.runs.device.read_device_model.
     """
+    from fairfold.cli.plan import cut_of
     from fairfold.runs.device import device_model, quality, write_device_model
     from fairfold.runs.opened import open_run
     from fairfold.runs.units import human_bytes
@@ -38,10 +39,12 @@ def export(
     metric, value, server = measured
     full_size = sum(tensor.numel() for tensor in opened.progress.state.full.values())
     asked = "on all test images" if opened.settings.model.reads_images else "over all users"
+    cut = cut_of(device.projections)
+    held = f" ({', '.join(f'{name} {value}' for name, value in cut.items())})" if cut else ""
     note = "" if device.trained else " No device of this size took part in the run."
     if not device.nests:
         note += " Its size does not nest with those of the run: a model to use, not to train along."
     console.say(
-        f"{path}: {device.size:,} of {full_size:,} numbers, {human_bytes(written)}. "
+        f"{path}: {device.size:,} of {full_size:,} numbers{held}, {human_bytes(written)}. "
         f"{metric} {value:.4f} {asked}; the server's model {server:.4f}.{note}"
     )

@@ -1,17 +1,31 @@
 """``fairfold plan``: what a device with so much memory gets, before anything is trained."""
 
-from typing import Annotated
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fairfold.cli.choose import Change, Data, Recipe, changes_of, choose
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fairfold.projections import Projection
+    from fairfold.settings import Settings
+
 
 def plan(
-    items: Annotated[int, typer.Option(help="Rows of the table.", min=1)],
-    dim: Annotated[int, typer.Option(help="Numbers per row (factors).", min=1)],
+    items: Annotated[int | None, typer.Option(help="Rows of the table.", min=1)] = None,
+    dim: Annotated[int | None, typer.Option(help="Numbers per row (factors).", min=1)] = None,
     budget: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(help="What a device may store: 64MB, 16x or 1/16. Give it again for each kind of device."),
-    ],
+    ] = None,
+    data: Data = None,
+    capacities: Annotated[str | None, typer.Option(help="With --data: capacity scheme, e.g. 1x-4x-16x.")] = None,
+    recipe: Recipe = None,
+    change: Change = None,
     mapping: Annotated[str, typer.Option(help="element, chunk or ranked; left out, by the chunk.")] = "",
     chunk: Annotated[int, typer.Option(help="Neighbouring weights that share one hash.", min=1)] = 1,
     batch: Annotated[int, typer.Option(help="Rows looked up at once.", min=1)] = 512,
@@ -22,7 +36,80 @@ def plan(
     ] = False,
     measure: Annotated[bool, typer.Option(help="Train one device of each size in a process; show its peak.")] = False,
 ) -> None:
-    """Show the size, memory and traffic of devices, one line per budget."""
+    """Show the size, memory and traffic of devices, one line per budget.
+
+    With --data: what `fairfold train` with the same options gives to every size, before anything is trained.
+    """
+    from fairfold.errors import InvalidSettings
+
+    if data is not None:
+        if items is not None or dim is not None or budget:
+            raise InvalidSettings("--data with --items, --dim or --budget", "one of them", "Use --capacities.")
+        _of_data(*choose(None, recipe, changes_of({"data": data, "capacities": capacities}, change or [])))
+    elif items is None or dim is None or not budget:
+        raise InvalidSettings(
+            "neither --data nor --items, --dim and --budget",
+            "what the devices are to hold",
+            "Write fairfold plan --data ml-1m --capacities 1x-16x, or --items 1000000 --dim 64 --budget 16x.",
+        )
+    else:
+        _of_table(items, dim, budget, mapping, chunk, batch, interactions, negatives, item_bias, measure)
+
+
+def _of_data(settings: Settings, source: str) -> None:
+    """What every size of a federation holds, receives and sends."""
+    from rich.table import Table
+
+    from fairfold.cli.console import Terminal
+    from fairfold.runs.units import human_bytes
+    from fairfold.simulate.world import World, load_data
+
+    console, world = Terminal(), World.of(settings, load_data(settings)[0])
+    console.say(source)
+    known = world.plan
+    cuts = [cut_of(held.projections or {}) for held in known.assignments(0)]
+    table = Table(title=f"{settings.data.name}: what a device of each size gets")
+    headings = ["devices", *cuts[0], "held", "received per round", "sent per round"]
+    for heading in headings:
+        table.add_column(heading, justify="right", overflow="fold")
+    for size, (capacity, held) in enumerate(zip(known.capacities, known.assignments(0), strict=True)):
+        traffic = known.algorithm.traffic(known, size) if held.projections is not None else (0, 0)
+        cells = [str(capacity), *cuts[size].values(), human_bytes(held.bytes())]
+        table.add_row(*cells, *map(human_bytes, traffic))
+    console.print(table)
+    if cuts[0]:
+        console.say("Sent where a device says its pairs; a judgement is 16 bytes. Trials may give the same bytes")
+        console.say("another shape (docs/recommender.md): the end of a run says which, `fairfold export` writes it.")
+
+
+def cut_of(held: Mapping[str, Projection]) -> dict[str, str]:
+    """Rows, columns, bits and pairs that a device holds, in words; nothing where models are not cut to bytes."""
+    from fairfold.algorithms.pair_architecture import LISTED, ROWS
+    from fairfold.projections.coded import FACTORS, CodedRows
+
+    rows = held.get(ROWS)
+    if not isinstance(rows, CodedRows):
+        return {}
+    (many, wide), pairs = rows.kept, held[LISTED].facts()["kept"][0]
+    return {
+        "rows": f"{many:,} of {rows.shape[0]:,}", "columns": str(wide - FACTORS), "bits": str(rows.bits),
+        "pairs": f"{pairs:,}",
+    }  # fmt: skip
+
+
+def _of_table(
+    items: int,
+    dim: int,
+    budget: list[str],
+    mapping: str,
+    chunk: int,
+    batch: int,
+    interactions: int,
+    negatives: int,
+    item_bias: bool,
+    measure: bool,
+) -> None:
+    """What budgets hold of one table by FAIR, and what its training takes."""
     from rich.table import Table
 
     from fairfold.cli.console import Terminal
