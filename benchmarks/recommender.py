@@ -1,20 +1,26 @@
 """Correlations cut to bytes beside EASE, iALS and item-kNN, on fresh splits.
 
-    FAIRFOLD_DATA=... python benchmarks/recommender.py ml-100k ml-1m --splits 3 [--mixed] [--top-users 2000]
+    python benchmarks/recommender.py ml-100k ml-1m gowalla book-crossing:2000 --splits 3 --mixed --out DIR
 
-Every split is drawn by chance (its seed is written down): 70 % of each user to train on. References are trained on the
-same items and tuned on held-out training data (docs/runs.md). At every size all users hold a model of that size, choose
-its shape and λ by trials on a tenth of their training data, and send all of their pairs; with ``--mixed`` fleets of
-several sizes are run as well, which send what their capacity allows. A line per split and row: NDCG@20, bytes, and the
-mean over users of the difference to the better one of EASE and iALS, with its standard error.
+Every split is drawn by chance (its seed is written down): 70 % of each user to train on; ``name:2000`` takes the 2,000
+users with most interactions. References are trained on the same items and tuned on held-out training data
+(docs/runs.md). At every size all users hold a model of that size, choose its shape and λ by trials on a tenth of their
+training data, and send all of their pairs; with ``--mixed`` fleets of several sizes are run as well, which send what
+their capacity allows.
+
+Every row is a file in DIR as soon as it is there, with the quality of every user; the same command goes on where it
+was interrupted. At the end, or at once with ``--table``, a table per data set: means over splits, and the mean over
+users of the difference to the better one of EASE and iALS, and of mixed fleets to all-1x, with their standard errors.
 """
 
 import argparse
-import csv
+import json
 import secrets
-import sys
 import time
+from collections.abc import Callable, Iterator
 from itertools import islice
+from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import torch
@@ -38,6 +44,7 @@ from fairfold.values import Weights
 
 SIZES = ("1x", "4x", "16x", "64x")
 MIXED = ("1x-4x-16x", "1x-2x-4x-8x-16x-32x-64x")
+REFERENCES = ("EASE", "iALS", "item-kNN")
 
 
 class AllPairs(Correlations):
@@ -88,61 +95,131 @@ def by_user(result: Result, world: World, size: int) -> RankingResult:
     return evaluate_ranking(score, world.interactions.train, world.interactions.test)
 
 
-def rows_of(name: str, seed: int, data: Dataset, mixed: bool, head: int) -> list[dict[str, Any]]:
+class Shelf:
+    """The rows of one split, each in a file: what is there is not made again."""
+
+    def __init__(self, folder: Path, name: str, seed: int) -> None:
+        self.folder, self.stem = folder, f"{name.replace(':', '-')}.{seed}"
+
+    def path(self, row: str) -> Path:
+        """Of a row."""
+        return self.folder / f"{self.stem}.{row.replace(': ', '_')}.json"
+
+    def keep(self, row: str, result: RankingResult, **facts: Any) -> None:
+        """Write one, whole or not at all."""
+        by_user = [round(value, 6) for value in result.ndcg_by_user.tolist()]
+        known = {"row": row, "NDCG@20": result.ndcg} | facts | {"by_user": by_user}
+        beside = self.path(row).with_suffix(".new")
+        beside.write_text(json.dumps(known))
+        beside.replace(self.path(row))
+        print(f"{self.stem} {row}: {result.ndcg:.4f} {facts}", flush=True)
+
+    def kept(self, rows: list[str]) -> dict[str, dict[str, Any]]:
+        """Those that are there."""
+        return {row: json.loads(self.path(row).read_text()) for row in rows if self.path(row).exists()}
+
+
+def make_rows(shelf: Shelf, load: Callable[[], Dataset], mixed: bool, head: int) -> None:
     """One split: references, every size, and mixed fleets."""
-    first = settings_of("1x", AllPairs(head=head))
-    data = numbered(data, first)
-    plan = World.of(first, data).plan
-    known = torch.arange(data.num_items) < plan.architecture.tables[ROWS][0]
-    about = {"data": name, "seed": seed, "users": data.num_users, "items": data.num_items, "head": int(known.sum())}
-    started, found = time.monotonic(), dict[str, RankingResult]()
-    for row, result in islice(strong_rows(data, known), 3):  # those on the same items come first
-        found[row.split()[0]] = result
-    best = max((found[row] for row in ("EASE", "iALS") if row in found), key=lambda result: result.ndcg)
-    lines = [about | _line(row, result, best, 0, started, "") for row, result in found.items()]
     fleets: list[tuple[str, Correlations]] = [(size, AllPairs(head=head)) for size in SIZES]
     fleets += [(scheme, Correlations(head=head)) for scheme in MIXED] if mixed else []
-    for capacities, algorithm in fleets:
+    missing = [fleet for fleet in fleets if not all(shelf.path(row).exists() for row in labels(fleet[0]))]
+    referred = all(shelf.path(row).exists() for row in REFERENCES)
+    if referred and not missing:
+        return
+    first = settings_of("1x", AllPairs(head=head))
+    data = numbered(load(), first)
+    plan = World.of(first, data).plan
+    known = torch.arange(data.num_items) < plan.architecture.tables[ROWS][0]
+    about = {"users": data.num_users, "items": data.num_items, "head": int(known.sum())}
+    started = time.monotonic()
+    if not referred:
+        for row, result in islice(strong_rows(data, known), len(REFERENCES)):  # those on the same items come first
+            shelf.keep(row.split()[0], result, **about, seconds=round(time.monotonic() - started, 1), chosen=row)
+    for capacities, algorithm in missing:
         settings, started = settings_of(capacities, algorithm), time.monotonic()
         world = World.of(settings, data)
         ended = simulate(settings, data=data)
-        for size, group in enumerate(ended.groups):
-            label = capacities if capacities == group.capacity else f"{capacities}: {group.capacity}"
-            judged = by_user(ended, world, size)
-            lines.append(about | _line(label, judged, best, group.bytes_held, started, " ".join(ended.told)))
+        for size, (row, group) in enumerate(zip(labels(capacities), ended.groups, strict=True)):
+            seconds = round(time.monotonic() - started, 1)
+            told = " ".join(ended.told)
+            shelf.keep(
+                row, by_user(ended, world, size), **about, bytes=group.bytes_held, sent=group.bytes_up,
+                seconds=seconds, chosen=told,
+            )  # fmt: skip
     MADE.clear()
-    return lines
 
 
-def _line(row: str, result: RankingResult, best: RankingResult, held: int, started: float, told: str) -> dict[str, Any]:
-    apart = result.ndcg_by_user - best.ndcg_by_user
-    error = float(apart.std() / len(apart) ** 0.5)
-    return {
-        "row": row, "NDCG@20": round(result.ndcg, 5), "bytes": held, "apart": round(float(apart.mean()), 5),
-        "error": round(error, 5), "seconds": round(time.monotonic() - started, 1), "chosen": told,
-    }  # fmt: skip
+def labels(capacities: str) -> list[str]:
+    """The rows of a fleet."""
+    sizes = capacities.split("-")
+    return [f"{capacities}: {size}" for size in sizes] if len(sizes) > 1 else sizes
+
+
+def table(shelves: list[Shelf], rows: list[str]) -> Iterator[str]:
+    """Means over the splits that have a row, in Markdown."""
+    yield "| row | splits | NDCG@20 | bytes | to the better of EASE and iALS | to all-1x |\n|---|---|---|---|---|---|"
+    kept = [
+        {row: json.loads(shelf.path(row).read_text()) for row in rows if shelf.path(row).exists()} for shelf in shelves
+    ]
+    for row in rows:
+        found = [split for split in kept if row in split]
+        if not found:
+            continue
+        strong = [[split[name] for name in REFERENCES[:2] if name in split] for split in found]
+        best = [max(of, key=lambda one: one["NDCG@20"], default=None) for of in strong]
+        whole = [split.get("1x") for split in found]
+        mine = [split[row] for split in found]
+        held = mean(one.get("bytes", 0) for one in mine)
+        quality = mean(one["NDCG@20"] for one in mine)
+        yield (
+            f"| {row} | {len(found)} | {quality:.4f} | {held:,.0f} | {apart(mine, best)} | "
+            f"{apart(mine, whole) if ':' in row else ''} |"
+        )
+
+
+def apart(mine: list[dict[str, Any]], others: list[dict[str, Any] | None]) -> str:
+    """The mean difference over users and splits, in per cent as well, and its standard error."""
+    both = [(one, other) for one, other in zip(mine, others, strict=True) if other is not None]
+    if not both:
+        return ""
+    left = [torch.tensor(one["by_user"]) - torch.tensor(other["by_user"]) for one, other in both]
+    size = mean(float(of.mean()) for of in left)
+    error = sum(float(of.var() / len(of)) for of in left) ** 0.5 / len(left)
+    share = size / mean(other["NDCG@20"] for _, other in both)
+    return f"{size:+.4f} ± {error:.4f} ({share:+.1%})"
 
 
 def main() -> None:
-    """Print a table as CSV."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data", nargs="+")
+    """See the top of this file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", nargs="+", help="A name, or name:2000 for the users with most.")
     parser.add_argument("--splits", type=int, default=3)
     parser.add_argument("--head", type=int, default=8_000)
-    parser.add_argument("--top-users", type=int)
     parser.add_argument("--mixed", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path("recommender-rows"))
+    parser.add_argument("--table", action="store_true", help="Show what there is, and make nothing.")
     chosen = parser.parse_args()
-    writer = None
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    rows = [*REFERENCES, *SIZES, *(row for scheme in MIXED for row in labels(scheme))]
     for name in chosen.data:
-        for _ in range(chosen.splits):
-            seed = secrets.randbelow(2**31)
-            data = split_anew(fairfold.data.load(name), seed, chosen.top_users)
-            for row in rows_of(name, seed, data, chosen.mixed, chosen.head):
-                if writer is None:
-                    writer = csv.DictWriter(sys.stdout, list(row))
-                    writer.writeheader()
-                writer.writerow(row)
-                sys.stdout.flush()
+        drawn = chosen.out / f"{name.replace(':', '-')}.seeds.json"
+        seeds = json.loads(drawn.read_text()) if drawn.exists() else []
+        seeds += [secrets.randbelow(2**31) for _ in range(chosen.splits - len(seeds))]
+        drawn.write_text(json.dumps(seeds))
+        shelves = [Shelf(chosen.out, name, seed) for seed in seeds[: chosen.splits]]
+        known, _, most = name.partition(":")
+        for shelf, seed in zip(shelves, seeds, strict=False):
+            if not chosen.table:
+                make_rows(
+                    shelf,
+                    lambda seed=seed, known=known, most=most: split_anew(  # type: ignore[misc]
+                        fairfold.data.load(known), seed, int(most) if most else None
+                    ),
+                    chosen.mixed,
+                    chosen.head,
+                )
+        print(f"\n{name}\n\n" + "\n".join(table(shelves, rows)) + "\n", flush=True)
 
 
 if __name__ == "__main__":

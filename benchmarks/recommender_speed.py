@@ -2,7 +2,9 @@
 
 ``python benchmarks/recommender_speed.py implicit``: MovieLens 1M (70/30) beside the alternating least squares of
 `implicit` (from PyPI; 32 factors, its defaults otherwise), both in one run on one thread, processor and wall seconds.
-``... large``: synthetic users and a large catalogue, through the path of `fairfold train`, with the peak of memory.
+``... large``: synthetic users and a large catalogue, through the path of `fairfold train`, with the peak of memory;
+what lies outside the head, and how well held-out items are found, beside popularity and (with ``--least-squares 10``,
+rounds of everybody) FAIR's tables.
 ``... device``: the peak of memory of a device, a process of its own, while it answers.
 """
 
@@ -28,8 +30,11 @@ import fairfold.data
 from fairfold.algorithms.pair_architecture import ROWS
 from fairfold.data import Dataset, Interactions
 from fairfold.data.holdout import hold_out
+from fairfold.metrics.ranking import evaluate_ranking
+from fairfold.metrics.references import Popularity
 from fairfold.protocol.faults import Rejections
 from fairfold.protocol.round import run_round
+from fairfold.protocol.words import State
 from fairfold.settings import read_settings
 from fairfold.simulate.numbering import numbered
 from fairfold.simulate.run import choose_backend
@@ -63,13 +68,14 @@ def whole(data: Dataset) -> Interactions:
     return Interactions.from_pairs(users, items, data.num_users, data.num_items)
 
 
-def modelled(train: Interactions, head: int, factors: int) -> float:
-    """From interactions to the model: processor seconds."""
+def modelled(train: Interactions, head: int, factors: int, test: Interactions | None = None) -> float:
+    """From interactions to the model: processor seconds. With a test set, what it finds of that."""
     settings = read_settings(
         {"model": {"factors": factors}, "fleet": {"capacities": "1x"},
          "algorithm": {"kind": "correlations", "head": head, "choose": False}}
     )  # fmt: skip
-    data, first = timed("items numbered by counts", lambda: numbered(Dataset("speed", train, train), settings))
+    given = Dataset("speed", train, train if test is None else test)
+    data, first = timed("items numbered by counts", lambda: numbered(given, settings))
     world, second = timed("survey and plan", lambda: World.of(settings, data))
     backend = choose_backend(world, torch.device("cpu"))
     state, third = timed(
@@ -77,8 +83,35 @@ def modelled(train: Interactions, head: int, factors: int) -> float:
         lambda: run_round(world.initial(), world.fleet, world.people, Rejections(), backend),
     )
     assert float(state.full[ROWS].abs().max()) > 0
-    say(f"head {world.plan.architecture.tables[ROWS][0]:,} of {train.num_items:,} items, {len(train):,} interactions")
+    known = world.plan.architecture.tables[ROWS][0]
+    say(f"head {known:,} of {train.num_items:,} items, {len(train):,} interactions")
+    if test is not None:
+        outside = float((data.test.items >= known).double().mean())
+        say(f"outside the head: {outside:.3f} of {len(data.test):,} held-out interactions")
+        timed("... judged", lambda: judged(world, state))
+        say(f"popularity: NDCG@20 {evaluate_ranking(Popularity(data.train), data.train, data.test).ndcg:.4f}")
     return first + second + third
+
+
+def judged(world: World, state: State) -> None:
+    """Of the server's model, by users with something held out."""
+    plan, data = world.plan, world.interactions
+    score = plan.algorithm.scorer(plan, state.full, plan.assignments(0), world.people)
+    say(f"{plan.algorithm.kind}: NDCG@20 {evaluate_ranking(score, data.train, data.test).ndcg:.4f}")
+
+
+def by_tables(train: Interactions, test: Interactions, rounds: int) -> None:
+    """Least squares in FAIR's tables, everybody in every round."""
+    chosen = {"capacities": "1x", "clients_per_round": None}
+    settings = read_settings({"algorithm": {"kind": "least_squares"}, "fleet": chosen})
+    world = World.of(settings, numbered(Dataset("speed", train, test), settings))
+    backend, state = choose_backend(world, torch.device("cpu")), world.initial()
+    for number in range(1, rounds + 1):
+        state, _ = timed(
+            f"round {number} of least squares",
+            partial(run_round, state, world.fleet, world.people, Rejections(), backend),
+        )
+    judged(world, state)
 
 
 def beside_implicit(chosen: argparse.Namespace) -> None:
@@ -116,8 +149,18 @@ def invented(users: int, items: int) -> Interactions:
 
 def large(chosen: argparse.Namespace) -> None:
     """Many users, a large catalogue."""
-    train, _ = timed("invented", lambda: invented(chosen.users, chosen.items))
-    say(f"{modelled(train, chosen.head, chosen.factors):,.0f} processor s in all, peak {peak_megabytes():,.0f} MB")
+    everything, _ = timed("invented", lambda: invented(chosen.users, chosen.items))
+    judges = everything.users % max(chosen.users // chosen.judges, 1) == 0
+    test = torch.zeros(len(everything), dtype=torch.bool)
+    test[judges.nonzero().flatten()[::5]] = True  # a fifth of some histories
+    train, test_set = (
+        Interactions.from_pairs(everything.users[part], everything.items[part], chosen.users, chosen.items)
+        for part in (~test, test)
+    )
+    used = modelled(train, chosen.head, chosen.factors, test_set)
+    say(f"{used:,.0f} processor s in all, peak {peak_megabytes():,.0f} MB")
+    if chosen.least_squares:
+        by_tables(train, test_set, chosen.least_squares)
 
 
 def device(chosen: argparse.Namespace) -> None:
@@ -149,6 +192,8 @@ def main() -> None:
     synthetic.add_argument("--users", type=int, default=1_000_000)
     synthetic.add_argument("--items", type=int, default=100_000)
     synthetic.add_argument("--head", type=int, default=10_000)
+    synthetic.add_argument("--judges", type=int, default=1_000)
+    synthetic.add_argument("--least-squares", type=int, default=0, help="Rounds of it, beside.")
     synthetic.set_defaults(run=large)
     alone = kinds.add_parser("device")
     alone.add_argument("--head", type=int, default=3_500)
