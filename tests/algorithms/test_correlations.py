@@ -294,6 +294,20 @@ def test_a_cut_keeps_within_its_bytes(
         assert table.bytes + listed.bytes <= budget
 
 
+def test_the_longer_histories_are_the_smaller_is_the_penalty() -> None:
+    """In the model that is made, as well: one of twice as long histories has 1/√2 of the other's λ."""
+    assert spectrum.penalty(4.0, 75) == 4.0
+    assert spectrum.penalty(3.0, 300) == 1.5
+    assert spectrum.penalty(1.0, 0.0) == spectrum.penalty(1.0, 1.0)
+    histories = [[user % 8 + place for place in range(4)] for user in range(16)]
+    found = []
+    for mine in (histories, [items + [item + 11 for item in items] for items in histories]):
+        world = world_of(dataset(mine, 22))
+        found.append(float(after_rounds(world, world.initial(), 1).moments["made"]["made"][0]))
+    assert found[0] == pytest.approx(4.0 * (75 / 4) ** 0.5)
+    assert found[1] == pytest.approx(found[0] / 2**0.5)
+
+
 def test_what_is_tried_first_has_columns_by_users_and_rows_enough() -> None:
     plenty = 10**9
     wanted = {1: 192, 149: 192, 150: 12, 500: 24, 943: 48, 2_900: 96, 6_000: 192, 10**6: 384}
@@ -403,18 +417,21 @@ def test_what_is_held_back_follows_from_a_history_alone(histories: list[list[int
         assert held == (max(1, round(len(history) / 10)) if len(history) >= 3 else 0)
 
 
-def test_a_verdict_needs_more_than_its_error() -> None:
-    better = torch.tensor([0.1, 0.3, -0.1, 0.2], dtype=torch.float64)
+def test_a_verdict_needs_more_than_its_error_and_of_few_users_more_than_that() -> None:
+    few = torch.tensor([0.1, 0.3, -0.1, 0.2], dtype=torch.float64)
+    better = few.repeat(100)
 
     def tally(*differences: torch.Tensor) -> torch.Tensor:
-        rows = [[len(of), 0.5, float(of.sum()), float((of**2).sum())] for of in (0 * better, *differences)]
+        rows = [[len(of), 0.5, float(of.sum()), float((of**2).sum())] for of in (0 * differences[0], *differences)]
         return torch.tensor(rows, dtype=torch.float64)
 
     found = verdict(tally(better, better * 0.5), [0, 1, 2], 1.0)
     assert found.chosen == 1
     assert found.better == pytest.approx(float(better.mean()))
-    assert found.error == pytest.approx(float(better.std() / 2))
-    assert verdict(tally(better - 0.1), [0, 1], 1.0).chosen == 0  # +0.025 ± 0.085
+    assert found.error == pytest.approx(float(better.std() / 20))
+    assert verdict(tally(better - 0.117), [0, 1], 1.0).chosen == 0  # +0.008 ± 0.0074; 400 users need 1.25 errors
+    assert verdict(tally(better - 0.117), [0, 1], 0.8).chosen == 1
+    assert verdict(tally(few), [0, 1], 1.0).chosen == 0  # +0.125 ± 0.085, of four users
     assert verdict(torch.zeros(3, 4), [0, 1, 2], 1.0).chosen == 0  # nobody judged
 
 

@@ -44,6 +44,9 @@ SURE, SURER = 1.5, 2.0
 """Standard errors over users that another shape has to be better by, and another λ: that is tried in one shape alone,
 and changes the models of all."""
 
+DOUBT = 100
+"""Users of whom twice as many errors are asked for: with five candidates, some of few users are better by chance."""
+
 JUDGEMENT = LeadingBlock((TOLD,), (TOLD,))
 """How one is told."""
 
@@ -96,7 +99,7 @@ class Verdict:
 
 
 def verdict(tally: Tensor, candidates: list[int], errors: float) -> Verdict:
-    """By sums of judgements, [trials, 4]; the first candidate where no other is better by more than some errors."""
+    """By sums of judgements, [trials, 4]; the first candidate where no other is better by some errors and more."""
     best = Verdict(0, 0.0, 0.0, int(tally[candidates[0], 0]))
     for place, trial in enumerate(candidates[1:], 1):
         users, _, better, squares = tally[trial].tolist()
@@ -104,7 +107,7 @@ def verdict(tally: Tensor, candidates: list[int], errors: float) -> Verdict:
             continue
         mean = better / users
         error = sqrt(max(squares / users - mean**2, 0.0) / (users - 1))
-        if mean > max(errors * error, best.better):
+        if mean > max(errors * (1 + DOUBT / users) * error, best.better):
             best = Verdict(place, mean, error, int(users))
     return best
 
