@@ -25,9 +25,9 @@ COLUMNS = (12, 24, 48, 96, 192, 384)
 PAIRED = (Shape(24, 0.5), Shape(96, 0.5))
 """Shapes with pairs that are tried."""
 
-USERS_PER_COLUMN, FEWEST = (30, 15), 48
-"""What is tried first has a column for so many users, or fewer where there are only so few columns: more would follow
-what few of them do."""
+USERS_PER_COLUMN, FEWEST = (30, 10), (48, 24)
+"""What is tried first has a column for so many users, and so many at least, or of few users a column for fewer of them
+and half as many at least: more would follow what few of them do."""
 
 ALL, HANDFUL = 192, 150
 """Columns that are all there are where users are so few: what is left of fewer columns than users is what λ was meant
@@ -66,7 +66,8 @@ def shapes_for(budget: int, rows: int, columns: int, users: int) -> list[Shape]:
         cut = cut_to(budget, rows, columns, shape)
         return cut.rows / rows if cut is not None else 0.0
 
-    wanted = max(users / USERS_PER_COLUMN[0], min(FEWEST, users / USERS_PER_COLUMN[1])) if users >= HANDFUL else ALL
+    (many, few), (usual, least) = USERS_PER_COLUMN, FEWEST
+    wanted = max(users / many, min(usual, max(least, users / few))) if users >= HANDFUL else ALL
     first = min(range(len(COLUMNS)), key=lambda place: abs(log(COLUMNS[place] / wanted)))
     while first and share(Shape(COLUMNS[first])) < ENOUGH:
         first -= 1
