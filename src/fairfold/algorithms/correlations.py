@@ -23,7 +23,7 @@ that is asked again says what it has not said yet: the pairs of what it now has,
 holds (``said``, a flag per item, counts once acknowledged).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -31,24 +31,23 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fairfold.algorithms.least_squares import Remembering
+from fairfold.algorithms import private_pairs as noisy
+from fairfold.algorithms.by_rows import ByRows, rows_and_pairs
 from fairfold.algorithms.pair_architecture import JUDGED, LISTED, ROWS, PairArchitecture
-from fairfold.algorithms.pairs import frobenius, items_of, matrix_of, size_of, weights_of
-from fairfold.algorithms.served import Served
-from fairfold.algorithms.spectrum import Precision, penalty, strongest
-from fairfold.algorithms.trials import HELD_BACK, JUDGEMENT, JUDGES, QUALITY, TOLD, Trials, judged, said_first
+from fairfold.algorithms.pairs import UNIT, frobenius, items_of, matrix_of, size_of, weights_of
+from fairfold.algorithms.spectrum import Precision, penalty
+from fairfold.algorithms.trials import EXACT, HELD_BACK, JUDGEMENT, JUDGES, QUALITY, TOLD, Trials, judged, said_first
 from fairfold.data import Interactions
 from fairfold.errors import InvalidMessage
 from fairfold.kernels import ops
 from fairfold.methods import Leading
-from fairfold.metrics.ranking import Scorer
 from fairfold.projections import LeadingBlock, Projection
-from fairfold.projections.coded import FACTORS
 from fairfold.protocol.algorithm import COUNTS, count_of
 from fairfold.protocol.architecture import Architecture, Picture
+from fairfold.protocol.noising import noise_in
 from fairfold.protocol.people import Client, People
 from fairfold.protocol.plan import Plan
-from fairfold.protocol.words import Answer, Public, Sent, State, Totals
+from fairfold.protocol.words import Answer, Public, Sent, State, Totals, Visit, Word
 from fairfold.values import BYTES, Weights
 
 SUM = "sum"
@@ -65,7 +64,7 @@ USERS = "users"
 """Name of the survey's sum that says how many users there are, and how many items they have."""
 
 
-class Correlations(Remembering):
+class Correlations(ByRows):
     """Partial correlations of items from one sum of pairs.
 
     Attributes:
@@ -88,6 +87,10 @@ class Correlations(Remembering):
         "run": {"rounds": 10, "evaluate_every": 10},
     }
 
+    grids: ClassVar = {SUM: UNIT, QUALITY: UNIT}
+    prefixes: ClassVar = frozenset({SUM})
+    releases: ClassVar = noisy.releases(SUM)
+
     kind: Literal["correlations"] = "correlations"
     beta: float = Field(0.15, ge=0, le=2)
     ridge: float = Field(4.0, gt=0)
@@ -99,8 +102,12 @@ class Correlations(Remembering):
     # -- settings and plan ---------------------------------------------------------------------------------------------
 
     def fixed(self, settings: Any) -> dict[str, dict[str, Any]]:
-        """Nothing."""
-        return {}
+        """Who is to stay private speaks once."""
+        return {"run": {"rounds": 1, "evaluate_every": 1}} if noisy.asked_for(settings) else {}
+
+    def without_effect(self, settings: Any) -> Sequence[str]:
+        """All that is said lies on a grid, and no number of a user is above 1; under noise a rule chooses."""
+        return ["privacy.bound", *(noisy.CHOSEN if noisy.asked_for(settings) else ())]
 
     def problem_with(self, settings: Any) -> str | None:
         """See the base class."""
@@ -126,6 +133,9 @@ class Correlations(Remembering):
             if ROWS not in projections or not 1 <= projections[ROWS].shape[0] <= head:
                 raise InvalidMessage("an order without rows of items", f"1 to {head} rows", "Check both sides.")
             head = projections[ROWS].shape[0]
+        elif counts is not None and noisy.asked_for(settings):
+            many = int(public.survey[USERS][0])
+            head = noisy.head_for(many, noise_in(settings, SUM, many), head)
         elif counts is not None:
             enough = (counts[:head] >= self.support).nonzero()
             head = int(enough[-1]) + 1 if len(enough) else 1
@@ -139,10 +149,15 @@ class Correlations(Remembering):
 
     def survey(self, settings: Any, histories: Interactions, items: range) -> Answer:
         """See the base class."""
-        sums, many = {COUNTS: count_of(histories, items)}, float(histories.num_users)
+        many, private = float(histories.num_users), noisy.asked_for(settings)
+        sums = {COUNTS: count_of(histories, items, noisy.shared_among(histories) if private else None)}
         if items.start == 0:
-            sums[USERS] = torch.tensor([many, float(len(histories)), 0.0], dtype=torch.float64)
+            sums[USERS] = torch.tensor([many, 0.0 if private else float(len(histories)), 0.0], dtype=torch.float64)
         return Answer(sums, many)
+
+    def survey_grids(self, settings: Any) -> Mapping[str, int]:
+        """See the base class."""
+        return {COUNTS: UNIT if noisy.asked_for(settings) else 1, USERS: 1}
 
     def numbering(self, plan: Plan) -> Tensor | None:
         """By falling counts; None where they are so already."""
@@ -154,9 +169,12 @@ class Correlations(Remembering):
         """What devices of a size say: the leading pairs, as many as their capacity is a share."""
         assert isinstance(plan.architecture, PairArchitecture)
         assert isinstance(plan.method, Leading)
-        whole = size_of(plan.architecture.head)
+        head = plan.architecture.head
+        whole = noisy.asked_for(plan.settings)  # of a head so small that a share of all pairs reaches far
+        most = min(plan.public.items, self.head) if whole else head
         share = plan.method.share(plan.architecture.tensors, plan.capacities[size])
-        return LeadingBlock((whole,), (size_of(max(1, items_of(int(share * whole)))),))
+        said = min(head, max(1, items_of(int(share * size_of(most)))))
+        return LeadingBlock((size_of(head),), (size_of(said),))
 
     def trials(self, plan: Plan) -> Trials:
         """What is tried, and when."""
@@ -185,11 +203,14 @@ class Correlations(Remembering):
         assert isinstance(held, PairArchitecture)
         part = 1 - HELD_BACK if state.round_number < schedule.first else 1.0
         asked = torch.tensor([part, trial or 0, min(1.0, JUDGES / max(held.known_users, 1))])
+        beside = {ASKED: asked.to(state.full[ROWS].dtype)}
+        if noisy.asked_for(plan.settings):
+            beside[noisy.USUAL] = noisy.usual_of(plan.public.survey[COUNTS], held.head).to(state.full[ROWS].dtype)
         found = super().send(self.settled(plan, state), state, sizes)
         return [
             replace(
                 sent,
-                vectors=sent.vectors | {ASKED: asked.to(state.full[ROWS].dtype)},
+                vectors=sent.vectors | beside,
                 context={SUM: self.spoken(plan, sent.size)} if trial is None else {QUALITY: JUDGEMENT},
             )
             for sent in found
@@ -203,8 +224,14 @@ class Correlations(Remembering):
         lengths = torch.tensor([len(items)])
         if QUALITY in sent.context:
             return self._judge(plan, sent, items, lengths, said, client.own[JUDGED].view(1, 1))
-        sums, now = self._unsaid(sent, items, lengths, said)
+        sums, now = self._unsaid(plan, sent, items, lengths, said)
         return Answer({SUM: sums}, 1.0), {SAID: now}
+
+    def answers(self, plan: Plan, people: People, visits: list[Visit]) -> Iterator[Word]:
+        """See the base class; judgements that become words of so few users that single precision adds them exactly."""
+        few = QUALITY in visits[0].sent.context and plan.settings.privacy.sums_alone
+        for start in range(0, len(visits), EXACT if few else len(visits)):
+            yield from super().answers(plan, people, visits[start : start + EXACT if few else None])
 
     def together(self, plan: Plan, sent: Sent, people: People, clients: list[int]) -> tuple[Tensor, Answer, Weights]:
         """The same of many users in one sum."""
@@ -214,12 +241,15 @@ class Correlations(Remembering):
         good = torch.full((len(clients),), self.largest_change >= 1)
         if QUALITY in sent.context:
             return good, *self._judge(plan, sent, items, lengths, said, people.private[JUDGED][clients])
-        sums, now = self._unsaid(sent, items, lengths, said)
+        sums, now = self._unsaid(plan, sent, items, lengths, said)
         return good, Answer({SUM: sums}, float(len(clients))), {SAID: now}
 
-    def _unsaid(self, sent: Sent, items: Tensor, lengths: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
+    def _unsaid(self, plan: Plan, sent: Sent, items: Tensor, lengths: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
         """What some histories add to the sum, and what they have said then."""
         now = said | (said_first(items, lengths) if float(sent.vectors[ASKED][0]) < 1 else items >= 0)
+        if noisy.asked_for(plan.settings):
+            sums = noisy.private_sum(items, lengths, noisy.usual_in(sent), items_of(sent.context[SUM].size))
+            return sums.to(sent.vectors[ROWS].dtype), now[:, None].to(torch.get_default_dtype())
         sums = self._pairs(sent, items, lengths, now)
         if bool(said.any()):
             sums -= self._pairs(sent, items, lengths, said)
@@ -277,34 +307,38 @@ class Correlations(Remembering):
                 trials.note(tallies, state.round_number, sent.size, answer.sums[QUALITY])
         moments = state.moments | {SUM: {SUM: sums}} | ({QUALITY: tallies} if tallies else {})
         after = State(state.full, state.round_number + 1, moments)
-        ridge, columns = trials.wanted(after.round_number, tallies)
-        made = torch.tensor(
-            [ridge * penalty(self.ridge, plan.architecture.length), float(columns)], dtype=torch.float64
-        )
+        (ridge, columns), noise = trials.wanted(after.round_number, tallies), self.noise(plan)
+        ridge = noisy.ridge_for(head, noise) if noise else ridge * penalty(self.ridge, plan.architecture.length)
+        made = torch.tensor([ridge, float(columns)], dtype=torch.float64)
         if not bool(sums.any()) or (kept is not None and sums.equal(kept) and made.equal(state.moments[MADE][MADE])):
             return after
         full = {name: of.to(dtype).reshape(-1) for name, of in self.model(plan, sums, *made.tolist()).items()}
         return State(state.full | full, after.round_number, moments | {MADE: {MADE: made}})
 
+    def noise(self, plan: Plan) -> float:
+        """Standard deviation of the noise in the sum of pairs; 0 where there is none."""
+        assert isinstance(plan.architecture, PairArchitecture)
+        return noise_in(plan.settings, SUM, plan.architecture.known_users) if noisy.asked_for(plan.settings) else 0.0
+
     def model(self, plan: Plan, sums: Tensor, ridge: float, columns: float) -> Weights:
         """Rows and pairs that follow from a sum."""
         head, width = plan.architecture.tables[ROWS]
         counts = plan.public.survey.get(COUNTS, torch.ones(head))[:head]
-        precision = Precision.of(matrix_of(sums.float()), counts, self.beta, ridge)
-        values, vectors = precision.spectrum(int(columns))
-        rows, into, out = vectors * values.clamp(min=0).sqrt(), precision.scales * precision.roots, 1 / precision.roots
-        listed = strongest(precision.correlations(), rows, counts, plan.architecture.dense[LISTED][0])
-        rarer, other = listed[:, :2].long().T
-        listed[:, 2] *= out[rarer] * into[other]
-        table = torch.zeros(head, width, dtype=rows.dtype)
-        table[:, : FACTORS + rows.shape[1]] = torch.cat([into[:, None], out[:, None], rows], dim=1)
-        return {ROWS: table, LISTED: listed}
+        assert isinstance(plan.architecture, PairArchitecture)
+        noise, gram = self.noise(plan), matrix_of(sums.float())
+        if noise:
+            known = plan.public.survey[COUNTS], plan.architecture.known_users
+            gram = noisy.recovered(gram, *known, noise)
+        precision = Precision.of(gram, counts, noisy.BETA if noise else self.beta, ridge)
+        return rows_and_pairs(precision, counts, int(columns), width, plan.architecture.dense[LISTED][0])
 
     # -- what was learned ----------------------------------------------------------------------------------------------
 
     def told(self, plan: Plan, state: State) -> list[str]:
-        """What was chosen for every size, and how sure that is; nothing where nobody has spoken."""
-        if MADE not in state.moments:
+        """What was chosen for every size, and how sure that is; or what noise has left."""
+        if noisy.asked_for(plan.settings):
+            return noisy.words(state.moments.get(SUM, {}).get(SUM), self.noise(plan), plan.public.items)
+        if MADE not in state.moments:  # nobody has spoken
             return []
         held = [one.projections or {} for one in self.settled(plan, state).assignments(0)]
         cuts = [(one[ROWS].facts(), one[ROWS].shape[0], one[LISTED].facts()["kept"][0]) for one in held]
@@ -314,38 +348,3 @@ class Correlations(Remembering):
     def remembered(self, plan: Plan) -> dict[str, int]:
         """Of every item, whether it was said."""
         return {SAID: 1}
-
-    def tells_apart(self, plan: Plan, held: Sequence[Any], items: Tensor) -> Tensor:
-        """Those with a row on some of the devices."""
-        known: int = max(one.projections[ROWS].kept[0] for one in held if one.projections is not None)
-        return items < known
-
-    def scorer(self, plan: Plan, full: Weights, held: Sequence[Any], people: People) -> Scorer:
-        """From everybody's history."""
-        rows = full[ROWS].view(plan.architecture.tables[ROWS])
-        rows = rows[: int((rows[:, 1] > 0).sum())]  # zero beyond what a device holds
-        coded = bool((rows[:, FACTORS:] == rows[:, FACTORS:].round()).all())  # the server's own rows need no list
-        listed = full[LISTED].view(-1, 3)[: None if coded else 0]
-        return self._scorer(Served(rows, listed, self.pair_weight), plan, people)
-
-    def stored_scorer(self, plan: Plan, held: Mapping[str, Projection], stored: Weights, people: People) -> Scorer:
-        """See the base class: numbers are never made of all the bytes of the table."""
-        listed = held[LISTED].unpacked(stored[LISTED]).view(-1, 3)
-        rows = held[ROWS].table(stored[ROWS])  # type: ignore[attr-defined]
-        return self._scorer(Served(rows, listed, self.pair_weight), plan, people)
-
-    def _scorer(self, served: Served, plan: Plan, people: People) -> Scorer:
-        everything, of = torch.arange(plan.public.items), people.train.of
-        return lambda users: served.scores(served.histories([of(user) for user in users.tolist()]), everything)
-
-    def own_vectors(self, plan: Plan, sent: Sent, people: People, users: list[int]) -> Weights:
-        """See the base class: histories as the model sees them."""
-        return self._served(sent).histories([people.train.of(user) for user in users])
-
-    def block_scores(self, plan: Plan, sent: Sent, vectors: Weights, items: Tensor) -> Tensor:
-        """See the base class."""
-        return self._served(sent).scores(vectors, items)
-
-    def _served(self, sent: Sent) -> Served:
-        rows = sent.vectors[ROWS].view(sent.projections[ROWS].kept)  # type: ignore[attr-defined]
-        return Served(rows[rows[:, 1] > 0], sent.vectors[LISTED].view(-1, 3), self.pair_weight)
