@@ -21,14 +21,12 @@ from fairfold.secure.masks import Words, add_masks
 from fairfold.secure.messages import (
     KEY,
     MASK_KEY,
-    MOST_DEVICES,
     SEED,
     Advert,
     Cohort,
     Delivery,
     Masked,
     Message,
-    Reader,
     Revealed,
     Session,
     Shares,
@@ -36,8 +34,8 @@ from fairfold.secure.messages import (
     Signed,
     Survivors,
     opened,
-    unreadable,
 )
+from fairfold.secure.reader import MOST_DEVICES, Reader, unreadable
 
 log = logging.getLogger("fairfold.secure")
 
@@ -172,8 +170,12 @@ class Device:
         """That it has in this sum: its vector has the words of this size."""
         return self.cohort.sizes[self.place]
 
+    @cached_property
+    def _agreement(self) -> keys.Agreement:
+        return keys.Agreement(self.share_secret)
+
     def _common(self, member: int) -> bytes:
-        return keys.agreed(self.share_secret, self.cohort.members[member].share_key)
+        return self._agreement(self.cohort.members[member].share_key)
 
     # -- its vector ----------------------------------------------------------------------------------------------------
 
@@ -222,13 +224,14 @@ class Device:
             raise refuse(f"a vector of {len(words)} words", f"{layout.words(self.size)}, those of its size")
         self.step = Step.MASKED
         owners, common = layout.owners(self.cohort.by_size), dict[int, bytes]()
+        agreement = keys.Agreement(self.mask_secret)
         for segment, where in layout.places(self.size):
             masks: dict[bool, list[bytes]] = {True: [keys.own_mask(self.seed, self.digest, segment)], False: []}
             for other in Ring(self.digest, owners[segment]).neighbours(place):
                 if other not in self.sharing:
                     continue
                 if other not in common:
-                    common[other] = keys.agreed(self.mask_secret, self.cohort.members[other].mask_key)
+                    common[other] = agreement(self.cohort.members[other].mask_key)
                 masks[place < other].append(keys.pair_mask(common[other], self.digest, segment, (place, other)))
             add_masks(words[where], masks[True], masks[False])
         return Masked(words).packed(self.bound)

@@ -180,12 +180,18 @@ def public_of(secret: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 
-def agreed(secret: bytes, public: bytes) -> bytes:
-    """What two devices know alone (X25519)."""
-    try:
-        return X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(public))
-    except ValueError:  # one of few points that would make everybody agree on the same
-        raise refuse("a key that is no secret to anybody", "a public key of X25519") from None
+class Agreement:
+    """What the owner of a secret key knows together with others, each alone (X25519)."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._key = X25519PrivateKey.from_private_bytes(secret)
+
+    def __call__(self, public: bytes) -> bytes:
+        """With the owner of a public key."""
+        try:
+            return self._key.exchange(X25519PublicKey.from_public_bytes(public))
+        except ValueError:  # one of few points that would make everybody agree on the same
+            raise refuse("a key that is no secret to anybody", "a public key of X25519") from None
 
 
 def derived(secret: bytes, digest: bytes, purpose: bytes, *facts: int) -> bytes:

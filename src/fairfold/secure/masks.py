@@ -28,7 +28,7 @@ def add_masks(words: Words, plus: Sequence[bytes], minus: Sequence[bytes]) -> No
     for start in range(0, len(words), BLOCK):
         block = words[start : start + BLOCK]
         mask = stream[: len(block)]
-        room = memoryview(mask).cast("B")
+        room = mask.data.cast("B")
         for cipher, operation in streams:
             cipher.update_into(memoryview(_ZEROS)[: len(room)], room)
             operation(block, mask, out=block)

@@ -1,4 +1,4 @@
-"""What travels for a secure sum, and the one reader of it: type, size and range are checked before anything is made.
+"""What travels for a secure sum. Every message is read by :class:`.reader.Reader` alone.
 
 Every message begins with what it is and with the digest of its session, so none of them means anything in another run,
 round or sum. Numbers are big-endian; words of a vector are little-endian, as they lie in memory.
@@ -12,73 +12,16 @@ from typing import ClassVar, TypeVar
 
 import numpy
 
-from fairfold.errors import InvalidMessage
 from fairfold.secure.layout import MOST_SEGMENTS, MOST_SIZES, MOST_WORDS, Layout
 from fairfold.secure.masks import Words
+from fairfold.secure.reader import MOST_DEVICES, Reader, set_bytes, set_in, unreadable
 from fairfold.secure.shamir import SHARE_BYTES
 
 VERSION = 1
 MAGIC = b"fairsum"
-MOST_DEVICES = 1 << 16
 POINT, KEY, SIGNATURE, CERTIFICATE, DIGEST = 49, 32, 64, 96, 32
 SEALED = 2 * SHARE_BYTES + 16  # two shares and the tag of their encryption
 SEED, MASK_KEY = 0, 1  # kinds of shares: of a survivor's own mask, of the key of one that left
-
-
-class Reader:
-    """Takes a message apart; whatever is not there, too much or out of range is refused."""
-
-    def __init__(self, data: bytes | memoryview) -> None:
-        self.left = memoryview(data)
-
-    def take(self, many: int) -> bytes:
-        """So many bytes."""
-        return bytes(self.view(many))
-
-    def view(self, many: int) -> memoryview:
-        """The same without a copy."""
-        if many > len(self.left):
-            raise unreadable("a message that ends too early")
-        found, self.left = self.left[:many], self.left[many:]
-        return found
-
-    def number(self, size: int, most: int, least: int = 0) -> int:
-        """A whole number of some bytes, within bounds."""
-        found = int.from_bytes(self.view(size), "big")
-        if not least <= found <= most:
-            raise unreadable(f"{found} out of range")
-        return found
-
-    def count(self, size: int, most: int) -> int:
-        """How many parts of a size follow: never more than there are bytes for."""
-        found = self.number(4, most)
-        if found * size > len(self.left):
-            raise unreadable("fewer parts than announced")
-        return found
-
-    def end(self) -> None:
-        """Nothing may be left."""
-        if len(self.left):
-            raise unreadable("more than a message has")
-
-
-def unreadable(given: str) -> InvalidMessage:
-    """The refusal of a message that cannot be read."""
-    return InvalidMessage(given, "a message of a secure sum", "Both sides must run the same fairfold.")
-
-
-def _set_bytes(members: Set[int], of: int) -> bytes:
-    chosen = numpy.zeros(of, dtype=bool)
-    chosen[list(members)] = True
-    return struct.pack(">I", of) + numpy.packbits(chosen).tobytes()
-
-
-def _set_in(reader: Reader) -> tuple[frozenset[int], int]:
-    of = reader.number(4, MOST_DEVICES, 1)
-    bits = numpy.unpackbits(numpy.frombuffer(reader.take((of + 7) // 8), dtype=numpy.uint8))
-    if bits[of:].any():
-        raise unreadable("members beyond the cohort")
-    return frozenset(bits.nonzero()[0].tolist()), of
 
 
 class Message:
@@ -260,11 +203,11 @@ class Delivery(Message):
     sealed: dict[int, bytes]
 
     def body(self) -> bytes:  # noqa: D102
-        return _set_bytes(self.sharing, self.of) + _sealed_bytes(self.sealed.items())
+        return set_bytes(self.sharing, self.of) + _sealed_bytes(self.sealed.items())
 
     @classmethod
     def read(cls, reader: Reader) -> "Delivery":  # noqa: D102
-        return cls(*_set_in(reader), _sealed_in(reader))
+        return cls(*set_in(reader), _sealed_in(reader))
 
 
 @dataclass(frozen=True)
@@ -293,15 +236,15 @@ class Survivors(Message):
     of: int
 
     def body(self) -> bytes:  # noqa: D102
-        return _set_bytes(self.staying, self.of)
+        return set_bytes(self.staying, self.of)
 
     @classmethod
     def read(cls, reader: Reader) -> "Survivors":  # noqa: D102
-        return cls(*_set_in(reader))
+        return cls(*set_in(reader))
 
     def signed(self, cohort: bytes, sharing: Set[int]) -> bytes:
         """What survivors sign: the cohort, who gave shares, and who survives."""
-        return b"fairfold survivors" + cohort + _set_bytes(sharing, self.of) + self.body()
+        return b"fairfold survivors" + cohort + set_bytes(sharing, self.of) + self.body()
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The server's side of a secure sum: it carries messages between devices and learns the sums of its segments.
 
 ``hear`` takes one device's message of the phase that is open, ``close`` ends the phase and says what those who are
-still there are told next; after the last one :meth:`Server.totals` has the sums. Whoever is not heard of in time has
+still there are told next; after the last one :attr:`Server.totals` has the sums. Whoever is not heard of in time has
 left. Vectors are added as they come and are not kept.
 """
 
@@ -48,10 +48,11 @@ class Server:
     Args:
         session: What is summed.
         wanted: The size that each device could have, by its name; whoever is not in it is refused.
-        room: How many owners a segment is to have beyond the smallest allowed, so that some may leave.
+        room: How many owners a segment is to have beyond the smallest allowed, so that some may leave; where there
+            are fewer, their size steps down. None if devices must keep their sizes.
     """
 
-    def __init__(self, session: Session, wanted: Mapping[int, int], *, room: int = 0) -> None:
+    def __init__(self, session: Session, wanted: Mapping[int, int], *, room: int | None = 0) -> None:
         self.session, self.wanted, self.room = session, dict(wanted), room
         self.bound, self.phase = session.digest, Phase.KEYS
         self.trust = Trust()
@@ -144,8 +145,9 @@ class Server:
         """Form the cohort of those who gave keys; sizes that are too thin step down."""
         smallest, layout = self.session.smallest, self.session.layout
         names = sorted(self.adverts)
-        wanted = {name: self.wanted[name] for name in names}
-        sizes = layout.stepped_down(wanted, smallest + self.room)
+        sizes = {name: self.wanted[name] for name in names}
+        if self.room is not None:
+            sizes = layout.stepped_down(sizes, smallest + self.room)
         if not names or len(names) < smallest or layout.thin(sizes, smallest) is not None:
             given = f"{len(names)} devices that gave keys"
             raise SumLost(given, f"at least {smallest} in every segment", "Wait for more devices.")
@@ -194,31 +196,29 @@ class Server:
         """The names of those whose vectors are in the sums."""
         return [self.cohort.members[member].name for member in sorted(self._staying)]
 
+    @cached_property
     def totals(self) -> list[Words]:
         """The sums of all segments over the survivors that have them; empty where nobody has."""
         if self.phase != Phase.DONE:
             raise SumLost(f"a sum in the phase {self.phase.name.lower()}", "all phases", "Close them first.")
-        layout, owners = self.session.layout, self.session.layout.owners(self.cohort.by_size)
         secrets = {member: self._secret(member) for member in self._shares}
+        left_over = {member: keys.Agreement(of) for member, of in secrets.items() if member not in self._staying}
         common: dict[tuple[int, int], bytes] = {}
-        for segment, having in owners.items():
+        for segment, having in self.session.layout.owners(self.cohort.by_size).items():
             if not len(self._sums[segment]):
                 continue
             ring = Ring(self.digest, having)
             plus: list[bytes] = []
             minus = [keys.own_mask(secrets[one], self.digest, segment) for one in having if one in self._staying]
-            for left in having:
-                if left in self._staying or left not in self._shares:
-                    continue
+            for left in sorted(left_over.keys() & having):
                 for other in ring.neighbours(left):
                     if other not in self._staying:
                         continue
                     if (left, other) not in common:
-                        common[left, other] = keys.agreed(secrets[left], self.cohort.members[other].mask_key)
+                        common[left, other] = left_over[left](self.cohort.members[other].mask_key)
                     mask = keys.pair_mask(common[left, other], self.digest, segment, (left, other))
                     (minus if other < left else plus).append(mask)  # the one who stayed had added it, or taken it away
             add_masks(self._sums[segment], plus, minus)
-        assert all(len(of) in (0, length) for of, length in zip(self._sums, layout.lengths, strict=True))
         return self._sums
 
     def _secret(self, member: int) -> bytes:
