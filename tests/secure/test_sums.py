@@ -176,6 +176,18 @@ def test_a_size_that_is_too_thin_steps_down() -> None:
     assert apart.stepped_down({1: 1, 2: 0, 3: 0}, 2) == {1: 0, 2: 0, 3: 0}
 
 
+def test_a_thin_class_that_keeps_its_size_is_left_out() -> None:
+    apart = Layout((10, 20), ((0,), (1,)))
+    assert apart.hidden({1: 1, 2: 0, 3: 0}, 2) == {2: 0, 3: 0}
+    assert apart.hidden({1: 1, 2: 0}, 2) == {}
+    session = Session(7, 0, "train", 3, apart)
+    server = Server(session, {1000: 1, 1001: 0, 1002: 0, 1003: 0}, room=None)
+    play = Play(session, 4)
+    play.server, play.wanted = server, server.wanted
+    assert play.exact()
+    assert server.survivors == [1001, 1002, 1003]
+
+
 def test_a_thin_class_is_summed_in_a_smaller_size() -> None:
     play = Play(a_session(5, 9, smallest=8), 12)
     assert play.exact()

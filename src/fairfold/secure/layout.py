@@ -78,3 +78,10 @@ class Layout:
             if any(many[segment] < smallest for segment in self.sizes[size]):
                 sizes = {member: size - 1 if of == size else of for member, of in sizes.items()}
         return sizes
+
+    def hidden(self, sizes: Mapping[int, int], smallest: int) -> dict[int, int]:
+        """Those of a cohort whose segments all have owners enough, where everybody keeps its size."""
+        found = dict(sizes)
+        while (thin := self.thin(found, smallest)) is not None:
+            found = {member: size for member, size in found.items() if thin[0] not in self.sizes[size]}
+        return found

@@ -49,7 +49,7 @@ class Server:
         session: What is summed.
         wanted: The size that each device could have, by its name; whoever is not in it is refused.
         room: How many owners a segment is to have beyond the smallest allowed, so that some may leave; where there
-            are fewer, their size steps down. None if devices must keep their sizes.
+            are fewer, their size steps down. None if devices must keep their sizes: those of a thin one are left out.
     """
 
     def __init__(self, session: Session, wanted: Mapping[int, int], *, room: int | None = 0) -> None:
@@ -144,14 +144,15 @@ class Server:
     def _form(self) -> dict[int, bytes]:
         """Form the cohort of those who gave keys; sizes that are too thin step down."""
         smallest, layout = self.session.smallest, self.session.layout
-        names = sorted(self.adverts)
-        sizes = {name: self.wanted[name] for name in names}
+        sizes = {name: self.wanted[name] for name in sorted(self.adverts)}
         if self.room is not None:
             sizes = layout.stepped_down(sizes, smallest + self.room)
-        if not names or len(names) < smallest or layout.thin(sizes, smallest) is not None:
-            given = f"{len(names)} devices that gave keys"
+        sizes = layout.hidden(sizes, smallest)
+        if not sizes:
+            given = f"{len(self.adverts)} devices that gave keys"
             raise SumLost(given, f"at least {smallest} in every segment", "Wait for more devices.")
-        self.cohort = Cohort(tuple(self.adverts[name] for name in names), tuple(sizes[name] for name in names))
+        names = list(sizes)
+        self.cohort = Cohort(tuple(self.adverts[name] for name in names), tuple(sizes.values()))
         self._asked = set(range(len(names)))
         cohort = self.cohort.packed(self.bound)
         return dict.fromkeys(names, cohort)
