@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from fairfold.flower.nodes import Node
+from fairfold.flower.secure_round import SecureRound
 from fairfold.flower.wire import Order
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.words import Sent, State
@@ -25,12 +26,19 @@ class OpenRound:
     bytes_up: int = 0
     started: float = field(default_factory=time.monotonic)
     heard: list[tuple[int, Heard]] = field(default_factory=list)  # by size
+    secure: SecureRound | None = None  # where answers come under masks
+    sent_up: dict[int, int] = field(default_factory=dict)  # bytes of what nodes said under masks
 
     def hear(self, node: Node, quality: Heard | None) -> None:
         """Note how well a model serves a node's users."""
         node.heard(quality)
         if quality is not None:
             self.heard.append((node.group, quality))
+
+    def hear_all(self, total: float, users: int) -> None:
+        """Note how well it serves users of whom nobody knows on which node they are."""
+        if users > 0:
+            self.heard.append((-1, (total, users)))
 
     def quality(self, sizes: int) -> Quality | None:
         """The mean over all users, and over those of each size."""

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -29,12 +30,18 @@ from fairfold.flower.opening import first_plan, open_books, refuse_unserved, tel
 from fairfold.flower.protocol import new_word
 from fairfold.flower.record import Record
 from fairfold.flower.rounds import OpenRound, plain, sent_to
+from fairfold.flower.secure_round import SecureRound
+from fairfold.flower.secure_sums import judging
+from fairfold.flower.secure_wire import with_secure
 from fairfold.flower.wire import NO_WORD, Order, Reply, for_node, pack_order, unpack_reply
+from fairfold.privacy.encoding import Encoding
 from fairfold.protocol.faults import Rejections
+from fairfold.protocol.hearing import encoding_of, from_change
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.sampling import sample_cohort
-from fairfold.protocol.words import Public, State, Totals
+from fairfold.protocol.words import Answer, Public, Sent, State, Totals
 from fairfold.settings import Settings
+from fairfold.settings.parts import SecurePrivacy
 from fairfold.simulate.result import Quality, RoundReport
 from fairfold.simulate.run import Progress
 from fairfold.values import BYTES, Weights
@@ -201,6 +208,9 @@ class FairStrategy(Strategy):
             self._settle()
             self._start_from_given()
             present = [node for node in present if node.node_id in self.nodes.usable]
+        if isinstance(self.settings.privacy, SecurePrivacy) and present:
+            drawn = min(1.0, (self.settings.fleet.clients_per_round or len(present)) / len(present))
+            self.nodes.hide(present, self.settings.privacy.smallest_cohort / drawn)
         number = self.progress.state.round_number
         first = self.evaluate and self.start_quality is None and number == 0
         return self._orders(present, number, MessageType.TRAIN, grid, evaluate=first)
@@ -219,16 +229,33 @@ class FairStrategy(Strategy):
                 self.books.numbering, self.picture,
             )  # fmt: skip
             records[key], opened.orders[key] = pack_order(order)
+        told = self._hidden(cohort, kind, grid) if self.settings.privacy.sums_alone else None
         messages = []
-        for node in cohort:
+        for node in list(opened.waiting.values()):
             key = self._key(node)
             down = opened.orders[key].sent.bytes_down // (2 if self.half else 1)
             node.bytes_down += down
             opened.bytes_down += down
             content = for_node(records[key], self.books.held.get(node.name, NO_WORD))
+            content = content if told is None else with_secure(content, told[node.node_id])
             ttl = 2 * self.round_timeout + 60  # answers that are there at the deadline are still to be fetched
             messages.append(Message(content, node.node_id, kind, ttl=ttl, group_id=str(number + 1)))
         return messages
+
+    def _hidden(self, cohort: list[Node], kind: str, grid: Grid) -> dict[int, bytes]:
+        """Open a secure sum for what is asked of a cohort; who leaves before it is asked has no answer."""
+        opened, number = self._open, self.progress.state.round_number
+        encoding: Callable[[int], Encoding] = judging
+        if kind == MessageType.TRAIN:
+            encoding = partial(encoding_of, self.plan, {size: order.sent for size, order in opened.orders.items()})
+        sizes = {node.name: node.group if kind == MessageType.TRAIN else 0 for node in cohort}
+        names = {node.name: node for node in cohort}
+        opened.secure = SecureRound(grid, self.round_timeout, self.settings, encoding, sizes, names)
+        told = opened.secure.begin(self.books.run, number, "train" if kind == MessageType.TRAIN else "evaluate")
+        for node in cohort:
+            if node.node_id not in told:
+                self.progress.rejections.note(number + 1, opened.waiting.pop(node.node_id).node_id, "no keys or shares")
+        return told
 
     def _cohort(self, present: list[Node], number: int) -> list[Node]:
         if not present:
@@ -258,6 +285,9 @@ class FairStrategy(Strategy):
             order = opened.orders[self._key(node)]
             sizes = algorithm.answer_shapes(self.plan, order.sent) if trained else {}
             try:
+                if opened.secure is not None:
+                    opened.sent_up[node.node_id] = opened.secure.hear(node, reply.content)
+                    continue
                 found = unpack_reply(reply.content, order, sizes, self.largest_weight, values=algorithm.values)
             except InvalidMessage as error:
                 reject(number, node.node_id, error.given)
@@ -286,11 +316,10 @@ class FairStrategy(Strategy):
                 self.progress.rejections.note(number, node.node_id, problem or "no answer")
                 continue
             totals.add(order.sent, reply.answer, alone=self.plan.method.per_client)
-            self.books.held[node.name] = order.word
-            up = reply.answer.bytes_up // (2 if order.half_up else 1)
-            node.rounds, node.bytes_up = node.rounds + 1, node.bytes_up + up
-            opened.answered, opened.bytes_up = opened.answered + 1, opened.bytes_up + up
+            self._used(node, order, reply.answer.bytes_up // (2 if order.half_up else 1))
             opened.hear(node, reply.quality)
+        for sent, answer in self._unmasked(number):
+            totals.add(sent, answer)
         self.progress.state = self.books.into(algorithm.apply(self.plan, self.progress.state, totals))
         self.start_quality = self.start_quality or opened.quality(len(self.plan.capacities))
         seconds = time.monotonic() - opened.started
@@ -305,6 +334,28 @@ class FairStrategy(Strategy):
         wanted = self._arrays_each_round or number == self._last_round
         metrics = MetricRecord({"round": number, "nodes": opened.answered, "left-out": left_out})
         return self._full_arrays() if wanted else None, metrics
+
+    def _used(self, node: Node, order: Order, up: int) -> None:
+        """Note that the sums hold a word of a node."""
+        self.books.held[node.name] = order.word
+        node.rounds, node.bytes_up = node.rounds + 1, node.bytes_up + up
+        self._open.answered, self._open.bytes_up = self._open.answered + 1, self._open.bytes_up + up
+
+    def _unmasked(self, number: int) -> Iterator[tuple[Sent, Answer]]:
+        """What was said under masks, by size, once enough have agreed to unmask the sum."""
+        opened = self._open
+        if opened.secure is None:
+            return
+        for size, heard in opened.secure.finish().items():
+            opened.hear_all(heard.quality, round(heard.judges))
+            sent = opened.orders[size].sent
+            yield sent, from_change(self.plan, sent, heard.answer)
+        survivors = {node.node_id for node in opened.secure.survivors}
+        for node, up in opened.sent_up.items():
+            if node in survivors:
+                self._used(self.nodes.usable[node], opened.orders[self._key(self.nodes.usable[node])], up)
+            else:
+                self.progress.rejections.note(number, node, "a secure sum that is lost")
 
     # -- how well the model serves the users of devices, as these say themselves ---------------------------------------
 
@@ -328,6 +379,9 @@ class FairStrategy(Strategy):
             return None
         for node, _, reply in self._answers(self.progress.state.round_number, replies, trained=False):
             self._open.hear(node, reply.quality)
+        if self._open.secure is not None:
+            for heard in self._open.secure.finish().values():
+                self._open.hear_all(heard.quality, round(heard.judges))
         quality = self._open.quality(len(self.plan.capacities))
         self.progress.history[-1] = replace(self.progress.history[-1], quality=quality)
         if self._record is not None:

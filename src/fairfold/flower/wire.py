@@ -18,8 +18,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from fairfold.errors import FairfoldError
+from fairfold.flower.facts import facts_in, number_in, refused, text_in, word_in
 from fairfold.flower.protocol import ARRAYS, CODED, FACTS, VERSION, WINDOW
-from fairfold.flower.vectors import BYTE, DOUBLE, WHOLE, facts_in, number_in, pack, refused, text_in, unpack, word_in
+from fairfold.flower.vectors import BYTE, DOUBLE, WHOLE, pack, unpack
 from fairfold.projections import Projection, facts_of, projection_of
 from fairfold.protocol.algorithm import COUNTS
 from fairfold.protocol.words import Answer, Sent
