@@ -1,24 +1,18 @@
 """Secure sums over messages: the same sums as in the simulation, and no answer of one device in any message."""
 
-import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
-import torch
 from flwr.app import ArrayRecord, Message
 
 from fairfold.data import Dataset
-from fairfold.errors import InvalidState
 from fairfold.flower.protocol import FACTS, SECURE
-from fairfold.flower.secure_round import SecureRound
-from fairfold.privacy.encoding import Heard
 from fairfold.secure.folder import ROUND
 from fairfold.settings import Settings
 from tests.federations import tiny_data
-from tests.flower.common import FaultyGrid, Nodes, as_devices, assert_same, in_process, simulated
+from tests.flower.common import Nodes, as_devices, assert_same, in_process, simulated
 
 USERS = 8
 ALGORITHMS: dict[str, dict[str, Any]] = {

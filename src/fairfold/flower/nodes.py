@@ -16,6 +16,7 @@ from fairfold.flower.wire import trains
 from fairfold.protocol.hearing import step_words, stepped_down
 from fairfold.protocol.plan import Plan
 from fairfold.settings import Settings
+from fairfold.settings.parts import SecurePrivacy
 from fairfold.subspace import Capacity
 
 log = logging.getLogger("fairfold.flower")
@@ -123,20 +124,22 @@ class Nodes:
         for node in list(self.usable.values()):
             self._size(node)
 
-    def hide(self, present: list[Node], least: float) -> None:
+    def hide(self, present: list[Node]) -> None:
         """Sizes of which fewer are there than can be hidden in a sum hold what the next smaller one does, from now on.
 
-        Decided once: who speaks to sums that remember stays in a size.
+        Decided once, by how many are drawn on the average: who speaks to sums that remember stays in a size.
         """
-        if self._stepped or self.plan is None:
+        chosen, plan = self.settings.privacy, self.plan
+        if not isinstance(chosen, SecurePrivacy) or self._stepped or plan is None or not present:
             return
-        held = [one.bytes() for one in self.plan.assignments(0)]
+        drawn = min(1.0, (self.settings.fleet.clients_per_round or len(present)) / len(present))
+        held = [one.bytes() for one in plan.assignments(0)]
         order = sorted(range(len(held)), key=lambda size: -held[size])
         before = torch.tensor([node.group for node in present])
-        after = stepped_down(before, order, least)
+        after = stepped_down(before, order, chosen.smallest_cohort / drawn)
         moved = dict(zip(before.tolist(), after.tolist(), strict=True))
         self._stepped = {size: moved.get(size, size) for size in range(len(held))}
-        for sentence in step_words(before, after, [str(capacity) for capacity in self.plan.capacities]):
+        for sentence in step_words(before, after, [str(capacity) for capacity in plan.capacities]):
             log.warning("%s", sentence)
         for node in self.usable.values():
             node.group = self._stepped[node.group]

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from flwr.serverapp import Grid
@@ -16,9 +17,9 @@ from fairfold.flower.wire import ask, tell, unpack_survey, windows
 from fairfold.protocol.algorithm import COUNTS
 from fairfold.protocol.dry_run import try_out
 from fairfold.protocol.plan import Plan
-from fairfold.protocol.words import Answer, Public
+from fairfold.protocol.words import Answer, Public, State
 from fairfold.settings import Settings
-from fairfold.settings.parts import FaultSettings
+from fairfold.settings.parts import FaultSettings, PrivatePrivacy
 from fairfold.simulate.numbering import order_by
 from fairfold.values import Weights
 
@@ -35,6 +36,9 @@ def refuse_unserved(settings: Settings) -> None:
         f"algorithm.kind={algorithm.kind!r} (it asks for all data in one place)": algorithm.pooled,
         "algorithm.user_vectors='uploaded' (a user's vectors stay on the device)": uploaded,
         "fleet.replacement (a node cannot be drawn twice)": fleet.replacement,
+        "privacy.level='private' (devices do not add noise over a network)": isinstance(
+            settings.privacy, PrivatePrivacy
+        ),
         "fleet.faults (real devices have their own)": fleet.faults != FaultSettings(),
     }
     problems = [words for words, given in unserved.items() if given]
@@ -114,3 +118,12 @@ def tell_numbers(
         lacking = [node for node, _ in ask_all(grid, lacking, NUMBERING, record, timeout)]
     told.update(lacking)
     return [node for node in nodes if node.node_id in told]
+
+
+def started_from(state: State, full: Weights) -> State:
+    """A state with tensors that were given, in the place of its own."""
+    wanted = {name: vector.shape for name, vector in state.full.items()}
+    if {name: vector.shape for name, vector in full.items()} != wanted:
+        sizes = ", ".join(f"{name} of {shape.numel()} numbers" for name, shape in wanted.items())
+        raise InvalidSettings("initial arrays of another model", sizes, "Take them from this model, flat.")
+    return replace(state, full=full)

@@ -13,7 +13,6 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -26,22 +25,16 @@ from fairfold.errors import InvalidMessage, InvalidSettings
 from fairfold.flower.books import Books
 from fairfold.flower.exchange import StreamingGrid
 from fairfold.flower.nodes import Node, Nodes
-from fairfold.flower.opening import first_plan, open_books, refuse_unserved, tell_numbers
+from fairfold.flower.opening import first_plan, open_books, refuse_unserved, started_from, tell_numbers
 from fairfold.flower.protocol import new_word
 from fairfold.flower.record import Record
 from fairfold.flower.rounds import OpenRound, plain, sent_to
-from fairfold.flower.secure_round import SecureRound
-from fairfold.flower.secure_sums import judging
-from fairfold.flower.secure_wire import with_secure
 from fairfold.flower.wire import NO_WORD, Order, Reply, for_node, pack_order, unpack_reply
-from fairfold.privacy.encoding import Encoding
 from fairfold.protocol.faults import Rejections
-from fairfold.protocol.hearing import encoding_of, from_change
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.sampling import sample_cohort
-from fairfold.protocol.words import Answer, Public, Sent, State, Totals
+from fairfold.protocol.words import Public, State, Totals
 from fairfold.settings import Settings
-from fairfold.settings.parts import SecurePrivacy
 from fairfold.simulate.result import Quality, RoundReport
 from fairfold.simulate.run import Progress
 from fairfold.values import BYTES, Weights
@@ -175,13 +168,8 @@ class FairStrategy(Strategy):
     def _start_from_given(self) -> None:
         """Take the tensors that were given in the place of random ones."""
         full, self._given_arrays = self._given_arrays, None
-        if full is None:
-            return
-        wanted = {name: vector.shape for name, vector in self.progress.state.full.items()}
-        if {name: vector.shape for name, vector in full.items()} != wanted:
-            sizes = ", ".join(f"{name} of {shape.numel()} numbers" for name, shape in wanted.items())
-            raise InvalidSettings("initial arrays of another model", sizes, "Take them from this model, flat.")
-        self.progress.state = replace(self.progress.state, full=full)
+        if full is not None:
+            self.progress.state = started_from(self.progress.state, full)
 
     def _full_arrays(self) -> ArrayRecord:
         return ArrayRecord({name: Array(vector.numpy()) for name, vector in self.progress.state.full.items()})
@@ -208,9 +196,7 @@ class FairStrategy(Strategy):
             self._settle()
             self._start_from_given()
             present = [node for node in present if node.node_id in self.nodes.usable]
-        if isinstance(self.settings.privacy, SecurePrivacy) and present:
-            drawn = min(1.0, (self.settings.fleet.clients_per_round or len(present)) / len(present))
-            self.nodes.hide(present, self.settings.privacy.smallest_cohort / drawn)
+        self.nodes.hide(present)
         number = self.progress.state.round_number
         first = self.evaluate and self.start_quality is None and number == 0
         return self._orders(present, number, MessageType.TRAIN, grid, evaluate=first)
@@ -229,33 +215,17 @@ class FairStrategy(Strategy):
                 self.books.numbering, self.picture,
             )  # fmt: skip
             records[key], opened.orders[key] = pack_order(order)
-        told = self._hidden(cohort, kind, grid) if self.settings.privacy.sums_alone else None
+        told = opened.hide(self.plan, kind, grid, self.books.run, self.progress, self.round_timeout)
         messages = []
         for node in list(opened.waiting.values()):
             key = self._key(node)
             down = opened.orders[key].sent.bytes_down // (2 if self.half else 1)
             node.bytes_down += down
             opened.bytes_down += down
-            content = for_node(records[key], self.books.held.get(node.name, NO_WORD))
-            content = content if told is None else with_secure(content, told[node.node_id])
+            content = for_node(records[key], self.books.held.get(node.name, NO_WORD), told.get(node.node_id))
             ttl = 2 * self.round_timeout + 60  # answers that are there at the deadline are still to be fetched
             messages.append(Message(content, node.node_id, kind, ttl=ttl, group_id=str(number + 1)))
         return messages
-
-    def _hidden(self, cohort: list[Node], kind: str, grid: Grid) -> dict[int, bytes]:
-        """Open a secure sum for what is asked of a cohort; who leaves before it is asked has no answer."""
-        opened, number = self._open, self.progress.state.round_number
-        encoding: Callable[[int], Encoding] = judging
-        if kind == MessageType.TRAIN:
-            encoding = partial(encoding_of, self.plan, {size: order.sent for size, order in opened.orders.items()})
-        sizes = {node.name: node.group if kind == MessageType.TRAIN else 0 for node in cohort}
-        names = {node.name: node for node in cohort}
-        opened.secure = SecureRound(grid, self.round_timeout, self.settings, encoding, sizes, names)
-        told = opened.secure.begin(self.books.run, number, "train" if kind == MessageType.TRAIN else "evaluate")
-        for node in cohort:
-            if node.node_id not in told:
-                self.progress.rejections.note(number + 1, opened.waiting.pop(node.node_id).node_id, "no keys or shares")
-        return told
 
     def _cohort(self, present: list[Node], number: int) -> list[Node]:
         if not present:
@@ -286,7 +256,7 @@ class FairStrategy(Strategy):
             sizes = algorithm.answer_shapes(self.plan, order.sent) if trained else {}
             try:
                 if opened.secure is not None:
-                    opened.sent_up[node.node_id] = opened.secure.hear(node, reply.content)
+                    opened.take(node, reply.content)
                     continue
                 found = unpack_reply(reply.content, order, sizes, self.largest_weight, values=algorithm.values)
             except InvalidMessage as error:
@@ -318,8 +288,10 @@ class FairStrategy(Strategy):
             totals.add(order.sent, reply.answer, alone=self.plan.method.per_client)
             self._used(node, order, reply.answer.bytes_up // (2 if order.half_up else 1))
             opened.hear(node, reply.quality)
-        for sent, answer in self._unmasked(number):
+        for sent, answer in opened.unmasked(self.plan, number, self.progress.rejections):
             totals.add(sent, answer)
+        for node, up in opened.survived():
+            self._used(node, opened.orders[self._key(node)], up)
         self.progress.state = self.books.into(algorithm.apply(self.plan, self.progress.state, totals))
         self.start_quality = self.start_quality or opened.quality(len(self.plan.capacities))
         seconds = time.monotonic() - opened.started
@@ -340,22 +312,6 @@ class FairStrategy(Strategy):
         self.books.held[node.name] = order.word
         node.rounds, node.bytes_up = node.rounds + 1, node.bytes_up + up
         self._open.answered, self._open.bytes_up = self._open.answered + 1, self._open.bytes_up + up
-
-    def _unmasked(self, number: int) -> Iterator[tuple[Sent, Answer]]:
-        """What was said under masks, by size, once enough have agreed to unmask the sum."""
-        opened = self._open
-        if opened.secure is None:
-            return
-        for size, heard in opened.secure.finish().items():
-            opened.hear_all(heard.quality, round(heard.judges))
-            sent = opened.orders[size].sent
-            yield sent, from_change(self.plan, sent, heard.answer)
-        survivors = {node.node_id for node in opened.secure.survivors}
-        for node, up in opened.sent_up.items():
-            if node in survivors:
-                self._used(self.nodes.usable[node], opened.orders[self._key(self.nodes.usable[node])], up)
-            else:
-                self.progress.rejections.note(number, node, "a secure sum that is lost")
 
     # -- how well the model serves the users of devices, as these say themselves ---------------------------------------
 
@@ -379,9 +335,7 @@ class FairStrategy(Strategy):
             return None
         for node, _, reply in self._answers(self.progress.state.round_number, replies, trained=False):
             self._open.hear(node, reply.quality)
-        if self._open.secure is not None:
-            for heard in self._open.secure.finish().values():
-                self._open.hear_all(heard.quality, round(heard.judges))
+        self._open.unmasked_qualities()
         quality = self._open.quality(len(self.plan.capacities))
         self.progress.history[-1] = replace(self.progress.history[-1], quality=quality)
         if self._record is not None:
