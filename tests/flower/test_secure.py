@@ -184,7 +184,7 @@ def test_a_device_refuses_smaller_cohorts_and_plain_questions_in_its_own_log(
     plain.grid.contexts[1].node_config["privacy"] = "secure"
     plain.run(num_rounds=1)
     assert "a question to be answered without masks" in caplog.text
-    assert plain.strategy.progress.rejections.counts == {"the device failed": 1}
+    assert plain.strategy.progress.rejections.counts == {"the device failed": 2}
 
 
 def test_a_round_that_the_server_repeats_is_refused_by_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
