@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fairfold.data import Dataset
-from fairfold.errors import InvalidSettings, InvalidState
+from fairfold.errors import InvalidMessage, InvalidSettings, InvalidState
 from fairfold.flower.federate import with_privacy
-from fairfold.flower.protocol import FACTS, SECURE
+from fairfold.flower.protocol import FACTS, SECURE, VERSION
 from fairfold.flower.secure_round import SecureRound
+from fairfold.flower.secure_wire import masked_in, pack_masked, pack_secure, secure_in
 from fairfold.privacy.encoding import Heard
 from fairfold.secure.device import Device as Machine
 from fairfold.secure.folder import ROUND
@@ -228,3 +229,30 @@ def test_what_is_chosen_where_nothing_is_asked_for() -> None:
     fedhm = settings_of("paper").with_changes({"privacy.level": "plain", "subspace.method": "fedhm"})
     found, said = with_privacy(fedhm, 200, asked=False)
     assert "plain, since secure sums do not go" in said[0]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        Array(numpy.zeros(8, dtype=numpy.uint32)),
+        Array(numpy.zeros((2, 4), dtype=numpy.uint8)),
+        Array("uint8", (2**40,), "numpy.ndarray", b"short"),
+        Array("uint8", (3,), "torch.Tensor", bytes(9)),
+        Array("uint8", (4,), "numpy.ndarray", bytes(9_000)),
+    ],
+)
+def test_a_vector_that_is_none_is_refused_before_it_is_read(array: Array) -> None:
+    facts = ConfigRecord({"version": VERSION})
+    with pytest.raises(InvalidMessage):
+        masked_in(RecordDict({SECURE: ArrayRecord({SECURE: array}), FACTS: facts}))
+    with pytest.raises(InvalidMessage, match="not under masks"):
+        masked_in(RecordDict({SECURE: ArrayRecord({SECURE: array, "more": array}), FACTS: facts}))
+    assert bytes(masked_in(pack_masked(b"words"))) == b"words"
+
+
+@pytest.mark.parametrize("found", [None, 7, "text", [b"a"]])
+def test_a_message_that_is_none_is_refused(found: Any) -> None:
+    facts = ConfigRecord({"version": VERSION} | ({} if found is None else {SECURE: found}))
+    with pytest.raises(InvalidMessage, match="no message of a secure sum"):
+        secure_in(RecordDict({FACTS: facts}))
+    assert secure_in(pack_secure(b"keys")) == b"keys"

@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fairfold.errors import FairfoldError, InvalidMessage, Refused, SumLost
 from fairfold.secure.device import Device, Memory
+from fairfold.secure.graph import Ring
 from fairfold.secure.keys import Identity, Trust
 from fairfold.secure.messages import SEALED, Cohort, Delivery, Revealed, Shares, Signatures, Survivors, opened
 from fairfold.secure.server import Phase
@@ -212,6 +213,21 @@ def test_survivors_who_gave_no_shares() -> None:
     play = Play(a_session(4), 10, {9: Phase.SHARES}).until(Phase.SIGNATURES)
     with pytest.raises(Refused, match="survivors who gave no shares"):
         play[0].sign(Survivors(frozenset(range(10)), 10).packed(play.server.bound))
+
+
+def test_survivors_that_leave_somebody_alone(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """In a ring, which cohorts of so few have not: who is alone in one is tested with the graph."""
+    play, asked = Play(a_session(4, 9), 6).until(Phase.SIGNATURES), list[tuple[int, set[int]]]()
+
+    def alone(ring: Ring, survivors: set[int]) -> int | None:
+        asked.append((len(ring.order), set(survivors)))
+        return 3 if len(ring.order) == 3 else None
+
+    monkeypatch.setattr(Ring, "alone", alone)
+    with pytest.raises(Refused, match="survivors that leave device 3eb alone"):
+        play[0].sign(play.told[1000])
+    refused(caplog, "enough neighbours of everybody")
+    assert asked == [(6, set(range(6))), (3, set(range(6)))]  # in every segment
 
 
 def test_survivors_that_too_few_have_signed(caplog: pytest.LogCaptureFixture) -> None:

@@ -65,6 +65,10 @@ def federate(
 
         trial.run(console.say, on_round)
     console.print(_table(trial.took_part(), settings.metric))
+    quality = trial.quality()
+    if trial.settings.privacy.sums_alone and quality is not None:
+        known = "what single nodes find is not known to the server"
+        console.say(f"{settings.metric} over the users of all nodes: {quality:.4f} ({known}).")
     console.say(f"{wanted} rounds in {human_seconds(time.monotonic() - started)}, all over TLS.")
     console.say(f"\nEverything is in {folder}. With real machines the same is:\n\n{COMMANDS}")
 

@@ -211,6 +211,12 @@ class Trial:
         except (OSError, ValueError, KeyError, TypeError):
             return []  # not there yet, or just being written
 
+    def quality(self) -> float | None:
+        """How well the model served all users when they were last asked; None if they were not."""
+        with (self.run_folder / METRICS).open(newline="") as file:
+            found = [float(row["server"]) for row in csv.DictReader(file) if row["server"]]
+        return found[-1] if found else None
+
     def events(self) -> list[str]:
         """Who joined and who was left out, as the server logged it."""
         try:
