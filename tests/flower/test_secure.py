@@ -12,6 +12,7 @@ from flwr.clientapp import ClientApp
 
 from fairfold.data import Dataset
 from fairfold.errors import InvalidMessage, InvalidSettings, InvalidState
+from fairfold.flower import secure_round
 from fairfold.flower.federate import with_privacy
 from fairfold.flower.protocol import FACTS, SECURE, VERSION
 from fairfold.flower.secure_round import SecureRound
@@ -20,6 +21,7 @@ from fairfold.privacy.encoding import Heard
 from fairfold.secure.device import Device as Machine
 from fairfold.secure.folder import ROUND
 from fairfold.secure.masks import Words
+from fairfold.secure.messages import Session
 from fairfold.settings import Settings
 from tests.federations import tiny_data
 from tests.flower.common import Nodes, as_devices, assert_same, in_process, simulated
@@ -210,6 +212,37 @@ def test_settings_that_contradict_the_message_are_refused(tmp_path: Path, caplog
     nodes = federation("gradient", tmp_path, inspect=unveil)
     nodes.run(num_rounds=1)
     assert "settings and a message that contradict each other" in caplog.text
+    assert nodes.strategy.progress.rejections.counts == {"the device failed": 8}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"purpose": "train_once_more"}, "a sum for train_once_more 0 with the question train 0"),
+        ({"round": 7}, "a sum for train 7 with the question train 0"),
+        ({"run": 7}, "a sum for train 0 with the question train 0"),
+        ({"smallest": 2}, "a sum over 2 devices where settings say 3"),
+    ],
+)
+def test_a_sum_that_is_not_that_of_the_question_is_refused(
+    change: dict[str, Any],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A server that would have the same question answered in several sums, by calling them otherwise."""
+
+    def other(*facts: Any) -> Session:
+        session = Session(*facts)
+        return replace(session, **change) if session.purpose == "train" else session
+
+    monkeypatch.setattr(secure_round, "Session", other)
+    nodes = federation("gradient", tmp_path)
+    for context in nodes.grid.contexts.values():
+        context.node_config["smallest-cohort"] = 2
+    nodes.run(num_rounds=1)
+    assert reason in caplog.text
     assert nodes.strategy.progress.rejections.counts == {"the device failed": 8}
 
 

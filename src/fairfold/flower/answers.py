@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def survey(device: Device, content: RecordDict, context: Context) -> RecordDict:
     """This device's part of the sums before the first round, for some items."""
     settings, items, window = wire.asked_in(content)
-    with speaking(device, content, context, sums_alone=settings.privacy.sums_alone) as say:
+    with speaking(device, content, context, settings, "survey", window.start, None) as say:
         mine = _interactions(device, context, items, ratings=settings.predicts_ratings).of_its_users()
         answer = settings.algorithm.survey(settings, mine, window)
         if say is None:
@@ -53,7 +53,7 @@ def train(device: Device, content: RecordDict, context: Context) -> RecordDict:
     """Train, and answer with a summand. What the device would remember of it is on its disk before it is sent."""
     work, store, kept = _open(device, content, context)
     order, algorithm = work.order, work.plan.algorithm
-    with speaking(device, content, context, sums_alone=order.settings.privacy.sums_alone) as say:
+    with speaking(device, content, context, order.settings, "train", order.sent.round_number, order.run) as say:
         reply, own = work.reply(train=True, quality=order.evaluate and device.share_quality)
         kept, word = replace(kept, names=work.names, history=work.history), Word(order.word, own)
         if algorithm.keeps == "acknowledged":
@@ -71,9 +71,10 @@ def train(device: Device, content: RecordDict, context: Context) -> RecordDict:
 def evaluate(device: Device, content: RecordDict, context: Context) -> RecordDict:
     """Say how well the model serves the users of this device; what it keeps stays as it is."""
     work, _, _ = _open(device, content, context)
-    with speaking(device, content, context, sums_alone=work.order.settings.privacy.sums_alone) as say:
+    order = work.order
+    with speaking(device, content, context, order.settings, "evaluate", order.sent.round_number, order.run) as say:
         reply = work.reply(train=False, quality=device.share_quality)[0]
-        return wire.pack_reply(work.order, reply) if say is None else say(judging, judged(reply.quality), 0)
+        return wire.pack_reply(order, reply) if say is None else say(judging, judged(reply.quality), 0)
 
 
 WORK = {SURVEY: survey, NUMBERING: note_numbers, MessageType.TRAIN: train, MessageType.EVALUATE: evaluate}

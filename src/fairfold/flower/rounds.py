@@ -32,6 +32,7 @@ class OpenRound:
     orders: dict[int, Order] = field(default_factory=dict)
     waiting: dict[int, Node] = field(default_factory=dict)  # who has not answered
     answered: int = 0
+    left: int = 0  # before they were asked
     bytes_down: int = 0
     bytes_up: int = 0
     started: float = field(default_factory=time.monotonic)
@@ -63,9 +64,9 @@ class OpenRound:
 
         Who leaves before it is asked does not wait any longer. Nothing, where answers are seen as they are.
         """
-        if not plan.settings.privacy.sums_alone:
+        if not plan.settings.privacy.sums_alone or not self.waiting:
             return {}
-        trains, number = kind == MessageType.TRAIN, progress.state.round_number
+        trains, number = kind == MessageType.TRAIN, next(iter(self.orders.values())).sent.round_number
         encoding: Callable[[int], Encoding] = judging
         if trains:
             encoding = partial(encoding_of, plan, {size: order.sent for size, order in self.orders.items()})
@@ -75,6 +76,7 @@ class OpenRound:
         told = self.secure.begin(run, number, "train" if trains else "evaluate")
         for node in [node for node in self.waiting if node not in told]:
             del self.waiting[node]
+            self.left += 1
             progress.rejections.note(number + 1, node, "no keys or shares")
         return told
 

@@ -25,6 +25,7 @@ from fairfold.secure.keys import refuse
 if TYPE_CHECKING:
     from fairfold.flower.client import Device
     from fairfold.privacy.encoding import Encoding, Heard
+    from fairfold.settings import Settings
 
 Say = Callable[[Callable[[int], "Encoding"], "Heard", int], RecordDict]
 """From an encoding by the number of devices, what is said, and a size, to an answer under masks."""
@@ -67,23 +68,42 @@ STEPS = {
 
 
 @contextlib.contextmanager
-def speaking(device: Device, content: RecordDict, context: Context, *, sums_alone: bool) -> Iterator[Say | None]:
+def speaking(
+    device: Device,
+    content: RecordDict,
+    context: Context,
+    settings: Settings,
+    purpose: str,
+    number: int,
+    run: int | None,
+) -> Iterator[Say | None]:
     """How this device answers: under masks, or, with None, as it is; refused where that is less than it wants.
 
-    Who gave shares is checked before anything is computed; the vector is masked within this block, once.
+    Who gave shares is checked before anything is computed; the vector is masked within this block, once. The sum must
+    be that of the question: one of another purpose, round or run would be a second one to the same question.
     """
+    from fairfold.settings.parts import SecurePrivacy  # who only takes a step does without settings, and torch
+
     least = str(context.node_config.get("privacy", "plain"))
     if least not in LEVELS:
         raise InvalidSettings(f"privacy={least!r}", " or ".join(LEVELS), "See --node-config.")
-    if sums_alone != has_secure(content):
+    chosen = settings.privacy
+    if chosen.sums_alone != has_secure(content):
         raise refuse("settings and a message that contradict each other", "a secure sum, or none")
-    if not sums_alone:
+    if not isinstance(chosen, SecurePrivacy):
         if least != "plain":
             raise refuse("a question to be answered without masks", "secure sums alone (privacy='secure')")
         yield None
         return
     message = secure_in(content)
     with secure_folder(device, context).going_on(message) as machine:
+        session = machine.session
+        if (session.purpose, session.round) != (purpose, number) or run not in (None, session.run):
+            given = f"a sum for {session.purpose} {session.round} with the question {purpose} {number}"
+            raise refuse(given, "the sum of the question")
+        if session.smallest < chosen.smallest_cohort:
+            given = f"a sum over {session.smallest} devices where settings say {chosen.smallest_cohort}"
+            raise refuse(given, "the minimum of the settings")
         machine.receive(message)
 
         def say(encoding: Callable[[int], Encoding], said: Heard, size: int) -> RecordDict:

@@ -279,7 +279,8 @@ class FairStrategy(Strategy):
         opened, algorithm = self._open, self.plan.algorithm
         if self.nodes.plan is None:  # nobody has come yet: there is no model to speak of
             return None, None
-        number, totals, asked = self.progress.state.round_number + 1, Totals(), len(opened.waiting)
+        number, totals = self.progress.state.round_number + 1, Totals()
+        asked = len(opened.waiting) + opened.left
         for node, order, reply in self._answers(number, replies, trained=True):
             problem = algorithm.problem(self.plan, order.sent, reply.answer)
             if problem is not None or reply.answer is None:
