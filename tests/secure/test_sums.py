@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy
 import pytest
 
-from fairfold.errors import Refused, SumLost
+from fairfold.errors import InvalidState, Refused, SumLost
 from fairfold.secure import keys
-from fairfold.secure.folder import ROUND, SecureFolder
+from fairfold.secure.device import Memory
+from fairfold.secure.folder import MEMORY, ROUND, SIGNER, SecureFolder
 from fairfold.secure.graph import Ring, degrees, quorum
 from fairfold.secure.layout import Layout
 from fairfold.secure.masks import BLOCK, Words, add_masks
@@ -224,3 +225,26 @@ def test_devices_go_on_in_other_processes(tmp_path: Path) -> None:
             folder.begin(session.packed(session.digest))
         later = Session(session.run, 1, session.purpose, 3, session.layout)
         assert folder.begin(later.packed(later.digest))
+
+
+def test_what_a_device_keeps_is_what_it_wrote_or_refused(tmp_path: Path) -> None:
+    session = a_session(4, smallest=3)
+    folder = SecureFolder(tmp_path, 5, smallest=3)
+    invitation = session.packed(session.digest)
+    folder.begin(invitation)
+    first = folder.identity()
+    assert folder.identity().certificate == first.certificate
+    assert folder.identity().signer.private_bytes_raw() == first.signer.private_bytes_raw()
+    folder._remember(Memory(spoken={(7, "train"): 3}))
+    for name in (SIGNER, MEMORY, ROUND):
+        path = tmp_path / name
+        whole = path.read_bytes()
+        path.write_bytes(whole.replace(b"a", b"b", 1))
+        with pytest.raises(InvalidState, match="damaged"), folder.going_on(invitation):
+            pass
+        path.write_bytes(whole)
+    with folder.going_on(invitation) as device:
+        assert device.memory.spoken == {(7, "train"): 3}
+    with pytest.raises(Refused, match="another round than is open"), folder.going_on(bytes(100)):
+        pass
+    assert (tmp_path / ROUND).exists()  # a stray message does not end it

@@ -6,7 +6,6 @@ refused, or replaced by the next.
 """
 
 import contextlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +14,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fairfold.errors import InvalidState
 from fairfold.files import make_private, remove, write_atomically
+from fairfold.sealed import Damaged, content_of, reading, sealed_values, values_in
 from fairfold.secure.device import Device, Memory, Step
 from fairfold.secure.keys import Identity, Trust, point_of, read_enrolled, read_roster, refuse
-from fairfold.secure.messages import CERTIFICATE, KEY, MAGIC, Session, opened
+from fairfold.secure.messages import MAGIC, Session, opened
 
 FORMAT = 1
-OWN_KEY, SIGNER, MEMORY, ROUND = "key", "signer", "memory.json", "round"
+OWN_KEY, SIGNER, MEMORY, ROUND = "key", "signer.json", "memory.json", "round.json"
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,15 @@ class SecureFolder:
         make_private(self.folder)
         enrolled = read_enrolled(self.key or self.folder / OWN_KEY)
         point, path = point_of(enrolled.public_key()), self.folder / SIGNER
-        stored = path.read_bytes() if path.exists() else b""
-        if len(stored) == KEY + CERTIFICATE + len(point) and stored.endswith(point):
-            signer = Ed25519PrivateKey.from_private_bytes(stored[:KEY])
-            return Identity(self.name, point, signer, stored[KEY : KEY + CERTIFICATE])
+        if path.exists():
+            with reading(path, InvalidState, "this device's signer", "Remove the file: it gets a new one."):
+                kept = {key: bytes.fromhex(text) for key, text in values_in(content_of(path)).items()}
+                if kept["enrolled"] == point:
+                    signer = Ed25519PrivateKey.from_private_bytes(kept["signer"])
+                    return Identity(self.name, point, signer, kept["certificate"])
         made = Identity.made(self.name, enrolled)
-        write_atomically(path, made.signer.private_bytes_raw() + made.certificate + point, private=True)
+        kept = {"signer": made.signer.private_bytes_raw(), "certificate": made.certificate, "enrolled": point}
+        write_atomically(path, sealed_values({key: of.hex() for key, of in kept.items()}), private=True)
         return made
 
     def memory(self) -> Memory:
@@ -60,16 +63,14 @@ class SecureFolder:
         trust = Trust(None if self.roster is None else read_roster(self.roster))
         if not path.exists():
             return Memory(trust, self.smallest)
-        try:
-            kept = json.loads(path.read_text(encoding="ascii"))
+        remedy = "Remove the file, if no run of this server is to go on."
+        with reading(path, InvalidState, "what this device remembers", remedy):
+            kept = values_in(content_of(path))
             if kept["format"] != FORMAT:
-                raise ValueError(f"format {kept['format']}")
+                raise Damaged(f"format {kept['format']}")
             trust.seen = {int(name, 16): bytes.fromhex(key) for name, key in kept["seen"].items()}
             trust.checked = {bytes.fromhex(digest) for digest in kept["checked"]}
             spoken = {(int(run, 16), str(purpose)): int(number) for run, purpose, number in kept["spoken"]}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            remedy = "Remove the file, if no run of this server is to go on."
-            raise InvalidState(f"{path}: {error}", "what this device remembers", remedy) from None
         return Memory(trust, self.smallest, spoken)
 
     def _remember(self, memory: Memory) -> None:
@@ -79,13 +80,17 @@ class SecureFolder:
             "seen": {f"{name:x}": key.hex() for name, key in memory.trust.seen.items()},
             "checked": sorted(digest.hex() for digest in memory.trust.checked),
         }
-        write_atomically(self.folder / MEMORY, json.dumps(kept).encode(), private=True)
+        write_atomically(self.folder / MEMORY, sealed_values(kept), private=True)
+
+    def _keep(self, device: Device) -> None:
+        kept = {"format": FORMAT, "round": device.written().hex()}
+        write_atomically(self.folder / ROUND, sealed_values(kept), private=True)
 
     def begin(self, invitation: bytes) -> bytes:
         """Answer an invitation: the advert of a new round, in the place of one that may be open."""
         device = Device(opened(Session, invitation, None), self.identity(), self.memory())
         advert = device.advertise()
-        write_atomically(self.folder / ROUND, device.written(), private=True)
+        self._keep(device)
         return advert
 
     @contextlib.contextmanager
@@ -94,7 +99,11 @@ class SecureFolder:
         path = self.folder / ROUND
         if not path.exists():
             raise refuse("a message of a round that this device has not open", "an invitation first")
-        device = Device.read(path.read_bytes(), self.identity(), self.memory())
+        with reading(path, InvalidState, "the open round", "The next round begins anew."):
+            kept = values_in(content_of(path))
+            if kept["format"] != FORMAT:
+                raise Damaged(f"format {kept['format']}")
+            device = Device.read(bytes.fromhex(kept["round"]), self.identity(), self.memory())
         if message[len(MAGIC) + 2 :][: len(device.bound)] != device.bound:
             raise refuse("a message of another round than is open", "one of this round")
         try:
@@ -107,4 +116,4 @@ class SecureFolder:
         if device.step == Step.REVEALED:
             remove(path)
         else:
-            write_atomically(path, device.written(), private=True)
+            self._keep(device)
