@@ -32,13 +32,12 @@ def refuse_unserved(settings: Settings) -> None:
     """Refuse settings that only make sense where one process holds everybody's data."""
     algorithm, fleet = settings.algorithm, settings.fleet
     uploaded = getattr(algorithm, "user_vectors", "private") == "uploaded"
+    noised = isinstance(settings.privacy, PrivatePrivacy)
     unserved = {
         f"algorithm.kind={algorithm.kind!r} (it asks for all data in one place)": algorithm.pooled,
         "algorithm.user_vectors='uploaded' (a user's vectors stay on the device)": uploaded,
         "fleet.replacement (a node cannot be drawn twice)": fleet.replacement,
-        "privacy.level='private' (devices do not add noise over a network)": isinstance(
-            settings.privacy, PrivatePrivacy
-        ),
+        "privacy.level='private' (devices do not add noise over a network)": noised,
         "fleet.faults (real devices have their own)": fleet.faults != FaultSettings(),
     }
     problems = [words for words, given in unserved.items() if given]
