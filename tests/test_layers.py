@@ -17,6 +17,7 @@ LAYERS: list[set[str]] = [
     {"errors", "version", "values"},
     {"files"},
     {"sealed"},
+    {"secure"},
     {"kernels"},
     {"subspace"},
     {"nn"},

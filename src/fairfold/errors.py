@@ -81,6 +81,14 @@ class InvalidMessage(FairfoldError, ValueError):
     """A message from the network that is not what it has to be."""
 
 
+class Refused(FairfoldError, RuntimeError):
+    """Something asked of a device that it does not do, for the sake of its users."""
+
+
+class SumLost(FairfoldError, RuntimeError):
+    """A secure sum that cannot be told: too many devices left, or were wrong."""
+
+
 class InvalidCheckpoint(FairfoldError, RuntimeError):
     """A checkpoint that cannot be read, or that belongs to another run."""
 

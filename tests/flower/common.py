@@ -26,7 +26,7 @@ from fairfold.protocol.round import Backend, in_turn, run_round
 from fairfold.protocol.words import State, Visit
 from fairfold.protocol.words import Word as Said
 from fairfold.settings import Settings
-from fairfold.settings.parts import FaultSettings
+from fairfold.settings.parts import FaultSettings, SecurePrivacy
 from fairfold.simulate.numbering import numbered
 from fairfold.simulate.world import World
 from fairfold.values import Weights
@@ -181,9 +181,12 @@ def in_process(
         return LocalData(data.train, data.test, clients=mine)
 
     own_model = settings.model.kind if settings.model.own else None
+    config: dict[str, Any] = {}
+    if isinstance(settings.privacy, SecurePrivacy):
+        config = {"smallest-cohort": settings.privacy.smallest_cohort, "privacy": "secure"}
     grid = FaultyGrid(
         app(make_client_app(local, model=own_model, state=devices, repeatable=True)),
-        [{"partition-id": number, "capacity": capacity} for number, capacity in enumerate(capacities)],
+        [{"partition-id": number, "capacity": of} | config for number, of in enumerate(capacities)],
         inspect=inspect,
     )
     if fault is None and settings.fleet.faults != FaultSettings():

@@ -98,7 +98,7 @@ def test_a_device_does_not_load_what_only_the_server_names(
     grid.inspect = agree
     made = []
     with monkeypatch.context() as patched:
-        patched.setattr("fairfold.flower.device.DeviceWork", lambda *_: made.append(1))
+        patched.setattr("fairfold.flower.answers.DeviceWork", lambda *_: made.append(1))
         strategy.start(grid)
     assert len(strategy.nodes.usable) == 4
     assert strategy.progress.rejections.counts == {

@@ -30,24 +30,30 @@ def federate(
     """Try a real federation out: a SuperLink and SuperNodes of different sizes on this machine.
 
     Certificates and node keys are made on the spot; every node has a file of its own, which is not sent: what travels
-    are plain sums over its users. Ends with who took part, with which memory and bytes, and how well the model serves
-    each, before and after. Takes about ten seconds per round: every message starts a program on every node.
+    are sums over its users, under masks where privacy.level says so or 100 nodes take part. Ends with who took part,
+    with which memory and bytes, and how well the model serves each, before and after. Takes about ten seconds per
+    round, and four times that under masks: every message starts a program on every node.
     """
     console = Terminal()
     try:
-        from fairfold.flower.federate import trial_of
+        from fairfold.flower.federate import trial_of, with_privacy
         from fairfold.flower.trial_app import COMMANDS
     except ImportError:
         raise InvalidSettings(
             "`fairfold federate`, which needs Flower", "the extra 'flower'", "pip install 'fairfold[flower]'"
         ) from None
     values = {"data": data, "method": method, "rounds": rounds, "seed": seed}
-    settings, said = choose(None, recipe, {"run.evaluate_every": rounds} | changes_of(values, change or []))
+    changes = changes_of(values, change or [])
+    settings, said = choose(None, recipe, {"run.evaluate_every": rounds} | changes)
     console.say(said)
     folder = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-federation"
     if folder.exists() and any(folder.iterdir()):
         raise InvalidSettings(f"--out {folder}", "a new or empty folder", "Name another, or remove it.")
     trial, loaded = trial_of(settings, nodes, folder, half=half)
+    asked = any(key.startswith("privacy") for key in changes)
+    trial.settings, told = with_privacy(trial.settings, len(trial.capacities), asked=asked)
+    for sentence in told:
+        console.say(sentence)
     console.say(f"Keys, certificates and {len(trial.capacities)} nodes' own files in {folder}")
     trial.prepare(loaded)
     started, wanted = time.monotonic(), settings.run.rounds
@@ -59,6 +65,10 @@ def federate(
 
         trial.run(console.say, on_round)
     console.print(_table(trial.took_part(), settings.metric))
+    quality = trial.quality()
+    if trial.settings.privacy.sums_alone and quality is not None:
+        known = "what single nodes find is not known to the server"
+        console.say(f"{settings.metric} over the users of all nodes: {quality:.4f} ({known}).")
     console.say(f"{wanted} rounds in {human_seconds(time.monotonic() - started)}, all over TLS.")
     console.say(f"\nEverything is in {folder}. With real machines the same is:\n\n{COMMANDS}")
 

@@ -16,7 +16,19 @@ from flwr.clientapp import ClientApp
 
 from fairfold.errors import InvalidSettings, InvalidState
 from fairfold.files import make_private, write_atomically
-from fairfold.flower.protocol import CAPACITY, DIGITS, FACTS, NUMBERING, SURVEY, VERSION, new_word
+from fairfold.flower.protocol import (
+    CAPACITY,
+    DIGITS,
+    FACTS,
+    KEYS,
+    NUMBERING,
+    REVEAL,
+    SHARES,
+    SIGN,
+    SURVEY,
+    VERSION,
+    new_word,
+)
 from fairfold.sealed import Damaged, content_of, lines_in, reading, sealed_line
 
 if TYPE_CHECKING:
@@ -39,7 +51,8 @@ def make_client_app(
 ) -> ClientApp:
     """A ClientApp that takes part in a FAIR federation.
 
-    What is not given here is taken from ``--node-config`` when the node is started: ``data``, ``capacity``, ``state``.
+    What is not given here is taken from ``--node-config`` when the node is started: ``data``, ``capacity``, ``state``;
+    and what it wants of secure sums (:mod:`.secure_device`): ``key``, ``roster``, ``smallest-cohort``, ``privacy``.
 
     Args:
         data: The device's own CSV or SQLite file (or :class:`LocalFile`, which names its columns), or a function from
@@ -68,7 +81,7 @@ def make_client_app(
             told = f"{type(error).__name__} on the device"
             raise InvalidState(told, "a device that can answer", "Its own log says more.") from None
 
-    for kind in (CAPACITY, SURVEY, NUMBERING):
+    for kind in (CAPACITY, SURVEY, NUMBERING, KEYS, SHARES, SIGN, REVEAL):
         app.query(kind.partition(".")[2])(answer)
     app.train()(answer)
     app.evaluate()(answer)
@@ -88,10 +101,15 @@ class Device:
 
     def says(self, message: Message, context: Context) -> RecordDict:
         """What it can hold, which model it trains, and its name; or what an order makes of its data."""
-        if message.metadata.message_type != CAPACITY:
-            from fairfold.flower.device import WORK
+        kind = message.metadata.message_type
+        if kind in (KEYS, SHARES, SIGN, REVEAL):  # nothing to train: torch stays away
+            from fairfold.flower.secure_device import STEPS
 
-            return WORK[message.metadata.message_type](self, message.content, context)
+            return STEPS[kind](self, message.content, context)
+        if kind != CAPACITY:
+            from fairfold.flower.answers import WORK
+
+            return WORK[kind](self, message.content, context)
         facts: dict[str, Any] = {
             "version": VERSION,
             "capacity": self.capacity(context),

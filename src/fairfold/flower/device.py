@@ -9,24 +9,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import reduce
 from math import prod
 from operator import add
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from flwr.app import ConfigRecord, Context, MessageType, RecordDict
 from torch import Tensor
 
 from fairfold.backends.batched import batched
 from fairfold.data import Interactions
-from fairfold.errors import FairfoldError, InvalidCapacity, InvalidData, InvalidMessage, InvalidSettings, InvalidState
+from fairfold.errors import FairfoldError, InvalidMessage, InvalidSettings, InvalidState
 from fairfold.flower import wire
-from fairfold.flower.local import LocalData, LocalFile, LocalImages
-from fairfold.flower.protocol import FACTS, NUMBERING, SURVEY, VERSION
-from fairfold.flower.store import DeviceState, DeviceStore, Word
+from fairfold.flower.local import LocalData, LocalImages
+from fairfold.flower.store import DeviceState
 from fairfold.metrics import accuracy
 from fairfold.metrics.ranking import first_by_score, items_of
 from fairfold.protocol.architecture import Architecture
@@ -36,11 +32,10 @@ from fairfold.protocol.sampling import Purpose, generator
 from fairfold.protocol.steps import Steps
 from fairfold.protocol.words import Answer, Public, Visit
 from fairfold.protocol.work import as_input
-from fairfold.subspace import Capacity
 from fairfold.values import Weights
 
 if TYPE_CHECKING:
-    from fairfold.flower.client import Device
+    pass
 
 USERS_AT_ONCE = 16
 BLOCK_ITEMS = 8_192  # items scored at a time: the table itself is never made
@@ -247,92 +242,3 @@ def _as_said(data: LocalData, kept: DeviceState) -> tuple[LocalData, Weights]:
     train = Interactions(many, data.train.num_items, kept.history["offsets"], kept.history["items"], ratings)
     test = data.test if data.test is not None and data.names == kept.names else None
     return LocalData(train, test, user_ids=kept.names), kept.history
-
-
-# -- what is asked -----------------------------------------------------------------------------------------------------
-
-
-def survey(device: Device, content: RecordDict, context: Context) -> RecordDict:
-    """This device's part of the sums before the first round, for some items."""
-    settings, items, window = wire.asked_in(content)
-    mine = _interactions(device, context, items, ratings=settings.predicts_ratings).of_its_users()
-    return wire.pack_survey(settings.algorithm.survey(settings, mine, window))
-
-
-def note_numbers(device: Device, content: RecordDict, context: Context) -> RecordDict:
-    """Note the numbers that some items have in this run: those of this device's own items alone."""
-    told = wire.told_in(content)
-    data = _interactions(device, context, told.items, ratings=told.ratings)
-    store = DeviceStore(device.folder(context))
-    kept = store.load()
-    known = dict(kept.numbers) if kept.numbering == told.numbering else {}
-    first = told.window.start
-    known |= {item: int(told.places[item - first]) for item in data.own_items() if item in told.window}
-    store.save(replace(kept, numbering=told.numbering, numbers=known))
-    return RecordDict({FACTS: ConfigRecord({"version": VERSION})})
-
-
-def train(device: Device, content: RecordDict, context: Context) -> RecordDict:
-    """Train, and answer with a summand. What the device would remember of it is on its disk before it is sent."""
-    work, store, kept = _open(device, content, context)
-    order, algorithm = work.order, work.plan.algorithm
-    reply, own = work.reply(train=True, quality=order.evaluate and device.share_quality)
-    kept, word = replace(kept, names=work.names, history=work.history), Word(order.word, own)
-    if algorithm.keeps == "acknowledged":
-        store.save(replace(kept, pending=word))
-    else:
-        store.save(replace(kept, said=word, pending=None))
-    return wire.pack_reply(order, reply, values=algorithm.values)
-
-
-def evaluate(device: Device, content: RecordDict, context: Context) -> RecordDict:
-    """Say how well the model serves the users of this device; what it keeps stays as it is."""
-    work, _, _ = _open(device, content, context)
-    return wire.pack_reply(work.order, work.reply(train=False, quality=device.share_quality)[0])
-
-
-WORK = {SURVEY: survey, NUMBERING: note_numbers, MessageType.TRAIN: train, MessageType.EVALUATE: evaluate}
-
-
-def _open(device: Device, content: RecordDict, context: Context) -> tuple[DeviceWork, DeviceStore, DeviceState]:
-    order = wire.unpack_order(content)
-    settings = order.settings
-    if not wire.trains(device.model, settings):  # before its name is used for anything
-        mine = "one of fairfold's" if device.model is None else device.model
-        raise InvalidMessage(f"an order for model.kind={settings.model.kind!r}", mine, "Name it in make_client_app.")
-    store = DeviceStore(device.folder(context))
-    kept = store.load()
-    if settings.algorithm.keeps == "acknowledged":
-        kept = kept.agreed(order.run, order.holds)
-    data: LocalData | LocalImages
-    if order.picture is not None:
-        data = _images(device, context)
-    else:
-        data = _interactions(device, context, order.items, ratings=settings.predicts_ratings)
-    work = DeviceWork(order, data, kept, settings.run.seed if device.repeatable else kept.secret)
-    capacity = Capacity.parse(device.capacity(context))
-    if not work.plan.method.fits(work.plan.architecture.tensors, order.sent.projections, capacity):
-        size = sum(held.size for held in order.sent.projections.values())
-        raise InvalidCapacity(f"an order of {size} numbers", f"at most {capacity}", "Ask this device first.")
-    return work, store, kept
-
-
-def _interactions(device: Device, context: Context, num_items: int, *, ratings: bool) -> LocalData:
-    source: Any = device.source if device.source is not None else context.node_config.get("data")
-    if source is None:
-        raise InvalidData("no data", "the device's own file", "Give data=... or --node-config 'data=\"mine.csv\"'.")
-    if isinstance(source, str | Path):
-        test = context.node_config.get("test")
-        source = LocalFile(source, test=None if test is None else str(test))
-    found = source.load(num_items, ratings=ratings) if isinstance(source, LocalFile) else source(context, num_items)
-    if not isinstance(found, LocalData):
-        raise InvalidData(f"{type(found).__name__} for a recommender", "LocalData", "Give interactions.")
-    return found
-
-
-def _images(device: Device, context: Context) -> LocalImages:
-    found = device.source(context, 0) if callable(device.source) else None
-    if not isinstance(found, LocalImages):
-        needed = "data=... a function that returns LocalImages"
-        raise InvalidData("no images", needed, "Give it to make_client_app.")
-    return found

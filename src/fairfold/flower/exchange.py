@@ -8,7 +8,7 @@ how much it sends and how fast, so fetching stops when it is more than an answer
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from flwr.app import Message, RecordDict
@@ -90,11 +90,13 @@ class StreamingGrid:
                 time.sleep(min(pause, max(deadline - time.monotonic(), 0.0)))
 
 
-def ask_all(
-    grid: Grid, nodes: Iterable[int], kind: str, record: RecordDict, timeout: float
+def ask_each(
+    grid: Grid, records: Mapping[int, RecordDict], kind: str, timeout: float
 ) -> Iterator[tuple[int, RecordDict]]:
-    """The same question to several nodes, and what they answer; who does not is logged."""
-    messages = [Message(record.copy(), dst_node_id=node, message_type=kind, ttl=2 * timeout + 60) for node in nodes]
+    """A question to each of several nodes, and what they answer; who does not is logged."""
+    messages = [
+        Message(record, dst_node_id=node, message_type=kind, ttl=2 * timeout + 60) for node, record in records.items()
+    ]
     replies = grid.send_and_receive(messages, timeout=timeout)
     waiting = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
     for reply in replies:
@@ -103,3 +105,10 @@ def ask_all(
             yield node, reply.content
     for node in waiting.values():
         log.warning("node %d cannot answer %s, or did not in time", node, kind)
+
+
+def ask_all(
+    grid: Grid, nodes: Iterable[int], kind: str, record: RecordDict, timeout: float
+) -> Iterator[tuple[int, RecordDict]]:
+    """The same question to several nodes."""
+    return ask_each(grid, {node: record.copy() for node in nodes}, kind, timeout)

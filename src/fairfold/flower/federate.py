@@ -26,6 +26,7 @@ from fairfold.flower.record import NODES
 from fairfold.flower.trial_app import CLIENT, PYPROJECT, SERVER
 from fairfold.runs.read import LOG, METRICS, RESULT
 from fairfold.settings import Settings
+from fairfold.settings.parts import USUAL_COHORT, SecurePrivacy
 from fairfold.simulate.world import load_catalogued
 from fairfold.subspace import Capacity, assign_groups
 
@@ -65,6 +66,8 @@ class Trial:
             make_private(self.node(number))
             _write_interactions(self.node(number) / "train.csv", data.train, users)
             _write_interactions(self.node(number) / "test.csv", data.test, users)
+        public = [self.key(number).with_suffix(".pub").read_bytes() for number in range(len(self.capacities))]
+        write_atomically(self.roster, b"".join(public))
         self._write_app(data.num_items)
         connection = {"address": f"{HOST}:{self.ports[0]}", "root-certificates": str(self.folder / "keys" / "ca.crt")}
         content = tomli_w.dumps({"superlink": {CONNECTION: connection}})
@@ -73,6 +76,11 @@ class Trial:
     def key(self, number: int) -> Path:
         """A node's private key; its public one is beside it."""
         return self.folder / "keys" / f"node-{number}"
+
+    @property
+    def roster(self) -> Path:
+        """The public keys of all nodes: what somebody who is not the server would give to every device."""
+        return self.folder / "keys" / "roster"
 
     def node(self, number: int) -> Path:
         """What stands for a device's disk."""
@@ -123,7 +131,10 @@ class Trial:
         """One device."""
         home, capacity = self.node(number), str(self.capacities[number])
         paths = {"data": home / "train.csv", "test": home / "test.csv", "state": home / "state"}
-        facts = {"capacity": capacity} | {key: str(path) for key, path in paths.items()}
+        facts: dict[str, Any] = {"capacity": capacity} | {key: str(path) for key, path in paths.items()}
+        if isinstance(self.settings.privacy, SecurePrivacy):
+            facts |= {"key": str(self.key(number)), "roster": str(self.roster), "privacy": "secure"}
+            facts["smallest-cohort"] = self.settings.privacy.smallest_cohort
         config = " ".join(f"{key}={json.dumps(value)}" for key, value in facts.items())
         return [
             tool("flower-supernode"), "--superlink", f"{HOST}:{self.ports[0]}",
@@ -200,6 +211,12 @@ class Trial:
         except (OSError, ValueError, KeyError, TypeError):
             return []  # not there yet, or just being written
 
+    def quality(self) -> float | None:
+        """How well the model served all users when they were last asked; None if they were not."""
+        with (self.run_folder / METRICS).open(newline="") as file:
+            found = [float(row["server"]) for row in csv.DictReader(file) if row["server"]]
+        return found[-1] if found else None
+
     def events(self) -> list[str]:
         """Who joined and who was left out, as the server logged it."""
         try:
@@ -228,6 +245,28 @@ def trial_of(settings: Settings, nodes: str, folder: Path, *, half: bool = False
             "For images give make_client_app a function that returns LocalImages.",
         )  # fmt: skip
     return Trial(settings, capacities, folder, half=half), load_catalogued(settings)[0]
+
+
+def with_privacy(settings: Settings, nodes: int, *, asked: bool) -> tuple[Settings, list[str]]:
+    """Secure sums where nothing else was asked for and there are nodes enough; and what was chosen, and why."""
+    chosen = settings.privacy
+    if not asked and not isinstance(chosen, SecurePrivacy):
+        if nodes < USUAL_COHORT:
+            why = f"{nodes} nodes are too few to hide any of them in a sum ({USUAL_COHORT} are not)"
+            return settings, [f"Privacy: plain, since {why}. The server sees what each node answers."]
+        try:
+            settings = settings.with_changes({"privacy.level": "secure"})
+        except InvalidSettings as error:
+            return settings, [f"Privacy: plain, since secure sums do not go with these settings: {error.given}"]
+        why = f"since {nodes} nodes take part"
+        return settings, [f"Privacy: secure, {why}. The server sees sums over {USUAL_COHORT} of them or more."]
+    if not isinstance(chosen, SecurePrivacy):
+        return settings, ["Privacy: plain, as asked. The server sees what each node answers."]
+    if nodes < chosen.smallest_cohort:
+        given = f"{nodes} nodes with privacy.smallest_cohort={chosen.smallest_cohort}"
+        raise InvalidSettings(given, "as many nodes at least", "Start more nodes, or lower the minimum.")
+    seen = f"The server sees sums over {chosen.smallest_cohort} nodes or more."
+    return settings, [f"Privacy: {chosen.level}, as asked. {seen}", *chosen.warnings()]
 
 
 def _several(word: str) -> list[Capacity]:

@@ -4,16 +4,19 @@ import logging
 import time
 from dataclasses import dataclass, field
 
+import torch
 from flwr.app import ConfigRecord, RecordDict
 from flwr.serverapp import Grid
 
 from fairfold.errors import FairfoldError
 from fairfold.flower.exchange import ask_all
+from fairfold.flower.facts import facts_in, number_in, text_in, word_in
 from fairfold.flower.protocol import CAPACITY, FACTS, VERSION
-from fairfold.flower.vectors import facts_in, number_in, text_in, word_in
 from fairfold.flower.wire import trains
+from fairfold.protocol.hearing import step_words, stepped_down
 from fairfold.protocol.plan import Plan
 from fairfold.settings import Settings
+from fairfold.settings.parts import SecurePrivacy
 from fairfold.subspace import Capacity
 
 log = logging.getLogger("fairfold.flower")
@@ -55,6 +58,7 @@ class Nodes:
     left_out: dict[int, str] = field(default_factory=dict)
     _silent: dict[int, tuple[int, int]] = field(default_factory=dict)  # how often asked in vain, and when last
     _connected: set[int] = field(default_factory=set)
+    _stepped: dict[int, int] = field(default_factory=dict)  # sizes that are too thin to be hidden, and what they get
     _asked: int = 0
 
     def present(self, grid: Grid) -> list[Node]:
@@ -120,10 +124,31 @@ class Nodes:
         for node in list(self.usable.values()):
             self._size(node)
 
+    def hide(self, present: list[Node]) -> None:
+        """Sizes of which fewer are there than can be hidden in a sum hold what the next smaller one does, from now on.
+
+        Decided once, by how many are drawn on the average: who speaks to sums that remember stays in a size.
+        """
+        chosen, plan = self.settings.privacy, self.plan
+        if not isinstance(chosen, SecurePrivacy) or self._stepped or plan is None or not present:
+            return
+        drawn = min(1.0, (self.settings.fleet.clients_per_round or len(present)) / len(present))
+        held = [one.bytes() for one in plan.assignments(0)]
+        order = sorted(range(len(held)), key=lambda size: -held[size])
+        before = torch.tensor([node.group for node in present])
+        after = stepped_down(before, order, chosen.smallest_cohort / drawn)
+        moved = dict(zip(before.tolist(), after.tolist(), strict=True))
+        self._stepped = {size: moved.get(size, size) for size in range(len(held))}
+        for sentence in step_words(before, after, [str(capacity) for capacity in plan.capacities]):
+            log.warning("%s", sentence)
+        for node in self.usable.values():
+            node.group = self._stepped[node.group]
+
     def _size(self, node: Node) -> None:
         if self.plan is None:
             return
         group = self.plan.size_for(node.capacity)
+        group = group if group is None else self._stepped.get(group, group)
         if group is None:
             method = self.settings.subspace.method
             del self.usable[node.node_id]

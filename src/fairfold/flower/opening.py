@@ -1,6 +1,8 @@
 """Before the first round: what a network can serve, the survey of the devices, and the numbers that items get by it."""
 
 import logging
+from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from flwr.serverapp import Grid
@@ -10,13 +12,14 @@ from fairfold.flower.books import Books
 from fairfold.flower.exchange import ask_all
 from fairfold.flower.nodes import Node
 from fairfold.flower.protocol import NUMBERING, SURVEY, new_word
+from fairfold.flower.secure_round import survey as secure_survey
 from fairfold.flower.wire import ask, tell, unpack_survey, windows
 from fairfold.protocol.algorithm import COUNTS
 from fairfold.protocol.dry_run import try_out
 from fairfold.protocol.plan import Plan
-from fairfold.protocol.words import Public
+from fairfold.protocol.words import Answer, Public, State
 from fairfold.settings import Settings
-from fairfold.settings.parts import FaultSettings
+from fairfold.settings.parts import FaultSettings, PrivatePrivacy
 from fairfold.simulate.numbering import order_by
 from fairfold.values import Weights
 
@@ -29,10 +32,12 @@ def refuse_unserved(settings: Settings) -> None:
     """Refuse settings that only make sense where one process holds everybody's data."""
     algorithm, fleet = settings.algorithm, settings.fleet
     uploaded = getattr(algorithm, "user_vectors", "private") == "uploaded"
+    noised = isinstance(settings.privacy, PrivatePrivacy)
     unserved = {
         f"algorithm.kind={algorithm.kind!r} (it asks for all data in one place)": algorithm.pooled,
         "algorithm.user_vectors='uploaded' (a user's vectors stay on the device)": uploaded,
         "fleet.replacement (a node cannot be drawn twice)": fleet.replacement,
+        "privacy.level='private' (devices do not add noise over a network)": noised,
         "fleet.faults (real devices have their own)": fleet.faults != FaultSettings(),
     }
     problems = [words for words, given in unserved.items() if given]
@@ -52,17 +57,15 @@ def first_plan(settings: Settings, num_items: int, picture: Picture | None) -> P
 def open_books(books: Books, settings: Settings, num_items: int, nodes: list[Node], grid: Grid, timeout: float) -> None:
     """Ask everybody who is there for the sums before the first round, and number the items by them."""
     log.info("asking %d nodes for the sums before the first round", len(nodes))
-    asked = [node.node_id for node in nodes]
     survey: Weights = {}
+    nodes = list(nodes)
     for window in windows(num_items):
         heard = 0
-        for node, content in ask_all(grid, asked, SURVEY, ask(settings, num_items, window), timeout):
-            try:
-                answer = unpack_survey(content, settings, window)
-            except InvalidMessage as error:
-                log.warning("node %d left out of the survey: %s", node, error.given)
-                asked = [other for other in asked if other != node]
-                continue
+        if settings.privacy.sums_alone:
+            answers = secure_survey(grid, settings, num_items, window, nodes, books.run, timeout)
+        else:
+            answers = _plain_survey(grid, settings, num_items, window, nodes, timeout)
+        for answer in answers:
             heard += 1
             for name, part in answer.sums.items():
                 size = num_items if len(part) == len(window) else len(part)
@@ -78,6 +81,19 @@ def open_books(books: Books, settings: Settings, num_items: int, nodes: list[Nod
         books.numbering, books.place = new_word(), place.to(torch.int64)
         survey = {name: _moved(of, place) for name, of in survey.items()}
     books.survey = survey
+
+
+def _plain_survey(
+    grid: Grid, settings: Settings, num_items: int, window: range, nodes: list[Node], timeout: float
+) -> Iterator[Answer]:
+    """What each device says of some items; who cannot be understood is not asked of the next ones."""
+    asked = [node.node_id for node in nodes]
+    for node, content in ask_all(grid, asked, SURVEY, ask(settings, num_items, window), timeout):
+        try:
+            yield unpack_survey(content, settings, window)
+        except InvalidMessage as error:
+            log.warning("node %d left out of the survey: %s", node, error.given)
+            nodes[:] = [other for other in nodes if other.node_id != node]
 
 
 def _moved(sums: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
@@ -101,3 +117,12 @@ def tell_numbers(
         lacking = [node for node, _ in ask_all(grid, lacking, NUMBERING, record, timeout)]
     told.update(lacking)
     return [node for node in nodes if node.node_id in told]
+
+
+def started_from(state: State, full: Weights) -> State:
+    """A state with tensors that were given, in the place of its own."""
+    wanted = {name: vector.shape for name, vector in state.full.items()}
+    if {name: vector.shape for name, vector in full.items()} != wanted:
+        sizes = ", ".join(f"{name} of {shape.numel()} numbers" for name, shape in wanted.items())
+        raise InvalidSettings("initial arrays of another model", sizes, "Take them from this model, flat.")
+    return replace(state, full=full)

@@ -1,14 +1,25 @@
 """A round that is under way over a network."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+
+from flwr.app import MessageType, RecordDict
+from flwr.serverapp import Grid
 
 from fairfold.flower.nodes import Node
+from fairfold.flower.secure_round import SecureRound
+from fairfold.flower.secure_sums import judging
 from fairfold.flower.wire import Order
+from fairfold.privacy.encoding import Encoding
+from fairfold.privacy.encoding import Heard as Together
+from fairfold.protocol.faults import Rejections
+from fairfold.protocol.hearing import encoding_of, from_change
 from fairfold.protocol.plan import Plan
-from fairfold.protocol.words import Sent, State
+from fairfold.protocol.words import Answer, Sent, State
 from fairfold.simulate.result import Quality
+from fairfold.simulate.run import Progress
 
 Heard = tuple[float, int]  # sum of the qualities of some users, and their number
 
@@ -21,10 +32,13 @@ class OpenRound:
     orders: dict[int, Order] = field(default_factory=dict)
     waiting: dict[int, Node] = field(default_factory=dict)  # who has not answered
     answered: int = 0
+    left: int = 0  # before they were asked
     bytes_down: int = 0
     bytes_up: int = 0
     started: float = field(default_factory=time.monotonic)
     heard: list[tuple[int, Heard]] = field(default_factory=list)  # by size
+    secure: SecureRound | None = None  # where answers come under masks
+    sent_up: dict[int, int] = field(default_factory=dict)  # bytes of what nodes said under masks
 
     def hear(self, node: Node, quality: Heard | None) -> None:
         """Note how well a model serves a node's users."""
@@ -32,11 +46,65 @@ class OpenRound:
         if quality is not None:
             self.heard.append((node.group, quality))
 
+    def hear_all(self, heard: Together) -> None:
+        """Note how well it serves users of whom nobody knows on which node they are."""
+        if round(heard.judges) > 0:
+            self.heard.append((-1, (heard.quality, round(heard.judges))))
+
     def quality(self, sizes: int) -> Quality | None:
         """The mean over all users, and over those of each size."""
         everybody = _mean(quality for _, quality in self.heard)
         by_size = (_mean(quality for of, quality in self.heard if of == size) for size in range(sizes))
         return None if everybody is None else Quality(everybody, tuple(by_size))
+
+    # -- under masks ---------------------------------------------------------------------------------------------------
+
+    def hide(self, plan: Plan, kind: str, grid: Grid, run: int, progress: Progress, timeout: float) -> dict[int, bytes]:
+        """Open a secure sum for what is asked of those who wait: what goes with the question to each, by its id.
+
+        Who leaves before it is asked does not wait any longer. Nothing, where answers are seen as they are.
+        """
+        if not plan.settings.privacy.sums_alone or not self.waiting:
+            return {}
+        trains, number = kind == MessageType.TRAIN, next(iter(self.orders.values())).sent.round_number
+        encoding: Callable[[int], Encoding] = judging
+        if trains:
+            encoding = partial(encoding_of, plan, {size: order.sent for size, order in self.orders.items()})
+        names = {node.name: node for node in self.waiting.values()}
+        sizes = {name: node.group if trains else 0 for name, node in names.items()}
+        self.secure = SecureRound(grid, timeout, plan.settings, encoding, sizes, names)
+        told = self.secure.begin(run, number, "train" if trains else "evaluate")
+        for node in [node for node in self.waiting if node not in told]:
+            del self.waiting[node]
+            self.left += 1
+            progress.rejections.note(number + 1, node, "no keys or shares")
+        return told
+
+    def take(self, node: Node, content: RecordDict) -> None:
+        """Take a node's vector under its masks."""
+        assert self.secure is not None
+        self.sent_up[node.node_id] = self.secure.hear(node, content)
+
+    def unmasked(self, plan: Plan, number: int, rejections: Rejections) -> Iterator[tuple[Sent, Answer]]:
+        """What was said under masks, by size, once enough have agreed to unmask the sum."""
+        if self.secure is None:
+            return
+        for size, heard in self.secure.finish().items():
+            self.hear_all(heard)
+            sent = self.orders[size].sent
+            yield sent, from_change(plan, sent, heard.answer)
+        for node in self.sent_up.keys() - {node.node_id for node in self.secure.survivors}:
+            rejections.note(number, node, "a secure sum that is lost")
+
+    def unmasked_qualities(self) -> None:
+        """The same where nothing but qualities was asked for."""
+        for heard in () if self.secure is None else self.secure.finish().values():
+            self.hear_all(heard)
+
+    def survived(self) -> Iterator[tuple[Node, int]]:
+        """Whose vectors are in the sum, and how many bytes each had."""
+        for node in [] if self.secure is None else self.secure.survivors:
+            yield node, self.sent_up[node.node_id]
 
 
 def _mean(qualities: Iterable[Heard]) -> float | None:

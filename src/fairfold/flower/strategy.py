@@ -25,7 +25,7 @@ from fairfold.errors import InvalidMessage, InvalidSettings
 from fairfold.flower.books import Books
 from fairfold.flower.exchange import StreamingGrid
 from fairfold.flower.nodes import Node, Nodes
-from fairfold.flower.opening import first_plan, open_books, refuse_unserved, tell_numbers
+from fairfold.flower.opening import first_plan, open_books, refuse_unserved, started_from, tell_numbers
 from fairfold.flower.protocol import new_word
 from fairfold.flower.record import Record
 from fairfold.flower.rounds import OpenRound, plain, sent_to
@@ -168,13 +168,8 @@ class FairStrategy(Strategy):
     def _start_from_given(self) -> None:
         """Take the tensors that were given in the place of random ones."""
         full, self._given_arrays = self._given_arrays, None
-        if full is None:
-            return
-        wanted = {name: vector.shape for name, vector in self.progress.state.full.items()}
-        if {name: vector.shape for name, vector in full.items()} != wanted:
-            sizes = ", ".join(f"{name} of {shape.numel()} numbers" for name, shape in wanted.items())
-            raise InvalidSettings("initial arrays of another model", sizes, "Take them from this model, flat.")
-        self.progress.state = replace(self.progress.state, full=full)
+        if full is not None:
+            self.progress.state = started_from(self.progress.state, full)
 
     def _full_arrays(self) -> ArrayRecord:
         return ArrayRecord({name: Array(vector.numpy()) for name, vector in self.progress.state.full.items()})
@@ -201,6 +196,7 @@ class FairStrategy(Strategy):
             self._settle()
             self._start_from_given()
             present = [node for node in present if node.node_id in self.nodes.usable]
+        self.nodes.hide(present)
         number = self.progress.state.round_number
         first = self.evaluate and self.start_quality is None and number == 0
         return self._orders(present, number, MessageType.TRAIN, grid, evaluate=first)
@@ -219,13 +215,14 @@ class FairStrategy(Strategy):
                 self.books.numbering, self.picture,
             )  # fmt: skip
             records[key], opened.orders[key] = pack_order(order)
+        told = opened.hide(self.plan, kind, grid, self.books.run, self.progress, self.round_timeout)
         messages = []
-        for node in cohort:
+        for node in list(opened.waiting.values()):
             key = self._key(node)
             down = opened.orders[key].sent.bytes_down // (2 if self.half else 1)
             node.bytes_down += down
             opened.bytes_down += down
-            content = for_node(records[key], self.books.held.get(node.name, NO_WORD))
+            content = for_node(records[key], self.books.held.get(node.name, NO_WORD), told.get(node.node_id))
             ttl = 2 * self.round_timeout + 60  # answers that are there at the deadline are still to be fetched
             messages.append(Message(content, node.node_id, kind, ttl=ttl, group_id=str(number + 1)))
         return messages
@@ -258,6 +255,9 @@ class FairStrategy(Strategy):
             order = opened.orders[self._key(node)]
             sizes = algorithm.answer_shapes(self.plan, order.sent) if trained else {}
             try:
+                if opened.secure is not None:
+                    opened.take(node, reply.content)
+                    continue
                 found = unpack_reply(reply.content, order, sizes, self.largest_weight, values=algorithm.values)
             except InvalidMessage as error:
                 reject(number, node.node_id, error.given)
@@ -279,18 +279,20 @@ class FairStrategy(Strategy):
         opened, algorithm = self._open, self.plan.algorithm
         if self.nodes.plan is None:  # nobody has come yet: there is no model to speak of
             return None, None
-        number, totals, asked = self.progress.state.round_number + 1, Totals(), len(opened.waiting)
+        number, totals = self.progress.state.round_number + 1, Totals()
+        asked = len(opened.waiting) + opened.left
         for node, order, reply in self._answers(number, replies, trained=True):
             problem = algorithm.problem(self.plan, order.sent, reply.answer)
             if problem is not None or reply.answer is None:
                 self.progress.rejections.note(number, node.node_id, problem or "no answer")
                 continue
             totals.add(order.sent, reply.answer, alone=self.plan.method.per_client)
-            self.books.held[node.name] = order.word
-            up = reply.answer.bytes_up // (2 if order.half_up else 1)
-            node.rounds, node.bytes_up = node.rounds + 1, node.bytes_up + up
-            opened.answered, opened.bytes_up = opened.answered + 1, opened.bytes_up + up
+            self._used(node, order, reply.answer.bytes_up // (2 if order.half_up else 1))
             opened.hear(node, reply.quality)
+        for sent, answer in opened.unmasked(self.plan, number, self.progress.rejections):
+            totals.add(sent, answer)
+        for node, up in opened.survived():
+            self._used(node, opened.orders[self._key(node)], up)
         self.progress.state = self.books.into(algorithm.apply(self.plan, self.progress.state, totals))
         self.start_quality = self.start_quality or opened.quality(len(self.plan.capacities))
         seconds = time.monotonic() - opened.started
@@ -305,6 +307,12 @@ class FairStrategy(Strategy):
         wanted = self._arrays_each_round or number == self._last_round
         metrics = MetricRecord({"round": number, "nodes": opened.answered, "left-out": left_out})
         return self._full_arrays() if wanted else None, metrics
+
+    def _used(self, node: Node, order: Order, up: int) -> None:
+        """Note that the sums hold a word of a node."""
+        self.books.held[node.name] = order.word
+        node.rounds, node.bytes_up = node.rounds + 1, node.bytes_up + up
+        self._open.answered, self._open.bytes_up = self._open.answered + 1, self._open.bytes_up + up
 
     # -- how well the model serves the users of devices, as these say themselves ---------------------------------------
 
@@ -328,6 +336,7 @@ class FairStrategy(Strategy):
             return None
         for node, _, reply in self._answers(self.progress.state.round_number, replies, trained=False):
             self._open.hear(node, reply.quality)
+        self._open.unmasked_qualities()
         quality = self._open.quality(len(self.plan.capacities))
         self.progress.history[-1] = replace(self.progress.history[-1], quality=quality)
         if self._record is not None:

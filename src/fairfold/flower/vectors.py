@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Array, ArrayRecord
 
-from fairfold.errors import InvalidMessage
-from fairfold.flower.protocol import DIGITS, FACTS, VERSION
+from fairfold.flower.facts import refused
 from fairfold.values import Weights
 
 FULL, HALF = "float32", "float16"
@@ -17,8 +16,6 @@ DOUBLE, WHOLE, BYTE = "float64", "int64", "uint8"
 _HEADER = re.compile(rb"\{'descr': '(<f4|<f2|<f8|<i8|\|u1)', 'fortran_order': False, 'shape': \((\d{1,19}),\), \} *\n")
 _CODES = {FULL: b"<f4", HALF: b"<f2", DOUBLE: b"<f8", WHOLE: b"<i8", BYTE: b"|u1"}
 _HALF_EXPONENT = 15  # the largest number of a vector is brought below 2^15: at 2^16 rounding up would be infinity
-
-LONGEST_TEXT = 1 << 16
 
 
 def pack(weights: Weights, half: bool) -> tuple[ArrayRecord, list[float]]:
@@ -82,43 +79,3 @@ def _vector(array: Array, size: int, dtype: str) -> torch.Tensor:
         raise refused("wrong size", f"{size} numbers")
     values = numpy.frombuffer(data, dtype=numpy.dtype(_CODES[dtype].decode()), offset=start)
     return torch.from_numpy(values.copy())  # memory of its own: aligned, writable, and the message can go
-
-
-def facts_in(content: RecordDict) -> ConfigRecord:
-    """The facts of a message, of this version of the protocol."""
-    facts = content.get(FACTS)
-    if not isinstance(facts, ConfigRecord):
-        raise refused("a message without facts", f"a record {FACTS!r}")
-    version = facts.get("version")
-    if type(version) is not int or version != VERSION:
-        raise refused("another version of the protocol", f"version {VERSION}")
-    return facts
-
-
-def text_in(facts: ConfigRecord, key: str, longest: int = LONGEST_TEXT) -> str:
-    """A text of bounded length."""
-    text = facts.get(key)
-    if not isinstance(text, str) or len(text) > longest:
-        raise refused(f"no readable {key}", f"a text of at most {longest} characters")
-    return text
-
-
-def number_in(facts: ConfigRecord, key: str, most: int, least: int = 0) -> int:
-    """A whole number within bounds."""
-    number = facts.get(key)
-    if type(number) is not int or not least <= number <= most:
-        raise refused(f"no {key} in range", f"a number from {least} to {most}")
-    return number
-
-
-def word_in(facts: ConfigRecord, key: str) -> int:
-    """The number of a word, of a run or of a device: written in hexadecimal digits."""
-    text = facts.get(key)
-    if not isinstance(text, str) or not DIGITS.fullmatch(text):
-        raise refused(f"no {key}", "sixteen hexadecimal digits")
-    return int(text, 16)
-
-
-def refused(given: str, needed: str) -> InvalidMessage:
-    """The refusal of a message."""
-    return InvalidMessage(given, needed, "Both sides must run the same fairfold.")

@@ -18,8 +18,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from fairfold.errors import FairfoldError
-from fairfold.flower.protocol import ARRAYS, CODED, FACTS, VERSION, WINDOW
-from fairfold.flower.vectors import BYTE, DOUBLE, WHOLE, facts_in, number_in, pack, refused, text_in, unpack, word_in
+from fairfold.flower.facts import facts_in, number_in, refused, text_in, word_in
+from fairfold.flower.protocol import ARRAYS, CODED, FACTS, SECURE, VERSION, WINDOW
+from fairfold.flower.vectors import BYTE, DOUBLE, WHOLE, pack, unpack
 from fairfold.projections import Projection, facts_of, projection_of
 from fairfold.protocol.algorithm import COUNTS
 from fairfold.protocol.words import Answer, Sent
@@ -106,10 +107,11 @@ def pack_order(order: Order) -> tuple[RecordDict, Order]:
     return RecordDict({ARRAYS: arrays, **stored, FACTS: facts}), order
 
 
-def for_node(record: RecordDict, holds: int) -> RecordDict:
-    """The same order for one node: which of its words the server holds."""
+def for_node(record: RecordDict, holds: int, secure: bytes | None = None) -> RecordDict:
+    """The same order for one node: which of its words the server holds, and what a secure sum tells it."""
     copy = record.copy()
-    copy[FACTS] = ConfigRecord(dict(facts_in(record)) | {"holds": f"{holds:x}"})
+    own = {"holds": f"{holds:x}"} | ({} if secure is None else {SECURE: secure})
+    copy[FACTS] = ConfigRecord(dict(facts_in(record)) | own)
     return copy
 
 

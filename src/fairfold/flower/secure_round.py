@@ -1,0 +1,133 @@
+"""A secure sum over a network: the phases around the vectors, and the sums that come of them.
+
+Two phases before what is asked for goes out (keys, shares), two when the vectors are in (signatures of who survives,
+shares that unmask). The server of :mod:`fairfold.secure` does the rest; whoever does not answer in a phase, or not
+rightly, has left. Nothing here knows what is summed: an encoding says it.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from flwr.app import RecordDict
+from flwr.serverapp import Grid
+
+from fairfold.errors import FairfoldError, InvalidState, SumLost
+from fairfold.flower.exchange import ask_each
+from fairfold.flower.nodes import Node
+from fairfold.flower.protocol import KEYS, REVEAL, SHARES, SIGN, SURVEY
+from fairfold.flower.secure_sums import segments_of, surveying
+from fairfold.flower.secure_wire import masked_in, pack_secure, secure_in, with_secure
+from fairfold.flower.wire import ask
+from fairfold.privacy.encoding import Encoding, Heard
+from fairfold.protocol.words import Answer
+from fairfold.secure.messages import Session
+from fairfold.secure.server import Phase, Server
+from fairfold.settings import Settings
+from fairfold.settings.parts import SecurePrivacy
+
+log = logging.getLogger("fairfold.flower")
+
+PATIENCE = 120.0  # seconds for a phase in which nothing is computed, at most
+
+
+@dataclass
+class SecureRound:
+    """One sum among some nodes.
+
+    Attributes:
+        grid: The way to them.
+        timeout: Seconds that they have in a phase.
+        settings: Of the run.
+        encoding: How what is said becomes words, by the number of devices in the sum.
+        sizes: The size of every node, as the encoding knows it.
+        nodes: The nodes by their names.
+        survivors: Those whose vectors are in the sum, once it is known.
+    """
+
+    grid: Grid
+    timeout: float
+    settings: Settings
+    encoding: Callable[[int], Encoding]
+    sizes: Mapping[int, int]
+    nodes: dict[int, Node]
+    survivors: list[Node] = field(default_factory=list)
+
+    def begin(self, run: int, number: int, purpose: str) -> dict[int, bytes]:
+        """Agree on keys and shares: what goes with the question to every node that is still there, by its id."""
+        chosen = self.settings.privacy
+        assert isinstance(chosen, SecurePrivacy)
+        said = self.encoding(2).layout
+        places = {size: place for place, size in enumerate(sorted(said.shapes))}
+        session = Session(run, number, purpose, chosen.smallest_cohort, segments_of(said))
+        self.server = Server(session, {name: places[self.sizes[name]] for name in self.nodes}, room=None)
+        invitation = session.packed(session.digest)
+        try:
+            return self._by_id(self._ask(SHARES, self._ask(KEYS, dict.fromkeys(self.nodes, invitation))))
+        except SumLost as error:
+            log.warning("%s %d: no secure sum: %s", purpose, number, error)
+            return {}
+
+    def _ask(self, kind: str, told: Mapping[int, bytes]) -> dict[int, bytes]:
+        """One phase: tell devices something, hear them, and close it."""
+        records = {node: pack_secure(message) for node, message in self._by_id(told).items()}
+        names = {node.node_id: name for name, node in self.nodes.items()}
+        for node, content in ask_each(self.grid, records, kind, min(self.timeout, PATIENCE)):
+            try:
+                self.server.hear(names[node], secure_in(content))
+            except FairfoldError as error:
+                log.warning("node %d left out of a secure sum: %s", node, error.given)
+        return self.server.close()
+
+    def _by_id(self, told: Mapping[int, bytes]) -> dict[int, bytes]:
+        return {self.nodes[name].node_id: message for name, message in told.items()}
+
+    def hear(self, node: Node, content: RecordDict) -> int:
+        """Take a vector under its masks, and say how many bytes it has; refused if it is none."""
+        message = masked_in(content)
+        self.server.hear(node.name, message)
+        return len(message)
+
+    def finish(self) -> dict[int, Heard]:
+        """What the survivors said together, by size; nothing where too few are left."""
+        if self.server.phase != Phase.VECTORS:
+            return {}
+        try:
+            self._ask(REVEAL, self._ask(SIGN, self.server.close()))
+            totals = self.server.totals
+        except SumLost as error:
+            log.warning("a secure sum is lost: %s", error)
+            return {}
+        self.survivors = [self.nodes[name] for name in self.server.survivors]
+        encoding = self.encoding(len(self.server.cohort.members))
+        segments = zip(encoding.layout.segments, totals, strict=True)
+        return encoding.decode({segment: words for segment, words in segments if len(words)})
+
+
+def survey(
+    grid: Grid, settings: Settings, num_items: int, window: range, nodes: list[Node], run: int, timeout: float
+) -> Iterator[Answer]:
+    """The sum of what devices say of some items before the first round."""
+    by_name = {node.name: node for node in nodes}
+    summed = SecureRound(
+        grid,
+        timeout,
+        settings,
+        lambda devices: surveying(settings, window, devices),
+        dict.fromkeys(by_name, 0),
+        by_name,
+    )
+    question, ids = ask(settings, num_items, window), {node.node_id: node for node in nodes}
+    told = summed.begin(run, window.start, "survey")
+    records = {node: with_secure(question, message) for node, message in told.items()}
+    for node, content in ask_each(grid, records, SURVEY, timeout):
+        try:
+            summed.hear(ids[node], content)
+        except FairfoldError as error:
+            log.warning("node %d left out of the survey: %s", node, error.given)
+    heard = summed.finish()
+    if not heard:
+        raise InvalidState(
+            "a survey whose secure sum is lost", "enough devices that stay", "See the devices' own logs."
+        )
+    yield heard[0].answer

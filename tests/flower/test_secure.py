@@ -1,0 +1,291 @@
+"""Secure sums over messages: the same sums as in the simulation, and no answer of one device in any message."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fairfold.data import Dataset
+from fairfold.errors import InvalidMessage, InvalidSettings, InvalidState
+from fairfold.flower import secure_round
+from fairfold.flower.federate import with_privacy
+from fairfold.flower.protocol import FACTS, SECURE, VERSION
+from fairfold.flower.secure_round import SecureRound
+from fairfold.flower.secure_wire import masked_in, pack_masked, pack_secure, secure_in
+from fairfold.privacy.encoding import Heard
+from fairfold.secure.device import Device as Machine
+from fairfold.secure.folder import ROUND
+from fairfold.secure.masks import Words
+from fairfold.secure.messages import Session
+from fairfold.settings import Settings
+from tests.federations import tiny_data
+from tests.flower.common import Nodes, as_devices, assert_same, in_process, simulated
+
+USERS = 8
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "correlations": {"algorithm": {"kind": "correlations", "support": 1}},
+    "least_squares": {"algorithm": "least_squares", "subspace": {"support": 0}},
+    "gradient": {"algorithm": {"kind": "gradient", "aggregation": "delta", "server_optimiser": "sgd"}},
+    "paper": {"algorithm": {"kind": "gradient", "aggregation": "paper", "weighting": "data"}},
+}
+
+
+def settings_of(case: str, smallest: int = 3, capacities: str = "1x-2x", rounds: int = 2) -> Settings:
+    model = {} if case == "correlations" else {"model": {"kind": "mf", "factors": 3}}
+    return Settings(
+        **ALGORITHMS[case],
+        **model,
+        fleet={"capacities": capacities, "clients_per_round": None},
+        run={"rounds": rounds, "evaluate_every": rounds},
+        privacy={"level": "secure", "smallest_cohort": smallest},
+    )
+
+
+def data(users: int = USERS) -> Dataset:
+    """Users with something to be guessed."""
+    return Dataset("tiny", tiny_data(3, users, 30).train, tiny_data(4, users, 30).train)
+
+
+def federation(case: str, folder: Path, **options: Any) -> Nodes:
+    more = {key: options.pop(key) for key in ("smallest", "capacities", "rounds") if key in options}
+    users = options.pop("users", USERS)
+    return in_process(data(users), settings_of(case, **more), users, folder, **options)
+
+
+@pytest.mark.parametrize("case", list(ALGORITHMS))
+def test_the_sums_are_those_of_the_simulation(case: str, tmp_path: Path) -> None:
+    messages: list[Message] = []
+    nodes = federation(case, tmp_path, inspect=messages.append)
+    state = nodes.run()
+    expected, _, _ = simulated(data(), settings_of(case), as_devices)
+    assert_same(state.full, expected.full)
+    assert not nodes.strategy.progress.rejections.counts
+    assert nodes.strategy.progress.history[-1].clients == USERS
+    quality = nodes.strategy.progress.history[-1].quality
+    assert quality is not None
+    assert 0 < quality.server <= 1
+    assert all(node.last_quality is None for node in nodes.strategy.nodes.usable.values())  # nobody's own is known
+    no_answer_is_seen(messages)
+    assert not list(tmp_path.glob(f"*/secure/{ROUND}"))  # what was secret in a round is gone
+
+
+def no_answer_is_seen(messages: Iterable[Message]) -> None:
+    """Answers have a vector under masks, and nothing beside it that is a device's."""
+    for message in messages:
+        if message.metadata.reply_to_message_id == "" or message.metadata.message_type == "query.capacity":
+            continue
+        facts = message.content[FACTS]
+        assert set(facts) <= {"version", SECURE}, message.metadata.message_type
+        for name, record in message.content.items():
+            assert name == FACTS or (name == SECURE and isinstance(record, ArrayRecord) and list(record) == [SECURE])
+
+
+# -- nodes that leave --------------------------------------------------------------------------------------------------
+
+PHASES = ("query.secure_keys", "query.secure_shares", "train", "query.secure_sign", "query.secure_reveal")
+
+
+class Leaving:
+    """Nodes that fail when they are asked something for the first time in training, each something else."""
+
+    def __init__(self, app: ClientApp, leaving: dict[str, int]) -> None:
+        self.app, self.leaving, self.said = app, dict(leaving), dict[int, Words]()
+        self._begun = not leaving.keys() & {"query.survey"}
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        kind = message.metadata.message_type
+        self._begun = self._begun or kind == "query.survey"
+        if self._begun and self.leaving.get(kind) == context.node_id - 1:
+            del self.leaving[kind]
+            raise RuntimeError("no electricity")
+        return self.app(message, context)
+
+
+def leaving(case: str, folder: Path, who: dict[str, int], monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
+    """A federation whose nodes leave, and what each device said before it was masked."""
+    made: list[Leaving] = []
+
+    def wrapped(app: ClientApp) -> ClientApp:
+        made.append(Leaving(app, who))
+        return made[0]  # type: ignore[return-value]
+
+    mask = Machine.mask
+
+    def noted(machine: Machine, words: Words) -> bytes:
+        made[0].said[machine.identity.name] = words.copy()
+        return mask(machine, words)
+
+    monkeypatch.setattr(Machine, "mask", noted)
+    return federation(case, folder, app=wrapped, **options), made[0]
+
+
+@pytest.mark.parametrize("case", ["gradient", "least_squares"])
+def test_a_node_leaves_in_every_phase_and_the_sums_are_those_of_the_survivors(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    who = {kind: 2 * number for number, kind in enumerate(PHASES)}
+    nodes, app = leaving(case, tmp_path, who, monkeypatch, users=12, smallest=2, rounds=2)
+    sums: list[SecureRound] = []
+    finish = SecureRound.finish
+
+    def noted(summed: SecureRound) -> dict[int, Heard]:
+        heard = finish(summed)
+        if summed.server.session.purpose == "train" and not sums:
+            sums.append(summed)
+            plain = [numpy.zeros(length, dtype=numpy.uint32) for length in summed.server.session.layout.lengths]
+            for name in summed.server.survivors:
+                for segment, where in summed.server.session.layout.places(summed.server.sizes[name]):
+                    plain[segment] += app.said[name][where]
+            assert len(summed.server.survivors) == 9
+            for total, of in zip(summed.server.totals, plain, strict=True):
+                assert numpy.array_equal(total, of)
+        return heard
+
+    monkeypatch.setattr(SecureRound, "finish", noted)
+    nodes.run()
+    strategy = nodes.strategy
+    assert sums
+    assert strategy.progress.rejections.counts == {"no keys or shares": 2, "the device failed": 1}
+    assert [report.clients for report in strategy.progress.history] == [9, 12]  # in the next round all are back
+    books = strategy.books.held
+    assert len(books) == 12
+    for number in range(12):  # what each device remembers is what the server's sums hold
+        assert nodes.kept(number) is not None
+
+
+def test_too_few_that_stay_lose_the_round_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, _ = leaving("gradient", tmp_path, {"query.secure_sign": 1}, monkeypatch, smallest=8, capacities="1x")
+    nodes.run()
+    strategy = nodes.strategy
+    assert [report.clients for report in strategy.progress.history] == [0, 8]
+    assert strategy.progress.rejections.counts == {"a secure sum that is lost": 8}
+
+
+def test_a_survey_that_is_lost_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes, _ = leaving("correlations", tmp_path, {"query.survey": 1}, monkeypatch, smallest=8, capacities="1x")
+    with pytest.raises(InvalidState, match="a survey whose secure sum is lost"):
+        nodes.run()
+
+
+# -- what a device wants -----------------------------------------------------------------------------------------------
+
+
+def test_a_device_refuses_smaller_cohorts_and_plain_questions_in_its_own_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = federation("gradient", tmp_path, capacities="1x")
+    nodes.grid.contexts[1].node_config["smallest-cohort"] = 9
+    nodes.run(num_rounds=1)
+    assert "a cohort of 8 devices; needed: at least 9" in caplog.text
+    assert nodes.strategy.progress.rejections.counts == {"no keys or shares": 2}  # in training, and when judging
+    plain = in_process(data(), settings_of("gradient").with_changes({"privacy.level": "plain"}), USERS, tmp_path / "2")
+    plain.grid.contexts[1].node_config["privacy"] = "secure"
+    plain.run(num_rounds=1)
+    assert "a question to be answered without masks" in caplog.text
+    assert plain.strategy.progress.rejections.counts == {"the device failed": 2}
+
+
+def test_a_round_that_the_server_repeats_is_refused_by_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As a server does that goes on from an older checkpoint: that round is empty, and the next is not."""
+    nodes = federation("gradient", tmp_path, rounds=3)
+    nodes.run(num_rounds=2)
+    nodes.strategy.progress.state = replace(nodes.strategy.progress.state, round_number=1)
+    nodes.run(num_rounds=2)
+    assert [report.clients for report in nodes.strategy.progress.history] == [8, 8, 0, 8]
+    assert "train 1 again, after 1 (a repeated cohort)" in caplog.text
+
+
+def test_settings_that_contradict_the_message_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A server that asks for a plain answer under settings that promise sums."""
+
+    def unveil(message: Message) -> None:
+        if message.metadata.message_type == "train" and message.metadata.reply_to_message_id == "":
+            facts = message.content[FACTS]
+            assert isinstance(facts, ConfigRecord)
+            del facts[SECURE]
+
+    nodes = federation("gradient", tmp_path, inspect=unveil)
+    nodes.run(num_rounds=1)
+    assert "settings and a message that contradict each other" in caplog.text
+    assert nodes.strategy.progress.rejections.counts == {"the device failed": 8}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"purpose": "train_once_more"}, "a sum for train_once_more 0 with the question train 0"),
+        ({"round": 7}, "a sum for train 7 with the question train 0"),
+        ({"run": 7}, "a sum for train 0 with the question train 0"),
+        ({"smallest": 2}, "a sum over 2 devices where settings say 3"),
+    ],
+)
+def test_a_sum_that_is_not_that_of_the_question_is_refused(
+    change: dict[str, Any],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A server that would have the same question answered in several sums, by calling them otherwise."""
+
+    def other(*facts: Any) -> Session:
+        session = Session(*facts)
+        return replace(session, **change) if session.purpose == "train" else session
+
+    monkeypatch.setattr(secure_round, "Session", other)
+    nodes = federation("gradient", tmp_path)
+    for context in nodes.grid.contexts.values():
+        context.node_config["smallest-cohort"] = 2
+    nodes.run(num_rounds=1)
+    assert reason in caplog.text
+    assert nodes.strategy.progress.rejections.counts == {"the device failed": 8}
+
+
+def test_what_is_chosen_where_nothing_is_asked_for() -> None:
+    plain = settings_of("gradient").with_changes({"privacy.level": "plain"})
+    found, said = with_privacy(plain, 99, asked=False)
+    assert not found.privacy.sums_alone
+    assert "99 nodes are too few" in said[0]
+    found, said = with_privacy(plain, 100, asked=False)
+    assert found.privacy.sums_alone
+    assert "since 100 nodes take part" in said[0]
+    assert not with_privacy(plain, 100, asked=True)[0].privacy.sums_alone
+    found, said = with_privacy(settings_of("gradient"), 12, asked=True)
+    assert "below the usual 100" in said[1]
+    with pytest.raises(InvalidSettings, match=r"2 nodes with privacy\.smallest_cohort=3"):
+        with_privacy(settings_of("gradient"), 2, asked=True)
+    fedhm = settings_of("paper").with_changes({"privacy.level": "plain", "subspace.method": "fedhm"})
+    found, said = with_privacy(fedhm, 200, asked=False)
+    assert "plain, since secure sums do not go" in said[0]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        Array(numpy.zeros(8, dtype=numpy.uint32)),
+        Array(numpy.zeros((2, 4), dtype=numpy.uint8)),
+        Array("uint8", (2**40,), "numpy.ndarray", b"short"),
+        Array("uint8", (3,), "torch.Tensor", bytes(9)),
+        Array("uint8", (4,), "numpy.ndarray", bytes(9_000)),
+    ],
+)
+def test_a_vector_that_is_none_is_refused_before_it_is_read(array: Array) -> None:
+    facts = ConfigRecord({"version": VERSION})
+    with pytest.raises(InvalidMessage):
+        masked_in(RecordDict({SECURE: ArrayRecord({SECURE: array}), FACTS: facts}))
+    with pytest.raises(InvalidMessage, match="not under masks"):
+        masked_in(RecordDict({SECURE: ArrayRecord({SECURE: array, "more": array}), FACTS: facts}))
+    assert bytes(masked_in(pack_masked(b"words"))) == b"words"
+
+
+@pytest.mark.parametrize("found", [None, 7, "text", [b"a"]])
+def test_a_message_that_is_none_is_refused(found: Any) -> None:
+    facts = ConfigRecord({"version": VERSION} | ({} if found is None else {SECURE: found}))
+    with pytest.raises(InvalidMessage, match="no message of a secure sum"):
+        secure_in(RecordDict({FACTS: facts}))
+    assert secure_in(pack_secure(b"keys")) == b"keys"

@@ -1,0 +1,140 @@
+"""Secure sums with real programs over TLS: nodes of three sizes, one of them killed in every phase of a round.
+
+    python -m pytest tests/flower/test_secure_processes.py -m slow
+
+What every device says is written down on its own disk before it is masked, and what the server unmasks beside its run,
+so that both can be added up and compared.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from fairfold.flower.federate import Trial, trial_of
+from fairfold.flower.processes import Program, stopping
+from fairfold.secure.keys import read_roster
+from fairfold.settings import Settings
+
+pytestmark = pytest.mark.slow
+
+KINDS = ("secure_keys", "secure_shares", "train", "secure_sign", "secure_reveal")
+KILLED = dict(zip(KINDS, (8, 9, 10, 4, 5), strict=True))
+
+CLIENT = """
+import time
+from pathlib import Path
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from fairfold.flower import make_client_app
+from fairfold.secure.device import Device
+
+KILLED = {killed!r}
+inner = make_client_app()
+app = ClientApp()
+
+
+def answer(message: Message, context: Context) -> Message:
+    home, kind = Path(context.node_config["state"]).parent, message.metadata.message_type.split(".")[-1]
+    invitation = message.content["fairfold"].get("secure", b"") if kind == "secure_keys" else b""
+    if b"train" in invitation:
+        home.joinpath("training").touch()
+    if home.joinpath("training").exists() and KILLED.get(kind) == int(home.name):
+        home.joinpath("here").touch()
+        time.sleep(100_000)
+    mask = Device.mask
+
+    def noted(device, words):
+        session = device.session
+        words.tofile(home / f"said-{session.purpose}-{session.round}-{device.identity.name}-{device.size}")
+        return mask(device, words)
+
+    Device.mask = noted
+    return inner(message, context)
+
+
+for kind in ("capacity", "survey", "numbering", "secure_keys", "secure_shares", "secure_sign", "secure_reveal"):
+    app.query(kind)(answer)
+app.train()(answer)
+app.evaluate()(answer)
+"""
+
+SERVER = """
+
+from fairfold.flower.secure_round import SecureRound
+
+finish = SecureRound.finish
+
+
+def noted(summed):
+    heard = finish(summed)
+    session, server = summed.server.session, summed.server
+    path = Path({folder!r}) / f"sum-{session.purpose}-{session.round}.json"
+    totals = [of.tolist() for of in server.totals] if heard else []
+    facts = {"sizes": session.layout.sizes, "lengths": session.layout.lengths, "survivors": server.survivors}
+    path.write_text(json.dumps(facts | {"totals": totals}))
+    return heard
+
+
+SecureRound.finish = noted
+"""
+
+
+def killing(trial: Trial, programs: dict[int, Program]) -> None:
+    """Kill every node that has come to the place where it is to end."""
+    for number in KILLED.values():
+        if number in programs and (trial.node(number) / "here").exists():
+            programs.pop(number).kill()
+
+
+def test_a_node_is_killed_in_every_phase(tmp_path: Path) -> None:
+    settings = Settings(
+        data={"kind": "synthetic", "users": 48, "items": 60, "interactions_per_user": 10},
+        algorithm={"kind": "correlations", "support": 1, "choose": False},
+        run={"rounds": 2, "evaluate_every": 2},
+        privacy={"level": "secure", "smallest_cohort": 4},
+    )
+    trial, data = trial_of(settings, "1x*4,4x*4,16x*4", tmp_path / "trial")
+    trial.prepare(data)
+    app = trial.folder / "app" / "fairfold_trial"
+    (app / "client_app.py").write_text(CLIENT.replace("{killed!r}", repr(KILLED)))
+    server = (app / "server_app.py").read_text().replace("import json\n", "import json\nfrom pathlib import Path\n")
+    (app / "server_app.py").write_text(server + SERVER.replace("{folder!r}", repr(str(tmp_path))))
+    assert len(read_roster(trial.roster)) == 12
+    with stopping(trial.programs):
+        trial.start_superlink()
+        for number in range(12):
+            trial.register(number)
+        nodes = {number: trial.start_node(number) for number in range(12)}
+        job = trial.start("run", trial.run_command())
+        deadline = time.monotonic() + 3_000
+        while job.status() is None:
+            killing(trial, nodes)
+            assert time.monotonic() < deadline, job.tail(40)
+            time.sleep(0.2)
+    assert (trial.run_folder / "result.json").exists(), job.tail(60)
+    assert sorted(set(range(12)) - nodes.keys()) == sorted(KILLED.values())  # each was killed where it should be
+    assert [answers for _, answers in trial.rounds()] == [9, 7]
+    for purpose, number, survivors in (("survey", 0, 12), ("train", 0, 9), ("train", 1, 7)):
+        compare(trial, json.loads((tmp_path / f"sum-{purpose}-{number}.json").read_text()), purpose, number, survivors)
+
+
+def compare(trial: Trial, found: dict[str, Any], purpose: str, number: int, survivors: int) -> None:
+    """The server's sums are the plain integer sums of what the survivors wrote down."""
+    said = {
+        path.name.split("-")[3]: (int(path.name.split("-")[4]), numpy.fromfile(path, dtype=numpy.uint32))
+        for path in trial.folder.glob(f"nodes/*/said-{purpose}-{number}-*")
+    }
+    assert len(found["survivors"]) == survivors
+    sums = [numpy.zeros(length, dtype=numpy.uint32) for length in found["lengths"]]
+    for name in found["survivors"]:
+        size, words = said[str(name)]
+        for segment in found["sizes"][size]:
+            length = found["lengths"][segment]
+            sums[segment] += words[:length]
+            words = words[length:]
+    for total, plain in zip(found["totals"], sums, strict=True):
+        assert total == plain.tolist()
