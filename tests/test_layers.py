@@ -23,6 +23,8 @@ LAYERS: list[set[str]] = [
     {"metrics"},
     {"models"},
     {"settings.base", "projections"},
+    {"protocol.words"},
+    {"privacy"},
     {"protocol.plugins", "methods"},
     {"settings.parts"},
     {"protocol"},

@@ -8,7 +8,7 @@ from pydantic.fields import FieldInfo
 from fairfold.errors import InvalidSettings
 from fairfold.settings import Settings, read_settings
 from fairfold.settings.base import Frozen
-from fairfold.settings.parts import DATA, IMAGE_MODELS, MODELS, FleetSettings, ModelSettings, RunSettings
+from fairfold.settings.parts import DATA, IMAGE_MODELS, MODELS, PRIVACY, FleetSettings, ModelSettings, RunSettings
 from fairfold.settings.settings import TABLES, TAGS, algorithms, methods, places
 
 KINDS: dict[str, dict[str, type[Frozen]]] = {
@@ -18,6 +18,7 @@ KINDS: dict[str, dict[str, type[Frozen]]] = {
     "model": dict.fromkeys(MODELS, ModelSettings),
     "fleet": {"": FleetSettings},
     "run": {"": RunSettings},
+    "privacy": dict(PRIVACY),
 }
 
 

@@ -23,7 +23,7 @@ order of popularity. A device that is asked again says what it has not said yet:
 those of what the server's sum holds (``said``, a flag per item, counts once acknowledged).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -33,7 +33,7 @@ from torch import Tensor
 
 from fairfold.algorithms.least_squares import Remembering
 from fairfold.algorithms.pair_architecture import JUDGED, LIST_PER_ITEM, LISTED, ROWS, PairArchitecture
-from fairfold.algorithms.pairs import frobenius, items_of, matrix_of, size_of, weights_of
+from fairfold.algorithms.pairs import UNIT, frobenius, items_of, matrix_of, size_of, weights_of
 from fairfold.algorithms.served import Served
 from fairfold.algorithms.spectrum import Precision, strongest
 from fairfold.algorithms.trials import HELD_BACK, JUDGEMENT, JUDGES, QUALITY, TOLD, Trials, judged, said_first
@@ -48,7 +48,7 @@ from fairfold.protocol.algorithm import COUNTS, count_of
 from fairfold.protocol.architecture import Architecture, Picture
 from fairfold.protocol.people import Client, People
 from fairfold.protocol.plan import Plan
-from fairfold.protocol.words import Answer, Public, Sent, State, Totals
+from fairfold.protocol.words import Answer, Public, Sent, State, Totals, Visit, Word
 from fairfold.values import BYTES, Weights
 
 SUM = "sum"
@@ -63,6 +63,9 @@ SAID = "said"
 
 USERS = "users"
 """Name of the survey's sum that says how many users there are, and how many items they have."""
+
+EXACT = 256
+"""Users whose numbers, multiples of 2⁻¹⁶ up to 1, single precision adds exactly."""
 
 LISTED_COLUMNS = 24
 """The list is of pairs that so many columns do not explain: as many as small devices hold."""
@@ -90,6 +93,9 @@ class Correlations(Remembering):
         "run": {"rounds": 10, "evaluate_every": 10},
     }
 
+    grids: ClassVar = {SUM: UNIT, QUALITY: UNIT}
+    prefixes: ClassVar = frozenset({SUM})
+
     kind: Literal["correlations"] = "correlations"
     beta: float = Field(0.15, ge=0, le=2)
     ridge: float = Field(4.0, gt=0)
@@ -103,6 +109,10 @@ class Correlations(Remembering):
     def fixed(self, settings: Any) -> dict[str, dict[str, Any]]:
         """Nothing."""
         return {}
+
+    def without_effect(self, settings: Any) -> Sequence[str]:
+        """All that is said lies on a grid, and no number of a user is above 1: nothing is clipped."""
+        return ["privacy.bound"]
 
     def problem_with(self, settings: Any) -> str | None:
         """See the base class."""
@@ -206,6 +216,12 @@ class Correlations(Remembering):
             return self._judge(plan, sent, items, lengths, said, client.own[JUDGED].view(1, 1))
         sums, now = self._unsaid(sent, items, lengths, said)
         return Answer({SUM: sums}, 1.0), {SAID: now}
+
+    def answers(self, plan: Plan, people: People, visits: list[Visit]) -> Iterator[Word]:
+        """See the base class; judgements that become words of so few users that single precision adds them exactly."""
+        few = QUALITY in visits[0].sent.context and plan.settings.privacy.sums_alone
+        for start in range(0, len(visits), EXACT if few else len(visits)):
+            yield from super().answers(plan, people, visits[start : start + EXACT if few else None])
 
     def together(self, plan: Plan, sent: Sent, people: People, clients: list[int]) -> tuple[Tensor, Answer, Weights]:
         """The same of many users in one sum."""

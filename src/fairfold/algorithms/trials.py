@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairfold.algorithms.pairs import UNIT
 from fairfold.algorithms.served import Served
 from fairfold.methods.base import Shape
 from fairfold.methods.leading import shapes_for
@@ -252,4 +253,5 @@ def judged(
     if first:
         after[able, 0] = 1 + quality.to(after.dtype)
     better = torch.zeros_like(quality) if first else quality - (before[able, 0].double() - 1)
-    return torch.stack([torch.ones_like(quality), quality, better, better**2]).sum(1), after
+    told = torch.stack([torch.ones_like(quality), quality, better, better**2])
+    return (told * UNIT).round().sum(1) / UNIT, after  # on the grid of the pairs, so that sums are exact

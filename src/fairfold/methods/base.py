@@ -61,12 +61,14 @@ class Method(Frozen):
     Attributes:
         method: Its name.
         per_client: Whether every client has a hash of its own.
+        sums: Whether what devices of a size send adds up as it is: a hash per client does not, nor factors of products.
         moves: Whether what devices hold changes with the round, by its number.
         smallest: Tensors of networks with fewer numbers are held whole: compressing them saves nothing.
     """
 
     method: str
     per_client: ClassVar[bool] = False
+    sums: ClassVar[bool] = True
     moves: ClassVar[bool] = False
     smallest: ClassVar[int] = 64
 

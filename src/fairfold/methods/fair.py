@@ -179,6 +179,7 @@ class Inconsistent(Fair):
     """The same subspaces with an independent hash per client: what FAIR's consistency is measured against."""
 
     per_client: ClassVar[bool] = True
+    sums: ClassVar[bool] = False
     method: Literal["inconsistent"] = "inconsistent"  # type: ignore[assignment]
 
 

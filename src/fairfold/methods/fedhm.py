@@ -25,6 +25,7 @@ class FedHM(Method):
     """
 
     smallest: ClassVar[int] = 0
+    sums: ClassVar[bool] = False
 
     method: Literal["fedhm"] = "fedhm"
     rank_rule: Literal["budget", "share"] = "budget"

@@ -45,6 +45,9 @@ class Algorithm(Frozen):
         images: Whether it trains networks of images; else recommenders.
         pooled: Whether all data is in one place: one client that has everybody's.
         from_history: Whether a user's scores follow from the model and their own history: it serves new users too.
+        grids: Names of answers whose numbers are multiples of a step for every user, and how many steps are 1: sums
+            are the same in any order, and as words of 32 bits (:mod:`fairfold.privacy.encoding`).
+        prefixes: Names of answers of which what small devices say is the beginning of what large ones say.
         DEFAULTS: What other tables take where nothing is said, by table and key.
     """
 
@@ -57,6 +60,8 @@ class Algorithm(Frozen):
     images: ClassVar[bool] = False
     pooled: ClassVar[bool] = False
     from_history: ClassVar[bool] = False
+    grids: ClassVar[Mapping[str, int]] = {}
+    prefixes: ClassVar[frozenset[str]] = frozenset()
     DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     # -- settings ------------------------------------------------------------------------------------------------------

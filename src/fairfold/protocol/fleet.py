@@ -8,9 +8,11 @@ from torch import Tensor
 
 from fairfold.errors import InvalidSettings
 from fairfold.protocol.faults import fault_of
+from fairfold.protocol.hearing import stepped_down
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.sampling import Purpose, generator, sample_cohort
 from fairfold.protocol.words import State, Visit
+from fairfold.settings.parts import SecurePrivacy
 from fairfold.subspace import assign_groups
 
 
@@ -33,6 +35,7 @@ class Fleet:
         if plan.algorithm.pooled:
             return cls(plan, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
         size = assign_groups(num_clients, len(plan.capacities), chosen.shares, chosen.group_seed)
+        size = _hidden(plan, size)
         serves = torch.tensor([held.projections is not None for held in plan.assignments(0)])
         return cls(plan, size, serves[size].nonzero().flatten())
 
@@ -62,3 +65,23 @@ class Fleet:
             return {}
         drawn = {c: fault_of(faults, generator(settings, Purpose.FAULTS, round_number, c)) for c in cohort}
         return {client: kind for client, kind in drawn.items() if kind is not None}
+
+
+def _hidden(plan: Plan, size: Tensor) -> Tensor:
+    """The sizes of all clients where too few of a size would not be hidden in its sum; refused where all are too few.
+
+    Who speaks to sums that remember stays in a size, so this is by how many of a size are drawn on the average.
+    """
+    chosen, fleet = plan.settings.privacy, plan.settings.fleet
+    if not isinstance(chosen, SecurePrivacy):
+        return size
+    if len(size) < chosen.smallest_cohort:
+        raise InvalidSettings(
+            f"{len(size)} devices with privacy.smallest_cohort={chosen.smallest_cohort}",
+            "as many at least, so that a sum hides each of them",
+            "Take privacy.level='plain', which hides nothing, or lower the minimum, which hides less.",
+        )
+    drawn = min(1.0, (fleet.clients_per_round or len(size)) / len(size))
+    held = [one.bytes() for one in plan.assignments(0)]
+    order = sorted(range(len(held)), key=lambda one: -held[one])
+    return stepped_down(size, order, chosen.smallest_cohort / drawn)

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from fairfold.protocol.faults import Rejections, spoil
 from fairfold.protocol.fleet import Fleet
+from fairfold.protocol.hearing import hearing_of
 from fairfold.protocol.people import People
-from fairfold.protocol.words import State, Totals, Visit, Word
+from fairfold.protocol.words import State, Visit, Word
 
 Backend = Callable[[People, Iterable[Visit], Mapping[int, str]], Iterator[Word]]
 """Yields what clients have to say, of one or of several of a size together; of those named last each alone."""
@@ -18,21 +19,20 @@ Backend = Callable[[People, Iterable[Visit], Mapping[int, str]], Iterator[Word]]
 def run_round(state: State, fleet: Fleet, people: People, rejections: Rejections, backend: Backend) -> State:
     """One round: sample, reduce once per size, send, train, check, sum per size, recover once, update."""
     plan, algorithm, number = fleet.plan, fleet.plan.algorithm, state.round_number
-    totals = Totals()
     cohort = fleet.cohort(number).tolist()  # C ← a random set of clients
-    failing = fleet.faults(number, cohort)
+    failing, hearing = fleet.faults(number, cohort), hearing_of(people, cohort)
     visits = fleet.visits(state, cohort)  # ψ ← projection(S, θ), once per size
-    for word in backend(people, visits, failing):  # Optimise Fᵢ(Sᵢψᵢ)
+    for word in backend(people, visits, hearing.apart(cohort, failing)):  # Optimise Fᵢ(Sᵢψᵢ)
         answer = spoil(word.answer, failing.get(word.clients[0]))
         problem = algorithm.problem(plan, word.sent, answer)
-        if problem is None or algorithm.keeps == "learned":  # sums that remember: a refused word was never said
+        if algorithm.keeps == "learned":  # sums that remember: a word counts as said once it is added
             people.keep(word.clients, word.own)
         if problem is not None or answer is None:
             for client in word.clients:
                 rejections.note(number + 1, client, problem or "no answer")
             continue
-        totals.add(word.sent, answer, alone=plan.method.per_client)
-    return algorithm.apply(plan, state, totals)  # θ ← Σ pᵢ Sᵢψᵢ′
+        hearing.add(word, answer)
+    return algorithm.apply(plan, state, hearing.totals(rejections))  # θ ← Σ pᵢ Sᵢψᵢ′
 
 
 def in_turn(people: People, visits: Iterable[Visit], alone: Mapping[int, str]) -> Iterator[Word]:  # noqa: ARG001

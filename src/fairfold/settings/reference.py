@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 from fairfold.algorithms import ALGORITHMS
 from fairfold.methods import METHODS
 from fairfold.settings.base import Frozen
-from fairfold.settings.parts import DATA, FaultSettings, FleetSettings, ModelSettings, RunSettings
+from fairfold.settings.parts import DATA, PRIVACY, FaultSettings, FleetSettings, ModelSettings, RunSettings
 from fairfold.settings.settings import TAGS
 
 MARK = "<!-- Below: python -m fairfold.settings.reference docs/settings.md -->\n"
@@ -23,6 +23,7 @@ def page() -> str:
     """All tables, in Markdown."""
     tables: dict[str, Any] = {"data": DATA.values(), "model": [ModelSettings], "algorithm": ALGORITHMS}
     tables |= {"subspace": METHODS, "fleet": [FleetSettings], "fleet.faults": [FaultSettings], "run": [RunSettings]}
+    tables["privacy"] = PRIVACY.values()
     parts, seen = list[str](), dict[str, str]()
     for table, kinds in tables.items():
         parts.append(f"## `[{table}]`")

@@ -1,7 +1,8 @@
 """Settings of a run: a tagged union of tables, the same as the content of a TOML file.
 
-``[data]``, ``[model]``, ``[algorithm]``, ``[subspace]``, ``[fleet]``, ``[run]``. Which keys a table has depends on its
-``kind`` (of ``[subspace]``: ``method``): a key that has no effect is an unknown key.
+``[data]``, ``[model]``, ``[algorithm]``, ``[subspace]``, ``[fleet]``, ``[run]``, ``[privacy]``. Which keys a table has
+depends on its ``kind`` (of ``[subspace]``: ``method``, of ``[privacy]``: ``level``): a key that has no effect is an
+unknown key.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,10 +16,20 @@ from fairfold.errors import InvalidSettings, nearest
 from fairfold.methods import METHODS, Leading, Method
 from fairfold.protocol.plugins import name_of, registered
 from fairfold.settings.base import Frozen
-from fairfold.settings.parts import DATA, SYNTHETIC, DataSettings, FleetSettings, ModelSettings, RunSettings
+from fairfold.settings.parts import (
+    DATA,
+    PRIVACY,
+    SYNTHETIC,
+    DataSettings,
+    FleetSettings,
+    ModelSettings,
+    RunSettings,
+    SecurePrivacy,
+)
+from fairfold.settings.parts import PlainPrivacy as Privacy
 
-TABLES = ("data", "model", "algorithm", "subspace", "fleet", "run")
-TAGS = {"data": "kind", "model": "kind", "algorithm": "kind", "subspace": "method"}
+TABLES = ("data", "model", "algorithm", "subspace", "fleet", "run", "privacy")
+TAGS = {"data": "kind", "model": "kind", "algorithm": "kind", "subspace": "method", "privacy": "level"}
 """The key of a table that says which others it has."""
 
 
@@ -33,6 +44,7 @@ class Settings(Frozen):
     subspace: SerializeAsAny[Method]
     fleet: FleetSettings
     run: RunSettings
+    privacy: SerializeAsAny[Privacy]
 
     def __init__(self, **tables: Any) -> None:
         super().__init__(**_resolved(tables))
@@ -58,13 +70,31 @@ class Settings(Frozen):
             return "subspace.start='subspace' is for models of images: tables start small anyway"
         for table, key in (key.split(".") for key in self.without_effect()):
             if key in getattr(self, table).model_fields_set:
-                return f"unknown key '{table}.{key}' where the quality is {self.metric}"
+                judged = f"where the quality is {self.metric}"
+                return f"unknown key '{table}.{key}' {judged if table == 'run' else f'with {self.algorithm.kind}'}"
         counts_rows = any(getattr(self.subspace, key, None) for key in ("support", "reference_factors"))
         if counts_rows and self.model.kind not in ("mf", "neumf"):
             counted = "subspace.support and subspace.reference_factors count rows of model.factors numbers"
             return f"{counted}: use model.kind='mf' or 'neumf', not {self.model.kind!r}"
         if getattr(self.algorithm, "step_per", "round") == "client" and self.fleet.clients_per_round is None:
             return "algorithm.step_per='client' needs a number of fleet.clients_per_round"
+        return self._problem_of_sums()
+
+    def _problem_of_sums(self) -> str | None:
+        """Why answers that are seen in sums alone do not go with the other tables, or None."""
+        chosen, level = self.privacy, f"privacy.level={self.privacy.level!r}"
+        if not isinstance(chosen, SecurePrivacy):
+            return None
+        if self.algorithm.pooled:
+            return f"{level} where all data is in one place: there is nothing to hide in a sum"
+        if not self.subspace.sums:
+            return f"{level} with method={self.subspace.method!r}, whose answers are no sums: use another method"
+        if self.fleet.replacement:
+            return f"{level} with fleet.replacement: a device speaks once in a sum"
+        drawn = self.fleet.clients_per_round
+        if drawn is not None and drawn < chosen.smallest_cohort:
+            asked = f"privacy.smallest_cohort={chosen.smallest_cohort} with fleet.clients_per_round={drawn}"
+            return f"{asked}: ask more devices per round ('none' for all), or lower the minimum"
         return None
 
     @property
@@ -132,7 +162,7 @@ def places() -> dict[str, str]:
     """Where a key stands that is given without its table; and what was called otherwise when there were none."""
     tables: dict[str, Iterable[type[Frozen]]] = {
         "data": DATA.values(), "model": [ModelSettings], "algorithm": algorithms().values(),
-        "subspace": methods().values(), "fleet": [FleetSettings], "run": [RunSettings],
+        "subspace": methods().values(), "fleet": [FleetSettings], "run": [RunSettings], "privacy": PRIVACY.values(),
     }  # fmt: skip
     found = {key: f"{table}.{key}" for table, kinds in tables.items() for kind in kinds for key in kind.model_fields}
     return found | {"solver": "algorithm.kind", "world": "data", "images": "data"}
@@ -159,7 +189,11 @@ def _resolved(tables: Mapping[str, Any]) -> dict[str, Any]:
     data = _tagged("data", DATA, given["data"], of_data)
     fleet = _table("fleet", FleetSettings, given["fleet"], defaults.get("fleet", {}))
     run = _table("run", RunSettings, given["run"], defaults.get("run", {}))
-    found = {"data": data, "model": model, "algorithm": algorithm, "subspace": method, "fleet": fleet, "run": run}
+    privacy = _tagged("privacy", PRIVACY, given["privacy"], "plain")
+    found = {
+        "data": data, "model": model, "algorithm": algorithm, "subspace": method, "fleet": fleet, "run": run,
+        "privacy": privacy,
+    }  # fmt: skip
     preliminary = Settings.model_construct(**found)
     for table, fixed in algorithm.fixed(preliminary).items():
         part: Frozen = found[table]

@@ -1,0 +1,127 @@
+"""Simulations in which the server sees sums alone: the same integers as over a network, and no sum of few devices."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from fairfold.backends.batched import batched
+from fairfold.errors import InvalidSettings
+from fairfold.protocol.faults import Rejections
+from fairfold.protocol.hearing import SecureHearing, stepped_down
+from fairfold.protocol.round import Backend, in_turn, run_round
+from fairfold.protocol.words import State
+from fairfold.settings import Settings, read_settings
+from fairfold.simulate.world import World
+from tests.federations import tiny_data
+
+USERS = 24
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "correlations": {"algorithm": {"kind": "correlations", "support": 1}, "run": {"rounds": 4}},
+    "least_squares": {"algorithm": "least_squares", "subspace": {"support": 0}},
+    "closed_form": {"algorithm": "closed_form"},
+    "gradient": {"algorithm": {"kind": "gradient", "aggregation": "delta", "server_optimiser": "sgd"}},
+    "gradient paper": {"algorithm": {"kind": "gradient", "aggregation": "paper", "weighting": "data"}},
+}
+
+
+def world_of(case: str, level: Any, capacities: str = "1x-2x", **more: Any) -> World:
+    tables = ALGORITHMS[case] | {
+        "fleet": {"capacities": capacities, "clients_per_round": None, **more},
+        "privacy": level,
+    }
+    if case != "correlations":
+        tables["model"] = {"kind": "mf", "factors": 3}
+    return World.of(Settings(**tables), tiny_data(3, USERS, 30))
+
+
+def states(world: World, backend: Backend, rounds: int = 3, rejections: Rejections | None = None) -> State:
+    state = world.initial()
+    for _ in range(rounds):
+        state = run_round(state, world.fleet, world.people, rejections or Rejections(), backend)
+    return state
+
+
+def secure(least: int = 4, **more: Any) -> dict[str, Any]:
+    return {"level": "secure", "smallest_cohort": least, **more}
+
+
+@pytest.mark.parametrize("case", list(ALGORITHMS))
+def test_sums_of_words_are_those_of_answers_up_to_rounding(case: str) -> None:
+    plain, words = states(world_of(case, "plain"), in_turn), states(world_of(case, secure()), in_turn)
+    for name, vector in plain.full.items():
+        exact = case == "correlations"  # its numbers lie on the grid of the words
+        assert torch.allclose(vector, words.full[name], rtol=0 if exact else 1e-3, atol=0 if exact else 1e-4), name
+
+
+@pytest.mark.parametrize("case", ["correlations", "gradient", "least_squares"])
+def test_all_backends_give_the_same_words(case: str) -> None:
+    first, second = (states(world_of(case, secure()), backend) for backend in (in_turn, batched))
+    for name, vector in first.full.items():
+        assert torch.allclose(vector, second.full[name], rtol=1e-5, atol=1e-6), name
+    if case == "correlations":
+        for moment, kept in first.moments.items():
+            assert all(torch.equal(of, second.moments[moment][name]) for name, of in kept.items()), moment
+
+
+def test_a_sum_of_too_few_devices_is_not_opened_and_nobody_keeps_its_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, rejections = world_of("correlations", secure(13), faults={"drop": 0.5}), Rejections()
+    monkeypatch.setattr(type(world.fleet), "faults", lambda *_: dict.fromkeys(range(12), "drop"))
+    state = states(world, batched, 1, rejections)
+    assert rejections.counts == {"no answer in time": 12, "a sum of fewer than 13 devices": 12}
+    assert not state.full["rows"].any()
+    assert not world.people.private["said"].any()
+
+
+def test_fewer_devices_than_the_minimum_are_refused_at_once() -> None:
+    with pytest.raises(InvalidSettings, match=f"{USERS} devices with privacy.smallest_cohort=100"):
+        world_of("correlations", "secure")
+    with pytest.raises(InvalidSettings, match=r"fleet.clients_per_round=20.*ask more devices"):
+        read_settings({"privacy": "secure", "fleet": {"clients_per_round": 20}})
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ({"algorithm": "central"}, "nothing to hide in a sum"),
+        ({"algorithm": "gradient", "subspace": "fedhm"}, "no sums"),
+        ({"algorithm": "gradient", "subspace": "inconsistent"}, "no sums"),
+        ({"fleet": {"replacement": True, "clients_per_round": 200}}, "speaks once"),
+        ({"privacy": {"level": "secure", "bound": 2.0}}, "unknown key 'privacy.bound' with correlations"),
+        ({"privacy": {"level": "plain", "bound": 2.0}}, "unknown key 'privacy.bound' with privacy.level='plain'"),
+    ],
+)
+def test_what_cannot_be_a_sum_is_refused(tables: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidSettings, match=words):
+        read_settings({"privacy": "secure"} | tables)
+
+
+def test_a_thin_size_steps_down_until_it_is_hidden() -> None:
+    sizes = torch.tensor([0] * 3 + [1] * 4 + [2] * 9)
+    assert stepped_down(sizes, [0, 1, 2], 3).bincount().tolist() == [3, 4, 9]
+    assert stepped_down(sizes, [0, 1, 2], 5).bincount().tolist() == [0, 7, 9]
+    assert stepped_down(sizes, [0, 1, 2], 8).bincount().tolist() == [0, 0, 16]
+    assert stepped_down(sizes, [2, 1, 0], 10).bincount(minlength=3).tolist() == [3, 13, 0]
+    assert world_of("correlations", secure(), "1x-2x-4x", shares=(1, 1, 1)).fleet.size.bincount().tolist() == [8, 8, 8]
+    thin = world_of("correlations", secure(), "1x-2x-4x", shares=(1, 11, 12))
+    assert thin.fleet.size.bincount().tolist() == [0, 12, 12]
+
+
+def test_a_few_clipped_numbers_stay_at_the_bound() -> None:
+    world = world_of("gradient", secure(bound=1e-6))
+    before = world.initial().full
+    after = states(world, in_turn, 1).full
+    assert all((after[name] - before[name]).abs().max() <= 1.1e-6 for name in before)
+
+
+def test_a_lowered_minimum_is_told() -> None:
+    assert "below the usual 100" in Settings(privacy=secure(20)).privacy.warnings()[0]
+    assert not Settings(privacy="secure").privacy.warnings()
+
+
+def test_a_cohort_is_heard_through_words() -> None:
+    world = world_of("correlations", secure())
+    assert isinstance(SecureHearing(world.people, 5).apart([1, 2], {2: "drop"}), dict)
+    assert SecureHearing(world.people, 5).apart([1, 2], {2: "drop"}) == {2: "drop"}
+    others = world_of("gradient", secure())
+    assert SecureHearing(others.people, 5).apart([1, 2], {2: "drop"}) == {1: "", 2: "drop"}
