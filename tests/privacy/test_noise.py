@@ -8,12 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairfold.errors import InvalidSettings
-from fairfold.privacy.noise import Draw, discrete_gaussian, share_for
-
-
-def source(seed: int) -> Draw:
-    generator = np.random.default_rng(seed)
-    return lambda many: generator.integers(0, 2**64 - 1, many, dtype=np.uint64, endpoint=True)
+from fairfold.privacy.noise import discrete_gaussian, share_for
+from fairfold.privacy.noise import repeatable as source
 
 
 @pytest.mark.parametrize("sigma", [1, 3, 17])

@@ -121,7 +121,7 @@ def test_a_lowered_minimum_is_told() -> None:
 
 def test_a_cohort_is_heard_through_words() -> None:
     world = world_of("correlations", secure())
-    assert isinstance(SecureHearing(world.people, 5).apart([1, 2], {2: "drop"}), dict)
-    assert SecureHearing(world.people, 5).apart([1, 2], {2: "drop"}) == {2: "drop"}
+    assert isinstance(SecureHearing(world.people, {0: 5}).apart([1, 2], {2: "drop"}), dict)
+    assert SecureHearing(world.people, {0: 5}).apart([1, 2], {2: "drop"}) == {2: "drop"}
     others = world_of("gradient", secure())
-    assert SecureHearing(others.people, 5).apart([1, 2], {2: "drop"}) == {1: "", 2: "drop"}
+    assert SecureHearing(others.people, {0: 5}).apart([1, 2], {2: "drop"}) == {1: "", 2: "drop"}

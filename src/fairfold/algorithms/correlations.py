@@ -23,7 +23,7 @@ order of popularity. A device that is asked again says what it has not said yet:
 those of what the server's sum holds (``said``, a flag per item, counts once acknowledged).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -31,24 +31,25 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fairfold.algorithms.least_squares import Remembering
+from fairfold.algorithms.by_rows import ByRows
 from fairfold.algorithms.pair_architecture import JUDGED, LIST_PER_ITEM, LISTED, ROWS, PairArchitecture
-from fairfold.algorithms.pairs import UNIT, frobenius, items_of, matrix_of, size_of, weights_of
-from fairfold.algorithms.served import Served
+from fairfold.algorithms.pairs import UNIT, frobenius, items_of, matrix_of, packed_weights_of, size_of, weights_of
+from fairfold.algorithms.private_pairs import BETA, denoised, head_for, releases, ridge_for
 from fairfold.algorithms.spectrum import Precision, strongest
 from fairfold.algorithms.trials import HELD_BACK, JUDGEMENT, JUDGES, QUALITY, TOLD, Trials, judged, said_first
 from fairfold.data import Interactions
 from fairfold.errors import InvalidMessage
 from fairfold.kernels import ops
 from fairfold.methods import Leading
-from fairfold.metrics.ranking import Scorer
 from fairfold.projections import LeadingBlock, Projection
 from fairfold.projections.coded import FACTORS
 from fairfold.protocol.algorithm import COUNTS, count_of
 from fairfold.protocol.architecture import Architecture, Picture
+from fairfold.protocol.noising import noise_in
 from fairfold.protocol.people import Client, People
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.words import Answer, Public, Sent, State, Totals, Visit, Word
+from fairfold.settings.parts import PrivatePrivacy
 from fairfold.values import BYTES, Weights
 
 SUM = "sum"
@@ -71,7 +72,7 @@ LISTED_COLUMNS = 24
 """The list is of pairs that so many columns do not explain: as many as small devices hold."""
 
 
-class Correlations(Remembering):
+class Correlations(ByRows):
     """Partial correlations of items from one sum of pairs.
 
     Attributes:
@@ -95,6 +96,7 @@ class Correlations(Remembering):
 
     grids: ClassVar = {SUM: UNIT, QUALITY: UNIT}
     prefixes: ClassVar = frozenset({SUM})
+    releases: ClassVar = releases(SUM)
 
     kind: Literal["correlations"] = "correlations"
     beta: float = Field(0.15, ge=0, le=2)
@@ -107,12 +109,13 @@ class Correlations(Remembering):
     # -- settings and plan ---------------------------------------------------------------------------------------------
 
     def fixed(self, settings: Any) -> dict[str, dict[str, Any]]:
-        """Nothing."""
-        return {}
+        """Who is to stay private speaks once."""
+        return {"run": {"rounds": 1, "evaluate_every": 1}} if _private(settings) else {}
 
     def without_effect(self, settings: Any) -> Sequence[str]:
-        """All that is said lies on a grid, and no number of a user is above 1: nothing is clipped."""
-        return ["privacy.bound"]
+        """All that is said lies on a grid, and no number of a user is above 1; under noise a rule chooses."""
+        chosen = [f"algorithm.{key}" for key in ("beta", "ridge", "support", "choose")] if _private(settings) else []
+        return ["privacy.bound", *chosen]
 
     def problem_with(self, settings: Any) -> str | None:
         """See the base class."""
@@ -138,6 +141,8 @@ class Correlations(Remembering):
             if ROWS not in projections or not 1 <= projections[ROWS].shape[0] <= head:
                 raise InvalidMessage("an order without rows of items", f"1 to {head} rows", "Check both sides.")
             head = projections[ROWS].shape[0]
+        elif counts is not None and _private(settings):
+            head = head_for(int(public.survey[USERS][0]), noise_in(settings, SUM, int(public.survey[USERS][0])), head)
         elif counts is not None:
             enough = (counts[:head] >= self.support).nonzero()
             head = int(enough[-1]) + 1 if len(enough) else 1
@@ -149,11 +154,18 @@ class Correlations(Remembering):
         return {COUNTS: True, USERS: False}
 
     def survey(self, settings: Any, histories: Interactions, items: range) -> Answer:
-        """See the base class."""
-        sums, many = {COUNTS: count_of(histories, items)}, float(histories.num_users)
+        """See the base class; who is to stay private counts 1 in all their items together."""
+        sums, many, private = {COUNTS: count_of(histories, items)}, float(histories.num_users), _private(settings)
+        if private:
+            lengths = histories.counts_by_user.clamp(min=1).double()
+            sums[COUNTS] = count_of(histories, items, (UNIT / lengths.sqrt()).floor() / UNIT)
         if items.start == 0:
-            sums[USERS] = torch.tensor([many, float(len(histories)), 0.0], dtype=torch.float64)
+            sums[USERS] = torch.tensor([many, 0.0 if private else float(len(histories)), 0.0], dtype=torch.float64)
         return Answer(sums, many)
+
+    def survey_grids(self, settings: Any) -> Mapping[str, int]:
+        """See the base class."""
+        return {COUNTS: UNIT if _private(settings) else 1, USERS: 1}
 
     def numbering(self, plan: Plan) -> Tensor | None:
         """By falling counts; None where they are so already."""
@@ -165,9 +177,11 @@ class Correlations(Remembering):
         """What devices of a size say: the leading pairs, as many as their capacity is a share."""
         assert isinstance(plan.architecture, PairArchitecture)
         assert isinstance(plan.method, Leading)
-        whole = size_of(plan.architecture.head)
+        head = plan.architecture.head
+        most = min(plan.public.items, self.head) if _private(plan.settings) else head  # a small head needs no cut
         share = plan.method.share(plan.architecture.tensors, plan.capacities[size])
-        return LeadingBlock((whole,), (size_of(max(1, items_of(int(share * whole)))),))
+        said = min(head, max(1, items_of(int(share * size_of(most)))))
+        return LeadingBlock((size_of(head),), (size_of(said),))
 
     def trials(self, plan: Plan) -> Trials:
         """What is tried, and when."""
@@ -214,7 +228,7 @@ class Correlations(Remembering):
         lengths = torch.tensor([len(items)])
         if QUALITY in sent.context:
             return self._judge(plan, sent, items, lengths, said, client.own[JUDGED].view(1, 1))
-        sums, now = self._unsaid(sent, items, lengths, said)
+        sums, now = self._unsaid(plan, sent, items, lengths, said)
         return Answer({SUM: sums}, 1.0), {SAID: now}
 
     def answers(self, plan: Plan, people: People, visits: list[Visit]) -> Iterator[Word]:
@@ -231,23 +245,26 @@ class Correlations(Remembering):
         good = torch.full((len(clients),), self.largest_change >= 1)
         if QUALITY in sent.context:
             return good, *self._judge(plan, sent, items, lengths, said, people.private[JUDGED][clients])
-        sums, now = self._unsaid(sent, items, lengths, said)
+        sums, now = self._unsaid(plan, sent, items, lengths, said)
         return good, Answer({SUM: sums}, float(len(clients))), {SAID: now}
 
-    def _unsaid(self, sent: Sent, items: Tensor, lengths: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
+    def _unsaid(self, plan: Plan, sent: Sent, items: Tensor, lengths: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
         """What some histories add to the sum, and what they have said then."""
         now = said | (said_first(items, lengths) if float(sent.vectors[ASKED][0]) < 1 else items >= 0)
-        sums = self._pairs(sent, items, lengths, now)
+        weigh = packed_weights_of if _private(plan.settings) else weights_of
+        sums = self._pairs(sent, items, lengths, now, weigh)
         if bool(said.any()):
-            sums -= self._pairs(sent, items, lengths, said)
+            sums -= self._pairs(sent, items, lengths, said, weigh)
         return sums, now[:, None].to(torch.get_default_dtype())
 
-    def _pairs(self, sent: Sent, items: Tensor, lengths: Tensor, which: Tensor) -> Tensor:
+    def _pairs(
+        self, sent: Sent, items: Tensor, lengths: Tensor, which: Tensor, weigh: Callable[[Tensor], Tensor]
+    ) -> Tensor:
         """The sum of the pairs of some of the items of some histories, one after another."""
         mine = which & (items < sent.projections[ROWS].shape[0])
         user = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         many = torch.bincount(user[mine], minlength=len(lengths))
-        weights, ends = weights_of(many).to(sent.vectors[ROWS].dtype), many.cumsum(0)
+        weights, ends = weigh(many).to(sent.vectors[ROWS].dtype), many.cumsum(0)
         return ops.pair_sums(items[mine], ends - many, ends, weights, items_of(sent.context[SUM].size))
 
     def _judge(
@@ -295,17 +312,27 @@ class Correlations(Remembering):
         moments = state.moments | {SUM: {SUM: sums}} | ({QUALITY: tallies} if tallies else {})
         after = State(state.full, state.round_number + 1, moments)
         ridge, columns = trials.wanted(after.round_number, tallies)
-        made = torch.tensor([ridge * self.ridge, float(columns)], dtype=torch.float64)
+        noise = self.noise(plan)
+        ridge = ridge_for(head, noise) if noise else ridge * self.ridge
+        made = torch.tensor([ridge, float(columns)], dtype=torch.float64)
         if not bool(sums.any()) or (kept is not None and sums.equal(kept) and made.equal(state.moments[MADE][MADE])):
             return after
         full = {name: of.to(dtype).reshape(-1) for name, of in self.model(plan, sums, *made.tolist()).items()}
         return State(state.full | full, after.round_number, moments | {MADE: {MADE: made}})
 
+    def noise(self, plan: Plan) -> float:
+        """Standard deviation of the noise in the sum of pairs; 0 where there is none."""
+        assert isinstance(plan.architecture, PairArchitecture)
+        return noise_in(plan.settings, SUM, plan.architecture.known_users) if _private(plan.settings) else 0.0
+
     def model(self, plan: Plan, sums: Tensor, ridge: float, columns: float) -> Weights:
         """Rows and pairs that follow from a sum."""
         head, width = plan.architecture.tables[ROWS]
         counts = plan.public.survey.get(COUNTS, torch.ones(head))[:head]
-        precision = Precision.of(matrix_of(sums.float()), counts, self.beta, ridge)
+        noise, gram = self.noise(plan), matrix_of(sums.float())
+        if noise:
+            gram = denoised(gram, noise).float()
+        precision = Precision.of(gram, counts, BETA if noise else self.beta, ridge)
         values, vectors = precision.spectrum(int(columns))
         rows, into, out = vectors * values.clamp(min=0).sqrt(), precision.scales * precision.roots, 1 / precision.roots
         listed = strongest(precision.correlations(), rows[:, :LISTED_COLUMNS], counts, LIST_PER_ITEM * head)
@@ -328,37 +355,7 @@ class Correlations(Remembering):
         """Of every item, whether it was said."""
         return {SAID: 1}
 
-    def tells_apart(self, plan: Plan, held: Sequence[Any], items: Tensor) -> Tensor:
-        """Those with a row on some of the devices."""
-        known: int = max(one.projections[ROWS].kept[0] for one in held if one.projections is not None)
-        return items < known
 
-    def scorer(self, plan: Plan, full: Weights, held: Sequence[Any], people: People) -> Scorer:
-        """From everybody's history."""
-        rows = full[ROWS].view(plan.architecture.tables[ROWS])
-        rows = rows[: int((rows[:, 1] > 0).sum())]  # zero beyond what a device holds
-        coded = bool((rows[:, FACTORS:] == rows[:, FACTORS:].round()).all())  # the server's own rows need no list
-        listed = full[LISTED].view(-1, 3)[: None if coded else 0]
-        return self._scorer(Served(rows, listed, self.pair_weight), plan, people)
-
-    def stored_scorer(self, plan: Plan, held: Mapping[str, Projection], stored: Weights, people: People) -> Scorer:
-        """See the base class: numbers are never made of all the bytes of the table."""
-        listed = held[LISTED].unpacked(stored[LISTED]).view(-1, 3)
-        rows = held[ROWS].table(stored[ROWS])  # type: ignore[attr-defined]
-        return self._scorer(Served(rows, listed, self.pair_weight), plan, people)
-
-    def _scorer(self, served: Served, plan: Plan, people: People) -> Scorer:
-        everything, of = torch.arange(plan.public.items), people.train.of
-        return lambda users: served.scores(served.histories([of(user) for user in users.tolist()]), everything)
-
-    def own_vectors(self, plan: Plan, sent: Sent, people: People, users: list[int]) -> Weights:
-        """See the base class: histories as the model sees them."""
-        return self._served(sent).histories([people.train.of(user) for user in users])
-
-    def block_scores(self, plan: Plan, sent: Sent, vectors: Weights, items: Tensor) -> Tensor:
-        """See the base class."""
-        return self._served(sent).scores(vectors, items)
-
-    def _served(self, sent: Sent) -> Served:
-        rows = sent.vectors[ROWS].view(sent.projections[ROWS].kept)  # type: ignore[attr-defined]
-        return Served(rows[rows[:, 1] > 0], sent.vectors[LISTED].view(-1, 3), self.pair_weight)
+def _private(settings: Any) -> bool:
+    """Whether what is let out has noise."""
+    return isinstance(settings.privacy, PrivatePrivacy)

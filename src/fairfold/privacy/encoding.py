@@ -118,25 +118,28 @@ class Encoding:
         bound: Numbers that lie on no grid are clipped to it.
         devices: K, the most devices of a sum.
         grids: By name, how many steps of its grid are 1, for numbers that lie on one.
+        spare: Steps that are kept free for noise.
     """
 
     layout: Layout
     bound: float
     devices: int
     grids: Mapping[str, int] = field(default_factory=dict)
+    spare: int = 0
 
     def __post_init__(self) -> None:
         coarsest = max([PART, *self.grids.values()])
-        if not 1 <= self.devices <= MOST // coarsest:
+        most = (MOST - self.spare) // coarsest
+        if not 1 <= self.devices <= most:
             raise InvalidSettings(
-                f"a sum of {self.devices:,} devices", f"1 to {MOST // coarsest:,}",
+                f"a sum of {self.devices:,} devices", f"1 to {most:,}",
                 "Ask fewer devices per round (fleet.clients_per_round).",
             )  # fmt: skip
 
     @property
     def most(self) -> int:
         """What no word of a device exceeds."""
-        return MOST // self.devices
+        return (MOST - self.spare) // self.devices
 
     def steps(self, name: str) -> int | float:
         """How many steps are 1: a power of two, or what the algorithm says."""
@@ -183,6 +186,28 @@ class Encoding:
             whole, left = divmod(min(number, float(PART * together)), 1)
             words += [int(whole), round(left * PART)]
         return np.array(words, dtype=np.uint32)
+
+    def words_in(self, segment: Segment, name: str) -> int:
+        """How many words of a segment say something of a tensor."""
+        first, last = self._place(segment, name)
+        return last - first
+
+    def noise(self, segment: Segment, name: str, numbers: NDArray[np.int64]) -> Words:
+        """Whole numbers, one for each of these words, as words of the whole segment."""
+        first, last = self._place(segment, name)
+        found = np.zeros(len(segment), dtype=np.uint32)
+        found[first:last] = numbers.astype(np.uint32)
+        return found
+
+    def _place(self, segment: Segment, name: str) -> tuple[int, int]:
+        """Where the words of a tensor stand in a segment."""
+        size, at = segment.owners[0], AHEAD
+        for other, length in self.layout.ordered(size):
+            if other == name:
+                first, last = max(at, segment.start), min(at + length, segment.stop)
+                return first - segment.start, max(first, last) - segment.start
+            at += length
+        raise KeyError(name)
 
     def decode(self, sums: Mapping[Segment, Words]) -> dict[int, Heard]:
         """What sums of words say, by size; segments that nobody owns may be missing.

@@ -12,6 +12,7 @@ one of K devices adds noise of variance σ²/⌈(1 − d)K⌉, a sum has at leas
 colludes with the server takes its own share off; :data:`DROPPED` covers those too.
 """
 
+import os
 from collections.abc import Callable
 from math import ceil, sqrt
 
@@ -33,9 +34,14 @@ LEAST, MOST = 10, 1 << 24
 WORDS = 1 << 64
 
 
-def share_for(sigma: float, devices: int, dropped: float = DROPPED) -> int:
+def enough(devices: int, dropped: float = DROPPED) -> int:
+    """How many of a cohort have to stay."""
+    return max(1, ceil((1 - dropped) * devices))
+
+
+def share_for(sigma: float, devices: int) -> int:
     """σ of a device's noise, in steps, such that a cohort without those that dropped out has ``sigma`` at least."""
-    found = ceil(sigma / sqrt(max(1, ceil((1 - dropped) * devices))))
+    found = ceil(sigma / sqrt(enough(devices)))
     if not LEAST <= found <= MOST:
         raise InvalidSettings(
             f"noise of {found:,} steps for each of {devices:,} devices", f"{LEAST} to {MOST:,}",
@@ -59,6 +65,17 @@ def discrete_gaussian(sigma: int, many: int, draw: Draw) -> Whole:
     return found
 
 
+def secret(many: int) -> NDArray[np.uint64]:
+    """Random bits that nobody can foretell: the system's."""
+    return np.frombuffer(os.urandom(8 * many), dtype=np.uint64)
+
+
+def repeatable(seed: int) -> Draw:
+    """Random bits of a simulation, the same for the same seed; no noise of theirs protects anybody."""
+    source = np.random.Generator(np.random.PCG64(seed))
+    return lambda many: source.integers(0, WORDS - 1, many, dtype=np.uint64, endpoint=True)
+
+
 def _discrete_laplace(scale: int, many: int, draw: Draw) -> Whole:
     """About so many whole numbers, each k with a chance proportional to e^(−|k|/scale)."""
     low = _below(np.full(many, scale, dtype=np.int64), draw)
@@ -70,7 +87,8 @@ def _discrete_laplace(scale: int, many: int, draw: Draw) -> Whole:
     size = low + scale * high
     negative = (draw(len(size)) & np.uint64(1)).astype(bool)
     kept = ~(negative & (size == 0))  # there is one zero, and not two
-    return np.where(negative, -size, size)[kept]
+    found: Whole = np.where(negative, -size, size)[kept]
+    return found
 
 
 def _chance_of_exp(above: Whole, below: int, draw: Draw) -> NDArray[np.bool_]:
@@ -94,7 +112,8 @@ def _odd_way(above: Whole, below: int, draw: Draw) -> NDArray[np.bool_]:
         on = _below(np.full(len(going), below * step, dtype=np.int64), draw) < above[going]
         stopped[going[~on]] = step
         going, step = going[on], step + 1
-    return stopped % 2 == 1
+    odd: NDArray[np.bool_] = stopped % 2 == 1
+    return odd
 
 
 def _below(ends: Whole, draw: Draw) -> Whole:

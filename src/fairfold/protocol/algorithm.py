@@ -13,6 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fairfold.privacy.budget import Release
 from fairfold.projections import Assignment
 from fairfold.protocol.words import Answer, Public, Sent, State, Totals, Visit, Word, reduced
 from fairfold.settings.base import Frozen
@@ -47,6 +48,8 @@ class Algorithm(Frozen):
         from_history: Whether a user's scores follow from the model and their own history: it serves new users too.
         grids: Names of answers whose numbers are multiples of a step for every user, and how many steps are 1: sums
             are the same in any order, and as words of 32 bits (:mod:`fairfold.privacy.encoding`).
+        releases: By name, the sums that a run lets out with noise under ``privacy.level = "private"``: none where an
+            algorithm cannot be private.
         prefixes: Names of answers of which what small devices say is the beginning of what large ones say.
         DEFAULTS: What other tables take where nothing is said, by table and key.
     """
@@ -62,6 +65,7 @@ class Algorithm(Frozen):
     from_history: ClassVar[bool] = False
     grids: ClassVar[Mapping[str, int]] = {}
     prefixes: ClassVar[frozenset[str]] = frozenset()
+    releases: ClassVar[Mapping[str, Release]] = {}
     DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     # -- settings ------------------------------------------------------------------------------------------------------
@@ -111,6 +115,10 @@ class Algorithm(Frozen):
         """
         sums = {COUNTS: count_of(histories, items)} if settings.subspace.asks_counts else {}
         return Answer(sums, float(histories.num_users))
+
+    def survey_grids(self, settings: "Settings") -> Mapping[str, int]:
+        """Of which sums of the survey the numbers of every user are multiples of a step, and how many steps are 1."""
+        return {COUNTS: 1}
 
     def numbering(self, plan: "Plan") -> Tensor | None:
         """The number that every item of the catalogue gets by what was surveyed; None where it keeps its own."""
@@ -239,7 +247,11 @@ class Algorithm(Frozen):
         return architecture.scores(dense, [vectors[name][:, None, :] for name in architecture.own], rows)
 
 
-def count_of(histories: "Interactions", items: range) -> Tensor:
-    """How many users have each of some neighbouring items."""
-    here = histories.items[(histories.items >= items.start) & (histories.items < items.stop)] - items.start
-    return torch.bincount(here, minlength=len(items)).to(torch.float64)
+def count_of(histories: "Interactions", items: range, weights: Tensor | None = None) -> Tensor:
+    """How many users have each of some neighbouring items; with ``weights`` by user what they count together."""
+    inside = (histories.items >= items.start) & (histories.items < items.stop)
+    here, counting = (
+        histories.items[inside] - items.start,
+        None if weights is None else weights[histories.users[inside]],
+    )
+    return torch.bincount(here, counting, minlength=len(items)).to(torch.float64)

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from fairfold.privacy.encoding import Encoding, Heard, Layout, Segment, Words, added
+from fairfold.privacy.noise import enough
 from fairfold.protocol.faults import Rejections
+from fairfold.protocol.noising import noised, simulated, spare_for
 from fairfold.protocol.people import People
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.words import Answer, Sent, Totals, Word
-from fairfold.settings.parts import SecurePrivacy
+from fairfold.settings.parts import PrivatePrivacy, SecurePrivacy
 
 
 class Hearing:
@@ -47,9 +49,9 @@ class SecureHearing(Hearing):
     Answers on a grid may come of many devices at once; of others each is rounded by itself, as on a device.
     """
 
-    def __init__(self, people: People, devices: int) -> None:
+    def __init__(self, people: People, cohort: Mapping[int, int]) -> None:
         super().__init__(people)
-        self._devices, self._words = devices, list[Word]()
+        self._cohort, self._devices, self._words = cohort, max(1, sum(cohort.values())), list[Word]()
         self._sent: dict[int, Sent] = {}
         self._sums: dict[int, Words] = {}
         self._speakers: Counter[int] = Counter()
@@ -77,10 +79,12 @@ class SecureHearing(Hearing):
         encoding = encoding_of(self.plan, self._sent, self._devices)
         opened: dict[Segment, Words] = {}
         for segment in encoding.layout.segments:
-            if sum(self._speakers[size] for size in segment.owners) >= chosen.smallest_cohort:
+            if self._speakers_of(segment) >= self._fewest(chosen, segment):
                 for size in segment.owners:
                     part = self._sums[size][segment.start : segment.stop]
                     opened[segment] = added(opened.get(segment), part)
+        if isinstance(chosen, PrivatePrivacy):
+            opened = {segment: self._noised(encoding, segment, words) for segment, words in opened.items()}
         for word in self._words:
             if not any(segment in opened for segment in encoding.layout.of_size(word.sent.size)):
                 few = f"a sum of fewer than {chosen.smallest_cohort} devices"
@@ -92,11 +96,31 @@ class SecureHearing(Hearing):
             found.add(self._sent[size], from_change(self.plan, self._sent[size], heard.answer))
         return found
 
+    def _speakers_of(self, segment: Segment) -> int:
+        return sum(self._speakers[size] for size in segment.owners)
 
-def hearing_of(people: People, cohort: list[int]) -> Hearing:
-    """By what the settings say of privacy."""
+    def _asked(self, segment: Segment) -> int:
+        return sum(self._cohort[size] for size in segment.owners)
+
+    def _fewest(self, chosen: SecurePrivacy, segment: Segment) -> int:
+        """How many devices a sum has to have: for noise that devices add, as many as make it enough."""
+        adds = isinstance(chosen, PrivatePrivacy) and chosen.noise == "devices"
+        return max(chosen.smallest_cohort, enough(self._asked(segment)) if adds else 0)
+
+    def _noised(self, encoding: Encoding, segment: Segment, words: Words) -> Words:
+        """With noise on all that is let out."""
+        settings, number = self.plan.settings, next(iter(self._sent.values())).round_number
+        draw = simulated(settings, number)
+        for name, _ in encoding.layout.ordered(segment.owners[0]):
+            asked, heard = self._asked(segment), self._speakers_of(segment)
+            words = noised(settings, encoding, name, segment, asked, heard, words, draw)
+        return words
+
+
+def hearing_of(people: People, sizes: list[int]) -> Hearing:
+    """By what the settings say of privacy; ``sizes`` are those of the devices that are asked."""
     secure = people.plan.settings.privacy.sums_alone
-    return SecureHearing(people, max(len(cohort), 1)) if secure else Hearing(people)
+    return SecureHearing(people, Counter(sizes)) if secure else Hearing(people)
 
 
 def encoding_of(plan: Plan, sent: Mapping[int, Sent], devices: int) -> Encoding:
@@ -104,7 +128,7 @@ def encoding_of(plan: Plan, sent: Mapping[int, Sent], devices: int) -> Encoding:
     algorithm, chosen = plan.algorithm, plan.settings.privacy
     assert isinstance(chosen, SecurePrivacy)
     layout = Layout({size: algorithm.answer_shapes(plan, of) for size, of in sent.items()}, algorithm.prefixes)
-    return Encoding(layout, chosen.bound, devices, algorithm.grids)
+    return Encoding(layout, chosen.bound, devices, algorithm.grids, spare_for(plan.settings, algorithm.grids, devices))
 
 
 def as_change(plan: Plan, sent: Sent, answer: Answer) -> Answer:

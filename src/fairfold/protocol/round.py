@@ -20,7 +20,7 @@ def run_round(state: State, fleet: Fleet, people: People, rejections: Rejections
     """One round: sample, reduce once per size, send, train, check, sum per size, recover once, update."""
     plan, algorithm, number = fleet.plan, fleet.plan.algorithm, state.round_number
     cohort = fleet.cohort(number).tolist()  # C ← a random set of clients
-    failing, hearing = fleet.faults(number, cohort), hearing_of(people, cohort)
+    failing, hearing = fleet.faults(number, cohort), hearing_of(people, fleet.size[cohort].tolist())
     visits = fleet.visits(state, cohort)  # ψ ← projection(S, θ), once per size
     for word in backend(people, visits, hearing.apart(cohort, failing)):  # Optimise Fᵢ(Sᵢψᵢ)
         answer = spoil(word.answer, failing.get(word.clients[0]))

@@ -301,11 +301,14 @@ class PrivatePrivacy(SecurePrivacy):
         level: How answers are protected.
         epsilon: ε, spent by all that a run lets out of a user's history together.
         delta: δ, which should be well below one over the number of users.
+        noise: Who adds it: every ``"devices"`` a share under its mask, so that nobody sees a sum without noise, even if
+            three in ten drop out; or the ``"server"``, which then sees the exact sum, and needs less of it.
     """
 
     level: Literal["private"] = "private"  # type: ignore[assignment]
     epsilon: float = Field(8.0, gt=0, le=100)
     delta: float = Field(1e-5, gt=0, lt=0.1)
+    noise: Literal["devices", "server"] = "devices"
 
 
 PRIVACY: dict[str, type[PlainPrivacy]] = {"plain": PlainPrivacy, "secure": SecurePrivacy, "private": PrivatePrivacy}

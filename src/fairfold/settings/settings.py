@@ -23,10 +23,11 @@ from fairfold.settings.parts import (
     DataSettings,
     FleetSettings,
     ModelSettings,
+    PlainPrivacy,
+    PrivatePrivacy,
     RunSettings,
     SecurePrivacy,
 )
-from fairfold.settings.parts import PlainPrivacy as Privacy
 
 TABLES = ("data", "model", "algorithm", "subspace", "fleet", "run", "privacy")
 TAGS = {"data": "kind", "model": "kind", "algorithm": "kind", "subspace": "method", "privacy": "level"}
@@ -44,7 +45,7 @@ class Settings(Frozen):
     subspace: SerializeAsAny[Method]
     fleet: FleetSettings
     run: RunSettings
-    privacy: SerializeAsAny[Privacy]
+    privacy: SerializeAsAny[PlainPrivacy]
 
     def __init__(self, **tables: Any) -> None:
         super().__init__(**_resolved(tables))
@@ -89,6 +90,9 @@ class Settings(Frozen):
             return f"{level} where all data is in one place: there is nothing to hide in a sum"
         if not self.subspace.sums:
             return f"{level} with method={self.subspace.method!r}, whose answers are no sums: use another method"
+        if isinstance(chosen, PrivatePrivacy) and not self.algorithm.releases:
+            serving = ", ".join(repr(name) for name, kind in algorithms().items() if kind.releases)
+            return f"{level} with algorithm.kind={self.algorithm.kind!r}: what can be private is {serving}"
         if self.fleet.replacement:
             return f"{level} with fleet.replacement: a device speaks once in a sum"
         drawn = self.fleet.clients_per_round

@@ -15,31 +15,58 @@ from fairfold.data import Dataset
 from fairfold.data.counted import Counted, items_at, ranks_of
 from fairfold.errors import InvalidData
 from fairfold.metrics.ranking import Scorer
+from fairfold.privacy.encoding import Encoding, Heard, Layout
 from fairfold.projections import Hashed
 from fairfold.protocol.algorithm import COUNTS
 from fairfold.protocol.faults import fault_of
 from fairfold.protocol.fleet import Fleet
+from fairfold.protocol.noising import noised, simulated, spare_for
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.sampling import Purpose, generator
 from fairfold.protocol.words import Public
 from fairfold.settings import Settings
-from fairfold.values import BYTES
+from fairfold.settings.parts import PrivatePrivacy
+from fairfold.values import BYTES, Weights
 
 
 def public_of(data: Dataset, settings: Settings) -> Public:
     """What the server knows of the users: how many, and what they sum up before the first round."""
-    survey = settings.algorithm.survey(settings, data.train, range(data.num_items)).sums
+    survey = surveyed(data, settings)
     if data.counted is not None and COUNTS in survey:
         survey = survey | {COUNTS: data.counted.counts.double()}
     return Public(data.num_items, data.num_users, survey)
+
+
+def surveyed(data: Dataset, settings: Settings) -> Weights:
+    """What devices sum up before the first round; with noise where that is asked for, the same for the same seed."""
+    said = settings.algorithm.survey(settings, data.train, range(data.num_items))
+    if not isinstance(settings.privacy, PrivatePrivacy):
+        return said.sums
+    grids, devices = settings.algorithm.survey_grids(settings), data.num_users
+    layout = Layout({0: {name: len(of) for name, of in said.sums.items()}})
+    encoding = Encoding(layout, 1.0, devices, grids, spare_for(settings, grids, devices))
+    (segment,), draw = layout.segments, simulated(settings, -1)
+    words = encoding.encode(Heard(said), 0, together=devices)
+    for name in said.sums:
+        if name in settings.algorithm.releases:
+            words = noised(settings, encoding, name, segment, devices, devices, words, draw)
+    return encoding.decode({segment: words})[0].answer.sums
 
 
 def numbered(data: Dataset, settings: Settings) -> Dataset:
     """The data set as a federation of these settings numbers its items."""
     if settings.subspace.counted and data.counted is None:
         return numbered_by_counts(data, settings)
-    place = settings.algorithm.numbering(Plan.of(settings, public_of(data, settings)))
-    return data if place is None else data.renumbered(place)
+    known = public_of(data, settings)
+    place = settings.algorithm.numbering(Plan.of(settings, known))
+    if place is None:
+        return data
+    if not isinstance(settings.privacy, PrivatePrivacy):
+        return data.renumbered(place)
+    order, users = place.argsort(), data.num_users  # what was let out once is not asked for again
+    moved = users * data.num_items * BYTES
+    counted = Counted(known.survey[COUNTS][order], order.to(torch.int32), users, users, moved, moved)
+    return data.renumbered(place, counted)
 
 
 def numbered_by_counts(data: Dataset, settings: Settings) -> Dataset:

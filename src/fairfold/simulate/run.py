@@ -23,6 +23,7 @@ from fairfold.protocol.round import Backend, in_turn, run_round
 from fairfold.protocol.storage import Storage
 from fairfold.protocol.words import State, on
 from fairfold.settings import Settings
+from fairfold.settings.parts import PrivatePrivacy
 from fairfold.simulate.numbering import numbered, renumbered_scores
 from fairfold.simulate.result import GroupReport, Judge, Result, RoundReport
 from fairfold.simulate.world import World, load_data, popularity_of
@@ -100,11 +101,13 @@ def simulate(
         storage: Where private vectors of a run from the start are kept; in memory if not given.
     """
     settings = Settings() if settings is None else settings
+    private = isinstance(settings.privacy, PrivatePrivacy)
     if data is None:
         data, references = load_data(settings)
-    elif isinstance(data, Dataset) and settings.subspace.counted and data.counted is None:
+    elif isinstance(data, Dataset) and data.counted is None and (settings.subspace.counted or private):
         data = numbered(data, settings)
-        references = None if references is None else renumbered_scores(references, data)
+        moved = references is not None and data.counted is not None
+        references = renumbered_scores(references or {}, data) if moved else references
     world = World.of(settings, data)
     device = choose_device(settings, world.plan)
     usual = popularity_of(data) if references is None else references

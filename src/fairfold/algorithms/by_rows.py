@@ -1,0 +1,59 @@
+"""Scores from a user's history and rows of items: what all models of pairs have in common once they are made."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairfold.algorithms.least_squares import Remembering
+from fairfold.algorithms.pair_architecture import LISTED, ROWS
+from fairfold.algorithms.served import Served
+from fairfold.metrics.ranking import Scorer
+from fairfold.projections import Projection
+from fairfold.projections.coded import FACTORS
+from fairfold.protocol.people import People
+from fairfold.protocol.plan import Plan
+from fairfold.protocol.words import Sent
+from fairfold.values import Weights
+
+
+class ByRows(Remembering):
+    """Scoring by rows and a list of pairs, of which each counts ``pair_weight``."""
+
+    pair_weight: float
+
+    def tells_apart(self, plan: Plan, held: Sequence[Any], items: Tensor) -> Tensor:
+        """Those with a row on some of the devices."""
+        known: int = max(one.projections[ROWS].kept[0] for one in held if one.projections is not None)
+        return items < known
+
+    def scorer(self, plan: Plan, full: Weights, held: Sequence[Any], people: People) -> Scorer:
+        """From everybody's history."""
+        rows = full[ROWS].view(plan.architecture.tables[ROWS])
+        rows = rows[: int((rows[:, 1] > 0).sum())]  # zero beyond what a device holds
+        coded = bool((rows[:, FACTORS:] == rows[:, FACTORS:].round()).all())  # the server's own rows need no list
+        listed = full[LISTED].view(-1, 3)[: None if coded else 0]
+        return self._scorer(Served(rows, listed, self.pair_weight), plan, people)
+
+    def stored_scorer(self, plan: Plan, held: Mapping[str, Projection], stored: Weights, people: People) -> Scorer:
+        """See the base class: numbers are never made of all the bytes of the table."""
+        listed = held[LISTED].unpacked(stored[LISTED]).view(-1, 3)
+        rows = held[ROWS].table(stored[ROWS])  # type: ignore[attr-defined]
+        return self._scorer(Served(rows, listed, self.pair_weight), plan, people)
+
+    def _scorer(self, served: Served, plan: Plan, people: People) -> Scorer:
+        everything, of = torch.arange(plan.public.items), people.train.of
+        return lambda users: served.scores(served.histories([of(user) for user in users.tolist()]), everything)
+
+    def own_vectors(self, plan: Plan, sent: Sent, people: People, users: list[int]) -> Weights:
+        """See the base class: histories as the model sees them."""
+        return self._served(sent).histories([people.train.of(user) for user in users])
+
+    def block_scores(self, plan: Plan, sent: Sent, vectors: Weights, items: Tensor) -> Tensor:
+        """See the base class."""
+        return self._served(sent).scores(vectors, items)
+
+    def _served(self, sent: Sent) -> Served:
+        rows = sent.vectors[ROWS].view(sent.projections[ROWS].kept)  # type: ignore[attr-defined]
+        return Served(rows[rows[:, 1] > 0], sent.vectors[LISTED].view(-1, 3), self.pair_weight)

@@ -1,0 +1,66 @@
+"""Noise of the sums that a private run lets out: how much, and where it comes from.
+
+Noise is sized for each segment by those who own it, so that the sum of every segment has enough, whoever is small.
+"""
+
+from collections.abc import Mapping
+from math import ceil, sqrt
+from typing import TYPE_CHECKING
+
+from fairfold.privacy.budget import deviations
+from fairfold.privacy.encoding import Encoding, Segment, Words, added
+from fairfold.privacy.noise import Draw, discrete_gaussian, enough, repeatable, share_for
+from fairfold.protocol.sampling import Purpose, generator
+from fairfold.settings.parts import PrivatePrivacy
+
+if TYPE_CHECKING:
+    from fairfold.settings import Settings
+
+
+def needed_in(settings: "Settings", name: str) -> float:
+    """The standard deviation that a sum needs."""
+    chosen = settings.privacy
+    assert isinstance(chosen, PrivatePrivacy)
+    return deviations(chosen.epsilon, chosen.delta, settings.algorithm.releases)[name]
+
+
+def noise_in(settings: "Settings", name: str, devices: int) -> float:
+    """The standard deviation that a sum has where all of so many devices answer."""
+    chosen = settings.privacy
+    assert isinstance(chosen, PrivatePrivacy)
+    return needed_in(settings, name) * (sqrt(devices / enough(devices)) if chosen.noise == "devices" else 1.0)
+
+
+def spare_for(settings: "Settings", grids: Mapping[str, int], devices: int) -> int:
+    """Steps of a word that noise may need, twenty deviations of it: more never come."""
+    if not isinstance(settings.privacy, PrivatePrivacy):
+        return 0
+    known = [name for name in settings.algorithm.releases if name in grids]
+    return max(ceil(20 * noise_in(settings, name, devices) * grids[name]) for name in known)
+
+
+def device_noise(
+    settings: "Settings", encoding: Encoding, name: str, segment: Segment, asked: int, draw: Draw
+) -> Words:
+    """What a device adds to the words of one of its segments, of which ``asked`` devices are owners."""
+    share = share_for(needed_in(settings, name) * float(encoding.steps(name)), asked)
+    return encoding.noise(segment, name, discrete_gaussian(share, encoding.words_in(segment, name), draw))
+
+
+def noised(
+    settings: "Settings", encoding: Encoding, name: str, segment: Segment, asked: int, heard: int, words: Words,
+    draw: Draw,
+) -> Words:  # fmt: skip
+    """An opened sum with the noise that the devices that were heard have added to it, or with the server's."""
+    chosen = settings.privacy
+    assert isinstance(chosen, PrivatePrivacy)
+    sigma = needed_in(settings, name) * float(encoding.steps(name))
+    if chosen.noise == "devices":
+        sigma = share_for(sigma, asked) * sqrt(heard)  # shares of many steps add up as their variances do
+    drawn = discrete_gaussian(ceil(sigma), encoding.words_in(segment, name), draw)
+    return added(words, encoding.noise(segment, name, drawn))
+
+
+def simulated(settings: "Settings", round_number: int) -> Draw:
+    """The random numbers of a simulation's noise: one stream for the survey, round −1, and one for every round."""
+    return repeatable(generator(settings, Purpose.NOISE, round_number + 1).initial_seed())
