@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from fairfold.algorithms.least_squares import Remembering
-from fairfold.algorithms.pair_architecture import LISTED, ROWS
+from fairfold.algorithms.pair_architecture import LIST_PER_ITEM, LISTED, ROWS
 from fairfold.algorithms.served import Served
+from fairfold.algorithms.spectrum import Precision, strongest
 from fairfold.metrics.ranking import Scorer
 from fairfold.projections import Projection
 from fairfold.projections.coded import FACTORS
@@ -16,6 +17,22 @@ from fairfold.protocol.people import People
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.words import Sent
 from fairfold.values import Weights
+
+LISTED_COLUMNS = 24
+"""The list is of pairs that so many columns do not explain: as many as small devices hold."""
+
+
+def rows_and_pairs(precision: Precision, counts: Tensor, columns: int, width: int) -> Weights:
+    """The model that follows from partial correlations: so many columns, in a table of a width. It uses them up."""
+    values, vectors = precision.spectrum(columns)
+    rows, into, out = vectors * values.clamp(min=0).sqrt(), precision.scales * precision.roots, 1 / precision.roots
+    head = len(rows)
+    listed = strongest(precision.correlations(), rows[:, :LISTED_COLUMNS], counts, LIST_PER_ITEM * head)
+    rarer, other = listed[:, :2].long().T
+    listed[:, 2] *= out[rarer] * into[other]
+    table = torch.zeros(head, width, dtype=rows.dtype)
+    table[:, : FACTORS + rows.shape[1]] = torch.cat([into[:, None], out[:, None], rows], dim=1)
+    return {ROWS: table, LISTED: listed}
 
 
 class ByRows(Remembering):

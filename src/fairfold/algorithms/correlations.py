@@ -23,7 +23,7 @@ order of popularity. A device that is asked again says what it has not said yet:
 those of what the server's sum holds (``said``, a flag per item, counts once acknowledged).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -31,25 +31,23 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fairfold.algorithms.by_rows import ByRows
-from fairfold.algorithms.pair_architecture import JUDGED, LIST_PER_ITEM, LISTED, ROWS, PairArchitecture
-from fairfold.algorithms.pairs import UNIT, frobenius, items_of, matrix_of, packed_weights_of, size_of, weights_of
-from fairfold.algorithms.private_pairs import BETA, denoised, head_for, releases, ridge_for
-from fairfold.algorithms.spectrum import Precision, strongest
-from fairfold.algorithms.trials import HELD_BACK, JUDGEMENT, JUDGES, QUALITY, TOLD, Trials, judged, said_first
+from fairfold.algorithms import private_pairs as noisy
+from fairfold.algorithms.by_rows import ByRows, rows_and_pairs
+from fairfold.algorithms.pair_architecture import JUDGED, LISTED, ROWS, PairArchitecture
+from fairfold.algorithms.pairs import UNIT, frobenius, items_of, matrix_of, size_of, weights_of
+from fairfold.algorithms.spectrum import Precision
+from fairfold.algorithms.trials import EXACT, HELD_BACK, JUDGEMENT, JUDGES, QUALITY, TOLD, Trials, judged, said_first
 from fairfold.data import Interactions
 from fairfold.errors import InvalidMessage
 from fairfold.kernels import ops
 from fairfold.methods import Leading
 from fairfold.projections import LeadingBlock, Projection
-from fairfold.projections.coded import FACTORS
 from fairfold.protocol.algorithm import COUNTS, count_of
 from fairfold.protocol.architecture import Architecture, Picture
 from fairfold.protocol.noising import noise_in
 from fairfold.protocol.people import Client, People
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.words import Answer, Public, Sent, State, Totals, Visit, Word
-from fairfold.settings.parts import PrivatePrivacy
 from fairfold.values import BYTES, Weights
 
 SUM = "sum"
@@ -64,12 +62,6 @@ SAID = "said"
 
 USERS = "users"
 """Name of the survey's sum that says how many users there are, and how many items they have."""
-
-EXACT = 256
-"""Users whose numbers, multiples of 2⁻¹⁶ up to 1, single precision adds exactly."""
-
-LISTED_COLUMNS = 24
-"""The list is of pairs that so many columns do not explain: as many as small devices hold."""
 
 
 class Correlations(ByRows):
@@ -96,7 +88,7 @@ class Correlations(ByRows):
 
     grids: ClassVar = {SUM: UNIT, QUALITY: UNIT}
     prefixes: ClassVar = frozenset({SUM})
-    releases: ClassVar = releases(SUM)
+    releases: ClassVar = noisy.releases(SUM)
 
     kind: Literal["correlations"] = "correlations"
     beta: float = Field(0.15, ge=0, le=2)
@@ -110,12 +102,11 @@ class Correlations(ByRows):
 
     def fixed(self, settings: Any) -> dict[str, dict[str, Any]]:
         """Who is to stay private speaks once."""
-        return {"run": {"rounds": 1, "evaluate_every": 1}} if _private(settings) else {}
+        return {"run": {"rounds": 1, "evaluate_every": 1}} if noisy.asked_for(settings) else {}
 
     def without_effect(self, settings: Any) -> Sequence[str]:
         """All that is said lies on a grid, and no number of a user is above 1; under noise a rule chooses."""
-        chosen = [f"algorithm.{key}" for key in ("beta", "ridge", "support", "choose")] if _private(settings) else []
-        return ["privacy.bound", *chosen]
+        return ["privacy.bound", *(noisy.CHOSEN if noisy.asked_for(settings) else ())]
 
     def problem_with(self, settings: Any) -> str | None:
         """See the base class."""
@@ -141,8 +132,9 @@ class Correlations(ByRows):
             if ROWS not in projections or not 1 <= projections[ROWS].shape[0] <= head:
                 raise InvalidMessage("an order without rows of items", f"1 to {head} rows", "Check both sides.")
             head = projections[ROWS].shape[0]
-        elif counts is not None and _private(settings):
-            head = head_for(int(public.survey[USERS][0]), noise_in(settings, SUM, int(public.survey[USERS][0])), head)
+        elif counts is not None and noisy.asked_for(settings):
+            many = int(public.survey[USERS][0])
+            head = noisy.head_for(many, noise_in(settings, SUM, many), head)
         elif counts is not None:
             enough = (counts[:head] >= self.support).nonzero()
             head = int(enough[-1]) + 1 if len(enough) else 1
@@ -154,18 +146,16 @@ class Correlations(ByRows):
         return {COUNTS: True, USERS: False}
 
     def survey(self, settings: Any, histories: Interactions, items: range) -> Answer:
-        """See the base class; who is to stay private counts 1 in all their items together."""
-        sums, many, private = {COUNTS: count_of(histories, items)}, float(histories.num_users), _private(settings)
-        if private:
-            lengths = histories.counts_by_user.clamp(min=1).double()
-            sums[COUNTS] = count_of(histories, items, (UNIT / lengths.sqrt()).floor() / UNIT)
+        """See the base class."""
+        many, private = float(histories.num_users), noisy.asked_for(settings)
+        sums = {COUNTS: count_of(histories, items, noisy.shared_among(histories) if private else None)}
         if items.start == 0:
             sums[USERS] = torch.tensor([many, 0.0 if private else float(len(histories)), 0.0], dtype=torch.float64)
         return Answer(sums, many)
 
     def survey_grids(self, settings: Any) -> Mapping[str, int]:
         """See the base class."""
-        return {COUNTS: UNIT if _private(settings) else 1, USERS: 1}
+        return {COUNTS: UNIT if noisy.asked_for(settings) else 1, USERS: 1}
 
     def numbering(self, plan: Plan) -> Tensor | None:
         """By falling counts; None where they are so already."""
@@ -178,7 +168,8 @@ class Correlations(ByRows):
         assert isinstance(plan.architecture, PairArchitecture)
         assert isinstance(plan.method, Leading)
         head = plan.architecture.head
-        most = min(plan.public.items, self.head) if _private(plan.settings) else head  # a small head needs no cut
+        whole = noisy.asked_for(plan.settings)  # of a head so small that a share of all pairs reaches far
+        most = min(plan.public.items, self.head) if whole else head
         share = plan.method.share(plan.architecture.tensors, plan.capacities[size])
         said = min(head, max(1, items_of(int(share * size_of(most)))))
         return LeadingBlock((size_of(head),), (size_of(said),))
@@ -210,11 +201,14 @@ class Correlations(ByRows):
         assert isinstance(held, PairArchitecture)
         part = 1 - HELD_BACK if state.round_number < schedule.first else 1.0
         asked = torch.tensor([part, trial or 0, min(1.0, JUDGES / max(held.known_users, 1))])
+        beside = {ASKED: asked.to(state.full[ROWS].dtype)}
+        if noisy.asked_for(plan.settings):
+            beside[noisy.USUAL] = noisy.usual_of(plan.public.survey[COUNTS], held.head).to(state.full[ROWS].dtype)
         found = super().send(self.settled(plan, state), state, sizes)
         return [
             replace(
                 sent,
-                vectors=sent.vectors | {ASKED: asked.to(state.full[ROWS].dtype)},
+                vectors=sent.vectors | beside,
                 context={SUM: self.spoken(plan, sent.size)} if trial is None else {QUALITY: JUDGEMENT},
             )
             for sent in found
@@ -251,20 +245,20 @@ class Correlations(ByRows):
     def _unsaid(self, plan: Plan, sent: Sent, items: Tensor, lengths: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
         """What some histories add to the sum, and what they have said then."""
         now = said | (said_first(items, lengths) if float(sent.vectors[ASKED][0]) < 1 else items >= 0)
-        weigh = packed_weights_of if _private(plan.settings) else weights_of
-        sums = self._pairs(sent, items, lengths, now, weigh)
+        if noisy.asked_for(plan.settings):
+            sums = noisy.private_sum(items, lengths, noisy.usual_in(sent), items_of(sent.context[SUM].size))
+            return sums.to(sent.vectors[ROWS].dtype), now[:, None].to(torch.get_default_dtype())
+        sums = self._pairs(sent, items, lengths, now)
         if bool(said.any()):
-            sums -= self._pairs(sent, items, lengths, said, weigh)
+            sums -= self._pairs(sent, items, lengths, said)
         return sums, now[:, None].to(torch.get_default_dtype())
 
-    def _pairs(
-        self, sent: Sent, items: Tensor, lengths: Tensor, which: Tensor, weigh: Callable[[Tensor], Tensor]
-    ) -> Tensor:
+    def _pairs(self, sent: Sent, items: Tensor, lengths: Tensor, which: Tensor) -> Tensor:
         """The sum of the pairs of some of the items of some histories, one after another."""
         mine = which & (items < sent.projections[ROWS].shape[0])
         user = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         many = torch.bincount(user[mine], minlength=len(lengths))
-        weights, ends = weigh(many).to(sent.vectors[ROWS].dtype), many.cumsum(0)
+        weights, ends = weights_of(many).to(sent.vectors[ROWS].dtype), many.cumsum(0)
         return ops.pair_sums(items[mine], ends - many, ends, weights, items_of(sent.context[SUM].size))
 
     def _judge(
@@ -313,7 +307,7 @@ class Correlations(ByRows):
         after = State(state.full, state.round_number + 1, moments)
         ridge, columns = trials.wanted(after.round_number, tallies)
         noise = self.noise(plan)
-        ridge = ridge_for(head, noise) if noise else ridge * self.ridge
+        ridge = noisy.ridge_for(head, noise) if noise else ridge * self.ridge
         made = torch.tensor([ridge, float(columns)], dtype=torch.float64)
         if not bool(sums.any()) or (kept is not None and sums.equal(kept) and made.equal(state.moments[MADE][MADE])):
             return after
@@ -323,24 +317,19 @@ class Correlations(ByRows):
     def noise(self, plan: Plan) -> float:
         """Standard deviation of the noise in the sum of pairs; 0 where there is none."""
         assert isinstance(plan.architecture, PairArchitecture)
-        return noise_in(plan.settings, SUM, plan.architecture.known_users) if _private(plan.settings) else 0.0
+        return noise_in(plan.settings, SUM, plan.architecture.known_users) if noisy.asked_for(plan.settings) else 0.0
 
     def model(self, plan: Plan, sums: Tensor, ridge: float, columns: float) -> Weights:
         """Rows and pairs that follow from a sum."""
         head, width = plan.architecture.tables[ROWS]
         counts = plan.public.survey.get(COUNTS, torch.ones(head))[:head]
+        assert isinstance(plan.architecture, PairArchitecture)
         noise, gram = self.noise(plan), matrix_of(sums.float())
         if noise:
-            gram = denoised(gram, noise).float()
-        precision = Precision.of(gram, counts, BETA if noise else self.beta, ridge)
-        values, vectors = precision.spectrum(int(columns))
-        rows, into, out = vectors * values.clamp(min=0).sqrt(), precision.scales * precision.roots, 1 / precision.roots
-        listed = strongest(precision.correlations(), rows[:, :LISTED_COLUMNS], counts, LIST_PER_ITEM * head)
-        rarer, other = listed[:, :2].long().T
-        listed[:, 2] *= out[rarer] * into[other]
-        table = torch.zeros(head, width, dtype=rows.dtype)
-        table[:, : FACTORS + rows.shape[1]] = torch.cat([into[:, None], out[:, None], rows], dim=1)
-        return {ROWS: table, LISTED: listed}
+            known = plan.public.survey[COUNTS], plan.architecture.known_users
+            gram = noisy.recovered(gram, *known, noise)
+        precision = Precision.of(gram, counts, noisy.BETA if noise else self.beta, ridge)
+        return rows_and_pairs(precision, counts, int(columns), width)
 
     # -- what was learned ----------------------------------------------------------------------------------------------
 
@@ -354,8 +343,3 @@ class Correlations(ByRows):
     def remembered(self, plan: Plan) -> dict[str, int]:
         """Of every item, whether it was said."""
         return {SAID: 1}
-
-
-def _private(settings: Any) -> bool:
-    """Whether what is let out has noise."""
-    return isinstance(settings.privacy, PrivatePrivacy)

@@ -36,12 +36,6 @@ def weights_of(lengths: Tensor) -> Tensor:
     return (UNIT // lengths.clamp(min=1)).clamp(min=1).to(torch.get_default_dtype()) / UNIT
 
 
-def packed_weights_of(lengths: Tensor) -> Tensor:
-    """The same for a packed norm of at most √½: 1/√(n(n + 1)), as each of n(n + 1)/2 numbers counts once."""
-    whole = (UNIT / (lengths * (lengths + 1)).clamp(min=2).double().sqrt()).floor()
-    return whole.clamp(min=1).to(torch.get_default_dtype()) / UNIT
-
-
 def pair_sums(histories: list[Tensor], weights: Tensor, items: int) -> Tensor:
     """The packed sum over users of weight · x xᵀ over the leading items; histories ascend."""
     lengths = torch.tensor([len(history) for history in histories], dtype=torch.int64)

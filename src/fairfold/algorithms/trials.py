@@ -34,6 +34,9 @@ HELD_BACK = 0.1
 SHORTEST = 3
 """Items of a history of which one is held back."""
 
+EXACT = 256
+"""Users whose numbers, multiples of 2⁻¹⁶ up to 1, single precision adds exactly."""
+
 JUDGES = 5_000
 """Users whose judgement is asked for, on the average, of however many."""
 

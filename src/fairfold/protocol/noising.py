@@ -5,13 +5,13 @@ Noise is sized for each segment by those who own it, so that the sum of every se
 
 from collections.abc import Mapping
 from math import ceil, sqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fairfold.privacy.budget import deviations
+from fairfold.privacy.budget import deviations, spent
 from fairfold.privacy.encoding import Encoding, Segment, Words, added
 from fairfold.privacy.noise import Draw, discrete_gaussian, enough, repeatable, share_for
 from fairfold.protocol.sampling import Purpose, generator
-from fairfold.settings.parts import PrivatePrivacy
+from fairfold.settings.parts import PrivatePrivacy, SecurePrivacy
 
 if TYPE_CHECKING:
     from fairfold.settings import Settings
@@ -64,3 +64,29 @@ def noised(
 def simulated(settings: "Settings", round_number: int) -> Draw:
     """The random numbers of a simulation's noise: one stream for the survey, round −1, and one for every round."""
     return repeatable(generator(settings, Purpose.NOISE, round_number + 1).initial_seed())
+
+
+def privacy_facts(settings: "Settings") -> dict[str, Any]:
+    """What is told of a run's privacy, in files: its level, and what it guarantees under which assumptions."""
+    chosen, facts = settings.privacy, dict[str, Any](level=settings.privacy.level)
+    if isinstance(chosen, SecurePrivacy):
+        facts |= {"smallest cohort": chosen.smallest_cohort}
+    if isinstance(chosen, PrivatePrivacy):
+        facts |= spent(chosen.epsilon, chosen.delta, settings.algorithm.releases) | {"noise from": chosen.noise}
+    return facts | {"warnings": chosen.warnings()}
+
+
+def privacy_words(facts: Mapping[str, Any]) -> list[str]:
+    """The same for a reader."""
+    if facts["level"] == "plain":
+        return ["Privacy: plain. The server sees what every device says, and can read a user's history from it."]
+    if facts["level"] == "secure":
+        sums = f"sums over {facts['smallest cohort']} devices or more"
+        return [f"Privacy: secure. The server sees {sums}, and nothing of one device.", *facts["warnings"]]
+    known = f"ε = {facts['epsilon']:.3g}, δ = {facts['delta']:g} for {facts['unit']}"
+    by = (
+        "each device adds its share"
+        if facts["noise from"] == "devices"
+        else "the server adds it, and sees sums without"
+    )
+    return [f"Privacy: private. {known}; noise: {by}.", *facts["warnings"]]

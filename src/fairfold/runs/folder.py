@@ -161,6 +161,7 @@ class RunFolder:
             "groups": [vars(group) | {"references": dict(group.references)} for group in result.groups],
             "rejections": dict(result.rejections),
             "told": result.told,
+            "privacy": dict(result.privacy),
             "popularity": popularity_facts(result),
             "data": data,
             "versions": {"fairfold": __version__, "torch": torch.__version__},

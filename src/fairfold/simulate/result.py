@@ -85,6 +85,7 @@ class Result:
     rejections: Mapping[str, int] = field(default_factory=dict)
     counted: Counted | None = None
     told: list[str] = field(default_factory=list)
+    privacy: Mapping[str, Any] = field(default_factory=dict)  # see privacy_facts
     differences: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # see Judge.differences
 
 

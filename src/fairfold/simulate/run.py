@@ -17,6 +17,8 @@ from fairfold.kernels import gpu
 from fairfold.metrics.ranking import RankingResult, Scorer
 from fairfold.metrics.rating import Predictor
 from fairfold.protocol.faults import Rejections
+from fairfold.protocol.hearing import step_words
+from fairfold.protocol.noising import privacy_facts, privacy_words
 from fairfold.protocol.people import ImagePeople
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.round import Backend, in_turn, run_round
@@ -27,6 +29,7 @@ from fairfold.settings.parts import PrivatePrivacy
 from fairfold.simulate.numbering import numbered, renumbered_scores
 from fairfold.simulate.result import GroupReport, Judge, Result, RoundReport
 from fairfold.simulate.world import World, load_data, popularity_of
+from fairfold.subspace import assign_groups
 from fairfold.values import Weights
 
 GOOD_BYTES = 2**30
@@ -237,9 +240,21 @@ def _result(world: World, judge: Judge, progress: Progress) -> Result:
         plan.settings, judge.metric, progress.state.to(cpu), on(progress.private, cpu), progress.history, groups,
         quality.server, judge.references(judge.everybody), len(judge.everybody), dict(progress.rejections.counts),
         world.data.counted if isinstance(world.data, Dataset) else None,
-        [*plan.algorithm.told(plan, progress.state), *_left_out(world, progress.state.round_number)],
-        judge.differences(progress.state, assignments),
+        [*plan.algorithm.told(plan, progress.state), *_left_out(world, progress.state.round_number), *_hidden(world)],
+        privacy_facts(plan.settings), judge.differences(progress.state, assignments),
     )  # fmt: skip
+
+
+def _hidden(world: World) -> list[str]:
+    """What is told of the privacy of a run."""
+    plan, chosen = world.plan, world.plan.settings
+    told = [] if chosen.model.reads_images and not chosen.privacy.sums_alone else privacy_words(privacy_facts(chosen))
+    if chosen.privacy.sums_alone:
+        groups = assign_groups(
+            world.people.num_clients, len(plan.capacities), chosen.fleet.shares, chosen.fleet.group_seed
+        )
+        told += step_words(groups, world.fleet.size, [str(capacity) for capacity in plan.capacities])
+    return told
 
 
 def _left_out(world: World, rounds: int) -> list[str]:
