@@ -13,13 +13,25 @@ import sys
 import time
 from typing import Any
 
-from recommender import split_anew
+import torch
 
 import fairfold.data
-from fairfold.data import Dataset
+from fairfold.algorithms.correlations import SUM
+from fairfold.algorithms.pairs import items_of
+from fairfold.data import Dataset, Interactions
+from fairfold.data.holdout import hold_out
 from fairfold.settings import read_settings
 from fairfold.simulate import simulate
 from fairfold.simulate.numbering import numbered
+
+
+def split_anew(data: Dataset, seed: int) -> Dataset:
+    """All interactions, 70 % of each user to train on."""
+    parts = [part for part in (data.train, data.valid, data.test) if part is not None]
+    users, items = torch.cat([part.users for part in parts]), torch.cat([part.items for part in parts])
+    whole = Interactions.from_pairs(users, items, data.num_users, data.num_items)
+    train, test = hold_out(whole, 0.3, seed)
+    return Dataset(data.name, train, test)
 
 
 def row_of(data: Dataset, seed: int, tables: dict[str, Any]) -> tuple[float, float, int, float]:
@@ -27,7 +39,7 @@ def row_of(data: Dataset, seed: int, tables: dict[str, Any]) -> tuple[float, flo
     started = time.monotonic()
     settings = read_settings({"run": {"seed": seed}, "fleet": {"capacities": "1x-4x-16x"}} | tables)
     result = simulate(settings, data=numbered(data, settings))
-    head = result.state.full["rows"].numel() // (settings.model.factors + 2)
+    head = items_of(len(result.state.moments[SUM][SUM]))
     return result.quality, result.references["popularity"], head, time.monotonic() - started
 
 
@@ -47,7 +59,7 @@ def main() -> None:
     for name in chosen.data:
         for _ in range(chosen.splits):
             seed = secrets.randbelow(2**31)
-            data = split_anew(fairfold.data.load(name), seed, None)
+            data = split_anew(fairfold.data.load(name), seed)
             least = min(100, data.num_users)
             rows: dict[str, dict[str, Any]] = {"plain": {}} if chosen.plain else {}
             for epsilon in chosen.epsilon:

@@ -334,7 +334,9 @@ class Correlations(ByRows):
     # -- what was learned ----------------------------------------------------------------------------------------------
 
     def told(self, plan: Plan, state: State) -> list[str]:
-        """What was chosen for every size, and how sure that is."""
+        """What was chosen for every size, and how sure that is; or what noise has left."""
+        if noisy.asked_for(plan.settings):
+            return noisy.words(state.moments.get(SUM, {}).get(SUM), self.noise(plan), plan.public.items)
         held = [one.projections or {} for one in self.settled(plan, state).assignments(0)]
         cuts = [(one[ROWS].facts(), one[ROWS].shape[0], one[LISTED].facts()["kept"][0]) for one in held]
         names = [str(capacity) for capacity in plan.capacities]

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fairfold.algorithms.pair_architecture import ROWS
-from fairfold.algorithms.pairs import UNIT
+from fairfold.algorithms.pairs import UNIT, matrix_of
 from fairfold.errors import InvalidMessage
 from fairfold.privacy.budget import Release
 from fairfold.protocol.algorithm import COUNTS
@@ -46,6 +46,9 @@ STEPS, ROUNDED, AT_ONCE = 256, 0.998, 1_024
 
 CHOSEN = ("algorithm.beta", "algorithm.ridge", "algorithm.support", "algorithm.choose")
 """Keys that the rule takes the place of."""
+
+TELLING = 5
+"""Directions under which a model says hardly more than popularity."""
 
 FEWEST = 16
 """Items that are correlated at least, where the catalogue has them."""
@@ -145,6 +148,17 @@ def _fourth_of_norm(rows: Tensor) -> Tensor:
 
 def _sizes(lengths: Tensor) -> list[int]:
     return [int(some.sum()) for some in torch.split(lengths, AT_ONCE)]
+
+
+def words(packed: Tensor | None, noise: float, items: int) -> list[str]:
+    """What is left of a noisy sum, for a reader: all of it follows from the sum, and costs nothing more."""
+    if packed is None:
+        return []
+    gram = matrix_of(packed)
+    above = int((torch.linalg.eigvalsh(gram.double()) > edge_of(len(gram), noise)).sum())
+    told = f"{len(gram):,} of {items:,} items are correlated, and {above} directions stand out of the noise."
+    few = "These users are too few for this ε: what noise leaves is no better than popularity, and may be far worse."
+    return [told if above >= TELLING else f"{told} {few}"]
 
 
 def releases(pairs: str) -> dict[str, Release]:

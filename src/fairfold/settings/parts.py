@@ -307,7 +307,7 @@ class PrivatePrivacy(SecurePrivacy):
 
     level: Literal["private"] = "private"  # type: ignore[assignment]
     epsilon: float = Field(8.0, gt=0, le=100)
-    delta: float = Field(1e-5, gt=0, lt=0.1)
+    delta: float = Field(1e-5, gt=0, lt=1)
     noise: Literal["devices", "server"] = "devices"
 
 
