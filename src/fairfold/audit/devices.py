@@ -1,0 +1,114 @@
+"""Devices whose words are attacked: those of a run, replayed from its settings, data and seed, and made-up ones.
+
+The attacker is honest but curious: it follows the protocol, and knows the settings, the hash, how popular every item
+is, and who takes part. What it does not know of people it makes up: devices with histories drawn by popularity tell it
+what a word looks like by chance.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fairfold.backends.batched import batched
+from fairfold.data import Interactions
+from fairfold.protocol.faults import Rejections
+from fairfold.protocol.fleet import Fleet
+from fairfold.protocol.people import People
+from fairfold.protocol.round import run_round
+from fairfold.protocol.words import Answer, Sent, State, Totals
+from fairfold.simulate.world import World
+from fairfold.values import Weights
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A word as the server has it: what was sent to a size, and what came back, of one device or of many."""
+
+    sent: Sent
+    answer: Answer
+
+
+Curtain = Callable[[list[Seen]], list[Seen]]
+"""What becomes of the sums of a cohort before the server sees them: nothing, or noise."""
+
+
+def open_curtain(sums: list[Seen]) -> list[Seen]:
+    """Exact sums."""
+    return sums
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Clients with their data at one moment of a run: what they would say now."""
+
+    fleet: Fleet
+    people: People
+    state: State
+
+    @classmethod
+    def of_run(cls, world: World, before: int = 0) -> "Devices":
+        """The clients of a run as they are after some rounds, replayed."""
+        found = cls(world.fleet, world.people, world.initial())
+        for _ in range(before):
+            found = found.after_a_round()
+        return found
+
+    def after_a_round(self) -> "Devices":
+        """The same one round later; what they keep is changed in place."""
+        return replace(self, state=run_round(self.state, self.fleet, self.people, Rejections(), batched))
+
+    def with_histories(self, histories: Interactions, like: Tensor) -> "Devices":
+        """Others, who have not spoken yet: each with the size, and a vector of the kind, of a client of the run."""
+        plan, private = self.people.plan, self.people.private
+        own = {name: private[name][like].clone() for name in plan.architecture.own if name in private}
+        if plan.algorithm.keeps == "acknowledged":
+            own = {name: torch.zeros_like(rows) for name, rows in own.items()}
+        sizes = replace(self.fleet, size=self.fleet.size[like], taking_part=torch.arange(len(like)))
+        return Devices(sizes, People(plan, histories, own), self.state)
+
+    def words(self, clients: list[int]) -> Iterator[Seen]:
+        """What each of some clients says, as its algorithm specifies."""
+        return (seen for seen, _ in self.words_and_secrets(clients))
+
+    def words_and_secrets(self, clients: list[int]) -> Iterator[tuple[Seen, Weights]]:
+        """The same beside the private tensors that each would keep: what an attack is judged by."""
+        plan, number = self.fleet.plan, self.state.round_number
+        for visit in self.fleet.visits(self.state, clients):
+            answer, own = plan.algorithm.answer(plan, visit.sent, self.people.client(visit.client, number))
+            yield Seen(visit.sent, answer), own
+
+    def sums(self, clients: list[int]) -> list[Seen]:
+        """What some clients say together, by size."""
+        plan, totals = self.fleet.plan, Totals()
+        for word in batched(self.people, self.fleet.visits(self.state, clients), {}):
+            if plan.algorithm.problem(plan, word.sent, word.answer) is None:
+                totals.add(word.sent, word.answer, alone=plan.method.per_client)
+        return [Seen(sent, answer) for sent, answer in totals.parts()]
+
+    def cohorts(self, size: int, many: int, source: torch.Generator) -> list[list[int]]:
+        """Sets of clients drawn by chance: all who take part where they are no more than a set's size."""
+        everybody = self.fleet.taking_part
+        return [everybody[torch.randperm(len(everybody), generator=source)[:size]].tolist() for _ in range(many)]
+
+    def made_up(self, many: int, source: torch.Generator) -> "Devices":
+        """Devices with histories drawn by popularity, as long as real ones: what anybody can simulate."""
+        train = self.people.train
+        like = self.fleet.taking_part[torch.randint(len(self.fleet.taking_part), (many,), generator=source)]
+        popularity = train.counts_by_item.double()
+        known = int((popularity > 0).sum())
+        users, items = list[Tensor](), list[Tensor]()
+        for user, length in enumerate(train.counts_by_user[like].tolist()):
+            # Drawn without repeats: the largest of popularity^(1/u)-like keys (Efraimidis and Spirakis).
+            keys = torch.rand(len(popularity), generator=source, dtype=torch.float64).log() / popularity
+            mine = keys.topk(min(length, known)).indices
+            users.append(torch.full_like(mine, user))
+            items.append(mine)
+        ratings = None
+        if train.ratings is not None:
+            drawn = torch.randint(len(train), (sum(map(len, items)),), generator=source)
+            ratings = train.ratings[drawn]
+        return self.with_histories(
+            Interactions.from_pairs(torch.cat(users), torch.cat(items), many, train.num_items, ratings), like
+        )

@@ -1,0 +1,141 @@
+"""The attack on histories: which items does a device have, by one word of it, or by the sum of its cohort?"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fairfold.audit.devices import Curtain, Devices, Seen
+from fairfold.audit.matched import matched_auc, matched_items, precision
+from fairfold.audit.rows import Reader
+
+SHADOWS = 24
+"""Words, or sums, of made-up devices by which the attacker tunes itself."""
+
+AT_ONCE = 5
+"""Targets in each cohort that is looked at."""
+
+Scores = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Target:
+    """How well one user's history was found."""
+
+    user: int
+    size: int
+    auc: float
+    precision: float
+    popularity: float  # the AUC of popularity alone among the same equals: near a half where they are equal
+
+
+class Tuned:
+    """What the attacker learned from words of made-up devices: what is usual for each item, and which score serves.
+
+    Half of the words say what is usual, the other half which score finds the histories that it knows of them.
+    """
+
+    def __init__(self, scores: list[Scores], equals: list[tuple[Tensor, Tensor]]) -> None:
+        half = max(len(scores) // 2, 1)
+        self._usual = {}
+        for name in scores[0]:
+            of = torch.stack([one[name] for one in scores[:half]])
+            self._usual[name] = (of.mean(0), of.std(0, unbiased=False))
+        tried = list(zip(scores[half:] or scores, equals[half:] or equals, strict=True))
+        found = {
+            name: sum(matched_auc(read(one), *pair) for one, pair in tried) / len(tried)
+            for name, read in self._ways().items()
+        }
+        self.way = max(found, key=lambda name: found[name])
+
+    def _ways(self) -> dict[str, Callable[[Scores], Tensor]]:
+        ways: dict[str, Callable[[Scores], Tensor]] = {}
+        for name in self._usual:
+            ways[name] = lambda scores, name=name: scores[name]
+            ways[f"-{name}"] = lambda scores, name=name: -scores[name]
+            ways[f"{name}, by what is usual"] = lambda scores, name=name: self._unusual(name, scores[name])
+        return ways
+
+    def _unusual(self, name: str, scores: Tensor) -> Tensor:
+        mean, spread = self._usual[name]
+        least = float(spread[spread > 0].median()) / 10 if bool((spread > 0).any()) else 1.0
+        return (scores - mean) / spread.clamp(min=least)
+
+    def __call__(self, scores: Scores) -> Tensor:
+        """Scores of items by the way that serves best."""
+        return self._ways()[self.way](scores)
+
+
+def attack_words(
+    devices: Devices, reader: Reader, users: list[int], source: torch.Generator, advance: Callable[[], None]
+) -> list[Target]:
+    """One word of one device."""
+    found, tuned = list[Target](), dict[int, Tuned]()
+    for user, seen in zip(users, devices.words(users), strict=True):
+        size = seen.sent.size
+        if size not in tuned:
+            tuned[size] = _tuned_to_words(devices, reader, size, source)
+        found.append(_found(devices, user, tuned[size](reader.scores(seen)), source))
+        advance()
+    return found
+
+
+def _tuned_to_words(devices: Devices, reader: Reader, size: int, source: torch.Generator) -> Tuned:
+    others = devices.made_up(SHADOWS, source)
+    others.fleet.size.fill_(size)
+    train, everybody = others.people.train, list(range(SHADOWS))
+    equals = [matched_items(train, user, source) for user in everybody]
+    return Tuned([reader.scores(word) for word in others.words(everybody)], equals)
+
+
+def attack_sums(
+    devices: Devices,
+    reader: Reader,
+    cohort: int,
+    users: int,
+    curtain: Curtain,
+    source: torch.Generator,
+    advance: Callable[[], None],
+) -> list[Target]:
+    """The sum of a cohort, with or without noise; some targets in each of several cohorts."""
+    known: dict[int, tuple[list[Scores], list[tuple[Tensor, Tensor]]]] = {}
+    for _ in range(SHADOWS):
+        others = devices.made_up(min(cohort, len(devices.fleet.taking_part)), source)
+        sizes = others.fleet.size.tolist()
+        for seen in curtain(others.sums(list(range(len(sizes))))):
+            scores, equals = known.setdefault(seen.sent.size, ([], []))
+            scores.append(reader.scores(seen))
+            user = sizes.index(seen.sent.size) if seen.sent.size in sizes else 0
+            equals.append(matched_items(others.people.train, user, source))
+        advance()
+    tuned = {size: Tuned(*of) for size, of in known.items()}
+    found = list[Target]()
+    for members in devices.cohorts(cohort, -(-users // min(AT_ONCE, cohort)), source):
+        sums = curtain(devices.sums(members))
+        for user in members[:AT_ONCE]:
+            seen = part_of(sums, int(devices.fleet.size[user]))
+            if seen is not None and seen.sent.size in tuned:
+                found.append(_found(devices, user, tuned[seen.sent.size](reader.scores(seen)), source))
+        advance()
+    return found[:users]
+
+
+def part_of(sums: list[Seen], size: int) -> Seen | None:
+    """The sum that a device of a size is part of: that of its size, or the one sum of all."""
+    mine = [seen for seen in sums if seen.sent.size == size] or (sums if len(sums) == 1 else [])
+    return mine[0] if mine else None
+
+
+def _found(devices: Devices, user: int, scores: Tensor, source: torch.Generator) -> Target:
+    train = devices.people.train
+    mine, equals = matched_items(train, user, source)
+    popularity = train.counts_by_item.double()
+    popularity[train.of(user)] -= 1
+    return Target(
+        user,
+        int(devices.fleet.size[user]),
+        matched_auc(scores, mine, equals),
+        precision(scores, train.of(user), source),
+        matched_auc(popularity, mine, equals),
+    )
