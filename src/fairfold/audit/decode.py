@@ -24,7 +24,7 @@ from fairfold.protocol.plan import Plan
 LEADING = 3_000
 """Items of a sum of pairs that are looked at."""
 
-LARGEST_HALF = 1 << 13
+LARGEST_HALF = 1 << 12
 """Sums of one half of the members' words that are listed."""
 
 MOST_TRIED = 1 << 18
@@ -173,30 +173,27 @@ def _subsets(many: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Pairs of a user and an item that were read: right ones, wrong ones, and all that there were."""
+class Read:
+    """What was read, judged by what there was: the share of every user's history, wrong pairs, and whose each is."""
 
-    right: int = 0
-    wrong: int = 0
-    all: int = 0
-
-    def __add__(self, other: "Pairs") -> "Pairs":
-        return Pairs(self.right + other.right, self.wrong + other.wrong, self.all + other.all)
+    shares: dict[int, float]
+    wrong: int
+    whose: dict[int, int]
 
 
-def judged(found: list[Tensor], histories: dict[int, Tensor]) -> tuple[Pairs, dict[int, int]]:
-    """What was read against what there was, and whose each history is; one that fits nobody by half is wrong."""
-    total, whose, free = sum(map(len, histories.values())), dict[int, int](), dict(histories)
-    right = wrong = 0
+def judged(found: list[Tensor], histories: dict[int, Tensor]) -> Read:
+    """Each history that was read is that of the user whom it fits best; one that fits nobody by half is wrong."""
+    shares, whose, wrong = dict.fromkeys(histories, 0.0), dict[int, int](), 0
     for place, items in sorted(enumerate(found), key=lambda one: -len(one[1])):
-        shares = {user: int(torch.isin(items, mine).sum()) for user, mine in free.items()}
-        best = max(shares, key=lambda user: shares[user], default=None)
-        if best is None or 2 * shares[best] < len(items):
+        free = [user for user in histories if user not in whose.values()]
+        hits = {user: int(torch.isin(items, histories[user]).sum()) for user in free}
+        best = max(hits, key=lambda user: hits[user], default=None)
+        if best is None or 2 * hits[best] < len(items):
             wrong += len(items)
             continue
-        right, wrong, whose[place] = right + shares[best], wrong + len(items) - shares[best], best
-        del free[best]
-    return Pairs(right, wrong, total), whose
+        whose[place], wrong = best, wrong + len(items) - hits[best]
+        shares[best] = hits[best] / max(len(histories[best]), 1)
+    return Read(shares, wrong, whose)
 
 
 class Tracks:

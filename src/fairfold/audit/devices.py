@@ -5,7 +5,7 @@ is, and who takes part. What it does not know of people it makes up: devices wit
 what a word looks like by chance.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,11 +15,16 @@ from fairfold.backends.batched import batched
 from fairfold.data import Interactions
 from fairfold.protocol.faults import Rejections
 from fairfold.protocol.fleet import Fleet
+from fairfold.protocol.hearing import Hearing, hearing_of
 from fairfold.protocol.people import People
 from fairfold.protocol.round import run_round
-from fairfold.protocol.words import Answer, Sent, State, Totals
+from fairfold.protocol.words import Answer, Sent, State
 from fairfold.simulate.world import World
 from fairfold.values import Weights
+
+
+AT_ONCE = 10
+"""Targets in each of several cohorts."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +35,21 @@ class Seen:
     answer: Answer
 
 
-Curtain = Callable[[list[Seen]], list[Seen]]
-"""What becomes of the sums of a cohort before the server sees them: nothing, or noise."""
+class _Silent(Rejections):
+    """Of an attack's own sums nobody wants to read who was left out."""
+
+    def note(self, round_number: int, client: int, reason: str) -> None:
+        """Nothing."""
 
 
-def open_curtain(sums: list[Seen]) -> list[Seen]:
-    """Exact sums."""
-    return sums
+class _Unchanged(People):
+    """People who keep nothing of what they say here: the same words may be asked for again."""
+
+    def __init__(self, of: People) -> None:
+        self.__dict__.update(of.__dict__)
+
+    def keep(self, clients: list[int], own: Weights) -> None:
+        """Nothing."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +70,7 @@ class Devices:
 
     def after_a_round(self) -> "Devices":
         """The same one round later; what they keep is changed in place."""
-        return replace(self, state=run_round(self.state, self.fleet, self.people, Rejections(), batched))
+        return replace(self, state=run_round(self.state, self.fleet, self.people, _Silent(), batched))
 
     def with_histories(self, histories: Interactions, like: Tensor) -> "Devices":
         """Others, who have not spoken yet: each with the size, and a vector of the kind, of a client of the run."""
@@ -79,18 +92,40 @@ class Devices:
             answer, own = plan.algorithm.answer(plan, visit.sent, self.people.client(visit.client, number))
             yield Seen(visit.sent, answer), own
 
-    def sums(self, clients: list[int]) -> list[Seen]:
-        """What some clients say together, by size."""
-        plan, totals = self.fleet.plan, Totals()
-        for word in batched(self.people, self.fleet.visits(self.state, clients), {}):
-            if plan.algorithm.problem(plan, word.sent, word.answer) is None:
-                totals.add(word.sent, word.answer, alone=plan.method.per_client)
-        return [Seen(sent, answer) for sent, answer in totals.parts()]
+    def sums(self, clients: list[int], *, rough: bool = False) -> list[Seen]:
+        """What the server hears of some clients together at the level of the settings: sums, by size or of all sizes.
 
-    def cohorts(self, size: int, many: int, source: torch.Generator) -> list[list[int]]:
-        """Sets of clients drawn by chance: all who take part where they are no more than a set's size."""
+        At the level ``"plain"`` these are sums that the server makes itself, of words that it sees one by one. ``rough``
+        ones, for what is usual, leave out the rounding of each word, which takes time.
+        """
+        plan, people = self.fleet.plan, _Unchanged(self.people)
+        rounds_only = rough and plan.settings.privacy.level == "secure" and not plan.algorithm.grids
+        hearing = Hearing(people) if rounds_only else hearing_of(people, clients)
+        for word in batched(people, self.fleet.visits(self.state, clients), hearing.apart(clients, {})):
+            if plan.algorithm.problem(plan, word.sent, word.answer) is None:
+                hearing.add(word, word.answer)
+        return [Seen(sent, answer) for sent, answer in hearing.totals(_Silent()).parts()]
+
+    def exact_sums(self, clients: list[int]) -> list[Seen]:
+        """Sums by size of the words as they are, whatever the level: what an attack on noise is judged by."""
+        people = _Unchanged(self.people)
+        hearing = Hearing(people)
+        for word in batched(people, self.fleet.visits(self.state, clients), {}):
+            hearing.add(word, word.answer)
+        return [Seen(sent, answer) for sent, answer in hearing.totals(_Silent()).parts()]
+
+    def cohorts(self, size: int, users: int, source: torch.Generator) -> list[tuple[list[int], list[int]]]:
+        """Sets of clients drawn by chance, each with some targets in it, as many as ``users`` in all.
+
+        Where a set is most of the clients one set has all the targets: others would be much the same.
+        """
         everybody = self.fleet.taking_part
-        return [everybody[torch.randperm(len(everybody), generator=source)[:size]].tolist() for _ in range(many)]
+        at_once = users if 2 * size >= len(everybody) else min(AT_ONCE, size, users)
+        found = []
+        for first in range(0, users, at_once):
+            members = everybody[torch.randperm(len(everybody), generator=source)[:size]].tolist()
+            found.append((members, members[: min(at_once, users - first)]))
+        return found
 
     def made_up(self, many: int, source: torch.Generator) -> "Devices":
         """Devices with histories drawn by popularity, as long as real ones: what anybody can simulate."""

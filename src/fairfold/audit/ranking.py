@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fairfold.audit.devices import Curtain, Devices, Seen
+from fairfold.audit.devices import Devices, Seen
 from fairfold.audit.matched import matched_auc, matched_items, precision
 from fairfold.audit.rows import Reader
 
 SHADOWS = 24
 """Words, or sums, of made-up devices by which the attacker tunes itself."""
 
-AT_ONCE = 5
-"""Targets in each cohort that is looked at."""
+MORE = 200
+"""Made-up devices beyond those of a sum, so that sums differ."""
 
 Scores = dict[str, Tensor]
 
@@ -94,31 +94,32 @@ def attack_sums(
     reader: Reader,
     cohort: int,
     users: int,
-    curtain: Curtain,
     source: torch.Generator,
     advance: Callable[[], None],
 ) -> list[Target]:
-    """The sum of a cohort, with or without noise; some targets in each of several cohorts."""
+    """The sum of a cohort as the server hears it; some targets in each of several cohorts."""
     known: dict[int, tuple[list[Scores], list[tuple[Tensor, Tensor]]]] = {}
+    many = min(cohort, len(devices.fleet.taking_part))
+    pool = devices.made_up(many + max(many // 4, MORE), source)
     for _ in range(SHADOWS):
-        others = devices.made_up(min(cohort, len(devices.fleet.taking_part)), source)
-        sizes = others.fleet.size.tolist()
-        for seen in curtain(others.sums(list(range(len(sizes))))):
+        ((members, _),) = pool.cohorts(many, 1, source)
+        for seen in pool.sums(members, rough=True):
             scores, equals = known.setdefault(seen.sent.size, ([], []))
             scores.append(reader.scores(seen))
-            user = sizes.index(seen.sent.size) if seen.sent.size in sizes else 0
-            equals.append(matched_items(others.people.train, user, source))
+            mine = [user for user in members if int(pool.fleet.size[user]) == seen.sent.size]
+            equals.append(matched_items(pool.people.train, (mine or members)[0], source))
         advance()
     tuned = {size: Tuned(*of) for size, of in known.items()}
     found = list[Target]()
-    for members in devices.cohorts(cohort, -(-users // min(AT_ONCE, cohort)), source):
-        sums = curtain(devices.sums(members))
-        for user in members[:AT_ONCE]:
-            seen = part_of(sums, int(devices.fleet.size[user]))
-            if seen is not None and seen.sent.size in tuned:
-                found.append(_found(devices, user, tuned[seen.sent.size](reader.scores(seen)), source))
+    for members, targets in devices.cohorts(cohort, users, source):
+        sums = devices.sums(members)
+        ranked = {seen.sent.size: tuned[seen.sent.size](reader.scores(seen)) for seen in sums if seen.sent.size in tuned}
+        for user in targets:
+            part = part_of(sums, int(devices.fleet.size[user]))
+            if part is not None and part.sent.size in ranked:
+                found.append(_found(devices, user, ranked[part.sent.size], source))
         advance()
-    return found[:users]
+    return found
 
 
 def part_of(sums: list[Seen], size: int) -> Seen | None:

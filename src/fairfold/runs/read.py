@@ -15,6 +15,9 @@ from fairfold.settings.files import load_settings, to_toml
 from fairfold.subspace import parse_scheme
 
 SETTINGS, METRICS, RESULT, MODEL, LOG = "settings.toml", "metrics.csv", "result.json", "model.safetensors", "run.log"
+AUDIT = "audit.json"
+"""What `fairfold audit` wrote, where it was asked for."""
+
 ROUND_COLUMNS = ["round", "seconds", "clients", "bytes_down", "bytes_up", "server"]
 CHECK = "check"
 """Last column of the metrics: a checksum of the line before it."""
@@ -60,15 +63,19 @@ def sealed_json(values: Mapping[str, Any]) -> bytes:
 
 def read_result(folder: Path) -> dict[str, Any]:
     """The closing table of a run; empty where it is not finished."""
-    path = folder / RESULT
+    return read_sealed(folder / RESULT)
+
+
+def read_sealed(path: Path, remedy: str = RESUME) -> dict[str, Any]:
+    """What :func:`sealed_json` wrote; empty where there is no such file, refused where it is damaged."""
     if not path.exists():
         return {}
     try:
         content = json.loads(_bytes(path))
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, str(error)) from None
+        raise _damaged(path, str(error), remedy) from None
     if not isinstance(content, dict) or content.pop("checksum", None) != checksum_of_values(content):
-        raise _damaged(path, "another checksum than it says, or none")
+        raise _damaged(path, "another checksum than it says, or none", remedy)
     return content
 
 

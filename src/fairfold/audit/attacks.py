@@ -1,0 +1,211 @@
+"""All attacks on a run: on what its server sees at the run's level, and beside it on what other levels would show."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from fairfold.algorithms.gradient import Gradient
+from fairfold.audit import findings
+from fairfold.audit.decode import Tracks, can_decode, decoded, judged
+from fairfold.audit.devices import Devices
+from fairfold.audit.findings import Audit, Finding, level_words
+from fairfold.audit.matched import Figure
+from fairfold.audit.membership import difference, most_advantage, one_item, one_person
+from fairfold.audit.ranking import Target, attack_sums, attack_words
+from fairfold.audit.rows import Reader
+from fairfold.audit.vectors import vector_error
+from fairfold.data import Dataset
+from fairfold.errors import FairfoldError
+from fairfold.settings import Settings
+from fairfold.settings.parts import PrivatePrivacy
+from fairfold.simulate.world import World
+
+COHORTS = (5, 20, 100)
+"""Sums that are looked at beside the run's own."""
+
+STEPS = 100
+"""Into how many steps each view is divided for whoever watches."""
+
+Watch = Callable[[str, float], None]
+"""Told what is looked at, and which share of that is done."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What a server sees: one answer (a cohort of 1), or a sum; under which settings."""
+
+    name: str
+    settings: Settings
+    cohort: int
+    own: bool
+
+
+@dataclass
+class Auditor:
+    """Attacks views of one run.
+
+    Attributes:
+        settings: Of the run.
+        data: That it was trained on.
+        users: Targets of each attack.
+        rounds: Over which users are named.
+        seed: Of who is looked at.
+        watch: Told how it goes.
+    """
+
+    settings: Settings
+    data: Dataset
+    users: int = 100
+    rounds: int = 12
+    seed: int = 0
+    watch: Watch = lambda _what, _share: None
+
+    def views(self, *, compare: bool = True) -> list[View]:
+        """The run's own first, and beside it one answer and exact sums of some devices."""
+        level, everybody = self.settings.privacy.level, self.data.num_users
+        drawn = min(self.settings.fleet.clients_per_round or everybody, everybody)
+        own, found = View("one answer", self.settings, 1, own=True), list[View]()
+        if level != "plain":
+            noise = " with noise" if level == "private" else ""
+            own = View(f"the sum of {drawn:,}{noise}", self.settings, drawn, own=True)
+        found.append(own)
+        if not compare:
+            return found
+        if level != "plain":
+            found.append(View("one answer", self._at("plain"), 1, own=False))
+        cohorts = {min(cohort, everybody) for cohort in COHORTS} | ({drawn} if level == "private" else set())
+        for cohort in sorted(cohorts - ({drawn} if level == "secure" else set())):
+            try:
+                found.append(View(f"the sum of {cohort:,}", self._at("secure", cohort), cohort, own=False))
+            except FairfoldError:  # a method whose answers are no sums
+                break
+        return found
+
+    def _at(self, level: str, cohort: int | None = None) -> Settings:
+        changes: dict[str, object] = {"privacy.level": level}
+        if cohort is not None:
+            everybody = self.data.num_users
+            changes["privacy.smallest_cohort"] = max(2, min(cohort, everybody))
+            changes["fleet.clients_per_round"] = cohort if cohort < everybody else None
+        return self.settings.with_changes(changes)
+
+    def audit(self, *, compare: bool = True) -> Audit:
+        """All attacks on all views."""
+        privacy, found = self.settings.privacy, list[Finding]()
+        views = self.views(compare=compare)
+        for view in views:
+            found += self.attacked(view)
+        bound = 1.0
+        if isinstance(privacy, PrivatePrivacy):
+            bound = most_advantage(privacy.epsilon, privacy.delta)
+        words = [level_words(privacy, bound)]
+        if not can_decode(World.of(self.settings, self.data).plan):
+            words.append(
+                f"No way to read pairs from sums of algorithm.kind={self.settings.algorithm.kind!r} was tried: that is "
+                "no proof that there is none."
+            )
+        return Audit(privacy.level, words, found, self.seed)
+
+    def attacked(self, view: View) -> list[Finding]:
+        """All attacks on one view."""
+        devices = Devices.of_run(World.of(view.settings, self.data))
+        reader, done = Reader(devices), 0
+        source = torch.Generator().manual_seed(self.seed)
+
+        def advance() -> None:
+            nonlocal done
+            done += 1
+            self.watch(view.name, min(done / STEPS, 1.0))
+
+        attack = self._on_words if view.cohort == 1 else self._on_sums
+        return attack(view, devices, reader, source, advance)
+
+    # -- one answer ----------------------------------------------------------------------------------------------------
+
+    def _on_words(
+        self, view: View, devices: Devices, reader: Reader, source: torch.Generator, advance: Callable[[], None]
+    ) -> list[Finding]:
+        plan, taking = devices.fleet.plan, devices.fleet.taking_part
+        users = taking[torch.randperm(len(taking), generator=source)[: self.users]].tolist()
+        targets = attack_words(devices, reader, users, source, advance)
+        errors = [
+            error
+            for seen, secret in devices.words_and_secrets(users)
+            if (error := vector_error(plan, seen, secret)) is not None
+        ]
+        found = self._ranked(view, devices, targets)
+        if errors:
+            what = findings.DIRECTION if isinstance(plan.algorithm, Gradient) else findings.VECTOR
+            middle = Figure(median(errors), min(errors), max(errors), len(errors))
+            found.insert(0, Finding.of(view.name, what, middle, None, own=view.own, note="interval: least to most"))
+        guessed = one_item(devices, reader, 1, self.users, source, advance)
+        found.append(Finding.of(view.name, findings.ONE_ITEM, Figure.of(guessed), 0.5, own=view.own))
+        everybody = Figure(1.0, 1.0, 1.0, len(taking))
+        found.append(
+            Finding.of(view.name, findings.NAMED, everybody, 0.0, own=view.own, note="an answer comes with its sender")
+        )
+        return found
+
+    def _ranked(self, view: View, devices: Devices, targets: list[Target]) -> list[Finding]:
+        found, names = list[Finding](), [str(capacity) for capacity in devices.fleet.plan.capacities]
+        sizes = sorted({target.size for target in targets})
+        for size in sizes if view.cohort == 1 or len(sizes) == 1 else [None]:
+            of = [target for target in targets if size in (None, target.size)]
+            usual = Figure.of([target.popularity for target in of]).value
+            more = {"own": view.own, "group": "all" if size is None else names[size]}
+            note = f"popularity alone {usual:.3f}"
+            auc, first = (Figure.of([getattr(target, key) for target in of]) for key in ("auc", "precision"))
+            found.append(Finding.of(view.name, findings.RANKED, auc, 0.5, note=note, **more))
+            found.append(Finding.of(view.name, findings.FIRST, first, None, **more))
+        return found
+
+    # -- sums ----------------------------------------------------------------------------------------------------------
+
+    def _on_sums(
+        self, view: View, devices: Devices, reader: Reader, source: torch.Generator, advance: Callable[[], None]
+    ) -> list[Finding]:
+        plan, found = devices.fleet.plan, list[Finding]()
+        targets = attack_sums(devices, reader, view.cohort, self.users, source, advance)
+        found += self._ranked(view, devices, targets)
+        guessed = one_item(devices, reader, view.cohort, self.users, source, advance)
+        found.append(Finding.of(view.name, findings.ONE_ITEM, Figure.of(guessed), 0.5, own=view.own))
+        inside = one_person(devices, view.cohort, self.users, source, advance)
+        found.append(Finding.of(view.name, findings.ONE_PERSON, Figure.of(inside), 0.5, own=view.own))
+        told = difference(devices, view.cohort, self.users, source, advance)
+        privacy, note = view.settings.privacy, ""
+        if isinstance(privacy, PrivatePrivacy):
+            note = f"at most {most_advantage(privacy.epsilon, privacy.delta):.3f} by ε"
+        found.append(Finding.of(view.name, findings.DIFFERENCE, Figure.of(told), 0.0, own=view.own, note=note))
+        if can_decode(plan):
+            found += self._decoded(view, devices, source, advance)
+        return found
+
+    def _decoded(
+        self, view: View, devices: Devices, source: torch.Generator, advance: Callable[[], None]
+    ) -> list[Finding]:
+        """Histories that can be read; over several rounds, with the cohorts that the run would draw, whose they are."""
+        shares, wrong, tracks, there = list[float](), 0, Tracks(), set[int]()
+        rounds = min(self.rounds, view.settings.run.rounds)
+        everybody = view.cohort >= len(devices.fleet.taking_part)
+        for number in range(1 if everybody else rounds):
+            cohort = devices.fleet.cohort(number).tolist()
+            histories = [one for seen in devices.sums(cohort) for one in decoded(devices.fleet.plan, seen)]
+            read = judged(histories, {user: self.data.train.of(user) for user in cohort})
+            wrong += read.wrong
+            if number == 0:  # what a first word says; later ones may say less
+                shares = list(read.shares.values())
+            tracks.note(histories, cohort, read.whose)
+            there |= set(cohort)
+            advance()
+            if number + 1 < rounds and not everybody:
+                devices = devices.after_a_round()
+        note = f"{wrong:,} wrong pairs" if wrong else ""
+        found = [Finding.of(view.name, findings.DECODED, Figure.of(shares), 0.0, own=view.own, note=note)]
+        right, false = tracks.named()
+        share = right / max(len(there), 1)
+        note = f"{right} of {len(there)}, {false} wrongly, {1 if everybody else rounds} rounds"
+        note = f"{note}; everybody is in every cohort" if everybody else note
+        named = Figure(share, share, share, len(there))
+        return [*found, Finding.of(view.name, findings.NAMED, named, 0.0, own=view.own, note=note)]
