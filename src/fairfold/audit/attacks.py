@@ -64,19 +64,17 @@ class Auditor:
 
     def views(self, *, compare: bool = True) -> list[View]:
         """The run's own first, and beside it one answer and exact sums of some devices."""
-        level, everybody = self.settings.privacy.level, self.data.num_users
+        privacy, everybody = self.settings.privacy, self.data.num_users
+        private = isinstance(privacy, PrivatePrivacy)
         drawn = min(self.settings.fleet.clients_per_round or everybody, everybody)
-        own, found = View("one answer", self.settings, 1, own=True), list[View]()
-        if level != "plain":
-            noise = " with noise" if level == "private" else ""
-            own = View(f"the sum of {drawn:,}{noise}", self.settings, drawn, own=True)
-        found.append(own)
+        name = f"the sum of {drawn:,}{' with noise' if private else ''}"
+        one = View("one answer", self._at("plain"), 1, own=not privacy.sums_alone)
+        found = [View(name, self.settings, drawn, own=True)] if privacy.sums_alone else [one]
         if not compare:
             return found
-        if level != "plain":
-            found.append(View("one answer", self._at("plain"), 1, own=False))
-        cohorts = {min(cohort, everybody) for cohort in COHORTS} | ({drawn} if level == "private" else set())
-        for cohort in sorted(cohorts - ({drawn} if level == "secure" else set())):
+        found += [one] if privacy.sums_alone else []
+        cohorts = {min(cohort, everybody) for cohort in COHORTS} | ({drawn} if private else set())
+        for cohort in sorted(cohorts - ({drawn} if privacy.sums_alone and not private else set())):
             try:
                 found.append(View(f"the sum of {cohort:,}", self._at("secure", cohort), cohort, own=False))
             except FairfoldError:  # a method whose answers are no sums
@@ -139,7 +137,7 @@ class Auditor:
         if errors:
             what = findings.DIRECTION if isinstance(plan.algorithm, Gradient) else findings.VECTOR
             middle = Figure(median(errors), min(errors), max(errors), len(errors))
-            found.insert(0, Finding.of(view.name, what, middle, None, own=view.own, note="interval: least to most"))
+            found.insert(0, Finding.of(view.name, what, middle, None, own=view.own, note="median, least and most"))
         guessed = one_item(devices, reader, 1, self.users, source, advance)
         found.append(Finding.of(view.name, findings.ONE_ITEM, Figure.of(guessed), 0.5, own=view.own))
         everybody = Figure(1.0, 1.0, 1.0, len(taking))
@@ -149,17 +147,19 @@ class Auditor:
         return found
 
     def _ranked(self, view: View, devices: Devices, targets: list[Target]) -> list[Finding]:
+        """By size of device where each answer is seen alone."""
         found, names = list[Finding](), [str(capacity) for capacity in devices.fleet.plan.capacities]
-        sizes = sorted({target.size for target in targets})
-        for size in sizes if view.cohort == 1 or len(sizes) == 1 else [None]:
+        for size in sorted({target.size for target in targets}) if view.cohort == 1 else [None]:
             of = [target for target in targets if size in (None, target.size)]
-            usual = Figure.of([target.popularity for target in of]).value
             more = {"own": view.own, "group": "all" if size is None else names[size]}
-            note = f"popularity alone {usual:.3f}"
-            auc, first = (Figure.of([getattr(target, key) for target in of]) for key in ("auc", "precision"))
-            found.append(Finding.of(view.name, findings.RANKED, auc, 0.5, note=note, **more))
-            found.append(Finding.of(view.name, findings.FIRST, first, None, **more))
-        return found
+            for attack, key, chance in (
+                (findings.RANKED, "auc", 0.5),
+                (findings.FIRST, "precision", None),
+            ):
+                figure = Figure.of([getattr(target, key) for target in of])
+                found.append(Finding.of(view.name, attack, figure, chance, **more))
+        usual = Figure.of([target.popularity for target in targets])
+        return [*found, Finding.of(view.name, findings.USUAL, usual, 0.5, own=view.own)]
 
     # -- sums ----------------------------------------------------------------------------------------------------------
 
@@ -179,12 +179,10 @@ class Auditor:
             note = f"at most {most_advantage(privacy.epsilon, privacy.delta):.3f} by ε"
         found.append(Finding.of(view.name, findings.DIFFERENCE, Figure.of(told), 0.0, own=view.own, note=note))
         if can_decode(plan):
-            found += self._decoded(view, devices, source, advance)
+            found += self._decoded(view, devices, advance)
         return found
 
-    def _decoded(
-        self, view: View, devices: Devices, source: torch.Generator, advance: Callable[[], None]
-    ) -> list[Finding]:
+    def _decoded(self, view: View, devices: Devices, advance: Callable[[], None]) -> list[Finding]:
         """Histories that can be read; over several rounds, with the cohorts that the run would draw, whose they are."""
         shares, wrong, tracks, there = list[float](), 0, Tracks(), set[int]()
         rounds = min(self.rounds, view.settings.run.rounds)

@@ -40,7 +40,7 @@ def can_decode(plan: Plan) -> bool:
 
 
 def decoded(plan: Plan, seen: Seen, blur: float = 0.0) -> list[Tensor]:
-    """Histories, as ascending items, that the sum of a cohort gives away; ``blur`` is how far off its numbers may be."""
+    """Histories, as ascending items, that the sum of a cohort gives away; its numbers may be off by ``blur``."""
     if isinstance(plan.algorithm, Correlations):
         return _from_pairs(seen.answer.sums[SUM], blur) if SUM in seen.answer.sums else []
     if isinstance(plan.algorithm, LeastSquares):
@@ -102,12 +102,12 @@ def _from_rows(rows: Tensor, blur: float) -> list[Tensor]:
     atoms = _atoms(some, line, slack)
     if not len(atoms):
         return []
-    members = _members(some, atoms, line, slack)
+    members, _ = _ways(some, atoms, line, slack)
     return [spoken[mine] for mine in members.T.bool() if int(mine.sum()) >= FEWEST]
 
 
 def _atoms(rows: Tensor, line: Tensor, slack: float) -> Tensor:
-    """Words of single members: rows that occur more than once, and are no sum of two others."""
+    """Words of single members: rows that occur more than once, and are no sum of others."""
     order = (rows @ line).argsort()
     ordered = rows[order]
     same = (ordered[1:] - ordered[:-1]).abs().amax(1) <= slack
@@ -115,30 +115,18 @@ def _atoms(rows: Tensor, line: Tensor, slack: float) -> Tensor:
     many = torch.bincount(group)
     firsts = torch.cat([torch.zeros(1, dtype=torch.int64), (~same).nonzero().flatten() + 1])
     found = ordered[firsts[many >= 2]]
-    if len(found) < 3:
-        return found
-    first, second = torch.combinations(torch.arange(len(found)), 2).T
-    places, width = (found[first] + found[second]) @ line, 3 * slack * float(line.abs().sum())
-    ordered, order = places.sort()
-    wanted = found @ line
-    low, high = torch.searchsorted(ordered, wanted - width), torch.searchsorted(ordered, wanted + width)
-    single = torch.ones(len(found), dtype=torch.bool)
-    for atom in (high > low).nonzero().flatten().tolist():
-        near = order[int(low[atom]) : int(high[atom])]
-        like = (found[first[near]] + found[second[near]] - found[atom]).abs().amax(1) <= 3 * slack
-        single[atom] = not bool((like & (first[near] != atom) & (second[near] != atom)).any())
-    return found[single]
+    return found[_ways(found, found, line, slack)[1] == 1]  # else it is itself, and a sum of others
 
 
-def _members(rows: Tensor, atoms: Tensor, line: Tensor, slack: float) -> Tensor:
-    """Whose words each row is the sum of, [rows, atoms]; none where that is not clear."""
+def _ways(rows: Tensor, atoms: Tensor, line: Tensor, slack: float) -> tuple[Tensor, Tensor]:
+    """Whose words each row is the sum of, [rows, atoms], none where that is not clear; and in how many ways it is."""
     half = (len(atoms) + 1) // 2
     left, right = _subsets(half), _subsets(len(atoms) - half)
     left_sums = left @ atoms[:half]
     right_sums = right @ atoms[half:] if len(atoms) > half else torch.zeros(1, rows.shape[1], dtype=rows.dtype)
     ordered, order = (right_sums @ line).sort()
     width, found = 4 * slack * float(line.abs().sum()), torch.zeros(len(rows), len(atoms), dtype=rows.dtype)
-    ahead = left_sums @ line
+    ahead, ways = left_sums @ line, torch.zeros(len(rows), dtype=torch.int64)
     for number, row in enumerate(rows):
         wanted = row @ line - ahead
         low, high = torch.searchsorted(ordered, wanted - width), torch.searchsorted(ordered, wanted + width)
@@ -148,10 +136,11 @@ def _members(rows: Tensor, atoms: Tensor, line: Tensor, slack: float) -> Tensor:
             continue
         other = order[torch.arange(len(mine)) - (many.cumsum(0) - many)[mine] + low[mine]]
         hits = (left_sums[mine] + right_sums[other] - row).abs().amax(1) <= 4 * slack
-        if int(hits.sum()) == 1:
+        ways[number] = int(hits.sum())
+        if ways[number] == 1:
             found[number, :half] = left[mine[hits][0]]
             found[number, half:] = right[other[hits][0]]
-    return found
+    return found, ways
 
 
 def _subsets(many: int) -> Tensor:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fairfold.algorithms.correlations import Correlations
 from fairfold.backends.batched import batched
 from fairfold.data import Interactions
 from fairfold.protocol.faults import Rejections
@@ -19,9 +20,9 @@ from fairfold.protocol.hearing import Hearing, hearing_of
 from fairfold.protocol.people import People
 from fairfold.protocol.round import run_round
 from fairfold.protocol.words import Answer, Sent, State
+from fairfold.settings.parts import PrivatePrivacy
 from fairfold.simulate.world import World
 from fairfold.values import Weights
-
 
 AT_ONCE = 10
 """Targets in each of several cohorts."""
@@ -70,6 +71,10 @@ class Devices:
 
     def after_a_round(self) -> "Devices":
         """The same one round later; what they keep is changed in place."""
+        if isinstance(self.fleet.plan.algorithm, Correlations):  # pairs do not depend on the model: none is made
+            clients = self.fleet.cohort(self.state.round_number).tolist()
+            self._heard(hearing_of(self.people, clients), clients)
+            return replace(self, state=replace(self.state, round_number=self.state.round_number + 1))
         return replace(self, state=run_round(self.state, self.fleet, self.people, _Silent(), batched))
 
     def with_histories(self, histories: Interactions, like: Tensor) -> "Devices":
@@ -86,33 +91,35 @@ class Devices:
         return (seen for seen, _ in self.words_and_secrets(clients))
 
     def words_and_secrets(self, clients: list[int]) -> Iterator[tuple[Seen, Weights]]:
-        """The same beside the private tensors that each would keep: what an attack is judged by."""
+        """The same beside the private tensors that each is made with: what an attack is judged by."""
         plan, number = self.fleet.plan, self.state.round_number
         for visit in self.fleet.visits(self.state, clients):
-            answer, own = plan.algorithm.answer(plan, visit.sent, self.people.client(visit.client, number))
-            yield Seen(visit.sent, answer), own
+            client = self.people.client(visit.client, number)
+            answer, own = plan.algorithm.answer(plan, visit.sent, client)
+            yield Seen(visit.sent, answer), own if plan.algorithm.from_history else client.own
 
     def sums(self, clients: list[int], *, rough: bool = False) -> list[Seen]:
         """What the server hears of some clients together at the level of the settings: sums, by size or of all sizes.
 
-        At the level ``"plain"`` these are sums that the server makes itself, of words that it sees one by one. ``rough``
-        ones, for what is usual, leave out the rounding of each word, which takes time.
+        At the level ``"plain"`` these are sums that the server makes itself, of words that it sees one by one. Those
+        that are ``rough``, for what is usual, leave out the rounding of each word, which takes time.
         """
-        plan, people = self.fleet.plan, _Unchanged(self.people)
-        rounds_only = rough and plan.settings.privacy.level == "secure" and not plan.algorithm.grids
-        hearing = Hearing(people) if rounds_only else hearing_of(people, clients)
-        for word in batched(people, self.fleet.visits(self.state, clients), hearing.apart(clients, {})):
+        chosen, algorithm = self.fleet.plan.settings.privacy, self.fleet.plan.algorithm
+        people = _Unchanged(self.people)
+        rounds_only = rough and not isinstance(chosen, PrivatePrivacy) and not algorithm.grids
+        return self._heard(Hearing(people) if rounds_only else hearing_of(people, clients), clients)
+
+    def _heard(self, hearing: Hearing, clients: list[int]) -> list[Seen]:
+        plan = self.fleet.plan
+        visits = self.fleet.visits(self.state, clients)
+        for word in batched(hearing.people, visits, hearing.apart(clients, {})):
             if plan.algorithm.problem(plan, word.sent, word.answer) is None:
                 hearing.add(word, word.answer)
         return [Seen(sent, answer) for sent, answer in hearing.totals(_Silent()).parts()]
 
     def exact_sums(self, clients: list[int]) -> list[Seen]:
         """Sums by size of the words as they are, whatever the level: what an attack on noise is judged by."""
-        people = _Unchanged(self.people)
-        hearing = Hearing(people)
-        for word in batched(people, self.fleet.visits(self.state, clients), {}):
-            hearing.add(word, word.answer)
-        return [Seen(sent, answer) for sent, answer in hearing.totals(_Silent()).parts()]
+        return self._heard(Hearing(_Unchanged(self.people)), clients)
 
     def cohorts(self, size: int, users: int, source: torch.Generator) -> list[tuple[list[int], list[int]]]:
         """Sets of clients drawn by chance, each with some targets in it, as many as ``users`` in all.

@@ -8,24 +8,23 @@ from typing import Any
 from fairfold import files
 from fairfold.audit.matched import Figure
 from fairfold.runs.read import AUDIT, sealed_json
-from fairfold.settings import Settings
 from fairfold.settings.parts import PlainPrivacy
 from fairfold.version import __version__
 
 FORMAT = 1
 
-VECTOR, DIRECTION = "user's vector: relative error (median)", "user's vector: direction, sine of the angle (median)"
-RANKED, FIRST = "history: AUC among equally popular items", "history: share among as many first items"
-DECODED, NAMED = "pairs (user, item) read from the sum", "users named over several rounds"
-ONE_ITEM = "one item, all others known: told from an equal one"
-ONE_PERSON, DIFFERENCE = "is a person in the sum? by their history", "is a person in the sum? all others known: advantage"
+VECTOR, DIRECTION = "user's vector, relative error", "direction of the user's vector, sine"
+RANKED, FIRST, USUAL = "history, AUC", "history, precision", "popularity alone, AUC"
+DECODED, NAMED = "pairs (user, item) read", "users named"
+ONE_ITEM = "one item, all others known"
+ONE_PERSON, DIFFERENCE = "person, history known", "person, all others known"
 
 LEVELS = {
     "plain": "plain: the server sees each device's answer, and who sent it. Whoever runs it can read histories.",
     "secure": "secure: the server sees sums over many devices, exact ones, and no single answer. What a sum gives away "
     "is below; against a server that knows much of a person already, sums alone protect nobody.",
-    "private": "private: the server sees sums over many devices with noise (ε = {epsilon:g}, δ = {delta:g} per user for "
-    "the whole run). Whatever it knows, no advantage is above {bound:.3f}.",
+    "private": "private: the server sees sums over many devices with noise (ε = {epsilon:g}, δ = {delta:g} per user "
+    "for the whole run). Whatever it knows, no advantage is above {bound:.3f}.",
 }
 
 
@@ -50,16 +49,16 @@ class Finding:
         group, note, own = more.get("group", "all"), more.get("note", ""), more.get("own", True)
         return cls(seen, attack, group, figure.value, figure.low, figure.high, figure.many, chance, note, own)
 
-    def cells(self) -> list[str]:
-        """As tables show it."""
-        digits = "{:.1e}" if self.attack == VECTOR else "{:.3f}"
-        interval = f"{digits.format(self.low)} – {digits.format(self.high)}" if self.users else ""
-        value = digits.format(self.value) if self.users else "–"
-        chance = "–" if self.chance is None else f"{self.chance:g}"
-        return [self.seen, self.attack, self.group, value, interval, chance, str(self.users), self.note]
+    def words(self) -> str:
+        """The figure and its interval, as tables show it; of a median the least and the most."""
+        if not self.users:
+            return "–"
+        digits = "{:.0e}" if self.attack == VECTOR else "{:.3f}" if self.attack in PRECISE else "{:.2f}"
+        ends = f" ({digits.format(self.low)}–{digits.format(self.high)})" if self.low < self.high else ""
+        return digits.format(self.value) + ends
 
 
-HEADINGS = ["what is seen", "attack", "devices", "found", "95 % of means", "by chance", "users", ""]
+PRECISE = (RANKED, USUAL, DIRECTION)
 
 
 @dataclass(frozen=True)
@@ -71,14 +70,30 @@ class Audit:
     findings: list[Finding]
     seed: int
 
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Headings and rows: a row for each attack and size of device, a column for everything that could be seen."""
+        views = {one.seen: one.own for one in self.findings}
+        found: dict[tuple[str, str], dict[str, Finding]] = {}
+        for one in self.findings:
+            found.setdefault((one.attack, one.group), {})[one.seen] = one
+        headings = ["attack", "devices", "by chance", *(f"{name}{'' if own else ' *'}" for name, own in views.items())]
+        order = [VECTOR, DIRECTION, RANKED, USUAL, FIRST, ONE_ITEM, ONE_PERSON, DIFFERENCE, DECODED, NAMED]
+        rows = []
+        for (attack, group), of in sorted(found.items(), key=lambda pair: order.index(pair[0][0])):
+            chance = next(iter(of.values())).chance
+            cells = [of[name].words() if name in of else "" for name in views]
+            rows.append([attack, group, "" if chance is None else f"{chance:g}", *cells])
+        return headings, rows
+
     def plain(self) -> dict[str, Any]:
         """As a file has it; figures that could not be measured are null."""
-        rows: list[Mapping[str, Any]] = [
+        figures: list[Mapping[str, Any]] = [
             {key: None if value != value else value for key, value in asdict(one).items()} for one in self.findings
         ]
+        headings, rows = self.table()
         return {
-            "format": FORMAT, "level": self.level, "words": self.words, "seed": self.seed, "headings": HEADINGS,
-            "rows": [one.cells() for one in self.findings], "findings": rows, "fairfold": __version__,
+            "format": FORMAT, "level": self.level, "words": self.words, "seed": self.seed, "headings": headings,
+            "rows": rows, "findings": figures, "fairfold": __version__,
         }  # fmt: skip
 
     def write(self, folder: Path) -> Path:
@@ -91,8 +106,3 @@ def level_words(privacy: PlainPrivacy, bound: float) -> str:
     """The level of a run, told plainly."""
     facts = {"epsilon": getattr(privacy, "epsilon", 0.0), "delta": getattr(privacy, "delta", 0.0), "bound": bound}
     return LEVELS[privacy.level].format(**facts)
-
-
-def uploads_vectors(settings: Settings) -> bool:
-    """Whether users' vectors are sent as they are."""
-    return getattr(settings.algorithm, "user_vectors", "private") == "uploaded"

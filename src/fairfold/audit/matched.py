@@ -14,6 +14,9 @@ from fairfold.data import Interactions
 NEAR = 4
 """Items on either side in the order of popularity among which the one to compare with is drawn."""
 
+ALIKE = 0.1
+"""How far, as a share, the popularity of two items may be apart for them to be called equal."""
+
 DRAWS = 2_000
 """Of the bootstrap."""
 
@@ -29,8 +32,8 @@ class Figure:
 
     @classmethod
     def of(cls, values: list[float], seed: int = 0) -> "Figure":
-        """Of a value for each target."""
-        found = torch.tensor(values, dtype=torch.float64)
+        """Of a value for each target; those of whom nothing could be measured are left out."""
+        found = torch.tensor([value for value in values if value == value], dtype=torch.float64)
         if not len(found):
             return cls(float("nan"), float("nan"), float("nan"), 0)
         source = torch.Generator().manual_seed(seed)
@@ -40,7 +43,7 @@ class Figure:
 
 
 def matched_items(train: Interactions, user: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
-    """A user's items, and for each one that the user has not and that is as popular among all others."""
+    """Those of a user's items that have equals, and for each an item that as many others have, and the user has not."""
     mine = train.of(user)
     popularity = train.counts_by_item.clone()
     popularity[mine] -= 1  # what others have: the user's own share would tell
@@ -57,11 +60,14 @@ def matched_items(train: Interactions, user: int, source: torch.Generator) -> tu
     step = torch.randint(NEAR, (len(mine),), generator=source)
     above = torch.randint(2, (len(mine),), generator=source).bool()
     chosen = torch.where(above, place + step, place - 1 - step).clamp(0, len(others) - 1)
-    return mine, others[order[chosen]]
+    equals = others[order[chosen]]
+    off = (popularity[mine] - popularity[equals]).abs()
+    alike = off <= (ALIKE * popularity[mine]).clamp(min=1)  # what has no equal says nothing
+    return mine[alike], equals[alike]
 
 
 def matched_auc(scores: Tensor, mine: Tensor, equals: Tensor) -> float:
-    """The chance that an item of the history scores above its equal; a half where scores tell nothing."""
+    """The chance that an item of a history scores above its equal: a half where scores tell nothing, NaN of no items."""
     ahead, behind = scores[mine], scores[equals]
     return float(((ahead > behind).double() + 0.5 * (ahead == behind)).mean())
 

@@ -115,7 +115,9 @@ def _by_words(
     if train.ratings is not None:  # the rating of an unknown item is what is usual
         given = dict(zip(train.of(user).tolist(), train.ratings_of(user).tolist(), strict=True))
         usually = float(train.ratings.mean())
-        ratings = torch.tensor([given[int(i)] if int(i) in set(known.tolist()) else usually for i in torch.cat(histories)])
+        ratings = torch.tensor(
+            [given[int(i)] if int(i) in set(known.tolist()) else usually for i in torch.cat(histories)]
+        )
     both = Interactions.from_pairs(users, torch.cat(histories), 2, train.num_items, ratings)
     heard = flat(seen)
     first, second = (

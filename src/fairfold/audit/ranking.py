@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -43,28 +44,24 @@ class Tuned:
             of = torch.stack([one[name] for one in scores[:half]])
             self._usual[name] = (of.mean(0), of.std(0, unbiased=False))
         tried = list(zip(scores[half:] or scores, equals[half:] or equals, strict=True))
+        tried = [(one, pair) for one, pair in tried if len(pair[0])]
         found = {
-            name: sum(matched_auc(read(one), *pair) for one, pair in tried) / len(tried)
-            for name, read in self._ways().items()
+            way: sum(matched_auc(self.read(one, way), *pair) for one, pair in tried) / max(len(tried), 1)
+            for way in product(self._usual, ("as it is", "turned round", "beside what is usual"))
         }
-        self.way = max(found, key=lambda name: found[name])
+        self._way = max(found, key=lambda way: found[way])
 
-    def _ways(self) -> dict[str, Callable[[Scores], Tensor]]:
-        ways: dict[str, Callable[[Scores], Tensor]] = {}
-        for name in self._usual:
-            ways[name] = lambda scores, name=name: scores[name]
-            ways[f"-{name}"] = lambda scores, name=name: -scores[name]
-            ways[f"{name}, by what is usual"] = lambda scores, name=name: self._unusual(name, scores[name])
-        return ways
+    def read(self, scores: Scores, way: tuple[str, str] | None = None) -> Tensor:
+        """Scores of items in one way; in the one that serves best if none is named."""
+        name, how = self._way if way is None else way
+        if how == "beside what is usual":
+            return self._unusual(name, scores[name])
+        return scores[name] if how == "as it is" else -scores[name]
 
     def _unusual(self, name: str, scores: Tensor) -> Tensor:
         mean, spread = self._usual[name]
         least = float(spread[spread > 0].median()) / 10 if bool((spread > 0).any()) else 1.0
         return (scores - mean) / spread.clamp(min=least)
-
-    def __call__(self, scores: Scores) -> Tensor:
-        """Scores of items by the way that serves best."""
-        return self._ways()[self.way](scores)
 
 
 def attack_words(
@@ -76,7 +73,7 @@ def attack_words(
         size = seen.sent.size
         if size not in tuned:
             tuned[size] = _tuned_to_words(devices, reader, size, source)
-        found.append(_found(devices, user, tuned[size](reader.scores(seen)), source))
+        found.append(_found(devices, user, tuned[size].read(reader.scores(seen)), source))
         advance()
     return found
 
@@ -113,7 +110,9 @@ def attack_sums(
     found = list[Target]()
     for members, targets in devices.cohorts(cohort, users, source):
         sums = devices.sums(members)
-        ranked = {seen.sent.size: tuned[seen.sent.size](reader.scores(seen)) for seen in sums if seen.sent.size in tuned}
+        ranked = {
+            seen.sent.size: tuned[seen.sent.size].read(reader.scores(seen)) for seen in sums if seen.sent.size in tuned
+        }
         for user in targets:
             part = part_of(sums, int(devices.fleet.size[user]))
             if part is not None and part.sent.size in ranked:

@@ -77,7 +77,7 @@ def _least_squares(plan: Plan, seen: Seen) -> Tensor | None:
 
 
 def _direction(plan: Plan, seen: Seen) -> Tensor | None:
-    """u of the closed form; of gradient steps some multiple of it."""
+    """The vector of the closed form; of gradient steps some multiple of it."""
     (name,), factors, sent = plan.architecture.tables, plan.settings.model.factors, seen.sent
     held, items = sent.projections[name], torch.arange(plan.public.items)
     rows = held.rows(plan.algorithm.change(sent, name, seen.answer.sums[name], seen.answer.weight), items).double()
@@ -89,7 +89,7 @@ def _direction(plan: Plan, seen: Seen) -> Tensor | None:
     rows, table = rows[alone], table[alone]
     if len(rows) < 2 or not bool(rows.any()):
         return None
-    unit = torch.linalg.eigh(rows.T @ rows)[1][:, -1]
+    unit: Tensor = torch.linalg.eigh(rows.T @ rows)[1][:, -1]
     algorithm = plan.algorithm
     if not isinstance(algorithm, ClosedForm):
         return unit
@@ -100,4 +100,5 @@ def _direction(plan: Plan, seen: Seen) -> Tensor | None:
         return None
     beyond = along - ratio * expected
     sign = 1.0 if float(beyond[beyond.abs() > beyond.abs().max() / 2].sum()) > 0 else -1.0
-    return sign * square**0.5 * unit
+    found: Tensor = sign * square**0.5 * unit
+    return found
