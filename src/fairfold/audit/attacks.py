@@ -12,14 +12,15 @@ from fairfold.audit.decode import Tracks, can_decode, decoded, judged
 from fairfold.audit.devices import Devices
 from fairfold.audit.findings import Audit, Finding, level_words
 from fairfold.audit.matched import Figure
-from fairfold.audit.membership import difference, most_advantage, one_item, one_person
+from fairfold.audit.membership import difference, gaussian_advantage, most_advantage, one_item, one_person
 from fairfold.audit.ranking import Target, attack_sums, attack_words
 from fairfold.audit.rows import Reader
 from fairfold.audit.vectors import vector_error
 from fairfold.data import Dataset
 from fairfold.errors import FairfoldError
+from fairfold.privacy.accounting import sigma_for
 from fairfold.settings import Settings
-from fairfold.settings.parts import PrivatePrivacy
+from fairfold.settings.parts import PlainPrivacy, PrivatePrivacy
 from fairfold.simulate.world import World
 
 COHORTS = (5, 20, 100)
@@ -85,7 +86,7 @@ class Auditor:
         changes: dict[str, object] = {"privacy.level": level}
         if cohort is not None:
             everybody = self.data.num_users
-            changes["privacy.smallest_cohort"] = max(2, min(cohort, everybody))
+            changes["privacy.smallest_cohort"] = max(2, min(cohort, everybody - everybody // 5))  # some are outside
             changes["fleet.clients_per_round"] = cohort if cohort < everybody else None
         return self.settings.with_changes(changes)
 
@@ -95,10 +96,7 @@ class Auditor:
         views = self.views(compare=compare)
         for view in views:
             found += self.attacked(view)
-        bound = 1.0
-        if isinstance(privacy, PrivatePrivacy):
-            bound = most_advantage(privacy.epsilon, privacy.delta)
-        words = [level_words(privacy, bound)]
+        words = [level_words(privacy, _bound(privacy))]
         if not can_decode(World.of(self.settings, self.data).plan):
             words.append(
                 f"No way to read pairs from sums of algorithm.kind={self.settings.algorithm.kind!r} was tried: that is "
@@ -138,7 +136,7 @@ class Auditor:
             what = findings.DIRECTION if isinstance(plan.algorithm, Gradient) else findings.VECTOR
             middle = Figure(median(errors), min(errors), max(errors), len(errors))
             found.insert(0, Finding.of(view.name, what, middle, None, own=view.own, note="median, least and most"))
-        guessed = one_item(devices, reader, 1, self.users, source, advance)
+        guessed, _ = one_item(devices, reader, 1, self.users, source, advance)
         found.append(Finding.of(view.name, findings.ONE_ITEM, Figure.of(guessed), 0.5, own=view.own))
         everybody = Figure(1.0, 1.0, 1.0, len(taking))
         found.append(
@@ -147,19 +145,25 @@ class Auditor:
         return found
 
     def _ranked(self, view: View, devices: Devices, targets: list[Target]) -> list[Finding]:
-        """By size of device where each answer is seen alone."""
+        """By size of device where each answer is seen alone; of sums also what is found of who has no part in them."""
         found, names = list[Finding](), [str(capacity) for capacity in devices.fleet.plan.capacities]
-        for size in sorted({target.size for target in targets}) if view.cohort == 1 else [None]:
-            of = [target for target in targets if size in (None, target.size)]
-            more = {"own": view.own, "group": "all" if size is None else names[size]}
-            for attack, key, chance in (
-                (findings.RANKED, "auc", 0.5),
-                (findings.FIRST, "precision", None),
-            ):
+        groups = [
+            (names[size], [one for one in targets if one.size == size]) for size in sorted({t.size for t in targets})
+        ]
+        if view.cohort > 1:
+            groups = [("all", [one for one in targets if one.inside])]
+        for group, of in groups:
+            for attack, key, chance in ((findings.RANKED, "auc", 0.5), (findings.FIRST, "precision", None)):
                 figure = Figure.of([getattr(target, key) for target in of])
-                found.append(Finding.of(view.name, attack, figure, chance, **more))
-        usual = Figure.of([target.popularity for target in targets])
-        return [*found, Finding.of(view.name, findings.USUAL, usual, 0.5, own=view.own)]
+                found.append(Finding.of(view.name, attack, figure, chance, own=view.own, group=group))
+        without = {target.user: target for target in targets if not target.inside}
+        if without:
+            pairs = [(one, without[one.user]) for one in targets if one.inside and one.user in without]
+            others = Figure.of([other.auc for _, other in pairs])
+            beyond = Figure.of([0.5 + one.auc - other.auc for one, other in pairs])
+            found.append(Finding.of(view.name, findings.OTHERS, others, 0.5, own=view.own))
+            found.append(Finding.of(view.name, findings.BEYOND, beyond, 0.5, own=view.own))
+        return found
 
     # -- sums ----------------------------------------------------------------------------------------------------------
 
@@ -169,14 +173,14 @@ class Auditor:
         plan, found = devices.fleet.plan, list[Finding]()
         targets = attack_sums(devices, reader, view.cohort, self.users, source, advance)
         found += self._ranked(view, devices, targets)
-        guessed = one_item(devices, reader, view.cohort, self.users, source, advance)
+        guessed, without = one_item(devices, reader, view.cohort, self.users, source, advance)
         found.append(Finding.of(view.name, findings.ONE_ITEM, Figure.of(guessed), 0.5, own=view.own))
+        if without:
+            found.append(Finding.of(view.name, findings.ITEM_OTHERS, Figure.of(without), 0.5, own=view.own))
         inside = one_person(devices, view.cohort, self.users, source, advance)
         found.append(Finding.of(view.name, findings.ONE_PERSON, Figure.of(inside), 0.5, own=view.own))
         told = difference(devices, view.cohort, self.users, source, advance)
-        privacy, note = view.settings.privacy, ""
-        if isinstance(privacy, PrivatePrivacy):
-            note = f"at most {most_advantage(privacy.epsilon, privacy.delta):.3f} by ε"
+        note = f"at most {_bound(view.settings.privacy):.3f}"
         found.append(Finding.of(view.name, findings.DIFFERENCE, Figure.of(told), 0.0, own=view.own, note=note))
         if can_decode(plan):
             found += self._decoded(view, devices, advance)
@@ -207,3 +211,11 @@ class Auditor:
         note = f"{note}; everybody is in every cohort" if everybody else note
         named = Figure(share, share, share, len(there))
         return [*found, Finding.of(view.name, findings.NAMED, named, 0.0, own=view.own, note=note)]
+
+
+def _bound(privacy: PlainPrivacy) -> float:
+    """What no attacker's advantage exceeds: by (ε, δ), and by the Gaussian noise that these ask for."""
+    if not isinstance(privacy, PrivatePrivacy):
+        return 1.0
+    noise = gaussian_advantage(sigma_for(privacy.epsilon, privacy.delta))
+    return min(noise, most_advantage(privacy.epsilon, privacy.delta))

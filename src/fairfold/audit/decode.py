@@ -8,6 +8,7 @@ rows, which give δ away; every other row is then a sum of some of these, and wh
 middle.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -17,12 +18,16 @@ from torch import Tensor
 from fairfold.algorithms.closed_form import subspace_of
 from fairfold.algorithms.correlations import SUM, Correlations
 from fairfold.algorithms.least_squares import LeastSquares, owned_rows
-from fairfold.algorithms.pairs import UNIT, items_of, matrix_of, size_of
+from fairfold.algorithms.pairs import UNIT, items_of, matrix_of, packed_weights_of, size_of, weights_of
 from fairfold.audit.devices import Seen
 from fairfold.protocol.plan import Plan
+from fairfold.settings.parts import PrivatePrivacy
 
 LEADING = 3_000
 """Items of a sum of pairs that are looked at."""
+
+LONGEST = 20_000
+"""Items of a history that a weight is looked up for."""
 
 LARGEST_HALF = 1 << 12
 """Sums of one half of the members' words that are listed."""
@@ -42,7 +47,8 @@ def can_decode(plan: Plan) -> bool:
 def decoded(plan: Plan, seen: Seen, blur: float = 0.0) -> list[Tensor]:
     """Histories, as ascending items, that the sum of a cohort gives away; its numbers may be off by ``blur``."""
     if isinstance(plan.algorithm, Correlations):
-        return _from_pairs(seen.answer.sums[SUM], blur) if SUM in seen.answer.sums else []
+        weigh = packed_weights_of if isinstance(plan.settings.privacy, PrivatePrivacy) else weights_of
+        return _from_pairs(seen.answer.sums[SUM], weigh, blur) if SUM in seen.answer.sums else []
     if isinstance(plan.algorithm, LeastSquares):
         (name,), factors = plan.architecture.tables, plan.settings.model.factors
         space = subspace_of(seen.sent.projections[name])
@@ -55,8 +61,9 @@ def decoded(plan: Plan, seen: Seen, blur: float = 0.0) -> list[Tensor]:
 # -- sums of pairs -----------------------------------------------------------------------------------------------------
 
 
-def _from_pairs(packed: Tensor, blur: float) -> list[Tensor]:
+def _from_pairs(packed: Tensor, weigh: Callable[[Tensor], Tensor], blur: float) -> list[Tensor]:
     items = min(items_of(len(packed)), LEADING)
+    weights = weigh(torch.arange(1, LONGEST))
     left = matrix_of(packed[: size_of(items)].float())
     slack = 0.25 / UNIT + blur
     found, tried = list[Tensor](), torch.zeros(items, dtype=torch.bool)
@@ -71,20 +78,12 @@ def _from_pairs(packed: Tensor, blur: float) -> list[Tensor]:
         for row in open_rows.tolist():
             tried[row] = True
             mine, weight = (left[row] > slack).nonzero().flatten(), float(left[row, row])
-            if len(mine) < FEWEST or not _is_weight(weight, len(mine), slack):
+            if len(mine) < FEWEST or not bool(((weights[len(mine) - 1 :] - weight).abs() <= slack).any()):
                 continue
             block = left[mine[:, None], mine]
             if bool((block >= weight - 2 * slack).all()) and float(left[row, mine].max()) <= weight + 2 * slack:
                 left[mine[:, None], mine] = (block - weight).clamp(min=0)
                 found.append(mine)
-
-
-def _is_weight(weight: float, many: int, slack: float) -> bool:
-    """Whether a number is 1/n, as devices round it, of some n that is no less than what was seen."""
-    if not 0 < weight <= 1:
-        return False
-    n = round(1 / weight)
-    return any(k >= many and abs((UNIT // k) / UNIT - weight) <= slack for k in range(max(n - 1, 1), n + 2))
 
 
 # -- least squares -----------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ what a word looks like by chance.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from fairfold.protocol.fleet import Fleet
 from fairfold.protocol.hearing import Hearing, hearing_of
 from fairfold.protocol.people import People
 from fairfold.protocol.round import run_round
-from fairfold.protocol.words import Answer, Sent, State
+from fairfold.protocol.words import Answer, Sent, State, Visit
 from fairfold.settings.parts import PrivatePrivacy
 from fairfold.simulate.world import World
 from fairfold.values import Weights
@@ -34,6 +35,20 @@ class Seen:
 
     sent: Sent
     answer: Answer
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Clients whose words are added up; some of them are targets, and others, who are not in the sum, stand by."""
+
+    members: list[int]
+    targets: list[int]
+    outside: list[int]
+
+    @property
+    def without(self) -> list[int]:
+        """The same with others in the place of the targets."""
+        return [user for user in self.members if user not in set(self.targets)] + self.outside
 
 
 class _Silent(Rejections):
@@ -60,6 +75,7 @@ class Devices:
     fleet: Fleet
     people: People
     state: State
+    numbers: Iterator[int] = field(default_factory=lambda: count(1 << 20), repr=False, compare=False)
 
     @classmethod
     def of_run(cls, world: World, before: int = 0) -> "Devices":
@@ -73,7 +89,7 @@ class Devices:
         """The same one round later; what they keep is changed in place."""
         if isinstance(self.fleet.plan.algorithm, Correlations):  # pairs do not depend on the model: none is made
             clients = self.fleet.cohort(self.state.round_number).tolist()
-            self._heard(hearing_of(self.people, clients), clients)
+            self._heard(self._hearing(self.people, clients), clients)
             return replace(self, state=replace(self.state, round_number=self.state.round_number + 1))
         return replace(self, state=run_round(self.state, self.fleet, self.people, _Silent(), batched))
 
@@ -84,7 +100,7 @@ class Devices:
         if plan.algorithm.keeps == "acknowledged":
             own = {name: torch.zeros_like(rows) for name, rows in own.items()}
         sizes = replace(self.fleet, size=self.fleet.size[like], taking_part=torch.arange(len(like)))
-        return Devices(sizes, People(plan, histories, own), self.state)
+        return Devices(sizes, People(plan, histories, own), self.state, self.numbers)
 
     def words(self, clients: list[int]) -> Iterator[Seen]:
         """What each of some clients says, as its algorithm specifies."""
@@ -107,31 +123,45 @@ class Devices:
         chosen, algorithm = self.fleet.plan.settings.privacy, self.fleet.plan.algorithm
         people = _Unchanged(self.people)
         rounds_only = rough and not isinstance(chosen, PrivatePrivacy) and not algorithm.grids
-        return self._heard(Hearing(people) if rounds_only else hearing_of(people, clients), clients)
+        return self._heard(Hearing(people) if rounds_only else self._hearing(people, clients), clients)
+
+    def _hearing(self, people: People, clients: list[int]) -> Hearing:
+        return hearing_of(people, self.fleet.size[clients].tolist())
 
     def _heard(self, hearing: Hearing, clients: list[int]) -> list[Seen]:
-        plan = self.fleet.plan
-        visits = self.fleet.visits(self.state, clients)
+        plan, visits = self.fleet.plan, self.fleet.visits(self.state, clients)
+        if isinstance(plan.settings.privacy, PrivatePrivacy):
+            visits = self._as_of_another_round(visits)
         for word in batched(hearing.people, visits, hearing.apart(clients, {})):
             if plan.algorithm.problem(plan, word.sent, word.answer) is None:
                 hearing.add(word, word.answer)
         return [Seen(sent, answer) for sent, answer in hearing.totals(_Silent()).parts()]
 
+    def _as_of_another_round(self, visits: Iterator[Visit]) -> Iterator[Visit]:
+        """The same with a number of their own: a simulation's noise follows from it, and must not be known before."""
+        known, number = dict[int, Sent](), next(self.numbers)
+        for visit in visits:
+            sent = known.setdefault(id(visit.sent), replace(visit.sent, round_number=number))
+            yield Visit(visit.client, sent)
+
     def exact_sums(self, clients: list[int]) -> list[Seen]:
         """Sums by size of the words as they are, whatever the level: what an attack on noise is judged by."""
         return self._heard(Hearing(_Unchanged(self.people)), clients)
 
-    def cohorts(self, size: int, users: int, source: torch.Generator) -> list[tuple[list[int], list[int]]]:
-        """Sets of clients drawn by chance, each with some targets in it, as many as ``users`` in all.
+    def cohorts(self, size: int, users: int, source: torch.Generator) -> "list[Cohort]":
+        """Sets of clients drawn by chance, with as many targets as ``users`` in all, and as many who are outside.
 
-        Where a set is most of the clients one set has all the targets: others would be much the same.
+        Where a set would be everybody some are left out, to compare with, as far as a sum may do without them. Where a
+        set is most of the clients one set has all the targets: others would be much the same.
         """
-        everybody = self.fleet.taking_part
+        everybody, smallest = self.fleet.taking_part, getattr(self.people.plan.settings.privacy, "smallest_cohort", 1)
+        size = min(size, len(everybody) - max(0, min(len(everybody) // 5, len(everybody) - smallest)))
         at_once = users if 2 * size >= len(everybody) else min(AT_ONCE, size, users)
         found = []
         for first in range(0, users, at_once):
-            members = everybody[torch.randperm(len(everybody), generator=source)[:size]].tolist()
-            found.append((members, members[: min(at_once, users - first)]))
+            drawn, many = torch.randperm(len(everybody), generator=source), min(at_once, users - first)
+            members, outside = everybody[drawn[:size]].tolist(), everybody[drawn[size:]].tolist()
+            found.append(Cohort(members, members[:many], outside[:many]))
         return found
 
     def made_up(self, many: int, source: torch.Generator) -> "Devices":

@@ -14,10 +14,14 @@ from fairfold.version import __version__
 FORMAT = 1
 
 VECTOR, DIRECTION = "user's vector, relative error", "direction of the user's vector, sine"
-RANKED, FIRST, USUAL = "history, AUC", "history, precision", "popularity alone, AUC"
+RANKED, FIRST = "history, AUC", "history, precision"
 DECODED, NAMED = "pairs (user, item) read", "users named"
-ONE_ITEM = "one item, all others known"
-ONE_PERSON, DIFFERENCE = "person, history known", "person, all others known"
+ONE_ITEM = "one item"
+OTHERS, BEYOND, ITEM_OTHERS = "AUC from others alone", "AUC of their own part", "one item, others alone"
+"""Of the same people where they have no part in the sum, which is what everybody's data say of anybody; and a half, and
+what their part adds to that."""
+
+ONE_PERSON, DIFFERENCE = "person, by history", "person, by difference"
 
 LEVELS = {
     "plain": "plain: the server sees each device's answer, and who sent it. Whoever runs it can read histories.",
@@ -53,12 +57,10 @@ class Finding:
         """The figure and its interval, as tables show it; of a median the least and the most."""
         if not self.users:
             return "–"
-        digits = "{:.0e}" if self.attack == VECTOR else "{:.3f}" if self.attack in PRECISE else "{:.2f}"
+        precise = self.attack in (RANKED, OTHERS, BEYOND, DIRECTION)
+        digits = "{:.0e}" if self.attack == VECTOR else "{:.3f}" if precise else "{:.2f}"
         ends = f" ({digits.format(self.low)}–{digits.format(self.high)})" if self.low < self.high else ""
         return digits.format(self.value) + ends
-
-
-PRECISE = (RANKED, USUAL, DIRECTION)
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,8 @@ class Audit:
         for one in self.findings:
             found.setdefault((one.attack, one.group), {})[one.seen] = one
         headings = ["attack", "devices", "by chance", *(f"{name}{'' if own else ' *'}" for name, own in views.items())]
-        order = [VECTOR, DIRECTION, RANKED, USUAL, FIRST, ONE_ITEM, ONE_PERSON, DIFFERENCE, DECODED, NAMED]
+        order = [VECTOR, DIRECTION, RANKED, OTHERS, BEYOND, FIRST, ONE_ITEM, ITEM_OTHERS, ONE_PERSON, DIFFERENCE,
+                 DECODED, NAMED]  # fmt: skip
         rows = []
         for (attack, group), of in sorted(found.items(), key=lambda pair: order.index(pair[0][0])):
             chance = next(iter(of.values())).chance

@@ -67,7 +67,7 @@ def matched_items(train: Interactions, user: int, source: torch.Generator) -> tu
 
 
 def matched_auc(scores: Tensor, mine: Tensor, equals: Tensor) -> float:
-    """The chance that an item of a history scores above its equal: a half where scores tell nothing, NaN of no items."""
+    """The chance that an item of a history scores above its equal: a half where scores say nothing, NaN of no items."""
     ahead, behind = scores[mine], scores[equals]
     return float(((ahead > behind).double() + 0.5 * (ahead == behind)).mean())
 

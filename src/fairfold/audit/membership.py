@@ -69,7 +69,7 @@ def other_sums(devices: Devices, cohort: int, size: int, source: torch.Generator
     most = 2 * many > len(devices.fleet.taking_part)
     others = devices.made_up(many + max(many // 4, MORE), source) if most else devices
     for _ in range(OTHERS):
-        ((members, _),) = others.cohorts(many, 1, source)
+        members = others.cohorts(many, 1, source)[0].members
         seen = part_of(others.sums(members, rough=True), size)
         found += [] if seen is None else [flat(seen)]
     return found
@@ -77,32 +77,45 @@ def other_sums(devices: Devices, cohort: int, size: int, source: torch.Generator
 
 def one_item(
     devices: Devices, reader: Reader, cohort: int, users: int, source: torch.Generator, advance: Callable[[], None]
-) -> list[float]:
+) -> tuple[list[float], list[float]]:
     """Of each target whether the item that was not known was told from its equal: 1, 0, or a half by chance.
 
-    With a ``cohort`` of 1 from one word, else from the sum of so many.
+    With a ``cohort`` of 1 from one word, else from the sum of so many; then also from the same sum with others in the
+    place of the targets, where all there is to know is which item goes well with the others.
     """
-    found, usual = list[float](), dict[int, Usual]()
-    exact = devices.fleet.plan.algorithm.from_history
-    for members, targets in devices.cohorts(cohort, users, source):
-        sums = list(devices.words(members)) if cohort == 1 else devices.sums(members)
-        for user in targets:
-            mine, equals = matched_items(devices.people.train, user, source)
-            seen = part_of(sums, int(devices.fleet.size[user]))
-            if seen is None or len(mine) < 2:
+    found: tuple[list[float], list[float]] = ([], [])
+    usual, exact = dict[int, Usual](), devices.fleet.plan.algorithm.from_history
+    for drawn in devices.cohorts(cohort, users, source):
+        asked = {user: _asked(devices, user, source) for user in drawn.targets}
+        for told, members in zip(found, (drawn.members, drawn.without), strict=True):
+            if told is found[1] and (cohort == 1 or not drawn.outside):
                 continue
-            place = int(torch.randint(len(mine), (1,), generator=source))
-            pair, known = (int(mine[place]), int(equals[place])), torch.cat([mine[:place], mine[place + 1 :]])
-            if exact:
-                size = seen.sent.size
-                if size not in usual:
-                    usual[size] = Usual([] if cohort == 1 else other_sums(devices, cohort, size, source))
-                scores = _by_words(devices, user, seen, known, pair, usual[size])
-            else:
-                scores = _by_rows(reader, seen, known, pair)
-            found.append(1.0 if scores[0] > scores[1] else 0.0 if scores[0] < scores[1] else 0.5)
-        advance()
+            sums = list(devices.words(members)) if cohort == 1 else devices.sums(members)
+            for user, question in asked.items():
+                seen = part_of(sums, int(devices.fleet.size[user]))
+                if seen is None or question is None:
+                    continue
+                known, pair = question
+                if exact:
+                    size = seen.sent.size
+                    if size not in usual:
+                        usual[size] = Usual([] if cohort == 1 else other_sums(devices, cohort, size, source))
+                    scores = _by_words(devices, user, seen, known, pair, usual[size])
+                else:
+                    scores = _by_rows(reader, seen, known, pair)
+                told.append(1.0 if scores[0] > scores[1] else 0.0 if scores[0] < scores[1] else 0.5)
+            advance()
     return found
+
+
+def _asked(devices: Devices, user: int, source: torch.Generator) -> tuple[Tensor, tuple[int, int]] | None:
+    """What is known of a user, and the item that is not, beside its equal; None of who has too few."""
+    (mine, equals), everything = matched_items(devices.people.train, user, source), devices.people.train.of(user)
+    if not len(mine) or len(everything) < 2:
+        return None
+    place = int(torch.randint(len(mine), (1,), generator=source))
+    pair = int(mine[place]), int(equals[place])
+    return everything[everything != pair[0]], pair
 
 
 def _by_words(
@@ -143,31 +156,24 @@ def _by_rows(reader: Reader, seen: Seen, known: Tensor, pair: tuple[int, int]) -
 def one_person(
     devices: Devices, cohort: int, users: int, source: torch.Generator, advance: Callable[[], None]
 ) -> list[float]:
-    """Of pairs of a member and somebody else, whether the member fits the sum better: 1, 0, or a half by chance."""
+    """Of pairs of a member and somebody outside, whether the member fits the sum better: 1, 0, or a half by chance."""
     found = list[float]()
     usual: dict[int, Usual] = {}
-    for members, targets in devices.cohorts(cohort, users, source):
-        sums = devices.sums(members)
-        outside = devices.fleet.taking_part[~torch.isin(devices.fleet.taking_part, torch.tensor(members))]
-        for user in targets:
-            size = int(devices.fleet.size[user])
-            seen = part_of(sums, size)
-            others = outside[devices.fleet.size[outside] == size]
-            if seen is None:
-                continue
-            if seen.sent.size not in usual:
-                usual[seen.sent.size] = Usual(other_sums(devices, cohort, seen.sent.size, source))
-            heard, known = flat(seen), usual[seen.sent.size]
-            mine = known.fit(heard, _padded(flat(next(devices.words([user]))), heard))
-            if len(others):
-                other = int(others[torch.randint(len(others), (1,), generator=source)])
-                word = next(devices.words([other]))
-            else:
-                made = devices.made_up(1, source)
-                made.fleet.size.fill_(size)
-                word = next(made.words([0]))
-            theirs = known.fit(heard, _padded(flat(word), heard))
-            found.append(1.0 if mine > theirs else 0.0 if mine < theirs else 0.5)
+    for drawn in devices.cohorts(cohort, users, source):
+        sums = devices.sums(drawn.members)
+        for user, other in zip(drawn.targets, drawn.outside, strict=False):
+            fits = list[float]()
+            for one in (user, other):
+                size = int(devices.fleet.size[one])
+                seen = part_of(sums, size)
+                if seen is None:
+                    continue
+                if seen.sent.size not in usual:
+                    usual[seen.sent.size] = Usual(other_sums(devices, cohort, seen.sent.size, source))
+                heard = flat(seen)
+                fits.append(usual[seen.sent.size].fit(heard, _padded(flat(next(devices.words([one]))), heard)))
+            if len(fits) == 2:
+                found.append(1.0 if fits[0] > fits[1] else 0.0 if fits[0] < fits[1] else 0.5)
         advance()
     return found
 
@@ -181,14 +187,14 @@ def difference(
     both is the toss of a coin. The mean is the attacker's advantage: the chance of a hit less that of a false alarm.
     """
     found = list[float]()
-    for members, targets in devices.cohorts(cohort, users, source):
-        exact = devices.exact_sums(members)
-        for seen in devices.sums(members):
+    for drawn in devices.cohorts(cohort, users, source):
+        exact = devices.exact_sums(drawn.members)
+        for seen in devices.sums(drawn.members):
             heard = flat(seen)
             noise = heard.clone()
             for part in exact:
                 noise -= _padded(flat(part), heard) if _belongs(part, seen, heard) else 0.0
-            mine = [user for user in targets if part_of([seen], int(devices.fleet.size[user])) is not None]
+            mine = [user for user in drawn.targets if part_of([seen], int(devices.fleet.size[user])) is not None]
             for word in devices.words(mine):
                 if not _belongs(word, seen, heard):
                     continue
@@ -206,7 +212,7 @@ def _belongs(part: Seen, heard: Seen, flat_heard: Tensor) -> bool:
 
 
 def most_advantage(epsilon: float, delta: float) -> float:
-    """What no attacker's advantage exceeds, whatever it knows, under (ε, δ)."""
+    """What no attacker's advantage exceeds, whatever it knows, under (ε, δ) alone."""
     return (exp(epsilon) - 1 + 2 * delta) / (exp(epsilon) + 1) if epsilon < 700 else 1.0
 
 

@@ -28,7 +28,7 @@ class Target:
     size: int
     auc: float
     precision: float
-    popularity: float  # the AUC of popularity alone among the same equals: near a half where they are equal
+    inside: bool = True  # whether the target has a part in what was seen
 
 
 class Tuned:
@@ -73,7 +73,8 @@ def attack_words(
         size = seen.sent.size
         if size not in tuned:
             tuned[size] = _tuned_to_words(devices, reader, size, source)
-        found.append(_found(devices, user, tuned[size].read(reader.scores(seen)), source))
+        equals = matched_items(devices.people.train, user, source)
+        found.append(_found(devices, user, tuned[size].read(reader.scores(seen)), equals, source))
         advance()
     return found
 
@@ -94,12 +95,15 @@ def attack_sums(
     source: torch.Generator,
     advance: Callable[[], None],
 ) -> list[Target]:
-    """The sum of a cohort as the server hears it; some targets in each of several cohorts."""
+    """The sum of a cohort as the server hears it, and the same with others in the place of the targets.
+
+    What the latter says of the targets is what everybody's data say of them: only what is beyond that is their own.
+    """
     known: dict[int, tuple[list[Scores], list[tuple[Tensor, Tensor]]]] = {}
     many = min(cohort, len(devices.fleet.taking_part))
     pool = devices.made_up(many + max(many // 4, MORE), source)
     for _ in range(SHADOWS):
-        ((members, _),) = pool.cohorts(many, 1, source)
+        members = pool.cohorts(many, 1, source)[0].members
         for seen in pool.sums(members, rough=True):
             scores, equals = known.setdefault(seen.sent.size, ([], []))
             scores.append(reader.scores(seen))
@@ -108,16 +112,21 @@ def attack_sums(
         advance()
     tuned = {size: Tuned(*of) for size, of in known.items()}
     found = list[Target]()
-    for members, targets in devices.cohorts(cohort, users, source):
-        sums = devices.sums(members)
-        ranked = {
-            seen.sent.size: tuned[seen.sent.size].read(reader.scores(seen)) for seen in sums if seen.sent.size in tuned
-        }
-        for user in targets:
-            part = part_of(sums, int(devices.fleet.size[user]))
-            if part is not None and part.sent.size in ranked:
-                found.append(_found(devices, user, ranked[part.sent.size], source))
-        advance()
+    for drawn in devices.cohorts(cohort, users, source):
+        equals = {user: matched_items(devices.people.train, user, source) for user in drawn.targets}
+        for inside, members in ((True, drawn.members), (False, drawn.without)):
+            sums = devices.sums(members) if drawn.outside or inside else []
+            ranked = {
+                seen.sent.size: tuned[seen.sent.size].read(reader.scores(seen))
+                for seen in sums
+                if seen.sent.size in tuned
+            }
+            for user in drawn.targets:
+                part = part_of(sums, int(devices.fleet.size[user]))
+                if part is not None and part.sent.size in ranked:
+                    scores = ranked[part.sent.size]
+                    found.append(_found(devices, user, scores, equals[user], source, inside=inside))
+            advance()
     return found
 
 
@@ -127,15 +136,14 @@ def part_of(sums: list[Seen], size: int) -> Seen | None:
     return mine[0] if mine else None
 
 
-def _found(devices: Devices, user: int, scores: Tensor, source: torch.Generator) -> Target:
-    train = devices.people.train
-    mine, equals = matched_items(train, user, source)
-    popularity = train.counts_by_item.double()
-    popularity[train.of(user)] -= 1
-    return Target(
-        user,
-        int(devices.fleet.size[user]),
-        matched_auc(scores, mine, equals),
-        precision(scores, train.of(user), source),
-        matched_auc(popularity, mine, equals),
-    )
+def _found(
+    devices: Devices,
+    user: int,
+    scores: Tensor,
+    equals: tuple[Tensor, Tensor],
+    source: torch.Generator,
+    *,
+    inside: bool = True,
+) -> Target:
+    mine, size = devices.people.train.of(user), int(devices.fleet.size[user])
+    return Target(user, size, matched_auc(scores, *equals), precision(scores, mine, source), inside)
