@@ -9,6 +9,7 @@ from fairfold.runs import checkpoint
 from fairfold.runs.folder import RunFolder
 from fairfold.runs.read import SETTINGS, require_run
 from fairfold.settings import Settings, read_settings
+from fairfold.settings.parts import SYNTHETIC
 from fairfold.simulate.world import load_interactions
 
 ON_DEVICES = "devices"
@@ -46,7 +47,8 @@ def replayable(
         loaded, _ = load_interactions(settings)
         checkpoint.refuse_other_data(found, checkpoint.data_facts(loaded), path)
         return settings, loaded
-    settings = settings.with_changes({"data.name": data})
+    known = {"data.kind": SYNTHETIC} if data == SYNTHETIC else {"data.kind": "interactions", "data.name": data}
+    settings = settings.with_changes(known)
     loaded, _ = load_interactions(settings)
     items = found.data.get("items", loaded.num_items)
     if loaded.num_items != items:
