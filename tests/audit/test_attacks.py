@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -229,3 +230,17 @@ def test_what_was_not_measured_is_no_figure() -> None:
     nobody = Finding.of("one answer", findings.RANKED, Figure.of([]), 0.5)
     assert nobody.words() == "–"
     assert Audit("plain", [], [nobody], 0).plain()["findings"][0]["value"] is None
+
+
+def test_noise_that_is_missing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of("correlations", "private", **{"privacy.epsilon": 2.0})
+    auditor = Auditor(settings, people(), users=40, rounds=1)
+    hidden = auditor.audit(compare=False)
+    assert len(hidden.words) == 1
+    own = {one.attack: one for one in hidden.findings}
+    assert own[findings.DECODED].value == own[findings.NAMED].value == 0
+    assert abs(own[findings.BEYOND].value - 0.5) < 0.08
+    monkeypatch.setattr("fairfold.protocol.noising.discrete_gaussian", lambda _sigma, many, _draw: np.zeros(many, int))
+    bare = auditor.audit(compare=False)
+    assert "noise is missing" in bare.words[1]
+    assert next(one for one in bare.findings if one.attack == findings.DIFFERENCE).value == 1

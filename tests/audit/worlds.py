@@ -34,7 +34,10 @@ def settings_of(kind: str, level: str = "plain", **changes: Any) -> Settings:
     }
     if level != "plain":
         tables["privacy"]["smallest_cohort"] = 5
-    if kind == "correlations":
+    if level == "private":
+        tables["fleet"] = {"capacities": "1x"}
+        del tables["run"]
+    elif kind == "correlations":
         tables["algorithm"] |= {"choose": False, "support": 1}
     if kind == "least_squares":
         tables["subspace"] = {"support": 1}

@@ -96,7 +96,7 @@ class Auditor:
         views = self.views(compare=compare)
         for view in views:
             found += self.attacked(view)
-        words = [level_words(privacy, _bound(privacy))]
+        words = [level_words(privacy, _bound(privacy)), *_broken(found, _bound(privacy))]
         if not can_decode(World.of(self.settings, self.data).plan):
             words.append(
                 f"No way to read pairs from sums of algorithm.kind={self.settings.algorithm.kind!r} was tried: that is "
@@ -219,3 +219,13 @@ def _bound(privacy: PlainPrivacy) -> float:
         return 1.0
     noise = gaussian_advantage(sigma_for(privacy.epsilon, privacy.delta))
     return min(noise, most_advantage(privacy.epsilon, privacy.delta))
+
+
+def _broken(found: list[Finding], bound: float) -> list[str]:
+    """What is to be said where an attack on the run's own view does better than noise of that size can let it."""
+    most = [one for one in found if one.own and one.attack == findings.DIFFERENCE and one.low > bound]
+    return [
+        f"WARNING: the advantage of who knows all others is {one.value:.3f}, above {bound:.3f}: noise is missing. Do not "
+        "call this run private."
+        for one in most
+    ]

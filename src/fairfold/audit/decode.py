@@ -8,7 +8,6 @@ rows, which give δ away; every other row is then a sum of some of these, and wh
 middle.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -18,13 +17,16 @@ from torch import Tensor
 from fairfold.algorithms.closed_form import subspace_of
 from fairfold.algorithms.correlations import SUM, Correlations
 from fairfold.algorithms.least_squares import LeastSquares, owned_rows
-from fairfold.algorithms.pairs import UNIT, items_of, matrix_of, packed_weights_of, size_of, weights_of
+from fairfold.algorithms.pairs import UNIT, items_of, matrix_of, size_of, weights_of
 from fairfold.audit.devices import Seen
 from fairfold.protocol.plan import Plan
 from fairfold.settings.parts import PrivatePrivacy
 
 LEADING = 3_000
 """Items of a sum of pairs that are looked at."""
+
+SURELY, ROUGHLY = 6, 0.2
+"""Items of a history that is read without exact numbers, and how far off, as a share, these may be."""
 
 LONGEST = 20_000
 """Items of a history that a weight is looked up for."""
@@ -47,8 +49,8 @@ def can_decode(plan: Plan) -> bool:
 def decoded(plan: Plan, seen: Seen, blur: float = 0.0) -> list[Tensor]:
     """Histories, as ascending items, that the sum of a cohort gives away; its numbers may be off by ``blur``."""
     if isinstance(plan.algorithm, Correlations):
-        weigh = packed_weights_of if isinstance(plan.settings.privacy, PrivatePrivacy) else weights_of
-        return _from_pairs(seen.answer.sums[SUM], weigh, blur) if SUM in seen.answer.sums else []
+        read = _from_products if isinstance(plan.settings.privacy, PrivatePrivacy) else _from_pairs
+        return read(seen.answer.sums[SUM], blur) if SUM in seen.answer.sums else []
     if isinstance(plan.algorithm, LeastSquares):
         (name,), factors = plan.architecture.tables, plan.settings.model.factors
         space = subspace_of(seen.sent.projections[name])
@@ -61,9 +63,9 @@ def decoded(plan: Plan, seen: Seen, blur: float = 0.0) -> list[Tensor]:
 # -- sums of pairs -----------------------------------------------------------------------------------------------------
 
 
-def _from_pairs(packed: Tensor, weigh: Callable[[Tensor], Tensor], blur: float) -> list[Tensor]:
+def _from_pairs(packed: Tensor, blur: float) -> list[Tensor]:
     items = min(items_of(len(packed)), LEADING)
-    weights = weigh(torch.arange(1, LONGEST))
+    weights = weights_of(torch.arange(1, LONGEST))
     left = matrix_of(packed[: size_of(items)].float())
     slack = 0.25 / UNIT + blur
     found, tried = list[Tensor](), torch.zeros(items, dtype=torch.bool)
@@ -84,6 +86,21 @@ def _from_pairs(packed: Tensor, weigh: Callable[[Tensor], Tensor], blur: float) 
             if bool((block >= weight - 2 * slack).all()) and float(left[row, mine].max()) <= weight + 2 * slack:
                 left[mine[:, None], mine] = (block - weight).clamp(min=0)
                 found.append(mine)
+
+
+def _from_products(packed: Tensor, blur: float) -> list[Tensor]:
+    """The same where a member says v vᵀ: the row of an item that one has alone is a multiple of v."""
+    left, found = matrix_of(packed[: size_of(min(items_of(len(packed)), LEADING))].double()), list[Tensor]()
+    for row in left.diagonal().argsort(descending=True).tolist():
+        if float(left[row, row]) <= blur:
+            continue
+        vector = left[row] / left[row, row].sqrt()
+        mine = (vector > vector.max() / 2).nonzero().flatten()
+        outer = torch.outer(vector[mine], vector[mine])
+        if len(mine) >= SURELY and bool(((left[mine[:, None], mine] - outer).abs() <= ROUGHLY * outer).all()):
+            left -= torch.outer(vector, vector)
+            found.append(mine)
+    return found
 
 
 # -- least squares -----------------------------------------------------------------------------------------------------
