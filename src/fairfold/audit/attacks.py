@@ -225,7 +225,7 @@ def _broken(found: list[Finding], bound: float) -> list[str]:
     """What is to be said where an attack on the run's own view does better than noise of that size can let it."""
     most = [one for one in found if one.own and one.attack == findings.DIFFERENCE and one.low > bound]
     return [
-        f"WARNING: the advantage of who knows all others is {one.value:.3f}, above {bound:.3f}: noise is missing. Do not "
-        "call this run private."
+        f"WARNING: the advantage of who knows all others is {one.value:.3f}, above {bound:.3f}: noise is missing. Do "
+        "not call this run private."
         for one in most
     ]
