@@ -113,7 +113,7 @@ def attack_sums(
     tuned = {size: Tuned(*of) for size, of in known.items()}
     found = list[Target]()
     for drawn in devices.cohorts(cohort, users, source):
-        equals = {user: matched_items(devices.people.train, user, source) for user in drawn.targets}
+        pairs = {user: matched_items(devices.people.train, user, source) for user in drawn.targets}
         for inside, members in ((True, drawn.members), (False, drawn.without)):
             sums = devices.sums(members) if drawn.outside or inside else []
             ranked = {
@@ -124,8 +124,8 @@ def attack_sums(
             for user in drawn.targets:
                 part = part_of(sums, int(devices.fleet.size[user]))
                 if part is not None and part.sent.size in ranked:
-                    scores = ranked[part.sent.size]
-                    found.append(_found(devices, user, scores, equals[user], source, inside=inside))
+                    target = _found(devices, user, ranked[part.sent.size], pairs[user], source, inside=inside)
+                    found.append(target)
             advance()
     return found
 

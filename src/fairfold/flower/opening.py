@@ -31,7 +31,7 @@ def refuse_unserved(settings: Settings) -> None:
     uploaded = getattr(algorithm, "user_vectors", "private") == "uploaded"
     unserved = {
         f"algorithm.kind={algorithm.kind!r} (it asks for all data in one place)": algorithm.pooled,
-        "algorithm.user_vectors='uploaded' (a user's vectors stay on the device)": uploaded,
+        "algorithm.user_vectors='uploaded' (a user's vectors are not sent)": uploaded,
         "fleet.replacement (a node cannot be drawn twice)": fleet.replacement,
         "fleet.faults (real devices have their own)": fleet.faults != FaultSettings(),
     }
