@@ -232,6 +232,16 @@ def test_what_was_not_measured_is_no_figure() -> None:
     assert Audit("plain", [], [nobody], 0).plain()["findings"][0]["value"] is None
 
 
+def test_noise_is_drawn_anew_for_every_sum() -> None:
+    """A simulation's noise follows from its seed and round: who sums twice in a round must not find it twice."""
+    devices, _ = devices_of(settings_of("correlations", "private"))
+    first, again = (devices.sums(list(range(50)))[0].answer.sums["sum"] for _ in range(2))
+    exact = devices.exact_sums(list(range(50)))[0].answer.sums["sum"]
+    both = torch.stack([(first - exact).double(), (again - exact).double()])
+    assert float(both.std(1).min()) > 0.1
+    assert abs(float(torch.corrcoef(both)[0, 1])) < 0.3
+
+
 def test_noise_that_is_missing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = settings_of("correlations", "private", **{"privacy.epsilon": 2.0})
     auditor = Auditor(settings, people(), users=40, rounds=1)
