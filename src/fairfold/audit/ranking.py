@@ -7,7 +7,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from fairfold.audit.devices import Devices, Seen
+from fairfold.audit.devices import AT_ONCE, Devices, Seen
 from fairfold.audit.matched import matched_auc, matched_items, precision
 from fairfold.audit.rows import Reader
 
@@ -37,14 +37,14 @@ class Tuned:
     Half of the words say what is usual, the other half which score finds the histories that it knows of them.
     """
 
-    def __init__(self, scores: list[Scores], equals: list[tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, scores: list[Scores], equals: list[list[tuple[Tensor, Tensor]]]) -> None:
         half = max(len(scores) // 2, 1)
         self._usual = {}
         for name in scores[0]:
             of = torch.stack([one[name] for one in scores[:half]])
             self._usual[name] = (of.mean(0), of.std(0, unbiased=False))
-        tried = list(zip(scores[half:] or scores, equals[half:] or equals, strict=True))
-        tried = [(one, pair) for one, pair in tried if len(pair[0])]
+        known = zip(scores[half:] or scores, equals[half:] or equals, strict=True)
+        tried = [(one, pair) for one, pairs in known for pair in pairs if len(pair[0])]
         found = {
             way: sum(matched_auc(self.read(one, way), *pair) for one, pair in tried) / max(len(tried), 1)
             for way in product(self._usual, ("as it is", "turned round", "beside what is usual"))
@@ -83,7 +83,7 @@ def _tuned_to_words(devices: Devices, reader: Reader, size: int, source: torch.G
     others = devices.made_up(SHADOWS, source)
     others.fleet.size.fill_(size)
     train, everybody = others.people.train, list(range(SHADOWS))
-    equals = [matched_items(train, user, source) for user in everybody]
+    equals = [[matched_items(train, user, source)] for user in everybody]
     return Tuned([reader.scores(word) for word in others.words(everybody)], equals)
 
 
@@ -99,7 +99,7 @@ def attack_sums(
 
     What the latter says of the targets is what everybody's data say of them: only what is beyond that is their own.
     """
-    known: dict[int, tuple[list[Scores], list[tuple[Tensor, Tensor]]]] = {}
+    known: dict[int, tuple[list[Scores], list[list[tuple[Tensor, Tensor]]]]] = {}
     many = min(cohort, len(devices.fleet.taking_part))
     pool = devices.made_up(many + max(many // 4, MORE), source)
     for _ in range(SHADOWS):
@@ -107,8 +107,8 @@ def attack_sums(
         for seen in pool.sums(members, rough=True):
             scores, equals = known.setdefault(seen.sent.size, ([], []))
             scores.append(reader.scores(seen))
-            mine = [user for user in members if int(pool.fleet.size[user]) == seen.sent.size]
-            equals.append(matched_items(pool.people.train, (mine or members)[0], source))
+            mine = [user for user in members if int(pool.fleet.size[user]) == seen.sent.size] or members
+            equals.append([matched_items(pool.people.train, user, source) for user in mine[:AT_ONCE]])
         advance()
     tuned = {size: Tuned(*of) for size, of in known.items()}
     found = list[Target]()
