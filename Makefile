@@ -14,8 +14,10 @@ help:  ## list these commands
 run: $(STAMP)  ## set up, then train the built-in example federation
 	$(BIN)/fairfold train
 
-test: lint types  ## set up, then lint, type-check and test (minutes)
-	$(BIN)/python -m pytest
+# Tests in so many processes at a time, each of one thread; whoever is done takes over from another.
+WORKERS ?= 2
+test: lint types  ## set up, then lint, type-check and test (minutes; WORKERS=2)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 test-all: lint types  ## the same with the slow tests
 	$(BIN)/python -m pytest -m ""

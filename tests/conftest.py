@@ -1,6 +1,14 @@
 """Settings shared by all tests."""
 
+import atexit
 import os
+import shutil
+import tempfile
+
+# Nothing is left in the cache of whoever runs the tests, nor found there; each process of theirs has its own.
+_cache = tempfile.mkdtemp(prefix="fairfold-tests-")
+atexit.register(shutil.rmtree, _cache, ignore_errors=True)
+os.environ["FAIRFOLD_CACHE"] = _cache
 
 # Before torch loads: tests use small tensors, where threads cost more than they give, above all on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -16,6 +16,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "fairfold"
 LAYERS: list[set[str]] = [
     {"errors", "version", "values"},
     {"files"},
+    {"sealed"},
     {"kernels"},
     {"subspace"},
     {"nn"},

@@ -7,9 +7,13 @@ without reading the code that raised it.
 import difflib
 from collections.abc import Iterable
 
+LONGEST_WORD = 100
+
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint at the known word that is most like one that is not known; nothing where none is like it."""
+    if len(word) > LONGEST_WORD:  # what came from outside may be of any length, and comparing takes fifty times as much
+        return ""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fairfold.runs.read import AUDIT, read_sealed
+from fairfold.runs.read import AUDIT, read_values
 from tests.cli.commands import WORLD, fails, works
 from tests.runs.worlds import write_manifest
 
@@ -24,7 +24,7 @@ def test_an_audit_is_shown_written_and_reported(run_folder: Path) -> None:
     assert "plain: the server sees each device's answer" in shown
     assert "user's vector" in shown
     assert "the sum of 5 *" in shown
-    content = read_sealed(run_folder / AUDIT)
+    content = read_values(run_folder / AUDIT)
     assert content["level"] == "plain"
     vector = next(one for one in content["findings"] if one["attack"].startswith("user's vector"))
     assert vector["value"] < 1e-4
@@ -38,7 +38,7 @@ def test_an_audit_is_shown_written_and_reported(run_folder: Path) -> None:
 def test_json_is_all_that_is_printed(run_folder: Path) -> None:
     printed = works("audit", str(run_folder), "--users", "2", "--rounds", "1", "--no-compare", "--json")
     assert {one["seen"] for one in json.loads(printed)["findings"]} == {"one answer"}
-    assert read_sealed(run_folder / AUDIT)["rows"] == json.loads(printed)["rows"]
+    assert read_values(run_folder / AUDIT)["rows"] == json.loads(printed)["rows"]
 
 
 def test_a_damaged_file_is_noticed(run_folder: Path) -> None:

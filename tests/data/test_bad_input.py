@@ -16,6 +16,7 @@ from fairfold.data import json_lines, load, prepare, readers, store, tables
 from fairfold.data.files import PARTIAL
 from fairfold.data.lines import NOT_UTF8
 from fairfold.errors import CannotWrite, InvalidData
+from fairfold.sealed import sealed_values
 
 
 def written(path: Path, content: str | bytes) -> Path:
@@ -219,13 +220,31 @@ def test_a_cache_of_another_version_is_prepared_again_and_said_so(tmp_path: Path
     first = prepare(path)
     manifest = first.folder / store.MANIFEST
     content = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps(content | {"format": 99, "fairfold": "9.9"}))
+    del content["checksum"]
+    manifest.write_bytes(sealed_values(content | {"format": 99, "fairfold": "9.9"}))
     with pytest.raises(InvalidData, match=r"prepared by fairfold 9\.9 in format 99"):
         load(first.folder)
     again = prepare(path)
     assert "prepared by fairfold 9.9" in again.note
     assert again.manifest["counts"] == first.manifest["counts"]
     assert prepare(path).note == "was in the cache already"
+
+
+def test_a_cache_with_another_bit_is_prepared_again_when_it_is_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = written(tmp_path / "own.csv", GOOD)
+    right, folder = load(path), prepare(path).folder
+    part = next(folder.glob("train-*"))
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    with pytest.raises(InvalidData, match=r"train-00000.parquet has another checksum.*--refresh"):
+        load(folder)
+    found = load(path)
+    assert "it is prepared again" in caplog.text
+    assert found.train.items.tolist() == right.train.items.tolist()
+    assert load(folder).train.items.tolist() == right.train.items.tolist()
 
 
 @pytest.mark.parametrize("harm", ["cut", "remove", "garble"])

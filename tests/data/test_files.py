@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -50,6 +51,31 @@ def test_an_interrupted_prepare_leaves_nothing_half_made(stop: signal.Signals, t
 
     prepared = prepare(source, cache=cache)
     assert names(cache) == [prepared.folder.name]
+
+
+def test_who_makes_the_same_folder_at_the_same_moment_takes_the_name_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As processes do that start on the same data."""
+    monkeypatch.setattr("fairfold.data.files.sync_folder", lambda _folder: None)
+    failed: list[OSError] = []
+
+    def make() -> None:
+        for _ in range(40):
+            try:
+                with atomic_folder(tmp_path / "set") as folder:
+                    (folder / "x").write_text("whole")
+            except OSError as error:
+                failed.append(error)
+
+    threads = [threading.Thread(target=make) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert (tmp_path / "set" / "x").read_text() == "whole"
+    assert names(tmp_path) == ["set"]
 
 
 def test_a_folder_in_use_is_not_swept(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from fairfold.data.download import _unpack
 from fairfold.data.images import read_idx
 from fairfold.data.synthetic import SyntheticWorld
 from fairfold.errors import FairfoldError, InvalidData
+from fairfold.sealed import sealed_values
 
 ROWS = [(row % 7, row) for row in range(72)]
 CSV = "user_id,item_id\n" + "".join(f"{user},{item}\n" for user, item in ROWS)
@@ -256,9 +257,10 @@ def test_a_manifest_without_its_parts_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "own.csv"
     path.write_text(CSV)
     folder = prepare(path).folder
-    for content in ('{"format": 2}', '{"format": 2, "files": 3}', "[]", "[" * 100_000):
-        (folder / "manifest.json").write_text(content)
-        with pytest.raises(InvalidData, match="cannot be read"):
+    unsealed = ('{"format": 3}', '{"format": 3, "files": 3}', "[]", "[" * 100_000, "{}")
+    for content in [*(text.encode() for text in unsealed), sealed_values({"format": 3, "files": 3})]:
+        (folder / "manifest.json").write_bytes(content)
+        with pytest.raises(InvalidData, match=r"manifest\.json: damaged"):
             load(folder)
 
 

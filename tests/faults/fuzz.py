@@ -24,7 +24,7 @@ FUZZERS = {
     "threads": [["-m", "tests.kernels.fuzz_threads", "--count", "400000", "--seed", "{seed}"]],
     "messages": [
         ["-m", "tests.flower.fuzz_messages", "--count", "100000", "--orders", ".02", "--seed", "{seed}"],
-        ["-m", "tests.flower.fuzz_messages", "--count", "10000", "--only", "order", "--seed", "{seed}"],
+        ["-m", "tests.flower.fuzz_messages", "--count", "10000", "--seed", "{seed}", "--allocations"],
     ],
     "folders": [["tests/faults/fuzz_folders.py", "--count", "1000", "--seed", "{seed}"]],
     "settings": [["tests/faults/fuzz_settings.py", "--count", "100", "--seed", "{seed}"]],

@@ -2,8 +2,14 @@
 
     python -m tests.flower.fuzz_messages --count 200000 --seed 1                # as many of every kind
     python -m tests.flower.fuzz_messages --count 10000000 --seed 1 --orders .02  # more of the kinds that are read fast
+    python -m tests.flower.fuzz_messages --count 200000 --seed 1 --allocations  # what each of them allocates is counted
 
 It says what came of them. An order is read a hundred times slower than an answer: it is carried out if it can be read.
+
+With ``--allocations`` (Linux, with a C compiler) no message may take more than twice what was agreed and ``BESIDE``.
+What was agreed is what a good message of the same kind takes, vectors and words together: all that a device does for an
+order, all that a server does with an answer. Settings that an order may have as well (``algorithm.prox``) are agreed by
+it. All these are small here, so that every byte beyond them shows.
 """
 
 import argparse
@@ -11,10 +17,13 @@ import json
 import logging
 import random
 import resource
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy
@@ -47,9 +56,13 @@ from fairfold.simulate.numbering import numbered
 from fairfold.simulate.world import World
 from tests.federations import tiny_data
 from tests.flat import flat
+from tests.flower.allocations import Allocations, counted, counting
 from tests.pictures import pictures
 
 ITEMS, LARGEST_WEIGHT = 40, 100.0
+BESIDE = 1 << 18
+"""Bytes beside what was agreed: four times the longest text of a message, which is parsed, and quoted where refused."""
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "neumf": {"solver": "gradient", "model": "neumf", "factors": 4},
     "closed_form": {"solver": "closed_form", "factors": 4},
@@ -65,6 +78,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "least_squares": {"solver": "least_squares", "support": 2, "factors": 4},
     "ratings": {"solver": "ratings", "streamed": True, "factors": 4},
     "mlp": {"data": "pictures", "model": "mlp", "images": {"devices": 4}, "local_epochs": 1},
+    "mlp prox": {"data": "pictures", "model": "mlp", "images": {"devices": 4}, "local_epochs": 1, "prox": 0.1},
 }
 
 
@@ -322,18 +336,26 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def fuzz(count: int, seed: int, *, only: str = "", orders: float | None = None) -> Counter[str]:
+def fuzz(
+    count: int, seed: int, *, only: str = "", orders: float | None = None, worst: Counter[str] | None = None
+) -> Counter[str]:
     """Spoil and read so many messages; what came of them. Whatever is no error with words is raised.
 
-    ``orders`` is the share of orders; as many as of every other kind if not given.
+    ``orders`` is the share of orders; as many as of every other kind if not given. With ``worst`` allocations are
+    counted: the most that a message of each kind took beyond twice what was agreed is written there, and more than
+    ``BESIDE`` is an error. What is loaded once is not a message's: one that takes too much is read again.
     """
     chance, outcomes = random.Random(seed), Counter[str]()
     known = {name: kind for name, kind in kinds().items() if only in name}
     slow = [name for name in known if name.startswith("order")]
     fast = [name for name in known if name not in slow]
     share = len(slow) / len(known) if orders is None or not (slow and fast) else orders
-    for kind in known.values():
+    memory, agreed = Allocations() if worst is not None else None, dict[str, int]()
+    for name, kind in known.items():
         kind.read(kind.make())  # a good one is read
+        if memory is not None:
+            taken = memory.around(partial(kind.read, kind.make()))
+            agreed[_what(name)] = max(agreed.get(_what(name), 0), taken)
     for _ in range(count):
         name = chance.choice(slow if chance.random() < share else fast)
         content, done = known[name].make(), []
@@ -342,16 +364,34 @@ def fuzz(count: int, seed: int, *, only: str = "", orders: float | None = None) 
                 mutation = chance.choice(MUTATIONS)
                 mutation(content, chance)
                 done.append(mutation.__name__)
-        try:
-            known[name].read(content)
-        except FairfoldError:
-            outcomes["refused"] += 1
-        except Exception as error:
-            told = f"{name} after {', '.join(done)}: {type(error).__name__}: {error}"
-            raise AssertionError(f"message {outcomes.total() + 1} of seed {seed}, {told}") from error
-        else:
-            outcomes["harmless"] += 1
+        told = f"message {outcomes.total() + 1} of seed {seed}, {name} after {', '.join(done)}"
+        work = partial(_outcome, known[name], content, told)
+        if memory is None or worst is None:
+            outcomes[work()] += 1
+            continue
+        most = agreed[_what(name)]
+        limit = 2 * most + BESIDE
+        taken = memory.around(lambda work=work: outcomes.update([work()]))  # type: ignore[misc]
+        if taken > limit and (taken := memory.around(work)) > limit:
+            raise AssertionError(f"{told}: {taken:,} bytes, where {most:,} were agreed")
+        worst[name] = max(worst[name], taken - 2 * most)
     return outcomes
+
+
+def _what(name: str) -> str:
+    """What is asked for, or answered, by a kind of message: what its order says in which way is all one."""
+    return name.removesuffix(" half").removesuffix(" prox")
+
+
+def _outcome(kind: Kind, content: RecordDict, told: str) -> str:
+    """What comes of a message."""
+    try:
+        kind.read(content)
+    except FairfoldError:
+        return "refused"
+    except Exception as error:
+        raise AssertionError(f"{told}: {type(error).__name__}: {error}") from error
+    return "harmless"
 
 
 def main() -> None:
@@ -361,16 +401,25 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="kinds whose names contain this")
     parser.add_argument("--orders", type=float, help="share of orders; as many as of every other kind if not given")
+    parser.add_argument("--allocations", action="store_true", help="count what each message allocates")
     given = parser.parse_args()
+    if given.allocations and not counted():
+        command = [sys.executable, "-m", "tests.flower.fuzz_messages", *sys.argv[1:]]
+        with counting() as environment:
+            sys.exit(subprocess.run(command, env=environment, check=False).returncode)
+    worst = Counter[str]() if given.allocations else None
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)  # messages are small
-    fuzz(2_000, given.seed + 1, only=given.only)  # everything is loaded
+    fuzz(min(given.count, 2_000), given.seed + 1, only=given.only)  # everything is loaded
     before, started = peak(), time.monotonic()
-    outcomes = fuzz(given.count, given.seed, only=given.only, orders=given.orders)
+    outcomes = fuzz(given.count, given.seed, only=given.only, orders=given.orders, worst=worst)
     seconds = time.monotonic() - started
     print(  # noqa: T201
         f"{given.count} messages, seed {given.seed}: {dict(outcomes)}, {seconds:.0f} s, {peak() - before:,} bytes more"
     )
+    if worst:
+        name, taken = worst.most_common(1)[0]
+        print(f"each took at most twice what was agreed and {max(taken, 0):,} of {BESIDE:,} bytes ({name})")  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -71,8 +71,9 @@ def test_what_the_system_refuses_is_told_in_words(tmp_path: Path, monkeypatch: p
         raise RuntimeError("unable to open file: Input/output error (5)")  # in the library's own words
 
     monkeypatch.setattr(tensors_on_disk, "safe_open", refused)
-    with pytest.raises(OSError, match="Input/output"):
-        tensors_on_disk.open_tensors(tmp_path / "own.safetensors")
+    path = tmp_path / "own.safetensors"
+    with pytest.raises(OSError, match="Input/output"), tensors_on_disk.open_tensors(path):
+        pass
 
 
 @pytest.mark.parametrize(

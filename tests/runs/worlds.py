@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from fairfold.runs import checkpoint
 from fairfold.runs.callbacks import Callback
 from fairfold.runs.train import Finished, run
+from fairfold.sealed import sealed_values
 from fairfold.settings import Settings, read_settings
 from fairfold.simulate.result import Result, RoundReport
 from tests.flat import tables
@@ -46,8 +46,7 @@ def small(**changes: Any) -> Settings:
 def write_manifest(path: Path, **changes: Any) -> None:
     content = json.loads(path.read_text()) | changes
     del content["checksum"]
-    content["checksum"] = checkpoint.checksum_of_values(content)
-    path.write_text(json.dumps(content))
+    path.write_bytes(sealed_values(content))
 
 
 def assert_same_end(first: Result, second: Result) -> None:

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 from fairfold.errors import CannotWrite, InvalidData
 from fairfold.files import sync_folder
@@ -85,17 +86,14 @@ def atomic_folder(final: Path) -> Iterator[Path]:
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(final.parent)
-        temporary = _beside(final)
+        temporary, lock = _locked_beside(final)
     except OSError as error:
         raise InvalidData(
             f"cannot create or write {final.parent} ({error.strerror})",
             "a cache folder that can be written",
             "Give another one with --cache or FAIRFOLD_CACHE.",
         ) from error
-    lock = (temporary / LOCK).open("w")
     try:
-        if sys.platform != "win32":
-            fcntl.flock(lock, fcntl.LOCK_EX)
         with full_disk_is_an_error(final.parent):
             yield temporary
             for path in sorted(temporary.rglob("*")):
@@ -111,19 +109,37 @@ def atomic_folder(final: Path) -> Iterator[Path]:
     sync_folder(final.parent)
 
 
+def _locked_beside(final: Path) -> tuple[Path, IO[str]]:
+    """A new folder, and the lock that says it is in use; another one where it was swept before it had that."""
+    while True:
+        temporary = _beside(final)
+        lock = (temporary / LOCK).open("w")
+        if sys.platform != "win32":
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if (temporary / LOCK).exists():
+            return temporary, lock
+        lock.close()
+
+
 def _beside(final: Path) -> Path:
     return Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.name}.", suffix=PARTIAL))
 
 
 def _take_name(temporary: Path, final: Path) -> None:
     """Rename a folder over another; a folder that is in the way is moved aside first, then removed."""
-    if final.exists():
-        aside = _beside(final)
-        final.rename(aside / final.name)
-        temporary.rename(final)
+    old: list[Path] = []
+    while True:  # another process may do the same at the same moment
+        try:
+            temporary.rename(final)
+            break
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        old.append(_beside(final))
+        with contextlib.suppress(FileNotFoundError):
+            final.rename(old[-1] / final.name)
+    for aside in old:
         shutil.rmtree(aside, ignore_errors=True)
-    else:
-        temporary.rename(final)
 
 
 def remove_abandoned(parent: Path) -> None:
@@ -136,11 +152,11 @@ def remove_abandoned(parent: Path) -> None:
         try:
             with (folder / LOCK).open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)  # while it is held
         except FileNotFoundError:
             # Either just being made, or left between the two renames of _take_name: young ones may be alive.
             with contextlib.suppress(FileNotFoundError):
-                if time.time() - folder.stat().st_mtime < 3600:
-                    continue
+                if time.time() - folder.stat().st_mtime >= 3600:
+                    shutil.rmtree(folder, ignore_errors=True)
         except OSError:
             continue
-        shutil.rmtree(folder, ignore_errors=True)

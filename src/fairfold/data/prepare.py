@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from fairfold.data.store import (
     read_dataset,
     read_image_dataset,
     read_manifest,
+    require_whole,
     write_images,
     write_manifest,
     write_table,
@@ -31,6 +33,8 @@ from fairfold.data.store import (
 from fairfold.data.tables import build_table
 from fairfold.errors import InvalidData
 from fairfold.files import checksum
+
+log = logging.getLogger("fairfold.data")
 
 LONGEST_NAME = 100
 """Bytes of a source's name that go into that of its folder in the cache."""
@@ -62,15 +66,23 @@ def load_images(source: str | Path, *, cache: str | Path | None = None, **option
 
 
 def _prepared_folder(source: str | Path, cache: str | Path | None, options: dict[str, Any]) -> Path:
+    """A folder whose every bit is as it was written: one of the cache is prepared again where it is not."""
     folder = existing(source)
     if folder is None or not folder.is_dir() or not (folder / MANIFEST).exists():
-        return prepare(source, cache=cache, **options).folder
+        prepared = prepare(source, cache=cache, **options)
+        try:
+            require_whole(prepared.folder, prepared.manifest)
+        except InvalidData as error:
+            log.warning("%s: it is prepared again", error.given)
+            prepared = prepare(source, cache=cache, refresh=True, **options)
+        return prepared.folder
     if options:
         raise InvalidData(
             f"{folder} is prepared already, and {', '.join(options)} was asked for",
             "no options with a prepared folder",
             "Give the source itself, or leave the options out.",
         )
+    require_whole(folder, read_manifest(folder))
     return folder
 
 

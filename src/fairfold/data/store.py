@@ -1,6 +1,5 @@
 """Prepared data on disk: Parquet columns (of images arrays) and a manifest, written whole, and read back."""
 
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,13 @@ from fairfold.data.parquet import read_whole
 from fairfold.data.sources import SPLITS
 from fairfold.data.tables import Table
 from fairfold.errors import InvalidData
-from fairfold.files import write_atomically
+from fairfold.files import checksum, write_atomically
+from fairfold.sealed import CHECKSUM, content_of, reading, require_same, sealed_values, table_in, values_in
 from fairfold.version import __version__
 
 # Raised whenever what is on disk changes its meaning; data prepared in another format is prepared again.
-FORMAT = 2
+FORMAT = 3
+AGAIN = "Prepare the data again (fairfold data prepare --refresh)."
 MANIFEST = "manifest.json"
 PART_ROWS = 1 << 24
 
@@ -55,41 +56,41 @@ def write_table(folder: Path, table: Table, titles: polars.DataFrame | None) -> 
 
 def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
     """Write the manifest, the last file of a prepared folder."""
-    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.suffix in (".parquet", ".npy")}
+    written = [path for path in sorted(folder.iterdir()) if path.suffix in (".parquet", ".npy")]
     full = {
         "format": FORMAT,
         "fairfold": __version__,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         **manifest,
-        "files": sizes,
+        "files": {path.name: {"bytes": path.stat().st_size, "sha256": checksum(path)} for path in written},
     }
-    write_atomically(folder / MANIFEST, json.dumps(full, indent=2, ensure_ascii=False).encode())
+    write_atomically(folder / MANIFEST, sealed_values(full, indent=2))
     return full
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a prepared folder; an error where it is damaged, incomplete or of another format."""
-    path = folder / MANIFEST
-    again = "Prepare the data again (fairfold data prepare --refresh)."
-    try:
-        manifest = json.loads(path.read_bytes())
-        found, files = manifest["format"], dict(manifest["files"])
-        missing = {"name", "kind", "counts", "options", "repairs", "split"} - manifest.keys()
-        if missing:
-            raise KeyError(*sorted(missing))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InvalidData(f"{path} cannot be read ({error})", "the manifest of prepared data", again) from error
-    if found != FORMAT:
-        raise InvalidData(
-            f"{folder} was prepared by fairfold {manifest.get('fairfold', '?')} in format {found}",
-            f"format {FORMAT}, that of fairfold {__version__}",
-            again,
-        )
-    for name, size in files.items():
-        file = folder / name
-        if not file.exists() or file.stat().st_size != size:
-            raise InvalidData(f"{file} is missing or has changed", f"a file of {size:,} bytes", again)
-    return dict(manifest)
+    """The manifest of a prepared folder; an error where it, or a file's size, is another, or of another format."""
+    with reading(folder / MANIFEST, InvalidData, "the manifest of prepared data", AGAIN):
+        content = content_of(folder / MANIFEST)
+        manifest = table_in(content)
+        if CHECKSUM in manifest or manifest["format"] == FORMAT:  # the first two formats had none
+            manifest = values_in(content)
+        if manifest["format"] != FORMAT:
+            raise InvalidData(
+                f"{folder} was prepared by fairfold {manifest.get('fairfold', '?')} in format {manifest['format']}",
+                f"format {FORMAT}, that of fairfold {__version__}",
+                AGAIN,
+            )
+        for name, file in manifest["files"].items():
+            require_same(folder / name, file["bytes"])
+        return manifest
+
+
+def require_whole(folder: Path, manifest: Manifest) -> None:
+    """Refuse a prepared folder in which a bit of any file is not as it was written."""
+    with reading(folder, InvalidData, "the data as it was prepared", AGAIN):
+        for name, file in manifest["files"].items():
+            require_same(folder / name, file["bytes"], file["sha256"])
 
 
 def _manifest_of(folder: Path, kind: str, otherwise: str) -> Manifest:

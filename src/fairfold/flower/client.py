@@ -6,7 +6,6 @@ Flower starts a new process for every message, so whatever is imported here is p
 from __future__ import annotations
 
 import logging
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from flwr.clientapp import ClientApp
 from fairfold.errors import InvalidSettings, InvalidState
 from fairfold.files import make_private, write_atomically
 from fairfold.flower.protocol import CAPACITY, DIGITS, FACTS, NUMBERING, SURVEY, VERSION, new_word
+from fairfold.sealed import Damaged, content_of, lines_in, reading, sealed_line
 
 if TYPE_CHECKING:
     from fairfold.flower.local import LocalData, LocalFile, LocalImages
@@ -128,21 +128,14 @@ def _number(context: Context) -> int:
 def name_of(folder: Path) -> int:
     """The name of the device that lives in a folder: a number of its own choice, which outlives server and network."""
     path = folder / "name"
-    try:
-        text = path.read_text(encoding="ascii")
-    except FileNotFoundError:
-        name = new_word()
-        make_private(folder)
-        write_atomically(path, _written(f"{name:x}").encode())
-        return name
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidState(f"{path}: {error}", "the device's name", "Remove the file: it gets a new one.") from None
-    digits = text.partition(" ")[0]
-    if not DIGITS.fullmatch(digits) or text != _written(digits):
-        raise InvalidState(f"{path}: {text[:64]!r}", "the device's name", "Remove the file: it gets a new one.")
-    return int(digits, 16)
-
-
-def _written(digits: str) -> str:
-    """A name as it is kept, with its checksum: a device of another name would be counted beside what it had said."""
-    return f"{digits} {zlib.crc32(digits.encode()):08x}\n"
+    with reading(path, InvalidState, "the device's name", "Remove the file: it gets a new one."):
+        if not path.exists():
+            name = new_word()
+            make_private(folder)
+            # With a checksum: a device of another name would be counted beside what it had said.
+            write_atomically(path, sealed_line(f"{name:x}").encode())
+            return name
+        digits = lines_in(content_of(path, largest=64))
+        if len(digits) != 1 or not DIGITS.fullmatch(digits[0]):
+            raise Damaged("no name")
+        return int(digits[0], 16)

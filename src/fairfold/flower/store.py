@@ -8,21 +8,21 @@ answer was lost, late or refused, or the server went on from an older checkpoint
 Of two orders at work at once the later one to end finds another file than it began with, and is never answered.
 """
 
-import hashlib
 import json
 import secrets
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 
 from fairfold.errors import InvalidState
 from fairfold.files import locked, make_private, remove_leftovers
-from fairfold.runs.tensors import open_tensors, write_tensors
+from fairfold.runs.tensors import SEAL, read_values, seal_of, write_sealed
+from fairfold.sealed import Damaged, reading, table_in
 from fairfold.values import Weights
 
-FORMAT = 3
+FORMAT = 4
 FILE = "own.safetensors"
 NOTHING = "nothing"  # in the place of a checksum, where no file is
 START_ANEW = "Remove the file to let the device start anew."
@@ -90,17 +90,9 @@ class DeviceStore:
         self._seen = NOTHING
         if not path.exists():
             return DeviceState()
-        try:
-            with open_tensors(path) as opened:
-                metadata = opened.metadata() or {}
-                if metadata.get("format") != str(FORMAT):
-                    found = f"{path} of format {metadata.get('format')!r}"
-                    raise InvalidState(found, f"format {FORMAT}", START_ANEW)
-                tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
-            facts = json.loads(metadata["facts"])
-            if _digest(metadata["facts"], tensors) != metadata["sha256"]:
-                raise ValueError("its checksum does not fit its content")
-            self._seen = metadata["sha256"]
+        tensors, metadata = read_values(path, START_ANEW, InvalidState, FORMAT)
+        with _reading(path):
+            facts = table_in(metadata["facts"])
             told = [word for word in ("said", "pending") if facts[word] is not None]
             words = {word: Word(int(facts[word], 16), _under(word, tensors)) for word in told}
             state = DeviceState(
@@ -109,9 +101,8 @@ class DeviceStore:
                 {int(item): int(number) for item, number in facts["numbers"].items()},
             )  # fmt: skip
             if not all(bool(torch.isfinite(rows).all()) for word in words.values() for rows in word.own.values()):
-                raise ValueError("numbers that are none")
-        except (SafetensorError, OSError, KeyError, ValueError, TypeError, AttributeError) as error:
-            raise InvalidState(f"{path}: {error}", "what this device saved", START_ANEW) from None
+                raise Damaged("numbers that are none")
+        self._seen = metadata[SEAL]
         return state
 
     def save(self, state: DeviceState) -> None:
@@ -127,33 +118,25 @@ class DeviceStore:
             "names": state.names, "run": f"{state.run:x}",
             "secret": f"{state.secret:x}", "numbering": f"{state.numbering:x}", "numbers": state.numbers,
         })  # fmt: skip
-        metadata = {"format": str(FORMAT), "facts": facts, "sha256": _digest(facts, tensors)}
         with locked(self.folder):
             if self._seen is not None and self._seen != self._saved():
                 given = "another order that this device has answered meanwhile"
                 raise InvalidState(given, "one at a time", "The server asks again.")
-            write_tensors(self.folder / FILE, tensors, metadata, private=True)
-        self._seen = metadata["sha256"]
+            metadata = {"format": str(FORMAT), "facts": facts}
+            self._seen = write_sealed(self.folder / FILE, tensors, metadata, private=True)["seal"]
 
     def _saved(self) -> str:
         """Checksum of what lies there now."""
         path = self.folder / FILE
         if not path.exists():
             return NOTHING
-        try:
-            with open_tensors(path) as opened:
-                return str((opened.metadata() or {}).get("sha256"))
-        except (SafetensorError, OSError) as error:
-            raise InvalidState(f"{path}: {error}", "what this device saved", START_ANEW) from None
+        with _reading(path):
+            return seal_of(path)
 
 
 def _under(key: str, tensors: Weights) -> Weights:
     return {name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.startswith(f"{key}/")}
 
 
-def _digest(facts: str, tensors: Weights) -> str:
-    digest = hashlib.sha256(facts.encode())
-    for name in sorted(tensors):
-        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
-        digest.update(tensors[name].contiguous().numpy().tobytes())
-    return digest.hexdigest()
+def _reading(path: Path) -> AbstractContextManager[None]:
+    return reading(path, InvalidState, "what this device saved", START_ANEW)

@@ -23,12 +23,13 @@ from fairfold.flower.vectors import BYTE, DOUBLE, WHOLE, facts_in, number_in, pa
 from fairfold.projections import Projection, facts_of, projection_of
 from fairfold.protocol.algorithm import COUNTS
 from fairfold.protocol.words import Answer, Sent
+from fairfold.sealed import SENSELESS, table_in
 from fairfold.settings import Settings, read_settings
 
 NOT_SENT = ("data", "fleet")  # tables that are the server's own business
 NOT_SENT_OF_RUN = ("rounds", "evaluate_every", "patience", "threshold", "backend", "device", "user_storage")
-UNREADABLE = (FairfoldError, ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError)
 MOST_ITEMS = 2**32
+LONGEST_TABLE = 4_096
 NO_WORD = 0  # in the place of a word's number: the server holds none of this device's
 
 
@@ -144,14 +145,14 @@ def _reading() -> Iterator[None]:
     """Whatever cannot be read is refused with words."""
     try:
         yield
-    except UNREADABLE as error:
+    except (FairfoldError, *SENSELESS) as error:
         raise refused(f"an order that cannot be read ({str(error)[:200]})", "what FairStrategy sends") from None
 
 
 def _table(facts: ConfigRecord, key: str) -> dict[str, Any]:
-    found = json.loads(text_in(facts, key))
-    if not isinstance(found, dict) or len(found) > 4_096:
-        raise ValueError("no table")
+    found = table_in(text_in(facts, key))
+    if len(found) > LONGEST_TABLE:
+        raise ValueError(f"a table of {len(found)} rows")
     return found
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fairfold.files import locked, write_atomically
 from fairfold.reproduce.machine import software
+from fairfold.sealed import CHECKSUM, SENSELESS, sealed_values, table_in, values_in
 
 if TYPE_CHECKING:
     from fairfold.reproduce.experiment import Cell
@@ -102,7 +103,7 @@ def keep(place: Path, record: Record, name: str = CELLS) -> None:
     waiting = place / UNDER_WAY
     with locked(place):  # or the folder might go as empty before the file is in it
         waiting.mkdir(exist_ok=True)
-        write_atomically(waiting / f"{name}-{file_name(record['label'])}.json", _line(record))
+        write_atomically(waiting / f"{name}-{file_name(record['label'])}.json", sealed_values(record))
 
 
 class Records:
@@ -126,7 +127,7 @@ class Records:
             waiting = self._read()  # again: another process may have joined its own
             if waiting or added:
                 self.by_label |= added
-                lines = [_line(self.by_label[label]) for label in sorted(self.by_label)]
+                lines = [sealed_values(self.by_label[label]) for label in sorted(self.by_label)]
                 write_atomically(self._path, b"".join(lines))
             for path in waiting:
                 path.unlink()
@@ -141,13 +142,11 @@ class Records:
             lines = path.read_bytes().splitlines() if path.exists() else []
             for number, line in enumerate(lines, start=1):
                 try:
-                    record = json.loads(line)
+                    record = table_in(line)
+                    if CHECKSUM in record:  # lines of before have none
+                        record = values_in(line)
                     outcome_of(record)
                     self.by_label[str(record["label"])] = record | {"fingerprint": str(record["fingerprint"])}
-                except (ValueError, KeyError, TypeError) as error:
+                except SENSELESS as error:
                     self.damaged.append(f"{path.name}, line {number}, is unreadable ({type(error).__name__}: {error})")
         return waiting
-
-
-def _line(record: Record) -> bytes:
-    return (json.dumps(record, ensure_ascii=False) + "\n").encode()

@@ -6,7 +6,6 @@ before is removed only after that. No pickle anywhere: reading a checkpoint cann
 """
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from fairfold import files
@@ -27,6 +25,7 @@ from fairfold.protocol.faults import Rejections
 from fairfold.protocol.storage import Storage
 from fairfold.protocol.words import State
 from fairfold.runs.tensors import bytes_of, open_tensors, write_tensors
+from fairfold.sealed import SENSELESS, Damaged, content_of, require_same, sealed_values, values_in
 from fairfold.settings import Settings, read_settings
 from fairfold.simulate.result import Quality, RoundReport
 from fairfold.simulate.run import Progress
@@ -77,8 +76,7 @@ def save(folder: Path, progress: Progress, settings: Settings, data: dict[str, A
         "beside": {},  # nothing any more; part of the format
         "history": [asdict(report) for report in progress.history],
     }
-    content["checksum"] = checksum_of_values(content)
-    text = json.dumps(content).encode()
+    text = sealed_values(content)
     files.write_atomically(folder / f"{stem}.json", text)
     _remove_old(folder, number)
     return int(described["bytes"]) + len(text)
@@ -93,9 +91,9 @@ def newest(folder: Path, storage: Storage | None = None) -> tuple[Checkpoint | N
     for path in manifests(folder):
         try:
             return _read(path, storage or Storage()), damaged
-        except _Damaged as problem:
+        except Damaged as problem:
             damaged.append(f"{path.name}: {problem}")
-        except (KeyError, TypeError, ValueError) as problem:
+        except (OSError, *SENSELESS) as problem:
             damaged.append(f"{path.name}: not all that a checkpoint needs ({problem!r})")
     return None, damaged
 
@@ -188,10 +186,6 @@ def data_facts(data: Dataset | ImageDataset) -> dict[str, Any]:
 # -- inside ------------------------------------------------------------------------------------------------------------
 
 
-class _Damaged(Exception):
-    """Why a checkpoint is not whole."""
-
-
 def _tensors(progress: Progress) -> dict[str, Tensor]:
     tensors = {f"full/{name}": tensor for name, tensor in progress.state.full.items()}
     for moment, of in progress.state.moments.items():
@@ -227,21 +221,13 @@ def _read(path: Path, storage: Storage) -> Checkpoint:
     manifest = _manifest(path)
     described = manifest["tensors"]
     beside = path.with_name(described["file"])
-    try:
-        if not beside.is_file():
-            raise _Damaged(f"{beside.name} is missing")
-        if beside.stat().st_size != described["bytes"]:
-            raise _Damaged(f"{beside.name} has {beside.stat().st_size} of {described['bytes']} bytes")
-        if files.checksum(beside) != described["sha256"]:
-            raise _Damaged(f"{beside.name} has another checksum")
-        with open_tensors(beside) as opened:
-            # Copies: memory of one's own is aligned as in a run that was never interrupted, and outlives the file.
-            tensors = {
-                name: _private(opened, name, storage) if name.startswith(PRIVATE) else opened.get_tensor(name).clone()
-                for name in described["names"]
-            }
-    except (SafetensorError, OSError) as error:
-        raise _Damaged(f"{beside.name}: {error}") from None
+    require_same(beside, described["bytes"], described["sha256"])
+    with open_tensors(beside) as opened:
+        # Copies: memory of one's own is aligned as in a run that was never interrupted, and outlives the file.
+        tensors = {
+            name: _private(opened, name, storage) if name.startswith(PRIVATE) else opened.get_tensor(name).clone()
+            for name in described["names"]
+        }
     told = (manifest[key] for key in ("settings", "data", "versions", "seconds"))
     return Checkpoint(_progress(tensors, manifest), *told)
 
@@ -263,14 +249,7 @@ def _private(opened: Any, name: str, storage: Storage) -> Tensor:
 
 def _manifest(path: Path) -> dict[str, Any]:
     """What a manifest says; damage is told from another format by the checksum, which all formats have."""
-    try:
-        manifest = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise _Damaged(f"unreadable ({error})") from None
-    if not isinstance(manifest, dict) or "format" not in manifest:
-        raise _Damaged("not a manifest")
-    if manifest.pop("checksum", None) != checksum_of_values(manifest):
-        raise _Damaged("another checksum than it says")
+    manifest = values_in(content_of(path))
     if manifest["format"] != FORMAT:
         raise other_format(path, manifest["format"])
     return manifest
@@ -283,11 +262,6 @@ def other_format(path: Path, found: object) -> InvalidCheckpoint:
         f"format {FORMAT}",
         "Use it with the version that wrote it, or train anew.",
     )
-
-
-def checksum_of_values(content: Mapping[str, Any]) -> str:
-    """SHA-256 of plain values, whatever the order of their keys."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def manifests(folder: Path) -> list[Path]:

@@ -11,13 +11,15 @@ from fairfold.data.images import ImageDataset
 from fairfold.errors import InvalidCheckpoint
 from fairfold.projections import Assignment, Projection, facts_of, projection_of
 from fairfold.runs.opened import OpenRun
-from fairfold.runs.tensors import read_sealed, write_sealed
+from fairfold.runs.tensors import read_values, write_sealed
+from fairfold.sealed import reading
 from fairfold.simulate.result import Judge
 from fairfold.subspace import Capacity
 from fairfold.values import Weights
 from fairfold.version import __version__
 
 FORMAT = 3
+AGAIN = "Export it again."
 
 PLAIN = ("projections", "quality", "settings", "data", "trained", "nests")
 """What is written beside the tensors as plain values."""
@@ -99,12 +101,11 @@ def write_device_model(run: OpenRun, device: DeviceModel, path: Path, measured: 
 
 def read_device_model(path: Path) -> tuple[DeviceModel, dict[str, Any]]:
     """A device's model as written, and what was written with it; needs neither the run nor its data."""
-    tensors, told = read_sealed(path, "Export it again.")
-    if told.get("format") != str(FORMAT) or "projections" not in told:
-        raise InvalidCheckpoint(f"{path}", f"a device model of format {FORMAT}", "Export it again.")
-    values: dict[str, Any] = told | {key: json.loads(told[key]) for key in PLAIN}
-    projections = {name: projection_of(facts) for name, facts in values.pop("projections").items()}
-    leading = tensors.pop(LEADING, None)
-    capacity = Capacity.parse(values["capacity"])
-    tensors = {name: held.unpacked(tensors[name]) for name, held in projections.items()}
+    tensors, told = read_values(path, AGAIN, version=FORMAT)
+    with reading(path, InvalidCheckpoint, "a device model", AGAIN):
+        values: dict[str, Any] = told | {key: json.loads(told[key]) for key in PLAIN}
+        projections = {name: projection_of(facts) for name, facts in values.pop("projections").items()}
+        leading = tensors.pop(LEADING, None)
+        capacity = Capacity.parse(values["capacity"])
+        tensors = {name: held.unpacked(tensors[name]) for name, held in projections.items()}
     return DeviceModel(capacity, projections, tensors, values["trained"], values["nests"], leading), values

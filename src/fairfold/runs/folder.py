@@ -17,9 +17,10 @@ import torch
 
 from fairfold import files
 from fairfold.errors import InvalidSettings
-from fairfold.runs.read import LOG, METRICS, MODEL, RESULT, SETTINGS, columns_of, lines_of, sealed_json, sealed_settings
+from fairfold.runs.read import LOG, METRICS, MODEL, RESULT, SETTINGS, columns_of, lines_of, read_result, sealed_settings
 from fairfold.runs.tensors import write_sealed
 from fairfold.runs.units import popularity_facts
+from fairfold.sealed import sealed_values
 from fairfold.settings import Settings
 from fairfold.simulate.result import Result, RoundReport
 from fairfold.version import __version__
@@ -84,8 +85,8 @@ class RunFolder:
     def was_refused(self) -> bool:
         """Whether all there is here is a note that a run could not be."""
         try:
-            return "refused" in json.loads((self.path / RESULT).read_bytes())
-        except (OSError, ValueError, TypeError, RecursionError):
+            return "refused" in read_result(self.path)
+        except InvalidSettings:
             return False
 
     @contextlib.contextmanager
@@ -120,8 +121,8 @@ class RunFolder:
 
     def _write_metrics(self, settings: Settings, history: list[RoundReport]) -> None:
         self._columns = columns_of(settings)
-        rows = [self._columns[:-1], *(self._row(report) for report in history)]
-        files.write_atomically(self.path / METRICS, lines_of(rows))
+        head = (",".join(self._columns) + "\n").encode()
+        files.write_atomically(self.path / METRICS, head + lines_of(self._row(report) for report in history))
 
     def _row(self, report: RoundReport) -> list[Any]:
         quality = report.quality
@@ -133,7 +134,7 @@ class RunFolder:
     def refuse(self, settings: Settings, reason: str) -> None:
         """Write down that the method cannot serve these settings, for the report to say so."""
         files.write_atomically(self.path / SETTINGS, sealed_settings(settings))
-        files.write_atomically(self.path / RESULT, sealed_json({"refused": reason}))
+        files.write_atomically(self.path / RESULT, sealed_values({"refused": reason}, indent=2))
 
     def note(self, report: RoundReport) -> None:
         """Append one round to the metrics; a line that a kill cuts short is written anew when the run goes on."""
@@ -168,7 +169,7 @@ class RunFolder:
         }
         metadata = {"settings": json.dumps(settings.plain()), "round": str(result.state.round_number)}
         write_sealed(self.path / MODEL, result.state.full, metadata)
-        files.write_atomically(self.path / RESULT, sealed_json(summary))
+        files.write_atomically(self.path / RESULT, sealed_values(summary, indent=2))
 
 
 def _free_name(settings: Settings) -> Path:

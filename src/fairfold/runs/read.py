@@ -1,15 +1,15 @@
 """The files of a run's folder: how each says what it should be, and readers that refuse one that is something else."""
 
+import contextlib
 import hashlib
-import json
 import re
-import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from fairfold.errors import InvalidSettings
-from fairfold.runs.checkpoint import FORMAT, checksum_of_values, other_format
+from fairfold.runs.checkpoint import FORMAT, other_format
+from fairfold.sealed import Damaged, content_of, lines_in, reading, sealed_line, values_in
 from fairfold.settings import Settings
 from fairfold.settings.files import load_settings, to_toml
 from fairfold.subspace import parse_scheme
@@ -45,38 +45,29 @@ def read_run_settings(folder: Path) -> Settings:
     """The settings as run; refused where a folder is no run, one of another format, or the file is damaged."""
     require_run(folder)
     path = folder / SETTINGS
-    content = _bytes(path)
-    head = HEAD.match(content)
-    if head is None and not content.startswith(b"# fairfold run"):
-        raise other_format(path, 1) if content else _damaged(path, "nothing in it", NAMED)
-    if head is None or hashlib.sha256(content[head.end() :]).hexdigest().encode() != head[2]:
-        raise _damaged(path, "another checksum than it says", NAMED)
-    if int(head[1]) != FORMAT:
-        raise other_format(path, int(head[1]))
-    return load_settings(path, {})
-
-
-def sealed_json(values: Mapping[str, Any]) -> bytes:
-    """Plain values as a file, with their checksum."""
-    return (json.dumps(dict(values) | {"checksum": checksum_of_values(values)}, indent=2) + "\n").encode()
+    with _reading(path, NAMED):
+        content = content_of(path)
+        head = HEAD.match(content)
+        if head is None and not content.startswith(b"# fairfold run"):
+            raise other_format(path, 1) if content else Damaged("nothing in it")
+        if head is None or hashlib.sha256(content[head.end() :]).hexdigest().encode() != head[2]:
+            raise Damaged("another checksum than it says")
+        if int(head[1]) != FORMAT:
+            raise other_format(path, int(head[1]))
+        return load_settings(path, {})
 
 
 def read_result(folder: Path) -> dict[str, Any]:
     """The closing table of a run; empty where it is not finished."""
-    return read_sealed(folder / RESULT)
+    return read_values(folder / RESULT)
 
 
-def read_sealed(path: Path, remedy: str = RESUME) -> dict[str, Any]:
-    """What :func:`sealed_json` wrote; empty where there is no such file, refused where it is damaged."""
+def read_values(path: Path, remedy: str = RESUME) -> dict[str, Any]:
+    """Plain values of a run's folder; none where there is no such file, refused where it is damaged."""
     if not path.exists():
         return {}
-    try:
-        content = json.loads(_bytes(path))
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, str(error), remedy) from None
-    if not isinstance(content, dict) or content.pop("checksum", None) != checksum_of_values(content):
-        raise _damaged(path, "another checksum than it says, or none", remedy)
-    return content
+    with _reading(path, remedy):
+        return values_in(content_of(path))
 
 
 def columns_of(settings: Settings) -> list[str]:
@@ -85,9 +76,8 @@ def columns_of(settings: Settings) -> list[str]:
 
 
 def lines_of(rows: Iterable[list[Any]]) -> bytes:
-    """Rows of the metrics, each with its checksum; the head has the word for it."""
-    lines = [",".join(map(str, row)) for row in rows]
-    return "".join(f"{line},{CHECK if line.startswith(ROUND_COLUMNS[0]) else _crc(line)}\n" for line in lines).encode()
+    """Rows of the metrics, each with its checksum."""
+    return "".join(sealed_line(",".join(map(str, row)), ",") for row in rows).encode()
 
 
 def read_metrics(folder: Path, settings: Settings, rounds: int | None = None) -> list[dict[str, str]]:
@@ -95,31 +85,18 @@ def read_metrics(folder: Path, settings: Settings, rounds: int | None = None) ->
     path = folder / METRICS
     if not path.exists() and rounds is None:
         return []  # killed before the first round
-    try:
-        *lines, _ = _bytes(path).decode().split("\n")
-    except UnicodeDecodeError as error:
-        raise _damaged(path, str(error)) from None
-    columns, rows = columns_of(settings), list[dict[str, str]]()
-    for number, line in enumerate(lines):
-        body, _, check = line.rpartition(",")
-        if (line != ",".join(columns)) if number == 0 else (check != _crc(body) or not body.startswith(f"{number},")):
-            raise _damaged(path, f"line {number + 1} is not what was written")
-        rows += [dict(zip(columns, line.split(","), strict=False))] if number else []
-    if rounds is not None and len(rows) != rounds:
-        raise _damaged(path, f"{len(rows)} of {rounds} rounds")
-    return rows
+    columns = columns_of(settings)
+    with _reading(path):
+        head, _, content = content_of(path).partition(b"\n")
+        if head.decode() != ",".join(columns):
+            raise Damaged("other columns than the run has")
+        rows = [line.split(",") for line in lines_in(content, ",", first=2)]
+        if [row[0] for row in rows] != [str(number + 1) for number in range(len(rows))]:
+            raise Damaged("rounds are missing")
+        if rounds is not None and len(rows) != rounds:
+            raise Damaged(f"{len(rows)} of {rounds} rounds")
+    return [dict(zip(columns, row, strict=False)) for row in rows]
 
 
-def _crc(line: str) -> str:
-    return f"{zlib.crc32(line.encode()):08x}"
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InvalidSettings(f"{path}: {error.strerror}", "a file that can be read", "Check it.") from None
-
-
-def _damaged(path: Path, why: str, remedy: str = RESUME) -> InvalidSettings:
-    return InvalidSettings(f"{path}: damaged ({why})", "what the run wrote", remedy)
+def _reading(path: Path, remedy: str = RESUME) -> contextlib.AbstractContextManager[None]:
+    return reading(path, InvalidSettings, "what the run wrote", remedy)

@@ -7,20 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from fairfold.data.files import Stages, cache_folder, silent
-from fairfold.errors import CannotWrite
+from fairfold.errors import CannotWrite, FairfoldError
 from fairfold.metrics.ranking import RankingResult
 from fairfold.metrics.rating import Predictor
 from fairfold.metrics.rating_references import rating_references
 from fairfold.metrics.reference_rows import strong_rows
 from fairfold.runs.checkpoint import data_facts
-from fairfold.runs.tensors import bytes_of, write_tensors
+from fairfold.runs.tensors import bytes_of, read_values, write_sealed
 from fairfold.runs.units import human_seconds
 from fairfold.simulate.world import World
 
-VERSION = 1
+VERSION = 2
 """Raised whenever the references, or how they are chosen, change: kept rows of others are computed again."""
 
 USERS = "users"
@@ -52,18 +51,18 @@ def strong_references(
         path.parent.mkdir(parents=True, exist_ok=True)
         users = next(iter(found.values())).users
         tensors = {str(place): row.ndcg_by_user for place, row in enumerate(found.values())}
-        write_tensors(path, tensors | {USERS: users}, {"names": json.dumps(list(found))})
+        write_sealed(path, tensors | {USERS: users}, {"names": json.dumps(list(found))})
     except (OSError, CannotWrite) as error:
         say(f"They could not be kept: {error}.")
     return found
 
 
 def _read(path: Path) -> dict[str, RankingResult] | None:
-    """What was kept; None where there is nothing that can be read."""
+    """What was kept; None where there is nothing whole: it is computed again."""
     try:
-        with safe_open(path, "pt") as opened:
-            names, users = json.loads(opened.metadata()["names"]), opened.get_tensor(USERS)
-            values = [opened.get_tensor(str(place)) for place in range(len(names))]
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        tensors, told = read_values(path, "Remove it.")
+    except FairfoldError:
         return None
+    names, users = json.loads(told["names"]), tensors[USERS]
+    values = [tensors[str(place)] for place in range(len(names))]
     return {name: RankingResult(float(value.mean()), users, value) for name, value in zip(names, values, strict=True)}

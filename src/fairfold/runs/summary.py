@@ -14,7 +14,7 @@ from fairfold.runs.read import (
     read_metrics,
     read_result,
     read_run_settings,
-    read_sealed,
+    read_values,
 )
 from fairfold.runs.units import popularity_words
 from fairfold.settings import Settings
@@ -107,7 +107,7 @@ def read_run(path: Path) -> RunSummary:
         state="finished" if result else "unfinished",
         reason=result.get("stopped", ""),
         told=tuple(result.get("told", ())),
-        audit=read_sealed(path / AUDIT, "Write it anew with `fairfold audit`, or remove it."),
+        audit=read_values(path / AUDIT, "Write it anew with `fairfold audit`, or remove it."),
         popularity=popularity_words(settings, result.get("popularity", {})),
     )
 

@@ -1,5 +1,6 @@
 """Tensors on disk, as safetensors files that are either whole or not there."""
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -10,8 +11,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fairfold.errors import InvalidCheckpoint
+from fairfold.errors import FairfoldError, InvalidCheckpoint
 from fairfold.files import PIECE, write_atomically
+from fairfold.sealed import Damaged, reading
 from fairfold.values import Weights
 
 SEAL = "sha256"
@@ -68,30 +70,53 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data.cast("B")
 
 
-def open_tensors(path: Path) -> Any:
-    """Open a safetensors file; OSError where the system refuses that, of which the library makes a RuntimeError."""
+@contextlib.contextmanager
+def open_tensors(path: Path) -> Iterator[Any]:
+    """Open a safetensors file; of what the library says about a file, or about the system, one form is made."""
     try:
-        return safe_open(path, "pt")
+        with safe_open(path, "pt") as opened:
+            yield opened
+    except SafetensorError as error:
+        raise Damaged(str(error)) from None
     except RuntimeError as error:
-        raise OSError(str(error)) from None
+        if isinstance(error, FairfoldError):
+            raise
+        raise OSError(str(error)) from None  # the library's form of what the system refuses
 
 
-def write_sealed(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
-    """The same with a checksum inside, for a file that has to speak for itself: :func:`read_sealed` asks for it."""
-    return write_tensors(path, tensors, dict(metadata) | {SEAL: _seal(tensors, metadata)})
+def write_sealed(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, private: bool = False
+) -> dict[str, Any]:
+    """The same with a checksum inside, for a file that has to speak for itself: :func:`read_values` asks for it."""
+    seal = _seal(tensors, metadata)
+    return write_tensors(path, tensors, dict(metadata) | {SEAL: seal}, private=private) | {"seal": seal}
 
 
-def read_sealed(path: Path, remedy: str) -> tuple[Weights, dict[str, str]]:
-    """Tensors and metadata of a file with a checksum inside; refused, with what to do, where one bit is another."""
-    try:
+def read_values(
+    path: Path, remedy: str, error: type[FairfoldError] = InvalidCheckpoint, version: int | None = None
+) -> tuple[Weights, dict[str, str]]:
+    """Tensors and metadata of a file with a checksum inside; refused, with what to do, where one bit is another.
+
+    So is one whose metadata says another ``format`` than ``version``, where one is given.
+    """
+    with reading(path, error, "a whole file", remedy):
         with open_tensors(path) as opened:
             metadata = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        raise InvalidCheckpoint(f"{path}: {error}", "a whole file", remedy) from None
-    if metadata.pop(SEAL, None) != _seal(tensors, metadata):
-        raise InvalidCheckpoint(f"{path}: another checksum than it says, or none", "a whole file", remedy)
+        said = metadata.get("format")
+        other = "" if version is None or said == str(version) else f"of format {said!r}"
+        unsealed = {key: value for key, value in metadata.items() if key != SEAL}
+        if metadata.get(SEAL) != _seal(tensors, unsealed):
+            raise Damaged(f"another checksum than it says, or none{other and f', and {other}'}")
+        if other:
+            raise error(f"{path}, {other}", f"format {version}", remedy)
     return tensors, metadata
+
+
+def seal_of(path: Path) -> str:
+    """The checksum that a file says it has."""
+    with open_tensors(path) as opened:
+        return str((opened.metadata() or {}).get(SEAL))
 
 
 def _seal(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
