@@ -7,7 +7,8 @@ from typing import Any
 
 from fairfold import files
 from fairfold.audit.matched import Figure
-from fairfold.runs.read import AUDIT, sealed_json
+from fairfold.runs.read import AUDIT
+from fairfold.sealed import sealed_values
 from fairfold.settings.parts import PlainPrivacy
 from fairfold.version import __version__
 
@@ -101,7 +102,7 @@ class Audit:
 
     def write(self, folder: Path) -> Path:
         """Into the folder of the run, with a checksum as all files there."""
-        files.write_atomically(folder / AUDIT, sealed_json(self.plain()))
+        files.write_atomically(folder / AUDIT, sealed_values(self.plain(), indent=2))
         return folder / AUDIT
 
 
