@@ -62,7 +62,9 @@ def audit(
 def audit_table(content: dict[str, Any]) -> Table:
     """The figures of an audit as they were written: what the run's own server saw first, then what others would."""
     title = "What a curious server can find out (95 % intervals over users)"
-    table = Table(title=title, title_justify="left", caption="* for comparison: not what this run's server sees")
+    beside = any(heading.endswith("*") for heading in content["headings"])
+    caption = "* for comparison: not what this run's server sees" if beside else None
+    table = Table(title=title, title_justify="left", caption=caption)
     for place, heading in enumerate(content["headings"]):
         table.add_column(heading, justify="left" if place < 2 else "right", style="dim" if "*" in heading else "")
     for cells in content["rows"]:
