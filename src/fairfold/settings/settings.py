@@ -95,8 +95,8 @@ class Settings(Frozen):
             return f"{level} with algorithm.kind={self.algorithm.kind!r}: what can be private is {serving}"
         if self.fleet.replacement:
             return f"{level} with fleet.replacement: a device speaks once in a sum"
-        drawn = self.fleet.clients_per_round
-        if drawn is not None and drawn < chosen.smallest_cohort:
+        drawn, written = self.fleet.clients_per_round, "clients_per_round" in self.fleet.model_fields_set
+        if written and drawn is not None and drawn < chosen.smallest_cohort:  # a device is not told of the fleet
             asked = f"privacy.smallest_cohort={chosen.smallest_cohort} with fleet.clients_per_round={drawn}"
             return f"{asked}: ask more devices per round ('none' for all), or lower the minimum"
         return None
