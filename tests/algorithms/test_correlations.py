@@ -470,7 +470,8 @@ def test_a_judgement_is_the_ranking_quality_on_what_was_held_back() -> None:
     wanted = evaluate_ranking(score, parts[0], parts[1], 5)
     for place, user in enumerate(wanted.users.tolist()):
         answer, own = algorithm.answer(plan, sent, people.client(user, state.round_number))
-        assert answer.sums[QUALITY].tolist() == pytest.approx([1, float(wanted.ndcg_by_user[place]), 0, 0], abs=1e-6)
+        quality = float(wanted.ndcg_by_user[place])
+        assert answer.sums[QUALITY].tolist() == pytest.approx([1, quality, 0, 0], abs=2**-17)  # on the grid of pairs
         assert float(own["judged"]) == pytest.approx(1 + float(wanted.ndcg_by_user[place]), abs=1e-6)
     assert isinstance(algorithm.trials(plan), Trials)
 
@@ -492,7 +493,7 @@ def test_a_judgement_tells_how_much_better_a_model_is_than_the_first() -> None:
     assert first[30] == first[31] == [0, 0, 0, 0]  # who holds nothing back does not judge
     for before, after in zip(first[:30], second[:30], strict=True):
         apart = after[1] - before[1]
-        assert after == pytest.approx([1, after[1], apart, apart**2], abs=1e-6)
+        assert after == pytest.approx([1, after[1], apart, apart**2], abs=4 * 2**-16)
     assert any(after[2] != 0 for after in second)
 
 

@@ -71,8 +71,12 @@ class Settings(Frozen):
             return "subspace.start='subspace' is for models of images: tables start small anyway"
         for table, key in (key.split(".") for key in self.without_effect()):
             if key in getattr(self, table).model_fields_set:
-                judged = f"where the quality is {self.metric}"
-                return f"unknown key '{table}.{key}' {judged if table == 'run' else f'with {self.algorithm.kind}'}"
+                why = f"where the quality is {self.metric}"
+                if table == "privacy":
+                    why = f"with {self.algorithm.kind}"
+                elif isinstance(self.privacy, PrivatePrivacy):
+                    why = f"with privacy.level={self.privacy.level!r}"
+                return f"unknown key '{table}.{key}' {why}"
         counts_rows = any(getattr(self.subspace, key, None) for key in ("support", "reference_factors"))
         if counts_rows and self.model.kind not in ("mf", "neumf"):
             counted = "subspace.support and subspace.reference_factors count rows of model.factors numbers"
