@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 
 from fairfold.algorithms.correlations import SUM
 from fairfold.algorithms.private_pairs import denoised, head_for, private_sum, ridge_for, shared_among, unusual
+from fairfold.backends.batched import batched
 from fairfold.data.synthetic import SyntheticWorld
 from fairfold.errors import InvalidSettings
 from fairfold.privacy.accounting import epsilon_of, together
 from fairfold.protocol.algorithm import COUNTS
+from fairfold.protocol.faults import Rejections
 from fairfold.protocol.noising import needed_in, noise_in, privacy_facts
+from fairfold.protocol.round import run_round
 from fairfold.settings import Settings, read_settings
 from fairfold.simulate import simulate
 from fairfold.simulate.numbering import numbered, public_of, surveyed
@@ -92,6 +95,27 @@ def test_the_noise_of_a_run_is_what_was_asked_for(noise: str) -> None:
     apart = surveyed(data, chosen)[COUNTS] - exact
     assert float(apart.std()) == pytest.approx(noise_in(chosen, COUNTS, 60), rel=0.15)
     assert torch.equal(surveyed(data, chosen)[COUNTS] - exact, apart)  # the same for the same seed
+
+
+@pytest.mark.parametrize("noise", ["devices", "server"])
+def test_the_noise_of_pairs_is_what_was_asked_for(noise: str) -> None:
+    chosen = private(3.0, noise=noise)
+    world = World.of(chosen, SyntheticWorld(users=60, items=300, interactions_per_user=30).dataset())
+    state, train = world.initial(), world.people.train
+    (sent,) = chosen.algorithm.send(world.plan, state, [0])
+    exact = private_sum(train.items, train.counts_by_user, sent.vectors["usual"], sent.projections["rows"].shape[0])
+    after = run_round(state, world.fleet, world.people, Rejections(), batched)
+    apart = after.moments[SUM][SUM] - exact
+    assert float(apart.std()) == pytest.approx(noise_in(chosen, SUM, 60), rel=0.1)
+    assert float(apart.mean()) == pytest.approx(0, abs=5 * float(apart.std()) / sqrt(len(apart)))
+
+
+def test_too_many_who_leave_leave_too_little_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, rejections = World.of(private(), SyntheticWorld(users=60, items=300).dataset()), Rejections()
+    monkeypatch.setattr(type(world.fleet), "faults", lambda *_: dict.fromkeys(range(19), "drop"))
+    after = run_round(world.initial(), world.fleet, world.people, rejections, batched)
+    assert not after.moments[SUM][SUM].any()
+    assert rejections.counts["too few devices for their noise"] == 41
 
 
 def test_a_run_ends_with_its_epsilon_and_beats_popularity() -> None:

@@ -74,8 +74,10 @@ def test_a_sum_of_too_few_devices_is_not_opened_and_nobody_keeps_its_word(monkey
 
 
 def test_fewer_devices_than_the_minimum_are_refused_at_once() -> None:
-    with pytest.raises(InvalidSettings, match=f"{USERS} devices with privacy.smallest_cohort=100"):
+    with pytest.raises(InvalidSettings, match=f"{USERS} of {USERS} devices per round with privacy.smallest_cohort=100"):
         world_of("correlations", "secure")
+    with pytest.raises(InvalidSettings, match="60 of 120 devices per round"):  # nobody wrote the 60
+        World.of(Settings(algorithm="closed_form", fleet={"capacities": "1x"}, privacy="secure"), tiny_data(3, 120, 30))
     with pytest.raises(InvalidSettings, match=r"fleet.clients_per_round=20.*ask more devices"):
         read_settings({"privacy": "secure", "fleet": {"clients_per_round": 20}})
 

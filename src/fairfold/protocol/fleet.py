@@ -75,13 +75,15 @@ def _hidden(plan: Plan, size: Tensor) -> Tensor:
     chosen, fleet = plan.settings.privacy, plan.settings.fleet
     if not isinstance(chosen, SecurePrivacy):
         return size
-    if len(size) < chosen.smallest_cohort:
+    asked = min(fleet.clients_per_round or len(size), len(size))
+    if asked < chosen.smallest_cohort:
         raise InvalidSettings(
-            f"{len(size)} devices with privacy.smallest_cohort={chosen.smallest_cohort}",
+            f"{asked} of {len(size)} devices per round with privacy.smallest_cohort={chosen.smallest_cohort}",
             "as many at least, so that a sum hides each of them",
-            "Take privacy.level='plain', which hides nothing, or lower the minimum, which hides less.",
+            "Ask all of them (fleet.clients_per_round='none'), lower the minimum, which hides less, or take "
+            "privacy.level='plain', which hides nothing.",
         )
-    drawn = min(1.0, (fleet.clients_per_round or len(size)) / len(size))
+    drawn = asked / len(size)
     held = [one.bytes() for one in plan.assignments(0)]
     order = sorted(range(len(held)), key=lambda one: -held[one])
     return stepped_down(size, order, chosen.smallest_cohort / drawn)

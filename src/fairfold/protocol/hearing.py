@@ -87,7 +87,9 @@ class SecureHearing(Hearing):
             opened = {segment: self._noised(encoding, segment, words) for segment, words in opened.items()}
         for word in self._words:
             if not any(segment in opened for segment in encoding.layout.of_size(word.sent.size)):
+                fewest = max(self._fewest(chosen, segment) for segment in encoding.layout.of_size(word.sent.size))
                 few = f"a sum of fewer than {chosen.smallest_cohort} devices"
+                few = few if fewest == chosen.smallest_cohort else "too few devices for their noise"
                 for client in word.clients:
                     rejections.note(word.sent.round_number + 1, client, few)
             elif self.plan.algorithm.keeps == "acknowledged":

@@ -71,8 +71,12 @@ class Settings(Frozen):
             return "subspace.start='subspace' is for models of images: tables start small anyway"
         for table, key in (key.split(".") for key in self.without_effect()):
             if key in getattr(self, table).model_fields_set:
-                judged = f"where the quality is {self.metric}"
-                return f"unknown key '{table}.{key}' {judged if table == 'run' else f'with {self.algorithm.kind}'}"
+                why = f"where the quality is {self.metric}"
+                if table == "privacy":
+                    why = f"with {self.algorithm.kind}"
+                elif isinstance(self.privacy, PrivatePrivacy):
+                    why = f"with privacy.level={self.privacy.level!r}"
+                return f"unknown key '{table}.{key}' {why}"
         counts_rows = any(getattr(self.subspace, key, None) for key in ("support", "reference_factors"))
         if counts_rows and self.model.kind not in ("mf", "neumf"):
             counted = "subspace.support and subspace.reference_factors count rows of model.factors numbers"
@@ -95,8 +99,8 @@ class Settings(Frozen):
             return f"{level} with algorithm.kind={self.algorithm.kind!r}: what can be private is {serving}"
         if self.fleet.replacement:
             return f"{level} with fleet.replacement: a device speaks once in a sum"
-        drawn = self.fleet.clients_per_round
-        if drawn is not None and drawn < chosen.smallest_cohort:
+        drawn, written = self.fleet.clients_per_round, "clients_per_round" in self.fleet.model_fields_set
+        if written and drawn is not None and drawn < chosen.smallest_cohort:  # a device is not told of the fleet
             asked = f"privacy.smallest_cohort={chosen.smallest_cohort} with fleet.clients_per_round={drawn}"
             return f"{asked}: ask more devices per round ('none' for all), or lower the minimum"
         return None
