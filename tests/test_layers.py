@@ -37,6 +37,7 @@ LAYERS: list[set[str]] = [
     {"runs"},
     {"reproduce"},
     {"flower"},
+    {"audit"},
     {"cli"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

@@ -32,7 +32,7 @@ from fairfold.runs.device import DeviceModel, device_model, read_device_model, w
 from fairfold.runs.opened import open_run
 from fairfold.runs.read import read_metrics, read_result, read_run_settings
 from fairfold.runs.summary import RunSummary, read_run
-from fairfold.runs.tensors import read_sealed
+from fairfold.runs.tensors import read_values
 from fairfold.subspace import Capacity
 from tests.faults.data_files import mutate
 from tests.faults.kinds import KINDS, Device, Run, Server, files_in_memory
@@ -63,7 +63,7 @@ RUN: dict[str, list[Reader]] = {
     "settings.toml": [lambda folder: read_run_settings(folder / "run"), _report],
     "result.json": [lambda folder: read_result(folder / "run"), _report],
     "metrics.csv": [lambda folder: read_metrics(folder / "run", read_run_settings(folder / "run"), 3), _report],
-    "model.safetensors": [lambda folder: read_sealed(folder / "run" / "model.safetensors", "Restore it.")],
+    "model.safetensors": [lambda folder: read_values(folder / "run" / "model.safetensors", "Restore it.")],
 }
 DEVICE: dict[str, list[Reader]] = {
     "name": [lambda folder: name_of(folder / "above" / "state")],

@@ -17,7 +17,7 @@ from fairfold.runs import checkpoint, references
 from fairfold.runs.device import device_model, read_device_model, write_device_model
 from fairfold.runs.opened import open_run
 from fairfold.runs.read import read_metrics, read_result, read_run_settings
-from fairfold.runs.tensors import read_sealed, write_sealed
+from fairfold.runs.tensors import read_values, write_sealed
 from fairfold.runs.train import run
 from fairfold.sealed import Damaged, lines_in, sealed_line
 from fairfold.subspace import Capacity
@@ -116,7 +116,7 @@ KINDS: dict[str, tuple[Callable[[Path], None], str, Read, str]] = {
     "result of a run": (_run, "run/result.json", lambda at: read_result(at / "run"), ""),
     "metrics of a finished run": (_run, "run/metrics.csv", lambda at: read_metrics(at / "run", SETTINGS, 2), ""),
     "metrics": (_run, "run/metrics.csv", lambda at: read_metrics(at / "run", SETTINGS), ""),
-    "model": (_run, "run/model.safetensors", lambda at: read_sealed(at / "run" / "model.safetensors", "")[0], ""),
+    "model": (_run, "run/model.safetensors", lambda at: read_values(at / "run" / "model.safetensors", "")[0], ""),
     "manifest of a checkpoint": (_run, "run/checkpoints/round-00000002.json", _newest, ""),
     "tensors of a checkpoint": (_run, "run/checkpoints/round-00000002.safetensors", _newest, "round-00000002"),
     "exported model": (_export, "device.safetensors", lambda at: read_device_model(at / "device.safetensors"), ""),

@@ -1,4 +1,7 @@
-"""Every message of a run is opened: nothing of a person is in it but the sum of changes the server is owed."""
+"""Every message of a run is opened: beside the sums that the server is owed there are known facts, and no names.
+
+What the sums themselves give away is measured by attacks (tests/audit): bytes that are not there prove nothing.
+"""
 
 import json
 from collections.abc import Iterator
@@ -7,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 
 from fairfold.flower.client import make_client_app
 from fairfold.flower.inprocess import InProcessGrid
@@ -35,14 +38,9 @@ def parts(message: Message) -> Iterator[tuple[str, str, bytes]]:
 
 
 def secrets_of(folder: Path, names: list[str]) -> list[bytes]:
-    """What must not travel: names, the secret, and every user's vector, at either precision."""
-    state = DeviceStore(folder).load()
-    found = [name.encode() for name in names] + [str(state.secret).encode(), f"{state.secret:x}".encode()]
-    for rows in state.said.own.values():
-        for row in rows:
-            found += [row.numpy().tobytes(), row.half().numpy().tobytes(), row.double().numpy().tobytes()]
-            found += [repr(float(row[0])).encode()]
-    return found
+    """What no answer is made of: names of users, and the seed of the device's own draws."""
+    secret = DeviceStore(folder).load().secret
+    return [name.encode() for name in names] + [str(secret).encode(), f"{secret:x}".encode()]
 
 
 def check(messages: list[Message], forbidden: list[bytes], tensors: set[str]) -> None:
@@ -62,10 +60,8 @@ def check(messages: list[Message], forbidden: list[bytes], tensors: set[str]) ->
 
 @pytest.mark.parametrize("changes", [{"solver": "closed_form"}, {"model": "neumf"}, {"local_optimiser": "adam"}])
 @pytest.mark.parametrize("leaky", [False, True])
-def test_no_private_vector_and_no_history_enters_a_message(
-    changes: dict[str, Any], leaky: bool, tmp_path: Path
-) -> None:
-    settings = tiny_settings(**{"rounds": 3, "clients_per_round": None, "capacities": "1x-4x", "aggregation": "delta",
+def test_no_name_and_no_unknown_fact_enters_a_message(changes: dict[str, Any], leaky: bool, tmp_path: Path) -> None:
+    settings = tiny_settings(**{"rounds": 2, "clients_per_round": None, "capacities": "1x-4x", "aggregation": "delta",
                                 "evaluate_every": 1, "factors": 8} | changes)  # fmt: skip
     source, names = torch.Generator().manual_seed(3), ["Anna-Karenina", "Pierre-Besuchow", "Natascha-Rostowa"]
     for number in range(4):
@@ -78,22 +74,18 @@ def test_no_private_vector_and_no_history_enters_a_message(
         for number in range(4)
     ]
     messages: list[Message] = []
-    stages: list[list[bytes]] = []
     tensors = set(FairStrategy(settings, ITEMS).progress.state.full)
 
     def inspect(message: Message) -> None:
         if message.has_content():
             messages.append(message)
-        stages.extend(secrets_of(tmp_path / "state" / f"node-{number}", names) for number in range(4)
-                      if (tmp_path / "state" / f"node-{number}").exists())  # fmt: skip
 
     def leaking(message: Message, context: Context) -> Message:
         reply = true(message, context)
+        facts = reply.content[FACTS]
+        assert isinstance(facts, ConfigRecord)
         if message.metadata.message_type == "train" and message.metadata.dst_node_id == 2:
-            rows = next(iter(DeviceStore(tmp_path / "state" / "node-1").load().said.own.values()))
-            record = reply.content[ARRAYS]
-            assert isinstance(record, ArrayRecord)
-            record[next(iter(record))] = Array(rows.view(-1).numpy())
+            facts["run"] = names[1]
         return reply
 
     grid = InProcessGrid(app, configs, inspect=inspect)
@@ -101,9 +93,10 @@ def test_no_private_vector_and_no_history_enters_a_message(
     if leaky:
         grid.app = leaking  # type: ignore[assignment]
     FairStrategy(settings, ITEMS).start(grid)
-    assert len(messages) == 4 * 2 * (1 + 3 + 3)
-    forbidden = list({secret for stage in stages for secret in stage})
-    assert len(forbidden) > 4 * 3 * 3
+    assert len(messages) >= 4 * 2 * (1 + 2 + 2) - leaky
+    folders = [tmp_path / "state" / f"node-{number}" for number in range(4)]
+    forbidden = list({secret for folder in folders for secret in secrets_of(folder, names)})
+    assert len(forbidden) == 3 + 2 * 4
     if leaky:
         with pytest.raises(AssertionError, match="something private"):
             check(messages, forbidden, tensors)

@@ -13,7 +13,7 @@ from fairfold.runs.checkpoint import FORMAT
 from fairfold.runs.opened import open_run
 from fairfold.runs.read import read_metrics, read_result, read_run_settings
 from fairfold.runs.summary import read_run
-from fairfold.runs.tensors import read_sealed
+from fairfold.runs.tensors import read_values
 from fairfold.runs.train import run
 from fairfold.simulate import simulate
 from tests.runs.worlds import Interrupted, StopAfter, assert_same_end, interrupted, resumed, small, write_manifest
@@ -150,7 +150,7 @@ READERS: dict[str, Any] = {
     "settings.toml": read_run_settings,
     "result.json": read_result,
     "metrics.csv": lambda out: read_metrics(out, small(), 4),
-    "model.safetensors": lambda folder: read_sealed(folder / "model.safetensors", "Restore it."),
+    "model.safetensors": lambda folder: read_values(folder / "model.safetensors", "Restore it."),
 }
 
 

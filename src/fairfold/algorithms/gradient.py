@@ -1,7 +1,8 @@
 """FAIR and its rivals by gradient: E epochs of steps inside the subspaces, the paper's Algorithm 2.
 
 A device receives ψ, minimises F(S·ψ) over ψ with a fresh optimiser, and answers with ψ′ (the paper's rule) or with
-ψ′ − ψ, times its weight pᵢ. Its user's own vectors are trained along and stay on the device, unless they are uploaded.
+ψ′ − ψ, times its weight pᵢ. Its user's own vectors are trained along and not sent, unless they are to be uploaded:
+their direction can be read from the answer all the same (docs/privacy.md).
 """
 
 from collections.abc import Sequence
@@ -103,7 +104,7 @@ class Gradient(Descending, Recommending):
 
     Attributes:
         kind: Its name.
-        user_vectors: ``"private"``: stay on the device; ``"uploaded"``: sent and averaged, as the authors' code does.
+        user_vectors: ``"private"``: not sent; ``"uploaded"``: sent and averaged, as the authors' code does.
     """
 
     NEEDS: ClassVar = Stepping.NEEDS | RankingSteps.NEEDS

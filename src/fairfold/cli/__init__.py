@@ -7,6 +7,7 @@ with interruptible():  # what follows takes part of a second, in which Ctrl-C ma
 
     import typer
 
+    from fairfold.cli.audit import audit
     from fairfold.cli.data import data
     from fairfold.cli.doctor import doctor
     from fairfold.cli.errors import TOLD, Guarded, tell
@@ -40,6 +41,6 @@ app = _Application(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-for command in (train, federate, report, reproduce, recommend, export, doctor, plan):
+for command in (train, federate, report, audit, reproduce, recommend, export, doctor, plan):
     app.command()(command)
 app.add_typer(data, name="data")

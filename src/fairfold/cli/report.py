@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from fairfold.cli.audit import audit_table
 from fairfold.cli.console import Terminal
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ def report(
                 console.say(f"N/A {run.path}: {run.reason}")
             elif run.popularity is not None:
                 console.say(f"{run.path}: {run.popularity}")
+            if run.audit:
+                console.say(f"{run.path}: {' '.join(run.audit['words'])}")
+                console.print(audit_table(run.audit))
     if page:
         written = write_report(found, out)
         console.say(f"Page: {written[0]} ({len(written) - 1} plots beside it)")

@@ -1,4 +1,4 @@
-"""What a device has: interactions in a file of its own, CSV or SQLite, read where they lie and never sent.
+"""What a device has: interactions in a file of its own, CSV or SQLite, read where they lie, and not sent.
 
 Torch is imported when data is read: naming a file must cost nothing where a device is only asked for its capacity.
 """

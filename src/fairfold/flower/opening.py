@@ -35,7 +35,7 @@ def refuse_unserved(settings: Settings) -> None:
     noised = isinstance(settings.privacy, PrivatePrivacy)
     unserved = {
         f"algorithm.kind={algorithm.kind!r} (it asks for all data in one place)": algorithm.pooled,
-        "algorithm.user_vectors='uploaded' (a user's vectors stay on the device)": uploaded,
+        "algorithm.user_vectors='uploaded' (a user's vectors are not sent)": uploaded,
         "fleet.replacement (a node cannot be drawn twice)": fleet.replacement,
         "privacy.level='private' (devices do not add noise over a network)": noised,
         "fleet.faults (real devices have their own)": fleet.faults != FaultSettings(),

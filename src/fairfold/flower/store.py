@@ -18,7 +18,7 @@ import torch
 
 from fairfold.errors import InvalidState
 from fairfold.files import locked, make_private, remove_leftovers
-from fairfold.runs.tensors import SEAL, read_sealed, seal_of, write_sealed
+from fairfold.runs.tensors import SEAL, read_values, seal_of, write_sealed
 from fairfold.sealed import Damaged, reading, table_in
 from fairfold.values import Weights
 
@@ -90,7 +90,7 @@ class DeviceStore:
         self._seen = NOTHING
         if not path.exists():
             return DeviceState()
-        tensors, metadata = read_sealed(path, START_ANEW, InvalidState, FORMAT)
+        tensors, metadata = read_values(path, START_ANEW, InvalidState, FORMAT)
         with _reading(path):
             facts = table_in(metadata["facts"])
             told = [word for word in ("said", "pending") if facts[word] is not None]

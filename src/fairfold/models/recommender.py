@@ -18,7 +18,7 @@ class Recommender(nn.Module):
 
     A model of one's own makes its tensors in ``__init__(num_users, num_items, factors)`` and defines :meth:`combine`.
     Which tensors are whose is told by their names. A child whose name begins with ``user`` is an ``nn.Embedding`` with
-    a row a user, which stays on that user's device; one whose name begins with ``item`` has a row an item, and devices
+    a row a user, which is not sent; one whose name begins with ``item`` has a row an item, and devices
     hold it compressed. All other parameters are dense: devices hold them whole, unless told to compress everything.
     In a federation dropout has no effect.
 

@@ -1,7 +1,8 @@
 """A model's tensors as the federation sees them, with nobody's data.
 
 They are of three kinds. *Tables* have a row per item; a device looks rows up. *Dense* tensors are used whole. A user's
-*own* vectors belong to one client; they stay on the device, or are rows of tables that are sent along.
+*own* vectors belong to one client; they are not sent, which does not keep them secret (docs/privacy.md), or are rows of
+tables that are sent along.
 """
 
 from collections.abc import Sequence

@@ -79,7 +79,7 @@ class Answer:
 class Word:
     """What some clients of one size have to say, one or several together, to what they received.
 
-    They keep for themselves their ``own`` private tensors: for each of them a row, or as many as it has samples.
+    Not sent are their ``own`` private tensors: for each of them a row, or as many as it has samples.
     """
 
     sent: Sent

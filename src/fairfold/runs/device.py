@@ -11,7 +11,7 @@ from fairfold.data.images import ImageDataset
 from fairfold.errors import InvalidCheckpoint
 from fairfold.projections import Assignment, Projection, facts_of, projection_of
 from fairfold.runs.opened import OpenRun
-from fairfold.runs.tensors import read_sealed, write_sealed
+from fairfold.runs.tensors import read_values, write_sealed
 from fairfold.sealed import reading
 from fairfold.simulate.result import Judge
 from fairfold.subspace import Capacity
@@ -101,7 +101,7 @@ def write_device_model(run: OpenRun, device: DeviceModel, path: Path, measured: 
 
 def read_device_model(path: Path) -> tuple[DeviceModel, dict[str, Any]]:
     """A device's model as written, and what was written with it; needs neither the run nor its data."""
-    tensors, told = read_sealed(path, AGAIN, version=FORMAT)
+    tensors, told = read_values(path, AGAIN, version=FORMAT)
     with reading(path, InvalidCheckpoint, "a device model", AGAIN):
         values: dict[str, Any] = told | {key: json.loads(told[key]) for key in PLAIN}
         projections = {name: projection_of(facts) for name, facts in values.pop("projections").items()}

@@ -15,6 +15,9 @@ from fairfold.settings.files import load_settings, to_toml
 from fairfold.subspace import parse_scheme
 
 SETTINGS, METRICS, RESULT, MODEL, LOG = "settings.toml", "metrics.csv", "result.json", "model.safetensors", "run.log"
+AUDIT = "audit.json"
+"""What `fairfold audit` wrote, where it was asked for."""
+
 ROUND_COLUMNS = ["round", "seconds", "clients", "bytes_down", "bytes_up", "server"]
 CHECK = "check"
 """Last column of the metrics: a checksum of the line before it."""

@@ -15,7 +15,7 @@ from fairfold.metrics.rating import Predictor
 from fairfold.metrics.rating_references import rating_references
 from fairfold.metrics.reference_rows import strong_rows
 from fairfold.runs.checkpoint import data_facts
-from fairfold.runs.tensors import bytes_of, read_sealed, write_sealed
+from fairfold.runs.tensors import bytes_of, read_values, write_sealed
 from fairfold.runs.units import human_seconds
 from fairfold.simulate.world import World
 
@@ -60,7 +60,7 @@ def strong_references(
 def _read(path: Path) -> dict[str, RankingResult] | None:
     """What was kept; None where there is nothing whole: it is computed again."""
     try:
-        tensors, told = read_sealed(path, "Remove it.")
+        tensors, told = read_values(path, "Remove it.")
     except FairfoldError:
         return None
     names, users = json.loads(told["names"]), tensors[USERS]

@@ -106,6 +106,7 @@ def table_rows(runs: list[RunSummary]) -> list[dict[str, Any]]:
                 "reason": run.reason if run.state == "N/A" else "",
                 "popularity": run.popularity,
                 "told": run.told,
+                "audit": run.audit,
                 "is_best": best is not None and len(reached) > 1 and best.server * sign == min(reached),
                 "cells": [
                     str(run.rounds), *quality, *sizes, seconds, human_bytes(run.bytes_down), human_bytes(run.bytes_up)

@@ -3,9 +3,19 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from fairfold.runs.checkpoint import flat_keys
-from fairfold.runs.read import CHECK, ROUND_COLUMNS, SETTINGS, read_metrics, read_result, read_run_settings
+from fairfold.runs.read import (
+    AUDIT,
+    CHECK,
+    ROUND_COLUMNS,
+    SETTINGS,
+    read_metrics,
+    read_result,
+    read_run_settings,
+    read_values,
+)
 from fairfold.runs.units import popularity_words
 from fairfold.settings import Settings
 from fairfold.settings.parts import ImageData, SyntheticData
@@ -40,6 +50,7 @@ class RunSummary:
     state: str = "unfinished"  # or finished, N/A
     reason: str = ""  # why it ended, or why the method cannot serve the scheme
     told: tuple[str, ...] = ()  # what was found out on the way
+    audit: dict[str, Any] = field(default_factory=dict)  # what `fairfold audit` found, where it was asked
     popularity: str | None = None  # where the order of the items came from, in words; None for the catalogue's own
 
     @property
@@ -96,6 +107,7 @@ def read_run(path: Path) -> RunSummary:
         state="finished" if result else "unfinished",
         reason=result.get("stopped", ""),
         told=tuple(result.get("told", ())),
+        audit=read_values(path / AUDIT, "Write it anew with `fairfold audit`, or remove it."),
         popularity=popularity_words(settings, result.get("popularity", {})),
     )
 

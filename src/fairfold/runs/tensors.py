@@ -87,12 +87,12 @@ def open_tensors(path: Path) -> Iterator[Any]:
 def write_sealed(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, private: bool = False
 ) -> dict[str, Any]:
-    """The same with a checksum inside, for a file that has to speak for itself: :func:`read_sealed` asks for it."""
+    """The same with a checksum inside, for a file that has to speak for itself: :func:`read_values` asks for it."""
     seal = _seal(tensors, metadata)
     return write_tensors(path, tensors, dict(metadata) | {SEAL: seal}, private=private) | {"seal": seal}
 
 
-def read_sealed(
+def read_values(
     path: Path, remedy: str, error: type[FairfoldError] = InvalidCheckpoint, version: int | None = None
 ) -> tuple[Weights, dict[str, str]]:
     """Tensors and metadata of a file with a checksum inside; refused, with what to do, where one bit is another.

@@ -1,0 +1,72 @@
+"""``fairfold audit``: what the server of a run could find out about its users."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from fairfold.cli.console import Terminal
+
+
+def audit(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
+    users: Annotated[int, typer.Option(min=2, help="Users that are attacked, drawn by chance.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Of who is drawn.")] = 0,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds over which users are to be named.")] = 12,
+    data: Annotated[
+        str | None, typer.Option(help="What to replay a run with whose data lies on devices: a name or a folder.")
+    ] = None,
+    compare: Annotated[bool, typer.Option(help="Beside it single answers, and exact sums of 5, 20 and 100.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, and no table.")] = False,
+) -> None:
+    """Attack a run: what could a curious server find out about its users from what it saw?
+
+    The run is replayed from its settings, data and seed, and what its server sees at the run's level of privacy is
+    attacked: users' vectors, histories, pairs read from sums, users named over rounds, membership. The figures are also
+    written to audit.json in the run's folder, where `fairfold report` finds them. Attacks that fail prove nothing.
+    """
+    import json
+
+    from fairfold.audit.attacks import Auditor
+    from fairfold.audit.opening import replayable, run_folder
+
+    console, folder = Terminal(), run_folder(run)
+    say = (lambda _text: None) if as_json else console.say
+    settings, loaded = replayable(folder, data, say)
+    if as_json:
+        found = Auditor(settings, loaded, users, rounds, seed).audit(compare=compare)
+        found.write(folder)
+        typer.echo(json.dumps(found.plain(), indent=2))
+        return
+    with console.status("replaying") as status:
+        told = ""
+
+        def watch(what: str, share: float) -> None:
+            nonlocal told
+            if console.is_terminal:
+                status.update(f"attacking {what}: {share:.0%}")
+            elif what != told:
+                console.say(f"Attacking {what}")
+            told = what
+
+        found = Auditor(settings, loaded, users, rounds, seed, watch).audit(compare=compare)
+    path = found.write(folder)
+    for line in found.words:
+        console.say(line)
+    console.print(audit_table(found.plain()))
+    console.say(f"Written to {path}. An attack that fails is no proof that none succeeds; docs/privacy.md says more.")
+
+
+def audit_table(content: dict[str, Any]) -> Table:
+    """The figures of an audit as they were written: what the run's own server saw first, then what others would."""
+    title = "What a curious server can find out (95 % intervals over users)"
+    beside = any(heading.endswith("*") for heading in content["headings"])
+    caption = "* for comparison: not what this run's server sees" if beside else None
+    table = Table(title=title, title_justify="left", caption=caption)
+    for place, heading in enumerate(content["headings"]):
+        table.add_column(heading, justify="left" if place < 2 else "right", style="dim" if "*" in heading else "")
+    for cells in content["rows"]:
+        table.add_row(*map(escape, cells))
+    return table

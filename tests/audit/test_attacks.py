@@ -1,0 +1,256 @@
+"""Attacks find what is there to be found, and nothing where there is nothing: both can fail."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fairfold.audit import findings
+from fairfold.audit.attacks import Auditor
+from fairfold.audit.decode import Tracks, decoded, judged
+from fairfold.audit.devices import Devices, Seen
+from fairfold.audit.findings import Audit, Finding
+from fairfold.audit.matched import Figure, matched_auc, matched_items
+from fairfold.audit.membership import difference, gaussian_advantage, most_advantage, one_item, one_person
+from fairfold.audit.ranking import attack_sums, attack_words
+from fairfold.audit.rows import Reader
+from fairfold.audit.vectors import vector_error
+from fairfold.protocol.words import Answer
+from tests.audit.worlds import EACH, devices_of, people, settings_of
+
+EXACT = ["correlations", "least_squares", "ratings", "closed_form"]
+
+
+def source(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def nothing() -> None:
+    """Nobody watches."""
+
+
+def noised(devices: Devices, sigma: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the server hear sums with Gaussian noise of σ times the length of a typical word."""
+    clear, length = Devices.sums, float(torch.cat(list(next(devices.words([0])).answer.sums.values())).norm())
+    draws = source(77)
+
+    def heard(self: Devices, clients: list[int], *, rough: bool = False) -> list[Seen]:
+        found = []
+        for seen in clear(self, clients, rough=rough):
+            sums = {
+                name: of + sigma * length * torch.randn(of.shape, generator=draws, dtype=of.dtype)
+                for name, of in seen.answer.sums.items()
+            }
+            found.append(replace(seen, answer=Answer(sums, seen.answer.weight)))
+        return found
+
+    monkeypatch.setattr(Devices, "sums", heard)
+
+
+# -- one answer --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_one_answer_of_a_full_device_is_its_history(kind: str) -> None:
+    devices, _ = devices_of(settings_of(kind))
+    found = attack_words(devices, Reader(devices), list(range(10)), source(), nothing)
+    assert all(target.auc == 1 and target.precision == 1 for target in found)
+
+
+@pytest.mark.parametrize("objective", ["bpr", "squared"])
+def test_gradient_steps_give_most_of_a_history_away(objective: str) -> None:
+    devices, _ = devices_of(settings_of("gradient", **{"algorithm.objective": objective}))
+    found = attack_words(devices, Reader(devices), list(range(20)), source(), nothing)
+    assert Figure.of([target.auc for target in found]).low > 0.8
+
+
+@pytest.mark.parametrize("kind", ["least_squares", "closed_form", "ratings", "gradient"])
+def test_vectors_that_are_not_sent_are_solved_for(kind: str) -> None:
+    devices, _ = devices_of(settings_of(kind))
+    plan = devices.fleet.plan
+    errors = [vector_error(plan, seen, secret) for seen, secret in devices.words_and_secrets(list(range(10)))]
+    assert all(error is not None and error < (0.05 if kind == "gradient" else 1e-4) for error in errors)
+
+
+def test_another_vector_is_not_taken_for_the_users_own() -> None:
+    devices, _ = devices_of(settings_of("least_squares"))
+    words = list(devices.words_and_secrets([0, 1]))
+    error = vector_error(devices.fleet.plan, words[0][0], words[1][1])
+    assert error is not None
+    assert error > 0.05
+
+
+def test_an_answer_of_unknown_form_is_read_by_devices_of_one_item() -> None:
+    devices, _ = devices_of(settings_of("least_squares"))
+    reader = Reader(devices)
+    (seen,) = devices.words([3])
+    unknown = Seen(seen.sent, Answer({"mine": seen.answer.sums["item.weight"]}, 1.0))
+    true = Devices.words
+    items = devices.people.train.of(3)
+
+    def renamed(self: Devices, clients: list[int]) -> Any:
+        return (Seen(one.sent, Answer({"mine": one.answer.sums["item.weight"]}, 1.0)) for one in true(self, clients))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Devices, "words", renamed)
+        scores = reader.scores(unknown)["column 0"]
+    assert set(scores.topk(EACH).indices.tolist()) == set(items.tolist())
+
+
+# -- sums --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["correlations", "least_squares"])
+@pytest.mark.parametrize("level", ["plain", "secure"])
+def test_exact_sums_of_few_devices_are_read(kind: str, level: str) -> None:
+    devices, data = devices_of(settings_of(kind, level))
+    members = list(range(5))
+    (seen,) = devices.sums(members)
+    read = judged(decoded(devices.fleet.plan, seen), {user: data.train.of(user) for user in members})
+    assert read.wrong == 0
+    assert Figure.of(list(read.shares.values())).value > 0.9
+
+
+@pytest.mark.parametrize("kind", ["correlations", "least_squares"])
+def test_nothing_is_read_from_sums_with_noise(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices, data = devices_of(settings_of(kind, "secure"))
+    noised(devices, 0.5, monkeypatch)
+    members = list(range(5))
+    (seen,) = devices.sums(members)
+    read = judged(decoded(devices.fleet.plan, seen), {user: data.train.of(user) for user in members})
+    assert sum(read.shares.values()) == 0
+
+
+def test_histories_show_less_in_larger_sums_and_nothing_under_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices, _ = devices_of(settings_of("correlations", "secure"))
+    reader = Reader(devices)
+    few, many = (
+        Figure.of([one.auc for one in attack_sums(devices, reader, size, 50, source(), nothing) if one.inside])
+        for size in (5, 25)
+    )
+    assert few.low > 0.65
+    assert many.high < few.low
+    noised(devices, 2.0, monkeypatch)
+    hidden = Figure.of([target.auc for target in attack_sums(devices, reader, 25, 50, source(), nothing)])
+    assert abs(hidden.value - 0.5) < 0.08
+    assert hidden.low < 0.5 < hidden.high + 0.03
+
+
+def test_who_knows_much_is_stopped_by_noise_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices, _ = devices_of(settings_of("correlations", "secure"))
+    reader = Reader(devices)
+
+    def attacked() -> list[Figure]:
+        item, _ = one_item(devices, reader, 10, 40, source(), nothing)
+        return [Figure.of(item), Figure.of(one_person(devices, 10, 40, source(), nothing))]
+
+    assert all(found.value > 0.95 for found in attacked())
+    assert set(difference(devices, 10, 40, source(), nothing)) == {1.0}
+    noised(devices, 3.0, monkeypatch)
+    assert all(found.low < 0.65 for found in attacked())
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.0])
+def test_the_strongest_attacker_has_the_advantage_that_theory_gives(
+    sigma: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices, _ = devices_of(settings_of("correlations", "secure"))
+    noised(devices, sigma, monkeypatch)
+    told = [hit for seed in range(8) for hit in difference(devices, 10, 50, source(seed), nothing)]
+    found, expected = Figure.of(told), gaussian_advantage(sigma)
+    assert abs(found.value - expected) < 4 * (1 / len(told)) ** 0.5
+    assert found.value < 0.95  # noise that is missing would be noticed
+
+
+def test_no_advantage_is_above_its_bound() -> None:
+    assert most_advantage(0.0, 0.0) == 0
+    assert most_advantage(1.0, 1e-5) == pytest.approx(0.46213, abs=1e-4)
+    assert most_advantage(1e4, 0.0) == 1
+    assert gaussian_advantage(1.0) == pytest.approx(0.38292, abs=1e-4)
+
+
+def test_users_are_named_by_who_was_there_every_time() -> None:
+    devices, data = devices_of(settings_of("least_squares", "secure"))
+    tracks, there = Tracks(), set[int]()
+    for number in range(12):
+        cohort = devices.fleet.cohort(number).tolist()
+        found = [one for seen in devices.sums(cohort) for one in decoded(devices.fleet.plan, seen)]
+        read = judged(found, {user: data.train.of(user) for user in cohort})
+        tracks.note(found, cohort, read.whose)
+        there |= set(cohort)
+        devices = devices.after_a_round()
+    right, wrong = tracks.named()
+    assert right >= 5
+    assert wrong <= right // 5
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+def test_popularity_says_nothing_among_equals() -> None:
+    train = people(users=400).train
+    found = []
+    for user in range(100):
+        mine, equals = matched_items(train, user, source(user))
+        assert not set(mine.tolist()) & set(equals.tolist())
+        popularity = train.counts_by_item.double()
+        popularity[mine] -= 1
+        found.append(matched_auc(popularity, mine, equals))
+    assert abs(Figure.of(found).value - 0.5) < 0.04
+
+
+def test_asking_does_not_change_what_devices_would_say() -> None:
+    devices, _ = devices_of(settings_of("least_squares", "secure"))
+    first, again = (devices.sums(list(range(10)))[0].answer.sums for _ in range(2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert any(bool(of.any()) for of in first.values())
+
+
+def test_an_audit_tells_the_levels_apart() -> None:
+    by_level: dict[str, Audit] = {}
+    for level in ("plain", "secure"):
+        settings = settings_of("correlations", level)
+        by_level[level] = Auditor(settings, people(), users=10, rounds=2).audit(compare=level == "plain")
+    plain, secure = by_level.values()
+    own = {(one.attack, one.group): one for one in plain.findings if one.own}
+    assert own[findings.RANKED, "1x"].value == 1
+    assert own[findings.NAMED, "all"].value == 1
+    assert {one.seen for one in plain.findings if not one.own} == {"the sum of 5", "the sum of 20", "the sum of 60"}
+    assert {one.seen for one in secure.findings} == {"the sum of 10"}
+    assert plain.words[0].startswith("plain: the server sees each device's answer")
+    assert secure.words[0].startswith("secure: ")
+    headings, rows = plain.table()
+    assert headings[3:] == ["one answer", "the sum of 5 *", "the sum of 20 *", "the sum of 60 *"]
+    assert all(len(row) == len(headings) for row in rows)
+
+
+def test_what_was_not_measured_is_no_figure() -> None:
+    nobody = Finding.of("one answer", findings.RANKED, Figure.of([]), 0.5)
+    assert nobody.words() == "–"
+    assert Audit("plain", [], [nobody], 0).plain()["findings"][0]["value"] is None
+
+
+def test_noise_is_drawn_anew_for_every_sum() -> None:
+    """A simulation's noise follows from its seed and round: who sums twice in a round must not find it twice."""
+    devices, _ = devices_of(settings_of("correlations", "private"))
+    first, again = (devices.sums(list(range(50)))[0].answer.sums["sum"] for _ in range(2))
+    exact = devices.exact_sums(list(range(50)))[0].answer.sums["sum"]
+    both = torch.stack([(first - exact).double(), (again - exact).double()])
+    assert float(both.std(1).min()) > 0.1
+    assert abs(float(torch.corrcoef(both)[0, 1])) < 0.3
+
+
+def test_noise_that_is_missing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_of("correlations", "private", **{"privacy.epsilon": 2.0})
+    auditor = Auditor(settings, people(), users=40, rounds=1)
+    hidden = auditor.audit(compare=False)
+    assert len(hidden.words) == 1
+    own = {one.attack: one for one in hidden.findings}
+    assert own[findings.DECODED].value == own[findings.NAMED].value == 0
+    assert abs(own[findings.BEYOND].value - 0.5) < 0.08
+    monkeypatch.setattr("fairfold.protocol.noising.discrete_gaussian", lambda _sigma, many, _draw: np.zeros(many, int))
+    bare = auditor.audit(compare=False)
+    assert "noise is missing" in bare.words[1]
+    assert next(one for one in bare.findings if one.attack == findings.DIFFERENCE).value == 1
