@@ -10,6 +10,7 @@ from rich.table import Table
 
 from fairfold.cli.choose import Change, Data, Recipe, changes_of, choose
 from fairfold.cli.console import Terminal
+from fairfold.cli.server import require_flower
 from fairfold.errors import InvalidSettings
 from fairfold.runs.units import human_bytes, human_seconds
 
@@ -27,20 +28,15 @@ def federate(
     out: Annotated[Path | None, typer.Option(help="Folder for everything; default runs/DATE-TIME-federation.")] = None,
     change: Change = None,
 ) -> None:
-    """Try a real federation out: a SuperLink and SuperNodes of different sizes on this machine.
+    """Try a real fleet out: a server and devices of different sizes on this machine, as the commands of one start them.
 
-    Certificates and node keys are made on the spot; every node has a file of its own, which is not sent: what travels
-    are plain sums over its users. Ends with who took part, with which memory and bytes, and how well the model serves
-    each, before and after. Takes about ten seconds per round: every message starts a program on every node.
+    Every device has a file of its own, which is not sent: what travels are plain sums over its users. Ends with who
+    took part, with which memory and bytes, and how well the model serves each, before and after.
     """
+    require_flower()
+    from fairfold.flower.federate import trial_of
+
     console = Terminal()
-    try:
-        from fairfold.flower.federate import trial_of
-        from fairfold.flower.trial_app import COMMANDS
-    except ImportError:
-        raise InvalidSettings(
-            "`fairfold federate`, which needs Flower", "the extra 'flower'", "pip install 'fairfold[flower]'"
-        ) from None
     values = {"data": data, "method": method, "rounds": rounds, "seed": seed}
     settings, said = choose(None, recipe, {"run.evaluate_every": rounds} | changes_of(values, change or []))
     console.say(said)
@@ -48,7 +44,7 @@ def federate(
     if folder.exists() and any(folder.iterdir()):
         raise InvalidSettings(f"--out {folder}", "a new or empty folder", "Name another, or remove it.")
     trial, loaded = trial_of(settings, nodes, folder, half=half)
-    console.say(f"Keys, certificates and {len(trial.capacities)} nodes' own files in {folder}")
+    console.say(f"A server and {len(trial.capacities)} nodes' own files in {folder}")
     trial.prepare(loaded)
     started, wanted = time.monotonic(), settings.run.rounds
     with console.status("starting") as status:
@@ -60,7 +56,9 @@ def federate(
         trial.run(console.say, on_round)
     console.print(_table(trial.took_part(), settings.metric))
     console.say(f"{wanted} rounds in {human_seconds(time.monotonic() - started)}, all over TLS.")
-    console.say(f"\nEverything is in {folder}. With real machines the same is:\n\n{COMMANDS}")
+    console.say(
+        f"Everything is in {folder}: `fairfold server status {folder}/server`. A real fleet: docs/first-fleet.md."
+    )
 
 
 def _table(took_part: list[dict[str, Any]], metric: str) -> Table:
