@@ -63,10 +63,9 @@ def init(
     settings, said = choose(None, recipe, changes)
     console.say(said)
     made = ServerFolder.create(folder, settings, host, port=port, items=items or 0, catalogue=catalogue)
-    console.say(
-        f"A server for {made.items:,} items in {folder}, known as {host}:{port}; {folder}/settings.toml says what"
-    )
-    console.say(f"it trains. Its secrets are in {folder}/keys. Next: fairfold server start {folder}")
+    known = f"known as {host}:{port}; {folder}/settings.toml says what it trains"
+    console.say(f"A server for {made.items:,} items in {folder}, {known}.")
+    console.say(f"Its secrets are in {folder}/keys. Next: fairfold server start {folder}")
 
 
 @server.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -118,7 +117,7 @@ def train(
         console.say(f"round {number}/{wanted}: {answers} {'device' if answers == 1 else 'devices'} answered")
 
     Launch(found, console.say, on_round).train(rounds or 0, resume=resume, wait_for=wait_for, patience=patience)
-    console.say(f"Trained. The run is in {found.run}.")
+    console.say(f"Trained. The run is in {folder / 'run'}.")
 
 
 @server.command()
