@@ -66,6 +66,7 @@ def test_the_commands_of_a_page_work_in_order(page: str, tmp_path: Path) -> None
             status = shell.wait(1200)
         finally:
             left = family(shell.pid)
+            waiting = [peak for pid in left if (peak := idle_peak(pid))]
             for pid in left:
                 stop(pid, signal.SIGTERM)
             deadline = time.monotonic() + 30
@@ -82,6 +83,8 @@ def test_the_commands_of_a_page_work_in_order(page: str, tmp_path: Path) -> None
             missing = [line for line in body.splitlines() if line.strip() and plain(line) not in heard]
             assert not missing, f"{missing}\n{found[-5000:]}"
     assert not stubborn, "asked to end, everything ends"
+    assert waiting
+    assert max(waiting) < 50e6, "what a device weighs while it waits"
 
 
 def family(session: int) -> list[int]:
@@ -89,6 +92,16 @@ def family(session: int) -> list[int]:
     listed = subprocess.run(["ps", "-A", "-o", "pid=,sid="], capture_output=True, text=True, check=True).stdout
     members = [int(pid) for pid, sid in (line.split() for line in listed.splitlines()) if int(sid) == session]
     return [*members, *descendants(members)]
+
+
+def idle_peak(pid: int) -> int:
+    """The largest memory that the lasting process of a device has had; 0 for any other process."""
+    try:
+        if "fairfold.flower.watch" not in Path(f"/proc/{pid}/cmdline").read_text():
+            return 0
+        return int(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
+    except OSError:
+        return 0
 
 
 def stop(pid: int, number: int) -> None:

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from cryptography import x509
@@ -31,10 +32,11 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeat
 from flwr.proto.message_pb2 import Message as MessageProto
 from typer.testing import CliRunner
 
+from fairfold import files
 from fairfold.cli import app
 from fairfold.errors import InvalidData, InvalidSettings, InvalidState
 from fairfold.flower import link as link_module
-from fairfold.flower import superlink
+from fairfold.flower import superlink, watch
 from fairfold.flower.keys import RENEWED_BEFORE, fingerprint, make_certificates, make_node_key, renew
 from fairfold.flower.link import Line, Link, Refused, address_of, fields, public_form, read_key
 from fairfold.flower.node import NodeFolder, enrol
@@ -327,11 +329,12 @@ class Office(BaseHTTPRequestHandler):
     def do_POST(self) -> None:  # noqa: N802 - the library's name
         type(self).asked = self.rfile.read(int(self.headers["content-length"] or 0))  # type: ignore[attr-defined]
         type(self).headers_seen = self.headers  # type: ignore[attr-defined]
+        body = self.body  # the test may set the next one as soon as it has seen the headers
         self.send_response_only(self.status)
-        for name, value in (("content-length", str(len(self.body))), ("date", self.date or self.date_time_string())):
+        for name, value in (("content-length", str(len(body))), ("date", self.date or self.date_time_string())):
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(self.body)
+        self.wfile.write(body)
 
     do_GET = do_POST  # noqa: N815
 
@@ -501,6 +504,17 @@ def test_a_server_s_folder_is_read_as_it_was_written_and_not_overwritten(server:
     assert (told["running"], told["run"]["rounds"]) == (False, 0)
 
 
+def test_a_run_asks_no_index_for_anything(server: ServerFolder) -> None:
+    from flwr.supercore.superexec.dependency_installer import _exclude_flwr_dependencies
+
+    content = tomllib.loads((server.app / "pyproject.toml").read_text())
+    assert _exclude_flwr_dependencies(content["project"]["dependencies"]) == []
+    assert "--disable-runtime-dependency-installation" in server.superlink_command()
+    assert server.environment["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+    example = tomllib.loads((Path(__file__).parents[2] / "examples" / "flower" / "pyproject.toml").read_text())
+    assert _exclude_flwr_dependencies(example["project"]["dependencies"]) == []
+
+
 def test_the_commands_say_what_is_missing(server: ServerFolder, tmp_path: Path) -> None:
     def said(*words: str) -> str:
         found = CliRunner().invoke(app, list(words))
@@ -539,3 +553,148 @@ def test_a_line_without_trust_shows_nothing(office: tuple[type[Office], str]) ->
     assert line.ask("GET", OWN + "authority") == b"certificate"
     line.close()
     assert "flwr-signature" not in mine.headers_seen  # type: ignore[attr-defined]
+
+
+# -- a device that waits -----------------------------------------------------------------------------------------------
+
+
+class Fake:
+    """A server that does, in turn, what the test says; then the device is asked to end."""
+
+    def __init__(self, *turns: object) -> None:
+        self.turns, self.calls = list(turns), list[str]()
+
+    def _turn(self, name: str) -> Any:
+        self.calls.append(name)
+        if not self.turns:
+            raise KeyboardInterrupt
+        turn = self.turns.pop(0)
+        if isinstance(turn, Exception):
+            raise turn
+        return turn
+
+    def activate(self) -> Any:
+        return self._turn("activate")
+
+    def beat(self, _node: int) -> Any:
+        return self._turn("beat")
+
+    def pull(self, _node: int) -> Any:
+        return self._turn("pull")
+
+    def deactivate(self, _node: int) -> None:
+        self.calls.append("deactivate")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+class FakeHand:
+    """A worker that says, in turn, what the test says."""
+
+    said: ClassVar[list[dict[str, Any]]] = []
+    given: ClassVar[list[tuple[bytes, int]]] = []
+
+    def __init__(self, _folder: Path) -> None:
+        self.message: bytes | None = None
+        self.until, self.kind, self.used = float("inf"), watch.WORK, time.monotonic()
+
+    def give(self, message: bytes, kind: int = watch.WORK) -> None:
+        self.message, self.kind = message, kind
+        self.given.append((message, kind))
+
+    def hear(self, _seconds: float) -> list[dict[str, Any]]:
+        facts = self.said.pop(0)
+        if facts.get("done"):
+            self.message = None
+        return [facts]
+
+    def end(self) -> None:
+        self.given.append((b"ended", -1))
+
+
+@pytest.fixture
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    found: list[float] = []
+    monkeypatch.setattr("fairfold.flower.watch.time.sleep", found.append)
+    monkeypatch.setattr("fairfold.flower.watch.random.uniform", lambda _low, _high: 1.0)
+    monkeypatch.setattr(watch, "Hand", FakeHand)
+    FakeHand.said, FakeHand.given = [], []
+    return found
+
+
+def watched(folder: Path, line: Fake, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], dict[str, Any]]:
+    node = NodeFolder(folder, "localhost:9", "mine.csv", "1x")
+    make_node_key(node.key)
+    said: list[str] = []
+    monkeypatch.setattr(watch, "Link", lambda *_: line)
+    with pytest.raises(KeyboardInterrupt):
+        watch.Watch(node, said.append).run()
+    assert line.calls[-1] == "close"
+    return said, json.loads((folder / "status.json").read_text())
+
+
+def test_a_device_tries_again_with_growing_pauses_and_says_a_thing_once(
+    tmp_path: Path, waited: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early, unknown = Refused("early", "too early"), Refused("unregistered", "unregistered")
+    line = Fake(early, early, early, *[unknown] * 9, 7, Refused("unreachable", "gone"), True, None)
+    said, told = watched(tmp_path, line, monkeypatch)
+    assert said == [
+        "too early",
+        "unregistered",
+        "connected to localhost:9 as node 7",
+        "gone",
+        "connected again",
+        "stopped",
+    ]
+    assert waited[:6] == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
+    assert max(waited) == watch.LONGEST_PAUSE
+    assert line.calls.count("activate") == 13, "a line that broke is no reason to come in anew"
+    assert line.calls[-2:] == ["deactivate", "close"]
+    assert (told["state"], told["node"]) == ("stopped", "7")
+
+
+def test_a_device_that_the_server_has_lost_comes_in_again(
+    tmp_path: Path, waited: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = Fake(7, False, 8, Refused("lost", "who?"), 9)
+    watched(tmp_path, line, monkeypatch)
+    assert line.calls == ["activate", "beat", "activate", "beat", "activate", "beat", "deactivate", "close"]
+
+
+def test_a_worker_is_given_messages_and_the_server_is_told_of_its_death_once(
+    tmp_path: Path, waited: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeHand.said = [
+        {"kind": "train", "round": "3", "until": 1e12}, {"done": True, "seconds": 2.0, "peak": 5, "problem": ""},
+        {"died": -9}, {"done": True, "problem": "told"}, {"died": -9}, {"died": 1},
+    ]  # fmt: skip
+    line = Fake(7, True, b"one", b"two", b"three")
+    said, told = watched(tmp_path, line, monkeypatch)
+    assert FakeHand.given == [
+        (b"one", watch.WORK), (b"two", watch.WORK), (b"ended", -1), (b"two", watch.REFUSE), (b"three", watch.WORK),
+        (b"ended", -1), (b"three", watch.REFUSE), (b"ended", -1),
+    ]  # fmt: skip
+    assert (told["answers"], told["failures"]) == (1, 4)
+    assert "works on train of round 3" in said
+
+
+def test_a_worker_that_hangs_or_has_nothing_to_do_is_ended(
+    tmp_path: Path, waited: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeHand.said = [{"until": 0.0}]
+    monkeypatch.setattr(FakeHand, "until", property(lambda _: 0.0, lambda *_: None), raising=False)
+    said, told = watched(tmp_path, Fake(7, True, b"one", None), monkeypatch)
+    assert "not answered in its time" in " ".join(said)
+    assert told["failures"] == 1
+    assert FakeHand.given[-1] == (b"ended", -1)
+
+
+def test_a_folder_has_one_device(tmp_path: Path) -> None:
+    with files.locked(tmp_path):
+        node = NodeFolder(tmp_path, "localhost:9", "mine.csv", "1x")
+        assert node.running()
+        with pytest.raises(InvalidState, match="is running"):
+            watch.Watch(node, lambda _: None).run()
+    assert not node.running()

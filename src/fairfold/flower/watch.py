@@ -206,9 +206,12 @@ def main() -> None:
     """Be the device of a folder until the process is asked to end."""
 
     def end(*_: object) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)  # it is ending: to be told so again would keep it from saying goodbye
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, end)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
     try:
         with contextlib.suppress(KeyboardInterrupt):
             Watch(NodeFolder.open(Path(sys.argv[1])), lambda words: print(words, file=sys.stderr, flush=True)).run()  # noqa: T201

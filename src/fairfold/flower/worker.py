@@ -13,6 +13,7 @@ import resource
 import sys
 import threading
 import time
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -76,7 +77,7 @@ class Worker:
     """Answers the messages of one node."""
 
     def __init__(self, node: NodeFolder) -> None:
-        self.node, self.app = node, app_of(node)
+        self.node = node
         key = read_key(node.key)
         host, port = address_of(node.server)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -85,6 +86,11 @@ class Worker:
         )
         self._retry = make_simple_http_retry_invoker()
         self._retry.max_tries = TRIES
+
+    @cached_property
+    def app(self) -> ClientApp:
+        """What this device runs; found when there is work, so that the server is told where it cannot be."""
+        return app_of(self.node)
 
     def answer(self, pulled: bytes, refused: str, say: "Say") -> None:
         """Answer a message; with an error where it cannot be, or may not be tried again (``refused`` says why)."""
