@@ -5,6 +5,7 @@ Every line of a block of ``text`` must be said, but for numbers. The server's po
 this machine; nothing is installed.
 """
 
+import contextlib
 import os
 import re
 import signal
@@ -105,10 +106,8 @@ def idle_peak(pid: int) -> int:
 
 
 def stop(pid: int, number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def alive(pid: int) -> bool:

@@ -326,7 +326,7 @@ class Office(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     status, body, date = 200, b"", ""
 
-    def do_POST(self) -> None:  # noqa: N802 - the library's name
+    def do_POST(self) -> None:
         type(self).asked = self.rfile.read(int(self.headers["content-length"] or 0))  # type: ignore[attr-defined]
         type(self).headers_seen = self.headers  # type: ignore[attr-defined]
         body = self.body  # the test may set the next one as soon as it has seen the headers

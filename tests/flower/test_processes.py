@@ -234,7 +234,6 @@ def test_a_node_killed_while_it_trains_and_one_that_joins_late(tmp_path: Path) -
                 break
             time.sleep(0.5)
         ended(trial, job)
-    assert "too early: the old connection" in again.tail(1000)
     took_part = trial.took_part()
     assert len(took_part) == 3, "the same key is the same node"
     assert all(node["rounds"] >= 1 for node in took_part), log_of(trial)

@@ -1,6 +1,7 @@
 """Who is not meant to be there does not get in, and is told why; nothing that is read can run code."""
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
@@ -70,7 +71,7 @@ def test_a_device_that_may_not_come_in_is_told_why(trial: Trial, monkeypatch: py
     first.close()
     for kind, one in found.items():
         assert one.kind == kind
-    assert "600 s behind" in str(found["clock"])
+    assert re.search("(599|600) s behind", str(found["clock"]))
     assert trial.server.online() == (0, 1)
 
 

@@ -46,19 +46,20 @@ class Launch:
                 raise
             if reason is None and (self.server.run / RESULT).exists():
                 return
-            failures = failures + 1 if len(self.server.rounds_done()) == before else 0
-            if failures >= IN_VAIN or before == len(self.server.rounds_done()) == 0:
+            done = len(self.server.rounds_done())
+            failures = failures + 1 if done == before else 0
+            raised = "exception" in (reason or "")  # the run's own: it would raise it again
+            if raised or failures >= IN_VAIN or not done:
                 log = f"See {self.server.run / LOG} and what the server says."
                 raise InvalidState(f"the run did not end well: {reason or 'no result'}", "a result", log)
-            done = len(self.server.rounds_done())
             self.say(f"The run broke off ({reason or 'no result'}): going on after round {done}.")
-            self._wait_for_server()
+            self._wait_for_server(RESTART)
             self._wait(1, patience)
             resume = True
 
-    def _wait_for_server(self) -> None:
-        """Wait until a server that died is there again."""
-        deadline = time.monotonic() + RESTART
+    def _wait_for_server(self, patience: float) -> None:
+        """Wait until the server is there, or there again."""
+        deadline = time.monotonic() + patience
         while True:
             try:
                 self.server.ask("runs")
@@ -69,10 +70,12 @@ class Launch:
                 time.sleep(2.0)
 
     def _wait(self, wanted: int | None, patience: float) -> None:
-        """Wait until enough devices are connected, all of them if no number is given."""
+        """Wait until enough devices are connected, all that have enrolled if no number is given."""
         deadline = time.monotonic() + patience
+        if wanted is not None:  # somebody expects them: they may be about to enrol, and the server about to start
+            self._wait_for_server(patience)
         online, enrolled = self.server.online()
-        if not enrolled:
+        if not enrolled and wanted is None:
             remedy = f"Run `fairfold server invite {self.server.folder}`, and `fairfold node enrol` on the device."
             raise InvalidState("a server without devices", "at least one that has enrolled", remedy)
         needed = enrolled if wanted is None else wanted

@@ -165,7 +165,7 @@ class ServerFolder:
             raise InvalidState(given, "one process for a server", "See `fairfold server status`.") from None
 
     def _start(self, say: Say, options: list[str]) -> None:
-        failures, steady = 0, False
+        failures, first = 0, True
         while True:
             if words := renew(self.keys, [self.host]):
                 say(words)
@@ -174,12 +174,12 @@ class ServerFolder:
                 program = Program("the SuperLink", [*self.superlink_command(), *options], None, self.environment)
                 programs.append(program)
                 wait_for_port(self.port, program)
+                if first and program.wait(2.0) is not None:  # it was somebody else who listens there
+                    program.require_alive()
+                first = False
                 say(f"The server listens on {self.listen}:{self.port} as {self.host}, TLS, only enrolled devices.")
                 while program.wait(3600.0) is None:
                     pass
-            steady = steady or time.monotonic() - began > STEADY
-            if not steady:
-                program.require_alive()  # it never ran: that is for a person to mend
             failures = 0 if time.monotonic() - began > STEADY else failures + 1
             pause = min(2.0**failures, LONGEST_PAUSE)
             say(f"The SuperLink ended with status {program.status()}; it is started again in {pause:.0f} s.")
