@@ -638,7 +638,8 @@ def test_a_device_tries_again_with_growing_pauses_and_says_a_thing_once(
     tmp_path: Path, waited: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     early, unknown = Refused("early", "too early"), Refused("unregistered", "unregistered")
-    line = Fake(early, early, early, *[unknown] * 9, 7, Refused("unreachable", "gone"), True, None)
+    gone = Refused("unreachable", "gone")
+    line = Fake(early, early, early, *[unknown] * 9, 7, True, gone, gone, gone, gone, True, None)
     said, told = watched(tmp_path, line, monkeypatch)
     assert said == [
         "too early",
@@ -649,7 +650,7 @@ def test_a_device_tries_again_with_growing_pauses_and_says_a_thing_once(
         "stopped",
     ]
     assert waited[:6] == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0]
-    assert max(waited) == watch.LONGEST_PAUSE
+    assert waited[11:16] == [watch.LONGEST_PAUSE, 1.0, 2.0, 4.0, 8.0]
     assert line.calls.count("activate") == 13, "a line that broke is no reason to come in anew"
     assert line.calls[-2:] == ["deactivate", "close"]
     assert (told["state"], told["node"]) == ("stopped", "7")

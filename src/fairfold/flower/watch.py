@@ -92,6 +92,7 @@ class Watch:
     told: dict[str, Any] = field(default_factory=lambda: {"answers": 0, "failures": 0, "pid": os.getpid()})
     worked: float = -LINGER  # when there was work last
     number: int | None = None  # of this node, while the server holds its connection
+    tries: int = 0  # in vain, since the server last answered as it should
 
     def run(self) -> None:
         """Until it is interrupted."""
@@ -107,20 +108,18 @@ class Watch:
             raise InvalidState(given, "one process for a device", "See `fairfold node status`.") from None
 
     def _serve(self, link: Link) -> None:
-        tries = 0
         while True:
             try:
                 if self.number is None:
                     self.number = link.activate()
                     self._note("connected", f"connected to {self.node.server} as node {self.number:x}")
-                tries = 0
                 self._stay(link, self.number)
             except Refused as refused:
                 if refused.kind not in ("unreachable", "busy", "broken"):
                     self.number = None  # it has to come in again
                 most = LONGEST_PAUSE if refused.kind not in PATIENT else 20.0
-                pause = min(2.0**tries, most) * random.uniform(0.8, 1.2)
-                tries = min(tries + 1, 10)
+                pause = min(2.0**self.tries, most) * random.uniform(0.8, 1.2)
+                self.tries = min(self.tries + 1, 10)
                 self._note("waiting" if refused.kind in PATIENT else "refused", str(refused), reason=refused.kind)
                 time.sleep(pause)
 
@@ -131,7 +130,7 @@ class Watch:
             if time.monotonic() >= beat:
                 if not link.beat(number):
                     raise Refused("lost", "the server does not hold this connection any more")
-                beat = time.monotonic() + HEARTBEAT * random.uniform(0.6, 0.8)
+                beat, self.tries = time.monotonic() + HEARTBEAT * random.uniform(0.6, 0.8), 0
                 if self.told.get("state") in ("waiting", "refused"):
                     self._note("connected", "connected again")
             self._look_after()
