@@ -138,7 +138,7 @@ def test_a_node_that_uploads_without_end_fills_its_share_and_the_run_goes_on(tmp
     share = 64_000_000
     settings = flat(rounds=2, evaluate_every=100, world=WORLD)
     trial, data = trial_of(settings, "1x,2x", tmp_path / "trial")
-    trial.round_timeout = 240.0
+    trial.round_timeout, trial.wait_for = 240.0, 1
     trial.prepare(data)
     numbers = range(400)
     names = [hashlib.sha256(content(number)).hexdigest() for number in numbers]
@@ -150,7 +150,7 @@ def test_a_node_that_uploads_without_end_fills_its_share_and_the_run_goes_on(tmp
         hostile = Hostile(trial, 1)
         opened.enter_context(hostile.link)
         trial.start_node(0)
-        job = trial.start_run()
+        job = trial.start_run("--wait-for", "2")
         asked = hostile.wait_for_message()
         before = memory_of(superlink, "VmRSS")
         # What is no answer; a tree that would grow; an answer of more pieces than a share has room for.

@@ -112,12 +112,12 @@ REASONS = {
 }
 
 
-def made(folder: Path, kinds: list[str], rounds: int, timeout: float, **changes: Any) -> Trial:
+def made(folder: Path, kinds: list[str], rounds: int, timeout: float, wait_for: int = 0, **changes: Any) -> Trial:
     """A federation whose nodes behave as told; all hold the full model."""
     keys: dict[str, Any] = {"rounds": rounds, "evaluate_every": 100, "world": WORLD, "factors": 4}
     settings = flat(**keys | (changes or {"solver": "closed_form", "server_optimiser": "sgd"}))
     trial, data = trial_of(settings, ",".join(["1x", "2x"][number % 2] for number in range(len(kinds))), folder)
-    trial.round_timeout = timeout
+    trial.round_timeout, trial.wait_for = timeout, wait_for
     trial.prepare(data)
     (folder / "bad_client.py").write_text(BAD_CLIENT.replace("{kinds!r}", repr(kinds)))
     trial.app, trial.variables = "bad_client:app", {"PYTHONPATH": str(folder)}
@@ -212,14 +212,13 @@ def test_a_client_that_hangs_is_left_out_when_the_time_is_over(tmp_path: Path) -
 
 def test_a_node_killed_while_it_trains_and_one_that_joins_late(tmp_path: Path) -> None:
     """The killed one is left out, and comes back with its key and its vectors; the late one joins between rounds."""
-    trial = made(tmp_path / "trial", ["good", "slow", "good"], rounds=6, timeout=1800)
+    trial = made(tmp_path / "trial", ["good", "slow", "good"], rounds=6, timeout=1800, wait_for=1)
     with stopping(trial.programs):
         trial.start_server()
         for number in range(3):
             trial.enrol(number)
         nodes = [trial.start_node(number) for number in range(2)]
-        trial.wait_for = 2  # the third comes late
-        job = trial.start_run()
+        job = trial.start_run("--wait-for", "2")  # the third comes late
         wait_for((trial.node(1) / "training").exists, job)
         nodes[1].kill()
         wait_for(lambda: len(trial.server.rounds_done()) >= 1, job)

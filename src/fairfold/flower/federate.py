@@ -41,7 +41,7 @@ class Trial:
     folder: Path
     half: bool = False  # vectors travel in half precision
     round_timeout: float = 600.0  # seconds the devices have to answer
-    wait_for: int = 0  # devices that the run waits for; all if none are named
+    wait_for: int = 0  # devices that every round waits for; all if none are named
     app: str = ""  # what devices run in the place of fairfold's own app
     variables: dict[str, str] = field(default_factory=dict)  # of the programs' environment
     programs: list[Program] = field(default_factory=list)  # those that are running
@@ -54,7 +54,7 @@ class Trial:
 
     def prepare(self, data: Dataset) -> None:
         """Make the server, and every node's own file."""
-        options = {"half": self.half, "round_timeout": self.round_timeout, "patience": 300.0}
+        options = {"half": self.half, "round_timeout": self.round_timeout, "patience": 300.0, "min_nodes": self.wanted}
         self.server = ServerFolder.create(
             self.folder / "server", self.settings, HOST, port=self.port, items=data.num_items, rounds=options
         )
@@ -69,6 +69,11 @@ class Trial:
     def node(self, number: int) -> Path:
         """What stands for a device's disk."""
         return self.folder / "nodes" / str(number)
+
+    @property
+    def wanted(self) -> int:
+        """Devices that have to be there."""
+        return self.wait_for or len(self.capacities)
 
     @property
     def run_folder(self) -> Path:
@@ -113,9 +118,8 @@ class Trial:
 
     def start_run(self, *options: str) -> Program:
         """Start the training."""
-        wanted = str(self.wait_for or len(self.capacities))
-        words = ["server", "train", str(self.server.folder), "--wait-for", wanted, "--patience", "300", *options]
-        return self.start("run", *words)
+        waits = ["--wait-for", str(self.wanted), "--patience", "300"]
+        return self.start("run", "server", "train", str(self.server.folder), *waits, *options)
 
     # -- the whole -----------------------------------------------------------------------------------------------------
 
