@@ -4,10 +4,10 @@
     python benchmarks/flower.py --sizes 10
     python benchmarks/flower.py --half-quality   # what half precision on the wire costs in quality: five seeds
 
-A round is everything: reduce, encode, send, start a program on the device, train there, send back, check, recover,
-update, write a checkpoint. The device holds half of the model ("2x"), has one user and takes closed-form steps.
-A round's time is the median of three. Peaks are of each program's own memory (VmHWM), so Linux only. The load is the
-machine's over the last five minutes, this benchmark included: above the number of cores, others were at work.
+A round is everything: reduce, encode, send, train on the device, send back, check, recover, update, write a checkpoint.
+The device holds half of the model ("2x"), has one user and takes closed-form steps. A round's time is
+the median of three. Peaks are of each program's own memory (VmHWM), so Linux only. The load is the machine's over the
+last five minutes, this benchmark included: above the number of cores, others were at work.
 """
 
 import argparse
@@ -39,8 +39,8 @@ RESULTS = Path(__file__).parent / "results"
 ROLES = {
     "flwr-serverapp": "server app",
     "fairfold.flower.superlink": "SuperLink",
-    "flower-supernode": "SuperNode",
-    "flwr-clientapp": "client app",
+    "fairfold.flower.watch": "node",
+    "fairfold.flower.worker": "worker",
 }
 FACTORS, ROUNDS = 64, 4
 SIZES = ("1x", "4x", "16x", "64x")

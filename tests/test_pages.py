@@ -35,7 +35,7 @@ KEYS: dict[str, list[Any]] = {
 PLACES = [ROOT, ROOT / "docs", ROOT / "src" / "fairfold", ROOT / "benchmarks" / "results"]
 FILE = re.compile(r"[\w.-]+(?:/[\w.*-]+)+/?")
 ELSEWHERE = ("my_app/", "runs/", "keys/", "nodes/", "app/", "logs/", "run/", "checkpoints/", "tensorboard/", "train/",
-             "test/", "downloads/", "v1/", "var/", "application/")  # fmt: skip
+             "test/", "downloads/", "v1/", "var/", "application/", "fleet/", "trial/")  # fmt: skip
 
 
 def fenced(page: Path, *languages: str) -> list[str]:
@@ -51,7 +51,15 @@ def commands(page: Path) -> list[str]:
     found = [line for line in lines if line.startswith("fairfold ")]
     if page != CHANGES:  # where commands that are gone are named
         found += [code for code in inline(page) if re.match(r"fairfold [a-z]", code)]
-    return [line for line in found if not re.search(r"[\[|…]|\.\.\.", line)]  # a synopsis is no command
+    found = [line for line in found if not re.search(r"[\[|…]|\.\.\.", line)]  # a synopsis is no command
+    return [command for line in found for command in typed(line)]
+
+
+def typed(line: str) -> list[str]:
+    """What a shell makes of a line: commands whose output is handed over, then the line, but for where it goes."""
+    inner = re.findall(r"\$\((.*?)\)", line)
+    outer = re.sub(r" (&|> \w+)$", "", re.sub(r"\$\(.*?\)", "TOKEN", line))
+    return [*(command for command in inner if command.startswith("fairfold ")), outer]
 
 
 def refuse_unknown(line: str) -> None:
@@ -67,7 +75,7 @@ def refuse_unknown(line: str) -> None:
         known_options = {option for one in command.params for option in one.opts}
         assert {word for word in words if word.startswith("-")} <= known_options
         return
-    if command.name in ("train", "federate"):
+    if "change" in given:
         options = {
             name: given[name] for name in ("data", "model", "method", "capacities", "rounds", "seed") if name in given
         }

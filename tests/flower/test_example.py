@@ -57,7 +57,7 @@ def test_the_example_learns(
     from fairfold_example import client_app, server_app  # type: ignore[import-not-found]
 
     config = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    config |= {"num-rounds": 3, "num-items": 300}
+    config |= {"num-rounds": 3, "num-items": 300, "folder": str(tmp_path / "run")}
     grid = InProcessGrid(client_app.app, [{"partition-id": number, "num-partitions": 8} for number in range(8)])
     server_app.main(grid, Context(1, 1, {}, RecordDict(), config))
     before, after = (float(value) for value in re.findall(r"at the \w+: (0\.\d+)", capsys.readouterr().out))

@@ -23,7 +23,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fairfold.flower.federate import HOST, Trial, trial_of
-from fairfold.flower.processes import stopping, wait_for_port
+from fairfold.flower.processes import descendants, stopping
 from fairfold.flower.superlink import LIMITS
 from tests.flat import flat
 from tests.flower.test_superlink import PIECE, tree
@@ -35,9 +35,9 @@ class Hostile:
     """Somebody with a registered key and a program of his own."""
 
     def __init__(self, trial: Trial, number: int) -> None:
-        key = load_ssh_private_key(trial.key(number).read_bytes(), None)
+        key = load_ssh_private_key((trial.node(number) / "key").read_bytes(), None)
         assert isinstance(key, ec.EllipticCurvePrivateKey)
-        self.address, self.ca = f"{HOST}:{trial.ports[0]}", str(trial.folder / "keys" / "ca.crt")
+        self.address, self.ca = f"{HOST}:{trial.port}", str(trial.server.authority)
         self.link = FleetHttpClient.from_server_address(
             self.address, False, self.ca, interceptors=[NodeAuthHttpInterceptor(key, key.public_key())]
         )
@@ -110,6 +110,10 @@ def content(number: int) -> bytes:
     return b"ArrayChunk  %d\0" % len(body) + body
 
 
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
 def memory_of(pid: int, key: str) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.split(f"{key}:")[1].split()[0]) * 1024
@@ -134,23 +138,21 @@ def test_a_node_that_uploads_without_end_fills_its_share_and_the_run_goes_on(tmp
     share = 64_000_000
     settings = flat(rounds=2, evaluate_every=100, world=WORLD)
     trial, data = trial_of(settings, "1x,2x", tmp_path / "trial")
-    trial.round_timeout = 240.0
+    trial.round_timeout, trial.wait_for = 240.0, 1
     trial.prepare(data)
-    app = trial.folder / "app" / "pyproject.toml"
-    app.write_text(app.read_text().replace("nodes = 2", "nodes = 1"))
     numbers = range(400)
     names = [hashlib.sha256(content(number)).hexdigest() for number in numbers]
     with stopping(trial.programs), contextlib.ExitStack() as opened:
-        server = trial.start("superlink", [*trial.superlink_command(), "--node-quota", "64"])
-        wait_for_port(trial.ports[0], server)
+        server = trial.start_server("--node-quota", "64")
+        superlink = next(pid for pid in descendants([server.pid]) if "flower.superlink" in command_of(pid))
         for number in range(2):
-            trial.register(number)
+            trial.enrol(number)
         hostile = Hostile(trial, 1)
         opened.enter_context(hostile.link)
         trial.start_node(0)
-        job = trial.start("run", trial.run_command())
+        job = trial.start_run("--wait-for", "2")
         asked = hostile.wait_for_message()
-        before = memory_of(server.pid, "VmRSS")
+        before = memory_of(superlink, "VmRSS")
         # What is no answer; a tree that would grow; an answer of more pieces than a share has room for.
         for wrong in (Metadata(run_id=asked.metadata.run_id), asked.metadata):
             with pytest.raises(httpx.HTTPStatusError, match="400"):
@@ -175,7 +177,7 @@ def test_a_node_that_uploads_without_end_fills_its_share_and_the_run_goes_on(tmp
         together(*(lambda path=path: taken.append(hostile.pour(path, 200)) for path in paths * 4))
         assert len(taken) == 16
         at_work = sum(3 * size * at_once for size, at_once in LIMITS.values())
-        assert memory_of(server.pid, "VmHWM") < before + share + at_work
+        assert memory_of(superlink, "VmHWM") < before + share + at_work
         # All but a node's own paths are shut to whoever comes from elsewhere, key or not.
         for path, status in (("/v1/control/list-nodes", 403), ("/v1/runtime/acquire-task", 403), ("/docs", 403)):
             elsewhere = httpx.HTTPTransport(
@@ -185,5 +187,5 @@ def test_a_node_that_uploads_without_end_fills_its_share_and_the_run_goes_on(tmp
                 assert client.post(f"https://{hostile.address}{path}").status_code == status
         assert job.wait(1200) == 0, job.tail(40)
         assert server.status() is None
-    assert [answers for _, answers in trial.rounds()] == [1, 1]
+    assert [answers for _, answers in trial.server.rounds_done()] == [1, 1]
     assert (trial.run_folder / "result.json").exists()

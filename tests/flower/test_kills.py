@@ -81,13 +81,13 @@ def test_a_device_killed_between_training_and_sending(tmp_path: Path) -> None:
     trial = squares(tmp_path / "trial", ["good", "killed"], rounds=3)
     with stopping(trial.programs):
         ended(trial, started(trial))
-    assert [answers for _, answers in trial.rounds()] == [2, 1, 2], log_of(trial)
+    assert [answers for _, answers in trial.server.rounds_done()] == [2, 1, 2], log_of(trial)
     assert_exact(trial)
 
 
 def test_a_server_killed_between_taking_answers_and_its_checkpoint(tmp_path: Path) -> None:
     trial = squares(tmp_path / "trial", ["good", "good"], rounds=3)
-    app, marker = trial.folder / "app" / "fairfold_trial" / "server_app.py", tmp_path / "killed"
+    app, marker = trial.server.app / "fairfold_app" / "server_app.py", tmp_path / "killed"
     app.write_text(app.read_text() + MORTAL_SERVER.replace("{marker!r}", repr(str(marker))))
     with stopping(trial.programs):
         job = started(trial)
@@ -96,10 +96,8 @@ def test_a_server_killed_between_taking_answers_and_its_checkpoint(tmp_path: Pat
             program.kill()
         trial.programs.clear()
         assert checkpoint.require(trial.run_folder / "checkpoints").progress.state.round_number == 1
-        config = trial.folder / "app" / "pyproject.toml"
-        config.write_text(config.read_text().replace("resume = false", "resume = true"))
-        ended(trial, started(trial))
-    assert [answers for _, answers in trial.rounds()] == [2, 2, 2], log_of(trial)
+        ended(trial, started(trial, "--resume"))
+    assert [answers for _, answers in trial.server.rounds_done()] == [2, 2, 2], log_of(trial)
     assert_exact(trial)
 
 
@@ -108,7 +106,7 @@ def test_ten_devices_killed_at_random_moments_in_two_rounds(tmp_path: Path) -> N
     with stopping(trial.programs):
         ended(trial, started(trial))
     assert len(list(trial.folder.rglob("killed-in-*"))) == 20
-    answers = [answers for _, answers in trial.rounds()]
+    answers = [answers for _, answers in trial.server.rounds_done()]
     assert answers[0] == answers[3] == 12, log_of(trial)
     assert answers[1] == answers[2] == 2, log_of(trial)
     assert_exact(trial)
@@ -139,14 +137,13 @@ record.Record.round_done = round_done
 
 def test_a_server_killed_at_twenty_random_moments(tmp_path: Path) -> None:
     kills, trial = 20, squares(tmp_path / "trial", ["good", "good"], rounds=40)
-    app, marker = trial.folder / "app" / "fairfold_trial" / "server_app.py", tmp_path / "killed"
+    app, marker = trial.server.app / "fairfold_app" / "server_app.py", tmp_path / "killed"
     app.write_text(
         app.read_text() + OFTEN_MORTAL_SERVER.replace("{marker!r}", repr(str(marker))).replace("{kills}", str(kills))
     )
-    config = trial.folder / "app" / "pyproject.toml"
     with stopping(trial.programs):
         for kill in range(kills + 1):
-            job = started(trial)
+            job = started(trial, *(["--resume"] if kill else []))
             if kill == kills:
                 ended(trial, job)
                 break
@@ -155,7 +152,6 @@ def test_a_server_killed_at_twenty_random_moments(tmp_path: Path) -> None:
             for program in reversed(trial.programs):
                 program.kill()
             trial.programs.clear()
-            config.write_text(config.read_text().replace("resume = false", "resume = true"))
             if checkpoint.newest(trial.run_folder / "checkpoints")[0] is not None:  # it may not have come to one
                 assert_exact(trial)
     assert len(marker.read_text()) == kills

@@ -112,25 +112,26 @@ REASONS = {
 }
 
 
-def made(folder: Path, kinds: list[str], rounds: int, timeout: float, **changes: Any) -> Trial:
+def made(folder: Path, kinds: list[str], rounds: int, timeout: float, wait_for: int = 0, **changes: Any) -> Trial:
     """A federation whose nodes behave as told; all hold the full model."""
     keys: dict[str, Any] = {"rounds": rounds, "evaluate_every": 100, "world": WORLD, "factors": 4}
     settings = flat(**keys | (changes or {"solver": "closed_form", "server_optimiser": "sgd"}))
     trial, data = trial_of(settings, ",".join(["1x", "2x"][number % 2] for number in range(len(kinds))), folder)
-    trial.round_timeout = timeout
+    trial.round_timeout, trial.wait_for = timeout, wait_for
     trial.prepare(data)
-    (folder / "app" / "fairfold_trial" / "client_app.py").write_text(BAD_CLIENT.replace("{kinds!r}", repr(kinds)))
+    (folder / "bad_client.py").write_text(BAD_CLIENT.replace("{kinds!r}", repr(kinds)))
+    trial.app, trial.variables = "bad_client:app", {"PYTHONPATH": str(folder)}
     return trial
 
 
-def started(trial: Trial) -> Program:
+def started(trial: Trial, *options: str) -> Program:
     """Everything is started; returns the run."""
-    trial.start_superlink()
+    trial.start_server()
     for number in range(len(trial.capacities)):
-        trial.register(number)
+        trial.enrol(number)
     for number in range(len(trial.capacities)):
         trial.start_node(number)
-    return trial.start("run", trial.run_command())
+    return trial.start_run(*options)
 
 
 def wait_for(condition: Callable[[], bool], job: Program, seconds: float = 1800.0) -> None:
@@ -144,7 +145,7 @@ def wait_for(condition: Callable[[], bool], job: Program, seconds: float = 1800.
 def nothing_private(trial: Trial) -> None:
     """What the server has written, and what its programs and Flower's said, holds no user's vector and no secret."""
     seen = [path.read_bytes() for path in trial.run_folder.rglob("*") if path.is_file()]
-    seen += [(trial.folder / "logs" / f"{name}.log").read_bytes() for name in ("superlink", "run")]
+    seen += [(trial.folder / "logs" / f"{name}.log").read_bytes() for name in ("server", "run")]
     looked = 0
     for number in range(len(trial.capacities)):
         kept = DeviceStore(trial.node(number) / "state").load()
@@ -180,7 +181,7 @@ def test_clients_that_fail_in_every_way_are_left_out_by_name(tmp_path: Path) -> 
     for reason in REASONS.values():
         expected[reason] = expected.get(reason, 0) + 2
     assert {reason: counts[reason] for reason in expected} == expected
-    assert [answers for _, answers in trial.rounds()] == [2, 2]
+    assert [answers for _, answers in trial.server.rounds_done()] == [2, 2]
     log = log_of(trial)
     assert "no electricity" in log
     for reason in REASONS.values():
@@ -205,32 +206,28 @@ def test_a_client_that_hangs_is_left_out_when_the_time_is_over(tmp_path: Path) -
     trial = made(tmp_path / "trial", ["good", "hangs"], rounds=1, timeout=240)
     with stopping(trial.programs):
         ended(trial, started(trial))
-    assert trial.rounds() == [(1, 1)]
+    assert trial.server.rounds_done() == [(1, 1)]
     assert "left out: no answer in time" in log_of(trial)
 
 
 def test_a_node_killed_while_it_trains_and_one_that_joins_late(tmp_path: Path) -> None:
     """The killed one is left out, and comes back with its key and its vectors; the late one joins between rounds."""
-    trial = made(tmp_path / "trial", ["good", "slow", "good"], rounds=6, timeout=1800)
+    trial = made(tmp_path / "trial", ["good", "slow", "good"], rounds=6, timeout=1800, wait_for=1)
     with stopping(trial.programs):
-        trial.start_superlink()
+        trial.start_server()
         for number in range(3):
-            trial.register(number)
+            trial.enrol(number)
         nodes = [trial.start_node(number) for number in range(2)]
-        app = trial.folder / "app" / "pyproject.toml"
-        app.write_text(app.read_text().replace("nodes = 3", "nodes = 2"))  # the third comes late
-        job = trial.start("run", trial.run_command())
+        job = trial.start_run("--wait-for", "2")  # the third comes late
         wait_for((trial.node(1) / "training").exists, job)
         nodes[1].kill()
-        wait_for(lambda: len(trial.rounds()) >= 1, job)
-        assert trial.rounds()[0] == (1, 1)
+        wait_for(lambda: len(trial.server.rounds_done()) >= 1, job)
+        assert trial.server.rounds_done()[0] == (1, 1)
         trial.start_node(2)
-        again = trial.start_node(1)
+        again = trial.start_node(1)  # it waits while the server still believes the first one alive
         deadline = time.monotonic() + 1800
         while len({node["node_id"] for node in trial.took_part() if node["rounds"]}) < 3:
-            if again.status() is not None:  # refused while the server still believes the first one alive
-                time.sleep(5)
-                again = trial.start_node(1)
+            assert again.status() is None, again.tail()
             assert time.monotonic() < deadline, log_of(trial)
             if job.status() is not None:
                 break
@@ -246,11 +243,11 @@ def test_a_server_killed_in_a_round_loses_that_round_and_no_other(tmp_path: Path
     trial = made(tmp_path / "trial", ["good", "slow"], rounds=4, timeout=1800)
     with stopping(trial.programs):
         job = started(trial)
-        wait_for(lambda: len(trial.rounds()) >= 2, job)
+        wait_for(lambda: len(trial.server.rounds_done()) >= 2, job)
         (trial.node(1) / "training").unlink(missing_ok=True)
         wait_for((trial.node(1) / "training").exists, job)  # a round is open
-        done = len(trial.rounds())
-        trial.programs[0].kill()  # the SuperLink and the server app it runs
+        done = len(trial.server.rounds_done())
+        trial.programs[0].kill()  # the server, its SuperLink, and the server app that runs there
         before = checkpoint.require(trial.run_folder / "checkpoints").progress
         assert before.state.round_number == done
         with stopping(trial.programs[1:]):
@@ -260,9 +257,7 @@ def test_a_server_killed_in_a_round_loses_that_round_and_no_other(tmp_path: Path
         # In this process, to look; then by a new run of the app.
         resumed = FairStrategy(trial.settings, data_items, folder=trial.run_folder, resume=True)
         assert resumed.progress.state.round_number == done
-        app = trial.folder / "app" / "pyproject.toml"
-        app.write_text(app.read_text().replace("resume = false", "resume = true"))
-        ended(trial, started(trial))
-    assert [number for number, _ in trial.rounds()] == [1, 2, 3, 4]
+        ended(trial, started(trial, "--resume"))
+    assert [number for number, _ in trial.server.rounds_done()] == [1, 2, 3, 4]
     assert log_of(trial).count("answers used") == 4
     assert DeviceStore(trial.node(0) / "state").load().said.number

@@ -98,18 +98,21 @@ def test_a_node_is_killed_in_every_phase(tmp_path: Path) -> None:
         privacy={"level": "secure", "smallest_cohort": 4},
     )
     trial, data = trial_of(settings, "1x*4,4x*4,16x*4", tmp_path / "trial")
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "mortal_devices.py").write_text(CLIENT.replace("{killed!r}", repr(KILLED)))
+    trial.app, trial.variables = "mortal_devices:app", {"PYTHONPATH": str(mine)}
+    trial.wait_for = 7  # those who are left
     trial.prepare(data)
-    app = trial.folder / "app" / "fairfold_trial"
-    (app / "client_app.py").write_text(CLIENT.replace("{killed!r}", repr(KILLED)))
-    server = (app / "server_app.py").read_text().replace("import json\n", "import json\nfrom pathlib import Path\n")
-    (app / "server_app.py").write_text(server + SERVER.replace("{folder!r}", repr(str(tmp_path))))
-    assert len(read_roster(trial.roster)) == 12
+    app = trial.server.app / "fairfold_app" / "server_app.py"
+    text = app.read_text().replace("import json\n", "import json\nfrom pathlib import Path\n")
+    app.write_text(text + SERVER.replace("{folder!r}", repr(str(tmp_path))))
     with stopping(trial.programs):
-        trial.start_superlink()
-        for number in range(12):
-            trial.register(number)
+        trial.start_server()
+        trial.enrol_all()
+        assert len(read_roster(trial.roster)) == 12
         nodes = {number: trial.start_node(number) for number in range(12)}
-        job = trial.start("run", trial.run_command())
+        job = trial.start_run("--wait-for", "12")
         deadline = time.monotonic() + 3_000
         while job.status() is None:
             killing(trial, nodes)
@@ -117,7 +120,7 @@ def test_a_node_is_killed_in_every_phase(tmp_path: Path) -> None:
             time.sleep(0.2)
     assert (trial.run_folder / "result.json").exists(), job.tail(60)
     assert sorted(set(range(12)) - nodes.keys()) == sorted(KILLED.values())  # each was killed where it should be
-    assert [answers for _, answers in trial.rounds()] == [9, 7]
+    assert [answers for _, answers in trial.server.rounds_done()] == [9, 7]
     for purpose, number, survivors in (("survey", 0, 12), ("train", 0, 9), ("train", 1, 7)):
         compare(trial, json.loads((tmp_path / f"sum-{purpose}-{number}.json").read_text()), purpose, number, survivors)
 

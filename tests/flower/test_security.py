@@ -1,15 +1,18 @@
-"""Who is not meant to be there does not get in; nothing that is read can run code. Real programs on loopback."""
+"""Who is not meant to be there does not get in, and is told why; nothing that is read can run code."""
 
 import ast
-import subprocess
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 
 import pytest
 
-from fairfold.flower.federate import CONNECTION, Trial, trial_of
-from fairfold.flower.keys import make_certificates
-from fairfold.flower.processes import search_path, stopping, tool
+from fairfold.flower import link
+from fairfold.flower.federate import HOST, Trial, trial_of
+from fairfold.flower.keys import make_certificates, make_node_key
+from fairfold.flower.link import Link, Refused, read_key
+from fairfold.flower.processes import Program, stopping, tool
 from tests.flat import flat
 
 SMALL = flat(rounds=2, world={"users": 20, "items": 60, "interactions_per_user": 10})
@@ -18,49 +21,88 @@ SOURCE = Path(__file__).parents[2] / "src" / "fairfold"
 
 @pytest.fixture(scope="module")
 def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
-    """A SuperLink that knows node 0's key and no other."""
+    """A server that knows node 0, and nobody else."""
     folder = tmp_path_factory.mktemp("security")
     trial, data = trial_of(SMALL, "1x,1x", folder / "trial")
     trial.prepare(data)
-    (folder / "other").mkdir()
     make_certificates(folder / "other", ["127.0.0.1"])
+    make_node_key(folder / "unknown")
     with stopping(trial.programs):
-        trial.start_superlink()
-        trial.register(0)
+        trial.start_server()
+        trial.enrol(0)
         yield trial
 
 
-def without(command: list[str], name: str) -> list[str]:
-    place = command.index(name)
-    return command[:place] + command[place + 2 :]
+class Slow:
+    """A clock that is ten minutes behind."""
+
+    @staticmethod
+    def now(zone: tzinfo) -> datetime:
+        return datetime.now(zone) - timedelta(minutes=10)
 
 
-def intruders(trial: Trial) -> dict[str, tuple[list[str], str]]:
-    other = str(trial.folder.parent / "other" / "ca.crt")
-    known, unknown = trial.supernode_command(0), trial.supernode_command(1)
-    plain = without(without(known, "--root-certificates"), "--auth-supernode-private-key")
-    return {
-        "no key": (without(known, "--auth-supernode-private-key"), "2001"),
-        "unregistered key": (unknown, "2004"),
-        "wrong CA": ([other if word.endswith("ca.crt") else word for word in known], "CERTIFICATE_VERIFY_FAILED"),
-        "public CAs": (without(known, "--root-certificates"), "CERTIFICATE_VERIFY_FAILED"),
-        "no TLS": ([*plain, "--insecure"], "Exit Code: 305"),
-        "key but no TLS": ([*without(known, "--root-certificates"), "--insecure"], "Exit Code: 303"),
-    }
+def refused(line: Link) -> Refused:
+    with pytest.raises(Refused) as found:
+        line.activate()
+    line.close()
+    return found.value
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["no key", "unregistered key", "wrong CA", "public CAs", "no TLS", "key but no TLS"])
-def test_a_node_that_is_not_meant_to_be_there_is_refused(kind: str, trial: Trial) -> None:
-    command, reason = intruders(trial)[kind]
-    program = trial.start(kind.replace(" ", "-"), [*command, "--max-retries", "2", "--max-wait-time", "20"])
+def test_a_device_that_may_not_come_in_is_told_why(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, ca, address = trial.folder.parent, trial.server.authority, f"{HOST}:{trial.port}"
+    known = read_key(trial.node(0) / "key")
+    found = {
+        "unregistered": refused(Link(address, ca, read_key(folder / "unknown"))),
+        "authority": refused(Link(address, folder / "other" / "ca.crt", known)),
+        "unreachable": refused(Link(f"{HOST}:9", ca, known)),
+    }
+    monkeypatch.setattr(link, "datetime", Slow)
+    monkeypatch.setattr("fairfold.flower.link.time.time", lambda: datetime.now().timestamp() - 600)
+    found["clock"] = refused(Link(address, ca, known))
+    monkeypatch.undo()
+    first = Link(address, ca, known)
+    number = first.activate()
+    found["early"] = refused(Link(address, ca, known))
+    assert first.beat(number)
+    first.deactivate(number)  # whoever says goodbye may come back at once
+    assert first.activate() == number
+    first.deactivate(number)
+    first.close()
+    for kind, one in found.items():
+        assert one.kind == kind
+    assert re.search(r"(59\d|600) s behind", str(found["clock"]))
+    assert trial.server.online() == (0, 1)
+
+
+def flower(trial: Trial, *options: str) -> list[str]:
+    """Flower's own SuperNode."""
+    address = f"{HOST}:{trial.port}"
+    return [tool("flower-supernode"), "--superlink", address, "--max-retries", "2", "--max-wait-time", "20", *options]
+
+
+INTRUDERS: dict[str, tuple[Callable[[Trial], list[str]], str]] = {
+    "no key": (lambda trial: ["--root-certificates", str(trial.server.authority)], "2001"),
+    "public authorities": (
+        lambda trial: ["--auth-supernode-private-key", str(trial.node(0) / "key")], "CERTIFICATE_VERIFY_FAILED"
+    ),
+    "no TLS": (lambda _: ["--insecure"], "Exit Code: 305"),
+    "key but no TLS": (
+        lambda trial: ["--auth-supernode-private-key", str(trial.node(0) / "key"), "--insecure"], "Exit Code: 303"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", INTRUDERS)
+def test_flower_s_own_node_without_key_or_authority_is_refused(kind: str, trial: Trial) -> None:
+    options, reason = INTRUDERS[kind]
+    log = trial.folder / "logs" / f"{kind.replace(' ', '-')}.log"
+    program = Program(kind, flower(trial, *options(trial)), log, trial.environment)
+    trial.programs.append(program)
     assert program.wait(300) not in (None, 0)
-    assert reason in program.log.read_text()
-    said = subprocess.run(
-        [tool("flwr"), "supernode", "list", CONNECTION, "--format", "json"],
-        capture_output=True, text=True, check=True, timeout=120, env=trial.environment | {"PATH": search_path()},
-    ).stdout  # fmt: skip
-    assert '"online"' not in said.lower().replace("offline", ""), "nobody is connected"
+    assert reason in log.read_text()
+    assert trial.server.online() == (0, 1), "nobody is connected"
 
 
 def test_no_pickle_is_read_anywhere() -> None:

@@ -18,6 +18,7 @@ from fairfold.protocol.plan import Plan
 from fairfold.protocol.words import Public
 from fairfold.runs import checkpoint
 from fairfold.settings import Settings
+from fairfold.settings.files import load_settings
 from fairfold.subspace import Capacity
 from tests.federations import tiny_data, tiny_settings
 from tests.flat import flat
@@ -280,6 +281,17 @@ def test_a_run_is_written_down_and_gone_on_with(tmp_path: Path) -> None:
                      folder=tmp_path / "run", resume=True)  # fmt: skip
     with pytest.raises(InvalidSettings, match="new or empty"):
         FairStrategy(settings, ITEMS, folder=tmp_path / "run")
+
+
+def test_a_run_whose_shapes_devices_settle_is_gone_on_with(tmp_path: Path) -> None:
+    """The best recipe's tables have rows for items that enough users have: the survey says which."""
+    changes = {"run.rounds": 1, "fleet.capacities": "1x-2x-4x", "fleet.clients_per_round": None}
+    settings = load_settings(None, changes, "best")
+    made(settings, tmp_path / "devices", folder=tmp_path / "run").run()
+    again = FairStrategy(settings.with_changes({"run.rounds": 2}), ITEMS, folder=tmp_path / "run", resume=True)
+    assert again.progress.state.round_number == 1
+    with pytest.raises(InvalidCheckpoint, match="head"):
+        FairStrategy(settings.with_changes({"algorithm.head": 4}), ITEMS, folder=tmp_path / "run", resume=True)
 
 
 def test_a_server_tells_of_damaged_checkpoints_and_does_not_start_anew_over_them(

@@ -13,10 +13,12 @@ with interruptible():  # what follows takes part of a second, in which Ctrl-C ma
     from fairfold.cli.errors import TOLD, Guarded, tell
     from fairfold.cli.export import export
     from fairfold.cli.federate import federate
+    from fairfold.cli.node import node
     from fairfold.cli.plan import plan
     from fairfold.cli.recommend import recommend
     from fairfold.cli.report import report
     from fairfold.cli.reproduce import reproduce
+    from fairfold.cli.server import server
     from fairfold.cli.train import train
 
 
@@ -43,4 +45,5 @@ app = _Application(
 )
 for command in (train, federate, report, audit, reproduce, recommend, export, doctor, plan):
     app.command()(command)
-app.add_typer(data, name="data")
+for name, group in (("data", data), ("server", server), ("node", node)):
+    app.add_typer(group, name=name)

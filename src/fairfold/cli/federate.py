@@ -10,6 +10,7 @@ from rich.table import Table
 
 from fairfold.cli.choose import Change, Data, Recipe, changes_of, choose
 from fairfold.cli.console import Terminal
+from fairfold.cli.server import require_flower
 from fairfold.errors import InvalidSettings
 from fairfold.runs.units import human_bytes, human_seconds
 
@@ -27,21 +28,16 @@ def federate(
     out: Annotated[Path | None, typer.Option(help="Folder for everything; default runs/DATE-TIME-federation.")] = None,
     change: Change = None,
 ) -> None:
-    """Try a real federation out: a SuperLink and SuperNodes of different sizes on this machine.
+    """Try a real fleet out: a server and devices of different sizes on this machine, as the commands of one start them.
 
-    Certificates and node keys are made on the spot; every node has a file of its own, which is not sent: what travels
-    are sums over its users, under masks where privacy.level says so or 100 nodes take part. Ends with who took part,
-    with which memory and bytes, and how well the model serves each, before and after. Takes about ten seconds per
-    round, and four times that under masks: every message starts a program on every node.
+    Every device has a file of its own, which is not sent: what travels are sums over its users, under masks where
+    privacy.level says so or 100 devices take part. Ends with who took part, with which memory and bytes, and how well
+    the model serves each, before and after.
     """
+    require_flower()
+    from fairfold.flower.federate import trial_of, with_privacy
+
     console = Terminal()
-    try:
-        from fairfold.flower.federate import trial_of, with_privacy
-        from fairfold.flower.trial_app import COMMANDS
-    except ImportError:
-        raise InvalidSettings(
-            "`fairfold federate`, which needs Flower", "the extra 'flower'", "pip install 'fairfold[flower]'"
-        ) from None
     values = {"data": data, "method": method, "rounds": rounds, "seed": seed}
     changes = changes_of(values, change or [])
     settings, said = choose(None, recipe, {"run.evaluate_every": rounds} | changes)
@@ -54,7 +50,7 @@ def federate(
     trial.settings, told = with_privacy(trial.settings, len(trial.capacities), asked=asked)
     for sentence in told:
         console.say(sentence)
-    console.say(f"Keys, certificates and {len(trial.capacities)} nodes' own files in {folder}")
+    console.say(f"A server and {len(trial.capacities)} nodes' own files in {folder}")
     trial.prepare(loaded)
     started, wanted = time.monotonic(), settings.run.rounds
     with console.status("starting") as status:
@@ -70,7 +66,9 @@ def federate(
         known = "what single nodes find is not known to the server"
         console.say(f"{settings.metric} over the users of all nodes: {quality:.4f} ({known}).")
     console.say(f"{wanted} rounds in {human_seconds(time.monotonic() - started)}, all over TLS.")
-    console.say(f"\nEverything is in {folder}. With real machines the same is:\n\n{COMMANDS}")
+    console.say(
+        f"Everything is in {folder}: `fairfold server status {folder}/server`. A real fleet: docs/first-fleet.md."
+    )
 
 
 def _table(took_part: list[dict[str, Any]], metric: str) -> Table:

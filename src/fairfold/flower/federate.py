@@ -1,7 +1,7 @@
-"""A complete federation on this machine, for trying out: TLS, node keys, a SuperLink, SuperNodes with their own files.
+"""A complete fleet on this machine, for trying out: a server and devices with their own files, as real ones have them.
 
-Everything lies in one folder: ``keys/`` what is secret and what is not, ``nodes/N/`` what a device would have on its
-disk, ``app/`` the Flower app, ``logs/`` what every program said, ``run/`` what the server writes.
+Everything lies in one folder: ``server/`` is that of ``fairfold server``, ``nodes/N/`` that of a device (``fairfold
+node``, with the file that is its own), ``logs/`` what every program said.
 """
 
 import csv
@@ -9,21 +9,19 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
 from fairfold.data import Dataset, Interactions
 from fairfold.errors import InvalidSettings, InvalidState
-from fairfold.files import make_private, write_atomically
-from fairfold.flower.keys import make_certificates, make_node_key
-from fairfold.flower.opening import first_plan, refuse_unserved
-from fairfold.flower.processes import OFFLINE, Program, free_ports, stopping, tool, wait_for_port
+from fairfold.files import make_folder, make_private, write_atomically
+from fairfold.flower.node import FILE, NodeFolder, enrol
+from fairfold.flower.opening import refuse_unserved
+from fairfold.flower.processes import Program, free_ports, stopping, wait_for_port
 from fairfold.flower.record import NODES
-from fairfold.flower.trial_app import CLIENT, PYPROJECT, SERVER
+from fairfold.flower.server import ServerFolder
 from fairfold.runs.read import LOG, METRICS, RESULT
 from fairfold.settings import Settings
 from fairfold.settings.parts import USUAL_COHORT, SecurePrivacy
@@ -31,83 +29,62 @@ from fairfold.simulate.world import load_catalogued
 from fairfold.subspace import Capacity, assign_groups
 
 HOST = "127.0.0.1"
-CONNECTION = "trial"
+COMMAND = [sys.executable, "-c", "from fairfold.cli import app; app()"]
 Say = Callable[[str], None]
 
 
 @dataclass
 class Trial:
-    """A federation on this machine: settings with the capacities of its nodes, one a node, in a folder of its own."""
+    """A fleet on this machine: settings with the capacities of its nodes, one a node, in a folder of its own."""
 
     settings: Settings
     capacities: list[Capacity]
     folder: Path
     half: bool = False  # vectors travel in half precision
     round_timeout: float = 600.0  # seconds the devices have to answer
+    wait_for: int = 0  # devices that every round waits for; all if none are named
+    app: str = ""  # what devices run in the place of fairfold's own app
+    variables: dict[str, str] = field(default_factory=dict)  # of the programs' environment
     programs: list[Program] = field(default_factory=list)  # those that are running
 
     def __post_init__(self) -> None:
         self.folder = self.folder.absolute()
-        self.ports = free_ports(1 + len(self.capacities))
+        (self.port,) = free_ports(1)
 
     # -- before anything runs ------------------------------------------------------------------------------------------
 
     def prepare(self, data: Dataset) -> None:
-        """Write keys, the app, and every node's own file."""
-        first_plan(self.settings, data.num_items, None)  # refused now, not after everything has started
-        for part in ("logs", "app/fairfold_trial", "home"):
-            (self.folder / part).mkdir(parents=True, exist_ok=True)
-        make_private(self.folder / "keys")
-        make_certificates(self.folder / "keys", [HOST, "localhost"])
+        """Make the server, and every node's own file."""
+        options = {"half": self.half, "round_timeout": self.round_timeout, "patience": 300.0, "min_nodes": self.wanted}
+        self.server = ServerFolder.create(
+            self.folder / "server", self.settings, HOST, port=self.port, items=data.num_items, rounds=options
+        )
+        make_folder(self.folder / "logs")
         groups = assign_groups(data.num_users, len(self.capacities))
         for number in range(len(self.capacities)):
-            make_node_key(self.key(number))
             users = (groups == number).nonzero().flatten().tolist()
             make_private(self.node(number))
             _write_interactions(self.node(number) / "train.csv", data.train, users)
             _write_interactions(self.node(number) / "test.csv", data.test, users)
-        public = [self.key(number).with_suffix(".pub").read_bytes() for number in range(len(self.capacities))]
-        write_atomically(self.roster, b"".join(public))
-        self._write_app(data.num_items)
-        connection = {"address": f"{HOST}:{self.ports[0]}", "root-certificates": str(self.folder / "keys" / "ca.crt")}
-        content = tomli_w.dumps({"superlink": {CONNECTION: connection}})
-        write_atomically(self.folder / "home" / "config.toml", content.encode())
-
-    def key(self, number: int) -> Path:
-        """A node's private key; its public one is beside it."""
-        return self.folder / "keys" / f"node-{number}"
-
-    @property
-    def roster(self) -> Path:
-        """The public keys of all nodes: what somebody who is not the server would give to every device."""
-        return self.folder / "keys" / "roster"
 
     def node(self, number: int) -> Path:
         """What stands for a device's disk."""
         return self.folder / "nodes" / str(number)
 
     @property
+    def roster(self) -> Path:
+        """The public keys of all nodes: what somebody who is not the server would give to every device."""
+        return self.folder / "roster"
+
+    @property
+    def wanted(self) -> int:
+        """Devices that have to be there."""
+        return self.wait_for or len(self.capacities)
+
+    @property
     def run_folder(self) -> Path:
         """What the server writes."""
-        return self.folder / "run"
-
-    def _write_app(self, num_items: int) -> None:
-        config = {
-            "settings": json.dumps({table: of for table, of in self.settings.plain().items() if table != "data"}),
-            "num_items": num_items,
-            "min_nodes": len(self.capacities),
-            "patience": 300.0,
-            "folder": str(self.run_folder),
-            "half": self.half,
-            "resume": False,  # whoever goes on with a run that was broken off changes it here
-            "round_timeout": self.round_timeout,
-        }
-        app = self.folder / "app"
-        (app / "fairfold_trial" / "__init__.py").write_text("")
-        (app / "fairfold_trial" / "client_app.py").write_text(CLIENT)
-        (app / "fairfold_trial" / "server_app.py").write_text(SERVER)
-        (app / "LICENSE").write_text("Made by `fairfold federate`; do with it what you like.\n")
-        (app / "pyproject.toml").write_text(PYPROJECT + tomli_w.dumps(config))
+        return self.server.run
 
     # -- programs ------------------------------------------------------------------------------------------------------
 
@@ -115,107 +92,75 @@ class Trial:
     def environment(self) -> dict[str, str]:
         """What every program is started with."""
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # many small programs on one machine
-        return OFFLINE | threads | {"FLWR_HOME": str(self.folder / "home")}
+        return self.server.environment | threads | self.variables
 
-    def superlink_command(self) -> list[str]:
-        """The server."""
-        keys = self.folder / "keys"
-        return [
-            sys.executable, "-m", "fairfold.flower.superlink", "--host", HOST, "--port", str(self.ports[0]),
-            "--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.pem"),
-            "--ssl-keyfile", str(keys / "server.key"), "--enable-supernode-auth",
-            "--disable-runtime-dependency-installation",
-        ]  # fmt: skip
-
-    def supernode_command(self, number: int) -> list[str]:
-        """One device."""
-        home, capacity = self.node(number), str(self.capacities[number])
-        paths = {"data": home / "train.csv", "test": home / "test.csv", "state": home / "state"}
-        facts: dict[str, Any] = {"capacity": capacity} | {key: str(path) for key, path in paths.items()}
-        if isinstance(self.settings.privacy, SecurePrivacy):
-            facts |= {"key": str(self.key(number)), "roster": str(self.roster), "privacy": "secure"}
-            facts["smallest-cohort"] = self.settings.privacy.smallest_cohort
-        config = " ".join(f"{key}={json.dumps(value)}" for key, value in facts.items())
-        return [
-            tool("flower-supernode"), "--superlink", f"{HOST}:{self.ports[0]}",
-            "--root-certificates", str(self.folder / "keys" / "ca.crt"),
-            "--auth-supernode-private-key", str(self.key(number)),
-            "--host", HOST, "--port", str(self.ports[1 + number]), "--node-config", config,
-        ]  # fmt: skip
-
-    def run_command(self) -> list[str]:
-        """What starts the training."""
-        return [tool("flwr"), "run", str(self.folder / "app"), CONNECTION, "--stream"]
-
-    def start(self, name: str, command: Sequence[str]) -> Program:
-        """Start a program; it is stopped with all others."""
-        program = Program(name, command, self.folder / "logs" / f"{name}.log", self.environment)
+    def start(self, name: str, *words: str) -> Program:
+        """Start a command of fairfold's; it is stopped with all others."""
+        program = Program(name, [*COMMAND, *words], self.folder / "logs" / f"{name}.log", self.environment)
         self.programs.append(program)
         return program
 
-    def start_superlink(self) -> Program:
+    def start_server(self, *options: str) -> Program:
         """Start the server and wait until it listens."""
-        program = self.start("superlink", self.superlink_command())
-        wait_for_port(self.ports[0], program)
+        program = self.start("server", "server", "start", str(self.server.folder), *options)
+        wait_for_port(self.port, program)
         return program
 
-    def register(self, number: int) -> None:
-        """Make a node's key known."""
-        command = [tool("flwr"), "supernode", "register", f"{self.key(number)}.pub", CONNECTION]
-        program = self.start(f"register-{number}", command)
-        if program.wait(120) != 0:
-            raise InvalidState(
-                f"node {number} could not be registered: {program.tail()}", "a server that takes its key",
-                f"See {self.folder / 'logs' / 'superlink.log'}.",
-            )  # fmt: skip
-        self.programs.remove(program)
+    def enrol(self, number: int) -> NodeFolder:
+        """Make a node known to the server, unless it is."""
+        home = self.node(number)
+        if (home / FILE).exists():
+            return NodeFolder.open(home)
+        secure: dict[str, Any] = {}
+        if isinstance(self.settings.privacy, SecurePrivacy):
+            smallest = self.settings.privacy.smallest_cohort
+            secure = {"roster": str(self.roster), "smallest_cohort": smallest, "privacy": "secure"}
+        device = NodeFolder(
+            home, f"{HOST}:{self.port}", str(home / "train.csv"), str(self.capacities[number]),
+            str(home / "test.csv"), app=self.app, **secure,
+        )  # fmt: skip
+        enrol(device, self.server.invite(600.0))
+        return device
+
+    def enrol_all(self) -> None:
+        """Make all nodes known, and write down who they are."""
+        devices = [self.enrol(number) for number in range(len(self.capacities))]
+        write_atomically(self.roster, b"".join(device.key.with_suffix(".pub").read_bytes() for device in devices))
 
     def start_node(self, number: int) -> Program:
         """Start a node."""
-        return self.start(f"node-{number}", self.supernode_command(number))
+        return self.start(f"node-{number}", "node", "start", str(self.node(number)))
+
+    def start_run(self, *options: str) -> Program:
+        """Start the training."""
+        waits = ["--wait-for", str(self.wanted), "--patience", "300"]
+        return self.start("run", "server", "train", str(self.server.folder), *waits, *options)
 
     # -- the whole -----------------------------------------------------------------------------------------------------
 
     def run(self, say: Say, on_round: Callable[[int, int], None] = lambda _done, _answers: None) -> None:
         """Start everything, train, stop everything."""
         with stopping(self.programs):
-            server = self.start_superlink()
-            say(f"SuperLink listens on {HOST}:{self.ports[0]}, TLS, only registered keys.")
-            for number in range(len(self.capacities)):
-                self.register(number)
+            server = self.start_server()
+            say(f"The server listens on {HOST}:{self.port}, TLS, only enrolled devices.")
+            self.enrol_all()
             nodes = [self.start_node(number) for number in range(len(self.capacities))]
-            say(f"{len(nodes)} SuperNodes start: {', '.join(str(capacity) for capacity in self.capacities)}.")
-            job = self.start("run", self.run_command())
+            say(f"{len(nodes)} devices start: {', '.join(str(capacity) for capacity in self.capacities)}.")
+            job = self.start_run()
             rounds, events, over = 0, 0, False
             while not over:
                 over = job.status() is not None
                 for event in self.events()[events:]:
                     events += 1
                     say(event)
-                for done, answers in self.rounds()[rounds:]:
+                for done, answers in self.server.rounds_done()[rounds:]:
                     rounds += 1
                     on_round(done, answers)
                 if not over:
                     server.require_alive()
                     time.sleep(0.3)
         if not (self.run_folder / RESULT).exists():
-            raise InvalidState(
-                f"the run did not end well; its last words:\n{job.tail()}", "a result", f"See {job.log}."
-            )
-
-    def rounds(self) -> list[tuple[int, int]]:
-        """The rounds done, each with the number of answers that counted."""
-        try:
-            with (self.run_folder / METRICS).open(newline="") as file:
-                return [(int(row["round"]), int(row["clients"])) for row in csv.DictReader(file) if row["clients"]]
-        except (OSError, ValueError, KeyError, TypeError):
-            return []  # not there yet, or just being written
-
-    def quality(self) -> float | None:
-        """How well the model served all users when they were last asked; None if they were not."""
-        with (self.run_folder / METRICS).open(newline="") as file:
-            found = [float(row["server"]) for row in csv.DictReader(file) if row["server"]]
-        return found[-1] if found else None
+            raise InvalidState(f"the run did not end well; its last words:\n{job.tail()}", "a result", job.see)
 
     def events(self) -> list[str]:
         """Who joined and who was left out, as the server logged it."""
@@ -224,6 +169,12 @@ class Trial:
         except OSError:
             return []
         return [line.split(" ", 3)[-1] for line in lines if " joins: " in line or " left out: " in line]
+
+    def quality(self) -> float | None:
+        """How well the model served all users when they were last asked; None if they were not."""
+        with (self.run_folder / METRICS).open(newline="") as file:
+            found = [float(row["server"]) for row in csv.DictReader(file) if row["server"]]
+        return found[-1] if found else None
 
     def took_part(self) -> list[dict[str, Any]]:
         """Who took part, as the server wrote it down."""

@@ -1,4 +1,4 @@
-"""Programs started for a trial federation: each with a log of its own, and none left behind, whatever happens."""
+"""Programs that a server or a trial starts: none is left behind, whatever happens."""
 
 import contextlib
 import os
@@ -21,25 +21,25 @@ OFFLINE = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "NO_COLOR": "1",
 }
-"""A trial calls nobody and installs nothing."""
+"""Flower's programs call nobody and install nothing."""
 
 PATIENCE = 10.0  # seconds a program has to end by itself
 
 
 class Program:
-    """A running program, its log, and all that it starts.
+    """A running program, its log, and all that it starts; without a log, it says what it says where we do.
 
     It leads a session of its own, so that Ctrl-C reaches only whoever is in charge of all of them.
     """
 
-    def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, name: str, command: Sequence[str], log: Path | None, environment: Mapping[str, str]) -> None:
         self.name, self.log = name, log
-        with log.open("ab") as output:
+        with contextlib.nullcontext() if log is None else log.open("ab") as output:
             self._process = subprocess.Popen(
                 list(command),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
-                stderr=subprocess.STDOUT,
+                stderr=None if log is None else subprocess.STDOUT,
                 env=os.environ | {"PATH": search_path()} | dict(environment),
                 start_new_session=True,
             )
@@ -57,13 +57,20 @@ class Program:
 
     def tail(self, lines: int = 12) -> str:
         """The end of its log."""
+        if self.log is None:
+            return "above"
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    @property
+    def see(self) -> str:
+        """Where more is said."""
+        return f"See {self.log or 'above'}."
 
     def require_alive(self) -> None:
         """An error with the end of its log if it has ended."""
         if self.status() is not None:
             ended = f"{self.name} ended with status {self.status()}; its last words:\n{self.tail()}"
-            raise InvalidState(ended, "a program that runs on", f"See {self.log}.")
+            raise InvalidState(ended, "a program that runs on", self.see)
 
     def ask_to_end(self) -> None:
         """Say that it should end by itself."""
@@ -151,7 +158,7 @@ def wait_for_port(port: int, program: Program, seconds: float = 60.0) -> None:
             if one.connect_ex(("127.0.0.1", port)) == 0:
                 return
         time.sleep(0.2)
-    raise InvalidState(f"{program.name} does not listen on port {port}", "a running program", f"See {program.log}.")
+    raise InvalidState(f"{program.name} does not listen on port {port}", "a running program", program.see)
 
 
 def search_path() -> str:

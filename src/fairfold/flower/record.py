@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from fairfold.files import write_atomically
+from fairfold.flower.books import Books
 from fairfold.flower.nodes import Nodes
 from fairfold.protocol.plan import Plan
+from fairfold.protocol.words import Public
 from fairfold.runs import checkpoint
 from fairfold.runs.folder import RunFolder
 from fairfold.simulate.result import GroupReport, Result, RoundReport
@@ -35,7 +37,9 @@ class Record:
             saved = checkpoint.require(path / "checkpoints", log.warning)
             checkpoint.refuse_other_run(saved, plan.settings, path)
             checkpoint.refuse_other_data(saved, self._facts, path)
-            checkpoint.refuse_other_shapes(saved, plan.architecture.shapes, path)
+            survey = Books(saved.progress.state).survey  # what devices said settles the shapes of some algorithms
+            settled = Plan.of(plan.settings, Public(plan.public.items, survey=survey)) if survey else plan
+            checkpoint.refuse_other_shapes(saved, settled.architecture.shapes, path)
             self.found = saved.progress
             self._started -= saved.seconds
         self._folder = RunFolder.create(plan.settings, path, again=resume)

@@ -5,7 +5,10 @@ register keys and start runs, which is to run code. Here
 
 - nodes reach what nodes need; everything else is for this machine alone, and for the addresses it is told;
 - no request is longer than a piece of an answer can be, and only so many are at work at once;
-- what a node has stored is counted (``quota``).
+- what a node has stored is counted (``quota``);
+- a node that is refused is told why: Flower has one answer for a key that it does not know and for a node whose old
+  connection is still open;
+- devices enrol (``reception``), where the folder of a server is given (``--fleet``).
 """
 
 import argparse
@@ -14,18 +17,25 @@ import functools
 import gc
 import inspect
 import json
+import logging
 import os
 import sys
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from pathlib import Path
 from typing import Any
 
-from fairfold.errors import InvalidState
+from fairfold.errors import FairfoldError, InvalidState
 from fairfold.flower.quota import Quota, Refused
+from fairfold.flower.reception import LARGEST, OWN, Answer, Reception, Route, refusal
 
 FLEET = "/v1/fleet/"
-LIMITS = {FLEET + "push-object": (8 << 20, 16), FLEET + "pull-object": (1 << 20, 16), FLEET: (1 << 20, 64)}
+LIMITS = {
+    FLEET + "push-object": (8 << 20, 16), FLEET + "pull-object": (1 << 20, 16), FLEET: (1 << 20, 64), OWN: (LARGEST, 4),
+}  # fmt: skip
 """Bytes of a request, and how many such are at work at once; others wait, unread, for their turn. Flower cuts arrays
 into pieces of 5 MiB; all else that a node says is short. Turns are apart, so that heartbeats do not wait for pieces."""
+
+REFUSAL_SECONDS = 1.0  # that a refused token takes: with four turns, four guesses a second from all of the world
 
 # Bytes of requests after which garbage is collected: served ones are left behind in cycles, and until it looks for
 # those Python counts objects, not bytes.
@@ -34,12 +44,17 @@ SLOWEST = 120.0  # seconds in which a request must have come, and its response m
 MEGABYTE = 10**6
 KNOWN = "1.41."
 PARAMETERS = {
+    "activate_node": ("request", "state"),
     "pull_messages": ("request", "state", "store"),
     "push_messages": ("request", "state"),
     "push_object": ("request", "state"),
 }
 """The handlers that are counted, as Flower of the known version has them."""
 
+UNREGISTERED = "this key is not registered here"
+EARLY = "the old connection of this node is still open"
+
+log = logging.getLogger("fairfold.flower")
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Scope]]
 Send = Callable[[Scope], Awaitable[None]]
@@ -47,16 +62,29 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]  # what serves requests,
 
 
 class Gate:
-    """Stands before a SuperLink; ``trusted`` addresses may do everything, beside this machine's own."""
+    """Stands before a SuperLink; ``trusted`` addresses may do everything, beside this machine's own.
 
-    def __init__(self, app: App, trusted: frozenset[str] = frozenset(), slowest: float = SLOWEST) -> None:
-        self.app, self.trusted, self.slowest = app, trusted, slowest
+    What it answers itself are ``routes``, by path.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        trusted: frozenset[str] = frozenset(),
+        slowest: float = SLOWEST,
+        routes: Mapping[str, Route] | None = None,
+    ) -> None:
+        self.app, self.trusted, self.slowest, self.routes = app, trusted, slowest, routes or {}
         self._uncollected = 0
         self._turns = {path: asyncio.Semaphore(at_once) for path, (_, at_once) in LIMITS.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let a request through, or refuse it."""
-        if scope["type"] == "lifespan" or (not scope["path"].startswith(FLEET) and self._at_home(scope)):
+        route = self.routes.get(scope.get("path", ""))
+        if scope["type"] == "http" and route is not None and (not route.home or self._at_home(scope)):
+            async with self._turns[OWN]:
+                await self._answer(route, scope, receive, send)
+        elif scope["type"] == "lifespan" or (not scope["path"].startswith(FLEET) and self._at_home(scope)):
             await self.app(scope, receive, send)
         elif scope["type"] != "http" or not scope["path"].startswith(FLEET):
             await _refuse(send, 403, "only for the server's own machine")
@@ -70,14 +98,38 @@ class Gate:
         client, server = scope.get("client") or [None], scope.get("server") or [""]
         return client[0] == server[0] or client[0] in self.trusted
 
-    async def _serve(self, most: int, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request without the SuperLink; whatever goes wrong, no more than that is told."""
+        if scope["method"] != route.method:
+            await _refuse(send, 405, f"only {route.method}")
+            return
+        body = await self._body(LIMITS[OWN][0], receive, send)
+        if body is None:
+            return
+        try:
+            state = scope["app"].state.linkstate_factory.state()
+            answer = await asyncio.to_thread(route.answer, state, body)
+        except Exception:
+            log.exception("%s", scope["path"])
+            answer = refusal(500, "the server could not answer: its log says more")
+        if answer.status != 200:
+            await asyncio.sleep(REFUSAL_SECONDS)
+        await asyncio.wait_for(_send(send, answer), self.slowest)
+
+    async def _body(self, most: int, receive: Receive, send: Send) -> bytes | None:
+        """A request's body; None if it was refused."""
         try:
             body = await asyncio.wait_for(_read(receive, most), self.slowest)
         except TimeoutError:
             await _refuse(send, 408, "too slow")
-            return
+            return None
         if body is None:
             await _refuse(send, 413, f"more than {most} bytes")
+        return body
+
+    async def _serve(self, most: int, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await self._body(most, receive, send)
+        if body is None:
             return
         waiting, size = [{"type": "http.request", "body": body, "more_body": False}], len(body)
         del body
@@ -114,11 +166,48 @@ async def _read(receive: Receive, most: int) -> bytes | None:
 
 
 async def _refuse(send: Send, status: int, reason: str) -> None:
-    body = json.dumps({"detail": reason}).encode()
     # The connection is closed: the rest of a body that is too long must not be read.
-    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    await _say(send, status, {"detail": reason}, [(b"connection", b"close")])
+
+
+async def _say(send: Send, status: int, content: dict[str, Any], more: list[tuple[bytes, bytes]] | None = None) -> None:
+    headers = [(b"content-type", b"application/json"), *(more or [])]
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": json.dumps(content).encode()})
+
+
+async def _send(send: Send, answer: Answer) -> None:
+    """Send an object, or a file piece by piece."""
+    if not isinstance(answer.content, Path):
+        await _say(send, answer.status, answer.content)
+        return
+    with answer.content.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        headers = [(b"content-type", b"application/octet-stream"), (b"content-length", str(size).encode())]
+        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        while size > 0:
+            piece = await asyncio.to_thread(file.read, min(size, 1 << 20))
+            size = size - len(piece) if piece else 0
+            await send({"type": "http.response.body", "body": piece, "more_body": size > 0})
+
+
+def explain(handlers: Any) -> None:
+    """Tell a node that may not come in whether its key is unknown or its old connection is still open."""
+    from fastapi import HTTPException
+    from flwr.supercore.error import FlowerError
+
+    activate_node = handlers.activate_node
+
+    @functools.wraps(activate_node)
+    def activate(request: Any, state: Any) -> Any:
+        try:
+            return activate_node(request=request, state=state)
+        except FlowerError:
+            if state.get_node_id_by_public_key(request.public_key) is None:
+                raise HTTPException(403, UNREGISTERED) from None
+            raise HTTPException(409, EARLY) from None
+
+    handlers.activate_node = activate
 
 
 def count(handlers: Any, quota: Quota) -> None:
@@ -126,7 +215,7 @@ def count(handlers: Any, quota: Quota) -> None:
     from fastapi import HTTPException
     from flwr.proto.message_pb2 import PushObjectResponse
 
-    pull_messages, push_messages, push_object = (getattr(handlers, name) for name in PARAMETERS)
+    pull_messages, push_messages, push_object = handlers.pull_messages, handlers.push_messages, handlers.push_object
 
     @functools.wraps(pull_messages)
     def pull(request: Any, state: Any, store: Any) -> Any:
@@ -195,10 +284,13 @@ def main() -> None:
         parser.add_argument(name, type=_megabytes, default=most, metavar="MB", help=words)
     control = "another machine that may start runs and register keys; may be repeated (default: this one alone)"
     parser.add_argument("--control-from", action="append", default=[], metavar="ADDRESS", help=control)
+    fleet = "the folder of a server (`fairfold server init`) whose devices may enrol here (default: none)"
+    parser.add_argument("--fleet", type=Path, metavar="FOLDER", help=fleet)
     own, others = parser.parse_known_args()
+    quota = Quota(own.node_quota * MEGABYTE, own.total_quota * MEGABYTE)
     try:
-        guard(Quota(own.node_quota * MEGABYTE, own.total_quota * MEGABYTE), frozenset(own.control_from))
-    except InvalidState as error:
+        guard(quota, frozenset(own.control_from), None if own.fleet is None else reception_of(own.fleet))
+    except FairfoldError as error:
         parser.exit(2, f"{error}\n")
     sys.stderr.write(f"A node may store {own.node_quota} MB, all nodes {own.total_quota} MB.\n")
     from flwr.superlink.cli.flower_superlink import flower_superlink
@@ -207,7 +299,14 @@ def main() -> None:
     flower_superlink()
 
 
-def guard(quota: Quota, trusted: frozenset[str]) -> None:
+def reception_of(folder: Path) -> Reception:
+    """What answers for the server in a folder."""
+    from fairfold.flower.server import ServerFolder
+
+    return Reception(folder, ServerFolder.open(folder).items)
+
+
+def guard(quota: Quota, trusted: frozenset[str], reception: Reception | None = None) -> None:
     """Make every SuperLink that this process starts one behind a gate."""
     import flwr
     from flwr.superlink import extensions
@@ -219,8 +318,12 @@ def guard(quota: Quota, trusted: frozenset[str]) -> None:
     for legacy in ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"):
         os.environ.pop(legacy, None)  # other doors, without a gate
     count(fleet_handlers, quota)
+    explain(fleet_handlers)
+    routes = {} if reception is None else reception.routes
+    # Flower's own log leaves out what nodes do all the time; so does this one what the operator's programs do.
+    logging.getLogger("uvicorn.access").addFilter(lambda record: OWN not in record.getMessage())
     others = extensions.get_middleware
-    extensions.get_middleware = lambda: (Middleware(Gate, trusted=trusted), *others())
+    extensions.get_middleware = lambda: (Middleware(Gate, trusted=trusted, routes=routes), *others())
 
 
 if __name__ == "__main__":

@@ -55,9 +55,10 @@ def load_settings(path: Path | None, changes: Mapping[str, Any], recipe: str | N
     return read_settings(merged(values, over))
 
 
-def to_toml(settings: Settings) -> str:
-    """The settings as a file from which :func:`load_settings` reads the same."""
-    return tomli_w.dumps(_without_none(settings.plain()))
+def to_toml(settings: Settings, *, data: bool = True) -> str:
+    """The settings as a file from which :func:`load_settings` reads the same; without those of the data, if told so."""
+    tables = {name: table for name, table in settings.plain().items() if data or name != "data"}
+    return tomli_w.dumps(_without_none(tables))
 
 
 def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:

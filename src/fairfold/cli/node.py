@@ -1,0 +1,103 @@
+"""``fairfold node``: a device of a fleet."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fairfold.cli.console import Terminal
+from fairfold.cli.server import Json, require_flower
+
+PATIENCE = 60.0  # seconds to wait for a server that does not listen yet
+DEFAULT = Path("~/.local/state/fairfold/node")
+node = typer.Typer(help="A device of a fleet: enrol it, start it, see how it is.", no_args_is_help=True)
+Folder = Annotated[Path, typer.Argument(help="Folder of the device.")]
+
+
+@node.command()
+def enrol(
+    token: Annotated[str, typer.Argument(help="What `fairfold server invite` printed.")],
+    server: Annotated[str, typer.Option(help="The server: https://server.example.org:8000.")],
+    data: Annotated[Path, typer.Option(help="This device's own CSV or SQLite file; it is read where it lies.")],
+    capacity: Annotated[str, typer.Option(help="What the device can hold: 40MB, or 16x for a sixteenth of the model.")],
+    folder: Annotated[Path, typer.Option(help="Folder for its key and all that it keeps.")] = DEFAULT,
+    test: Annotated[Path | None, typer.Option(help="File of the same form with what the model should guess.")] = None,
+    holdout: Annotated[
+        float, typer.Option(min=0, max=0.5, help="Without such a file: the share of the data to keep back for that.")
+    ] = 0.0,
+    model: Annotated[str, typer.Option(help="A model of your own that it trains, package.module:Class.")] = "",
+    app: Annotated[str, typer.Option(help="A ClientApp of your own, package.module:app, in place of fairfold's.")] = "",
+    secure: Annotated[
+        bool, typer.Option("--secure", help="Refuse whatever is not summed under masks with other devices.")
+    ] = False,
+    smallest_cohort: Annotated[
+        int, typer.Option(min=2, help="Take part in no such sum over fewer devices, whatever the server says.")
+    ] = 100,
+    roster: Annotated[
+        Path | None, typer.Option(help="File of all devices' public keys, from somebody who is not the server.")
+    ] = None,
+    begin: Annotated[bool, typer.Option("--start", help="And start it, as `fairfold node start` does.")] = False,
+) -> None:
+    """Make a key on this device, pin the server's authority, and register the key with a token.
+
+    The private key does not leave the device; the token is shown only to the server that gave it out.
+    """
+    require_flower()
+    from fairfold.flower.node import NodeFolder
+    from fairfold.flower.node import enrol as register
+    from fairfold.flower.tokens import Token
+    from fairfold.subspace import Capacity
+
+    console, folder = Terminal(), folder.expanduser()
+    made = NodeFolder(
+        folder.absolute(), server, str(data.absolute()), str(Capacity.parse(capacity)),
+        "" if test is None else str(test.absolute()), holdout, model, app, "secure" if secure else "", smallest_cohort,
+        "" if roster is None else str(roster.absolute()),
+    )  # fmt: skip
+    items = register(made, Token.parse(token), PATIENCE)
+    follows = "" if begin else f" Next: fairfold node start {folder}"
+    console.say(f"Enrolled with {server} (a catalogue of {items:,} items).{follows}")
+    if begin:
+        start(folder)
+
+
+@node.command()
+def start(folder: Folder = DEFAULT) -> None:
+    """Be this device, in the foreground, until Ctrl-C or SIGTERM: one process that waits for work and does it."""
+    require_flower()
+    from fairfold.flower.node import NodeFolder
+
+    found = NodeFolder.open(folder.expanduser())
+    sys.stdout.flush()
+    # Another program in this process: what a command line needs would weigh on a device for as long as it waits.
+    os.execv(sys.executable, [sys.executable, "-m", "fairfold.flower.watch", str(found.folder)])
+
+
+@node.command()
+def status(folder: Folder = DEFAULT, as_json: Json = False) -> None:
+    """Say how this device is: connected, waiting, refused (and why), working or stopped."""
+    require_flower()
+    from rich.table import Table
+
+    from fairfold.flower.node import NodeFolder
+    from fairfold.runs.units import human_bytes, human_seconds
+
+    told = NodeFolder.open(folder.expanduser()).status()
+    if as_json:
+        typer.echo(json.dumps(told))
+        return
+    table = Table("what", "how it is", title=f"Device of {told['server']}", title_justify="left")
+    since = f", for {human_seconds(time.time() - told['since'])}" if "since" in told else ""
+    table.add_row("state", f"{told.get('state', 'never started')}{since}")
+    table.add_row("last word", str(told.get("words", "")))
+    table.add_row("can hold", told["capacity"])
+    table.add_row("data", told["data"])
+    table.add_row("answers", f"{told.get('answers', 0)}, and {told.get('failures', 0)} failures")
+    if last := told.get("last"):
+        peak = f", peak memory {human_bytes(last['peak'])}" if last.get("peak") else ""
+        table.add_row("last work", f"{human_seconds(last.get('seconds') or 0.0)}{peak}")
+    Terminal().print(table)

@@ -1,0 +1,152 @@
+"""``fairfold server``: the server of a fleet, from its certificates to its model."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fairfold.cli.choose import Change, Recipe, changes_of, choose
+from fairfold.cli.console import Terminal
+from fairfold.errors import InvalidSettings
+
+if TYPE_CHECKING:
+    from fairfold.flower.server import ServerFolder
+
+server = typer.Typer(help="The server of a fleet: make it, start it, invite devices, train.", no_args_is_help=True)
+Folder = Annotated[Path, typer.Argument(help="Folder of the server.")]
+Json = Annotated[bool, typer.Option("--json", help="For programs: one object.")]
+
+
+def opened(folder: Path) -> "ServerFolder":
+    """The server in a folder; with a word on the extra where Flower is missing."""
+    require_flower()
+    from fairfold.flower.server import ServerFolder
+
+    return ServerFolder.open(folder)
+
+
+def require_flower() -> None:
+    """A fleet needs the extra ``flower``."""
+    import importlib.util
+
+    if importlib.util.find_spec("flwr") is None:
+        raise InvalidSettings("a fleet, which needs Flower", "the extra 'flower'", "pip install 'fairfold[flower]'")
+
+
+@server.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="A new folder, which will hold all that the server has.")],
+    host: Annotated[str, typer.Option(help="The name or address by which devices reach it.")],
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The one port that it listens on.")] = 8000,
+    items: Annotated[int | None, typer.Option(min=1, help="Size of the catalogue, where items have numbers.")] = None,
+    catalogue: Annotated[
+        Path | None, typer.Option(help="Names of the items, a line each, or a CSV file with a column `item`.")
+    ] = None,
+    capacities: Annotated[str | None, typer.Option(help="Sizes that are served, e.g. 1x-4x-16x.")] = None,
+    recipe: Recipe = None,
+    change: Change = None,
+) -> None:
+    """Make a server: certificates with the right names, an authority of its own, settings, the catalogue.
+
+    Nothing is overwritten. Items are in the order of popularity where that is known; with --catalogue devices may
+    name items in their files.
+    """
+    require_flower()
+    from fairfold.flower.server import ServerFolder
+
+    console = Terminal()
+    if (items is None) == (catalogue is None):
+        raise InvalidSettings("--items and --catalogue", "one of them", "Give the number of items, or their names.")
+    # Everybody who is there takes part in a round, unless told otherwise.
+    changes = {"fleet.clients_per_round": None} | changes_of({"capacities": capacities}, change or [])
+    settings, said = choose(None, recipe, changes)
+    console.say(said)
+    made = ServerFolder.create(folder, settings, host, port=port, items=items or 0, catalogue=catalogue)
+    known = f"known as {host}:{port}; {folder}/settings.toml says what it trains"
+    console.say(f"A server for {made.items:,} items in {folder}, {known}.")
+    console.say(f"Its secrets are in {folder}/keys. Next: fairfold server start {folder}")
+
+
+@server.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def start(context: typer.Context, folder: Folder) -> None:
+    """Run the server in the foreground until Ctrl-C or SIGTERM; its program is started again when it ends.
+
+    Further options go to the SuperLink: --node-quota MB, --total-quota MB, --control-from ADDRESS, and Flower's own.
+    """
+    console, found = Terminal(), opened(folder)
+    try:
+        found.start(console.say, context.args)
+    except KeyboardInterrupt:
+        console.say("The server has stopped.")
+
+
+@server.command()
+def invite(
+    folder: Folder,
+    valid: Annotated[str, typer.Option(help="How long it is valid: 30m, 24h or 7d.")] = "24h",
+) -> None:
+    """Print a token that lets one device enrol, once, within some time."""
+    from fairfold.flower.tokens import seconds_of
+
+    typer.echo(str(opened(folder).invite(seconds_of(valid))))
+
+
+@server.command()
+def train(
+    folder: Folder,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Rounds in all; those of settings.toml if not given.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that is in the folder.")] = False,
+    wait_for: Annotated[
+        int | None, typer.Option(min=1, help="Devices to wait for before the first round; all that have enrolled.")
+    ] = None,
+    patience: Annotated[float, typer.Option(min=0, help="Seconds to wait for them.")] = 120.0,
+) -> None:
+    """Train with the devices that are connected, and watch. The run is written to FOLDER/run.
+
+    A run that breaks off because the server was started again goes on by itself. Ctrl-C stops the run.
+    """
+    console, found = Terminal(), opened(folder)
+    from fairfold.flower.launch import Launch
+
+    wanted = found.settings(rounds or 0).run.rounds
+
+    def on_round(number: int, answers: int) -> None:
+        console.say(f"round {number}/{wanted}: {answers} {'device' if answers == 1 else 'devices'} answered")
+
+    Launch(found, console.say, on_round).train(rounds or 0, resume=resume, wait_for=wait_for, patience=patience)
+    console.say(f"Trained. The run is in {folder / 'run'}.")
+
+
+@server.command()
+def status(folder: Folder, as_json: Json = False) -> None:
+    """Say how the server is: whether it runs, its devices by state, its run."""
+    told = opened(folder).status()
+    if as_json:
+        typer.echo(json.dumps(told))
+        return
+    Terminal().print(_table(told))
+
+
+def _table(told: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table("what", "how it is", title=f"Server {told['server']}", title_justify="left")
+    table.add_row("server", "running" if told["running"] else f"[yellow]not running[/yellow]: {told['words']}")
+    table.add_row("catalogue", f"{told['items']:,} items")
+    if told["running"]:
+        states: dict[str, int] = {}
+        for node in told["nodes"]:
+            states[node["state"]] = states.get(node["state"], 0) + 1
+        table.add_row("devices", ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "none")
+        table.add_row("invitations", ", ".join(f"{count} {state}" for state, count in told["invites"].items()))
+    run = told["run"]
+    quality = f", {run['metric']} {run['quality']:.4f}" if run.get("quality") is not None else ""
+    ended = "ended" if run["result"] else "not ended"
+    table.add_row("run", f"{run['rounds']} rounds, {ended}{quality}" if run["rounds"] else "none yet")
+    if told["running"] and told["runs"]:
+        newest = told["runs"][0]
+        table.add_row("newest run", f"{newest['state']} {newest['end']} {newest['details']}".strip())
+    return table
