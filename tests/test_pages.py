@@ -18,7 +18,7 @@ from fairfold.cli import app
 from fairfold.cli.choose import changes_of, choose
 from fairfold.methods import METHODS
 from fairfold.reproduce.experiment import ExperimentFile
-from fairfold.settings.parts import DATA, FaultSettings, FleetSettings, ModelSettings, RunSettings
+from fairfold.settings.parts import DATA, FaultSettings, FleetSettings, ModelSettings, NetworkSettings, RunSettings
 from fairfold.settings.settings import TABLES, read_settings
 
 ROOT = Path(__file__).parents[1]
@@ -30,6 +30,7 @@ FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 KEYS: dict[str, list[Any]] = {
     "data": list(DATA.values()), "model": [ModelSettings], "algorithm": list(ALGORITHMS), "subspace": list(METHODS),
     "fleet": [FleetSettings], "run": [RunSettings], "fleet.faults": [FaultSettings],
+    "fleet.network": [NetworkSettings],
 }  # fmt: skip
 PLACES = [ROOT, ROOT / "docs", ROOT / "src" / "fairfold", ROOT / "benchmarks" / "results"]
 FILE = re.compile(r"[\w.-]+(?:/[\w.*-]+)+/?")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 
+from fairfold.errors import InvalidState
 from fairfold.flower.client import make_client_app
 from fairfold.flower.inprocess import InProcessGrid
 from fairfold.flower.protocol import ARRAYS, FACTS
@@ -121,8 +122,9 @@ def test_a_device_that_fails_does_not_say_on_what(tmp_path: Path, caplog: pytest
         if message.has_error():
             reasons.append(str(message.error.reason))
 
-    settings = tiny_settings(rounds=1, clients_per_round=None, capacities="1x")
-    FairStrategy(settings, ITEMS, evaluate=False).start(InProcessGrid(make_client_app(), [config], inspect=inspect))
+    settings = tiny_settings(rounds=1, clients_per_round=None, capacities="1x", network={"empty_rounds": 1})
+    with pytest.raises(InvalidState):
+        FairStrategy(settings, ITEMS, evaluate=False).start(InProcessGrid(make_client_app(), [config], inspect=inspect))
     assert len(reasons) == 1
     assert "InvalidData" in reasons[0]
     assert not any(word in reasons[0] for word in ("A-Secret-Book", "Anna", "anna", str(tmp_path)))

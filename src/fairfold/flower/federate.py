@@ -22,8 +22,8 @@ from fairfold.files import make_private, write_atomically
 from fairfold.flower.keys import make_certificates, make_node_key
 from fairfold.flower.opening import first_plan, refuse_unserved
 from fairfold.flower.processes import OFFLINE, Program, free_ports, stopping, tool, wait_for_port
-from fairfold.flower.record import NODES
 from fairfold.flower.trial_app import CLIENT, PYPROJECT, SERVER
+from fairfold.runs.nodes import read_events, who_took_part
 from fairfold.runs.read import LOG, METRICS, RESULT
 from fairfold.settings import Settings
 from fairfold.simulate.world import load_catalogued
@@ -210,8 +210,7 @@ class Trial:
 
     def took_part(self) -> list[dict[str, Any]]:
         """Who took part, as the server wrote it down."""
-        found: list[dict[str, Any]] = json.loads((self.run_folder / NODES).read_text())["nodes"]
-        return found
+        return who_took_part(read_events(self.run_folder))[0]
 
 
 def trial_of(settings: Settings, nodes: str, folder: Path, *, half: bool = False) -> tuple[Trial, Dataset]:

@@ -1,6 +1,7 @@
 """Before the first round: what a network can serve, the survey of the devices, and the numbers that items get by it."""
 
 import logging
+from dataclasses import replace
 
 import torch
 from flwr.serverapp import Grid
@@ -14,7 +15,7 @@ from fairfold.flower.wire import ask, tell, unpack_survey, windows
 from fairfold.protocol.algorithm import COUNTS
 from fairfold.protocol.dry_run import try_out
 from fairfold.protocol.plan import Plan
-from fairfold.protocol.words import Public
+from fairfold.protocol.words import Public, State
 from fairfold.settings import Settings
 from fairfold.settings.parts import FaultSettings
 from fairfold.simulate.numbering import order_by
@@ -101,3 +102,12 @@ def tell_numbers(
         lacking = [node for node, _ in ask_all(grid, lacking, NUMBERING, record, timeout)]
     told.update(lacking)
     return [node for node in nodes if node.node_id in told]
+
+
+def started_from(state: State, full: Weights) -> State:
+    """The state before the first round with tensors that were given in the place of random ones."""
+    wanted = {name: vector.shape for name, vector in state.full.items()}
+    if {name: vector.shape for name, vector in full.items()} != wanted:
+        sizes = ", ".join(f"{name} of {shape.numel()} numbers" for name, shape in wanted.items())
+        raise InvalidSettings("initial arrays of another model", sizes, "Take them from this model, flat.")
+    return replace(state, full=full)

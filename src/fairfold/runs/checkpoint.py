@@ -32,7 +32,7 @@ from fairfold.simulate.run import Progress
 from fairfold.values import Shapes
 from fairfold.version import __version__
 
-FORMAT = 3
+FORMAT = 4
 """Raised whenever what is in a checkpoint, or in a run's folder, changes its meaning."""
 
 KEPT = 2
@@ -44,6 +44,9 @@ MAY_DIFFER = tuple(
     f"run.{key}" for key in ("rounds", "patience", "threshold", "evaluate_every", "references", "user_storage")
 )
 """Settings that may change when a run goes on: when it ends, what is looked at and what is kept where."""
+
+WAITING = "fleet.network."
+"""Of settings that say how long a server waits: they may change as well."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ def refuse_other_run(checkpoint: Checkpoint, settings: Settings, where: Path) ->
     """Refuse a checkpoint of other settings, with the keys that differ."""
     saved, wanted = flat_keys(read_settings(checkpoint.settings).plain()), flat_keys(settings.plain())
     differing = [key for key in sorted(saved.keys() | wanted.keys()) if saved.get(key) != wanted.get(key)]
-    differing = [key for key in differing if key not in MAY_DIFFER]
+    differing = [key for key in differing if key not in MAY_DIFFER and not key.startswith(WAITING)]
     if differing:
         changes = ", ".join(f"{key} = {saved.get(key)!r}, now {wanted.get(key)!r}" for key in differing)
         raise InvalidCheckpoint(

@@ -18,9 +18,11 @@ from fairfold.projections import Assignment
 from fairfold.protocol.people import People
 from fairfold.protocol.plan import Plan
 from fairfold.runs import checkpoint
+from fairfold.runs.federated import world_of
 from fairfold.runs.folder import RunFolder
 from fairfold.runs.read import require_run
 from fairfold.settings import Settings, read_settings
+from fairfold.settings.parts import DeviceData
 from fairfold.simulate.run import Progress
 from fairfold.simulate.world import World, load_data
 from fairfold.values import Weights
@@ -117,10 +119,13 @@ def open_run(path: Path, say: Callable[[str], None] = lambda _: None, *, newest:
     require_run(path)
     found = checkpoint.require(RunFolder(path).checkpoints, say, newest_only=newest)
     settings = read_settings(found.settings)
-    data, _ = load_data(settings)
-    facts = checkpoint.data_facts(data)
-    checkpoint.refuse_other_data(found, facts, path)
-    world = World.of(settings, data)
+    if isinstance(settings.data, DeviceData):
+        world, facts = world_of(settings, found.progress.state), found.data
+    else:
+        data, _ = load_data(settings)
+        facts = checkpoint.data_facts(data)
+        checkpoint.refuse_other_data(found, facts, path)
+        world = World.of(settings, data)
     checkpoint.refuse_other_shapes(found, world.plan.architecture.shapes, path)
     world.people.private = found.progress.private
     return OpenRun(path, world, found.progress, facts)
