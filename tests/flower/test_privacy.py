@@ -102,7 +102,7 @@ def test_no_private_vector_and_no_history_enters_a_message(
     if leaky:
         grid.app = leaking  # type: ignore[assignment]
     FairStrategy(settings, ITEMS).start(grid)
-    assert len(messages) == 4 * 2 * (1 + 3 + 3)
+    assert len(messages) == 4 * 2 * (1 + 3 + 3 + 1)  # the last gives devices the model
     forbidden = list({secret for stage in stages for secret in stage})
     assert len(forbidden) > 4 * 3 * 3
     if leaky:

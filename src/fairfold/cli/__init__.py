@@ -12,6 +12,7 @@ with interruptible():  # what follows takes part of a second, in which Ctrl-C ma
     from fairfold.cli.errors import TOLD, Guarded, tell
     from fairfold.cli.export import export
     from fairfold.cli.federate import federate
+    from fairfold.cli.node_recommend import node_recommend
     from fairfold.cli.plan import plan
     from fairfold.cli.recommend import recommend
     from fairfold.cli.report import report
@@ -43,3 +44,7 @@ app = _Application(
 for command in (train, federate, report, reproduce, recommend, export, doctor, plan):
     app.command()(command)
 app.add_typer(data, name="data")
+node = typer.Typer(help="A device of a fleet.", no_args_is_help=True)
+node.callback()(lambda: None)  # a group, however few commands it has
+node.command("recommend")(node_recommend)
+app.add_typer(node, name="node")

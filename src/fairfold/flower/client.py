@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 
 from fairfold.errors import InvalidSettings, InvalidState
 from fairfold.files import make_private, write_atomically
-from fairfold.flower.protocol import CAPACITY, DIGITS, FACTS, NUMBERING, SURVEY, VERSION, new_word
+from fairfold.flower.protocol import CAPACITY, DIGITS, FACTS, MODEL, NUMBERING, SURVEY, VERSION, new_word
 from fairfold.sealed import Damaged, content_of, lines_in, reading, sealed_line
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def make_client_app(
             told = f"{type(error).__name__} on the device"
             raise InvalidState(told, "a device that can answer", "Its own log says more.") from None
 
-    for kind in (CAPACITY, SURVEY, NUMBERING):
+    for kind in (CAPACITY, SURVEY, NUMBERING, MODEL):
         app.query(kind.partition(".")[2])(answer)
     app.train()(answer)
     app.evaluate()(answer)
@@ -88,6 +88,10 @@ class Device:
 
     def says(self, message: Message, context: Context) -> RecordDict:
         """What it can hold, which model it trains, and its name; or what an order makes of its data."""
+        if message.metadata.message_type == MODEL:
+            from fairfold.flower.offline import keep_model
+
+            return keep_model(self.folder(context), message.content, self.capacity(context))
         if message.metadata.message_type != CAPACITY:
             from fairfold.flower.device import WORK
 

@@ -27,6 +27,7 @@ from fairfold.flower.loop import run_rounds
 from fairfold.flower.nodes import Node, Nodes
 from fairfold.flower.opening import first_plan, open_books, refuse_unserved, started_from, tell_numbers
 from fairfold.flower.protocol import new_word
+from fairfold.flower.push import push_models
 from fairfold.flower.record import Record
 from fairfold.flower.rounds import OpenRound, plain, sent_to
 from fairfold.flower.vectors import bytes_in
@@ -166,6 +167,8 @@ class FairStrategy(Strategy):
             result = run_rounds(self, cast(Grid, self._grid), first, self._last_round, evaluate_fn)
             if self._record is not None and self.nodes.plan is not None:
                 self._record.finish(self.progress, self.nodes)
+            if self.settings.fleet.network.push and 0 < self.settings.run.rounds <= self.progress.state.round_number:
+                push_models(self, cast(Grid, self._grid))
         if not left:
             result.arrays = self._full_arrays()
         return result
