@@ -33,6 +33,7 @@ LAYERS: list[set[str]] = [
     {"simulate"},
     {"runs"},
     {"reproduce"},
+    {"watch"},
     {"flower"},
     {"cli"},
 ]

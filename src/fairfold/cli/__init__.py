@@ -18,6 +18,7 @@ with interruptible():  # what follows takes part of a second, in which Ctrl-C ma
     from fairfold.cli.report import report
     from fairfold.cli.reproduce import reproduce
     from fairfold.cli.train import train
+    from fairfold.cli.watch import watch
 
 
 class _Application(typer.Typer):
@@ -41,7 +42,7 @@ app = _Application(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-for command in (train, federate, report, reproduce, recommend, export, doctor, plan):
+for command in (train, federate, report, reproduce, recommend, export, watch, doctor, plan):
     app.command()(command)
 app.add_typer(data, name="data")
 node = typer.Typer(help="A device of a fleet.", no_args_is_help=True)

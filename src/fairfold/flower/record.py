@@ -56,7 +56,7 @@ class Record:
             self._folder.begin(self.plan.settings, progress.history)
             checkpoint.remove_strays(self._folder.checkpoints, progress.state.round_number)
             nodes.begin(self._path, nodes.whole_events(self._path, progress.state.round_number)[0])
-            with self._folder.logging():
+            with self._folder.logging(self.plan.settings.run.log_format):
                 yield
 
     def round_done(self, progress: Progress) -> None:

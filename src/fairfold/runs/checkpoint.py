@@ -41,7 +41,8 @@ BLOCK_ROWS = 65_536
 """Users whose vectors are read at a time."""
 
 MAY_DIFFER = tuple(
-    f"run.{key}" for key in ("rounds", "patience", "threshold", "evaluate_every", "references", "user_storage")
+    f"run.{key}"
+    for key in ("rounds", "patience", "threshold", "evaluate_every", "references", "user_storage", "log_format")
 )
 """Settings that may change when a run goes on: when it ends, what is looked at and what is kept where."""
 

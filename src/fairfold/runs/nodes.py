@@ -4,14 +4,15 @@ Lines are appended, each with a checksum of itself, so that a round costs what i
 are known. What is told of a device is the sum of its events. A line that a kill cut short is no line.
 """
 
+import contextlib
 import json
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from fairfold import files
 from fairfold.errors import InvalidSettings
+from fairfold.sealed import SENSELESS, Damaged, content_of, line_in, reading, sealed_line, table_in
 
 NODES = "nodes.jsonl"
 JOINED, LEFT_OUT, ROUND, QUALITY, PUSHED = "joined", "left out", "round", "quality", "pushed"
@@ -25,8 +26,7 @@ Event = dict[str, Any]
 
 def line_of(event: Event) -> bytes:
     """An event with its checksum."""
-    text = json.dumps(event, ensure_ascii=True, separators=(",", ":"))
-    return f"{text} {zlib.crc32(text.encode()):08x}\n".encode()
+    return sealed_line(json.dumps(event, ensure_ascii=True, separators=(",", ":"))).encode()
 
 
 def append(folder: Path, events: Iterable[Event]) -> None:
@@ -49,7 +49,7 @@ def whole_events(folder: Path, round_number: int) -> tuple[list[Event], list[str
             event = _event(line)
             if event["event"] not in OF_ROUNDS or event["round"] <= round_number or not event.get("counted", True):
                 kept.append(event)
-        except (ValueError, KeyError, TypeError, RecursionError) as problem:
+        except SENSELESS as problem:
             problems += [f"{path}, line {number}: {problem}"] if line else []
     return kept, problems
 
@@ -62,30 +62,35 @@ def begin(folder: Path, events: list[Event]) -> None:
 
 
 def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes() if path.exists() else b""
-    except OSError as error:
-        raise InvalidSettings(f"{path}: {error.strerror}", "a file that can be read", "Check it.") from None
+    with _reading(path):
+        return content_of(path) if path.exists() else b""
+
+
+def _reading(path: Path) -> contextlib.AbstractContextManager[None]:
+    remedy = "Restore it, or let the run write it anew with --resume."
+    return reading(path, InvalidSettings, "what the run wrote", remedy)
 
 
 def read_events(folder: Path) -> list[Event]:
     """All events of a run, in their order; none where it is no run over a network."""
     path = folder / NODES
     *lines, _ = _content(path).split(b"\n")
-    try:
-        return [_event(line) for line in lines]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        remedy = "Restore it, or let the run write it anew with --resume."
-        raise InvalidSettings(f"{path}: damaged ({error})", "what the run wrote", remedy) from None
+    return [event_of(line, path) for line in lines]
+
+
+def event_of(line: bytes, path: Path) -> Event:
+    """An event from its line in a file."""
+    with _reading(path):
+        return _event(line)
 
 
 def _event(line: bytes) -> Event:
-    body, _, check = line.rpartition(b" ")
-    if check != f"{zlib.crc32(body):08x}".encode():
-        raise ValueError("a line that is not what was written")
-    event = json.loads(body)
-    if not isinstance(event, dict) or event.get("event") not in (JOINED, LEFT_OUT, *OF_ROUNDS):
-        raise ValueError("no event")
+    text = line_in(line)
+    if text is None:
+        raise Damaged("a line that is not what was written")
+    event = table_in(text)
+    if event.get("event") not in (JOINED, LEFT_OUT, *OF_ROUNDS):
+        raise Damaged("no event")
     return event
 
 

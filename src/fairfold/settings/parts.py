@@ -274,6 +274,7 @@ class RunSettings(Frozen):
             can use it.
         user_storage: Where ``fairfold train`` keeps private vectors: ``"memory"``, ``"disk"`` (files in the run's
             folder, mapped into memory), or ``"auto"``: on disk where a table would take over a quarter of the memory.
+        log_format: Of ``run.log``: ``"text"``, or ``"json"``, an object per line, for programs that gather logs.
     """
 
     seed: int = Field(0, ge=0, lt=2**62)
@@ -286,3 +287,4 @@ class RunSettings(Frozen):
     backend: Literal["loop", "batched"] = "batched"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     user_storage: Literal["auto", "memory", "disk"] = "auto"
+    log_format: Literal["text", "json"] = "text"
