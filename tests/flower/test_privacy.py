@@ -12,13 +12,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from fairfold.errors import InvalidState
 from fairfold.flower.client import make_client_app
 from fairfold.flower.inprocess import InProcessGrid
-from fairfold.flower.protocol import ARRAYS, FACTS
+from fairfold.flower.protocol import ARRAYS, FACTS, FILE, MODEL
 from fairfold.flower.store import DeviceStore
 from fairfold.flower.strategy import FairStrategy
 from tests.federations import tiny_settings
 
 ITEMS = 60
 UP = {"query.capacity": {"version", "capacity", "number", "name"},
+      "query.model": {"version"},
       "train": {"version", "run", "word", "weight", "scales", "quality", "evaluated"},
       "evaluate": {"version", "run", "word", "weight", "scales", "quality", "evaluated"}}  # fmt: skip
 """All that may stand in an answer beside the tensors."""
@@ -55,7 +56,7 @@ def check(messages: list[Message], forbidden: list[bytes], tensors: set[str]) ->
                 assert key in UP[kind], f"{kind} answers with {key}"
                 assert key != "scales" or set(json.loads(content)) <= {1.0}, "at full precision scales say nothing"
             if record == ARRAYS:
-                assert key in tensors, f"{kind} carries a tensor {key}"
+                assert key in ({FILE} if kind == MODEL else tensors), f"{kind} carries a tensor {key}"
                 assert not answer or kind == "train"
             assert record in (ARRAYS, FACTS)
             assert not any(secret in content for secret in forbidden), f"{kind} carries something private in {key}"

@@ -96,7 +96,7 @@ def test_nobody_is_there_and_that_is_said(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_only_those_who_are_drawn_are_asked_and_once(tmp_path: Path) -> None:
-    settings = settings_of(clients_per_round=2, rounds=3)
+    settings = settings_of(clients_per_round=2, rounds=3, network={"push": False})
     nodes = made(settings, tmp_path / "devices", folder=tmp_path / "run", **QUERIES)
     sent = asked(nodes)
     nodes.run()
