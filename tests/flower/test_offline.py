@@ -208,7 +208,7 @@ def test_commands_serve_a_federations_run(fleet: tuple[Nodes, Path], tmp_path: P
     (tmp_path / "history.csv").write_text("item\n" + history.replace(",", "\n") + "\n")
     said = [
         CliRunner().invoke(app, ["recommend", run, "--history", given, "--top", "5"])
-        for given in (history, str(tmp_path / "history.csv"))
+        for given in (",".join([history] * 3), str(tmp_path / "history.csv"))  # longer than the name of a file
     ]
     assert all(done.exit_code == 0 for done in said), said[0].output
     assert said[0].output.splitlines()[1:] == said[1].output.splitlines()[1:]

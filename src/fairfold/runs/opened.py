@@ -2,6 +2,7 @@
 
 import csv
 import math
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -161,7 +162,7 @@ def read_history(given: str | Path, data: Dataset, *, rated: bool = False) -> In
     path, form = Path(given), "one item id per line" + (", then its rating" if rated else "")
     try:
         listed = isinstance(given, str) and not rated and re.search(r",|^#?\d+$", given)
-        if isinstance(given, str) and listed and not path.exists():
+        if isinstance(given, str) and listed and not os.path.exists(given):  # which takes a name of any length
             lines = [word.strip() for word in given.split(",") if word.strip()]
         else:
             lines = _lines(path, rated=rated)
