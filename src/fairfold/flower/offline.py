@@ -19,6 +19,7 @@ import numpy
 from fairfold.errors import InvalidMessage, InvalidState
 from fairfold.files import make_private, remove_leftovers, write_atomically
 from fairfold.flower.protocol import ARRAYS, FACTS, FILE, VERSION
+from fairfold.sealed import SENSELESS
 
 if TYPE_CHECKING:
     from flwr.app import RecordDict
@@ -145,7 +146,7 @@ def read_model(folder: Path) -> StoredModel:
         return parsed(path.read_bytes())
     except OSError as error:
         raise InvalidState(f"{path}: {error.strerror}", "a file that can be read", "Check it.") from None
-    except (ValueError, KeyError, TypeError, LookupError) as error:
+    except SENSELESS as error:
         raise InvalidState(f"{path}: damaged ({error})", "the model that this device was given", remedy) from None
 
 
@@ -191,7 +192,7 @@ def keep_model(folder: Path, content: RecordDict, capacity: str) -> RecordDict:
         data = arrays[FILE].data
         file = data[10 + int.from_bytes(data[8:10], "little") :]
         found = parsed(file)
-    except (ValueError, KeyError, TypeError, LookupError, RecursionError) as error:
+    except SENSELESS as error:
         raise InvalidMessage(f"a damaged model ({error})", "a whole one", "The server gives it again.") from None
     size = sum(tensor.nbytes for name, tensor in found.tensors.items() if name != LEADING)
     budget = BUDGET.fullmatch(capacity.strip())

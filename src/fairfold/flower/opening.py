@@ -19,9 +19,11 @@ from fairfold.protocol.words import Public, State
 from fairfold.settings import Settings
 from fairfold.settings.parts import FaultSettings
 from fairfold.simulate.numbering import order_by
-from fairfold.values import Weights
+from fairfold.values import BYTES, Weights
 
 log = logging.getLogger("fairfold.flower")
+
+LARGEST_OVERHEAD = 1 << 20  # bytes of an answer that are not its vectors: names, figures, Flower's own records
 
 Picture = tuple[int, int, int]  # height, width and number of classes of images
 
@@ -111,3 +113,10 @@ def started_from(state: State, full: Weights) -> State:
         sizes = ", ".join(f"{name} of {shape.numel()} numbers" for name, shape in wanted.items())
         raise InvalidSettings("initial arrays of another model", sizes, "Take them from this model, flat.")
     return replace(state, full=full)
+
+
+def largest_answer(plan: Plan) -> int:
+    """Bytes beyond which an answer is not even fetched: twice the largest that any device has to send."""
+    sizes = [BYTES * held.size() for held in plan.assignments(0)]
+    sizes += [plan.algorithm.traffic(plan, size)[1] for size in range(len(sizes))]
+    return 2 * max(*sizes, 8 * 3 * min(plan.public.items, 1 << 20)) + LARGEST_OVERHEAD

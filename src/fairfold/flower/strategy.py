@@ -25,7 +25,7 @@ from fairfold.flower.books import Books
 from fairfold.flower.exchange import StreamingGrid
 from fairfold.flower.loop import run_rounds
 from fairfold.flower.nodes import Node, Nodes
-from fairfold.flower.opening import first_plan, open_books, refuse_unserved, started_from, tell_numbers
+from fairfold.flower.opening import first_plan, largest_answer, open_books, refuse_unserved, started_from, tell_numbers
 from fairfold.flower.protocol import new_word
 from fairfold.flower.push import push_models
 from fairfold.flower.record import Record
@@ -39,11 +39,10 @@ from fairfold.runs.federated import on_devices
 from fairfold.settings import Settings
 from fairfold.simulate.result import Quality
 from fairfold.simulate.run import Progress
-from fairfold.values import BYTES, Weights
+from fairfold.values import Weights
 
 log = logging.getLogger("fairfold.flower")
 
-LARGEST_OVERHEAD = 1 << 20  # bytes of an answer that are not its vectors: names, figures, Flower's own records
 NOBODY = -1
 
 
@@ -157,10 +156,7 @@ class FairStrategy(Strategy):
         left = self.settings.run.rounds - number if num_rounds is None else num_rounds
         self._last_round = number + left
         self._arrays_each_round = evaluate_fn is not None
-        sizes = [BYTES * held.size() for held in self.plan.assignments(0)]
-        sizes += [self.plan.algorithm.traffic(self.plan, size)[1] for size in range(len(sizes))]
-        largest = max(*sizes, 8 * 3 * min(self.num_items, 1 << 20))
-        self._grid = StreamingGrid(grid, 2 * largest + LARGEST_OVERHEAD)
+        self._grid = StreamingGrid(grid, largest_answer(self.plan))
         self.round_timeout = self.round_timeout if timeout is None else timeout
         with contextlib.nullcontext() if self._record is None else self._record.open(self.progress):
             first = self._full_arrays() if self._arrays_each_round else ArrayRecord()
