@@ -36,6 +36,7 @@ LAYERS: list[set[str]] = [
     {"simulate"},
     {"runs"},
     {"reproduce"},
+    {"watch"},
     {"flower"},
     {"audit"},
     {"cli"},

@@ -18,7 +18,15 @@ from fairfold.cli import app
 from fairfold.cli.choose import changes_of, choose
 from fairfold.methods import METHODS
 from fairfold.reproduce.experiment import ExperimentFile
-from fairfold.settings.parts import DATA, PRIVACY, FaultSettings, FleetSettings, ModelSettings, RunSettings
+from fairfold.settings.parts import (
+    DATA,
+    PRIVACY,
+    FaultSettings,
+    FleetSettings,
+    ModelSettings,
+    NetworkSettings,
+    RunSettings,
+)
 from fairfold.settings.settings import TABLES, read_settings
 
 ROOT = Path(__file__).parents[1]
@@ -31,6 +39,7 @@ KEYS: dict[str, list[Any]] = {
     "data": list(DATA.values()), "model": [ModelSettings], "algorithm": list(ALGORITHMS), "subspace": list(METHODS),
     "fleet": [FleetSettings], "run": [RunSettings], "fleet.faults": [FaultSettings],
     "privacy": list(PRIVACY.values()),
+    "fleet.network": [NetworkSettings],
 }  # fmt: skip
 PLACES = [ROOT, ROOT / "docs", ROOT / "src" / "fairfold", ROOT / "benchmarks" / "results"]
 FILE = re.compile(r"[\w.-]+(?:/[\w.*-]+)+/?")

@@ -29,6 +29,7 @@ from fairfold.flower.client import name_of
 from fairfold.flower.store import DeviceState, DeviceStore, Word
 from fairfold.runs import checkpoint
 from fairfold.runs.device import DeviceModel, device_model, read_device_model, write_device_model
+from fairfold.runs.nodes import read_events
 from fairfold.runs.opened import open_run
 from fairfold.runs.read import read_metrics, read_result, read_run_settings
 from fairfold.runs.summary import RunSummary, read_run
@@ -63,6 +64,7 @@ RUN: dict[str, list[Reader]] = {
     "settings.toml": [lambda folder: read_run_settings(folder / "run"), _report],
     "result.json": [lambda folder: read_result(folder / "run"), _report],
     "metrics.csv": [lambda folder: read_metrics(folder / "run", read_run_settings(folder / "run"), 3), _report],
+    "nodes.jsonl": [lambda folder: read_events(folder / "run")],
     "model.safetensors": [lambda folder: read_values(folder / "run" / "model.safetensors", "Restore it.")],
 }
 DEVICE: dict[str, list[Reader]] = {
@@ -88,7 +90,7 @@ class Folders:
             (name, str(path.relative_to(base / name)))
             for name in (*self.kinds, "export")
             for path in sorted((base / name).rglob("*"))
-            if path.is_file() and path.name not in ("run.log", "nodes.json") and self.readers(name, path.name)
+            if path.is_file() and path.name != "run.log" and self.readers(name, path.name)
         ]
         for name, file in self.files:
             self.right[f"{name}/{file}"] = [_plain(read(base / name)) for read in self.readers(name, file)]

@@ -1,6 +1,5 @@
 """A federation on this machine: what is written before it starts, programs that end with it, and the whole command."""
 
-import json
 import os
 import re
 import signal
@@ -22,6 +21,7 @@ from fairfold.flower.federate import trial_of
 from fairfold.flower.keys import make_certificates, make_node_key
 from fairfold.flower.local import LocalFile
 from fairfold.flower.processes import Program, descendants, free_ports, stopping, wait_for_port
+from fairfold.runs.nodes import read_events, who_took_part
 from tests.flat import flat
 
 SMALL = flat(rounds=2, world={"users": 20, "items": 60, "interactions_per_user": 10})
@@ -187,7 +187,7 @@ def test_the_command_ends_with_a_better_model_over_tls(tmp_path: Path) -> None:
     assert process.returncode == 0, said
     assert programs_of(out) == []
     assert "round 5/5: 4 of 4 nodes answered" in said
-    nodes = json.loads((out / "server" / "run" / "nodes.json").read_text())["nodes"]
+    nodes = who_took_part(read_events(out / "server" / "run"))[0]
     assert sorted(node["capacity"] for node in nodes) == ["16x", "1x", "4x", "64x"]
     assert all(node["rounds"] == 5 for node in nodes)
     held = {node["capacity"]: node["bytes_held"] for node in nodes}

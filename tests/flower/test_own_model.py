@@ -9,6 +9,7 @@ from flwr.app import ConfigRecord, Context, Message
 
 from fairfold.data import Dataset
 from fairfold.data.synthetic import SyntheticWorld
+from fairfold.errors import InvalidState
 from fairfold.flower.client import make_client_app
 from fairfold.flower.inprocess import InProcessGrid
 from fairfold.flower.local import LocalData, share_of
@@ -39,7 +40,7 @@ def world() -> Dataset:
 def federation(
     world: Dataset, state: Path, given: str | None, model: str = OWN, **changes: Any
 ) -> tuple[FairStrategy, InProcessGrid]:
-    """Four nodes that were given a model, and a server that asks for one."""
+    """Four nodes that were given a model, and a server that asks for one; a round is not tried again."""
 
     def data(context: Context, _num_items: int) -> LocalData:
         return share_of(world, context)
@@ -52,7 +53,7 @@ def federation(
     )
     settings = tiny_settings(
         model=model, clients_per_round=None, capacities="1x-2x", aggregation="delta", server_step=0.1, batch_size=64,
-        **changes,
+        network={"empty_rounds": 1}, **changes,
     )  # fmt: skip
     return FairStrategy(settings, world.num_items, patience=0.0), grid
 
@@ -75,7 +76,7 @@ def test_nodes_with_another_model_are_left_out_by_name(
     given: str | None, asked: str, world: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     strategy, grid = federation(world, tmp_path, given, asked, rounds=1)
-    with caplog.at_level(logging.WARNING, "fairfold.flower"):
+    with caplog.at_level(logging.WARNING, "fairfold.flower"), pytest.raises(InvalidState, match="no node is there"):
         strategy.start(grid)
     assert not strategy.nodes.usable
     assert len(strategy.nodes.left_out) == 4
@@ -99,11 +100,10 @@ def test_a_device_does_not_load_what_only_the_server_names(
     made = []
     with monkeypatch.context() as patched:
         patched.setattr("fairfold.flower.answers.DeviceWork", lambda *_: made.append(1))
-        strategy.start(grid)
+        with pytest.raises(InvalidState, match="4 × the device failed"):
+            strategy.start(grid)
     assert len(strategy.nodes.usable) == 4
-    assert strategy.progress.rejections.counts == {
-        "the device failed": 8
-    }  # in training, and when asked for its quality
+    assert strategy.progress.rejections.counts == {"the device failed": 4}
     assert f"an order for model.kind={OWN!r}" in caplog.text
     assert not made
 
@@ -114,9 +114,8 @@ def test_another_version_of_the_same_model_is_refused(
     strategy, grid = federation(world, tmp_path, OWN, rounds=1)
     monkeypatch.setattr(own_models, "BiasedMF", own_models.Larger)
     before = {name: vector.clone() for name, vector in strategy.progress.state.full.items()}
-    strategy.start(grid)
-    assert strategy.progress.rejections.counts == {
-        "the device failed": 8
-    }  # in training, and when asked for its quality
+    with pytest.raises(InvalidState, match="4 × the device failed"):
+        strategy.start(grid)
+    assert strategy.progress.rejections.counts == {"the device failed": 4}
     assert "both sides have the same model" in caplog.text
     assert all(before[name].equal(vector) for name, vector in strategy.progress.state.full.items())

@@ -12,15 +12,17 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 
+from fairfold.errors import InvalidState
 from fairfold.flower.client import make_client_app
 from fairfold.flower.inprocess import InProcessGrid
-from fairfold.flower.protocol import ARRAYS, FACTS
+from fairfold.flower.protocol import ARRAYS, FACTS, FILE, MODEL
 from fairfold.flower.store import DeviceStore
 from fairfold.flower.strategy import FairStrategy
 from tests.federations import tiny_settings
 
 ITEMS = 60
 UP = {"query.capacity": {"version", "capacity", "number", "name"},
+      "query.model": {"version"},
       "train": {"version", "run", "word", "weight", "scales", "quality", "evaluated"},
       "evaluate": {"version", "run", "word", "weight", "scales", "quality", "evaluated"}}  # fmt: skip
 """All that may stand in an answer beside the tensors."""
@@ -52,7 +54,7 @@ def check(messages: list[Message], forbidden: list[bytes], tensors: set[str]) ->
                 assert key in UP[kind], f"{kind} answers with {key}"
                 assert key != "scales" or set(json.loads(content)) <= {1.0}, "at full precision scales say nothing"
             if record == ARRAYS:
-                assert key in tensors, f"{kind} carries a tensor {key}"
+                assert key in ({FILE} if kind == MODEL else tensors), f"{kind} carries a tensor {key}"
                 assert not answer or kind == "train"
             assert record in (ARRAYS, FACTS)
             assert not any(secret in content for secret in forbidden), f"{kind} carries something private in {key}"
@@ -114,8 +116,9 @@ def test_a_device_that_fails_does_not_say_on_what(tmp_path: Path, caplog: pytest
         if message.has_error():
             reasons.append(str(message.error.reason))
 
-    settings = tiny_settings(rounds=1, clients_per_round=None, capacities="1x")
-    FairStrategy(settings, ITEMS, evaluate=False).start(InProcessGrid(make_client_app(), [config], inspect=inspect))
+    settings = tiny_settings(rounds=1, clients_per_round=None, capacities="1x", network={"empty_rounds": 1})
+    with pytest.raises(InvalidState):
+        FairStrategy(settings, ITEMS, evaluate=False).start(InProcessGrid(make_client_app(), [config], inspect=inspect))
     assert len(reasons) == 1
     assert "InvalidData" in reasons[0]
     assert not any(word in reasons[0] for word in ("A-Secret-Book", "Anna", "anna", str(tmp_path)))

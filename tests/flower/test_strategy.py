@@ -17,6 +17,7 @@ from fairfold.flower.strategy import FairStrategy
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.words import Public
 from fairfold.runs import checkpoint
+from fairfold.runs.nodes import read_events, who_took_part
 from fairfold.settings import Settings
 from fairfold.settings.files import load_settings
 from fairfold.subspace import Capacity
@@ -152,16 +153,6 @@ def test_nothing_that_a_node_says_becomes_a_path(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*escape*"))
 
 
-def test_nobody_answers_and_the_model_stays(tmp_path: Path) -> None:
-    def spoiled(_node: int, message: Message, reply: Message) -> Message:
-        return raises(reply) if message.metadata.message_type == "train" else reply
-
-    full = made(settings_of(), tmp_path).start
-    strategy, _ = run(settings_of(), tmp_path, spoiled)
-    assert all(torch.equal(strategy.progress.state.full[name], vector) for name, vector in full.items())
-    assert strategy.progress.state.round_number == 4
-
-
 def test_an_answer_nobody_asked_for_and_a_second_one_are_ignored(tmp_path: Path) -> None:
     nodes = made(settings_of(), tmp_path, evaluate=False)
     strategy, grid = nodes.strategy, nodes.grid
@@ -222,10 +213,11 @@ def test_a_node_without_a_usable_capacity_is_left_out(
 def test_a_device_refuses_more_than_it_can_hold(tmp_path: Path) -> None:
     nodes = made(settings_of(rounds=1), tmp_path)
     strategy, grid = nodes.strategy, nodes.grid
-    strategy.nodes.present(grid)
+    strategy.nodes.everybody(grid)
     strategy.nodes.usable[6].group = 0  # a server that does not keep to what it was told
     strategy.start(grid)
-    assert strategy.progress.rejections.counts["the device failed"] == 2  # asked to train, and to evaluate
+    assert strategy.progress.rejections.counts["the device failed"] == 1
+    assert strategy.nodes.usable[6].group == 2, "asked again before the next order"
 
 
 def test_settings_that_cannot_be_served_are_refused() -> None:
@@ -272,8 +264,9 @@ def test_a_run_is_written_down_and_gone_on_with(tmp_path: Path) -> None:
         assert torch.equal(torch.from_numpy(result.arrays[name].numpy()), vector)
     lines = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["round", "1", "2", "3", "4"]
-    nodes = json.loads((tmp_path / "run" / "nodes.json").read_text())["nodes"]
-    assert {node["capacity"] for node in nodes} == {"1x", "2x", "4x"}
+    took_part, _ = who_took_part(read_events(tmp_path / "run"))
+    assert {node["capacity"] for node in took_part} == {"1x", "2x", "4x"}
+    assert all(node["rounds"] == 4 for node in took_part)
     assert json.loads((tmp_path / "run" / "result.json").read_text())["rounds"] == 4
     assert (tmp_path / "run" / "run.log").read_text().count("answers used") == 4
     with pytest.raises(InvalidCheckpoint, match="factors"):

@@ -18,6 +18,7 @@ from flwr.clientapp import ClientApp
 from fairfold.algorithms.closed_form import subspace_of
 from fairfold.algorithms.least_squares import GRAM, LeastSquares, chain_of, owned_rows, row_counts, rows_of
 from fairfold.algorithms.ratings import LAST, RatingSquares
+from fairfold.errors import InvalidState
 from fairfold.flower.store import FILE
 from fairfold.flower.strategy import FairStrategy
 from fairfold.protocol.words import State
@@ -108,17 +109,22 @@ FAULTS = ("drop", "late", "again", "nan", "infinite", "wrong_size", "out_of_rang
 def test_lost_late_refused_and_repeated_answers(kind: str, nodes: int, tmp_path: Path) -> None:
     """Seeded by the kind: in eight rounds each node fails in about six."""
     chance = random.Random(f"{kind} {nodes}")
-    plan = {(number, node): chance.choice(FAULTS) for number in range(ROUNDS) for node in range(nodes)}
-    found = federation(kind, tmp_path, 3, nodes, fault=lambda number, node: plan[number, node])
+    plan: list[tuple[int, str | None]] = []
+
+    def fault(_round: int, node: int) -> str | None:
+        plan.append((node, chance.choice(FAULTS)))  # anew where an empty round is tried again
+        return plan[-1][1]
+
+    found = federation(kind, tmp_path, 3, nodes, fault=fault)
     found.run()
     counts = found.strategy.progress.rejections.counts
-    bad = Counter(fault for fault in plan.values() if fault not in (None, "again"))
+    bad = Counter(fault for _, fault in plan if fault not in (None, "again"))
     assert counts["no answer in time"] == bad["drop"] + bad["late"]
     assert counts["NaN or infinity"] == bad["nan"] + bad["infinite"]
     assert (counts["wrong size"], counts["values out of range"]) == (bad["wrong_size"], bad["out_of_range"])
     assert_exact(found)
     held = found.strategy.books.held
-    assert len(held) == len({node for (_, node), fault in plan.items() if fault in (None, "again")})
+    assert len(held) == len({node for node, fault in plan if fault in (None, "again")})
 
 
 MOMENTS = [4, pytest.param(20, marks=pytest.mark.slow)]
@@ -203,24 +209,25 @@ def _dies_before_saving(strategy: FairStrategy, rounds: int) -> None:
     assert record is not None
     true = record.round_done
 
-    def round_done(progress: Any, nodes: Any) -> None:
+    def round_done(progress: Any) -> None:
         if progress.state.round_number == rounds:
             raise Killed
-        true(progress, nodes)
+        true(progress)
 
     record.round_done = round_done  # type: ignore[method-assign]
 
 
 def test_a_server_two_checkpoints_back_is_refused_by_those_who_forgot(tmp_path: Path) -> None:
-    """A device keeps its last two words. Who has neither is left out, with words, and the run goes on."""
+    """A device keeps its last two words. Who has neither is left out, with words; with nobody left the run ends."""
     nodes = federation("least_squares", tmp_path / "devices", 1, folder=tmp_path / "run")
     nodes.run(num_rounds=5)
     checkpoints = sorted((tmp_path / "run" / "checkpoints").iterdir())
     assert len(checkpoints) >= 1
     nodes.strategy.books.held = {name: held ^ 1 for name, held in nodes.strategy.books.held.items()}
-    nodes.run(num_rounds=1)
-    assert nodes.strategy.progress.rejections.counts == {"the device failed": USERS}
-    assert nodes.strategy.progress.state.round_number == 6
+    with pytest.raises(InvalidState, match="tried 10 times"):
+        nodes.run(num_rounds=1)
+    assert nodes.strategy.progress.rejections.counts == {"the device failed": 10 * USERS}
+    assert nodes.strategy.progress.state.round_number == 5
 
 
 @pytest.mark.parametrize("wiped", ["words", "everything"])
@@ -238,8 +245,9 @@ def test_a_device_whose_state_was_wiped(wiped: str, tmp_path: Path, caplog: pyte
         assert counts == {"the device failed": 2}
         assert "words of a run this device does not know" in caplog.text
     else:
-        assert counts["the device failed"] == 2, "the server still asks it by its old name"
-    assert [report.clients for report in nodes.strategy.progress.history] == [USERS, USERS, USERS - 1, USERS - 1]
+        assert counts["the device failed"] == 1, "the server asks for its name again"
+    after = USERS - 1 if wiped == "words" else USERS
+    assert [report.clients for report in nodes.strategy.progress.history] == [USERS, USERS, USERS - 1, after]
 
 
 def test_another_run_starts_afresh_on_the_same_devices(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ def beside(table: str, kind: str) -> dict[str, dict[str, Any]]:
     said: dict[str, dict[str, Any]] = {table: {TAGS[table]: kind} if table in TAGS else {}}
     if table == "data" and kind in ("interactions", "images"):
         said["data"]["name"] = "somewhere"
+    if table == "data" and kind == "devices":
+        said["data"]["items"] = 100
     if (table, kind) in [("data", "images"), ("algorithm", "images")] or (table == "model" and kind in IMAGE_MODELS):
         said.setdefault("model", {"kind": "mlp"})
         said.setdefault("data", {"name": "somewhere"})
@@ -87,7 +89,7 @@ def test_there_are_keys_of_other_kinds() -> None:
 def test_a_key_has_an_effect_or_is_unknown(table: str, kind: str, key: str) -> None:
     """What is accepted is kept and written; what would be left out of a file is refused where somebody writes it."""
     field = KINDS[table][kind].model_fields[key]
-    if key == TAGS.get(table) or key in ("name", "faults", "shares", "capacities"):
+    if key == TAGS.get(table) or key in ("name", "faults", "network", "shares", "capacities"):
         return  # tags and texts, tested by themselves
     said = beside(table, kind)
     value = other_than_default(field)
@@ -104,8 +106,8 @@ def test_a_key_has_an_effect_or_is_unknown(table: str, kind: str, key: str) -> N
     written = found.plain()[table]
     assert written[key] == value
     assert read_settings(found.plain()) == found
-    without = {name: of for name, of in said[table].items() if name != key}
-    assert read_settings(said | {table: without}) != found
+    without = {name: of for name, of in said[table].items() if name != key or field.is_required()}
+    assert field.is_required() or read_settings(said | {table: without}) != found
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,14 @@ with interruptible():  # what follows takes part of a second, in which Ctrl-C ma
     from fairfold.cli.export import export
     from fairfold.cli.federate import federate
     from fairfold.cli.node import node
+    from fairfold.cli.node_recommend import node_recommend
     from fairfold.cli.plan import plan
     from fairfold.cli.recommend import recommend
     from fairfold.cli.report import report
     from fairfold.cli.reproduce import reproduce
     from fairfold.cli.server import server
     from fairfold.cli.train import train
+    from fairfold.cli.watch import watch
 
 
 class _Application(typer.Typer):
@@ -43,7 +45,8 @@ app = _Application(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-for command in (train, federate, report, audit, reproduce, recommend, export, doctor, plan):
+for command in (train, federate, report, audit, reproduce, recommend, export, watch, doctor, plan):
     app.command()(command)
+node.command("recommend")(node_recommend)
 for name, group in (("data", data), ("server", server), ("node", node)):
     app.add_typer(group, name=name)

@@ -39,6 +39,7 @@ def export(
     metric, value, server = measured
     full_size = sum(tensor.numel() for tensor in opened.progress.state.full.values())
     asked = "on all test images" if opened.settings.model.reads_images else "over all users"
+    asked = "as devices said" if opened.settings.data.kind == "devices" else asked
     cut = cut_of(device.projections)
     held = f" ({', '.join(f'{name} {value}' for name, value in cut.items())})" if cut else ""
     note = "" if device.trained else " No device of this size took part in the run."
@@ -46,5 +47,9 @@ def export(
         note += " Its size does not nest with those of the run: a model to use, not to train along."
     console.say(
         f"{path}: {device.size:,} of {full_size:,} numbers{held}, {human_bytes(written)}. "
-        f"{metric} {value:.4f} {asked}; the server's model {server:.4f}.{note}"
+        f"{metric} {_figure(value)} {asked}; the server's model {_figure(server)}.{note}"
     )
+
+
+def _figure(value: float | None) -> str:
+    return "not known" if value is None else f"{value:.4f}"

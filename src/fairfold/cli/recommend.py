@@ -1,6 +1,5 @@
 """``fairfold recommend``: what a run's model suggests to one user."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,10 +14,10 @@ def recommend(
     run: Run,
     user: Annotated[str | None, typer.Option(help="Id as in the source file, or #number.")] = None,
     history: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="Instead: a new user's items, a file with one id (or #number) per line, followed by the user's rating "
-            "for a model of ratings."
+            help="Instead: a new user's items: 1,5,9, or a file with one id (or #number) per line, followed by the "
+            "user's rating for a model of ratings, or a CSV file with a column 'item'."
         ),
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many items.")] = 10,
@@ -44,6 +43,9 @@ def recommend(
     if (user is None) == (history is None):
         raise InvalidSettings("neither or both of --user and --history", "one of them", "Name whom to recommend to.")
     new = None if history is None else opened.history(history)
+    if user is not None and opened.settings.data.kind == "devices":
+        given = f"--user {user}, whose data is on a device"
+        raise InvalidSettings(given, "--history", "Give the items, or ask on the device: `fairfold node recommend`.")
     number = 0 if user is None else find_user(data, user)
     device = None if size is None else device_model(opened, size)
     held = None if device is None else [Assignment(device.projections)]
@@ -62,7 +64,7 @@ def recommend(
     model = "the server's model" if size is None else f"the model of a {size} device"
     model = "popularity alone" if popular else model
     name = f"user {data.user_ids[number]}" if data.user_ids is not None else f"user #{number}"
-    name = name if history is None else f"The user of {history}"
+    name = name if history is None else f"The user of {history[:60]}"
     table = Table()
     table.add_column("rank", justify="right")
     table.add_column("item")

@@ -6,14 +6,16 @@ which word of which device these hold is never known from anywhere else.
 
 from dataclasses import replace
 
+import numpy
 import torch
 from torch import Tensor
 
 from fairfold.flower.protocol import new_word
 from fairfold.protocol.words import State
+from fairfold.runs.federated import NUMBERING, PLACE, SURVEY
 from fairfold.values import Weights
 
-RUN, WORDS, SURVEY, NUMBERING = "run", "words", "survey", "numbering"
+RUN, WORDS = "run", "words"
 
 
 class Books:
@@ -31,16 +33,16 @@ class Books:
         self.survey: Weights = dict(moments.get(SURVEY, {}))
         # Which numbering of the items this is, 0 for the catalogue's own, and the number of each where it is another.
         self.numbering = int(numbering["number"]) if numbering else 0
-        self.place: Tensor | None = numbering.get("place")
+        self.place: Tensor | None = numbering.get(PLACE)
 
     def into(self, state: State) -> State:
         """The state with all of this in it."""
         kept: dict[str, Weights] = {RUN: {"number": torch.tensor([self.run])}}
         if self.held:
-            names, held = zip(*sorted(self.held.items()), strict=True)
-            kept[WORDS] = {"names": torch.tensor(names), "held": torch.tensor(held)}
+            names, held = (numpy.fromiter(of, numpy.int64) for of in (self.held.keys(), self.held.values()))
+            kept[WORDS] = {"names": torch.from_numpy(names), "held": torch.from_numpy(held)}
         if self.survey:
             kept[SURVEY] = self.survey
         if self.place is not None:
-            kept[NUMBERING] = {"number": torch.tensor([self.numbering]), "place": self.place}
+            kept[NUMBERING] = {"number": torch.tensor([self.numbering]), PLACE: self.place}
         return replace(state, moments=state.moments | kept)

@@ -21,6 +21,7 @@ from fairfold.flower.protocol import (
     DIGITS,
     FACTS,
     KEYS,
+    MODEL,
     NUMBERING,
     REVEAL,
     SHARES,
@@ -81,7 +82,7 @@ def make_client_app(
             told = f"{type(error).__name__} on the device"
             raise InvalidState(told, "a device that can answer", "Its own log says more.") from None
 
-    for kind in (CAPACITY, SURVEY, NUMBERING, KEYS, SHARES, SIGN, REVEAL):
+    for kind in (CAPACITY, SURVEY, NUMBERING, MODEL, KEYS, SHARES, SIGN, REVEAL):
         app.query(kind.partition(".")[2])(answer)
     app.train()(answer)
     app.evaluate()(answer)
@@ -102,6 +103,10 @@ class Device:
     def says(self, message: Message, context: Context) -> RecordDict:
         """What it can hold, which model it trains, and its name; or what an order makes of its data."""
         kind = message.metadata.message_type
+        if kind == MODEL:
+            from fairfold.flower.offline import keep_model
+
+            return keep_model(self.folder(context), message.content, self.capacity(context))
         if kind in (KEYS, SHARES, SIGN, REVEAL):  # nothing to train: torch stays away
             from fairfold.flower.secure_device import STEPS
 

@@ -5,7 +5,6 @@ node``, with the file that is its own), ``logs/`` what every program said.
 """
 
 import csv
-import json
 import os
 import sys
 import time
@@ -20,8 +19,8 @@ from fairfold.files import make_folder, make_private, write_atomically
 from fairfold.flower.node import FILE, NodeFolder, enrol
 from fairfold.flower.opening import refuse_unserved
 from fairfold.flower.processes import Program, free_ports, stopping, wait_for_port
-from fairfold.flower.record import NODES
 from fairfold.flower.server import ServerFolder
+from fairfold.runs.nodes import read_events, who_took_part
 from fairfold.runs.read import LOG, METRICS, RESULT
 from fairfold.settings import Settings
 from fairfold.settings.parts import USUAL_COHORT, SecurePrivacy
@@ -178,8 +177,7 @@ class Trial:
 
     def took_part(self) -> list[dict[str, Any]]:
         """Who took part, as the server wrote it down."""
-        found: list[dict[str, Any]] = json.loads((self.run_folder / NODES).read_text())["nodes"]
-        return found
+        return who_took_part(read_events(self.run_folder))[0]
 
 
 def trial_of(settings: Settings, nodes: str, folder: Path, *, half: bool = False) -> tuple[Trial, Dataset]:

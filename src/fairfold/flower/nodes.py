@@ -1,8 +1,14 @@
-"""Who is there: every node is asked once what it can hold, and asked again, ever more rarely, while it does not say."""
+"""Who is there, and who is drawn. A node is asked once what it can hold: when it is first drawn, or before a survey.
+
+While it does not say, it is asked again ever more rarely; one that has failed is asked anew, since what it can hold may
+have changed. A round costs what its own nodes do: who is connected is looked up no more often than takes a tenth of
+the time, and nothing else here looks at everybody.
+"""
 
 import logging
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import torch
 from flwr.app import ConfigRecord, RecordDict
@@ -15,6 +21,8 @@ from fairfold.flower.protocol import CAPACITY, FACTS, VERSION
 from fairfold.flower.wire import trains
 from fairfold.protocol.hearing import step_words, stepped_down
 from fairfold.protocol.plan import Plan
+from fairfold.protocol.sampling import sample_cohort
+from fairfold.runs.nodes import JOINED, LEFT_OUT, Event
 from fairfold.settings import Settings
 from fairfold.settings.parts import SecurePrivacy
 from fairfold.subspace import Capacity
@@ -23,7 +31,9 @@ log = logging.getLogger("fairfold.flower")
 
 LONGEST_CAPACITY = 32
 LONGEST_MODEL = 256
-PATIENCE = 60.0  # seconds to wait for a capacity
+LOOKING = 10  # looking who is connected takes one in so many seconds at the most
+ATTEMPT = 1 << 32  # rounds are fewer: who is drawn when a round is tried again is drawn by another number
+SILENT = "it does not say what it can hold"
 
 
 @dataclass
@@ -31,7 +41,7 @@ class Node:
     """A node that takes part."""
 
     node_id: int  # Flower's
-    capacity: Capacity
+    capacity: Capacity  # what it said that it can hold
     name: int = 0  # its own, which outlives this network
     group: int = -1  # its size of the plan; -1 before there is one
     number: int = -1  # its place in a simulation, or -1
@@ -56,46 +66,111 @@ class Nodes:
     plan: Plan | None = None  # the sizes to choose from; None until devices have been surveyed
     usable: dict[int, Node] = field(default_factory=dict)
     left_out: dict[int, str] = field(default_factory=dict)
+    note: Callable[[Event], None] = lambda _event: None  # writes an event down
     _silent: dict[int, tuple[int, int]] = field(default_factory=dict)  # how often asked in vain, and when last
+    _doubted: set[int] = field(default_factory=set)  # who has failed since they were asked
+    _told: dict[int, Event] = field(default_factory=dict)  # what was written down of those that take part
+    _names: dict[int, int] = field(default_factory=dict)  # the node that had a name last
     _connected: set[int] = field(default_factory=set)
     _stepped: dict[int, int] = field(default_factory=dict)  # sizes that are too thin to be hidden, and what they get
-    _asked: int = 0
+    _candidates: list[int] = field(default_factory=list)  # those connected that are not known to be of no use
+    _looks: int = 0
+    _look_again: float = -float("inf")
 
-    def present(self, grid: Grid) -> list[Node]:
+    def known(self, events: list[Event]) -> None:
+        """Nodes that said what they can hold before the run was gone on with."""
+        for event in events:
+            if event["event"] == JOINED:
+                node, capacity, name = event["node"], Capacity.parse(event["capacity"]), int(event["name"], 16)
+                self.usable[node] = Node(node, capacity, name, number=event["number"])
+                self._names[name], self._told[node] = node, event
+            elif event["event"] == LEFT_OUT:
+                self.usable.pop(event["node"], None)
+
+    def everybody(self, grid: Grid) -> list[Node]:
         """The connected nodes that take part, in an order that does not depend on who came first."""
-        connected = list(grid.get_node_ids())
-        self._asked += 1
-        self._connected = set(connected)
-        silent = {node for node in connected if self._is_due(node)}
-        if silent:
-            record = RecordDict({FACTS: ConfigRecord({"version": VERSION})})
-            for node, content in ask_all(grid, sorted(silent), CAPACITY, record, PATIENCE):
-                silent.discard(node)
-                self._note(node, content)
-        for node in silent:
-            self._ask_later(node)
-        found = [self.usable[node] for node in connected if node in self.usable]
+        self._look(grid)
+        self._ask(grid, self._candidates)
+        found = [self.usable[node] for node in self._candidates if node in self.usable]
         return sorted(found, key=lambda node: (node.number, node.node_id))
 
-    def wait(self, grid: Grid, wanted: int, patience: float) -> list[Node]:
-        """The same, once there are enough of them, or all that came within ``patience`` seconds."""
+    def drawn(self, grid: Grid, number: int, attempt: int = 0) -> list[Node]:
+        """Those who take part in a round; only they are asked, where not all do."""
+        wanted = self.settings.fleet.clients_per_round
+        if wanted is None:
+            found = self.everybody(grid)
+            return [found[place] for place in self._places(len(found), len(found), number, attempt)]
+        self._look(grid)
+        places = self._places(len(self._candidates), wanted, number, attempt)
+        chosen = [self._candidates[place] for place in places]
+        self._ask(grid, chosen)
+        return [self.usable[node] for node in chosen if node in self.usable]
+
+    def _places(self, many: int, wanted: int, number: int, attempt: int) -> list[int]:
+        if not many:
+            return []
+        drawn: list[int] = sample_cohort(self.settings, many, number + attempt * ATTEMPT, min(wanted, many)).tolist()
+        return drawn
+
+    def wait(self, look: Callable[[], list[Node]], wanted: int, patience: float) -> list[Node]:
+        """Look for nodes until so many are there, or those that came within ``patience`` seconds."""
         deadline = time.monotonic() + patience
-        found = self.present(grid)
-        while len(found) < wanted and time.monotonic() < deadline:
+        found = look()
+        while self._there(found) < wanted and time.monotonic() < deadline:
             time.sleep(min(1.0, max(deadline - time.monotonic(), 0.0)))
-            found = self.present(grid)
-        if len(found) < wanted:
-            log.warning("only %d of %d nodes came within %.0f s: going on with them", len(found), wanted, patience)
+            found = look()
+        if self._there(found) < wanted:
+            there = self._there(found)
+            log.warning("only %d of %d nodes came within %.0f s: going on with them", there, wanted, patience)
         return found
 
-    def _is_due(self, node: int) -> bool:
-        if node in self.usable or node in self.left_out:
-            return False
-        times, asked = self._silent.get(node, (0, 0))
-        return times == 0 or self._asked - asked >= 2 ** min(times, 6)
+    def _there(self, found: list[Node]) -> int:
+        """How many may take part: those that were asked, or all where only those who are drawn are asked."""
+        return len(found) if self.settings.fleet.clients_per_round is None or not found else len(self._candidates)
 
-    def _ask_later(self, node: int) -> None:
-        self._silent[node] = (self._silent.get(node, (0, 0))[0] + 1, self._asked)
+    def doubt(self, node: int) -> None:
+        """A node has failed: what it can hold may be something else by now."""
+        self._doubted.add(node)
+
+    def _look(self, grid: Grid) -> None:
+        began = time.monotonic()
+        if began < self._look_again:
+            return
+        self._looks += 1
+        self._connected = set(grid.get_node_ids())
+        self._candidates = [node for node in self._connected if node not in self.left_out and self._is_due(node)]
+        if all(node in self.usable for node in self._candidates):  # the places that a simulation gives them
+            self._candidates.sort(key=lambda node: (self.usable[node].number, node))
+        else:
+            self._candidates.sort()
+        ended = time.monotonic()
+        self._look_again = ended + (LOOKING - 1) * (ended - began)
+
+    def _is_due(self, node: int) -> bool:
+        times, asked = self._silent.get(node, (0, 0))
+        return times == 0 or self._looks - asked >= 2 ** min(times, 6)
+
+    def _ask(self, grid: Grid, nodes: list[int]) -> None:
+        unknown = (node for node in nodes if node not in self.usable or node in self._doubted)
+        asked = {node for node in unknown if node not in self.left_out and self._is_due(node)}
+        if not asked:
+            return
+        record = RecordDict({FACTS: ConfigRecord({"version": VERSION})})
+        for node, content in ask_all(grid, sorted(asked), CAPACITY, record, self.settings.fleet.network.ask_timeout):
+            asked.discard(node)
+            self._doubted.discard(node)
+            self._note(node, content)
+        for node in asked:
+            self._later(node, SILENT)
+
+    def _later(self, node: int, reason: str) -> None:
+        """A node is of no use now, and is asked again some time."""
+        self.usable.pop(node, None)
+        self._told.pop(node, None)
+        times = self._silent.get(node, (0, 0))[0]
+        self._silent[node] = (times + 1, self._looks)
+        if times == 0:
+            self.note({"event": LEFT_OUT, "node": node, "reason": reason})
 
     def _note(self, node: int, content: RecordDict) -> None:
         try:
@@ -106,16 +181,19 @@ class Nodes:
         except FairfoldError as error:
             self._leave_out(node, error.given)
             return
+        other = self._names.get(name, node)
         if not trains(model, self.settings):
             mine = "fairfold's own models" if model is None else ascii(model)
             self._leave_out(node, f"it trains {mine}, and this run is of {self.settings.model.kind!r}")
-        elif any(of.name == name and of.node_id in self._connected for of in self.usable.values()):
+        elif other != node and other in self._connected and other in self.usable:
             # Two at a time cannot both be it; its own old connection may not have ended yet.
-            self._ask_later(node)
+            self._later(node, "another node that is connected has its name")
             log.warning("node %d waits: another node that is connected has its name", node)
         else:
             self._silent.pop(node, None)
-            self.usable[node] = Node(node, capacity, name, number=number)
+            self._names[name] = node
+            before = self.usable.get(node, Node(node, capacity))
+            self.usable[node] = replace(before, capacity=capacity, name=name, number=number)
             self._size(self.usable[node])
 
     def settle(self, plan: Plan) -> None:
@@ -151,13 +229,22 @@ class Nodes:
         group = group if group is None else self._stepped.get(group, group)
         if group is None:
             method = self.settings.subspace.method
-            del self.usable[node.node_id]
             self._leave_out(node.node_id, f"it can hold {node.capacity}, which is less than any size of {method}")
             return
         node.group = group
         size = self.plan.capacities[group]
-        log.info("node %d joins: it can hold %s and gets the size of %s", node.node_id, node.capacity, size)
+        event: Event = {
+            "event": JOINED, "node": node.node_id, "name": f"{node.name:x}", "capacity": str(node.capacity),
+            "size": str(size), "number": node.number,
+        }  # fmt: skip
+        if self._told.get(node.node_id) != event:
+            self._told[node.node_id] = event
+            log.info("node %d joins: it can hold %s and gets the size of %s", node.node_id, node.capacity, size)
+            self.note(event)
 
     def _leave_out(self, node: int, reason: str) -> None:
+        self.usable.pop(node, None)
+        self._told.pop(node, None)
         self.left_out[node] = reason[:200]
         log.warning("node %d left out: %s", node, self.left_out[node])
+        self.note({"event": LEFT_OUT, "node": node, "reason": self.left_out[node]})

@@ -1,10 +1,12 @@
 """Before the first round: what a network can serve, the survey of the devices, and the numbers that items get by it."""
 
+import json
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
+from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
 from fairfold.errors import InvalidMessage, InvalidSettings, InvalidState
@@ -21,9 +23,11 @@ from fairfold.protocol.words import Answer, Public, State
 from fairfold.settings import Settings
 from fairfold.settings.parts import FaultSettings, PrivatePrivacy
 from fairfold.simulate.numbering import order_by
-from fairfold.values import Weights
+from fairfold.values import BYTES, Weights
 
 log = logging.getLogger("fairfold.flower")
+
+LARGEST_OVERHEAD = 1 << 20  # bytes of an answer that are not its vectors: names, figures, Flower's own records
 
 Picture = tuple[int, int, int]  # height, width and number of classes of images
 
@@ -119,6 +123,19 @@ def tell_numbers(
     return [node for node in nodes if node.node_id in told]
 
 
+def log_plan(plan: Plan) -> None:
+    """Log what is about to run."""
+    sizes = zip(plan.capacities, plan.assignments(0), strict=True)
+    served = ", ".join(f"{capacity}: {held.bytes()} bytes" for capacity, held in sizes)
+    log.info("%s, %s, sizes %s", plan.settings.subspace.method, plan.algorithm.kind, served)
+    log.debug("settings %s", json.dumps(plan.settings.plain()))
+
+
+def flat(arrays: ArrayRecord) -> Weights:
+    """Full tensors that were given, one vector each."""
+    return {name: torch.from_numpy(of.numpy().reshape(-1).copy()) for name, of in arrays.items()}
+
+
 def started_from(state: State, full: Weights) -> State:
     """A state with tensors that were given, in the place of its own."""
     wanted = {name: vector.shape for name, vector in state.full.items()}
@@ -126,3 +143,10 @@ def started_from(state: State, full: Weights) -> State:
         sizes = ", ".join(f"{name} of {shape.numel()} numbers" for name, shape in wanted.items())
         raise InvalidSettings("initial arrays of another model", sizes, "Take them from this model, flat.")
     return replace(state, full=full)
+
+
+def largest_answer(plan: Plan) -> int:
+    """Bytes beyond which an answer is not even fetched: twice the largest that any device has to send."""
+    sizes = [BYTES * held.size() for held in plan.assignments(0)]
+    sizes += [plan.algorithm.traffic(plan, size)[1] for size in range(len(sizes))]
+    return 2 * max(*sizes, 8 * 3 * min(plan.public.items, 1 << 20)) + LARGEST_OVERHEAD

@@ -14,10 +14,12 @@ KEYS = "query.secure_keys"  # asks a device for its keys of a sum
 SHARES = "query.secure_shares"  # names the cohort, and asks for shares of the device's secrets
 SIGN = "query.secure_sign"  # names the survivors, and asks for a signature of that
 REVEAL = "query.secure_reveal"  # has the signatures, and asks for the shares that unmask the sum
+MODEL = "query.model"  # gives a device the final model of its size, as the file that it keeps
 
 # Their records.
 ARRAYS = "arrays"  # the tensors: those a device receives, or what it answers with
 CODED = "coded"  # those that are sent as they are stored, in few bits
+FILE = "file"  # in the arrays of a message that gives a model: the bytes of a file
 FACTS = "fairfold"  # all else: version, round, words, weight
 SECURE = "secure"  # in the facts: a message of a secure sum; as a record: a vector under its masks
 

@@ -1,11 +1,12 @@
 """A round that is under way over a network."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
-from flwr.app import MessageType, RecordDict
+from flwr.app import MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from fairfold.flower.nodes import Node
@@ -18,7 +19,8 @@ from fairfold.protocol.faults import Rejections
 from fairfold.protocol.hearing import encoding_of, from_change
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.words import Answer, Sent, State
-from fairfold.simulate.result import Quality
+from fairfold.runs.nodes import ROUND, Event
+from fairfold.simulate.result import Quality, RoundReport
 from fairfold.simulate.run import Progress
 
 Heard = tuple[float, int]  # sum of the qualities of some users, and their number
@@ -31,20 +33,67 @@ class OpenRound:
     # What the devices of each size were asked, as they see it; by node where every one has its own hash.
     orders: dict[int, Order] = field(default_factory=dict)
     waiting: dict[int, Node] = field(default_factory=dict)  # who has not answered
-    answered: int = 0
-    left: int = 0  # before they were asked
-    bytes_down: int = 0
-    bytes_up: int = 0
+    used: list[int] = field(default_factory=list)  # whose answers count
+    left_out: dict[int, str] = field(default_factory=dict)  # whose do not, and why
+    down: dict[int, int] = field(default_factory=dict)  # bytes of tensors that were sent to each
+    up: dict[int, int] = field(default_factory=dict)  # and that came, whether they could be used or not
+    phases: dict[str, float] = field(default_factory=dict)  # seconds, by what was done
     started: float = field(default_factory=time.monotonic)
     heard: list[tuple[int, Heard]] = field(default_factory=list)  # by size
+    said: dict[int, Heard] = field(default_factory=dict)  # the same by node
     secure: SecureRound | None = None  # where answers come under masks
-    sent_up: dict[int, int] = field(default_factory=dict)  # bytes of what nodes said under masks
+
+    def phase(self, name: str) -> None:
+        """What was done since the last phase has a name."""
+        since = self.started + sum(self.phases.values())
+        self.phases[name] = self.phases.get(name, 0.0) + time.monotonic() - since
+
+    @property
+    def asked(self) -> int:
+        """How many were sent an order."""
+        return len(self.down)
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self.started
+
+    def send(self, node: Node, size: int) -> None:
+        """Note what is sent to a node."""
+        self.down[node.node_id] = size
+        node.bytes_down += size
+
+    def receive(self, node: Node, size: int) -> None:
+        """Note what came from a node."""
+        self.up[node.node_id] = size
+        node.bytes_up += size
+
+    def why_empty(self) -> str:
+        """Why no answer counts, in words."""
+        if not self.down:
+            return "no node is there that takes part"
+        reasons = Counter(self.left_out.values()).most_common()
+        return f"{self.asked} were asked: " + ", ".join(f"{many} × {reason}" for reason, many in reasons)
+
+    def report(self, number: int) -> RoundReport:
+        """What the history holds of it."""
+        moved = sum(self.down.values()), sum(self.up.values())
+        return RoundReport(number, self.seconds, len(self.used), *moved, None)
+
+    def event(self, number: int, held: dict[str, int]) -> Event:
+        """What is written down of it."""
+        return {
+            "event": ROUND, "round": number, "counted": bool(self.used), "asked": self.asked, "used": self.used,
+            "left_out": self.left_out, "down": self.down, "up": self.up, "held": held, "at": round(time.time(), 3),
+            "phases": {name: round(seconds, 4) for name, seconds in self.phases.items()},
+        }  # fmt: skip
 
     def hear(self, node: Node, quality: Heard | None) -> None:
         """Note how well a model serves a node's users."""
         node.heard(quality)
         if quality is not None:
             self.heard.append((node.group, quality))
+            self.said[node.node_id] = quality
 
     def hear_all(self, heard: Together) -> None:
         """Note how well it serves users of whom nobody knows on which node they are."""
@@ -76,14 +125,14 @@ class OpenRound:
         told = self.secure.begin(run, number, "train" if trains else "evaluate")
         for node in [node for node in self.waiting if node not in told]:
             del self.waiting[node]
-            self.left += 1
-            progress.rejections.note(number + 1, node, "no keys or shares")
+            self.left_out[node] = "no keys or shares"
+            progress.rejections.note(number + 1, node, self.left_out[node])
         return told
 
     def take(self, node: Node, content: RecordDict) -> None:
         """Take a node's vector under its masks."""
         assert self.secure is not None
-        self.sent_up[node.node_id] = self.secure.hear(node, content)
+        self.receive(node, self.secure.hear(node, content))
 
     def unmasked(self, plan: Plan, number: int, rejections: Rejections) -> Iterator[tuple[Sent, Answer]]:
         """What was said under masks, by size, once enough have agreed to unmask the sum."""
@@ -93,18 +142,18 @@ class OpenRound:
             self.hear_all(heard)
             sent = self.orders[size].sent
             yield sent, from_change(plan, sent, heard.answer)
-        for node in self.sent_up.keys() - {node.node_id for node in self.secure.survivors}:
-            rejections.note(number, node, "a secure sum that is lost")
+        for node in self.up.keys() - {node.node_id for node in self.secure.survivors}:
+            self.left_out[node] = "a secure sum that is lost"
+            rejections.note(number, node, self.left_out[node])
 
     def unmasked_qualities(self) -> None:
         """The same where nothing but qualities was asked for."""
         for heard in () if self.secure is None else self.secure.finish().values():
             self.hear_all(heard)
 
-    def survived(self) -> Iterator[tuple[Node, int]]:
-        """Whose vectors are in the sum, and how many bytes each had."""
-        for node in [] if self.secure is None else self.secure.survivors:
-            yield node, self.sent_up[node.node_id]
+    def survived(self) -> list[Node]:
+        """Whose vectors are in the sum."""
+        return [] if self.secure is None else list(self.secure.survivors)
 
 
 def _mean(qualities: Iterable[Heard]) -> float | None:
@@ -121,6 +170,13 @@ def sent_to(plan: Plan, cohort: list[Node], state: State) -> Iterator[tuple[int,
     for node in cohort:
         number = node.number if node.number >= 0 else node.node_id % 2**20
         yield node.node_id, plan.sent_alone(state, node.group, number)
+
+
+def metrics_of(metric: str, plan: Plan, quality: Quality) -> MetricRecord:
+    """The quality over all users, and over those of each size, as Flower has it."""
+    by_size = zip(plan.capacities, quality.groups, strict=True)
+    sizes = {f"{metric} {capacity}": value for capacity, value in by_size if value is not None}
+    return MetricRecord({metric: quality.server, **sizes})
 
 
 def plain(text: object) -> str:

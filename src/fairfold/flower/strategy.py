@@ -8,40 +8,39 @@ a server that goes on from an older checkpoint.
 """
 
 import contextlib
-import json
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fairfold.errors import InvalidMessage, InvalidSettings
+from fairfold.flower import opening
 from fairfold.flower.books import Books
 from fairfold.flower.exchange import StreamingGrid
+from fairfold.flower.loop import run_rounds
 from fairfold.flower.nodes import Node, Nodes
-from fairfold.flower.opening import first_plan, open_books, refuse_unserved, started_from, tell_numbers
 from fairfold.flower.protocol import new_word
+from fairfold.flower.push import push_models
 from fairfold.flower.record import Record
-from fairfold.flower.rounds import OpenRound, plain, sent_to
+from fairfold.flower.rounds import OpenRound, metrics_of, plain, sent_to
+from fairfold.flower.vectors import bytes_in
 from fairfold.flower.wire import NO_WORD, Order, Reply, for_node, pack_order, unpack_reply
 from fairfold.protocol.faults import Rejections
 from fairfold.protocol.plan import Plan
-from fairfold.protocol.sampling import sample_cohort
 from fairfold.protocol.words import Public, State, Totals
+from fairfold.runs.federated import on_devices
 from fairfold.settings import Settings
-from fairfold.simulate.result import Quality, RoundReport
+from fairfold.simulate.result import Quality
 from fairfold.simulate.run import Progress
-from fairfold.values import BYTES, Weights
+from fairfold.values import Weights
 
 log = logging.getLogger("fairfold.flower")
 
-LARGEST_OVERHEAD = 1 << 20  # bytes of an answer that are not its vectors: names, figures, Flower's own records
 NOBODY = -1
 
 
@@ -56,7 +55,7 @@ class FairStrategy(Strategy):
         folder: Where the run is written, checkpoints included; nothing is written if not given.
         resume: Go on from the newest whole checkpoint in ``folder``, where there is one.
         half: Vectors travel in half precision, both ways.
-        min_nodes: Wait for so many before a round.
+        min_nodes: Wait for so many before a round; this and the next two are those of ``fleet.network`` if not given.
         patience: Seconds to wait for them; then those who are there train.
         round_timeout: Seconds devices have to answer.
         largest_weight: The most one node may count: its number of users, or of samples with ``weighting="data"``.
@@ -73,38 +72,45 @@ class FairStrategy(Strategy):
         folder: str | Path | None = None,
         resume: bool = False,
         half: bool = False,
-        min_nodes: int = 1,
-        patience: float = 120.0,
-        round_timeout: float = 600.0,
+        min_nodes: int | None = None,
+        patience: float | None = None,
+        round_timeout: float | None = None,
         largest_weight: float = 1e4,
         evaluate: bool = True,
         picture: tuple[int, int, int] | None = None,
     ) -> None:
         if resume and folder is None:
             raise InvalidSettings("resume without a folder", "the folder of the run", "Name it.")
-        self.settings = Settings() if settings is None else settings
-        refuse_unserved(self.settings)
+        self.settings = on_devices(Settings() if settings is None else settings, num_items)
+        opening.refuse_unserved(self.settings)
         self.num_items, self.picture = num_items, picture
-        self.plan = first_plan(self.settings, num_items, picture)
+        self.plan = opening.first_plan(self.settings, num_items, picture)
         self.nodes = Nodes(self.settings)
-        self.half, self.min_nodes, self.patience = half, min_nodes, patience
-        self.round_timeout, self.largest_weight, self.evaluate = round_timeout, largest_weight, evaluate
+        network, self.half, self.evaluate = self.settings.fleet.network, half, evaluate
+        self.min_nodes = network.min_nodes if min_nodes is None else min_nodes
+        self.patience = network.patience if patience is None else patience
+        self.round_timeout = network.round_timeout if round_timeout is None else round_timeout
+        self.largest_weight = largest_weight
         self.metric = self.settings.metric
         self.start_quality: Quality | None = None
-        self._record = None if folder is None else Record(Path(folder), self.plan, resume=resume)
+        self._record = None if folder is None else Record(Path(folder), self.plan, resume=resume, picture=picture)
         found = None if self._record is None else self._record.found
         self.books = Books(None if found is None else found.state)
         self.progress = found or Progress(State({}), {}, [], Rejections())
-        if found is not None:
+        if self._record is not None:
+            self.nodes.note = self._record.note_event
+        if self._record is not None and found is not None:
             log.info("going on after round %d", found.state.round_number)
+            self.nodes.known(self._record.known)
         if found is not None or not self.settings.algorithm.surveys(self.settings):
             self._settle()
-        self._open = OpenRound()
+        self.open_round = OpenRound()
         self._grid: StreamingGrid | None = None
         self._numbered: set[int] = set()
         self._given_arrays: Weights | None = None
         self._last_round = self.settings.run.rounds
         self._arrays_each_round = False
+        self.attempt = 0  # how often the open round was tried in vain
 
     def _settle(self) -> None:
         """Devices have said what a plan needs: sizes are known, and there is a model."""
@@ -140,27 +146,21 @@ class FairStrategy(Strategy):
         """
         number = self.progress.state.round_number
         if initial_arrays and number == 0:
-            self._given_arrays = {
-                name: torch.from_numpy(of.numpy().reshape(-1).copy()) for name, of in initial_arrays.items()
-            }
+            self._given_arrays = opening.flat(initial_arrays)
         if self.nodes.plan is not None:
             self._start_from_given()
         left = self.settings.run.rounds - number if num_rounds is None else num_rounds
         self._last_round = number + left
         self._arrays_each_round = evaluate_fn is not None
-        sizes = [BYTES * held.size() for held in self.plan.assignments(0)]
-        sizes += [self.plan.algorithm.traffic(self.plan, size)[1] for size in range(len(sizes))]
-        largest = max(*sizes, 8 * 3 * min(self.num_items, 1 << 20))
-        self._grid = StreamingGrid(grid, 2 * largest + LARGEST_OVERHEAD)
+        self._grid = StreamingGrid(grid, opening.largest_answer(self.plan))
         self.round_timeout = self.round_timeout if timeout is None else timeout
         with contextlib.nullcontext() if self._record is None else self._record.open(self.progress):
             first = self._full_arrays() if self._arrays_each_round else ArrayRecord()
-            result = super().start(
-                cast(Grid, self._grid), first, max(left, 0), self.round_timeout, train_config, evaluate_config,
-                evaluate_fn,
-            )  # fmt: skip
+            result = run_rounds(self, cast(Grid, self._grid), first, self._last_round, evaluate_fn)
             if self._record is not None and self.nodes.plan is not None:
                 self._record.finish(self.progress, self.nodes)
+            if self.settings.fleet.network.push and 0 < self.settings.run.rounds <= self.progress.state.round_number:
+                push_models(self, cast(Grid, self._grid))
         if not left:
             result.arrays = self._full_arrays()
         return result
@@ -169,17 +169,14 @@ class FairStrategy(Strategy):
         """Take the tensors that were given in the place of random ones."""
         full, self._given_arrays = self._given_arrays, None
         if full is not None:
-            self.progress.state = started_from(self.progress.state, full)
+            self.progress.state = opening.started_from(self.progress.state, full)
 
     def _full_arrays(self) -> ArrayRecord:
         return ArrayRecord({name: Array(vector.numpy()) for name, vector in self.progress.state.full.items()})
 
     def summary(self) -> None:
         """Log what is about to run."""
-        sizes = zip(self.plan.capacities, self.plan.assignments(0), strict=True)
-        served = ", ".join(f"{capacity}: {held.bytes()} bytes" for capacity, held in sizes)
-        log.info("%s, %s, sizes %s", self.settings.subspace.method, self.settings.algorithm.kind, served)
-        log.debug("settings %s", json.dumps(self.settings.plain()))
+        opening.log_plan(self.plan)
 
     # -- training ------------------------------------------------------------------------------------------------------
 
@@ -187,26 +184,27 @@ class FairStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask new nodes what they can hold, draw the round's, and send each the vectors of its size."""
-        present = self.nodes.wait(grid, self.min_nodes, self.patience)
+        self.open_round, number = OpenRound(), self.progress.state.round_number
+        enough = self.min_nodes, self.patience
         if self.nodes.plan is None:
+            present = self.nodes.wait(lambda: self.nodes.everybody(grid), *enough)
             if not present:
-                self._open = OpenRound()
                 return []
-            open_books(self.books, self.settings, self.num_items, present, grid, self.round_timeout)
+            opening.open_books(self.books, self.settings, self.num_items, present, grid, self.round_timeout)
             self._settle()
             self._start_from_given()
-            present = [node for node in present if node.node_id in self.nodes.usable]
-        self.nodes.hide(present)
-        number = self.progress.state.round_number
+            self.nodes.hide([node for node in present if node.node_id in self.nodes.usable])
+        cohort = self.nodes.wait(lambda: self.nodes.drawn(grid, number, self.attempt), *enough)
+        self.nodes.hide(cohort)  # where a run is gone on with
         first = self.evaluate and self.start_quality is None and number == 0
-        return self._orders(present, number, MessageType.TRAIN, grid, evaluate=first)
+        return self._orders(cohort, number, MessageType.TRAIN, grid, evaluate=first)
 
-    def _orders(self, present: list[Node], number: int, kind: str, grid: Grid, *, evaluate: bool) -> list[Message]:
+    def _orders(self, cohort: list[Node], number: int, kind: str, grid: Grid, *, evaluate: bool) -> list[Message]:
         """One record per size, shared by all its messages but for the word of each device that the server holds."""
-        cohort = tell_numbers(
-            self.books, self._cohort(present, number), self._numbered, grid, self.settings, self.round_timeout
-        )
-        self._open = opened = OpenRound(waiting={node.node_id: node for node in cohort})
+        cohort = opening.tell_numbers(self.books, cohort, self._numbered, grid, self.settings, self.round_timeout)
+        opened = self.open_round
+        opened.waiting = {node.node_id: node for node in cohort}
+        opened.phase("nodes")
         state = replace(self.progress.state, round_number=number)
         records, word = {}, new_word()
         for key, sent in sent_to(self.plan, cohort, state):
@@ -216,23 +214,16 @@ class FairStrategy(Strategy):
             )  # fmt: skip
             records[key], opened.orders[key] = pack_order(order)
         told = opened.hide(self.plan, kind, grid, self.books.run, self.progress, self.round_timeout)
+        opened.phase("masks")
         messages = []
         for node in list(opened.waiting.values()):
             key = self._key(node)
-            down = opened.orders[key].sent.bytes_down // (2 if self.half else 1)
-            node.bytes_down += down
-            opened.bytes_down += down
+            opened.send(node, opened.orders[key].sent.bytes_down // (2 if self.half else 1))
             content = for_node(records[key], self.books.held.get(node.name, NO_WORD), told.get(node.node_id))
             ttl = 2 * self.round_timeout + 60  # answers that are there at the deadline are still to be fetched
             messages.append(Message(content, node.node_id, kind, ttl=ttl, group_id=str(number + 1)))
+        opened.phase("orders")
         return messages
-
-    def _cohort(self, present: list[Node], number: int) -> list[Node]:
-        if not present:
-            return []
-        wanted = min(self.settings.fleet.clients_per_round or len(present), len(present))
-        drawn = sample_cohort(self.settings, len(present), number, wanted)
-        return [present[place] for place in drawn.tolist()]
 
     def _key(self, node: Node) -> int:
         return node.node_id if self.plan.method.per_client else node.group
@@ -241,7 +232,12 @@ class FairStrategy(Strategy):
         self, number: int, replies: Iterable[Message], *, trained: bool
     ) -> Iterator[tuple[Node, Order, Reply]]:
         """The readable answers; everybody else is noted with the reason."""
-        opened, algorithm, reject = self._open, self.plan.algorithm, self.progress.rejections.note
+        opened, algorithm = self.open_round, self.plan.algorithm
+
+        def reject(node: Node, reason: str) -> None:
+            self.progress.rejections.note(number, node.node_id, reason)
+            opened.left_out[node.node_id] = reason
+
         for reply in replies:
             node = opened.waiting.pop(self._sender(reply), None)
             if node is None:
@@ -249,9 +245,12 @@ class FairStrategy(Strategy):
                 continue
             if reply.has_error():
                 log.warning("round %d: node %d says: %s", number, node.node_id, plain(reply.error.reason))
-                reject(number, node.node_id, "the device failed")
+                reject(node, "the device failed")
                 self._numbered.discard(node.node_id)  # it may lack what it was told: told again next time
+                self.nodes.doubt(node.node_id)
                 continue
+            if opened.secure is None:
+                opened.receive(node, bytes_in(reply.content))
             order = opened.orders[self._key(node)]
             sizes = algorithm.answer_shapes(self.plan, order.sent) if trained else {}
             try:
@@ -260,11 +259,16 @@ class FairStrategy(Strategy):
                     continue
                 found = unpack_reply(reply.content, order, sizes, self.largest_weight, values=algorithm.values)
             except InvalidMessage as error:
-                reject(number, node.node_id, error.given)
+                reject(node, error.given)
+                continue
+            problem = algorithm.problem(self.plan, order.sent, found.answer) if trained else None
+            if problem is not None or (trained and found.answer is None):
+                reject(node, problem or "no answer")
                 continue
             yield node, order, found
         for node in opened.waiting.values():
-            reject(number, node.node_id, "no answer in time")
+            reject(node, "no answer in time")
+        opened.phase("answers")
 
     def _sender(self, reply: Message) -> int:
         """Who answered: told by the message answered, so that a late answer is not taken for that to a new order."""
@@ -276,43 +280,41 @@ class FairStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check every answer, sum per size, apply; then write the round down."""
-        opened, algorithm = self._open, self.plan.algorithm
+        opened, algorithm = self.open_round, self.plan.algorithm
         if self.nodes.plan is None:  # nobody has come yet: there is no model to speak of
             return None, None
         number, totals = self.progress.state.round_number + 1, Totals()
-        asked = len(opened.waiting) + opened.left
         for node, order, reply in self._answers(number, replies, trained=True):
-            problem = algorithm.problem(self.plan, order.sent, reply.answer)
-            if problem is not None or reply.answer is None:
-                self.progress.rejections.note(number, node.node_id, problem or "no answer")
-                continue
+            assert reply.answer is not None  # of such no word is handed on
             totals.add(order.sent, reply.answer, alone=self.plan.method.per_client)
-            self._used(node, order, reply.answer.bytes_up // (2 if order.half_up else 1))
+            self._used(node, order)
             opened.hear(node, reply.quality)
         for sent, answer in opened.unmasked(self.plan, number, self.progress.rejections):
             totals.add(sent, answer)
-        for node, up in opened.survived():
-            self._used(node, opened.orders[self._key(node)], up)
+        for node in opened.survived():
+            self._used(node, opened.orders[self._key(node)])
+        if not opened.used and opened.secure is None:  # it does not count; a sum that is lost does: none is tried twice
+            if self._record is not None:
+                self._record.note_round(number, opened)
+            return None, None
         self.progress.state = self.books.into(algorithm.apply(self.plan, self.progress.state, totals))
         self.start_quality = self.start_quality or opened.quality(len(self.plan.capacities))
-        seconds = time.monotonic() - opened.started
-        report = RoundReport(number, seconds, opened.answered, opened.bytes_down, opened.bytes_up, None)
+        opened.phase("step")
+        report = opened.report(number)
         self.progress.history.append(report)
-        left_out = asked - opened.answered
-        log.info("round %d: %d answers used, %d left out, %.1f s", number, opened.answered, left_out, seconds)
+        left_out = len(opened.left_out)
+        log.info("round %d: %d answers used, %d left out, %.1f s", number, len(opened.used), left_out, report.seconds)
         if self._record is not None:
-            self._record.round_done(self.progress, self.nodes)
-            if not self._evaluation_due():
-                self._record.note(report, self.nodes)
+            self._record.round_over(self.progress, opened, number, report, evaluated=self._evaluation_due())
         wanted = self._arrays_each_round or number == self._last_round
-        metrics = MetricRecord({"round": number, "nodes": opened.answered, "left-out": left_out})
+        metrics = MetricRecord({"round": number, "nodes": len(opened.used), "left-out": left_out})
         return self._full_arrays() if wanted else None, metrics
 
-    def _used(self, node: Node, order: Order, up: int) -> None:
+    def _used(self, node: Node, order: Order) -> None:
         """Note that the sums hold a word of a node."""
         self.books.held[node.name] = order.word
-        node.rounds, node.bytes_up = node.rounds + 1, node.bytes_up + up
-        self._open.answered, self._open.bytes_up = self._open.answered + 1, self._open.bytes_up + up
+        node.rounds += 1
+        self.open_round.used.append(node.node_id)
 
     # -- how well the model serves the users of devices, as these say themselves ---------------------------------------
 
@@ -324,25 +326,24 @@ class FairStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Where an evaluation is due: ask devices how well the model of their size serves their own users."""
+        self.open_round = OpenRound()
         if self.nodes.plan is None or not self._evaluation_due():
-            self._open = OpenRound()
             return []
         number = self.progress.state.round_number - 1  # the hash the devices have just trained with
-        return self._orders(self.nodes.present(grid), number, MessageType.EVALUATE, grid, evaluate=True)
+        return self._orders(self.nodes.drawn(grid, number), number, MessageType.EVALUATE, grid, evaluate=True)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The mean over all users, and over those of each size."""
-        if not self._open.orders:
+        if not self.open_round.orders:
             return None
         for node, _, reply in self._answers(self.progress.state.round_number, replies, trained=False):
-            self._open.hear(node, reply.quality)
-        self._open.unmasked_qualities()
-        quality = self._open.quality(len(self.plan.capacities))
+            self.open_round.hear(node, reply.quality)
+        self.open_round.unmasked_qualities()
+        quality = self.open_round.quality(len(self.plan.capacities))
         self.progress.history[-1] = replace(self.progress.history[-1], quality=quality)
         if self._record is not None:
-            self._record.note(self.progress.history[-1], self.nodes)
+            self._record.note(self.progress.history[-1])
+            self._record.note_quality(self.progress.state.round_number, self.open_round)
         if quality is None:
             return None
-        by_size = zip(self.plan.capacities, quality.groups, strict=True)
-        sizes = {f"{self.metric} {capacity}": value for capacity, value in by_size if value is not None}
-        return MetricRecord({self.metric: quality.server, **sizes})
+        return metrics_of(self.metric, self.plan, quality)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy
 import torch
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, RecordDict
 
 from fairfold.flower.facts import refused
 from fairfold.values import Weights
@@ -79,3 +79,10 @@ def _vector(array: Array, size: int, dtype: str) -> torch.Tensor:
         raise refused("wrong size", f"{size} numbers")
     values = numpy.frombuffer(data, dtype=numpy.dtype(_CODES[dtype].decode()), offset=start)
     return torch.from_numpy(values.copy())  # memory of its own: aligned, writable, and the message can go
+
+
+def bytes_in(content: RecordDict) -> int:
+    """Of the numbers in a message, as they came: without what numpy writes before them."""
+    arrays = [array.data for record in content.array_records.values() for array in record.values()]
+    heads = [10 + int.from_bytes(data[8:10], "little") if data[:6] == b"\x93NUMPY" else 0 for data in arrays]
+    return sum(max(len(data) - head, 0) for data, head in zip(arrays, heads, strict=True))

@@ -28,7 +28,9 @@ from fairfold.sealed import SENSELESS, table_in
 from fairfold.settings import Settings, read_settings
 
 NOT_SENT = ("data", "fleet")  # tables that are the server's own business
-NOT_SENT_OF_RUN = ("rounds", "evaluate_every", "patience", "threshold", "backend", "device", "user_storage")
+NOT_SENT_OF_RUN = (
+    "rounds", "evaluate_every", "patience", "threshold", "backend", "device", "user_storage", "log_format",
+)  # fmt: skip
 MOST_ITEMS = 2**32
 LONGEST_TABLE = 4_096
 NO_WORD = 0  # in the place of a word's number: the server holds none of this device's

@@ -155,11 +155,12 @@ class PairList(LeadingBlock):
         unit, content = content[:4].clone().view(torch.float32) / 127, content[4:]
         lengths = [self.items if self._counted else 2 * many, 2 * many, many]
         first, other, values = torch.split(content, lengths)
-        rarer = _items(first)
         if self._counted:
             counts = first.long()
             rarer = torch.repeat_interleave(torch.arange(self.items), counts)[:many]
             rarer = torch.nn.functional.pad(rarer, (0, many - len(rarer)))  # of counts that do not fit: no pairs
+        else:
+            rarer = _items(first)
         found = [rarer.float(), _items(other).float(), values.clone().view(torch.int8) * unit]
         return torch.stack(found, dim=1).view(-1)
 

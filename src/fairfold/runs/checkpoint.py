@@ -41,9 +41,13 @@ BLOCK_ROWS = 65_536
 """Users whose vectors are read at a time."""
 
 MAY_DIFFER = tuple(
-    f"run.{key}" for key in ("rounds", "patience", "threshold", "evaluate_every", "references", "user_storage")
+    f"run.{key}"
+    for key in ("rounds", "patience", "threshold", "evaluate_every", "references", "user_storage", "log_format")
 )
 """Settings that may change when a run goes on: when it ends, what is looked at and what is kept where."""
+
+WAITING = "fleet.network."
+"""Of settings that say how long a server waits: they may change as well."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,7 @@ def refuse_other_run(checkpoint: Checkpoint, settings: Settings, where: Path) ->
     """Refuse a checkpoint of other settings, with the keys that differ."""
     saved, wanted = flat_keys(read_settings(checkpoint.settings).plain()), flat_keys(settings.plain())
     differing = [key for key in sorted(saved.keys() | wanted.keys()) if saved.get(key) != wanted.get(key)]
-    differing = [key for key in differing if key not in MAY_DIFFER]
+    differing = [key for key in differing if key not in MAY_DIFFER and not key.startswith(WAITING)]
     if differing:
         changes = ", ".join(f"{key} = {saved.get(key)!r}, now {wanted.get(key)!r}" for key in differing)
         raise InvalidCheckpoint(

@@ -1,28 +1,38 @@
 """The model of a device of any size, from one server's checkpoint, and the file it is sent as."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fairfold.data.images import ImageDataset
 from fairfold.errors import InvalidCheckpoint
 from fairfold.projections import Assignment, Projection, facts_of, projection_of
+from fairfold.projections.coded import CodedRows
+from fairfold.protocol.plan import Plan
+from fairfold.protocol.words import State
+from fairfold.runs.federated import catalogue_of
 from fairfold.runs.opened import OpenRun
 from fairfold.runs.tensors import read_values, write_sealed
 from fairfold.sealed import reading
-from fairfold.simulate.result import Judge
+from fairfold.settings import Settings
+from fairfold.settings.parts import DeviceData
+from fairfold.simulate.result import Judge, RoundReport
 from fairfold.subspace import Capacity
-from fairfold.values import Weights
+from fairfold.values import BYTES, Weights
 from fairfold.version import __version__
 
-FORMAT = 3
+FORMAT = 4
 AGAIN = "Export it again."
 
 PLAIN = ("projections", "quality", "settings", "data", "trained", "nests")
 """What is written beside the tensors as plain values."""
+
+Measured = tuple[str, float | None, float | None]
 
 LEADING = "leading"
 """Name of the items that come first, beside the tensors of a device."""
@@ -58,30 +68,74 @@ class DeviceModel:
 
 
 def device_model(run: OpenRun, capacity: Capacity) -> DeviceModel:
-    """The server's model, reduced to a capacity.
+    """The server's model, reduced to a capacity: see :func:`reduced_to`."""
+    data = run.world.data
+    counted = None if isinstance(data, ImageDataset) else data.counted
+    return reduced_to(capacity, run.plan, run.progress.state, None if counted is None else counted.leading)
+
+
+def reduced_to(capacity: Capacity, plan: Plan, state: State, leading: Tensor | None = None) -> DeviceModel:
+    """The model of a state, reduced to a capacity, under a plan that is settled.
 
     A capacity that did not take part gets a size on the run's own chain, so that such a device could join; where the
-    chain has none that small, it gets all it can hold: a model to use, not to train along.
+    chain has none that small, it gets all it can hold: a model to use, not to train along. Where real devices have
+    numbered the items, the state knows how.
     """
-    projections, trained, nests = run.plan.at(capacity, run.last_round)
-    full, data = run.progress.state.full, run.world.data
-    compacts = {name: held.reduce(full[name]) for name, held in projections.items()}
-    counted = None if isinstance(data, ImageDataset) else data.counted
-    return DeviceModel(capacity, projections, compacts, trained, nests, None if counted is None else counted.leading)
+    projections, trained, nests = plan.at(capacity, max(state.round_number - 1, 0))
+    compacts = {name: held.reduce(state.full[name]) for name, held in projections.items()}
+    order = catalogue_of(state)
+    leading = leading if order is None else _leading(order, projections)
+    return DeviceModel(capacity, projections, compacts, trained, nests, leading)
 
 
-def quality(run: OpenRun, device: DeviceModel) -> tuple[str, float, float]:
-    """The metric, the device model's value on the test set over all users, and that of the server's model."""
+def _leading(order: Tensor, projections: dict[str, Projection]) -> Tensor | None:
+    """The catalogue's numbers of the items that come first: all others follow in the catalogue's order, or unscored.
+
+    None where these are more than the model itself: a device has nothing of the size of the catalogue.
+    """
+    falls = (order[:-1] > order[1:]).nonzero()
+    first = int(falls[-1]) + 1 if len(falls) else 0
+    rows = [held.shape[0] for held in projections.values() if isinstance(held, CodedRows)]
+    first = min(rows, default=first)
+    return order[:first].to(torch.int32) if rows or BYTES * first <= Assignment(projections).bytes() else None
+
+
+def quality(run: OpenRun, device: DeviceModel) -> tuple[str, float | None, float | None]:
+    """The metric, the device model's value on the test set over all users, and that of the server's model.
+
+    Where the data lies on devices it is what these said last, each of the model of its size; None of another size.
+    """
+    if isinstance(run.settings.data, DeviceData):
+        return said_quality(run.plan, run.progress.history, device.capacity)
     judge = Judge(run.world, {})
     own = judge.value(device.recovered(), judge.everybody, [Assignment(device.projections)])
     return judge.metric, own, judge.value(run.progress.state.full, judge.everybody, run.assignments)
 
 
-def write_device_model(run: OpenRun, device: DeviceModel, path: Path, measured: tuple[str, float, float]) -> int:
+def said_quality(
+    plan: Plan, history: Sequence[RoundReport], capacity: Capacity
+) -> tuple[str, float | None, float | None]:
+    """The same as devices said it last, after some round."""
+    last = next((report.quality for report in reversed(history) if report.quality is not None), None)
+    if last is None:
+        return plan.settings.metric, None, None
+    mine = last.groups[plan.capacities.index(capacity)] if capacity in plan.capacities else None
+    return plan.settings.metric, mine, last.server
+
+
+def write_device_model(run: OpenRun, device: DeviceModel, path: Path, measured: Measured) -> int:
     """Write a device's model with all that is needed to use it; returns the file's size.
 
     The users' own vectors are not in it where they are private: each device has its own.
     """
+    content = contents(device, run.settings, run.progress.state, run.facts, measured)
+    return int(write_sealed(path, *content)["bytes"])
+
+
+def contents(
+    device: DeviceModel, settings: Settings, state: State, facts: dict[str, Any], measured: Measured
+) -> tuple[Weights, dict[str, str]]:
+    """The tensors of such a file, and what is written with them."""
     metric, value, server = measured
     metadata = {
         "format": str(FORMAT),
@@ -89,14 +143,14 @@ def write_device_model(run: OpenRun, device: DeviceModel, path: Path, measured: 
         "capacity": str(device.capacity),
         "trained": json.dumps(device.trained),
         "nests": json.dumps(device.nests),
-        "round": str(run.progress.state.round_number),
+        "round": str(state.round_number),
         "projections": json.dumps({name: facts_of(held) for name, held in device.projections.items()}),
         "quality": json.dumps({"metric": metric, "device": value, "server": server}),
-        "settings": json.dumps(run.settings.plain()),
-        "data": json.dumps(run.facts),
+        "settings": json.dumps(settings.plain()),
+        "data": json.dumps(facts),
     }
     order = {} if device.leading is None else {LEADING: device.leading}
-    return int(write_sealed(path, device.stored() | order, metadata)["bytes"])
+    return device.stored() | order, metadata
 
 
 def read_device_model(path: Path) -> tuple[DeviceModel, dict[str, Any]]:

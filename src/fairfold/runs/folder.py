@@ -9,7 +9,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +102,12 @@ class RunFolder:
             yield
 
     @contextlib.contextmanager
-    def logging(self) -> Iterator[None]:
+    def logging(self, form: str = "text") -> Iterator[None]:
         """Send what fairfold logs to the folder; the terminal sees it only where the caller has set logging up."""
         with files.saying(self.path / LOG):
             handler = _Log(self.path / LOG, encoding="utf-8")
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        plain = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+        handler.setFormatter(_Json() if form == "json" else plain)
         logger = logging.getLogger("fairfold")
         level = logger.level
         logger.addHandler(handler)
@@ -190,6 +191,16 @@ def _content(path: Path) -> list[Path]:
         for entry in path.iterdir()
         if entry.suffix != files.TEMPORARY and not (entry.name == "checkpoints" and not any(entry.iterdir()))
     ]
+
+
+class _Json(logging.Formatter):
+    """An object per line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """When, how grave, of which part, and what."""
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        told = {"time": at, "level": record.levelname, "logger": record.name, "message": record.getMessage()}
+        return json.dumps(told | ({"error": self.formatException(record.exc_info)} if record.exc_info else {}))
 
 
 class _Log(logging.FileHandler):

@@ -1,5 +1,8 @@
 """A run opened again: its settings, its data and its newest checkpoint, for recommendations and exports."""
 
+import csv
+import math
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,9 +21,11 @@ from fairfold.projections import Assignment
 from fairfold.protocol.people import People
 from fairfold.protocol.plan import Plan
 from fairfold.runs import checkpoint
+from fairfold.runs.federated import world_of
 from fairfold.runs.folder import RunFolder
 from fairfold.runs.read import require_run
 from fairfold.settings import Settings, read_settings
+from fairfold.settings.parts import DeviceData
 from fairfold.simulate.run import Progress
 from fairfold.simulate.world import World, load_data
 from fairfold.values import Weights
@@ -93,10 +98,10 @@ class OpenRun:
         known = algorithm.tells_apart(self.plan, self.assignments if held is None else held, items)
         return known & (self.interactions.train.counts_by_item[items] > 0) if algorithm.from_history else known
 
-    def history(self, path: Path) -> Interactions:
-        """The history of one new user, from a file of the form that this run's model needs."""
+    def history(self, given: str) -> Interactions:
+        """The history of one new user: items, or a file of the form that this run's model needs."""
         self._refuse_new_users()
-        return read_history(path, self.interactions, rated=self.settings.predicts_ratings)
+        return read_history(given, self.interactions, rated=self.settings.predicts_ratings)
 
     def _refuse_new_users(self) -> None:
         if self.plan.algorithm.from_history:
@@ -117,10 +122,13 @@ def open_run(path: Path, say: Callable[[str], None] = lambda _: None, *, newest:
     require_run(path)
     found = checkpoint.require(RunFolder(path).checkpoints, say, newest_only=newest)
     settings = read_settings(found.settings)
-    data, _ = load_data(settings)
-    facts = checkpoint.data_facts(data)
-    checkpoint.refuse_other_data(found, facts, path)
-    world = World.of(settings, data)
+    if isinstance(settings.data, DeviceData):
+        world, facts = world_of(settings, found.progress.state), found.data
+    else:
+        data, _ = load_data(settings)
+        facts = checkpoint.data_facts(data)
+        checkpoint.refuse_other_data(found, facts, path)
+        world = World.of(settings, data)
     checkpoint.refuse_other_shapes(found, world.plan.architecture.shapes, path)
     world.people.private = found.progress.private
     return OpenRun(path, world, found.progress, facts)
@@ -145,14 +153,19 @@ def find_user(data: Dataset, wanted: str) -> int:
     return int(digits)
 
 
-def read_history(path: Path, data: Dataset, *, rated: bool = False) -> Interactions:
+def read_history(given: str | Path, data: Dataset, *, rated: bool = False) -> Interactions:
     """The history of one new user from a file of item ids, one per line, as the source file has them (or ``#number``).
 
-    Where it is ``rated`` every line ends with the user's rating, after a space, a tab or a comma.
+    Where it is ``rated`` every line ends with the user's rating, after a space, a tab or a comma. The file may be a CSV
+    with a column ``item`` (and ``rating``); what names no file are the ids themselves, between commas.
     """
-    form = "one item id per line" + (", then its rating" if rated else "")
+    path, form = Path(given), "one item id per line" + (", then its rating" if rated else "")
     try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        listed = isinstance(given, str) and not rated and re.search(r",|^#?\d+$", given)
+        if isinstance(given, str) and listed and not os.path.exists(given):  # which takes a name of any length
+            lines = [word.strip() for word in given.split(",") if word.strip()]
+        else:
+            lines = _lines(path, rated=rated)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidSettings(f"{path}: {error}", "a readable text file", f"Write {form}.") from None
     words, ratings = lines, None
@@ -169,10 +182,22 @@ def read_history(path: Path, data: Dataset, *, rated: bool = False) -> Interacti
     return Interactions.from_pairs(torch.zeros_like(found), found, 1, data.num_items, ratings)
 
 
+def _lines(path: Path, *, rated: bool) -> list[str]:
+    lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    columns = [name.strip().strip('"') for name in lines[0].split(",")] if lines else []
+    wanted = ["item", "rating"] if rated else ["item"]
+    if not set(wanted) <= set(columns):
+        return lines
+    rows = csv.DictReader(lines, columns)
+    next(rows)
+    return [" ".join(str(row[name]).strip() for name in wanted) for row in rows]
+
+
 def _rated(lines: list[str], data: Dataset) -> tuple[list[str], Tensor]:
     """Items and ratings; refused where one has none within the range of the data."""
-    assert data.train.ratings is not None  # of a run that predicts ratings
-    low, high = float(data.train.ratings.min()), float(data.train.ratings.max())
+    low, high = 0.0, math.inf  # where ratings lie on devices their range is not known here
+    if data.train.ratings is not None:
+        low, high = float(data.train.ratings.min()), float(data.train.ratings.max())
     words, ratings = list[str](), list[float]()
     for line in lines:
         parts = re.fullmatch(r"(.+?)[\s,]+(\d+\.?\d*)", line)

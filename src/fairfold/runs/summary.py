@@ -18,7 +18,7 @@ from fairfold.runs.read import (
 )
 from fairfold.runs.units import popularity_words
 from fairfold.settings import Settings
-from fairfold.settings.parts import ImageData, SyntheticData
+from fairfold.settings.parts import DeviceData, ImageData, SyntheticData
 
 NAMED = ("subspace.method", "fleet.capacities")
 NO_SIZES = (*ROUND_COLUMNS, CHECK)
@@ -64,6 +64,8 @@ class RunSummary:
         settings, chosen = self.settings, self.settings.data
         if isinstance(chosen, SyntheticData):
             return f"synthetic: {chosen.users} users, {chosen.items} items, seed {settings.run.seed}"
+        if isinstance(chosen, DeviceData):
+            return f"devices: {chosen.items:,} items"
         name = Path(chosen.name).name
         if isinstance(chosen, ImageData):
             devices = f"{chosen.devices} devices, Dirichlet {chosen.concentration:g}"

@@ -92,6 +92,12 @@ def write_sealed(
     return write_tensors(path, tensors, dict(metadata) | {SEAL: seal}, private=private) | {"seal": seal}
 
 
+def sealed_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """The same as the content of a file, for one that travels."""
+    header = _header(tensors, dict(metadata) | {SEAL: _seal(tensors, metadata)})
+    return b"".join([header, *map(bytes_of, tensors.values())])
+
+
 def read_values(
     path: Path, remedy: str, error: type[FairfoldError] = InvalidCheckpoint, version: int | None = None
 ) -> tuple[Weights, dict[str, str]]:

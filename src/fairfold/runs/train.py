@@ -81,7 +81,7 @@ def run(
         open_things.enter_context(folder.locked())
         folder.begin(settings, [] if progress is None else progress.history)
         checkpoint.remove_strays(folder.checkpoints, 0 if progress is None else progress.state.round_number)
-        open_things.enter_context(folder.logging())
+        open_things.enter_context(folder.logging(settings.run.log_format))
         before = 0.0 if found is None else found.seconds
         first = 1 if progress is None else progress.state.round_number + 1
         log.info("fairfold %s, torch %s: starting with round %d", __version__, torch.__version__, first)

@@ -82,8 +82,27 @@ class ImageData(Frozen):
     deviation: float = Field(1.0, gt=0)
 
 
-DataSettings = SyntheticData | InteractionData | ImageData
-DATA: dict[str, type[Frozen]] = {"synthetic": SyntheticData, "interactions": InteractionData, "images": ImageData}
+class DeviceData(Frozen):
+    """What lies on real devices, each of which has its own: a run over a network says so of itself.
+
+    Attributes:
+        kind: Of the data.
+        items: Size of the catalogue.
+    """
+
+    kind: Literal["devices"] = "devices"
+    items: int = Field(ge=1, lt=2**40)
+
+    @property
+    def name(self) -> str:
+        """Of the data."""
+        return self.kind
+
+
+DataSettings = SyntheticData | InteractionData | ImageData | DeviceData
+DATA: dict[str, type[Frozen]] = {
+    "synthetic": SyntheticData, "interactions": InteractionData, "images": ImageData, "devices": DeviceData,
+}  # fmt: skip
 
 RANKING_MODELS, RATING_MODELS, IMAGE_MODELS = ("mf", "neumf"), ("neumf-mlp",), ("mlp", "lenet")
 MODELS = (*RANKING_MODELS, *RATING_MODELS, *IMAGE_MODELS)
@@ -173,6 +192,27 @@ class FaultSettings(Frozen):
         return self
 
 
+class NetworkSettings(Frozen):
+    """How a server waits for real devices; a simulation has none to wait for, and does not read this.
+
+    Attributes:
+        min_nodes: Nodes to wait for before a round.
+        patience: Seconds to wait for them; then those who are there train.
+        round_timeout: Seconds devices have to answer an order.
+        ask_timeout: Seconds a device that is new has to say what it can hold.
+        empty_rounds: A round to which nobody answers does not count and is tried again. After so many in a row the run
+            ends with an error, and can be gone on with; None never ends it.
+        push: Give every device the final model of its size when training is done, to recommend by on its own.
+    """
+
+    min_nodes: int = Field(1, ge=1, lt=2**31)
+    patience: float = Field(120.0, ge=0)
+    round_timeout: float = Field(600.0, ge=0)
+    ask_timeout: float = Field(60.0, ge=0)
+    empty_rounds: int | None = Field(10, ge=1, lt=2**31)
+    push: bool = True
+
+
 class FleetSettings(Frozen):
     """Who takes part, with what size.
 
@@ -182,7 +222,8 @@ class FleetSettings(Frozen):
         group_seed: Draw the users of each group by chance, with this seed, instead of by id.
         clients_per_round: K, how many clients are drawn per round; None takes everybody.
         replacement: Draw clients with replacement, as the authors' code does.
-        faults: Shares of clients that fail.
+        faults: Shares of clients that fail, in a simulation.
+        network: How a server waits for real devices.
     """
 
     capacities: str = "1x-4x-16x"
@@ -191,6 +232,7 @@ class FleetSettings(Frozen):
     clients_per_round: int | None = Field(60, ge=1, lt=2**62)
     replacement: bool = False
     faults: FaultSettings = FaultSettings()
+    network: NetworkSettings = NetworkSettings()
 
     @field_validator("capacities")
     @classmethod
@@ -207,9 +249,12 @@ class FleetSettings(Frozen):
     def effective(self, *, changed: bool = False) -> dict[str, Any]:
         """See the base class."""
         found = super().effective(changed=changed)
-        faults = self.faults.effective(changed=True)
-        found.pop("faults", None)
-        return found | ({"faults": faults} if faults else {})
+        for name in ("faults", "network"):  # tables of their own, with what somebody changed
+            part: Frozen = getattr(self, name)
+            found.pop(name, None)
+            if values := part.effective(changed=True):
+                found[name] = values
+        return found
 
 
 class RunSettings(Frozen):
@@ -229,6 +274,7 @@ class RunSettings(Frozen):
             can use it.
         user_storage: Where ``fairfold train`` keeps private vectors: ``"memory"``, ``"disk"`` (files in the run's
             folder, mapped into memory), or ``"auto"``: on disk where a table would take over a quarter of the memory.
+        log_format: Of ``run.log``: ``"text"``, or ``"json"``, an object per line, for programs that gather logs.
     """
 
     seed: int = Field(0, ge=0, lt=2**62)
@@ -241,6 +287,7 @@ class RunSettings(Frozen):
     backend: Literal["loop", "batched"] = "batched"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     user_storage: Literal["auto", "memory", "disk"] = "auto"
+    log_format: Literal["text", "json"] = "text"
 
 
 USUAL_COHORT = 100

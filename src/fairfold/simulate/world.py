@@ -17,7 +17,7 @@ from fairfold.protocol.plan import Plan
 from fairfold.protocol.storage import Storage
 from fairfold.protocol.words import Public, State
 from fairfold.settings import Settings
-from fairfold.settings.parts import ImageData, InteractionData, SyntheticData
+from fairfold.settings.parts import DeviceData, ImageData, InteractionData, SyntheticData
 from fairfold.simulate.numbering import numbered, public_of, renumbered_scores
 
 
@@ -88,6 +88,11 @@ def load_interactions(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
 def load_catalogued(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
     """The same in the catalogue's own numbers: where real devices number the items themselves."""
     chosen = settings.data
+    if isinstance(chosen, DeviceData):
+        raise InvalidSettings(
+            "data.kind='devices', settings of a run over a network, whose data lies on its devices",
+            "data that is here", "Name it with --data, or go on with that run over its network.",
+        )  # fmt: skip
     if isinstance(chosen, InteractionData):
         options: dict[str, Any] = {} if chosen.top_users is None else {"top_users": chosen.top_users}
         options |= {"ratings": True} if settings.predicts_ratings else {}

@@ -1,0 +1,80 @@
+"""What a round costs the server when many nodes are registered and few are drawn, over messages in one process.
+
+    python benchmarks/fleet_size.py --drawn 100 --registered 100 1000 10000 100000
+
+Nodes answer at once with nothing to train, so that what is left is the server's own work: drawing, asking, orders,
+checks, the step, the checkpoint and the record. Shown is the median over rounds after the first, in which those drawn
+are asked what they can hold, too.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from flwr.app import Context
+
+from fairfold import Settings, files
+from fairfold.data import Interactions
+from fairfold.flower import FairStrategy, InProcessGrid, LocalData, make_client_app
+
+ITEMS = 1_000
+
+
+def local(context: Context, num_items: int) -> LocalData:
+    item = torch.tensor([context.node_id % num_items])
+    return LocalData(Interactions.from_pairs(torch.zeros(1, dtype=torch.int64), item, 1, num_items))
+
+
+def measured(registered: int, drawn: int, rounds: int) -> dict[str, float]:
+    settings = Settings(
+        algorithm={"kind": "closed_form", "aggregation": "delta", "server_optimiser": "sgd"},
+        fleet={"capacities": "1x-4x", "clients_per_round": drawn},
+        run={"rounds": rounds, "evaluate_every": rounds + 1},
+    )
+    with tempfile.TemporaryDirectory() as place:
+        app = make_client_app(local, budget="1x", state=Path(place) / "devices")
+        grid = InProcessGrid(app, ({"partition-id": number} for number in range(registered)))
+        strategy = FairStrategy(settings, ITEMS, folder=Path(place) / "run", evaluate=False, round_timeout=0.0)
+        devices, deliver = 0.0, grid._deliver
+
+        def timed(message: object) -> str:
+            nonlocal devices
+            began = time.perf_counter()
+            found = deliver(message)  # type: ignore[arg-type]
+            devices += time.perf_counter() - began
+            return found
+
+        grid._deliver = timed  # type: ignore[method-assign]
+        ends, spent = [time.perf_counter()], [0.0]
+        done = strategy.aggregate_evaluate
+
+        def noted(number: int, replies: object) -> object:
+            ends.append(time.perf_counter())
+            spent.append(devices)
+            return done(number, replies)  # type: ignore[arg-type]
+
+        strategy.aggregate_evaluate = noted  # type: ignore[method-assign,assignment]
+        strategy.start(grid)
+        server = [b - a - (y - x) for a, b, x, y in zip(ends[1:], ends[2:], spent[1:], spent[2:], strict=False)]
+        lines = (Path(place) / "run" / "nodes.jsonl").stat().st_size
+        return {"ms": 1000 * statistics.median(server), "kB": lines / 1000 / rounds}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--registered", type=int, nargs="+", default=[100, 1_000, 10_000])
+    parser.add_argument("--drawn", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=12)
+    given = parser.parse_args()
+    files.Disk.fsync = lambda _disk, _descriptor: None  # type: ignore[method-assign,assignment]
+    for registered in given.registered:
+        found = measured(registered, given.drawn, given.rounds)
+        print(f"{registered:>8,} registered, {given.drawn} drawn: {found['ms']:7.1f} ms of the server per round, "
+              f"{found['kB']:.1f} kB of nodes.jsonl per round")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Serving without torch: a loader of exported models."""

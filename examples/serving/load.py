@@ -1,0 +1,43 @@
+"""A model that `fairfold export` wrote, in numpy: load it, and recommend (docs/export.md has the format)."""
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+from safetensors import safe_open
+
+
+def load(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    with safe_open(path, "np") as file:
+        told = {key: json.loads(file.metadata()[key]) for key in ("projections", "settings")}
+        return {name: file.get_tensor(name) for name in file.keys()}, told  # noqa: SIM118
+
+
+def recommend(tensors: dict[str, Any], told: dict[str, Any], history: list[int], top: int = 10) -> list[Any]:
+    rows, pairs, content = told["projections"]["rows"], told["projections"]["pairs"], tensors["rows"]
+    (known, width), bits, (many, _), items = rows["kept"], rows["bits"], pairs["kept"], pairs["items"]
+    codes, w = np.zeros((items, 2)), np.zeros((items, width - 2))
+    codes[:known] = content[: 2 * known].reshape(known, 2)
+    a, b = np.where(codes > 0, np.exp((codes - 208) / 16), 0).T
+    digits = np.unpackbits(content[2 * known :].reshape(known, -1), axis=1, bitorder="little")
+    digits = digits[:, : (width - 2) * bits].reshape(known, width - 2, bits)
+    w[:known] = (digits << np.arange(bits)).sum(2) - (2.0 ** (bits - 1) - 1)
+    names = tensors.get("leading", np.arange(items))
+    has = np.isin(names, history)
+    score = np.where(np.arange(items) < known, b * (w @ ((has * a) @ w)), -np.inf)
+    if many:
+        content, end = tensors["pairs"], 4 + min(items, 2 * many)
+        unit = float(content[:4].copy().view("<f4")[0]) / 127
+        j = np.repeat(np.arange(items), content[4:end]) if items < 2 * many else content[4:end].copy().view("<u2")
+        i, t = content[end : end + 2 * many].copy().view("<u2"), content[end + 2 * many :].view("i1") * unit
+        t = told["settings"]["algorithm"]["pair_weight"] * (j != i) * (t - b[j] * (w[j] * w[i]).sum(1) * a[i])
+        back = np.where((j < known) & (i < known), a[j] * b[i] / np.maximum(a[i] * b[j], 1e-30), 1)
+        added = np.bincount(j, has[i] * t, items) + np.bincount(i, has[j] * t * back, items)
+        score = np.where((score == -np.inf) & (added != 0), added, score + added)
+    best = [item for item in np.argsort(-score, kind="stable") if not has[item]][:top]
+    return [(int(names[item]), float(score[item])) for item in best]
+
+
+if __name__ == "__main__":
+    print(*recommend(*load(sys.argv[1]), [int(item) for item in sys.argv[2].split(",")]), sep="\n")

@@ -1,0 +1,51 @@
+"""``fairfold watch``: a run as a page that goes along with it."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fairfold.cli.console import Terminal
+
+
+def watch(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, of `fairfold train` or of a fleet.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes any port that is free.")] = 8050,
+    host: Annotated[str, typer.Option(help="Address to listen on; another than this machine's own needs a token.")] = (
+        "127.0.0.1"
+    ),
+    token: Annotated[
+        str | None, typer.Option(envvar="FAIRFOLD_WATCH_TOKEN", help="What whoever looks has to bring.")
+    ] = None,
+) -> None:
+    """Show a run while it goes: rounds, quality per size, nodes, who was left out and why, bytes, time per phase.
+
+    The folder is read, and nothing is written; /metrics has the figures for Prometheus, /status.json all of it.
+    """
+    import asyncio
+    import socket
+
+    from fairfold.errors import InvalidSettings
+    from fairfold.runs.read import require_run
+    from fairfold.watch.app import LOOPBACK, watching
+    from fairfold.watch.told import Watched
+
+    try:
+        import uvicorn
+    except ImportError:
+        raise InvalidSettings(
+            "`fairfold watch`, which needs uvicorn", "the extra 'flower'", "pip install 'fairfold[flower]'"
+        ) from None
+    require_run(run)
+    if host not in LOOPBACK and not token:
+        raise InvalidSettings(f"--host {host} without a token", "--token", "Choose a long one, and put TLS before it.")
+    console = Terminal()
+    app = watching(Watched(run), token or None)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    with listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        name = f"[{host}]" if ":" in host else host
+        console.say(f"http://{name}:{listening.getsockname()[1]}/ shows {run}; Ctrl-C ends it.")
+        asyncio.run(uvicorn.Server(config).serve(sockets=[listening]))

@@ -1,0 +1,216 @@
+"""Rounds that mean something: empty ones do not count, only those drawn are asked, and everything is told."""
+
+import logging
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, Message
+
+from fairfold.errors import InvalidSettings, InvalidState
+from fairfold.flower.strategy import FairStrategy
+from fairfold.runs import nodes as node_log
+from fairfold.runs.nodes import read_events, who_took_part
+from fairfold.settings import Settings
+from tests.federations import tiny_data
+from tests.flat import flat
+from tests.flower.common import Nodes, in_process
+from tests.flower.test_strategy import ITEMS, made, raises, settings_of
+
+QUERIES: dict[str, Any] = {"evaluate": False}
+
+
+def failing(nodes: Nodes, fails: Any) -> None:
+    """Nodes raise where ``fails`` (of node and message) says so."""
+    true = nodes.grid.app
+
+    def app(message: Message, context: Context) -> Message:
+        return raises(message) if fails(context.node_id, message) else true(message, context)
+
+    nodes.grid.app = app  # type: ignore[assignment]
+
+
+def asked(nodes: Nodes) -> list[tuple[int, str]]:
+    """Every message that goes out from now on: the node, and what it is."""
+    found: list[tuple[int, str]] = []
+
+    def note(message: Message) -> None:
+        if not message.metadata.reply_to_message_id:
+            found.append((message.metadata.dst_node_id, message.metadata.message_type))
+
+    nodes.grid.inspect = note
+    return found
+
+
+def test_a_round_without_answers_does_not_count_and_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tried = 0
+
+    def fails(_node: int, message: Message) -> bool:
+        nonlocal tried
+        second = message.metadata.message_type == "train" and message.metadata.group_id == "2"
+        tried += second
+        return second and tried <= 12  # all six, twice
+
+    nodes = made(settings_of(), tmp_path / "devices", folder=tmp_path / "run", **QUERIES)
+    failing(nodes, fails)
+    with caplog.at_level(logging.WARNING, "fairfold"):
+        nodes.run()
+    unbroken = made(settings_of(), tmp_path / "others", **QUERIES)
+    unbroken.run()
+    for name, vector in unbroken.strategy.progress.state.full.items():
+        torch.testing.assert_close(nodes.strategy.progress.state.full[name], vector)
+    assert [report.clients for report in nodes.strategy.progress.history] == [6, 6, 6, 6]
+    assert "round 2: nobody's answer can be used (6 were asked: 6 × the device failed)" in caplog.text
+    rounds = [event for event in read_events(tmp_path / "run") if event["event"] == node_log.ROUND]
+    assert [(event["round"], event["counted"]) for event in rounds] == [
+        (1, True), (2, False), (2, False), (2, True), (3, True), (4, True),
+    ]  # fmt: skip
+    assert rounds[1]["left_out"] == {str(node): "the device failed" for node in range(1, 7)}
+    assert set(rounds[0]["phases"]) == {"nodes", "orders", "answers", "step", "saving"}
+
+
+def test_a_run_without_answers_ends_and_can_be_gone_on_with(tmp_path: Path) -> None:
+    settings = settings_of(network={"empty_rounds": 3})
+    nodes = made(settings, tmp_path / "devices", folder=tmp_path / "run", **QUERIES)
+    true = nodes.grid.app
+    failing(nodes, lambda _node, message: message.metadata.message_type == "train" and message.metadata.group_id > "1")
+    with pytest.raises(InvalidState, match="round 2, tried 3 times"):
+        nodes.run()
+    assert nodes.strategy.progress.state.round_number == 1
+    nodes.grid.app = true
+    again = FairStrategy(settings, ITEMS, folder=tmp_path / "run", resume=True, round_timeout=0.0, **QUERIES)
+    again.start(nodes.grid)
+    assert [report.round_number for report in again.progress.history] == [1, 2, 3, 4]
+    assert sum(not event.get("counted", True) for event in read_events(tmp_path / "run")) == 3
+
+
+def test_nobody_is_there_and_that_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    nodes = made(settings_of(network={"empty_rounds": 2}), tmp_path, patience=0.0)
+    nodes.grid.contexts.clear()
+    with pytest.raises(InvalidState, match="no node is there that takes part"):
+        nodes.run()
+    assert nodes.strategy.progress.state.round_number == 0
+
+
+def test_only_those_who_are_drawn_are_asked_and_once(tmp_path: Path) -> None:
+    settings = settings_of(clients_per_round=2, rounds=3, network={"push": False})
+    nodes = made(settings, tmp_path / "devices", folder=tmp_path / "run", **QUERIES)
+    sent = asked(nodes)
+    nodes.run()
+    trained = [node for node, kind in sent if kind == "train"]
+    queried = [node for node, kind in sent if kind == "query.capacity"]
+    assert len(trained) == 6
+    assert sorted(queried) == sorted(set(trained)), "each of those drawn once, and nobody else"
+    again = FairStrategy(settings.with_changes({"run.rounds": 6}), ITEMS, folder=tmp_path / "run", resume=True,
+                         round_timeout=0.0, **QUERIES)  # fmt: skip
+    before = len(sent)
+    again.start(nodes.grid)
+    later = [node for node, kind in sent[before:] if kind == "query.capacity"]
+    assert not set(later) & set(queried), "what a node can hold is known after a resume"
+
+
+def test_a_device_that_changed_its_size_is_asked_again(tmp_path: Path) -> None:
+    nodes = made(settings_of(rounds=3), tmp_path / "devices", folder=tmp_path / "run", **QUERIES)
+    nodes.grid.contexts[1].node_config["capacity"] = "1x"
+    true = nodes.grid.app
+
+    def app(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "train" and message.metadata.group_id == "2" and context.node_id == 1:
+            context.node_config["capacity"] = "4x"  # less memory than it had
+        return true(message, context)
+
+    nodes.grid.app = app  # type: ignore[assignment]
+    nodes.run()
+    assert [report.clients for report in nodes.strategy.progress.history] == [6, 5, 6]
+    took_part, _ = who_took_part(read_events(tmp_path / "run"))
+    assert next(node for node in took_part if node["node"] == 1)["size"] == "4x"
+
+
+def test_what_came_is_counted_whether_it_can_be_used_or_not(tmp_path: Path) -> None:
+    sizes = []
+    for spoiled in (False, True):
+        place = tmp_path / str(spoiled)
+        nodes = made(settings_of(rounds=1), place / "devices", folder=place / "run", **QUERIES)
+        nodes.grid.fault = lambda _round, node, bad=spoiled: "nan" if bad and node == 2 else None  # type: ignore[misc]
+        nodes.run()
+        sizes.append(nodes.strategy.progress.history[0].bytes_up)
+        took_part, _ = who_took_part(read_events(place / "run"))
+        assert sum(node["bytes_up"] for node in took_part) == sizes[-1]
+        assert [node["rounds"] for node in took_part].count(0) == spoiled
+    assert sizes[0] == sizes[1]
+
+
+def test_damaged_events_are_told_and_a_run_goes_on_without_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings, folder = settings_of(rounds=2), tmp_path / "run"
+    nodes = made(settings, tmp_path / "devices", folder=folder, **QUERIES)
+    nodes.run()
+    path = folder / node_log.NODES
+    right = path.read_bytes()
+    for place in range(0, len(right) - 1, 7):
+        broken = bytearray(right)
+        broken[place] ^= 1 << (place % 8)
+        path.write_bytes(broken)
+        with pytest.raises(InvalidSettings, match="damaged"):
+            read_events(folder)
+    path.write_bytes(right[:-5])
+    assert len(read_events(folder)) == right.count(b"\n") - 1, "a line that a kill cut short is no line"
+    path.write_bytes(right.replace(b'"node":2,', b'"node":9,', 1))
+    more = settings.with_changes({"run.rounds": 3})
+    with caplog.at_level(logging.WARNING, "fairfold"):
+        again = FairStrategy(more, ITEMS, folder=folder, resume=True, round_timeout=0.0, **QUERIES)
+    assert "is asked again" in caplog.text
+    sent = asked(nodes)
+    again.start(nodes.grid)
+    assert [node for node, kind in sent if kind == "query.capacity"] == [2]
+    assert again.progress.history[-1].clients == 6
+    read_events(folder)
+
+
+class ManyNodes:
+    """A grid on which very many nodes are registered, of which the first few answer for all."""
+
+    def __init__(self, grid: Any, many: int) -> None:
+        self._grid, self._nodes, self.looked = grid, list(range(1, many + 1)), 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)
+
+    def get_node_ids(self) -> Iterable[int]:
+        self.looked += 1
+        time.sleep(0.02)
+        return list(self._nodes)
+
+
+def test_looking_who_is_connected_takes_a_tenth_of_the_time_at_most(tmp_path: Path) -> None:
+    nodes = in_process(tiny_data(0, 12, ITEMS), settings_of(clients_per_round=2, rounds=8), 6, tmp_path, **QUERIES)
+    grid = ManyNodes(nodes.grid, 6)
+    began = time.monotonic()
+    nodes.strategy.start(grid)  # type: ignore[arg-type]
+    assert grid.looked * 0.02 <= 0.1 * (time.monotonic() - began) + 0.04
+
+
+def test_what_a_server_waits_may_change_when_a_run_goes_on(tmp_path: Path) -> None:
+    nodes = made(settings_of(rounds=1), tmp_path / "devices", folder=tmp_path / "run")
+    nodes.run()
+    other = settings_of(rounds=1, network={"patience": 5, "round_timeout": 7, "min_nodes": 2})
+    again = FairStrategy(other, ITEMS, folder=tmp_path / "run", resume=True)
+    assert (again.patience, again.round_timeout, again.min_nodes) == (5, 7, 2)
+    assert flat().plain()["fleet"].keys().isdisjoint({"network", "faults"}), "not where nobody changed it"
+
+
+def test_a_run_whose_model_follows_from_a_survey_goes_on(tmp_path: Path) -> None:
+    """Which rows there are is known from what devices said before the first round, and not from the settings alone."""
+    settings = Settings(
+        fleet={"capacities": "1x-4x"}, run={"rounds": 1, "evaluate_every": 9}, algorithm={"kind": "correlations"}
+    )
+    nodes = in_process(tiny_data(0, 12, 200), settings, 6, tmp_path / "devices", folder=tmp_path / "run", **QUERIES)
+    nodes.strategy.start(nodes.grid)
+    more = settings.with_changes({"run.rounds": 2})
+    again = FairStrategy(more, 200, folder=tmp_path / "run", resume=True, round_timeout=0.0, **QUERIES)
+    again.start(nodes.grid)
+    assert [report.clients for report in again.progress.history] == [6, 6]

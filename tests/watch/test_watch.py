@@ -1,0 +1,228 @@
+"""A run as its operator sees it: right figures, only for those who may look, in any browser."""
+
+import asyncio
+import importlib
+import importlib.util
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fairfold.cli import app as commands
+from fairfold.runs.nodes import NODES
+from fairfold.settings import Settings
+from fairfold.watch.app import watching
+from fairfold.watch.prometheus import exposition
+from fairfold.watch.told import MOST_ROUNDS, Watched, _thinned
+from tests.federations import tiny_data
+from tests.flower.common import in_process
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A federation of six nodes in which one fails in round 2, and all do once in round 3."""
+    place = tmp_path_factory.mktemp("run")
+    lost = iter(range(6))
+    settings = Settings(
+        algorithm={"kind": "closed_form"}, model={"factors": 4},
+        run={"rounds": 4, "evaluate_every": 2, "log_format": "json"},
+        fleet={"capacities": "1x-2x-4x", "clients_per_round": None},
+    )  # fmt: skip
+
+    def fault(number: int, node: int) -> str | None:
+        if number == 2 and next(lost, None) is not None:
+            return "drop"
+        return "nan" if number == 1 and node == 3 else None
+
+    nodes = in_process(tiny_data(0, 12, 40), settings, 6, place / "devices", folder=place / "<b>run", fault=fault)
+    nodes.strategy.start(nodes.grid)
+    return place / "<b>run"
+
+
+def ask(
+    app: Any, path: str, headers: dict[str, str] | None = None, method: str = "GET"
+) -> tuple[int, dict[str, str], bytes]:
+    """One request, as a server would make it of bytes."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    path, _, query = path.partition("?")
+    given = {"host": "127.0.0.1:8050"} | (headers or {})
+    scope = {"type": "http", "method": method, "path": path, "query_string": query.encode(),
+             "headers": [(key.encode(), value.encode()) for key, value in given.items()]}  # fmt: skip
+    asyncio.run(app(scope, None, send))
+    return sent[0]["status"], {key.decode(): value.decode() for key, value in sent[0]["headers"]}, sent[1]["body"]
+
+
+def test_what_is_told_is_what_happened(run: Path) -> None:
+    told = Watched(run).told()
+    assert (told["state"], told["done"], told["wanted"], told["empty_rounds"]) == ("finished", 4, 4, 1)
+    assert [row["clients"] for row in told["rounds"]] == [6, 5, 6, 6]
+    assert told["answers"] == 23
+    assert told["asked"] == 30
+    assert told["reasons"] == {"NaN or infinity": 1, "no answer in time": 6}
+    assert told["empty"] == [{"round": 3, "why": "6 × no answer in time"}]
+    assert told["nodes"] == {
+        "known": 6, "answered": 6, "last_round": 6, "refused": 0, "given_model": 6,
+        "by_size": {"1x": 2, "2x": 2, "4x": 2},
+    }  # fmt: skip
+    assert set(told["phases"]) == {"nodes", "orders", "answers", "step", "saving"}
+    assert [row["round"] for row in told["rounds"] if row["quality"] is not None] == [2, 4]
+    assert told["bytes"]["bytes_up"] == sum(row["bytes_up"] for row in told["rounds"]) > 0
+    assert any("nobody's answer can be used" in json.loads(line)["message"] for line in told["log"])
+
+
+def test_a_run_of_one_machine_is_shown_as_well(tmp_path: Path) -> None:
+    done = CliRunner().invoke(commands, [
+        "train", "--out", str(tmp_path / "run"), "--rounds", "2", "--set", "data.users=20", "--set", "data.items=60",
+        "--set", "data.interactions_per_user=8", "--set", "run.references=false",
+    ])  # fmt: skip
+    assert done.exit_code == 0, done.output
+    told = Watched(tmp_path / "run").told()
+    assert (told["state"], told["done"], told["nodes"]["known"], told["phases"]) == ("finished", 2, 0, {})
+    exposition(told)
+
+
+def test_only_new_events_are_read_and_a_run_that_starts_over_is_noticed(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    whole = (folder / NODES).read_bytes()
+    lines = whole.splitlines(keepends=True)
+    watched = Watched(folder)
+    for many in (3, 9, len(lines), 4):
+        (folder / NODES).write_bytes(b"".join(lines[:many]) + lines[many % len(lines)][:7])
+        fresh = Watched(folder).told()
+        found = watched.told()
+        assert {key: found[key] for key in ("nodes", "reasons", "empty", "phases")} == {
+            key: fresh[key] for key in ("nodes", "reasons", "empty", "phases")
+        }
+    (folder / NODES).write_bytes(whole.replace(b'"size":"1x"', b'"size":"9x"', 1))
+    told = Watched(folder).told()
+    assert told["state"] == "damaged"
+    assert NODES in told["problem"]
+    assert exposition(told).endswith("fairfold_readable 0\n")
+
+
+def test_figures_for_prometheus_have_its_form(run: Path) -> None:
+    status, headers, body = ask(watching(Watched(run)), "/metrics")
+    assert status == 200
+    assert headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    seen = dict[str, str]()
+    label = r'[a-z_]+="(?:[^"\\\n]|\\["\\n])*"'
+    for line in body.decode().splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split()
+            assert name not in seen, "a family once"
+            seen[name] = kind
+            assert kind in ("gauge", "counter")
+            assert (kind == "counter") == name.endswith("_total")
+        elif not line.startswith("# HELP "):
+            found = re.fullmatch(rf"(fairfold_[a-z_]+)(?:\{{{label}(?:,{label})*\}})? (\S+)", line)
+            assert found is not None, line
+            assert found[1] == list(seen)[-1]
+            assert math.isfinite(float(found[2]))
+    text = body.decode()
+    assert 'fairfold_left_out_total{reason="no answer in time"} 6\n' in text
+    assert "fairfold_empty_rounds_total 1\n" in text
+    assert 'fairfold_nodes{size="4x"} 2\n' in text
+    odd = exposition(Watched(run).told() | {"reasons": {'a "b"\\\n': 1}})
+    assert 'fairfold_left_out_total{reason="a \\"b\\"\\\\\\n"} 1' in odd
+    if importlib.util.find_spec("prometheus_client") is not None:
+        parser = importlib.import_module("prometheus_client.parser")
+        assert len(list(parser.text_string_to_metric_families(text))) == len(seen)
+
+
+@pytest.mark.parametrize("path", ["/", "/status.json", "/metrics"])
+def test_who_may_look(run: Path, path: str) -> None:
+    free, guarded = watching(Watched(run)), watching(Watched(run), "secret")
+    assert ask(free, path)[0] == 200
+    for host in ("127.0.0.1", "localhost:1", "[::1]:8050"):
+        assert ask(free, path, {"host": host})[0] == 200
+    for host in ("evil.example", "evil.example:8050", "127.0.0.1.evil.example", "", "localhost:1:2"):
+        assert ask(free, path, {"host": host})[0] == 403, "another site's page in a browser on this machine"
+    assert ask(guarded, path)[0] == 401
+    assert ask(guarded, path, {"authorization": "Bearer wrong"})[0] == 401
+    assert ask(guarded, f"{path}?token=secre")[0] == 401
+    assert ask(guarded, path, {"authorization": "Bearer secret", "host": "server.example.org"})[0] == 200
+    assert ask(guarded, f"{path}?token=secret")[0] == 200
+    assert ask(free, path, method="POST")[0] == 405
+    assert ask(free, path, method="HEAD")[2] == b""
+    assert ask(free, "/../../etc/passwd")[0] == 404
+    assert "default-src 'self'" in ask(free, path)[1]["content-security-policy"]
+
+
+def test_an_open_address_needs_a_token(run: Path) -> None:
+    done = CliRunner().invoke(commands, ["watch", str(run), "--host", "0.0.0.0"])
+    assert done.exit_code == 2
+    assert "--token" in done.output
+    assert CliRunner().invoke(commands, ["watch", str(run.parent)]).exit_code == 2
+
+
+def test_very_many_rounds_are_thinned_and_the_last_is_there() -> None:
+    rounds = [{"round": number, "quality": 0.5 if number % 100 == 0 else None} for number in range(1, 10_001)]
+    found = _thinned(rounds)
+    assert len(found) <= MOST_ROUNDS + 101
+    assert found[-1]["round"] == 10_000
+    assert sum(row["quality"] is not None for row in found) == 100
+
+
+# -- in a browser ------------------------------------------------------------------------------------------------------
+
+
+def opened(address: str, *options: str) -> str:
+    """The page in a browser after six seconds of its clock."""
+    command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=6000",
+               "--enable-logging=stderr", *options, address]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in done.stderr, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (apt-get install chromium)")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 500])
+def test_the_page_in_a_browser(run: Path, width: int, scheme: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from fairfold.cli import app; app()", "watch", str(run), "--port", "0",
+               "--token", "secret"]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            address = server.stdout.readline().split()[0]
+            deadline = time.monotonic() + 30
+            while time.monotonic() < deadline:
+                try:
+                    urllib.request.urlopen(f"{address}page.js", timeout=5).read()
+                    break
+                except OSError:
+                    time.sleep(0.2)
+            look = [f"--window-size={width},1800"]
+            look += ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
+            page = opened(f"{address}?token=secret", *look, "--dump-dom")
+            assert re.search(r'data-looked="[2-9]"', page), "it goes along"
+            assert 'data-wide="false"' in page, "nothing is wider than the screen"
+            assert "4 of 4" in page
+            assert "6 × no answer in time" in page
+            assert "&lt;b&gt;run</h1>" in page, "what comes from a run is text"
+            assert page.count("<path") == 5, "the server and three sizes, and the answers"
+            picture = tmp_path / "page.png"
+            opened(f"{address}?token=secret", *look, "--hide-scrollbars", f"--screenshot={picture}")
+            assert picture.stat().st_size > 20_000
+            refused = subprocess.run([str(CHROMIUM), "--headless=new", "--no-sandbox", "--dump-dom", address],
+                                     capture_output=True, text=True, timeout=120, check=True).stdout  # fmt: skip
+            assert "asks for its token" in refused
+        finally:
+            server.terminate()
