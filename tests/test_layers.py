@@ -32,6 +32,7 @@ LAYERS: list[set[str]] = [
     {"settings"},
     {"simulate"},
     {"runs"},
+    {"fitting"},
     {"reproduce"},
     {"flower"},
     {"cli"},

@@ -68,35 +68,25 @@ def choose(
 ) -> tuple[Settings, str]:
     """The settings, and one line that says where they come from.
 
-    Without a file and a recipe those of the run that goes on are taken, or the best recipe; where a method of FAIR's
-    tables is asked for, the best of those. Not where another model or algorithm is asked for: recipes are of one, and
-    settings choose well by themselves.
+    Without a file and a recipe those of the run that goes on are taken, or the usual recipe.
     """
     from fairfold.runs.folder import RunFolder
     from fairfold.runs.read import read_run_settings
-    from fairfold.settings.files import BEST, HASHED, load_settings
+    from fairfold.settings.files import load_settings, usual_recipe
 
     if resumed is not None:
         RunFolder(resumed).require_free(again=True)
     if resumed is not None and file is None and recipe is None:
         settings, source = read_run_settings(resumed).with_changes(changes), f"Settings: of the run in {resumed}"
     else:
-        if file is None and recipe is None and not changes.keys() & {"model.kind", ALGORITHM}:
-            recipe = BEST if _is_cut(changes) else HASHED
+        if file is None and recipe is None:
+            recipe = usual_recipe(changes)
         if changes.get(ALGORITHM) == "central" and (file is not None or recipe is not None):
             others = {key: value for key, value in changes.items() if key != ALGORITHM}
             changes = _pooled(load_settings(file, others, recipe), changes)
         settings = load_settings(file, changes, recipe)
         source = f"Recipe: {recipe}" if recipe is not None else f"Settings: {file or 'the defaults'}"
     return settings, f"{source} ({settings.algorithm.kind}, {settings.fleet.capacities})"
-
-
-def _is_cut(changes: Mapping[str, Any]) -> bool:
-    """Whether nothing is asked of the method that the best recipe's own does not know."""
-    from fairfold.methods import Leading
-
-    asked = {key.removeprefix("subspace."): value for key, value in changes.items() if key.startswith("subspace.")}
-    return asked.keys() <= Leading.model_fields.keys() and asked.get("method", "leading") == "leading"
 
 
 def _pooled(federated: Settings, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -68,8 +68,8 @@ def train(
     and the model. A run that was interrupted, however hard, goes on with --resume and ends with the same numbers.
     """
     from fairfold.cli.data import stages
-    from fairfold.cli.progress import Display
     from fairfold.runs.callbacks import TensorBoard, require_tensorboard
+    from fairfold.runs.progress import Display
     from fairfold.runs.references import rating_rows, strong_references
     from fairfold.runs.train import run
 

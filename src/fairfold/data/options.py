@@ -50,8 +50,12 @@ class Options:
     @property
     def about_columns(self) -> bool:
         """Whether anything is said that decides how a file is read, beyond the scale of its ratings."""
-        said = (self.user_column, self.item_column, self.rating_column, self.separator)
-        return any(value is not None for value in said)
+        return any(value is not None for value in (*self.columns, self.separator))
+
+    @property
+    def columns(self) -> tuple[str | None, ...]:
+        """The columns of user, item and rating that are named."""
+        return self.user_column, self.item_column, self.rating_column
 
     def chosen(self) -> dict[str, object]:
         """The options that differ from their defaults, for the manifest and the name in the cache."""

@@ -19,10 +19,11 @@ from fairfold.protocol.people import People
 from fairfold.protocol.plan import Plan
 from fairfold.runs import checkpoint
 from fairfold.runs.folder import RunFolder
+from fairfold.runs.own_data import data_of
 from fairfold.runs.read import require_run
 from fairfold.settings import Settings, read_settings
 from fairfold.simulate.run import Progress
-from fairfold.simulate.world import World, load_data
+from fairfold.simulate.world import World
 from fairfold.values import Weights
 
 
@@ -117,7 +118,7 @@ def open_run(path: Path, say: Callable[[str], None] = lambda _: None, *, newest:
     require_run(path)
     found = checkpoint.require(RunFolder(path).checkpoints, say, newest_only=newest)
     settings = read_settings(found.settings)
-    data, _ = load_data(settings)
+    data = data_of(path, settings)
     facts = checkpoint.data_facts(data)
     checkpoint.refuse_other_data(found, facts, path)
     world = World.of(settings, data)
