@@ -30,7 +30,8 @@ def rows(users: int = 60, items: int = 80, seed: int = 0) -> polars.DataFrame:
 
 
 def fitted(data: Any, **given: Any) -> Model:
-    return fairfold.fit(data, **{"settings": QUICK, "progress": False} | given)
+    usual: dict[str, Any] = {"settings": QUICK, "progress": False}
+    return fairfold.fit(data, **usual | given)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +144,7 @@ def test_tables_that_are_trained_go_on_from_where_they_were() -> None:
     for name, (many, width) in first.opened.plan.architecture.tables.items():
         old = first.opened.progress.state.full[name].view(many, width)
         new = same.opened.progress.state.full[name].view(many, width)
-        places = [same.data.item_ids.index(word) for word in first.data.item_ids]  # type: ignore[union-attr,arg-type]
+        places = [same.data.item_ids.index(word) for word in first.data.item_ids]  # type: ignore[union-attr]
         assert torch.allclose(new[places], old, atol=1e-5), name
 
 

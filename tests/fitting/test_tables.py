@@ -57,7 +57,7 @@ FORMS: dict[str, Any] = {
         [pandas_frame(), pytest.importorskip("pandas").DataFrame({"user_id": [None], "item_id": [3], "rating": [1.0]})]
     ),
     "array": lambda _: numpy.stack([USERS, ITEMS, RATINGS], axis=1),
-    "structured array": lambda _: numpy.rec.fromarrays(list(COLUMNS.values()), names=",".join(COLUMNS)),
+    "structured array": lambda _: polars.DataFrame(COLUMNS).to_numpy(structured=True),
     "tensor": lambda _: torch.from_numpy(numpy.stack([USERS, ITEMS, RATINGS], axis=1)),
     "columns": lambda _: (USERS, ITEMS, RATINGS),
     "rows": lambda _: list(zip(USERS.tolist(), ITEMS.tolist(), RATINGS.tolist(), strict=True)),
@@ -92,8 +92,8 @@ def test_every_form_is_the_same_data(form: str, tmp_path: Path) -> None:
 def test_a_sparse_matrix_is_its_rows_and_columns() -> None:
     matrix = scipy_sparse.csr_array((numpy.ones(len(USERS)), (USERS, ITEMS)))
     pairs = {(int(user), int(item)) for user, item in zip(USERS, ITEMS, strict=True)}
-    places = numpy.stack([USERS, ITEMS])
-    tensor = torch.sparse_coo_tensor(places, numpy.ones(len(USERS)), check_invariants=True)
+    places = torch.from_numpy(numpy.stack([USERS, ITEMS]))
+    tensor = torch.sparse_coo_tensor(places, torch.ones(len(USERS)), check_invariants=True)
     for form in (matrix, matrix.tocsc(), tensor):
         data = take(form, {"split": 1.0}).data
         assert data.user_ids is not None
