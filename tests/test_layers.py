@@ -36,6 +36,7 @@ LAYERS: list[set[str]] = [
     {"reproduce"},
     {"flower"},
     {"cli"},
+    {"__main__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 

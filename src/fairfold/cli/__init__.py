@@ -3,7 +3,7 @@
 from fairfold.cli.start import end_now, interruptible
 
 with interruptible():  # what follows takes part of a second, in which Ctrl-C may come
-    from typing import Any
+    from typing import Annotated, Any
 
     import typer
 
@@ -40,6 +40,25 @@ app = _Application(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from fairfold.version import __version__
+
+        typer.echo(f"fairfold {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _all(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version, and end.")
+    ] = False,
+) -> None:
+    pass
+
+
 for command in (train, federate, report, reproduce, recommend, export, doctor, plan):
     app.command()(command)
 app.add_typer(data, name="data")

@@ -22,11 +22,25 @@ OPTIONS = {
     "capacities": "fleet.capacities",
     "rounds": "run.rounds",
     "seed": "run.seed",
+    "user_column": "data.user_column",
+    "item_column": "data.item_column",
+    "rating_column": "data.rating_column",
+    "separator": "data.separator",
+    "top_users": "data.top_users",
+    "min_rating": "data.min_rating",
+    "core": "data.core",
 }
 """Where the values of options stand in the settings."""
 
 ALGORITHM = "algorithm.kind"
 Data = Annotated[str | None, typer.Option(help="'synthetic', a name from `fairfold data list`, or a folder or file.")]
+UserColumn = Annotated[str | None, typer.Option(help="Name of the user column, or its place, counted from 1.")]
+ItemColumn = Annotated[str | None, typer.Option(help="Name of the item column, or its place.")]
+RatingColumn = Annotated[str | None, typer.Option(help="Name of the rating column, or its place.")]
+Separator = Annotated[str | None, typer.Option(help="What stands between fields; `tab` for a tab.")]
+TopUsers = Annotated[int | None, typer.Option(help="Keep the N users with most interactions.")]
+MinRating = Annotated[float | None, typer.Option(help="Keep what is rated so high or higher, as likes.")]
+Core = Annotated[int | None, typer.Option(help="Keep users and items with at least this many interactions.")]
 Recipe = Annotated[
     str | None,
     typer.Option(
@@ -42,6 +56,8 @@ Change = Annotated[
 def changes_of(options: Mapping[str, Any], changes: list[str]) -> dict[str, Any]:
     """What options and ``--set`` ask for, by ``table.key``; an option that is None was not given."""
     given = {OPTIONS[name]: value for name, value in options.items() if value is not None}
+    if given.get("data.separator") in ("tab", "\\t"):
+        given["data.separator"] = "\t"
     if given.get("subspace.method") == "central":  # not a method of federations: all data is in one place
         del given["subspace.method"]
         given[ALGORITHM] = "central"

@@ -46,12 +46,37 @@ class InteractionData(Frozen):
         name: Of a known data set, or a folder or file of one's own.
         top_users: Keep only the users with most interactions; None keeps all.
         resplit: Pool the publisher's train and test sets and split anew, 70 % of each user to train on.
+        core: Keep users and items with at least so many interactions, until all have them.
+        min_rating: Keep what is rated so high or higher, as likes; None keeps everything.
+        user_column: Name of the column of users, or its place, counted from 1; None finds it by itself.
+        item_column: Of items, likewise.
+        rating_column: Of ratings, likewise.
+        separator: What stands between the fields of a line; None finds it by itself.
     """
 
     kind: Literal["interactions"] = "interactions"
     name: str
     top_users: int | None = Field(None, ge=1, lt=2**62)
     resplit: bool = False
+    core: int = Field(0, ge=0, lt=2**62)
+    min_rating: float | None = None
+    user_column: str | None = None
+    item_column: str | None = None
+    rating_column: str | None = None
+    separator: str | None = None
+
+    READING: ClassVar = ("core", "min_rating", "user_column", "item_column", "rating_column", "separator")
+
+    def effective(self, *, changed: bool = False) -> dict[str, Any]:
+        """See the base class; how a file is read is said where it is not the usual way."""
+        found, usual = super().effective(changed=changed), type(self).model_fields
+        return {key: of for key, of in found.items() if key not in self.READING or of != usual[key].default}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What is asked of ``prepare``."""
+        asked = {key: getattr(self, key) for key in ("top_users", "resplit", *self.READING)}
+        return {key: value for key, value in asked.items() if value not in (None, False, 0)}
 
 
 class ImageData(Frozen):
