@@ -8,6 +8,7 @@ with interruptible():  # what follows takes part of a second, in which Ctrl-C ma
     import typer
 
     from fairfold.cli.data import data
+    from fairfold.cli.demo import demo
     from fairfold.cli.doctor import doctor
     from fairfold.cli.errors import TOLD, Guarded, tell
     from fairfold.cli.export import export
@@ -59,6 +60,6 @@ def _all(
     pass
 
 
-for command in (train, federate, report, reproduce, recommend, export, doctor, plan):
+for command in (demo, train, federate, report, reproduce, recommend, export, doctor, plan):
     app.command()(command)
 app.add_typer(data, name="data")

@@ -143,12 +143,12 @@ class SyntheticWorld:
         strongest = self.traits.abs().argmax(1)
         sign = self.traits.gather(1, strongest[:, None])[:, 0] < 0
         genres = ((2 * strongest + sign) % len(GENRES)).tolist()
-        many, found = dict.fromkeys(GENRES, 0), []
-        for genre in (GENRES[number] for number in genres):
-            turn, place = divmod(many[genre], len(FIRST))
-            words = f"{FIRST[place]} {SECOND[(turn + many[genre]) % len(SECOND)]}"
-            volume = turn // len(SECOND)  # of one genre there are two thousand different names
-            found.append(f"{words}{f' {volume + 1}' if volume else ''} ({genre})")
+        many, found, names = [0] * len(GENRES), [], len(FIRST) * len(SECOND)
+        for genre in genres:
+            volume, number = divmod(many[genre], names)
+            turn, place = divmod((number + 131 * genre) % names, len(FIRST))  # genres do not begin with the same name
+            words = f"{FIRST[place]} {SECOND[(33 * turn + place) % len(SECOND)]}"
+            found.append(f"{words}{f' {volume + 1}' if volume else ''} ({GENRES[genre]})")
             many[genre] += 1
         return found
 
