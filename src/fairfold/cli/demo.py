@@ -107,7 +107,7 @@ def _draw(models: dict[str, Any], path: Path, console: Terminal) -> None:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
 
-        from fairfold.runs.plots import COLOURS, LOOK, direction, reference
+        from fairfold.runs.plots import COLOURS, LOOK, direction, legend, reference
     except ImportError:
         console.say("The picture needs matplotlib: pip install 'fairfold[report]'.")
         return
@@ -118,20 +118,18 @@ def _draw(models: dict[str, Any], path: Path, console: Terminal) -> None:
     with rc_context(LOOK | {"svg.fonttype": "none"}):
         drawn = Figure(figsize=(7.2, 3.8), layout="constrained")
         axes = drawn.add_subplot()
-        for (name, colour), marker in zip(zip(models, COLOURS, strict=False), "so^D", strict=False):
+        for name, colour, marker in zip(models, COLOURS, "so^D", strict=False):
             mine = [row for row in rows if row[0] == name]
-            line = "-" if len(mine) > 1 else ""
-            axes.plot([row[2] for row in mine], [row[3] for row in mine], line, marker=marker, color=colour, label=name)
-            for _, size, held, value in mine:
-                beside = {"xytext": (7, -3), "textcoords": "offset points"}
-                axes.annotate(size, (held, value), fontsize=8.5, color=colour, **beside)
+            look = {"marker": marker, "color": colour, "label": name, "linestyle": "-" if len(mine) > 1 else ""}
+            axes.plot([row[2] for row in mine], [row[3] for row in mine], **look)
         reference(axes, "y", result.references["popularity"], "popularity")
         axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(lambda value, _: human_bytes(value))
-        axes.xaxis.set_minor_formatter(lambda *_: "")
+        sizes = {held: f"{size}: {human_bytes(held)}" for _, size, held, _ in rows}
+        axes.set_xticks(list(sizes), list(sizes.values()))
+        axes.set_xticks([], minor=True)
         axes.set_xlabel("memory of a device")
         axes.set_ylabel(direction(result.metric))
-        axes.legend(loc="lower right")
+        legend(drawn, [axes])
         axes.margins(0.15)
         drawn.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
     console.say(f"The picture is in {path}")

@@ -123,10 +123,9 @@ def find_columns(path: Path, names: list[str], wanted: Options) -> tuple[int, in
     """
     found: dict[str, int] = {}
     plain_names = [plain(name) for name in names]
-    for role, known in NAMES.items():
-        named = getattr(wanted, f"{role}_column")
+    for (role, known), named in zip(NAMES.items(), wanted.columns, strict=True):
         candidates = [plain_names.index(name) for name in known if name in plain_names]
-        if named in names:
+        if named is not None and named in names:
             found[role] = names.index(named)
         elif named is not None and named.isdecimal() and 1 <= int(named) <= len(names):
             found[role] = int(named) - 1
@@ -159,7 +158,8 @@ def _command(path: Path, names: list[str], user: int | None) -> str:
     """What to type where columns are not known, with the names that are there."""
     free = [name for place, name in enumerate(names) if place != user]
     mine = free.pop(0) if user is None and len(free) > 1 else names[user or 0]
-    columns = shlex.join(["--user-column", mine, "--item-column", free[0] if free else "NAME"])
+    words = ["--user-column", mine, "--item-column", free[0] if free else "NAME"]
+    columns = shlex.join(word if len(word) <= 40 else "NAME" for word in words)
     return (
         f"Say which they are: fairfold train --data {shlex.quote(path.name)} {columns} (in Python user_column=, "
         "item_column=); if the columns look joined, give the separator with --separator."

@@ -60,9 +60,9 @@ class InteractionData(Frozen):
     resplit: bool = False
     core: int = Field(0, ge=0, lt=2**62)
     min_rating: float | None = None
-    user_column: str | None = None
-    item_column: str | None = None
-    rating_column: str | None = None
+    user_column: str | int | None = None
+    item_column: str | int | None = None
+    rating_column: str | int | None = None
     separator: str | None = None
 
     READING: ClassVar = ("core", "min_rating", "user_column", "item_column", "rating_column", "separator")
