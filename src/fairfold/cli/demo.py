@@ -120,7 +120,7 @@ def _draw(models: dict[str, Any], path: Path, console: Terminal) -> None:
         axes = drawn.add_subplot()
         for name, colour, marker in zip(models, COLOURS, "so^D", strict=False):
             mine = [row for row in rows if row[0] == name]
-            look = {"marker": marker, "color": colour, "label": name, "linestyle": "-" if len(mine) > 1 else ""}
+            look: Any = {"marker": marker, "color": colour, "label": name, "linestyle": "-" if len(mine) > 1 else ""}
             axes.plot([row[2] for row in mine], [row[3] for row in mine], **look)
         reference(axes, "y", result.references["popularity"], "popularity")
         axes.set_xscale("log")
