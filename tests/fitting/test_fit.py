@@ -180,6 +180,18 @@ def test_ratings(tmp_path: Path) -> None:
     assert (fairfold.load(model.save(tmp_path / "rated")).recommend(7).items == model.recommend(7).items).all()
 
 
+def test_devices_that_hold_less_than_they_may_are_told_of() -> None:
+    def told(support: int) -> list[str]:
+        own = {"run.rounds": 1, "subspace.support": support}
+        model = fitted(rows(), capacities="1x-4x", recipe="least-squares", method="fair", settings=own)
+        return [line for line in model.result.told if "Capped by support" in line]
+
+    (line,) = told(30)
+    assert "1x" in line
+    assert "fewer than 30 users" in line
+    assert not told(0)
+
+
 def test_how_it_shows_itself(model: Model, tmp_path: Path) -> None:
     assert repr(model).startswith("<fairfold.Model of 60 users × 80 items, correlations, NDCG@20: 1x 0.")
     html = model._repr_html_()
