@@ -11,8 +11,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
-run: $(STAMP)  ## set up, then train the built-in example federation
-	$(BIN)/fairfold train
+run: $(STAMP)  ## set up, then show on a built-in example why: one table, one picture, three recommendations
+	$(BIN)/fairfold demo --picture why.svg
 
 # Tests in so many processes at a time, each of one thread; whoever is done takes over from another.
 WORKERS ?= 2

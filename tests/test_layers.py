@@ -35,11 +35,13 @@ LAYERS: list[set[str]] = [
     {"settings"},
     {"simulate"},
     {"runs"},
+    {"fitting"},
     {"reproduce"},
     {"watch"},
     {"flower"},
     {"audit"},
     {"cli"},
+    {"__main__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 

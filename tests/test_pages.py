@@ -18,15 +18,8 @@ from fairfold.cli import app
 from fairfold.cli.choose import changes_of, choose
 from fairfold.methods import METHODS
 from fairfold.reproduce.experiment import ExperimentFile
-from fairfold.settings.parts import (
-    DATA,
-    PRIVACY,
-    FaultSettings,
-    FleetSettings,
-    ModelSettings,
-    NetworkSettings,
-    RunSettings,
-)
+from fairfold.settings.parts import DATA, FaultSettings, FleetSettings, ModelSettings, NetworkSettings, RunSettings
+from fairfold.settings.privacy import PRIVACY
 from fairfold.settings.settings import TABLES, read_settings
 
 ROOT = Path(__file__).parents[1]

@@ -11,12 +11,13 @@ from fairfold.version import __version__
 
 if TYPE_CHECKING:
     from fairfold.errors import FairfoldError
+    from fairfold.fitting import fit, load
     from fairfold.nn import compress, expand
     from fairfold.settings import Settings
     from fairfold.simulate import simulate
     from fairfold.subspace import Subspace
 
-__all__ = ["FairfoldError", "Settings", "Subspace", "__version__", "compress", "expand", "simulate"]
+__all__ = ["FairfoldError", "Settings", "Subspace", "__version__", "compress", "expand", "fit", "load", "simulate"]
 
 _HOMES = {
     "FairfoldError": "fairfold.errors",
@@ -24,6 +25,8 @@ _HOMES = {
     "Subspace": "fairfold.subspace",
     "compress": "fairfold.nn",
     "expand": "fairfold.nn",
+    "fit": "fairfold.fitting",
+    "load": "fairfold.fitting",
     "simulate": "fairfold.simulate",
 }
 

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from fairfold.cli import app
-from fairfold.cli.progress import Display
 from fairfold.runs.callbacks import Callback
+from fairfold.runs.progress import Display
 from fairfold.runs.train import run
 from fairfold.settings.files import load_settings
 from tests.cli.commands import TINY, fails, runner, works

@@ -26,7 +26,8 @@ from fairfold.protocol.round import Backend, in_turn, run_round
 from fairfold.protocol.words import State, Visit
 from fairfold.protocol.words import Word as Said
 from fairfold.settings import Settings
-from fairfold.settings.parts import FaultSettings, SecurePrivacy
+from fairfold.settings.parts import FaultSettings
+from fairfold.settings.privacy import SecurePrivacy
 from fairfold.simulate.numbering import numbered
 from fairfold.simulate.world import World
 from fairfold.values import Weights

@@ -138,7 +138,7 @@ def test_layers_without_a_twin_stay_as_they_are() -> None:
     model = nn.ModuleList(
         [
             nn.Embedding(100, 20, max_norm=1.0),
-            nn.EmbeddingBag(100, 20, mode="max"),
+            nn.EmbeddingBag(100, 20, scale_grad_by_freq=True),
             nn.MultiheadAttention(32, 4),
             nn.Conv1d(32, 32, 3),
         ]

@@ -15,4 +15,4 @@ def test_example_runs(number: int) -> None:
 
 
 def test_examples_were_found() -> None:
-    assert len(EXAMPLES) == 3
+    assert len(EXAMPLES) == 4

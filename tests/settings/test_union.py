@@ -8,7 +8,8 @@ from pydantic.fields import FieldInfo
 from fairfold.errors import InvalidSettings
 from fairfold.settings import Settings, read_settings
 from fairfold.settings.base import Frozen
-from fairfold.settings.parts import DATA, IMAGE_MODELS, MODELS, PRIVACY, FleetSettings, ModelSettings, RunSettings
+from fairfold.settings.parts import DATA, IMAGE_MODELS, MODELS, FleetSettings, ModelSettings, RunSettings
+from fairfold.settings.privacy import PRIVACY
 from fairfold.settings.settings import TABLES, TAGS, algorithms, methods, places
 
 KINDS: dict[str, dict[str, type[Frozen]]] = {
@@ -89,7 +90,7 @@ def test_there_are_keys_of_other_kinds() -> None:
 def test_a_key_has_an_effect_or_is_unknown(table: str, kind: str, key: str) -> None:
     """What is accepted is kept and written; what would be left out of a file is refused where somebody writes it."""
     field = KINDS[table][kind].model_fields[key]
-    if key == TAGS.get(table) or key in ("name", "faults", "network", "shares", "capacities"):
+    if key == TAGS.get(table) or key in ("name", "faults", "network", "shares", "capacities", "separator"):
         return  # tags and texts, tested by themselves
     said = beside(table, kind)
     value = other_than_default(field)

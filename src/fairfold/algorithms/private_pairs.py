@@ -29,7 +29,7 @@ from fairfold.errors import InvalidMessage
 from fairfold.privacy.budget import Release
 from fairfold.protocol.algorithm import COUNTS
 from fairfold.protocol.words import Sent
-from fairfold.settings.parts import PrivatePrivacy
+from fairfold.settings.privacy import PrivatePrivacy
 
 if TYPE_CHECKING:
     from fairfold.data import Interactions

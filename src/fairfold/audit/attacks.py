@@ -20,7 +20,7 @@ from fairfold.data import Dataset
 from fairfold.errors import FairfoldError
 from fairfold.privacy.accounting import sigma_for
 from fairfold.settings import Settings
-from fairfold.settings.parts import PlainPrivacy, PrivatePrivacy
+from fairfold.settings.privacy import PlainPrivacy, PrivatePrivacy
 from fairfold.simulate.world import World
 
 COHORTS = (5, 20, 100)

@@ -20,7 +20,7 @@ from fairfold.algorithms.least_squares import LeastSquares, owned_rows
 from fairfold.algorithms.pairs import UNIT, items_of, matrix_of, size_of, weights_of
 from fairfold.audit.devices import Seen
 from fairfold.protocol.plan import Plan
-from fairfold.settings.parts import PrivatePrivacy
+from fairfold.settings.privacy import PrivatePrivacy
 
 LEADING = 3_000
 """Items of a sum of pairs that are looked at."""

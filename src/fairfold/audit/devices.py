@@ -21,7 +21,7 @@ from fairfold.protocol.hearing import Hearing, hearing_of
 from fairfold.protocol.people import People
 from fairfold.protocol.round import run_round
 from fairfold.protocol.words import Answer, Sent, State, Visit
-from fairfold.settings.parts import PrivatePrivacy
+from fairfold.settings.privacy import PrivatePrivacy
 from fairfold.simulate.world import World
 from fairfold.values import Weights
 

@@ -9,7 +9,7 @@ from fairfold import files
 from fairfold.audit.matched import Figure
 from fairfold.runs.read import AUDIT
 from fairfold.sealed import sealed_values
-from fairfold.settings.parts import PlainPrivacy
+from fairfold.settings.privacy import PlainPrivacy
 from fairfold.version import __version__
 
 FORMAT = 1

@@ -3,12 +3,13 @@
 from fairfold.cli.start import end_now, interruptible
 
 with interruptible():  # what follows takes part of a second, in which Ctrl-C may come
-    from typing import Any
+    from typing import Annotated, Any
 
     import typer
 
     from fairfold.cli.audit import audit
     from fairfold.cli.data import data
+    from fairfold.cli.demo import demo
     from fairfold.cli.doctor import doctor
     from fairfold.cli.errors import TOLD, Guarded, tell
     from fairfold.cli.export import export
@@ -45,7 +46,26 @@ app = _Application(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-for command in (train, federate, report, audit, reproduce, recommend, export, watch, doctor, plan):
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from fairfold.version import __version__
+
+        typer.echo(f"fairfold {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _all(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version, and end.")
+    ] = False,
+) -> None:
+    pass
+
+
+for command in (demo, train, federate, report, audit, reproduce, recommend, export, watch, doctor, plan):
     app.command()(command)
 node.command("recommend")(node_recommend)
 for name, group in (("data", data), ("server", server), ("node", node)):

@@ -22,11 +22,25 @@ OPTIONS = {
     "capacities": "fleet.capacities",
     "rounds": "run.rounds",
     "seed": "run.seed",
+    "user_column": "data.user_column",
+    "item_column": "data.item_column",
+    "rating_column": "data.rating_column",
+    "separator": "data.separator",
+    "top_users": "data.top_users",
+    "min_rating": "data.min_rating",
+    "core": "data.core",
 }
 """Where the values of options stand in the settings."""
 
 ALGORITHM = "algorithm.kind"
 Data = Annotated[str | None, typer.Option(help="'synthetic', a name from `fairfold data list`, or a folder or file.")]
+UserColumn = Annotated[str | None, typer.Option(help="Name of the user column, or its place, counted from 1.")]
+ItemColumn = Annotated[str | None, typer.Option(help="Name of the item column, or its place.")]
+RatingColumn = Annotated[str | None, typer.Option(help="Name of the rating column, or its place.")]
+Separator = Annotated[str | None, typer.Option(help="What stands between fields; `tab` for a tab.")]
+TopUsers = Annotated[int | None, typer.Option(help="Keep the N users with most interactions.")]
+MinRating = Annotated[float | None, typer.Option(help="Keep what is rated so high or higher, as likes.")]
+Core = Annotated[int | None, typer.Option(help="Keep users and items with at least this many interactions.")]
 Recipe = Annotated[
     str | None,
     typer.Option(
@@ -42,6 +56,8 @@ Change = Annotated[
 def changes_of(options: Mapping[str, Any], changes: list[str]) -> dict[str, Any]:
     """What options and ``--set`` ask for, by ``table.key``; an option that is None was not given."""
     given = {OPTIONS[name]: value for name, value in options.items() if value is not None}
+    if given.get("data.separator") in ("tab", "\\t"):
+        given["data.separator"] = "\t"
     if given.get("subspace.method") == "central":  # not a method of federations: all data is in one place
         del given["subspace.method"]
         given[ALGORITHM] = "central"
@@ -68,35 +84,25 @@ def choose(
 ) -> tuple[Settings, str]:
     """The settings, and one line that says where they come from.
 
-    Without a file and a recipe those of the run that goes on are taken, or the best recipe; where a method of FAIR's
-    tables is asked for, the best of those. Not where another model or algorithm is asked for: recipes are of one, and
-    settings choose well by themselves.
+    Without a file and a recipe those of the run that goes on are taken, or the usual recipe.
     """
     from fairfold.runs.folder import RunFolder
     from fairfold.runs.read import read_run_settings
-    from fairfold.settings.files import BEST, HASHED, load_settings
+    from fairfold.settings.files import load_settings, usual_recipe
 
     if resumed is not None:
         RunFolder(resumed).require_free(again=True)
     if resumed is not None and file is None and recipe is None:
         settings, source = read_run_settings(resumed).with_changes(changes), f"Settings: of the run in {resumed}"
     else:
-        if file is None and recipe is None and not changes.keys() & {"model.kind", ALGORITHM}:
-            recipe = BEST if _is_cut(changes) else HASHED
+        if file is None and recipe is None:
+            recipe = usual_recipe(changes)
         if changes.get(ALGORITHM) == "central" and (file is not None or recipe is not None):
             others = {key: value for key, value in changes.items() if key != ALGORITHM}
             changes = _pooled(load_settings(file, others, recipe), changes)
         settings = load_settings(file, changes, recipe)
         source = f"Recipe: {recipe}" if recipe is not None else f"Settings: {file or 'the defaults'}"
     return settings, f"{source} ({settings.algorithm.kind}, {settings.fleet.capacities})"
-
-
-def _is_cut(changes: Mapping[str, Any]) -> bool:
-    """Whether nothing is asked of the method that the best recipe's own does not know."""
-    from fairfold.methods import Leading
-
-    asked = {key.removeprefix("subspace."): value for key, value in changes.items() if key.startswith("subspace.")}
-    return asked.keys() <= Leading.model_fields.keys() and asked.get("method", "leading") == "leading"
 
 
 def _pooled(federated: Settings, changes: Mapping[str, Any]) -> dict[str, Any]:

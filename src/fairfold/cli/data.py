@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fairfold.cli.choose import ItemColumn, MinRating, RatingColumn, Separator, TopUsers, UserColumn
 from fairfold.cli.console import Terminal
 
 if TYPE_CHECKING:
@@ -23,18 +24,18 @@ Cache = Annotated[
 @data.command("prepare")
 def prepare_command(
     source: Annotated[str, typer.Argument(metavar="NAME|FILE|FOLDER", help="A name from `data list`, or a path.")],
-    top_users: Annotated[int | None, typer.Option(help="Keep the N users with most interactions.")] = None,
+    top_users: TopUsers = None,
     core: Annotated[int, typer.Option(help="Keep users and items with at least this many interactions.")] = 0,
     ratings: Annotated[bool, typer.Option("--ratings", help="Keep ratings; leave out what is not rated.")] = False,
-    min_rating: Annotated[float | None, typer.Option(help="Keep what is rated so high or higher, as likes.")] = None,
+    min_rating: MinRating = None,
     split: Annotated[float | None, typer.Option(help="Share to train on.", show_default="0.7")] = None,
     resplit: Annotated[bool, typer.Option("--resplit", help="Pool a published split and split anew.")] = False,
     valid: Annotated[float, typer.Option(help="Share of train to put aside for validation.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the random part.")] = 0,
-    user_column: Annotated[str | None, typer.Option(help="Name of the user column.")] = None,
-    item_column: Annotated[str | None, typer.Option(help="Name of the item column.")] = None,
-    rating_column: Annotated[str | None, typer.Option(help="Name of the rating column.")] = None,
-    separator: Annotated[str | None, typer.Option(help="What stands between fields; `tab` for a tab.")] = None,
+    user_column: UserColumn = None,
+    item_column: ItemColumn = None,
+    rating_column: RatingColumn = None,
+    separator: Separator = None,
     scale: Annotated[tuple[float, float] | None, typer.Option(help="Lowest and highest possible rating.")] = None,
     images: Annotated[str | None, typer.Option(help="Folder of the images, for a folder of writers.")] = None,
     refresh: Annotated[bool, typer.Option("--refresh", help="Prepare again even if it is there.")] = False,
@@ -70,7 +71,10 @@ def list_command(cache: Cache = None) -> None:
         console.say(f"    {', '.join(one.files)}  ({one.terms})\n    {one.page}")
     where = " or ".join(str(folder) for folder in reversed(data_folders("NAME", cache)))
     console.say(f"\nFiles put by hand are looked for in {where}.\n")
-    prepared = Table("folder", "kind", "counts", "options", title=f"Prepared in {cache_folder(cache)}")
+    prepared = Table(title=f"Prepared in {cache_folder(cache)}: each is a name for --data")
+    prepared.add_column("name", overflow="fold", no_wrap=True)  # whole, as it has to be typed
+    for heading in ("kind", "counts", "options"):
+        prepared.add_column(heading)
     for path in sorted(cache_folder(cache).glob(f"*/{MANIFEST}")):
         try:
             manifest = read_manifest(path.parent)

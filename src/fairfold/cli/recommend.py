@@ -27,13 +27,8 @@ def recommend(
     newest: Newest = False,
 ) -> None:
     """Recommend items to a user, known or new: ids, titles where the data has them, what the user has left out."""
-    import torch
-
     from fairfold.errors import InvalidSettings
-    from fairfold.metrics.ranking import recommend as best_items
-    from fairfold.metrics.references import Popularity
-    from fairfold.projections import Assignment
-    from fairfold.runs.device import device_model
+    from fairfold.fitting.suggest import best_items
     from fairfold.runs.opened import find_user, item_name, open_run
     from fairfold.subspace import Capacity
 
@@ -47,20 +42,8 @@ def recommend(
         given = f"--user {user}, whose data is on a device"
         raise InvalidSettings(given, "--history", "Give the items, or ask on the device: `fairfold node recommend`.")
     number = 0 if user is None else find_user(data, user)
-    device = None if size is None else device_model(opened, size)
-    held = None if device is None else [Assignment(device.projections)]
-    if device is None:
-        score = opened.scorer(state.full, held, new)
-    else:  # by its bytes alone
-        stored, people = device.stored(), opened.people(new)
-        score = opened.plan.algorithm.stored_scorer(opened.plan, device.projections, stored, people)
-    past = data.train if new is None else new
-    mine = past.of(number)
-    telling = int(opened.telling(mine, held).sum())
-    popular = not telling and not rated
-    score = Popularity(data.train) if popular else score
-    items = best_items(score, torch.tensor([number]), past, top)[0].tolist()
-    scores = score(torch.tensor([number]))[0]
+    best = best_items(opened, [number], top, new=new, capacity=size)
+    (mine,), (telling,), popular = best.mine, best.telling, best.popular
     model = "the server's model" if size is None else f"the model of a {size} device"
     model = "popularity alone" if popular else model
     name = f"user {data.user_ids[number]}" if data.user_ids is not None else f"user #{number}"
@@ -71,15 +54,16 @@ def recommend(
     if data.titles is not None:
         table.add_column("title")
     table.add_column("score", justify="right")
-    for rank, item in enumerate((item for item in items if item >= 0), 1):
+    found = zip(best.items[0].tolist(), best.scores[0].tolist(), strict=True)
+    for rank, (item, score) in enumerate(((item, score) for item, score in found if item >= 0), 1):
         cells = [str(rank), escape(item_name(item, data))]
         cells += [] if data.titles is None else [escape(data.titles[item])]
-        table.add_row(*cells, f"{float(scores[item]):.4f}")
+        table.add_row(*cells, f"{score:.4f}")
     console.say(f"{name}, by {model} after round {state.round_number}")
     console.print(table)
-    console.say(f"Left out: the {len(mine)} items this user has.")
-    if telling < len(mine) or not telling:
-        console.say(_what_is_known(telling, len(mine), rated))
+    console.say(f"Left out: the {mine} items this user has.")
+    if telling < mine or not telling:
+        console.say(_what_is_known(telling, mine, rated))
 
 
 def _what_is_known(telling: int, given: int, rated: bool) -> str:

@@ -12,10 +12,10 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from fairfold.cli.console import Terminal
-from fairfold.cli.progress import LINE_SECONDS
 from fairfold.errors import InvalidData, InvalidSettings
 from fairfold.files import write_atomically
 from fairfold.reproduce.records import Watcher
+from fairfold.runs.progress import LINE_SECONDS
 from fairfold.runs.units import human_seconds
 
 if TYPE_CHECKING:

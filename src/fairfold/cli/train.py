@@ -8,7 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from fairfold.cli.choose import Change, Data, Recipe, changes_of, choose
+from fairfold.cli.choose import (
+    Change,
+    Core,
+    Data,
+    ItemColumn,
+    MinRating,
+    RatingColumn,
+    Recipe,
+    Separator,
+    TopUsers,
+    UserColumn,
+    changes_of,
+    choose,
+)
 from fairfold.cli.console import Terminal
 from fairfold.errors import InvalidSettings
 from fairfold.runs.units import difference_words, human_bytes, human_seconds, popularity_facts, popularity_words
@@ -60,6 +73,13 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write event files (needs the extra 'tensorboard').")
     ] = False,
+    user_column: UserColumn = None,
+    item_column: ItemColumn = None,
+    rating_column: RatingColumn = None,
+    separator: Separator = None,
+    top_users: TopUsers = None,
+    min_rating: MinRating = None,
+    core: Core = None,
     change: Change = None,
 ) -> None:
     """Train a federation. Without arguments: devices of sizes 1x-4x-16x in a synthetic world, under a minute.
@@ -68,8 +88,8 @@ def train(
     and the model. A run that was interrupted, however hard, goes on with --resume and ends with the same numbers.
     """
     from fairfold.cli.data import stages
-    from fairfold.cli.progress import Display
     from fairfold.runs.callbacks import TensorBoard, require_tensorboard
+    from fairfold.runs.progress import Display
     from fairfold.runs.references import rating_rows, strong_references
     from fairfold.runs.train import run
 
@@ -77,7 +97,9 @@ def train(
     if resume and out is None:
         raise InvalidSettings("--resume without --out", "the folder of the run", "Add --out FOLDER.")
     options = {
-        "data": data, "model": model, "method": method, "capacities": capacities, "rounds": rounds, "seed": seed
+        "data": data, "model": model, "method": method, "capacities": capacities, "rounds": rounds, "seed": seed,
+        "user_column": user_column, "item_column": item_column, "rating_column": rating_column,
+        "separator": separator, "top_users": top_users, "min_rating": min_rating, "core": core,
     }  # fmt: skip
     settings, source = choose(file, recipe, changes_of(options, change or []), out if resume else None)
     if tensorboard:

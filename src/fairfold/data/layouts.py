@@ -2,6 +2,7 @@
 
 import codecs
 import re
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -9,19 +10,28 @@ from typing import Literal
 from fairfold.data import lines
 from fairfold.data.json_lines import first_object
 from fairfold.data.options import Options
-from fairfold.errors import InvalidData
+from fairfold.errors import InvalidData, nearest
 
 Kind = Literal["lines", "delimited", "json", "parquet"]
 
 # Names under which publishers and people keep the three columns, compared without case, blanks, `_` and `-`.
 NAMES = {
-    "user": ("userid", "user", "reviewerid", "uid", "customerid", "memberid", "u"),
+    "user": (
+        "userid", "user", "reviewerid", "uid", "customerid", "memberid", "u", "visitorid", "viewerid", "playerid",
+        "listenerid", "readerid", "buyerid", "shopperid", "clientid", "accountid", "personid", "patronid", "steamid",
+        "username", "visitor", "viewer", "customer", "member", "reviewer", "player", "listener", "reader", "person",
+    ),
     "item": (
         "itemid", "item", "movieid", "bookid", "isbn", "parentasin", "asin", "productid", "iid", "trackid", "songid",
-        "businessid", "venueid", "i",
+        "businessid", "venueid", "i", "animeid", "gameid", "artistid", "albumid", "recipeid", "restaurantid", "hotelid",
+        "placeid", "locationid", "poiid", "videoid", "articleid", "newsid", "appid", "showid", "contentid", "jokeid",
+        "stockcode", "sku", "anime", "game", "artist", "album", "movie", "book", "product", "track", "song", "recipe",
+        "restaurant", "hotel", "video", "article", "show", "app",
     ),
     "rating": ("rating", "bookrating", "overall", "stars", "score", "ratings"),
 }  # fmt: skip
+NO_ITEMS = re.compile(r"(order|session|transaction|event|review|row|log|time|device|country|city|category|store).*id")
+"""Columns of ids that are those of something else."""
 SEPARATORS = {",": "comma", "\t": "tab", ";": "semicolon", "|": "bar", "::": "double colon", " ": "blank"}
 
 
@@ -96,8 +106,8 @@ def empty(path: Path) -> InvalidData:
 
 
 def plain(name: str) -> str:
-    """A column name as it is compared: small letters and digits only."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+    """A column name as it is compared: small letters and digits only, without the type that RecBole writes behind."""
+    return re.sub(r"[^a-z0-9]", "", re.sub(r":(token|float)(_seq)?$", "", name.lower()))
 
 
 def _shown(names: list[str]) -> str:
@@ -106,27 +116,54 @@ def _shown(names: list[str]) -> str:
 
 
 def find_columns(path: Path, names: list[str], wanted: Options) -> tuple[int, int, int | None]:
-    """Positions of user, item and rating: the columns the caller names, else the first that has a known name."""
+    """Positions of user, item and rating: the columns the caller names, else the first that has a known name.
+
+    A column may be named by its position, counted from 1. Where no column is known to hold the items, the only other
+    one of ids does.
+    """
     found: dict[str, int] = {}
     plain_names = [plain(name) for name in names]
-    for role, known in NAMES.items():
-        named = getattr(wanted, f"{role}_column")
-        if named is not None and named not in names:
+    for (role, known), named in zip(NAMES.items(), wanted.columns, strict=True):
+        candidates = [plain_names.index(name) for name in known if name in plain_names]
+        if named is not None and named in names:
+            found[role] = names.index(named)
+        elif named is not None and named.isdecimal() and 1 <= int(named) <= len(names):
+            found[role] = int(named) - 1
+        elif named is not None:
             raise InvalidData(
-                f"{path.name} has no column {named!r}; it has {_shown(names)}",
+                f"{path.name} has no column {named!r}{nearest(named, names)}; it has {_shown(names)}",
                 f"the column of the {role}",
                 f"Name it with --{role}-column, or give the separator with --separator.",
             )
-        candidates = [plain_names.index(name) for name in known if name in plain_names]
-        if named is not None or candidates:
-            found[role] = candidates[0] if named is None else names.index(named)
+        elif candidates:
+            found[role] = candidates[0]
+        elif role == "item" and len(others := _other_ids(plain_names, found["user"])) == 1:
+            found[role] = others[0]
         elif role != "rating":
             raise InvalidData(
                 f"{path.name} has no column that is known to hold the {role}; its columns are {_shown(names)}",
-                "a header that names a user and an item column",
-                f"Name it with --{role}-column; if the columns look joined, give the separator with --separator.",
+                "columns that name a user and an item",
+                _command(path, names, found.get("user")),
             )
     return found["user"], found["item"], found.get("rating")
+
+
+def _other_ids(plain_names: list[str], user: int) -> list[int]:
+    """Columns of ids beside that of the user."""
+    ids = [place for place, name in enumerate(plain_names) if place != user and re.fullmatch(r"[a-z]+id", name)]
+    return [place for place in ids if not NO_ITEMS.fullmatch(plain_names[place])]
+
+
+def _command(path: Path, names: list[str], user: int | None) -> str:
+    """What to type where columns are not known, with the names that are there."""
+    free = [name for place, name in enumerate(names) if place != user]
+    mine = free.pop(0) if user is None and len(free) > 1 else names[user or 0]
+    words = ["--user-column", mine, "--item-column", free[0] if free else "NAME"]
+    columns = shlex.join(word if len(word) <= 40 else "NAME" for word in words)
+    return (
+        f"Say which they are: fairfold train --data {shlex.quote(path.name)} {columns} (in Python user_column=, "
+        "item_column=); if the columns look joined, give the separator with --separator."
+    )
 
 
 def _named(kind: Kind, path: Path, names: list[str], wanted: Options) -> Layout:
@@ -190,14 +227,21 @@ def _delimited(path: Path, first: str, wanted: Options) -> Layout:
         # The ratings of 2014 start with the user, those of 2018 with the product; users' ids all start with A.
         user, item = (0, 1) if names[0].startswith("A") and not names[1].startswith("A") else (1, 0)
         return Layout("delimited", user, item, 2, 4, separator, scale=(1, 5))
-    if not wanted.about_columns and all(re.fullmatch(r"-?[\d.]+", name) for name in names):
+    numbers = [re.fullmatch(r"-?[\d.]+", name) is not None for name in names]
+    by_position = all(named is None or named.isdecimal() for named in wanted.columns) and any(wanted.columns)
+    if all(numbers) and not by_position:
+        rated = " --rating-column 3" if len(names) > 2 else ""
         raise InvalidData(
             f"the first line of {path.name} is {first[:60]!r}",
             "a header that names the columns",
-            "Add a first line such as user_id,item_id,rating.",
+            f"Say where they are: fairfold train --data {shlex.quote(path.name)} --user-column 1 --item-column 2{rated}"
+            " (in Python user_column='1'), or add a first line such as user_id,item_id,rating.",
         )
+    headless = by_position and any(numbers)  # no header names a column by a number
+    if headless:
+        names = [str(place + 1) for place in range(len(names))]
     chosen = find_columns(path, names, wanted)
-    layout = Layout("delimited", *chosen, len(names), separator, header=True, quote=quote)
+    layout = Layout("delimited", *chosen, len(names), separator, header=not headless, quote=quote)
     plain_names = {plain(name) for name in names}
     goodreads = plain_names >= {"bookid", "isread", "rating"}
     if not goodreads and plain_names >= {"userid", "movieid", "rating"}:

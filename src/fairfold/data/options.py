@@ -20,9 +20,9 @@ class Options:
     resplit: bool = False  # pool a published split and split anew
     valid: float = 0.0  # share of a user's train interactions put aside for validation
     seed: int = 0  # of the split
-    user_column: str | None = None  # where it is not found by itself
-    item_column: str | None = None
-    rating_column: str | None = None
+    user_column: str | int | None = None  # its name, or its place, where it is not found by itself
+    item_column: str | int | None = None
+    rating_column: str | int | None = None
     separator: str | None = None  # what stands between the fields of a line
     scale: tuple[float, float] | None = None  # lowest and highest rating that can be right
     images: str | Path | None = None  # folder of the images, for a folder that holds only their writers
@@ -50,8 +50,13 @@ class Options:
     @property
     def about_columns(self) -> bool:
         """Whether anything is said that decides how a file is read, beyond the scale of its ratings."""
-        said = (self.user_column, self.item_column, self.rating_column, self.separator)
-        return any(value is not None for value in said)
+        return any(value is not None for value in (*self.columns, self.separator))
+
+    @property
+    def columns(self) -> tuple[str | None, ...]:
+        """The columns of user, item and rating that are named, or numbered from 1."""
+        named = self.user_column, self.item_column, self.rating_column
+        return tuple(None if name is None else str(name) for name in named)
 
     def chosen(self) -> dict[str, object]:
         """The options that differ from their defaults, for the manifest and the name in the cache."""

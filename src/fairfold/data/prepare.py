@@ -68,6 +68,8 @@ def load_images(source: str | Path, *, cache: str | Path | None = None, **option
 def _prepared_folder(source: str | Path, cache: str | Path | None, options: dict[str, Any]) -> Path:
     """A folder whose every bit is as it was written: one of the cache is prepared again where it is not."""
     folder = existing(source)
+    if folder is None and (cache_folder(cache) / str(source) / MANIFEST).is_file():
+        folder = cache_folder(cache) / str(source)  # as `fairfold data list` names it
     if folder is None or not folder.is_dir() or not (folder / MANIFEST).exists():
         prepared = prepare(source, cache=cache, **options)
         try:

@@ -23,7 +23,19 @@ SINGLE_FILES = (
     "goodreads_interactions.json",
     "goodreads_interactions_dedup.json",
 )
-TABLE_ENDINGS = (".csv", ".tsv", ".parquet", ".pq", ".json", ".jsonl", ".csv.gz", ".tsv.gz", ".json.gz", ".jsonl.gz")
+TABLE_ENDINGS = (
+    ".csv",
+    ".tsv",
+    ".parquet",
+    ".pq",
+    ".json",
+    ".jsonl",
+    ".inter",
+    ".csv.gz",
+    ".tsv.gz",
+    ".json.gz",
+    ".jsonl.gz",
+)
 
 
 @dataclass(frozen=True)
@@ -72,6 +84,8 @@ def find_source(path: Path, wanted: Options | None = None) -> Source:
         chosen = _files_of(path)
     files = tuple(SourceFile(file, detect(file, wanted), split) for split, file in chosen)
     titles, _ = _TITLES.get(files[0].path.name.removesuffix(".gz"), ("", ""))
+    if files[0].path.suffix == ".inter":  # RecBole's
+        titles = files[0].path.with_suffix(".item").name
     return Source(name, files, folder / titles if titles and (folder / titles).is_file() else None)
 
 
@@ -121,9 +135,10 @@ def read_titles(path: Path) -> polars.DataFrame:
     """Ids and titles, as text, of the items a publisher names; lines that cannot be read have no title."""
     # Read as UTF-8, and as Latin-1 where it is not: movies.dat comes in both.
     text = (line.rstrip("\r") for block in lines.blocks(path) for line in block.decode().split("\n"))
-    if path.suffix == ".csv":
+    separator = dict(_TITLES.values()).get(path.name)
+    if path.suffix == ".csv" or separator is None:
         next(text, None)
-    separator = dict(_TITLES.values())[path.name]
+    separator = separator or "\t"  # RecBole's
     fields = (_fields(line, separator) for line in text)
     pairs = [(found[0], found[1]) for found in fields if len(found) >= 2]
     frame = polars.DataFrame(pairs, schema={"id": polars.String, "title": polars.String}, orient="row")

@@ -15,6 +15,27 @@ from fairfold.errors import InvalidSettings
 # Random numbers drawn at a time, eight bytes each: what bounds the memory of a draw.
 BLOCK_ELEMENTS = 1 << 22
 
+MOST_TITLES = 1 << 16
+"""Items of a larger catalogue have numbers alone."""
+
+GENRES = (
+    "mystery", "romance", "travel", "history", "science", "poetry", "cooking", "fantasy", "gardening", "music", "sport",
+    "crime", "nature", "comedy", "sailing", "philosophy",
+)  # fmt: skip
+FIRST = (
+    "Quiet", "Golden", "Hidden", "Last", "Broken", "Distant", "Silver", "Winter", "Crooked", "Early", "Burning",
+    "Empty", "Gentle", "Hollow", "Iron", "Narrow", "Open", "Painted", "Restless", "Salt", "Second", "Slow",
+    "Small", "Stolen", "Summer", "Third", "Upper", "Velvet", "Wandering", "White", "Wooden", "Yellow",
+)  # fmt: skip
+SECOND = (
+    "Harbour", "Garden", "Letter", "Bridge", "Window", "River", "Lantern", "Orchard", "Tower", "Mirror", "Forest",
+    "Road", "Island", "Kitchen", "Market", "Shadow", "Station", "Stone", "Story", "Summer", "Table", "Theatre",
+    "Tide", "Train", "Valley", "Voice", "Voyage", "Wall", "Watch", "Well", "Wheel", "Whistle", "Anchor", "Attic",
+    "Ballad", "Basin", "Beacon", "Bell", "Bird", "Boat", "Book", "Candle", "Castle", "Chapel", "City", "Clock",
+    "Cloud", "Coast", "Corner", "Court", "Crown", "Dance", "Door", "Dream", "Engine", "Feather", "Field", "Fire",
+    "Flag", "Flute", "Gate", "Glass", "Hill", "Horse",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class SyntheticWorld:
@@ -114,7 +135,22 @@ class SyntheticWorld:
             name=f"synthetic-{self.users}x{self.items}",
             train=self._interactions(shuffled[:, test_count:]),
             test=self._interactions(shuffled[:, :test_count]),
+            titles=self.titles() if self.items <= MOST_TITLES else None,
         )
+
+    def titles(self) -> list[str]:
+        """A name for every item, with the genre that is its strongest trait: what a user likes can be read."""
+        strongest = self.traits.abs().argmax(1)
+        sign = self.traits.gather(1, strongest[:, None])[:, 0] < 0
+        genres = ((2 * strongest + sign) % len(GENRES)).tolist()
+        many, found, names = [0] * len(GENRES), [], len(FIRST) * len(SECOND)
+        for genre in genres:
+            volume, number = divmod(many[genre], names)
+            turn, place = divmod((number + 131 * genre) % names, len(FIRST))  # genres do not begin with the same name
+            words = f"{FIRST[place]} {SECOND[(33 * turn + place) % len(SECOND)]}"
+            found.append(f"{words}{f' {volume + 1}' if volume else ''} ({GENRES[genre]})")
+            many[genre] += 1
+        return found
 
     def _draw(self, users: Tensor, source: torch.Generator) -> Tensor:
         """Items of some users, drawn without replacement: the largest scores after adding Gumbel noise."""

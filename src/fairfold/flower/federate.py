@@ -23,7 +23,7 @@ from fairfold.flower.server import ServerFolder
 from fairfold.runs.nodes import read_events, who_took_part
 from fairfold.runs.read import LOG, METRICS, RESULT
 from fairfold.settings import Settings
-from fairfold.settings.parts import USUAL_COHORT, SecurePrivacy
+from fairfold.settings.privacy import USUAL_COHORT, SecurePrivacy
 from fairfold.simulate.world import load_catalogued
 from fairfold.subspace import Capacity, assign_groups
 

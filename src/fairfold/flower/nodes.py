@@ -24,7 +24,7 @@ from fairfold.protocol.plan import Plan
 from fairfold.protocol.sampling import sample_cohort
 from fairfold.runs.nodes import JOINED, LEFT_OUT, Event
 from fairfold.settings import Settings
-from fairfold.settings.parts import SecurePrivacy
+from fairfold.settings.privacy import SecurePrivacy
 from fairfold.subspace import Capacity
 
 log = logging.getLogger("fairfold.flower")

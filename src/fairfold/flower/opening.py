@@ -21,7 +21,8 @@ from fairfold.protocol.dry_run import try_out
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.words import Answer, Public, State
 from fairfold.settings import Settings
-from fairfold.settings.parts import FaultSettings, PrivatePrivacy
+from fairfold.settings.parts import FaultSettings
+from fairfold.settings.privacy import PrivatePrivacy
 from fairfold.simulate.numbering import order_by
 from fairfold.values import BYTES, Weights
 

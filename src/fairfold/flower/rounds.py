@@ -127,6 +127,7 @@ class OpenRound:
             del self.waiting[node]
             self.left_out[node] = "no keys or shares"
             progress.rejections.note(number + 1, node, self.left_out[node])
+        self.phase("masks")
         return told
 
     def take(self, node: Node, content: RecordDict) -> None:

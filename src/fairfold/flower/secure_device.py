@@ -82,7 +82,7 @@ def speaking(
     Who gave shares is checked before anything is computed; the vector is masked within this block, once. The sum must
     be that of the question: one of another purpose, round or run would be a second one to the same question.
     """
-    from fairfold.settings.parts import SecurePrivacy  # who only takes a step does without settings, and torch
+    from fairfold.settings.privacy import SecurePrivacy  # who only takes a step does without settings, and torch
 
     least = str(context.node_config.get("privacy", "plain"))
     if least not in LEVELS:

@@ -24,7 +24,7 @@ from fairfold.protocol.words import Answer
 from fairfold.secure.messages import Session
 from fairfold.secure.server import Phase, Server
 from fairfold.settings import Settings
-from fairfold.settings.parts import SecurePrivacy
+from fairfold.settings.privacy import SecurePrivacy
 
 log = logging.getLogger("fairfold.flower")
 

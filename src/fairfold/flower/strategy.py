@@ -214,7 +214,6 @@ class FairStrategy(Strategy):
             )  # fmt: skip
             records[key], opened.orders[key] = pack_order(order)
         told = opened.hide(self.plan, kind, grid, self.books.run, self.progress, self.round_timeout)
-        opened.phase("masks")
         messages = []
         for node in list(opened.waiting.values()):
             key = self._key(node)

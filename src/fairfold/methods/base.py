@@ -134,6 +134,12 @@ class Method(Frozen):
         compressed = self.compressed(tensors)
         return sum(projections[name].size for name in compressed) <= capacity.share * self.reference(compressed)
 
+    def used(self, tensors: Tensors, projections: Mapping[str, Projection], capacity: Capacity) -> float:
+        """Which part of what a capacity allows is held."""
+        compressed = self.compressed(tensors)
+        allowed = min(capacity.limit(self.reference(compressed)), sum(prod(shape) for shape in compressed.values()))
+        return sum(projections[name].size for name in compressed) / max(allowed, 1)
+
     def reference(self, compressed: Shapes) -> int:
         """Numbers of which a capacity is a share."""
         return sum(prod(shape) for shape in compressed.values())

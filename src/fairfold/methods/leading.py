@@ -140,6 +140,10 @@ class Leading(Method):
         """All is divided."""
         return {}
 
+    def used(self, tensors: Tensors, projections: Mapping[str, Projection], capacity: Capacity) -> float:
+        """See the base class: bytes."""
+        return Assignment(dict(projections)).bytes() / max(self.budget(tensors, capacity), 1)
+
     def fits(self, tensors: Tensors, projections: Mapping[str, Projection], capacity: Capacity) -> bool:
         """Every byte counts."""
         return Assignment(dict(projections)).bytes() <= self.budget(tensors, capacity)

@@ -58,7 +58,7 @@ class ActiveRows(nn.Module):
         found: Tensor = _ActiveLookup.apply(  # type: ignore[no-untyped-call]
             self.values, self.positions, self.signs, self._local(ids.reshape(-1).long())
         )
-        return table.without_padding(ids, found)
+        return table.as_read(ids, found)
 
     @torch.no_grad()
     def commit(self) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fairfold.errors import InvalidDevice, InvalidState, InvalidSubspace, InvalidVector
-from fairfold.kernels import ops
+from fairfold.kernels import ops, traced
 from fairfold.nn.placement import Placement, place
 from fairfold.subspace import Subspace
 
@@ -49,7 +49,7 @@ class CompactVector(nn.Module):
         layout, seed = self.subspace.layout, self.subspace.seed
         numbers = [_STATE_FORMAT, layout.full_size, layout.head, layout.tail, layout.chunk]
         numbers += [seed & 0xFFFFFFFF, seed >> 32, int(layout.signed), self.offset, self.weights]
-        return torch.tensor(numbers, dtype=torch.int64)
+        return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
     def set_extra_state(self, state: object) -> None:
         """Nothing is taken over from a file: a layout that differs is refused."""
@@ -144,6 +144,15 @@ class FairModule(CompactVector):
         self.__dict__["_shared"] = memory
         if owner:
             self.shared_memory = memory
+
+    @property
+    def weight(self) -> Tensor:
+        """The whole weight tensor, recovered, which gradients flow back from: for code that asks a layer for it.
+
+        It is made anew with every call and as large as the layer this one stands for; what is written to it is lost.
+        """
+        found = traced.recovered_span(self.memory, self.subspace.layout, self.offset, self.weights)
+        return found.view(self.shape)
 
     @torch.no_grad()
     def full_weight(self) -> Tensor:

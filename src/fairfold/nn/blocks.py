@@ -13,7 +13,7 @@ from torch.amp.autocast_mode import is_autocast_available
 from torch.autograd.function import once_differentiable
 
 from fairfold.errors import InvalidDtype
-from fairfold.kernels import ops
+from fairfold.kernels import ops, traced
 from fairfold.kernels.hashing import Layout
 from fairfold.nn.base import Device, FairModule, check_same_device
 from fairfold.nn.placement import Placement
@@ -56,6 +56,8 @@ class FairLayer(FairModule):
 
     def _multiplied(self, operand: Tensor, geometry: "Geometry") -> Tensor:
         bias = None if self.bias is None else self.bias.to(operand.dtype)
+        if traced.needed(self.memory):  # torch decides what is kept for the backward: all weights at once, in general
+            return geometry.product(operand, self.weight.to(operand.dtype), bias, geometry.whole)
         arguments = operand, self.memory, bias, self.subspace.layout, self.offset, geometry
         product: Tensor = _Blockwise.apply(*arguments)  # type: ignore[no-untyped-call]
         return product
@@ -90,6 +92,11 @@ class Geometry:
     ) -> Slopes:
         """From that of a part's outputs the slope of the input, added to ``of_given``, of its weights and its bias."""
         raise NotImplementedError
+
+    @property
+    def whole(self) -> Part:
+        """All outputs."""
+        return Part(slice(0, self.shape[0]), slice(0, self.shape[1] * self.groups), self.groups)
 
     def parts(self) -> Iterator[Part]:
         """Whole groups together while they fit a block; a group that does not fit is cut into outputs."""

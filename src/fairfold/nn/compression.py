@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from fairfold.errors import InvalidCapacity, InvalidSettings
 from fairfold.kernels import ops
-from fairfold.nn.bag import MODES
 from fairfold.nn.base import FairModule, SharedMemory
 from fairfold.nn.placement import DEFAULT_CHUNK, Placement, place
 from fairfold.nn.twins import compact_twin, dense_twin
@@ -41,8 +40,8 @@ def compress(
 
     ``nn.Embedding``, ``nn.EmbeddingBag``, ``nn.Linear`` and ``nn.Conv2d`` are replaced (these very classes: subclasses
     may use their weights in ways of their own). Everything else is copied: biases, norms, layers with fewer than
-    ``min_size`` weights, tables that renormalise rows or scale gradients by frequency, bags that take maxima. Hooks of
-    replaced layers are not carried over. Tied weights stay tied.
+    ``min_size`` weights, tables that renormalise rows or scale gradients by frequency. Hooks of replaced
+    layers are not carried over. Tied weights stay tied.
 
     Args:
         model: Left as it is.
@@ -105,9 +104,8 @@ def expand(model: nn.Module) -> nn.Module:
 def _can_be_compressed(layer: Any) -> bool:
     kind = type(layer)
     if kind is nn.Embedding or kind is nn.EmbeddingBag:
-        if layer.max_norm is not None or layer.scale_grad_by_freq:
-            return False
-        return kind is nn.Embedding or layer.mode in MODES
+        # What torch's table writes into itself to keep rows short has no place in shared slots.
+        return layer.max_norm is None and not layer.scale_grad_by_freq
     return kind is nn.Linear or kind is nn.Conv2d
 
 

@@ -8,7 +8,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
 from fairfold.errors import InvalidDtype, InvalidRow
-from fairfold.kernels import ops
+from fairfold.kernels import ops, traced
 from fairfold.kernels.hashing import Layout
 from fairfold.nn.base import check_same_device
 from fairfold.nn.fused import FusedSGD
@@ -25,7 +25,9 @@ def check_ids(ids: Tensor, count: int, memory: Tensor, *, kernel_checks: bool = 
     if ids.dtype not in (torch.int64, torch.int32):
         raise InvalidDtype(f"ids of dtype {ids.dtype}", "int64 or int32", "Convert them, e.g. with .long().")
     check_same_device("ids", ids, memory)
-    if ids.numel() == 0 or ids.is_meta or (kernel_checks and ids.is_cpu):
+    if ids.is_meta or traced.needed(memory):  # the operator itself looks at every id, when it runs
+        return
+    if ids.numel() == 0 or (kernel_checks and ids.is_cpu):
         return
     if ids.is_cuda:
         # As torch's own kernels do: asking for the result here would stop the whole stream.
@@ -44,8 +46,10 @@ def lookup(
     """The values of ``rows`` (row numbers, checked; repeats allowed), shape (len(rows), row_size), differentiable.
 
     ``sparse`` hands back a gradient of the touched slots, not one of the size of ``memory``; ``update`` is applied in
-    the backward, and ``memory`` then gets no gradient at all.
+    the backward, and ``memory`` then gets no gradient at all. Neither is for programs that torch compiles.
     """
+    if traced.needed(memory) and not sparse and update is None:
+        return traced.recovered_rows(memory, rows, layout, row_size)
     if not _followed(memory):
         return ops.recover_rows(layout, memory, rows, row_size)
     result: Tensor = _Lookup.apply(memory, layout, rows, row_size, sparse, update)  # type: ignore[no-untyped-call]

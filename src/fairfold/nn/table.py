@@ -1,12 +1,13 @@
 """FairEmbedding, and what it has in common with the bag: rows looked up by id, trained whole or the active ones."""
 
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairfold.errors import InvalidRow, InvalidSettings
+from fairfold.errors import InvalidRow, InvalidSettings, InvalidVector
+from fairfold.kernels import traced
 from fairfold.nn.base import FairModule
 from fairfold.nn.fused import FusedSGD
 from fairfold.nn.lookup import check_ids, lookup
@@ -15,6 +16,9 @@ from fairfold.subspace.checks import whole_number
 
 if TYPE_CHECKING:
     from fairfold.nn.active import ActiveRows
+
+NO_ZERO = 1e-7
+"""Added to the length of a row before something is divided by it, as torch does."""
 
 
 class FairTable(FairModule):
@@ -26,6 +30,9 @@ class FairTable(FairModule):
         padding_idx: A row that reads as zeros and is not trained. (Its slots are shared with other rows, so unlike in
             torch's table the zeros are not stored.)
         sparse: Gradients of the touched slots only; for torch's optimisers that take sparse ones.
+        max_norm: Rows longer than this read as rows of this length. (Slots are shared, so unlike in torch's table the
+            stored numbers stay as they are.)
+        norm_type: Of that length, 2 for the usual one.
         device: Where the vector lives.
         dtype: Of the vector.
         placement: See :class:`~fairfold.nn.placement.Placement`.
@@ -39,6 +46,8 @@ class FairTable(FairModule):
         sparse: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
         **placement: Unpack[Placement],
     ) -> None:
         rows = whole_number("num_embeddings", num_embeddings)
@@ -48,6 +57,7 @@ class FairTable(FairModule):
         self.embedding_dim = columns
         self.padding_idx = _row_of_padding(padding_idx, rows)
         self.sparse = sparse
+        self.max_norm, self.norm_type = max_norm, norm_type
         self.__dict__["_active"] = None  # not submodules: neither is part of the table's state
         self.__dict__["_update"] = None
         self.reset_parameters()
@@ -57,20 +67,59 @@ class FairTable(FairModule):
         if self.compact is not None:
             nn.init.normal_(self.compact)
 
+    @classmethod
+    def from_pretrained(
+        cls, embeddings: Tensor, freeze: bool = True, padding_idx: int | None = None, **options: Any
+    ) -> Self:
+        """The compact form of a table that there is: every slot the mean of the weights that share it.
+
+        Args:
+            embeddings: The whole table, [rows, columns].
+            freeze: Whether its numbers stay as they are.
+            padding_idx: See the class.
+            **options: The others of the class; one of size, capacity and budget must be among them.
+        """
+        if embeddings.dim() != 2:
+            given, remedy = f"embeddings of shape {tuple(embeddings.shape)}", "Give one row per id."
+            raise InvalidVector(given, "a table of two dimensions", remedy)
+        usual: dict[str, Any] = {"dtype": embeddings.dtype, "device": embeddings.device, "padding_idx": padding_idx}
+        table = cls(*embeddings.shape, **usual | options)
+        assert table.compact is not None
+        with torch.no_grad():
+            table.compact.copy_(table.subspace.reduce(embeddings.detach().reshape(-1)))
+        table.compact.requires_grad_(not freeze)
+        return table
+
+    @property
+    def weight(self) -> Tensor:
+        """See the base class; rows as they are looked up, padding and longest length among them."""
+        every = torch.arange(self.num_embeddings, device=self.memory.device)
+        return self.as_read(every, super().weight)
+
     def rows(self, ids: Tensor) -> Tensor:
         """The rows of ``ids``, one line each: shape (ids.numel(), embedding_dim)."""
         active: ActiveRows | None = self.__dict__["_active"]
-        if active is not None:
-            return active.rows(ids)
-        many = isinstance(ids, Tensor) and ids.numel() > self.num_embeddings
+        return active.rows(ids) if active is not None else self.as_read(ids, self._rows(ids))
+
+    def as_read(self, ids: Tensor, found: Tensor) -> Tensor:
+        """Rows no longer than they may be, zeros where ``ids`` is the padding; gradients are those of the rows."""
+        if self.max_norm is not None:
+            lengths = found.detach().norm(p=self.norm_type, dim=1, keepdim=True)
+            too_long = (self.max_norm / (lengths + NO_ZERO)).clamp(max=1)
+            # As in torch, which writes shorter rows and hands their gradient on as it is.
+            found = found + found.detach() * (too_long - 1)
+        return self.without_padding(ids, found)
+
+    def _rows(self, ids: Tensor) -> Tensor:
         memory = self.memory
+        many = isinstance(ids, Tensor) and not traced.needed(memory) and ids.numel() > self.num_embeddings
         check_ids(ids, self.num_embeddings, memory, kernel_checks=not many and not self.is_shared)
         flat = ids if ids.dim() == 1 else ids.reshape(-1)
         if many:
             # Every row is asked for more than once on average: each is recovered once, in less memory than the answer.
             every = self._lookup(memory, torch.arange(self.num_embeddings, device=flat.device))
-            return self.without_padding(flat, functional.embedding(flat, every))
-        return self.without_padding(flat, self._lookup(memory, flat))
+            return functional.embedding(flat, every)
+        return self._lookup(memory, flat)
 
     def without_padding(self, ids: Tensor, found: Tensor) -> Tensor:
         """``found`` with zeros where ``ids`` is the padding; so is its gradient."""
@@ -108,6 +157,7 @@ class FairTable(FairModule):
         """Sizes, as torch's modules show them."""
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         sparse = ", sparse=True" if self.sparse else ""
+        sparse += "" if self.max_norm is None else f", max_norm={self.max_norm}"
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}{sparse}, {self._placement_repr()}"
 
 

@@ -15,7 +15,7 @@ from fairfold.subspace import Subspace
 
 Twin = TypeVar("Twin", bound=nn.Module)
 
-_TABLE = ("num_embeddings", "embedding_dim", "padding_idx", "sparse")
+_TABLE = ("num_embeddings", "embedding_dim", "padding_idx", "sparse", "max_norm", "norm_type")
 _CONVOLUTION = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
 _KINDS: list[tuple[type[Any], type[Any], tuple[str, ...]]] = [
     (nn.Embedding, FairEmbedding, _TABLE),

@@ -33,6 +33,8 @@ def try_out(settings: "Settings") -> None:
     plan: Plan = tried("the model and the sizes", _plan, settings, survey)
     state, own = tried("init", plan.initial)
     tried.need(isinstance(state, State), "init", "a State")
+    if settings.model.own:
+        _check_scores(tried, plan, state)
     people = People(plan, train, own)
     sizes = [size for size, held in enumerate(plan.assignments(0)) if held.projections is not None]
     totals = Totals()
@@ -57,6 +59,24 @@ def try_out(settings: "Settings") -> None:
         score = tried("scorer", plan.algorithm.scorer, plan, after.full, plan.assignments(0), people)
         scores = tried("scorer", score, torch.arange(USERS))
         tried.need(tuple(scores.shape) == (USERS, ITEMS), "scorer", f"scores of {USERS} users for {ITEMS} items")
+
+
+def _check_scores(tried: "_Tried", plan: Plan, state: State) -> None:
+    """A model's ``combine`` has to broadcast: else it may train on sums of the wrong pairs, and nobody be told."""
+    architecture, source = plan.architecture, torch.Generator().manual_seed(0)
+    users = [torch.randn(USERS, length, generator=source) for length in architecture.own.values()]
+    items = [torch.randn(ITEMS, shape[1], generator=source) for shape in architecture.tables.values()]
+    ask = partial(architecture.scores, state.full)
+    with torch.no_grad():
+        grid = tried("combine", ask, [of[:, None] for of in users], [of[None] for of in items])
+        fine = isinstance(grid, torch.Tensor) and tuple(grid.shape) == (USERS, ITEMS)
+        given = f"of shape {tuple(grid.shape)}" if isinstance(grid, torch.Tensor) else repr(grid)[:60]
+        words = f"scores [{USERS}, {ITEMS}] of users [{USERS}, 1, factors] and items [1, {ITEMS}, factors], not {given}"
+        tried.need(fine, "combine", words)
+        for user in range(USERS):  # one user with many items, as a device trains, gives the same
+            alone = tried("combine", ask, [of[user] for of in users], items)
+            same = tuple(alone.shape) == (ITEMS,) and torch.allclose(alone, grid[user], atol=1e-4, equal_nan=True)
+            tried.need(same, "combine", f"of one user [factors] and {ITEMS} items the same scores as among others")
 
 
 def _plan(settings: "Settings", survey: Answer) -> Plan:

@@ -12,7 +12,7 @@ from fairfold.protocol.hearing import stepped_down
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.sampling import Purpose, generator, sample_cohort
 from fairfold.protocol.words import State, Visit
-from fairfold.settings.parts import SecurePrivacy
+from fairfold.settings.privacy import SecurePrivacy
 from fairfold.subspace import assign_groups
 
 

@@ -19,7 +19,7 @@ from fairfold.protocol.noising import noised, simulated, spare_for
 from fairfold.protocol.people import People
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.words import Answer, Sent, Totals, Word
-from fairfold.settings.parts import PrivatePrivacy, SecurePrivacy
+from fairfold.settings.privacy import PrivatePrivacy, SecurePrivacy
 
 
 class Hearing:

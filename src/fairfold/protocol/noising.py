@@ -11,7 +11,7 @@ from fairfold.privacy.budget import deviations, spent
 from fairfold.privacy.encoding import Encoding, Segment, Words, added
 from fairfold.privacy.noise import Draw, discrete_gaussian, enough, repeatable, share_for
 from fairfold.protocol.sampling import Purpose, generator
-from fairfold.settings.parts import PrivatePrivacy, SecurePrivacy
+from fairfold.settings.privacy import PrivatePrivacy, SecurePrivacy
 
 if TYPE_CHECKING:
     from fairfold.settings import Settings

@@ -23,11 +23,12 @@ from fairfold.protocol.plan import Plan
 from fairfold.runs import checkpoint
 from fairfold.runs.federated import world_of
 from fairfold.runs.folder import RunFolder
+from fairfold.runs.own_data import data_of
 from fairfold.runs.read import require_run
 from fairfold.settings import Settings, read_settings
 from fairfold.settings.parts import DeviceData
 from fairfold.simulate.run import Progress
-from fairfold.simulate.world import World, load_data
+from fairfold.simulate.world import World
 from fairfold.values import Weights
 
 
@@ -125,7 +126,7 @@ def open_run(path: Path, say: Callable[[str], None] = lambda _: None, *, newest:
     if isinstance(settings.data, DeviceData):
         world, facts = world_of(settings, found.progress.state), found.data
     else:
-        data, _ = load_data(settings)
+        data = data_of(path, settings)
         facts = checkpoint.data_facts(data)
         checkpoint.refuse_other_data(found, facts, path)
         world = World.of(settings, data)

@@ -9,7 +9,8 @@ from typing import Any
 
 import tomli_w
 
-from fairfold.errors import InvalidSettings
+from fairfold.errors import InvalidSettings, nearest
+from fairfold.methods import Leading
 from fairfold.settings.base import NONE
 from fairfold.settings.settings import Settings, merged, nested, read_settings
 
@@ -35,6 +36,18 @@ def recipes() -> dict[str, Traversable]:
     return packaged("settings/recipes")
 
 
+def usual_recipe(changes: Mapping[str, Any]) -> str | None:
+    """The recipe that is taken where none is named; where a method of FAIR's tables is asked for, the best of those.
+
+    None where another model or algorithm is asked for: recipes are of one, and settings choose well by themselves.
+    """
+    if changes.keys() & {"model.kind", "algorithm.kind"}:
+        return None
+    asked = {key.removeprefix("subspace."): value for key, value in changes.items() if key.startswith("subspace.")}
+    cut = asked.keys() <= Leading.model_fields.keys() and asked.get("method", "leading") == "leading"
+    return BEST if cut else HASHED
+
+
 def load_settings(path: Path | None, changes: Mapping[str, Any], recipe: str | None = None) -> Settings:
     """Settings from a TOML file or a recipe (or the defaults), with single changes, by ``table.key``.
 
@@ -45,7 +58,8 @@ def load_settings(path: Path | None, changes: Mapping[str, Any], recipe: str | N
     if recipe is not None and path is not None:
         raise InvalidSettings(f"{path} and recipe {recipe!r}", "one of them", "Start from the recipe, or from a file.")
     if recipe is not None and recipe not in recipes():
-        raise InvalidSettings(f"recipe {recipe!r}", f"one of {', '.join(recipes())}", "Check the spelling.")
+        given = f"recipe {recipe!r}{nearest(recipe, recipes())}"
+        raise InvalidSettings(given, f"one of {', '.join(recipes())}", "Check the spelling.")
     values = {} if path is None else read_toml(path)
     if recipe is not None:
         values = read_toml(recipes()[recipe])

@@ -46,12 +46,37 @@ class InteractionData(Frozen):
         name: Of a known data set, or a folder or file of one's own.
         top_users: Keep only the users with most interactions; None keeps all.
         resplit: Pool the publisher's train and test sets and split anew, 70 % of each user to train on.
+        core: Keep users and items with at least so many interactions, until all have them.
+        min_rating: Keep what is rated so high or higher, as likes; None keeps everything.
+        user_column: Name of the column of users, or its place, counted from 1; None finds it by itself.
+        item_column: Of items, likewise.
+        rating_column: Of ratings, likewise.
+        separator: What stands between the fields of a line; None finds it by itself.
     """
 
     kind: Literal["interactions"] = "interactions"
     name: str
     top_users: int | None = Field(None, ge=1, lt=2**62)
     resplit: bool = False
+    core: int = Field(0, ge=0, lt=2**62)
+    min_rating: float | None = None
+    user_column: str | int | None = None
+    item_column: str | int | None = None
+    rating_column: str | int | None = None
+    separator: str | None = None
+
+    READING: ClassVar = ("core", "min_rating", "user_column", "item_column", "rating_column", "separator")
+
+    def effective(self, *, changed: bool = False) -> dict[str, Any]:
+        """See the base class; how a file is read is said where it is not the usual way."""
+        found, usual = super().effective(changed=changed), type(self).model_fields
+        return {key: of for key, of in found.items() if key not in self.READING or of != usual[key].default}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What is asked of ``prepare``."""
+        asked = {key: getattr(self, key) for key in ("top_users", "resplit", *self.READING)}
+        return {key: value for key, value in asked.items() if value not in (None, False, 0)}
 
 
 class ImageData(Frozen):
@@ -288,74 +313,3 @@ class RunSettings(Frozen):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     user_storage: Literal["auto", "memory", "disk"] = "auto"
     log_format: Literal["text", "json"] = "text"
-
-
-USUAL_COHORT = 100
-"""Devices in a sum: of fewer, what single users have can be read from exact sums (docs/privacy.md)."""
-
-
-class PlainPrivacy(Frozen):
-    """Answers as they are: the server sees each one, and can read the history of who sent it.
-
-    Attributes:
-        level: How answers are protected.
-    """
-
-    level: Literal["plain"] = "plain"
-
-    @property
-    def sums_alone(self) -> bool:
-        """Whether the server sees nothing but sums over many devices."""
-        return False
-
-    def warnings(self) -> list[str]:
-        """What whoever reads of a run has to know."""
-        return []
-
-
-class SecurePrivacy(PlainPrivacy):
-    """Sums alone: answers become words of 32 bits under masks that cancel in the sum.
-
-    Attributes:
-        level: How answers are protected.
-        smallest_cohort: Devices that a sum has at least; a sum of fewer is not opened. Of exact sums of 20 devices most
-            histories can be read, of 100 hardly any.
-        bound: Numbers of an answer beyond it are clipped. The smaller it is, the finer are the steps to which numbers
-            are rounded.
-    """
-
-    level: Literal["secure"] = "secure"  # type: ignore[assignment]
-    smallest_cohort: int = Field(USUAL_COHORT, ge=2, lt=2**17)
-    bound: float = Field(16.0, gt=0, lt=2**20)
-
-    @property
-    def sums_alone(self) -> bool:
-        """See the base class."""
-        return True
-
-    def warnings(self) -> list[str]:
-        """See the base class: a minimum below the usual one."""
-        if self.smallest_cohort >= USUAL_COHORT:
-            return []
-        lowered = f"privacy.smallest_cohort is {self.smallest_cohort}, below the usual {USUAL_COHORT}"
-        return [f"{lowered}: exact sums of so few devices tell what single users have (docs/privacy.md)."]
-
-
-class PrivatePrivacy(SecurePrivacy):
-    """Sums with noise: what comes out is nearly as likely without any one user's whole history.
-
-    Attributes:
-        level: How answers are protected.
-        epsilon: ε, spent by all that a run lets out of a user's history together.
-        delta: δ, which should be well below one over the number of users.
-        noise: Who adds it: every ``"devices"`` a share under its mask, so that nobody sees a sum without noise, even if
-            three in ten drop out; or the ``"server"``, which then sees the exact sum, and needs less of it.
-    """
-
-    level: Literal["private"] = "private"  # type: ignore[assignment]
-    epsilon: float = Field(8.0, gt=0, le=100)
-    delta: float = Field(1e-5, gt=0, lt=1)
-    noise: Literal["devices", "server"] = "devices"
-
-
-PRIVACY: dict[str, type[PlainPrivacy]] = {"plain": PlainPrivacy, "secure": SecurePrivacy, "private": PrivatePrivacy}

@@ -11,15 +11,8 @@ from typing import Any, Literal, get_args, get_origin
 from fairfold.algorithms import ALGORITHMS
 from fairfold.methods import METHODS
 from fairfold.settings.base import Frozen
-from fairfold.settings.parts import (
-    DATA,
-    PRIVACY,
-    FaultSettings,
-    FleetSettings,
-    ModelSettings,
-    NetworkSettings,
-    RunSettings,
-)
+from fairfold.settings.parts import DATA, FaultSettings, FleetSettings, ModelSettings, NetworkSettings, RunSettings
+from fairfold.settings.privacy import PRIVACY
 from fairfold.settings.settings import TAGS
 
 MARK = "<!-- Below: python -m fairfold.settings.reference docs/settings.md -->\n"

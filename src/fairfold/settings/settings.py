@@ -5,6 +5,7 @@ depends on its ``kind`` (of ``[subspace]``: ``method``, of ``[privacy]``: ``leve
 unknown key.
 """
 
+import difflib
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Self
@@ -16,18 +17,8 @@ from fairfold.errors import InvalidSettings, nearest
 from fairfold.methods import METHODS, Leading, Method
 from fairfold.protocol.plugins import name_of, registered
 from fairfold.settings.base import Frozen
-from fairfold.settings.parts import (
-    DATA,
-    PRIVACY,
-    SYNTHETIC,
-    DataSettings,
-    FleetSettings,
-    ModelSettings,
-    PlainPrivacy,
-    PrivatePrivacy,
-    RunSettings,
-    SecurePrivacy,
-)
+from fairfold.settings.parts import DATA, SYNTHETIC, DataSettings, FleetSettings, ModelSettings, RunSettings
+from fairfold.settings.privacy import PRIVACY, PlainPrivacy, PrivatePrivacy, SecurePrivacy
 
 TABLES = ("data", "model", "algorithm", "subspace", "fleet", "run", "privacy")
 TAGS = {"data": "kind", "model": "kind", "algorithm": "kind", "subspace": "method", "privacy": "level"}
@@ -176,12 +167,28 @@ def places() -> dict[str, str]:
     return found | {"solver": "algorithm.kind", "world": "data", "images": "data"}
 
 
+ELSEWHERE = {
+    "learning_rate": "algorithm.local_step", "lr": "algorithm.local_step", "epochs": "algorithm.local_epochs",
+    "optimizer": "algorithm.local_optimiser", "dim": "model.factors",
+    "embedding_dim": "model.factors", "latent_dim": "model.factors", "dataset": "data.name", "topk": "run.top",
+    "regularization": "algorithm.ridge", "num_clients": "fleet.clients_per_round", "num_rounds": "run.rounds",
+}  # fmt: skip
+"""What other programs call some of the keys."""
+
+
+def _suggested(key: str) -> str:
+    """A hint at the table and key that one without a table may stand for."""
+    known = ELSEWHERE | {name: place for name, place in places().items() if "." in place}
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.75)
+    return f" (did you mean {known[near[0]]!r}?)" if near else ""
+
+
 def _resolved(tables: Mapping[str, Any]) -> dict[str, Any]:
     """Tables as the objects that their tags name, with the defaults that these bring for each other."""
     for key in tables:
         if key not in TABLES:
             place = places().get(key)
-            hint = nearest(key, TABLES) or f": tables are {', '.join(TABLES)}"
+            hint = nearest(key, TABLES) or _suggested(key) or f": tables are {', '.join(TABLES)}"
             raise ValueError(f"unknown key {key!r}{hint if place is None else f': it is now {place}'}")
     given = {table: tables.get(table, {}) for table in TABLES}
     model = _table("model", ModelSettings, _named(given["model"]))
@@ -276,7 +283,7 @@ def _explain(table: str, kind: type[Frozen], problem: Mapping[str, Any]) -> str:
         return f"{name} = {problem['input']!r}: {message}"[:600] if path else message
     tag = TAGS.get(table)
     beside = "" if tag is None else f" with {table}.{tag}={kind.model_fields[tag].default!r}"
-    return f"unknown key {name!r}{beside}{nearest(path[-1], kind.model_fields)}"
+    return f"unknown key {name!r}{beside}{nearest(path[-1], kind.model_fields) or _suggested(path[-1])}"
 
 
 def _message(problem: Any) -> str:

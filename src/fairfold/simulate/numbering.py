@@ -25,7 +25,7 @@ from fairfold.protocol.plan import Plan
 from fairfold.protocol.sampling import Purpose, generator
 from fairfold.protocol.words import Public
 from fairfold.settings import Settings
-from fairfold.settings.parts import PrivatePrivacy
+from fairfold.settings.privacy import PrivatePrivacy
 from fairfold.values import BYTES, Weights
 
 

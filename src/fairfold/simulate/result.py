@@ -196,6 +196,8 @@ class Judge:
 
     def _ranked(self, score: Scorer, users: Tensor) -> RankingResult:
         data = self.world.interactions
+        if not len(data.test):  # everything is trained on: there is nothing to judge by
+            return RankingResult(float("nan"), users[:0], torch.zeros(0, dtype=torch.float64))
         return evaluate_ranking(score, data.train, data.test, self.world.plan.settings.run.top, users=users)
 
 

@@ -16,6 +16,7 @@ from fairfold.errors import InvalidSettings
 from fairfold.kernels import gpu
 from fairfold.metrics.ranking import RankingResult, Scorer
 from fairfold.metrics.rating import Predictor
+from fairfold.projections import Assignment
 from fairfold.protocol.faults import Rejections
 from fairfold.protocol.hearing import step_words
 from fairfold.protocol.noising import privacy_facts, privacy_words
@@ -25,7 +26,7 @@ from fairfold.protocol.round import Backend, in_turn, run_round
 from fairfold.protocol.storage import Storage
 from fairfold.protocol.words import State, on
 from fairfold.settings import Settings
-from fairfold.settings.parts import PrivatePrivacy
+from fairfold.settings.privacy import PrivatePrivacy
 from fairfold.simulate.numbering import numbered, renumbered_scores
 from fairfold.simulate.result import GroupReport, Judge, Result, RoundReport
 from fairfold.simulate.world import World, load_data, popularity_of
@@ -70,6 +71,9 @@ class Progress:
             for name, own in private.items():
                 self.private[name].copy_(own)
 
+
+MUCH = 0.9
+"""Devices that hold less than this share of what they may are told of."""
 
 LOST = 6
 """Evaluations in a row that tell a run that diverges from a noisy one: of the kept runs of the paper, some come
@@ -240,7 +244,10 @@ def _result(world: World, judge: Judge, progress: Progress) -> Result:
         plan.settings, judge.metric, progress.state.to(cpu), on(progress.private, cpu), progress.history, groups,
         quality.server, judge.references(judge.everybody), len(judge.everybody), dict(progress.rejections.counts),
         world.data.counted if isinstance(world.data, Dataset) else None,
-        [*plan.algorithm.told(plan, progress.state), *_left_out(world, progress.state.round_number), *_hidden(world)],
+        [
+            *plan.algorithm.told(plan, progress.state), *_capped(plan, assignments),
+            *_left_out(world, progress.state.round_number), *_hidden(world),
+        ],
         privacy_facts(plan.settings), judge.differences(progress.state, assignments),
     )  # fmt: skip
 
@@ -255,6 +262,20 @@ def _hidden(world: World) -> list[str]:
         )
         told += step_words(groups, world.fleet.size, [str(capacity) for capacity in plan.capacities])
     return told
+
+
+def _capped(plan: Plan, assignments: list[Assignment]) -> list[str]:
+    """Where devices hold much less than they may, that is said, and why."""
+    tensors, shares = plan.architecture.tensors, list[str]()
+    support = getattr(plan.method, "support", 0) or getattr(plan.algorithm, "support", 0)
+    if tensors.network or not support:
+        return []
+    for capacity, held in zip(plan.capacities, assignments, strict=True):
+        if held.projections is not None:
+            share = plan.method.used(tensors, held.projections, capacity)
+            shares += [f"{capacity} {share:.0%}"] if share < MUCH else []
+    why = f"items that fewer than {support} users have own no row, and what is not needed is not held"
+    return [f"Capped by support: of what they may, devices hold {', '.join(shares)}; {why}."] if shares else []
 
 
 def _left_out(world: World, rounds: int) -> list[str]:

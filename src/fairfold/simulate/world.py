@@ -1,7 +1,6 @@
 """A federation on one machine: the plan, who takes part, their data, and what they are judged by."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import fairfold.data  # its readers are reached through it, so that a device need not import them
 from fairfold.data import Dataset
@@ -94,9 +93,7 @@ def load_catalogued(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
             "data that is here", "Name it with --data, or go on with that run over its network.",
         )  # fmt: skip
     if isinstance(chosen, InteractionData):
-        options: dict[str, Any] = {} if chosen.top_users is None else {"top_users": chosen.top_users}
-        options |= {"ratings": True} if settings.predicts_ratings else {}
-        options |= {"resplit": True} if chosen.resplit else {}
+        options = chosen.options | ({"ratings": True} if settings.predicts_ratings else {})
         # Nothing here is chosen by a published validation set: model and references alike train on it and mask it.
         return fairfold.data.load(chosen.name, **options).with_validation(), {}
     if not isinstance(chosen, SyntheticData):

@@ -48,11 +48,11 @@ def _fitted_base(limits: list[int], unit: int) -> int:
     with running sums of 1 / l, all of them are compared in one pass.
     """
     smallest = min(limits)
-    exact = torch.tensor(limits, dtype=torch.float64)
+    exact = torch.tensor(limits, dtype=torch.float64, device="cpu")  # also where new tensors are on meta
     scaled = exact / 2 ** torch.floor(torch.log2(exact / smallest))  # in [smallest, 2 · smallest)
     scaled = torch.where(scaled > smallest, scaled / 2, scaled).sort().values
     cumulative = torch.cumsum(1 / scaled, 0)
-    before = torch.cat([torch.zeros(1, dtype=torch.float64), cumulative[:-1]])
+    before = torch.cat([torch.zeros(1, dtype=torch.float64, device="cpu"), cumulative[:-1]])
     used = scaled * ((cumulative[-1] - before) + before / 2)
     best = int(scaled[int(used.argmax())])
     return max(best // unit, 1) * unit

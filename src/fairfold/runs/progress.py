@@ -1,9 +1,13 @@
-"""How a run is watched: a bar with the last quality of every size on a terminal, plain lines elsewhere."""
+"""How a run is watched: a bar on a terminal, a line that changes in a notebook, plain lines elsewhere.
+
+Each has the last quality of every size. Where a round takes long, a sign of life is given.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -27,6 +31,8 @@ class Display(Callback):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live: Live | None = None
+        self._cell: Any = None  # what is shown in a notebook
+        self._over = threading.Event()
         columns = (TextColumn("round"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[left]}"))
         self._bar = Progress(*columns, console=console)
         self._down = self._up = 0
@@ -40,9 +46,35 @@ class Display(Callback):
         self._rounds, self._first = settings.run.rounds, first_round
         self._started = self._spoke = time.monotonic()
         self._task = self._bar.add_task("", total=settings.run.rounds, completed=first_round - 1, left="")
-        if self._console.is_terminal:
+        self._now = first_round
+        if self._console.is_jupyter:
+            from IPython.display import display
+
+            self._cell = display({"text/plain": "starting ..."}, raw=True, display_id=True)
+        elif self._console.is_terminal:
             self._live = Live(self._view(), console=self._console, refresh_per_second=8, transient=True)
             self._live.start()
+        self._over.clear()
+        threading.Thread(target=self._live_on, daemon=True).start()
+
+    def _live_on(self) -> None:
+        """Say that a round goes on where nothing has been said for long: the first may take minutes, or be the only."""
+        while not self._over.wait(LINE_SECONDS / 2):
+            silent = time.monotonic() - self._spoke
+            if self._live is None and silent >= LINE_SECONDS:
+                self._say(f"round {self._now}/{self._rounds} goes on: {human_seconds(self._elapsed)} so far")
+
+    @property
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._started
+
+    def _say(self, line: str) -> None:
+        """A line; in a notebook in the place of the one before."""
+        self._spoke = time.monotonic()
+        if self._cell is not None:
+            self._cell.update({"text/plain": line}, raw=True)
+        else:
+            self._console.print(line, soft_wrap=True, highlight=False)
 
     def on_round(self, report: RoundReport) -> None:
         """Move on."""
@@ -50,24 +82,24 @@ class Display(Callback):
         self._up += report.bytes_up
         if report.quality is not None:
             self._last, self._last_round = report.quality, report.round_number
-        left = self._left(report.round_number)
+        left, self._now = self._left(report.round_number), report.round_number + 1
         if self._live is not None:
             self._bar.update(self._task, completed=report.round_number, left=f"{left} left")
             self._live.update(self._view())
             return
-        if report.quality is not None or time.monotonic() - self._spoke > LINE_SECONDS:
-            self._spoke = time.monotonic()
-            self._console.print(self._line(report, left), soft_wrap=True, highlight=False)
+        if self._cell is not None or report.quality is not None or time.monotonic() - self._spoke > LINE_SECONDS:
+            self._say(self._line(report, left))
 
     def close(self) -> None:
         """Take the bar away."""
+        self._over.set()
         if self._live is not None:
             self._live.stop()
             self._live = None
 
     def _left(self, number: int) -> str:
         done = number - self._first + 1
-        return human_seconds((time.monotonic() - self._started) / done * (self._rounds - number))
+        return human_seconds(self._elapsed / done * (self._rounds - number))
 
     def _line(self, report: RoundReport, left: str) -> str:
         words = [f"round {report.round_number}/{self._rounds}"]

@@ -1,0 +1,128 @@
+"""What a newcomer types first: files with columns of any name, words that are almost right."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+import fairfold.data
+from fairfold import Settings
+from fairfold.errors import InvalidData, InvalidSettings
+from fairfold.protocol.dry_run import try_out
+from fairfold.settings import read_settings
+from fairfold.version import __version__
+from tests.cli.commands import fails, works
+from tests.own_models import BiasedMF
+
+ROWS = [(user, item) for user in range(12) for item in range(20) if (user * item) % 3]
+QUICK = ["--set", "run.references=false", "--set", "algorithm.choose=false", "--rounds", "1", "--capacities", "1x"]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRFOLD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def written(header: str, name: str = "mine.csv") -> Path:
+    path = Path(name)
+    lines = [header] if header else []
+    columns = len(header.split(",")) if header else 3
+    rows = [",".join([str(user), str(100 + item), *["4"] * (columns - 2)]) for user, item in ROWS]
+    path.write_text("\n".join([*lines, *rows]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["User_ID,Anime_ID,Feedback", "visitorid,itemid", "user_id,Game_ID", "user,artist", "userID,artistID,weight",
+     "reader,book", "Customer ID,StockCode", "user_id,podcast_id,session_id", "user_id:token,item_id:token"],
+)  # fmt: skip
+def test_columns_of_many_names_are_known(header: str) -> None:
+    data = fairfold.data.load(written(header))
+    assert (data.num_users, data.num_items) == tuple(len(set(ids)) for ids in zip(*ROWS, strict=True))
+
+
+def test_where_columns_are_not_known_the_command_that_works_is_told() -> None:
+    path = written("who,what,when")
+    with pytest.raises(InvalidData) as refused:
+        fairfold.data.load(path)
+    command = re.search(r"fairfold (train --data .*?) \(in Python", str(refused.value))
+    assert command is not None
+    assert "--user-column who --item-column what" in command[1]
+    assert "NDCG@20" in works(*shlex.split(command[1]), *QUICK, "--out", "run")
+    assert "did you mean 'what'" in fails(
+        "train", "--data", "mine.csv", "--user-column", "who", "--item-column", "waht"
+    )
+
+
+def test_a_file_without_a_header_is_read_by_places() -> None:
+    path = written("")
+    said = fails("train", "--data", str(path), *QUICK)
+    command = re.search(r"fairfold (train --data .*?) \(in Python", said)
+    assert command is not None
+    works(*shlex.split(command[1]), *QUICK, "--out", "run")
+    data = fairfold.data.load(path, user_column="1", item_column="2")
+    assert len(data.train) + len(data.test) == len(ROWS)  # the first line is one of them
+
+
+def test_train_takes_what_prepare_took_and_names_of_the_list() -> None:
+    path = written("who,what,stars")
+    columns = ["--user-column", "who", "--item-column", "what"]
+    works("data", "prepare", str(path), *columns, "--min-rating", "3", "--core", "2")
+    works("train", "--data", str(path), *columns, "--min-rating", "3", "--core", "2", *QUICK, "--out", "first")
+    (folder,) = Path("cache").glob("mine-*")
+    listed = works("data", "list")
+    assert folder.name in listed
+    works("train", "--data", folder.name, *QUICK, "--out", "second")
+    written("who,what,stars", "mine.tsv").write_text(path.read_text().replace(",", "\t"))
+    works("train", "--data", "mine.tsv", *columns, "--separator", "tab", *QUICK, "--out", "third")
+
+
+def test_usual_ways_of_reading_leave_settings_as_they_were() -> None:
+    usual = read_settings({"data": {"name": "x"}}).plain()["data"]
+    assert usual.keys() == {"kind", "name", "top_users", "resplit"}
+    assert read_settings({"data": {"name": "x", "core": 2}}).plain()["data"]["core"] == 2
+
+
+def test_the_version() -> None:
+    assert works("--version").strip() == f"fairfold {__version__}"
+    asked = subprocess.run([sys.executable, "-m", "fairfold", "--version"], capture_output=True, text=True, timeout=60)
+    assert asked.stdout.strip() == f"fairfold {__version__}"
+
+
+@pytest.mark.parametrize(
+    ("key", "wanted"),
+    [("learning_rat", "algorithm.local_step"), ("factrs", "model.factors"), ("run.round", "rounds"),
+     ("algoritm.ridge", "algorithm"), ("algorithm.epochs", "algorithm.local_epochs")],
+)  # fmt: skip
+def test_near_misses_are_told_in_both_places(key: str, wanted: str) -> None:
+    assert f"did you mean '{wanted}'" in fails("train", "--set", f"{key}=1")
+    table, _, name = key.rpartition(".")
+    with pytest.raises(ValueError, match=f"did you mean '{wanted}'"):
+        Settings(**({table: {name: 1}} if table else {name: 1}))
+
+
+class Summed(BiasedMF):
+    """A score that is one number whatever is asked for."""
+
+    def combine(self, users: tuple[Tensor, ...], items: tuple[Tensor, ...]) -> Tensor:
+        return (users[0] * items[0]).sum()
+
+
+class Matrix(BiasedMF):
+    """Right for one user with many items alone."""
+
+    def combine(self, users: tuple[Tensor, ...], items: tuple[Tensor, ...]) -> Tensor:
+        return (items[0] @ users[0].reshape(-1, users[0].shape[-1]).T)[..., 0]
+
+
+@pytest.mark.parametrize("kind", [Summed, Matrix])
+def test_a_model_that_does_not_broadcast_is_found_at_once(kind: type) -> None:
+    with pytest.raises(InvalidSettings, match="combine"):
+        try_out(Settings(model=kind))
+    try_out(Settings(model=BiasedMF))
