@@ -17,7 +17,9 @@ from fairfold.protocol.words import State
 from fairfold.reproduce import fedrec
 from fairfold.reproduce.experiment import read_experiment
 from fairfold.reproduce.newest import newest_left_out
+from fairfold.reproduce.records import Outcome
 from fairfold.reproduce.rivals import FedMF
+from fairfold.reproduce.tables import grids
 from fairfold.settings import read_settings
 from fairfold.simulate.world import World
 
@@ -217,6 +219,17 @@ def test_tables_like_another_have_its_rows(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('title = "t"\n[tables.a]\ntitle = "a"\nlike = "b"\n')
     with pytest.raises(InvalidSettings, match="like 'b'"):
         read_experiment(str(tmp_path / "mine.toml"))
+
+
+def test_what_a_row_did_not_measure_is_left_open() -> None:
+    experiment = read_experiment("fedrec")
+    cells = [cell for cell in experiment.cells if (cell.table, cell.row) == ("ml-100k", "popularity")]
+    facts = {"measures": {"NDCG@10": 0.25}, "errors": {"NDCG@10": 0.01}}
+    outcome = Outcome.of_value(0.25, 0.0, facts=facts)
+    found = grids(experiment, dict.fromkeys(cells, outcome))[0].entries
+    entries = {entry.column: entry for entry in found if entry.row == "popularity"}
+    assert (entries["NDCG@10"].mean, entries["NDCG@10"].spread) == (0.25, 0.01)
+    assert entries["bytes held"].mean is None
 
 
 def test_figures_of_the_page_are_those_of_the_records() -> None:

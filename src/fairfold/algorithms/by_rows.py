@@ -1,7 +1,7 @@
 """Scores from a user's history and rows of items: what all models of pairs have in common once they are made."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,8 @@ def rows_and_pairs(precision: Precision, counts: Tensor, columns: int, width: in
 
 class ByRows(Remembering):
     """Scoring by rows and a list of pairs, of which each counts ``pair_weight``."""
+
+    hiding: ClassVar[int] = 1000  # an item that one alone has shows all that goes with it (docs/privacy.md)
 
     pair_weight: float
 

@@ -51,6 +51,7 @@ class Algorithm(Frozen):
         releases: By name, the sums that a run lets out with noise under ``privacy.level = "private"``: none where an
             algorithm cannot be private.
         prefixes: Names of answers of which what small devices say is the beginning of what large ones say.
+        hiding: Devices in whose exact sum, as far as was tried, nobody's history can be read.
         DEFAULTS: What other tables take where nothing is said, by table and key.
     """
 
@@ -63,6 +64,7 @@ class Algorithm(Frozen):
     images: ClassVar[bool] = False
     pooled: ClassVar[bool] = False
     from_history: ClassVar[bool] = False
+    hiding: ClassVar[int] = 100
     grids: ClassVar[Mapping[str, int]] = {}
     prefixes: ClassVar[frozenset[str]] = frozenset()
     releases: ClassVar[Mapping[str, Release]] = {}

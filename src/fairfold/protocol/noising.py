@@ -11,7 +11,7 @@ from fairfold.privacy.budget import deviations, spent
 from fairfold.privacy.encoding import Encoding, Segment, Words, added
 from fairfold.privacy.noise import Draw, discrete_gaussian, enough, repeatable, share_for
 from fairfold.protocol.sampling import Purpose, generator
-from fairfold.settings.privacy import PrivatePrivacy, SecurePrivacy
+from fairfold.settings.privacy import USUAL_COHORT, PrivatePrivacy, SecurePrivacy
 
 if TYPE_CHECKING:
     from fairfold.settings import Settings
@@ -73,7 +73,18 @@ def privacy_facts(settings: "Settings") -> dict[str, Any]:
         facts |= {"smallest cohort": chosen.smallest_cohort}
     if isinstance(chosen, PrivatePrivacy):
         facts |= spent(chosen.epsilon, chosen.delta, settings.algorithm.releases) | {"noise from": chosen.noise}
-    return facts | {"warnings": chosen.warnings()}
+    return facts | {"warnings": [*chosen.warnings(), *_too_few(settings)]}
+
+
+def _too_few(settings: "Settings") -> list[str]:
+    """Where exact sums of so few devices were taken apart, that is said."""
+    chosen, hiding = settings.privacy, settings.algorithm.hiding
+    if not isinstance(chosen, SecurePrivacy) or isinstance(chosen, PrivatePrivacy):
+        return []
+    if chosen.smallest_cohort >= hiding or hiding <= USUAL_COHORT:
+        return []
+    kind = settings.algorithm.kind
+    return [f"Exact sums of {kind} of fewer than {hiding:,} devices can tell what single users have (docs/privacy.md)."]
 
 
 def privacy_words(facts: Mapping[str, Any]) -> list[str]:

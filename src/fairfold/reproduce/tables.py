@@ -100,6 +100,8 @@ def _entry(file: TableFile, row: str, column: str, known: list[Outcome]) -> Entr
         state, reason = (known[0].state, known[0].reason) if known else ("not run", "not run")
         return Entry(row, column, paper, state=state, reason=reason)
     best = file.value == "best"
+    if _measure(done[0], column, best) is None:
+        return Entry(row, column, paper, state="–", reason="not measured of this row")
     return Entry(
         row,
         column,
@@ -116,9 +118,11 @@ def _entry(file: TableFile, row: str, column: str, known: list[Outcome]) -> Entr
 
 
 def _measure(outcome: Outcome, column: str, best: bool) -> float | None:
-    """A cell's value, or, where it measured several, the one that its column is named after."""
-    value: float | None = outcome.facts.get("measures", {}).get(column, outcome.best if best else outcome.last)
-    return value
+    """A cell's value; where it measured several, the one that its column is named after."""
+    several: dict[str, float] | None = outcome.facts.get("measures")
+    if several is not None:
+        return several.get(column)
+    return outcome.best if best else outcome.last
 
 
 def _mean_facts(done: list[Outcome]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class SecurePrivacy(PlainPrivacy):
     Attributes:
         level: How answers are protected.
         smallest_cohort: Devices that a sum has at least; a sum of fewer is not opened. Of exact sums of 20 devices most
-            histories can be read, of 100 hardly any.
+            histories can be read; of 100 it depends on what devices say (docs/privacy.md).
         bound: Numbers of an answer beyond it are clipped. The smaller it is, the finer are the steps to which numbers
             are rounded.
     """
