@@ -28,7 +28,7 @@ LAYERS: list[set[str]] = [
     {"protocol.words"},
     {"privacy"},
     {"protocol.plugins", "methods"},
-    {"settings.parts"},
+    {"settings.parts", "settings.privacy"},
     {"protocol"},
     {"algorithms"},
     {"backends"},
