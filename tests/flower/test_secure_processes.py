@@ -64,6 +64,9 @@ app.evaluate()(answer)
 
 SERVER = """
 
+import json
+from pathlib import Path
+
 from fairfold.flower.secure_round import SecureRound
 
 finish = SecureRound.finish
@@ -105,8 +108,7 @@ def test_a_node_is_killed_in_every_phase(tmp_path: Path) -> None:
     trial.wait_for = 7  # those who are left
     trial.prepare(data)
     app = trial.server.app / "fairfold_app" / "server_app.py"
-    text = app.read_text().replace("import json\n", "import json\nfrom pathlib import Path\n")
-    app.write_text(text + SERVER.replace("{folder!r}", repr(str(tmp_path))))
+    app.write_text(app.read_text() + SERVER.replace("{folder!r}", repr(str(tmp_path))))
     with stopping(trial.programs):
         trial.start_server()
         trial.enrol_all()

@@ -268,9 +268,8 @@ def _capped(plan: Plan, assignments: list[Assignment]) -> list[str]:
     """Where devices hold much less than they may, that is said, and why."""
     tensors, shares = plan.architecture.tensors, list[str]()
     support = getattr(plan.method, "support", 0) or getattr(plan.algorithm, "support", 0)
-    if (
-        tensors.network or not support or isinstance(plan.settings.privacy, PrivatePrivacy)
-    ):  # there noise limits the head
+    by_noise = isinstance(plan.settings.privacy, PrivatePrivacy)  # which is what limits the head there
+    if tensors.network or not support or by_noise:
         return []
     for capacity, held in zip(plan.capacities, assignments, strict=True):
         if held.projections is not None:
