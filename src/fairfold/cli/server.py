@@ -12,6 +12,7 @@ from fairfold.errors import InvalidSettings
 
 if TYPE_CHECKING:
     from fairfold.flower.server import ServerFolder
+    from fairfold.settings import Settings
 
 server = typer.Typer(help="The server of a fleet: make it, start it, invite devices, train.", no_args_is_help=True)
 Folder = Annotated[Path, typer.Argument(help="Folder of the server.")]
@@ -65,6 +66,7 @@ def init(
     made = ServerFolder.create(folder, settings, host, port=port, items=items or 0, catalogue=catalogue)
     known = f"known as {host}:{port}; {folder}/settings.toml says what it trains"
     console.say(f"A server for {made.items:,} items in {folder}, {known}.")
+    _say_privacy(console, settings)
     console.say(f"Its secrets are in {folder}/keys. Next: fairfold server start {folder}")
 
 
@@ -111,7 +113,9 @@ def train(
     console, found = Terminal(), opened(folder)
     from fairfold.flower.launch import Launch
 
-    wanted = found.settings(rounds or 0).run.rounds
+    settings = found.settings(rounds or 0)
+    wanted = settings.run.rounds
+    _say_privacy(console, settings)
 
     def on_round(number: int, answers: int) -> None:
         console.say(f"round {number}/{wanted}: {answers} {'device' if answers == 1 else 'devices'} answered")
@@ -128,6 +132,20 @@ def status(folder: Folder, as_json: Json = False) -> None:
         typer.echo(json.dumps(told))
         return
     Terminal().print(_table(told))
+
+
+def _say_privacy(console: Terminal, settings: "Settings") -> None:
+    """What the server sees of its devices, and what would let it see less."""
+    from fairfold.protocol.noising import privacy_facts, privacy_words
+    from fairfold.settings.privacy import USUAL_COHORT
+
+    for sentence in privacy_words(privacy_facts(settings)):
+        console.say(sentence)
+    if not settings.privacy.sums_alone:
+        console.say(
+            f"Where {USUAL_COHORT} devices or more take part it can see their sums alone: `fairfold server init ... --set "
+            "privacy.level=secure`, and `fairfold node enrol ... --secure` on devices (docs/privacy.md)."
+        )
 
 
 def _table(told: dict[str, Any]) -> Any:
