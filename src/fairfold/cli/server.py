@@ -143,8 +143,8 @@ def _say_privacy(console: Terminal, settings: "Settings") -> None:
         console.say(sentence)
     if not settings.privacy.sums_alone:
         console.say(
-            f"Where {USUAL_COHORT} devices or more take part it can see their sums alone: `fairfold server init ... --set "
-            "privacy.level=secure`, and `fairfold node enrol ... --secure` on devices (docs/privacy.md)."
+            f"Where {USUAL_COHORT} devices or more take part it can see their sums alone: `fairfold server init ... "
+            "--set privacy.level=secure`, and `fairfold node enrol ... --secure` on devices (docs/privacy.md)."
         )
 
 
