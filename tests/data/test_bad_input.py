@@ -52,8 +52,8 @@ GOOD = "user_id,item_id,rating\n" + "".join(f"{row % 7},{row},{row % 5 + 1}\n" f
         ("own.csv", "user_id,item_id\n", "is empty"),
         ("train.txt", "\n\n", "is empty"),
         ("own.csv", "user,item\n1,2\n".encode("utf-16"), "is UTF-16"),
-        ("own.csv", gzip.compress(b"user,item\n" + bytes(range(65, 91)) * 9000)[:150], "truncated or damaged"),
-        ("own.csv", gzip.compress(GOOD.encode())[:-4], "truncated or damaged"),
+        ("own.csv", gzip.compress(b"user,item\n" + bytes(range(65, 91)) * 9000, mtime=0)[:150], "truncated or damaged"),
+        ("own.csv", gzip.compress(GOOD.encode(), mtime=0)[:-4], "truncated or damaged"),
     ],
 )
 def test_what_cannot_be_read_is_an_error(
