@@ -9,6 +9,7 @@ from fairfold.backends.batched import batched
 from fairfold.errors import InvalidSettings
 from fairfold.protocol.faults import Rejections
 from fairfold.protocol.hearing import SecureHearing, stepped_down
+from fairfold.protocol.noising import privacy_facts
 from fairfold.protocol.round import Backend, in_turn, run_round
 from fairfold.protocol.words import State
 from fairfold.settings import Settings, read_settings
@@ -127,3 +128,14 @@ def test_a_cohort_is_heard_through_words() -> None:
     assert SecureHearing(world.people, {0: 5}).apart([1, 2], {2: "drop"}) == {2: "drop"}
     others = world_of("gradient", secure())
     assert SecureHearing(others.people, {0: 5}).apart([1, 2], {2: "drop"}) == {1: "", 2: "drop"}
+
+
+def test_exact_sums_of_pairs_of_few_devices_are_warned_of() -> None:
+    def told(level: Any, kind: str = "correlations") -> str:
+        return " ".join(privacy_facts(Settings(algorithm=kind, privacy=level))["warnings"])
+
+    assert "correlations of fewer than 1,000 devices" in told("secure")
+    assert "of fewer than" not in told({"level": "secure", "smallest_cohort": 1000})
+    assert "of fewer than" not in told("secure", "least_squares")
+    assert "of fewer than" not in told("private")
+    assert not told("plain")
