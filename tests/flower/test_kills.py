@@ -30,11 +30,11 @@ from fairfold.flower import record
 true, marker = record.Record.round_done, Path({marker!r})
 
 
-def round_done(self, progress, nodes):
+def round_done(self, progress):
     if progress.state.round_number == 2 and not marker.exists():
         marker.touch()
         os.kill(os.getpid(), signal.SIGKILL)  # the answers are taken, and the checkpoint is not written
-    true(self, progress, nodes)
+    true(self, progress)
 
 
 record.Record.round_done = round_done
@@ -120,7 +120,7 @@ from fairfold.flower import record
 true, marker, dice = record.Record.round_done, Path({marker!r}), random.Random(os.urandom(8))
 
 
-def round_done(self, progress, nodes):
+def round_done(self, progress):
     kills = len(marker.read_text()) if marker.exists() else 0
     if kills < {kills} and dice.random() < 0.7:
         marker.write_text("x" * (kills + 1))
@@ -128,7 +128,7 @@ def round_done(self, progress, nodes):
         threading.Timer(moment, os.kill, (os.getpid(), signal.SIGKILL)).start()
         if dice.random() < 0.3:
             os.kill(os.getpid(), signal.SIGKILL)
-    true(self, progress, nodes)
+    true(self, progress)
 
 
 record.Record.round_done = round_done
