@@ -6,6 +6,8 @@ A *kind* checks a cell's settings, says what identifies its data, and runs it. N
 import shutil
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from json import dumps, loads
 from pathlib import Path
@@ -13,6 +15,7 @@ from statistics import mean
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fairfold.errors import InvalidCapacity, InvalidCheckpoint, InvalidSettings
 from fairfold.kernels import gpu
@@ -20,6 +23,7 @@ from fairfold.reproduce.fedrec import RIVALS, FedRecSettings
 from fairfold.reproduce.fedrec import measured as measured_fedrec
 from fairfold.reproduce.memory import MemorySettings, Tell, measured
 from fairfold.reproduce.newest import newest_left_out
+from fairfold.reproduce.paired import packed
 from fairfold.reproduce.records import Outcome
 from fairfold.runs.callbacks import Callback
 from fairfold.settings import Settings, merged, read_settings
@@ -136,7 +140,16 @@ class _Federated(Kind):
             "rejections": dict(result.rejections),
         }  # fmt: skip
         curve = [(float(one.round_number), one.quality.server) for one in result.history if one.quality is not None]
-        return Outcome.of_curve(curve, result.metric, seconds=finished.seconds, facts=facts)
+        outcome = Outcome.of_curve(curve, result.metric, seconds=finished.seconds, facts=facts)
+        return replace(outcome, by_user=_by_user(outcome, result.by_user))
+
+
+def _by_user(outcome: Outcome, known: Mapping[int, Tensor]) -> dict[str, str]:
+    """What each user got in the best evaluation and in the last; empty where an earlier sitting made one of them."""
+    rounds = {"best": outcome.best_round, "last": outcome.last_round}
+    if not all(number in known for number in rounds.values()):
+        return {}
+    return {name: packed(known[int(number or 0)].numpy()) for name, number in rounds.items()}
 
 
 def _fits_gpu(settings: Settings) -> bool:

@@ -44,6 +44,7 @@ class Outcome:
     seconds: float = 0.0  # all sittings together
     facts: dict[str, Any] = field(default_factory=dict)  # what else was found, by name
     data: dict[str, Any] = field(default_factory=dict)  # what identifies the data
+    by_user: dict[str, str] = field(default_factory=dict)  # what each user got, packed, by measure: see paired.py
 
     @classmethod
     def of_curve(cls, curve: list[tuple[float, float]], metric: str, **others: Any) -> "Outcome":
