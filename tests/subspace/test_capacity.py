@@ -2,8 +2,8 @@
 
 from fractions import Fraction
 
-import pytest
 import numpy
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st

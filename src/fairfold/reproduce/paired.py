@@ -51,7 +51,8 @@ def unpacked(text: str) -> Each:
 
 def over_seeds(texts: Sequence[str]) -> Each:
     """What each user gets in the mean over runs."""
-    return numpy.stack([unpacked(text) for text in texts]).mean(0)
+    mean: Each = numpy.mean([unpacked(text) for text in texts], axis=0)
+    return mean
 
 
 def differences(mine: Each, others: Sequence[Each], seed: int = 0) -> list[Difference]:
