@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from fairfold.cli.console import Terminal
-from fairfold.errors import InvalidData, InvalidSettings
+from fairfold.errors import InvalidData, InvalidSettings, nearest
 from fairfold.files import write_atomically
 from fairfold.reproduce.records import Watcher
 from fairfold.runs.progress import LINE_SECONDS
@@ -43,6 +43,10 @@ def reproduce(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Processes of one thread each, which share a GPU; default: a core each.")
     ] = None,
+    table: Annotated[
+        list[str] | None,
+        typer.Option(help="Run the cells of this table alone (may be given again); others are shown as they are kept."),
+    ] = None,
     search: Annotated[
         bool,
         typer.Option("--search", help="Choose settings (learning rates) in short runs on held-out data, and stop."),
@@ -70,6 +74,10 @@ def reproduce(
     if name is None:
         raise InvalidSettings("no experiment", "a name, 'all' or 'ours'", "`fairfold reproduce --list` shows them.")
     experiments = [read_experiment(each, quick=quick, seeds=seeds) for each in named(name)]
+    known = {name for experiment in experiments for name in experiment.file.tables}
+    if unknown := [name for name in table or () if name not in known]:
+        given = f"--table {unknown[0]}{nearest(unknown[0], known)}"
+        raise InvalidSettings(given, f"one of {', '.join(sorted(known))}", "Check the spelling.")
     require_plots()
     if search:
         for experiment in experiments:
@@ -79,7 +87,7 @@ def reproduce(
     title = experiments[0].folder if len(experiments) == 1 else f"{name}-quick" if quick else name
     display = Display(console, title)
     try:
-        outcomes = execute_all(experiments, out, jobs, display, run=not show)
+        outcomes = execute_all(experiments, out, jobs, display, run=not show, tables=table or ())
     except KeyboardInterrupt:
         console.say("What is done is kept: the same command goes on.")
         raise

@@ -5,7 +5,7 @@ import os
 import queue
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -71,11 +71,13 @@ def execute_all(
     watcher: Watcher | None = None,
     *,
     run: bool = True,
+    tables: Collection[str] = (),
 ) -> list[dict[Cell, Outcome]]:
     """Run what is not kept yet of several experiments, side by side, what they have in common once.
 
     Results of each go to a folder of its name in ``out``. One job runs here, more in processes (by default
-    :func:`default_jobs`). Without ``run`` only what is kept is taken. Returns the outcomes of each experiment.
+    :func:`default_jobs`). Without ``run`` only what is kept is taken, and no data is
+    read; with ``tables`` the others are taken as they are kept. Returns the outcomes of each experiment.
     """
     watcher = watcher or Watcher()
     kept = _kept(experiments, out)
@@ -90,7 +92,8 @@ def execute_all(
             watcher.on_note(f"{damage}: the cell is run again")
         for cell in experiment.cells:
             try:
-                mark = marks[cell] = _mark(cell)
+                mine = run and (not tables or cell.table in tables)
+                mark = marks[cell] = _mark(cell) if mine else _mark_as_kept(cell, records)
             except InvalidData as error:
                 marks[cell] = missing = f"no data: {error}"
                 found[missing] = Outcome("no data", str(error))
@@ -101,7 +104,7 @@ def execute_all(
                 outcome = outcome_of(anywhere[mark])
             if outcome is not None:
                 found[mark] = outcome
-            else:
+            elif mine:
                 folder = records.place / UNDER_WAY / file_name(cell.label)
                 waiting.setdefault(mark, Job(cell, mark, folder, [])).homes.append((records.place, cell))
     try:
@@ -137,6 +140,12 @@ def _mark(cell: Cell) -> str:
     """The fingerprint of a cell; an :class:`InvalidData` where its data is not at hand."""
     kind = KINDS[cell.kind]
     return fingerprint(cell.kind, kind.meaning(cell.values), cell.seed, kind.data(cell.values))
+
+
+def _mark_as_kept(cell: Cell, records: Records) -> str:
+    """The same with the data that a kept cell says it had: to show what is kept nothing else is needed."""
+    kind, kept = KINDS[cell.kind], records.by_label.get(cell.label)
+    return fingerprint(cell.kind, kind.meaning(cell.values), cell.seed, kept["outcome"]["data"] if kept else {})
 
 
 def _described(cell: Cell) -> dict[str, Any]:

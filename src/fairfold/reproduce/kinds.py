@@ -33,6 +33,7 @@ from fairfold.simulate.result import RoundReport
 from fairfold.subspace import Capacity
 
 Values = dict[str, Any]
+PLAIN = {"level": "plain"}
 
 
 class Kind(ABC):
@@ -95,6 +96,8 @@ class _Federated(Kind):
         """What differs from the defaults; so settings to come leave kept cells as they are."""
         found = read_settings(values).plain(changed=True)
         found["run"].pop("seed", None)
+        if found.get("privacy") == PLAIN:  # a table that came after the first cells
+            del found["privacy"]
         return found
 
     def on_gpu(self, values: Values) -> bool:
