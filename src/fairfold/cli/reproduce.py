@@ -47,6 +47,10 @@ def reproduce(
         list[str] | None,
         typer.Option(help="Run the cells of this table alone (may be given again); others are shown as they are kept."),
     ] = None,
+    again: Annotated[
+        bool,
+        typer.Option("--again", help="Run again the cells whose records lack commit, versions or what each user got."),
+    ] = False,
     search: Annotated[
         bool,
         typer.Option("--search", help="Choose settings (learning rates) in short runs on held-out data, and stop."),
@@ -87,7 +91,7 @@ def reproduce(
     title = experiments[0].folder if len(experiments) == 1 else f"{name}-quick" if quick else name
     display = Display(console, title)
     try:
-        outcomes = execute_all(experiments, out, jobs, display, run=not show, tables=table or ())
+        outcomes = execute_all(experiments, out, jobs, display, run=not show, tables=table or (), again=again)
     except KeyboardInterrupt:
         console.say("What is done is kept: the same command goes on.")
         raise
@@ -126,7 +130,8 @@ def _list(console: Terminal) -> None:
         for name in named(group):
             experiment = read_experiment(name)
             sources = dict.fromkeys(file.source for file in experiment.file.tables.values() if file.source)
-            cells = [(cell.table, cell.row, cell.column) for cell in experiment.cells if cell.kind != "references"]
+            counted = [cell for cell in experiment.cells if cell.kind != "references" and "-trial" not in cell.kind]
+            cells = [(cell.table, cell.row, cell.column) for cell in counted]
             counts = str(len(set(cells))), str(len(cells))
             table.add_row(experiment.name, group, experiment.file.title, "; ".join(sources), *counts)
         table.add_section()
@@ -137,6 +142,7 @@ def _list(console: Terminal) -> None:
 
 def grid_tables(grid: Grid) -> list[Table]:
     """A table of results for the terminal, and beside the quality what it costs and what each size reaches."""
+    from fairfold.reproduce.compared import compared
     from fairfold.reproduce.tables import crossed, shown, views
 
     brackets = ", the paper's in brackets" if grid.file.paper else ""
@@ -144,7 +150,7 @@ def grid_tables(grid: Grid) -> list[Table]:
     if grid.references:  # apart: in the table above they would stand in some method's column
         known = [[name, shown(value)] for name, value in grid.references.items()]
         tables.append(_table("", ["without federation", grid.file.metric], known))
-    for view in views(grid):
+    for view in [*views(grid), *compared(grid)]:
         rows = [[cell.replace(", ", "\n") for cell in row] for row in view.rows]
         tables.append(_table(view.about, view.heading, rows))
     return tables

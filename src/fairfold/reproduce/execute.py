@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from fairfold.reproduce.records import (
     keep,
     new_record,
     outcome_of,
+    whole,
 )
 
 POLL_SECONDS = 0.5
@@ -45,6 +46,7 @@ class Job:
     mark: str  # its fingerprint
     folder: Path  # where it may keep a run to go on with
     homes: list[tuple[Path, Cell]]  # folders of the experiments that have it, and what it is called there
+    tried: dict[str, Outcome] = field(default_factory=dict)  # what its trials found, by name
 
 
 MEMORY_A_JOB = 4 * 2**30
@@ -72,18 +74,21 @@ def execute_all(
     *,
     run: bool = True,
     tables: Collection[str] = (),
+    again: bool = False,
 ) -> list[dict[Cell, Outcome]]:
     """Run what is not kept yet of several experiments, side by side, what they have in common once.
 
     Results of each go to a folder of its name in ``out``. One job runs here, more in processes (by default
     :func:`default_jobs`). Without ``run`` only what is kept is taken, and no data is
-    read; with ``tables`` the others are taken as they are kept. Returns the outcomes of each experiment.
+    read; with ``tables`` the others are taken as they are kept; with ``again`` cells whose records lack something
+    (:func:`fairfold.reproduce.records.whole`) are run again. Returns the outcomes of each experiment.
     """
     watcher = watcher or Watcher()
     kept = _kept(experiments, out)
     anywhere: dict[str, Record] = {}
     for record in (record for records in kept.values() for record in records.by_label.values()):
-        anywhere.setdefault(record["fingerprint"], record)
+        if not again or whole(record):
+            anywhere.setdefault(record["fingerprint"], record)
     found, marks = dict[str, Outcome](), dict[Cell, str]()  # by mark; what a cell's outcome is found by
     taken, waiting = defaultdict[str, list[Record]](list), dict[str, Job]()  # over from other experiments; to be run
     for experiment in experiments:
@@ -98,7 +103,8 @@ def execute_all(
                 marks[cell] = missing = f"no data: {error}"
                 found[missing] = Outcome("no data", str(error))
                 continue
-            outcome = records.outcome(cell.label, mark)
+            lacks = again and mine and not whole(records.by_label.get(cell.label, {}))
+            outcome = None if lacks else records.outcome(cell.label, mark)
             if outcome is None and mark in anywhere:  # another experiment has the same cell
                 taken[experiment.folder].append(anywhere[mark] | {"label": cell.label} | _described(cell))
                 outcome = outcome_of(anywhere[mark])
@@ -114,10 +120,12 @@ def execute_all(
             lacking = states.count("no data")
             watcher.on_plan(len(states) - lacking, lacking, [job.cell for job in todo])
             processes = default_jobs(len(todo)) if jobs is None else jobs
-            alone = processes == 1 or len(todo) < 2
-            for job, outcome in _run_here(todo, watcher) if alone else _run_apart(todo, watcher, processes):
-                watcher.on_cell(job.cell, outcome)
-                found[job.mark] = outcome
+            for phase in ([job for job in todo if not job.cell.trials], [job for job in todo if job.cell.trials]):
+                ready = [replace(job, tried=_tried(job.cell, marks, found)) for job in phase]
+                alone = processes == 1 or len(ready) < 2
+                for job, outcome in _run_here(ready, watcher) if alone else _run_apart(ready, watcher, processes):
+                    watcher.on_cell(job.cell, outcome)
+                    found[job.mark] = outcome
     finally:
         for name in {experiment.folder for experiment in experiments}:
             if run or taken[name]:
@@ -142,6 +150,11 @@ def _mark(cell: Cell) -> str:
     return fingerprint(cell.kind, kind.meaning(cell.values), cell.seed, kind.data(cell.values))
 
 
+def _tried(cell: Cell, marks: dict[Cell, str], found: dict[str, Outcome]) -> dict[str, Outcome]:
+    """What a cell's trials found, by name."""
+    return {trial.column: found[marks[trial]] for trial in cell.trials}
+
+
 def _mark_as_kept(cell: Cell, records: Records) -> str:
     """The same with the data that a kept cell says it had: to show what is kept nothing else is needed."""
     kind, kept = KINDS[cell.kind], records.by_label.get(cell.label)
@@ -160,7 +173,7 @@ def run_job(job: Job, tell: Tell) -> Outcome:
     """Run one cell and keep it; a method's refusal is kept as well, missing data is asked for again next time."""
     cell, kind = job.cell, KINDS[job.cell.kind]
     try:
-        outcome = kind.run(cell.values, cell.seed, job.folder, tell)
+        outcome = kind.run_after(cell.values, cell.seed, job.folder, tell, job.tried)
     except InvalidData as error:
         return Outcome("no data", str(error))
     hardware = {"machine": machine(gpu=kind.on_gpu(cell.values))}

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from fairfold.errors import InvalidCapacity, InvalidCheckpoint, InvalidSettings
 from fairfold.kernels import gpu
-from fairfold.reproduce.fedrec import RIVALS, FedRecSettings
+from fairfold.reproduce.fedrec import RIVALS, FedRecSettings, trials_of
 from fairfold.reproduce.fedrec import measured as measured_fedrec
+from fairfold.reproduce.fedrec import tried as tried_fedrec
 from fairfold.reproduce.memory import MemorySettings, Tell, measured
 from fairfold.reproduce.newest import newest_left_out
 from fairfold.reproduce.paired import packed
@@ -46,6 +47,10 @@ class Kind(ABC):
     def meaning(self, values: Values) -> Values:
         """The same for settings that mean the same, however they are written."""
         return values
+
+    def trials(self, values: Values) -> dict[str, tuple[str, Values]]:  # noqa: ARG002
+        """Cells by which a cell chooses settings, by name: their kinds and settings. They are run before it, once."""
+        return {}
 
     def relevant(self, values: Values) -> Values:
         """The settings that decide what a cell trains on and how it is judged, hence its reference rows."""
@@ -77,6 +82,10 @@ class Kind(ABC):
     @abstractmethod
     def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:
         """Run it; ``folder`` is its own, for what it needs to go on after an interruption."""
+
+    def run_after(self, values: Values, seed: int, folder: Path, tell: Tell, tried: dict[str, Outcome]) -> Outcome:  # noqa: ARG002
+        """The same for a cell that chooses settings by what its trials found, by name."""
+        return self.run(values, seed, folder, tell)
 
 
 @cache
@@ -252,18 +261,38 @@ class _FedRec(_Made):
 
         return data_facts(newest_left_out(self.settings(values).data))
 
+    def trials(self, values: Values) -> dict[str, tuple[str, Values]]:
+        return {name: ("fedrec-trial", trial) for name, trial in trials_of(values).items()}
+
     def on_gpu(self, values: Values) -> bool:
         """Rivals train on a GPU where there is one."""
         return self.settings(values).method in RIVALS and torch.cuda.is_available()
 
     def work(self, values: Values) -> float:
-        return float(self.settings(values).rounds)
+        return float(self.settings(values).rounds) * (10 if self.settings(values).data == "ml-1m" else 1)
+
+    def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:
+        return self.run_after(values, seed, folder, tell, {})
+
+    def run_after(self, values: Values, seed: int, folder: Path, tell: Tell, tried: dict[str, Outcome]) -> Outcome:  # noqa: ARG002
+        started = time.monotonic()
+        found = {name: outcome.last or 0.0 for name, outcome in tried.items()}
+        facts, by_user = measured_fedrec(self.settings(values), seed, found, tell)
+        seconds = time.monotonic() - started
+        facts["measures"]["seconds"] = seconds
+        return Outcome.of_value(facts["measures"]["NDCG@10"], 0.0, seconds=seconds, facts=facts, by_user=by_user)
+
+
+class _FedRecTrial(_FedRec):
+    """One setting of such a recommender, judged by the item before the newest."""
+
+    def trials(self, values: Values) -> dict[str, tuple[str, Values]]:  # noqa: ARG002
+        return {}
 
     def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:  # noqa: ARG002
-        facts = measured_fedrec(self.settings(values), seed, tell)
-        seconds = facts.pop("measured in seconds")
-        facts["measures"]["seconds"] = seconds
-        return Outcome.of_value(facts["measures"]["NDCG@10"], 0.0, seconds=seconds, facts=facts)
+        started = time.monotonic()
+        found = tried_fedrec(self.settings(values), tell)
+        return Outcome.of_value(found, 0.0, seconds=time.monotonic() - started, facts={"metric": "NDCG@10, held out"})
 
 
 KINDS: dict[str, Kind] = {
@@ -272,4 +301,5 @@ KINDS: dict[str, Kind] = {
     "convex": _Convex("convex", ConvexFederation),
     "memory": _Memory("memory", MemorySettings),
     "fedrec": _FedRec("fedrec", FedRecSettings),
+    "fedrec-trial": _FedRecTrial("fedrec-trial", FedRecSettings),
 }

@@ -55,6 +55,11 @@ def over_seeds(texts: Sequence[str]) -> Each:
     return mean
 
 
+def error_of(each: Each) -> float:
+    """The standard error of a mean over users."""
+    return float(each.std(ddof=1)) / float(len(each) ** 0.5)
+
+
 def differences(mine: Each, others: Sequence[Each], seed: int = 0) -> list[Difference]:
     """Of a model to others, over the same users in the same order; all of them by the same draws."""
     for other in others:

@@ -93,6 +93,17 @@ def new_record(label: str, mark: str, described: dict[str, Any], outcome: Outcom
     return {"label": label, "fingerprint": mark, **software(), **described, "outcome": asdict(outcome)}
 
 
+def whole(record: Record) -> bool:
+    """Whether a record says by which code it came about and, of a ranking, what each user got: older ones do not."""
+    if not record:
+        return False
+    outcome = record["outcome"]
+    ranked = outcome["state"] == "done" and (
+        record["kind"] == "fedrec" or str(outcome["facts"].get("metric", "")).startswith("NDCG@20")
+    )
+    return bool(record.get("torch") and record.get("commit") and (outcome.get("by_user") or not ranked))
+
+
 def outcome_of(record: Record) -> Outcome:
     """What came of a kept cell."""
     kept = record["outcome"]
