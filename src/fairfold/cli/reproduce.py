@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from fairfold.cli.console import Terminal
-from fairfold.errors import InvalidData, InvalidSettings, nearest
+from fairfold.errors import InvalidData, InvalidSettings
 from fairfold.files import write_atomically
 from fairfold.reproduce.records import Watcher
 from fairfold.runs.progress import LINE_SECONDS
@@ -43,9 +43,12 @@ def reproduce(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Processes of one thread each, which share a GPU; default: a core each.")
     ] = None,
-    table: Annotated[
+    only: Annotated[
         list[str] | None,
-        typer.Option(help="Run the cells of this table alone (may be given again); others are shown as they are kept."),
+        typer.Option(
+            help="Run these cells alone: table, table/row or table/row/column, with * and ? (may be given again). "
+            "Others are shown as they are kept."
+        ),
     ] = None,
     again: Annotated[
         bool,
@@ -65,7 +68,7 @@ def reproduce(
     Cells that are done are kept and not run again; one that was interrupted goes on from its checkpoint. Results are
     Markdown, CSV, PNG and one page that opens offline.
     """
-    from fairfold.reproduce.execute import execute_all
+    from fairfold.reproduce.execute import execute_all, named_by
     from fairfold.reproduce.experiment import named, read_experiment
     from fairfold.reproduce.output import render_page
     from fairfold.reproduce.search import search as choose_settings
@@ -78,10 +81,10 @@ def reproduce(
     if name is None:
         raise InvalidSettings("no experiment", "a name, 'all' or 'ours'", "`fairfold reproduce --list` shows them.")
     experiments = [read_experiment(each, quick=quick, seeds=seeds) for each in named(name)]
-    known = {name for experiment in experiments for name in experiment.file.tables}
-    if unknown := [name for name in table or () if name not in known]:
-        given = f"--table {unknown[0]}{nearest(unknown[0], known)}"
-        raise InvalidSettings(given, f"one of {', '.join(sorted(known))}", "Check the spelling.")
+    everything = [cell for experiment in experiments for cell in experiment.cells]
+    if unknown := [one for one in only or () if not any(named_by(cell, [one]) for cell in everything)]:
+        tables = sorted({cell.table for cell in everything})
+        raise InvalidSettings(f"--only {unknown[0]}", f"a cell of {', '.join(tables)}", "Check the spelling.")
     require_plots()
     if search:
         for experiment in experiments:
@@ -91,7 +94,7 @@ def reproduce(
     title = experiments[0].folder if len(experiments) == 1 else f"{name}-quick" if quick else name
     display = Display(console, title)
     try:
-        outcomes = execute_all(experiments, out, jobs, display, run=not show, tables=table or (), again=again)
+        outcomes = execute_all(experiments, out, jobs, display, run=not show, only=only or (), again=again)
     except KeyboardInterrupt:
         console.say("What is done is kept: the same command goes on.")
         raise
@@ -130,7 +133,7 @@ def _list(console: Terminal) -> None:
         for name in named(group):
             experiment = read_experiment(name)
             sources = dict.fromkeys(file.source for file in experiment.file.tables.values() if file.source)
-            counted = [cell for cell in experiment.cells if cell.kind != "references" and "-trial" not in cell.kind]
+            counted = [cell for cell in experiment.cells if cell.kind != "references" and not cell.is_trial]
             cells = [(cell.table, cell.row, cell.column) for cell in counted]
             counts = str(len(set(cells))), str(len(cells))
             table.add_row(experiment.name, group, experiment.file.title, "; ".join(sources), *counts)

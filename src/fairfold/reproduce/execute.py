@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +74,14 @@ def execute_all(
     watcher: Watcher | None = None,
     *,
     run: bool = True,
-    tables: Collection[str] = (),
+    only: Collection[str] = (),
     again: bool = False,
 ) -> list[dict[Cell, Outcome]]:
     """Run what is not kept yet of several experiments, side by side, what they have in common once.
 
     Results of each go to a folder of its name in ``out``. One job runs here, more in processes (by default
-    :func:`default_jobs`). Without ``run`` only what is kept is taken, and no data is
-    read; with ``tables`` the others are taken as they are kept; with ``again`` cells whose records lack something
+    :func:`default_jobs`). Without ``run`` only what is kept is taken, and no data is read. With ``only`` (patterns of
+    table/row/column) all other cells are taken as they are kept, with ``again`` those whose records lack something
     (:func:`fairfold.reproduce.records.whole`) are run again. Returns the outcomes of each experiment.
     """
     watcher = watcher or Watcher()
@@ -97,7 +98,7 @@ def execute_all(
             watcher.on_note(f"{damage}: the cell is run again")
         for cell in experiment.cells:
             try:
-                mine = run and (not tables or cell.table in tables)
+                mine = run and named_by(cell, only)
                 mark = marks[cell] = _mark(cell) if mine else _mark_as_kept(cell, records)
             except InvalidData as error:
                 marks[cell] = missing = f"no data: {error}"
@@ -148,6 +149,12 @@ def _mark(cell: Cell) -> str:
     """The fingerprint of a cell; an :class:`InvalidData` where its data is not at hand."""
     kind = KINDS[cell.kind]
     return fingerprint(cell.kind, kind.meaning(cell.values), cell.seed, kind.data(cell.values))
+
+
+def named_by(cell: Cell, only: Collection[str]) -> bool:
+    """Whether one of some patterns names a cell: ``table``, ``table/row`` or ``table/row/column``, with * and ?."""
+    words = cell.table, cell.row, cell.column
+    return not only or any(fnmatchcase("/".join(words[: one.count("/") + 1]), one) for one in only)
 
 
 def _tried(cell: Cell, marks: dict[Cell, str], found: dict[str, Outcome]) -> dict[str, Outcome]:

@@ -51,6 +51,7 @@ class TableFile(Frozen):
     paper: dict[str, dict[str, Figure]] = Field(default_factory=dict)  # its figures; text such as "N/A" for none
     rounds_of_best: dict[str, dict[str, Figure]] = Field(default_factory=dict)  # at which the paper found its best
     references: bool = False  # methods without federation beside it, on the same data
+    support: int = 0  # the same among items that so many users have, where a row asks for that: what it gets, they get
     curves: Literal["rounds", "loglog"] = "rounds"  # what runs along the x axis of the plot over time
     notes: tuple[str, ...] = ()  # choices and differences, told under the table
     seeds: tuple[int, ...] | None = None  # other ones than the experiment's
@@ -95,6 +96,11 @@ class Cell:
     seed: int
     experiment: str = ""
     trials: tuple["Cell", ...] = field(default=(), hash=False, compare=False)  # run before it, to choose settings
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether it is there to choose settings of another."""
+        return self.kind.endswith("-trial")
 
     @property
     def label(self) -> str:
@@ -210,7 +216,8 @@ def _cells(
             if values not in distinct:
                 distinct.append(values)
                 label = str(values["data"].get("name", ""))
-                cells.append(Cell(table, "references", label, "references", values, 0, name))
+                asked = values | ({"support": content.support} if content.support else {})
+                cells.append(Cell(table, "references", label, "references", asked, 0, name))
     return cells
 
 

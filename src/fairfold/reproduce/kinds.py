@@ -186,24 +186,35 @@ class _Ticks(Callback):
 
 
 class _References(Kind):
-    """What needs no federation and no training: popularity, neighbours, SVD, ridge; means for ratings."""
+    """What needs no federation and no training: popularity, neighbours, SVD, ridge, EASE, iALS; means for ratings.
+
+    Beside the settings, ``support`` asks for the same among items that so many users have.
+    """
+
+    def settings(self, values: Values) -> Any:
+        return read_settings({key: value for key, value in values.items() if key != "support"})
+
+    def data(self, values: Values) -> dict[str, Any]:
+        return super().data({key: value for key, value in values.items() if key != "support"})
 
     def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:  # noqa: ARG002
         from fairfold.metrics.reference_rows import ranking_rows, rating_rows
         from fairfold.simulate.world import load_interactions
 
-        settings = read_settings(values)
+        settings, support = self.settings(values), int(values.get("support", 0))
         data, _ = load_interactions(settings)
         rated = settings.predicts_ratings
-        started, found, tried = time.monotonic(), dict[str, Any](), dict[str, Any]()
-        for reference in rating_rows(data) if rated else ranking_rows(data, settings.run.top):
+        started, found, tried, by_user = time.monotonic(), dict[str, Any](), dict[str, Any](), dict[str, str]()
+        for reference in rating_rows(data) if rated else ranking_rows(data, settings.run.top, support):
             found[reference.name] = reference.value
             if reference.tried:
-                tried[reference.name] = {f"{value:g}": ndcg for value, ndcg in reference.tried.items()}
-            tell(len(found), 6)
+                tried[reference.name] = {reference.words(value): ndcg for value, ndcg in reference.tried.items()}
+            if reference.by_user is not None:
+                by_user[reference.name] = packed(reference.by_user.numpy())
+            tell(len(found), 16 if support else 8)
         metric = "MSE" if rated else f"NDCG@{settings.run.top}"
         facts = {"references": found, "tried on held-out training data": tried, "metric": metric}
-        return Outcome(seconds=time.monotonic() - started, facts=facts)
+        return Outcome(seconds=time.monotonic() - started, facts=facts, by_user=by_user)
 
 
 class _Made(Kind):

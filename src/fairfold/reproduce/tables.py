@@ -75,7 +75,7 @@ def grids(experiment: Experiment, outcomes: dict[Cell, Outcome]) -> list[Grid]:
 
 
 def _grid(name: str, file: TableFile, experiment: Experiment, outcomes: dict[Cell, Outcome]) -> Grid:
-    cells = [cell for cell in experiment.cells if cell.table == name and not cell.kind.endswith("-trial")]
+    cells = [cell for cell in experiment.cells if cell.table == name and not cell.is_trial]
     by_place: dict[tuple[str, str], list[Outcome]] = {}
     references: dict[str, float | str] = {}
     by_user: dict[str, str] = {}
