@@ -61,6 +61,12 @@ def reproduce(
     show: Annotated[
         bool, typer.Option("--show", help="Write tables and page from the cells that are kept; run nothing.")
     ] = False,
+    pages: Annotated[
+        Path | None,
+        typer.Option(
+            help="Beside, write the tables in the Markdown pages of this folder anew, and name unheld figures."
+        ),
+    ] = None,
     list_them: Annotated[bool, typer.Option("--list", help="Show the experiments and what they hold.")] = False,
 ) -> None:
     """Run a table of the paper again: its figure, ours with the spread over seeds, the difference, rounds and seconds.
@@ -105,6 +111,8 @@ def reproduce(
         page = out / f"{title}.html"
         write_atomically(page, render_page(finished).encode())
         console.say(f"All on one page: {page}")
+    if pages is not None:
+        _write_pages(console, pages, out)
     missing = [entry for results in finished for grid in results.grids for entry in grid.entries]
     if missing and all(entry.state == "no data" for entry in missing):
         raise InvalidData(missing[0].reason.split("; needed")[0], "data for at least one cell", missing[0].reason)
@@ -123,6 +131,19 @@ def _write(console: Terminal, experiment: Experiment, outcomes: dict[Cell, Outco
     written = write_results(results, out)
     console.say(f"Page: {written[-1]} (Markdown, CSV and plots beside it)")
     return results
+
+
+def _write_pages(console: Terminal, folder: Path, out: Path) -> None:
+    from fairfold.reproduce.pages import PART, Pages
+
+    pages = Pages(out, folder.parent)
+    for path in sorted(folder.glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        if (made := pages.made(text)) != text:
+            write_atomically(path, made.encode())
+            console.say(f"Tables made anew: {path}")
+        for wrong in pages.unheld(made) if PART.search(made) else ():
+            console.say(f"{path}: no record holds {wrong}")
 
 
 def _list(console: Terminal) -> None:

@@ -165,7 +165,12 @@ def _tried(cell: Cell, marks: dict[Cell, str], found: dict[str, Outcome]) -> dic
 def _mark_as_kept(cell: Cell, records: Records) -> str:
     """The same with the data that a kept cell says it had: to show what is kept nothing else is needed."""
     kind, kept = KINDS[cell.kind], records.by_label.get(cell.label)
-    return fingerprint(cell.kind, kind.meaning(cell.values), cell.seed, kept["outcome"]["data"] if kept else {})
+    data = kept["outcome"]["data"] if kept else {}
+    ways = [
+        fingerprint(cell.kind, kind.meaning(values), cell.seed, data)
+        for values in (cell.values, *kind.earlier(cell.values))
+    ]
+    return next((mark for mark in ways if kept and mark == kept["fingerprint"]), ways[0])
 
 
 def _described(cell: Cell) -> dict[str, Any]:

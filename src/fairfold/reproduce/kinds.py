@@ -48,6 +48,10 @@ class Kind(ABC):
         """The same for settings that mean the same, however they are written."""
         return values
 
+    def earlier(self, values: Values) -> list[Values]:  # noqa: ARG002
+        """What a cell was asked before it was asked for more: such a kept one is shown until the new one is run."""
+        return []
+
     def trials(self, values: Values) -> dict[str, tuple[str, Values]]:  # noqa: ARG002
         """Cells by which a cell chooses settings, by name: their kinds and settings. They are run before it, once."""
         return {}
@@ -193,6 +197,9 @@ class _References(Kind):
 
     def settings(self, values: Values) -> Any:
         return read_settings({key: value for key, value in values.items() if key != "support"})
+
+    def earlier(self, values: Values) -> list[Values]:
+        return [{key: value for key, value in values.items() if key != "support"}]
 
     def data(self, values: Values) -> dict[str, Any]:
         return super().data({key: value for key, value in values.items() if key != "support"})
