@@ -3,8 +3,8 @@
 A page says by comments, which readers do not see, where its figures come from.
 
 ``<!-- made: fedrec/ml-1m [NDCG@10; bytes held] -->`` … ``<!-- end -->`` holds a table that :func:`made` writes: a line
-per row, and of every column (or measure) its mean with its error. ``NDCG@10 − EASE, central`` is the difference to a row
-(or column, or reference) user by user, ``references`` stands for the references' own table.
+per row, and of every column (or measure) its mean with its error. ``NDCG@10 − EASE, central`` is the difference to a
+row (or column, or reference) user by user, ``references`` stands for the references' own table.
 
 ``<!-- figures: beyond/movielens, benchmarks/results/popularity.csv -->`` begins a part, up to the next such comment or
 heading of the second level, whose figures (numbers of three decimals or more) have to be among those that these records
@@ -18,11 +18,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
+from statistics import mean
+from typing import Any
 
 from fairfold.errors import InvalidData
 from fairfold.reproduce.compared import gaps
 from fairfold.reproduce.execute import execute_all
 from fairfold.reproduce.experiment import read_experiment
+from fairfold.reproduce.records import Records, outcome_of
+from fairfold.reproduce.search import SEARCH
 from fairfold.reproduce.tables import Entry, Grid, grids, sizes
 from fairfold.runs.units import human_bytes, human_seconds
 
@@ -112,15 +116,31 @@ class Pages:
                 self._of_csv(source, found)
                 continue
             experiment, _, table = source.partition("/")
+            self._of_search(experiment, found)
             for grid in [self.grid(experiment, table)] if table else self.grids(experiment).values():
                 _of_grid(grid, found)
         return found
 
     def _of_csv(self, source: str, found: Held) -> None:
+        """Its numbers, and means over folds where it has a column of these."""
         with (self._root / source).open(encoding="utf-8", newline="") as file:
-            for line in csv.reader(file):
-                for cell in line:
-                    found.everything += [float(word) for word in re.findall(r"(?<![\w.])\d*\.\d+", cell)]
+            lines = list(csv.DictReader(file))
+        folds: dict[tuple[str, ...], list[float]] = {}
+        for line in lines:
+            for cell in line.values():
+                found.everything += [float(word) for word in re.findall(r"(?<![\w.])\d*\.\d+", cell or "")]
+            if "fold" in line:
+                value = line.get("ndcg") or line.get("value") or "nan"
+                folds.setdefault((line["data"], line["settings"]), []).append(float(value))
+        found.everything += [mean(of) for of in folds.values()]
+
+    def _of_search(self, experiment: str, found: Held) -> None:
+        """What was chosen by, and the settings themselves."""
+        for record in Records(self._results / experiment, SEARCH).by_label.values():
+            outcome = outcome_of(record)
+            found.everything += [value for value in (outcome.best, outcome.last) if value is not None]
+        for cell in read_experiment(experiment).cells:
+            found.everything += _numbers(cell.values)
 
 
 def parts(text: str) -> Iterator[tuple[str | None, str]]:
@@ -131,6 +151,13 @@ def parts(text: str) -> Iterator[tuple[str | None, str]]:
         yield sources, text[start : mark.start()]
         sources, start = (mark["sources"].replace("\n", " ") if mark.re is PART else None), mark.end()
     yield sources, text[start:]
+
+
+def _numbers(value: Any) -> list[float]:
+    """All numbers of some settings."""
+    if isinstance(value, dict | list | tuple):
+        return [one for each in (value.values() if isinstance(value, dict) else value) for one in _numbers(each)]
+    return [float(value)] if isinstance(value, float | int) and not isinstance(value, bool) else []
 
 
 def _of_grid(grid: Grid, found: Held) -> None:
@@ -156,7 +183,7 @@ def _of_grid(grid: Grid, found: Held) -> None:
     for one, other in combinations(means, 2):
         if one[0] == other[0] or one[1] == other[1]:
             found.differences.append(means[one] - means[other])
-    found.differences += [mean - value for mean in means.values() for value in known]
+    found.differences += [mine - value for mine in means.values() for value in known]
     for _, apart in gaps(grid):
         for each in apart.values():
             found.differences += [each.mean, each.low, each.high]
