@@ -110,7 +110,8 @@ def execute_all(
                 taken[experiment.folder].append(anywhere[mark] | {"label": cell.label} | _described(cell))
                 outcome = outcome_of(anywhere[mark])
             if outcome is not None:
-                found[mark] = outcome
+                if outcome.by_user or mark not in found:  # of two that keep the same cell, the one that says more
+                    found[mark] = outcome
             elif mine:
                 folder = records.place / UNDER_WAY / file_name(cell.label)
                 waiting.setdefault(mark, Job(cell, mark, folder, [])).homes.append((records.place, cell))

@@ -24,7 +24,7 @@ from typing import Any
 from fairfold.errors import InvalidData
 from fairfold.reproduce.compared import gaps
 from fairfold.reproduce.execute import execute_all
-from fairfold.reproduce.experiment import read_experiment
+from fairfold.reproduce.experiment import known_experiments, read_experiment
 from fairfold.reproduce.records import Records, outcome_of
 from fairfold.reproduce.search import SEARCH
 from fairfold.reproduce.tables import Entry, Grid, grids, sizes
@@ -72,11 +72,14 @@ class Pages:
         return known[table]
 
     def grids(self, experiment: str) -> dict[str, Grid]:
-        """All tables of an experiment."""
+        """All tables of an experiment; those of all experiments are read at once."""
+        if not self._grids:
+            read = [read_experiment(name) for name in known_experiments() if (self._results / name).is_dir()]
+            for one, outcomes in zip(read, execute_all(read, self._results, run=False), strict=True):
+                self._grids[one.name] = {grid.name: grid for grid in grids(one, outcomes)}
         if experiment not in self._grids:
-            read = read_experiment(experiment)
-            (outcomes,) = execute_all([read], self._results, run=False)
-            self._grids[experiment] = {grid.name: grid for grid in grids(read, outcomes)}
+            known = ", ".join(self._grids)
+            raise InvalidData(f"{experiment} in {self._results}", f"one of {known}", "Mend the comment on the page.")
         return self._grids[experiment]
 
     # -- tables that are made ------------------------------------------------------------------------------------------
