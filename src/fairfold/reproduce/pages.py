@@ -9,7 +9,8 @@ row (or column, or reference) user by user, ``references`` stands for the refere
 ``<!-- figures: beyond/movielens, benchmarks/results/popularity.csv -->`` begins a part, up to the next such comment or
 heading of the second level, whose figures (numbers of three decimals or more) have to be among those that these records
 hold. In a line of a table that begins with a row's name it is that row's figures alone. ``<!-- figures: none: why -->``
-says that nothing of the part is on record, and why.
+says that nothing of the part is on record, and why; ``<!-- apart: why -->`` … ``<!-- end apart -->`` says it of some
+words within a part.
 """
 
 import csv
@@ -38,7 +39,11 @@ HEADING = re.compile(r"^## .*$", re.MULTILINE)
 FIGURE = re.compile(
     r"(?<![\w.,])(?P<before>(?:by|within|about|costs?|gains?|up to|[+−±-])\s?)?(?P<figure>\d?\.\d{3,6})(?![\w%])"
 )
+APART = re.compile(r"<!-- apart: .*? -->.*?<!-- end apart -->", re.DOTALL)
+CODE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 NONE = "none"
+SMALL = 0.1
+"""In a sentence, what is smaller may be the difference of two figures; in a table it needs a sign."""
 
 
 @dataclass
@@ -99,7 +104,7 @@ class Pages:
     def unheld(self, text: str) -> list[str]:
         """Figures of a page that no record holds where it says so, and those that stand where it does not say."""
         wrong = []
-        for sources, part in parts(MADE.sub("", text)):
+        for sources, part in parts(APART.sub("", CODE.sub("", MADE.sub("", text)))):
             if sources is not None and sources.startswith(NONE):
                 continue
             held = Held() if sources is None else self.held(sources)
@@ -107,7 +112,8 @@ class Pages:
                 cells = [cell.strip(" *`") for cell in line.strip().strip("|").split("|")]
                 row = cells[0] if line.lstrip().startswith("|") else None
                 for found in FIGURE.finditer(line):
-                    if not held.has(found["figure"], row, bool(found["before"])):
+                    small = row is None and float(found["figure"]) < SMALL
+                    if not held.has(found["figure"], row, small or bool(found["before"])):
                         wrong.append(f"{found['figure']} in: {line.strip()[:100]}")
         return wrong
 
@@ -183,10 +189,15 @@ def _of_grid(grid: Grid, found: Held) -> None:
                 found.differences.append(entry.mean - entry.paper)
     known = [value for value in grid.references.values() if isinstance(value, float)]
     found.everything += known
-    for one, other in combinations(means, 2):
-        if one[0] == other[0] or one[1] == other[1]:
-            found.differences.append(means[one] - means[other])
+    papers = {
+        (entry.row, entry.column): float(entry.paper) for entry in grid.entries if isinstance(entry.paper, float | int)
+    }
+    for figures in (means, papers):
+        for one, other in combinations(figures, 2):
+            if one[0] == other[0] or one[1] == other[1]:
+                found.differences.append(figures[one] - figures[other])
     found.differences += [mine - value for mine in means.values() for value in known]
+    found.differences += [one - other for one, other in combinations(known, 2)]
     for _, apart in gaps(grid):
         for each in apart.values():
             found.differences += [each.mean, each.low, each.high]
@@ -211,7 +222,7 @@ def _lines(grid: Grid, columns: list[str]) -> list[str]:
             cells.append((str(gap) if gap else "") if other else _cell(of_row.get(measure)))
         if any(cells):
             rows.append([row, *cells])
-    return _markdown(["", *columns], rows)
+    return _markdown(["", *columns], rows) if rows else ["(Not run yet.)"]
 
 
 def _cell(entry: Entry | None) -> str:
@@ -221,6 +232,8 @@ def _cell(entry: Entry | None) -> str:
         return human_bytes(round(entry.mean))
     if entry.column == "seconds":
         return human_seconds(entry.mean)
+    if len(entry.values) == 1 and "errors" not in entry.facts:
+        return f"{_short(entry.mean)} (one seed)"
     return _short(entry.mean) + (f" ± {_short(entry.spread)}" if entry.spread else "")
 
 
