@@ -125,9 +125,9 @@ class Pages:
                 self._of_csv(source, found)
                 continue
             experiment, _, table = source.partition("/")
-            self._of_search(experiment, found)
             for grid in [self.grid(experiment, table)] if table else self.grids(experiment).values():
                 _of_grid(grid, found)
+            self._of_search(experiment, found)
         return found
 
     def _of_csv(self, source: str, found: Held) -> None:
