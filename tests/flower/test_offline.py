@@ -221,7 +221,7 @@ def test_a_server_that_lies_about_sizes_makes_a_device_allocate_nothing(
     if name == "pairs":
         facts[name]["items"] = 2**40
     sealed = sealed_bytes(tensors, told | {"projections": json.dumps(facts)})  # with the checksum that belongs to it
-    with pytest.raises(InvalidMessage, match="shorter than it says|sizes that are none"):
+    with pytest.raises(InvalidMessage, match=r"shorter than it says|sizes that are none"):
         keep_model(tmp_path, given_model(sealed), "1MB")
     assert not (tmp_path / MODEL_FILE).exists()
 
