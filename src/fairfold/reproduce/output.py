@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fairfold.files import write_atomically
+from fairfold.reproduce.compared import compared
 from fairfold.reproduce.experiment import Experiment
 from fairfold.reproduce.tables import COLUMNS, SIZE_COLUMNS, Grid, crossed, detail, shown, size_rows, sizes, views
 from fairfold.runs.report import rendered_page
@@ -112,7 +113,8 @@ def _for_page(results: Results) -> dict[str, Any]:
             {
                 "file": grid.file, "heading": heading, "rows": rows, "details": list(map(detail, grid.entries)),
                 "references": [(name, shown(value)) for name, value in grid.references.items()],
-                "plots": drawn, "about": _about_run(grid), "views": views(grid), "sizes": size_rows(grid),
+                "plots": drawn, "about": _about_run(grid), "sizes": size_rows(grid),
+                "views": [*views(grid), *compared(grid)],
             }
         )  # fmt: skip
     told = results.experiment

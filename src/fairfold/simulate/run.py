@@ -30,7 +30,6 @@ from fairfold.settings.privacy import PrivatePrivacy
 from fairfold.simulate.numbering import numbered, renumbered_scores
 from fairfold.simulate.result import GroupReport, Judge, Result, RoundReport
 from fairfold.simulate.world import World, load_data, popularity_of
-from fairfold.subspace import assign_groups
 from fairfold.values import Weights
 
 GOOD_BYTES = 2**30
@@ -248,7 +247,7 @@ def _result(world: World, judge: Judge, progress: Progress) -> Result:
             *plan.algorithm.told(plan, progress.state), *_capped(plan, assignments),
             *_left_out(world, progress.state.round_number), *_hidden(world),
         ],
-        privacy_facts(plan.settings), judge.differences(progress.state, assignments),
+        privacy_facts(plan.settings), judge.differences(progress.state, assignments), judge.by_user,
     )  # fmt: skip
 
 
@@ -257,9 +256,7 @@ def _hidden(world: World) -> list[str]:
     plan, chosen = world.plan, world.plan.settings
     told = [] if chosen.model.reads_images and not chosen.privacy.sums_alone else privacy_words(privacy_facts(chosen))
     if chosen.privacy.sums_alone:
-        groups = assign_groups(
-            world.people.num_clients, len(plan.capacities), chosen.fleet.shares, chosen.fleet.group_seed
-        )
+        groups = chosen.fleet.groups(world.people.num_clients)
         told += step_words(groups, world.fleet.size, [str(capacity) for capacity in plan.capacities])
     return told
 
