@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 
+from fairfold.errors import CannotWrite, InvalidState
 from fairfold.flower.books import Books
 from fairfold.flower.client import name_of
 from fairfold.flower.federate import Trial, trial_of
@@ -138,7 +139,7 @@ class Day:
             return
         device = self.devices[number]
         if what == "join":
-            self.trial.enrol(device.number)
+            self.trial.enrol(device.number)  # what breaks off is taken up again
             device.enrolled = True
         if not device.enrolled:
             return
@@ -147,7 +148,8 @@ class Day:
             self.end(device, good=what == "stop")
         if what == "size":
             node = NodeFolder.open(device.folder)
-            replace(node, capacity=self.dice.choice([size for size in SIZES if size != node.capacity])).save()
+            with contextlib.suppress(CannotWrite):  # its disk may be full
+                replace(node, capacity=self.dice.choice([size for size in SIZES if size != node.capacity])).save()
         elif what == "disk":
             self.fill(device)
         elif what == "clock":
@@ -286,12 +288,13 @@ class Day:
             assert now < limit, f"{self.newest()} of {self.rounds} rounds after {now:.0f} s"
             while waiting and waiting[0][0] * self.minutes / DAY * 60 <= now:
                 _, what, number = waiting[0]
-                if what == "join" and not self._takes(server):  # a person would try again
-                    waiting[0] = (waiting[0][0] + DAY / self.minutes / 12, what, number)
+                when = waiting.pop(0)[0]
+                try:
+                    self.carry_out(what, number, server, training)
+                except InvalidState:  # the server is away just now: who enrols tries again
+                    assert what == "join"
+                    waiting.append((when + DAY / self.minutes / 12, what, number))
                     waiting.sort()
-                    continue
-                waiting.pop(0)
-                self.carry_out(what, number, server, training)
             server.look()
             if any(device.enrolled for device in self.devices):
                 training.look()
@@ -302,12 +305,6 @@ class Day:
                     told = int(now // 60)
                     say(f"{told} min: round {self.newest()} of {self.rounds}, {json.dumps(self.counts)}")
             time.sleep(0.1)
-
-    def _takes(self, server: Supervisor) -> bool:
-        """Whether the server answers now."""
-        with contextlib.suppress(Exception):
-            return bool(self.trial.server.ask("runs") is not None)
-        return False
 
 
 def prepared(folder: Path, minutes: float, real: int, light: int, kills: int, rounds: int, seed: int) -> Day:
