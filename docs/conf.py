@@ -1,7 +1,7 @@
-"""The site of these pages: `make docs` builds it into build/docs, with all it needs inside, so that it opens from a disk.
+"""The site of these pages: `make docs` builds it into build/docs with all it needs, so that it opens from a disk.
 
-Pages are Markdown as they stand in the repository. README and CHANGELOG are pages of the site as well. A link to a file beside
-docs/ gives the file; folders and pages that are not here are named alone.
+Pages are Markdown as they stand in the repository. README, CHANGELOG and CONTRIBUTING are pages of the site as well. A
+link to a file beside docs/ gives the file; folders and pages that are not here are named alone.
 """
 
 import posixpath
@@ -42,7 +42,7 @@ autodoc_default_options = {"exclude-members": "model_config, model_post_init"}
 napoleon_google_docstring, napoleon_numpy_docstring = True, False
 
 
-def read(app: Any, name: str, source: list[str]) -> None:
+def read(_: Any, name: str, source: list[str]) -> None:
     """Put the page above docs/ before what a page of docs/ adds to it, and mend links to what a site does not have."""
     folder = posixpath.dirname(posixpath.join("docs", name))
     if name in ABOVE:
