@@ -13,6 +13,8 @@ from flwr.app import ConfigRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairfold.algorithms.served import Served
+from fairfold.data import Dataset
 from fairfold.errors import InvalidMessage, nearest
 from fairfold.flower import vectors
 from fairfold.flower.device import DeviceWork, refuse_large
@@ -210,7 +212,8 @@ def trained(items: int = 40) -> tuple[Order, LocalData]:
     world = World.of(settings, numbered(raw, settings))
     state = run_round(world.initial(), world.fleet, world.people, Rejections(), in_turn)
     (sent,) = world.plan.algorithm.send(world.plan, state, [0])
-    return Order(sent, settings, items, 5, 6), LocalData(world.data.train, world.data.test)  # type: ignore[union-attr]
+    assert isinstance(world.data, Dataset)
+    return Order(sent, settings, items, 5, 6), LocalData(world.data.train, world.data.test)
 
 
 @pytest.mark.parametrize("block", [3, 7, 8_192])
@@ -231,6 +234,16 @@ def test_a_catalogue_far_beyond_the_model_costs_a_device_nothing(block: int, mon
     monkeypatch.setattr(type(order.settings.algorithm), "block_scores", counted)
     assert DeviceWork(replace(order, items=2**31), data, DeviceState(run=5), 1).quality() == whole
     assert 0 < looked_at < 1_000
+
+
+def test_items_without_a_score_come_in_their_order_in_whatever_blocks() -> None:
+    rows = torch.tensor([[1.0, 1.0, 2.0], [1.0, 1.0, -1.0], [1.0, 0.5, 1.0]])
+    served = Served(rows, torch.empty(0, 3), 1.0)
+    made = served.histories([torch.tensor([0]), torch.tensor([1, 2])])
+    blocks = [served.scores(made, torch.arange(first, first + 5)) for first in range(0, 40, 5)]
+    scores = torch.cat(blocks, dim=1)
+    assert bool((scores[:, 3:].diff(dim=1) < 0).all())
+    assert bool((scores[:, 3] < scores[:, :3].amin(1)).all())
 
 
 @pytest.mark.parametrize("item", [1e9, -1.0, 40.0])
