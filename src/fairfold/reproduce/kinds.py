@@ -26,12 +26,12 @@ from fairfold.reproduce.memory import MemorySettings, Tell, measured
 from fairfold.reproduce.newest import newest_left_out
 from fairfold.reproduce.paired import packed
 from fairfold.reproduce.records import Outcome
-from fairfold.runs.callbacks import Callback
 from fairfold.settings import Settings, merged, read_settings
 from fairfold.settings.parts import RATING_MODELS
 from fairfold.simulate.convex import ConvexFederation, fitted_slope
 from fairfold.simulate.result import RoundReport
 from fairfold.subspace import Capacity
+from fairfold.trackers import Callback
 
 Values = dict[str, Any]
 PLAIN = {"level": "plain"}

@@ -11,7 +11,18 @@ from typing import Any
 from fairfold.files import write_atomically
 from fairfold.reproduce.compared import compared
 from fairfold.reproduce.experiment import Experiment
-from fairfold.reproduce.tables import COLUMNS, SIZE_COLUMNS, Grid, crossed, detail, shown, size_rows, sizes, views
+from fairfold.reproduce.tables import (
+    COLUMNS,
+    SIZE_COLUMNS,
+    Grid,
+    crossed,
+    detail,
+    sentence,
+    shown,
+    size_rows,
+    sizes,
+    views,
+)
 from fairfold.runs.report import rendered_page
 from fairfold.runs.units import human_seconds
 from fairfold.version import __version__
@@ -118,4 +129,5 @@ def _for_page(results: Results) -> dict[str, Any]:
             }
         )  # fmt: skip
     told = results.experiment
-    return {"name": told.name, "file": told.file, "quick": told.quick, "tables": tables}
+    said = sentence(results.grids)
+    return {"name": told.name, "file": told.file, "quick": told.quick, "tables": tables, "sentence": said}
