@@ -75,10 +75,11 @@ def idle(many: int, threads: int = 8) -> None:
     with tempfile.TemporaryDirectory() as place, serving(Path(place), many) as (server, program, keys):
         before = resident(program.pid)
         links = [Link(f"127.0.0.1:{server.port}", server.authority, key) for key in keys]
-        counts, over = [0] * threads, threading.Event()
+        counts, over, there = [0] * threads, threading.Event(), threading.Barrier(threads + 1)
 
         def wait(first: int) -> None:
             mine = [(link, link.activate()) for link in links[first::threads]]
+            there.wait()
             turn = 0
             while not over.is_set():
                 began = time.monotonic()
@@ -95,7 +96,8 @@ def idle(many: int, threads: int = 8) -> None:
         workers = [threading.Thread(target=wait, args=(first,), daemon=True) for first in range(threads)]
         for worker in workers:
             worker.start()
-        time.sleep(10.0)
+        there.wait()
+        time.sleep(15.0)  # by then the server has told how often it wants to be asked
         took, asked, began = seconds_of(program.pid), sum(counts), time.monotonic()
         time.sleep(SECONDS)
         took, asked, seconds = seconds_of(program.pid) - took, sum(counts) - asked, time.monotonic() - began
