@@ -10,6 +10,7 @@ start`` sends while it waits. Shown is the processor time of the server, which o
 
 import argparse
 import os
+import resource
 import tempfile
 import threading
 import time
@@ -175,6 +176,8 @@ def main() -> None:
     one.add_argument("--devices", type=int, default=3)
     one.add_argument("--rounds", type=int, default=4)
     given = parser.parse_args()
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if given.what == "answers":
         for size in given.megabytes:
             answers(size, given.devices, given.rounds)
