@@ -50,7 +50,7 @@ class Block:
     @property
     def synopsis(self) -> bool:
         """Whether it shows how commands are written, and is none."""
-        return bool(re.search(r"[|…\[]|\.\.\.", self.body))
+        return bool(re.search(r"(?<!\S)\[|[|…]|\.\.\.", self.body))
 
 
 def pages() -> list[Path]:
@@ -86,9 +86,11 @@ class Reader:
             exec(compile(block.body, block.page, "exec"), self.names)
         self.said += heard.getvalue().splitlines()
 
-    def types(self, line: str, extra: tuple[str, ...] = ()) -> None:
-        """Run a command of fairfold in this process."""
+    def types(self, line: str, extra: list[str]) -> None:
+        """Run a command of fairfold in this process; RUN is the last run."""
         words = shlex.split(line.removeprefix("PYTHONPATH=. "), comments=True)
+        runs = [said.rpartition("Results are in ")[2] for said in self.said if "Results are in " in said]
+        words = [runs[-1] if word == "RUN" else word for word in words]
         done = CliRunner().invoke(app, [*words[1:], *extra], env={"COLUMNS": "160"})
         said = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.output)
         assert done.exit_code == 0, f"{line}\n{said}\n{done.exception!r}"

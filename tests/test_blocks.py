@@ -18,7 +18,7 @@ ELSEWHERE = {
 
 MANY = "many real processes; tests/flower/test_federate.py and docs/tutorials/notebook-to-fleet.md start a few"
 NOT_TYPED = {
-    "pip install": "it would change the environment of the tests",
+    "pip ": "it would change the environment of the tests",
     "make run": "it is `fairfold demo`, which is typed",
     "make test": "it runs these tests",
     "python benchmarks/": "a measurement of minutes to hours; its script must be there, and say what it takes",
@@ -28,7 +28,6 @@ NOT_TYPED = {
     "fairfold federate --nodes": MANY,
     "fairfold federate --recipe": MANY,
     "fairfold plan --items 10000000 --dim 64 --budget 64MB --measure": "a minute; tests/cli/test_plan.py measures less",
-    "fairfold server init fleet --host localhost --items 1000": "tests/flower/test_docs.py types the like of it",
     "fairfold reproduce ranking": "hours; tests/reproduce runs a small experiment in every way",
     "fairfold reproduce all": "hours; tests/reproduce runs a small experiment in every way",
     "fairfold reproduce ratings --search": "an hour; tests/reproduce/test_output.py searches in a small experiment",
@@ -50,8 +49,6 @@ NOT_RUN = {
 READ = {"toml", "yaml", "text"}
 """Kinds that are read: settings by tests/test_pages.py, output by what a page says."""
 
-SHORT = ("--rounds", "2", "--set", "run.references=false")
-"""Laid over `fairfold train` on pages that train for long: two rounds show that a command works."""
 SHORTENED = {f"docs/{name}.md" for name in ("data", "images", "privacy", "recommender", "beyond", "settings")}
 SLOW = {"README.md", "docs/tutorials/notebook-to-fleet.md"} | SHORTENED
 """Pages whose commands are typed by the slow tests; their code always runs."""
@@ -59,6 +56,12 @@ SLOW = {"README.md", "docs/tutorials/notebook-to-fleet.md"} | SHORTENED
 
 def why_not(line: str) -> str | None:
     return next((why for start, why in NOT_TYPED.items() if line.startswith(start)), None)
+
+
+def shorter(line: str) -> list[str]:
+    """Laid over `fairfold train` on pages that train for long: two rounds show that a command works."""
+    rounds = [] if "privacy.level=private" in line else ["--rounds", "2"]  # one is all that it takes
+    return rounds if "--data mnist" in line else [*rounds, "--set", "run.references=false"]
 
 
 def kind_of(block: Block) -> str:
@@ -94,14 +97,15 @@ def test_every_block_is_run_or_says_why_not() -> None:
 def read_through(page: Path, folder: Path, *, typed: bool) -> Reader:
     """Run a page from top to bottom: its code, and its commands where that is asked for."""
     with at_home(folder) as here:
-        reader = Reader(here)
+        reader, before = Reader(here), ""
         for block in blocks(page):
             if block.kind == "python":
                 reader.python(block)
             elif block.kind == "toml" and name_of(page) == "docs/settings.md":
                 (here / "mine.toml").write_text(block.body)
-            elif block.kind == "text" and typed:
+            elif block.kind == "text" and (typed or before == "python"):
                 reader.was_told(block)
+            before = block.kind
             for line in block.commands if typed and kind_of(block) == "run" else []:
                 if why_not(line) is not None:
                     continue
@@ -110,8 +114,8 @@ def read_through(page: Path, folder: Path, *, typed: bool) -> Reader:
                     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
                     reader.said += done.stdout.splitlines()
                     continue
-                shorter = name_of(page) in SHORTENED and line.startswith("fairfold train")
-                reader.types(line.replace(" RUN ", " runs/first "), SHORT if shorter else ())
+                brief = name_of(page) in SHORTENED and line.startswith("fairfold train")
+                reader.types(line, shorter(line) if brief else [])
         return reader
 
 

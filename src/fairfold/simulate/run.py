@@ -106,6 +106,12 @@ def simulate(
         beside: Further rows, judged already; of ratings what predicts them.
         progress: Where to go on; from the start if not given.
         storage: Where private vectors of a run from the start are kept; in memory if not given.
+
+    Example:
+        >>> world = {"users": 30, "items": 80, "interactions_per_user": 20}
+        >>> result = simulate(Settings(data=world, fleet={"capacities": "1x-4x"}, run={"rounds": 2}))
+        >>> [group.capacity for group in result.groups], result.metric
+        (['1x', '4x'], 'NDCG@20')
     """
     settings = Settings() if settings is None else settings
     private = isinstance(settings.privacy, PrivatePrivacy)
