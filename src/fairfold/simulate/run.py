@@ -108,6 +108,12 @@ def simulate(
         progress: Where to go on; from the start if not given.
         storage: Where private vectors of a run from the start are kept; in memory if not given.
         callbacks: Told at the start, after every round and at the end; among them trackers (:mod:`fairfold.trackers`).
+
+    Example:
+        >>> world = {"users": 30, "items": 80, "interactions_per_user": 20}
+        >>> result = simulate(Settings(data=world, fleet={"capacities": "1x-4x"}, run={"rounds": 2}))
+        >>> [group.capacity for group in result.groups], result.metric
+        (['1x', '4x'], 'NDCG@20')
     """
     settings = Settings() if settings is None else settings
     private = isinstance(settings.privacy, PrivatePrivacy)
