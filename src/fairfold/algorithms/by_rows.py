@@ -9,6 +9,7 @@ from torch import Tensor
 from fairfold.algorithms.least_squares import Remembering
 from fairfold.algorithms.pair_architecture import LISTED, NEAR, ROWS
 from fairfold.algorithms.served import Served
+from fairfold.errors import InvalidMessage
 from fairfold.metrics.ranking import Scorer
 from fairfold.projections import Projection
 from fairfold.projections.coded import FACTORS
@@ -57,9 +58,17 @@ class ByRows(Remembering):
         """See the base class."""
         return self._served(sent).scores(vectors, items)
 
+    def candidates(self, plan: Plan, sent: Sent, many: int) -> int:
+        """See the base class: a catalogue may be far larger than what a model tells apart."""
+        return min(plan.public.items, self._served(sent).reach + many)
+
     def _served(self, sent: Sent) -> Served:
         rows = sent.vectors[ROWS].view(sent.projections[ROWS].kept)  # type: ignore[attr-defined]
         listed, near = sent.vectors[LISTED].view(-1, 3), _rows_of(sent.vectors.get(NEAR))
+        head = sent.projections[ROWS].shape[0]
+        for pairs in (listed, near):
+            if pairs is not None and not bool(((pairs[:, :2] >= 0) & (pairs[:, :2] < head)).all()):
+                raise InvalidMessage("a list of pairs of items that are none", f"items below {head}", "Train anew.")
         return Served(rows[rows[:, 1] > 0], listed, self.pair_weight, near)
 
 

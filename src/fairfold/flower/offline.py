@@ -76,6 +76,19 @@ class StoredModel:
                 found.append((item if names is None else int(names[item]), score))
         return found
 
+    def require_agreeing(self) -> None:
+        """Refuse facts that the tensors do not bear out, before anybody asks for memory by them."""
+        held = self.told["projections"]
+        if ROWS in held and LISTED in held:
+            (known, columns), bits = held[ROWS]["kept"], held[ROWS]["bits"]
+            (many, *_), items = held[LISTED]["kept"], held[LISTED]["items"]
+            if not all(type(number) is int and number >= 0 for number in (known, columns, bits, many, items)):
+                raise ValueError("sizes that are none")
+            held_bits = 8 * (len(self.tensors[ROWS]) - FACTORS * known)
+            listed = 4 + min(items, 2 * many) + 3 * many if many else 0
+            if held_bits < known * (columns - FACTORS) * bits or len(self.tensors[LISTED]) < listed:
+                raise ValueError("tensors that are shorter than it says")
+
     def scores(self, history: Array) -> Array:
         """Of the leading items, those that a history tells nothing of at minus infinity; numbers as the model has them.
 
@@ -175,7 +188,9 @@ def parsed(content: bytes) -> StoredModel:
     if told["format"] != FORMAT:
         raise ValueError(f"of format {told['format']}, and not {FORMAT}")
     plain = {key: json.loads(told[key]) for key in ("projections", "settings", "data")}
-    return StoredModel(tensors, told | plain)
+    found = StoredModel(tensors, told | plain)
+    found.require_agreeing()
+    return found
 
 
 def given_model(content: bytes) -> RecordDict:
