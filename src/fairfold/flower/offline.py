@@ -24,7 +24,7 @@ from fairfold.sealed import SENSELESS
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
-FORMAT = "6"  # of the file: that of fairfold.runs.device
+FORMAT = "5"  # of the file: that of fairfold.runs.device
 MODEL_FILE = "model.safetensors"
 SEAL = "sha256"
 TYPES = {"U8": numpy.uint8, "F32": numpy.float32, "I32": numpy.int32, "I64": numpy.int64, "F64": numpy.float64}
