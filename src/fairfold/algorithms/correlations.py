@@ -90,6 +90,7 @@ class Correlations(ByRows):
     grids: ClassVar = {SUM: UNIT, QUALITY: UNIT}
     prefixes: ClassVar = frozenset({SUM})
     releases: ClassVar = noisy.releases(SUM)
+    public: ClassVar = frozenset({USERS})
 
     kind: Literal["correlations"] = "correlations"
     beta: float = Field(0.15, ge=0, le=2)

@@ -20,10 +20,11 @@ from fairfold.flower.node import FILE, NodeFolder, enrol
 from fairfold.flower.opening import refuse_unserved
 from fairfold.flower.processes import Program, free_ports, stopping, wait_for_port
 from fairfold.flower.server import ServerFolder
+from fairfold.protocol.noising import privacy_facts, privacy_words
 from fairfold.runs.nodes import read_events, who_took_part
 from fairfold.runs.read import LOG, METRICS, RESULT
 from fairfold.settings import Settings
-from fairfold.settings.privacy import USUAL_COHORT, SecurePrivacy
+from fairfold.settings.privacy import USUAL_COHORT, PrivatePrivacy, SecurePrivacy
 from fairfold.simulate.world import load_catalogued
 from fairfold.subspace import Capacity, assign_groups
 
@@ -112,8 +113,10 @@ class Trial:
             return NodeFolder.open(home)
         secure: dict[str, Any] = {}
         if isinstance(self.settings.privacy, SecurePrivacy):
-            smallest = self.settings.privacy.smallest_cohort
-            secure = {"roster": str(self.roster), "smallest_cohort": smallest, "privacy": "secure"}
+            chosen = self.settings.privacy
+            secure = {"roster": str(self.roster), "smallest_cohort": chosen.smallest_cohort, "privacy": chosen.level}
+            if isinstance(chosen, PrivatePrivacy):
+                secure |= {"epsilon": chosen.epsilon, "delta": chosen.delta}
         device = NodeFolder(
             home, f"{HOST}:{self.port}", str(home / "train.csv"), str(self.capacities[number]),
             str(home / "test.csv"), app=self.app, **secure,
@@ -214,8 +217,7 @@ def with_privacy(settings: Settings, nodes: int, *, asked: bool) -> tuple[Settin
     if nodes < chosen.smallest_cohort:
         given = f"{nodes} nodes with privacy.smallest_cohort={chosen.smallest_cohort}"
         raise InvalidSettings(given, "as many nodes at least", "Start more nodes, or lower the minimum.")
-    seen = f"The server sees sums over {chosen.smallest_cohort} nodes or more."
-    return settings, [f"Privacy: {chosen.level}, as asked. {seen}", *chosen.warnings()]
+    return settings, privacy_words(privacy_facts(settings))
 
 
 def _several(word: str) -> list[Capacity]:

@@ -37,12 +37,12 @@ def refuse_unserved(settings: Settings) -> None:
     """Refuse settings that only make sense where one process holds everybody's data."""
     algorithm, fleet = settings.algorithm, settings.fleet
     uploaded = getattr(algorithm, "user_vectors", "private") == "uploaded"
-    noised = isinstance(settings.privacy, PrivatePrivacy)
+    exact = isinstance(settings.privacy, PrivatePrivacy) and settings.privacy.noise == "server"
     unserved = {
         f"algorithm.kind={algorithm.kind!r} (it asks for all data in one place)": algorithm.pooled,
         "algorithm.user_vectors='uploaded' (a user's vectors are not sent)": uploaded,
         "fleet.replacement (a node cannot be drawn twice)": fleet.replacement,
-        "privacy.level='private' (devices do not add noise over a network)": noised,
+        "privacy.noise='server' (devices add their own noise: no server sees an exact sum)": exact,
         "fleet.faults (real devices have their own)": fleet.faults != FaultSettings(),
     }
     problems = [words for words, given in unserved.items() if given]

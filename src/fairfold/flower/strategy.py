@@ -21,13 +21,13 @@ from flwr.serverapp.strategy import Result, Strategy
 from fairfold.errors import InvalidMessage, InvalidSettings
 from fairfold.flower import opening
 from fairfold.flower.books import Books
-from fairfold.flower.exchange import StreamingGrid
+from fairfold.flower.exchange import StreamingGrid, plain
 from fairfold.flower.loop import run_rounds
 from fairfold.flower.nodes import Node, Nodes
 from fairfold.flower.protocol import new_word
 from fairfold.flower.push import push_models
 from fairfold.flower.record import Record
-from fairfold.flower.rounds import OpenRound, metrics_of, plain, sent_to
+from fairfold.flower.rounds import OpenRound, metrics_of, sent_to
 from fairfold.flower.vectors import bytes_in
 from fairfold.flower.wire import NO_WORD, Order, Reply, for_node, pack_order, unpack_reply
 from fairfold.protocol.faults import Rejections
@@ -86,7 +86,8 @@ class FairStrategy(Strategy):
         self.num_items, self.picture = num_items, picture
         self.plan = opening.first_plan(self.settings, num_items, picture)
         self.nodes = Nodes(self.settings)
-        network, self.half, self.evaluate = self.settings.fleet.network, half, evaluate
+        network, self.half = self.settings.fleet.network, half
+        self.evaluate = evaluate and self.settings.privacy.tells_quality
         self.min_nodes = network.min_nodes if min_nodes is None else min_nodes
         self.patience = network.patience if patience is None else patience
         self.round_timeout = network.round_timeout if round_timeout is None else round_timeout

@@ -50,6 +50,7 @@ class Algorithm(Frozen):
             are the same in any order, and as words of 32 bits (:mod:`fairfold.privacy.encoding`).
         releases: By name, the sums that a run lets out with noise under ``privacy.level = "private"``: none where an
             algorithm cannot be private.
+        public: Names of sums that tell how many users there are and nothing else: these need no noise.
         prefixes: Names of answers of which what small devices say is the beginning of what large ones say.
         hiding: Devices in whose exact sum, as far as was tried, nobody's history can be read.
         DEFAULTS: What other tables take where nothing is said, by table and key.
@@ -68,6 +69,7 @@ class Algorithm(Frozen):
     grids: ClassVar[Mapping[str, int]] = {}
     prefixes: ClassVar[frozenset[str]] = frozenset()
     releases: ClassVar[Mapping[str, Release]] = {}
+    public: ClassVar[frozenset[str]] = frozenset()
     DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     # -- settings ------------------------------------------------------------------------------------------------------
