@@ -22,7 +22,7 @@ from fairfold.flower.processes import Program, free_ports, stopping, wait_for_po
 from fairfold.flower.server import ServerFolder
 from fairfold.protocol.noising import privacy_facts, privacy_words
 from fairfold.runs.nodes import read_events, who_took_part
-from fairfold.runs.read import LOG, METRICS, RESULT
+from fairfold.runs.read import LOG, METRICS, RESULT, read_values
 from fairfold.settings import Settings
 from fairfold.settings.privacy import USUAL_COHORT, PrivatePrivacy, SecurePrivacy
 from fairfold.simulate.world import load_catalogued
@@ -177,6 +177,11 @@ class Trial:
         with (self.run_folder / METRICS).open(newline="") as file:
             found = [float(row["server"]) for row in csv.DictReader(file) if row["server"]]
         return found[-1] if found else None
+
+    def told(self) -> list[str]:
+        """What the run has to say at its end."""
+        found = read_values(self.run_folder / RESULT, "Run it again.")
+        return [str(sentence) for sentence in found.get("told", [])]
 
     def took_part(self) -> list[dict[str, Any]]:
         """Who took part, as the server wrote it down."""

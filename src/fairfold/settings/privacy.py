@@ -78,6 +78,13 @@ class PrivatePrivacy(SecurePrivacy):
     delta: float = Field(1e-5, gt=0, lt=1)
     noise: Literal["devices", "server"] = "devices"
 
+    def warnings(self) -> list[str]:
+        """See the base class."""
+        if self.smallest_cohort >= USUAL_COHORT or self.noise == "server":
+            return []
+        lowered = f"privacy.smallest_cohort is {self.smallest_cohort}, below the usual {USUAL_COHORT}"
+        return [f"{lowered}: noise is sized for three in ten that leave or collude, of so few devices one or none."]
+
     @property
     def tells_quality(self) -> bool:
         """See the base class: nothing is let out beside what ε is spent on."""
