@@ -39,7 +39,8 @@ def federate(
     the model serves each, before and after.
     """
     require_flower()
-    from fairfold.flower.federate import trial_of, with_privacy
+    from fairfold.flower.federate import trial_of
+    from fairfold.flower.opening import with_privacy
 
     console = Terminal()
     values = {"data": data, "method": method, "rounds": rounds, "seed": seed}

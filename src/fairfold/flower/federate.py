@@ -20,11 +20,10 @@ from fairfold.flower.node import FILE, NodeFolder, enrol
 from fairfold.flower.opening import refuse_unserved
 from fairfold.flower.processes import Program, free_ports, stopping, wait_for_port
 from fairfold.flower.server import ServerFolder
-from fairfold.protocol.noising import privacy_facts, privacy_words
 from fairfold.runs.nodes import read_events, who_took_part
 from fairfold.runs.read import LOG, METRICS, RESULT, read_values
 from fairfold.settings import Settings
-from fairfold.settings.privacy import USUAL_COHORT, PrivatePrivacy, SecurePrivacy
+from fairfold.settings.privacy import PrivatePrivacy, SecurePrivacy
 from fairfold.simulate.world import load_catalogued
 from fairfold.subspace import Capacity, assign_groups
 
@@ -202,27 +201,6 @@ def trial_of(settings: Settings, nodes: str, folder: Path, *, half: bool = False
             "For images give make_client_app a function that returns LocalImages.",
         )  # fmt: skip
     return Trial(settings, capacities, folder, half=half), load_catalogued(settings)[0]
-
-
-def with_privacy(settings: Settings, nodes: int, *, asked: bool) -> tuple[Settings, list[str]]:
-    """Secure sums where nothing else was asked for and there are nodes enough; and what was chosen, and why."""
-    chosen = settings.privacy
-    if not asked and not isinstance(chosen, SecurePrivacy):
-        if nodes < USUAL_COHORT:
-            why = f"{nodes} nodes are too few to hide any of them in a sum ({USUAL_COHORT} are not)"
-            return settings, [f"Privacy: plain, since {why}. The server sees what each node answers."]
-        try:
-            settings = settings.with_changes({"privacy.level": "secure"})
-        except InvalidSettings as error:
-            return settings, [f"Privacy: plain, since secure sums do not go with these settings: {error.given}"]
-        why = f"since {nodes} nodes take part"
-        return settings, [f"Privacy: secure, {why}. The server sees sums over {USUAL_COHORT} of them or more."]
-    if not isinstance(chosen, SecurePrivacy):
-        return settings, ["Privacy: plain, as asked. The server sees what each node answers."]
-    if nodes < chosen.smallest_cohort:
-        given = f"{nodes} nodes with privacy.smallest_cohort={chosen.smallest_cohort}"
-        raise InvalidSettings(given, "as many nodes at least", "Start more nodes, or lower the minimum.")
-    return settings, privacy_words(privacy_facts(settings))
 
 
 def _several(word: str) -> list[Capacity]:

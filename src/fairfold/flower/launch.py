@@ -34,6 +34,9 @@ class Launch:
         first_plan(self.server.settings(rounds), self.server.items, None)
         RunFolder(self.server.run).require_free(again=resume)
         self._wait(wait_for, patience)
+        if not resume:
+            for sentence in self.server.choose_privacy(self.server.online()[0]):
+                self.say(sentence)
         failures = 0
         while True:
             before = len(self.server.rounds_done())

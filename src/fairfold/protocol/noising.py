@@ -15,7 +15,7 @@ from fairfold.privacy.budget import deviations, spent
 from fairfold.privacy.encoding import Encoding, Segment, Words, added
 from fairfold.privacy.noise import Draw, discrete_gaussian, enough, repeatable, share_for
 from fairfold.protocol.sampling import Purpose, generator
-from fairfold.settings.privacy import USUAL_COHORT, PrivatePrivacy, SecurePrivacy
+from fairfold.settings.privacy import PrivatePrivacy, SecurePrivacy
 
 if TYPE_CHECKING:
     from fairfold.settings import Settings
@@ -116,18 +116,16 @@ def privacy_facts(settings: "Settings") -> dict[str, Any]:
         facts |= {"smallest cohort": chosen.smallest_cohort}
     if isinstance(chosen, PrivatePrivacy):
         facts |= spent(chosen.epsilon, chosen.delta, settings.algorithm.releases) | {"noise from": chosen.noise}
-    return facts | {"warnings": [*chosen.warnings(), *_too_few(settings)]}
+    return facts | {"warnings": [*chosen.warnings(), *_showing(settings)]}
 
 
-def _too_few(settings: "Settings") -> list[str]:
-    """Where exact sums of so few devices were taken apart, that is said."""
-    chosen, hiding = settings.privacy, settings.algorithm.hiding
+def _showing(settings: "Settings") -> list[str]:
+    """What is left out of exact sums, and why."""
+    chosen = settings.privacy
     if not isinstance(chosen, SecurePrivacy) or isinstance(chosen, PrivatePrivacy):
         return []
-    if chosen.smallest_cohort >= hiding or hiding <= USUAL_COHORT:
-        return []
-    kind = settings.algorithm.kind
-    return [f"Exact sums of {kind} of fewer than {hiding:,} devices can tell what single users have (docs/privacy.md)."]
+    found = settings.algorithm.shows(settings)
+    return [] if found is None else [f"{found} (docs/privacy.md)."]
 
 
 def privacy_words(facts: Mapping[str, Any]) -> list[str]:
