@@ -11,6 +11,7 @@ import pytest
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from fairfold.audit.opening import replayable, run_folder
 from fairfold.errors import InvalidSettings, InvalidState, Refused
 from fairfold.flower import opening, secure_device, secure_round, wire
 from fairfold.flower.opening import refuse_unserved
@@ -24,6 +25,7 @@ from fairfold.secure.device import Device as Machine
 from fairfold.secure.messages import Session
 from fairfold.secure.server import Phase, Server
 from fairfold.settings import Settings
+from fairfold.settings.privacy import PrivatePrivacy
 from fairfold.simulate import numbering
 from tests.flower.common import Nodes, as_devices, assert_same, in_process, simulated
 from tests.flower.test_secure import data, no_answer_is_seen
@@ -166,6 +168,18 @@ def lost(nodes: Nodes) -> None:
     with pytest.raises(InvalidState, match="round 1, whose noisy sum is lost"):
         nodes.run()
     assert not nodes.strategy.progress.history
+
+
+def test_its_run_can_be_audited(tmp_path: Path) -> None:
+    """As `fairfold federate` leaves it, with a word on what data its devices have."""
+    in_folder = tmp_path / "server" / "run"
+    federation(tmp_path / "devices", run_folder=in_folder).run()
+    with pytest.raises(InvalidSettings, match="whose data lies on its devices"):
+        replayable(run_folder(tmp_path))
+    (tmp_path / "data.toml").write_text('kind = "synthetic"\nusers = 10\nitems = 30\ninteractions_per_user = 4\n')
+    settings, loaded = replayable(run_folder(tmp_path))
+    assert isinstance(settings.privacy, PrivatePrivacy)
+    assert (loaded.num_users, loaded.num_items) == (10, 30)
 
 
 # -- who leaves --------------------------------------------------------------------------------------------------------
