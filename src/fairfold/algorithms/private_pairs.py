@@ -61,8 +61,7 @@ def asked_for(settings: "Settings") -> bool:
 
 def idle(settings: "Settings") -> list[str]:
     """Keys without effect: no number of a user is above 1, and all lies on a grid; under noise a rule chooses."""
-    hidden = settings.privacy.sums_alone
-    return ["privacy.bound", *(CHOSEN if asked_for(settings) else () if hidden else ("algorithm.crowd",))]
+    return ["privacy.bound", *(CHOSEN if asked_for(settings) else ())]
 
 
 def head_for(users: int, noise: float, most: int) -> int:
