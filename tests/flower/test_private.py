@@ -280,6 +280,23 @@ def test_what_is_let_out_is_written_down_before_it_is_sent(tmp_path: Path, monke
     assert ledger(tmp_path, 0).spent() == pytest.approx(8, rel=1e-6)
 
 
+def test_a_server_that_dies_after_the_survey_does_not_ask_for_it_again(tmp_path: Path) -> None:
+    class Killed(BaseException):
+        pass
+
+    def dies(*_given: Any, **_more: Any) -> Any:
+        raise Killed
+
+    nodes = federation(tmp_path / "devices", run_folder=tmp_path / "run")
+    nodes.strategy._orders = dies  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        nodes.run()
+    nodes = federation(tmp_path / "devices", run_folder=tmp_path / "run", resume=True)
+    nodes.run()
+    assert nodes.strategy.progress.history[-1].clients == USERS
+    assert len(ledger(tmp_path / "devices", 0).entries()) == 2
+
+
 def test_a_damaged_ledger_lets_nothing_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "node-0" / "ledger" / "ledger.json"
     path.parent.mkdir(parents=True)
