@@ -33,9 +33,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fairfold.algorithms import private_pairs as noisy
-from fairfold.algorithms.by_rows import ByRows
+from fairfold.algorithms.by_rows import CROWD, ByRows
 from fairfold.algorithms.making import Made, counts_in, leading_block, model_of, supported
-from fairfold.algorithms.pair_architecture import JUDGED, ROWS, PairArchitecture
+from fairfold.algorithms.pair_architecture import JUDGED, ROWS, PairArchitecture, crowd_of
 from fairfold.algorithms.pairs import UNIT, among, frobenius, items_of, size_of, weights_of
 from fairfold.algorithms.said import SAID, gone, marks_of
 from fairfold.algorithms.spectrum import penalty
@@ -57,11 +57,10 @@ SUM = "sum"
 """Name of the sum of pairs, which devices answer with and the server keeps."""
 
 ASKED, MADE = "asked", "made"
-"""Names of what is sent beside a model (which share of a history to say; which trial; which share of the users is to
-judge), and of what the server's model was made with (:class:`.making.Made`)."""
+"""Names of what is sent beside a model (share to say, trial, share that judges), and of what made it."""
 
 USERS = "users"
-"""Name of the survey's sum that says how many users there are, and how many items they have."""
+"""Name of the survey's sum that says how many users there are."""
 
 
 class Correlations(ByRows):
@@ -73,6 +72,7 @@ class Correlations(ByRows):
         ridge: λ, what is added to the diagonal before the inverse, for histories of 75 items; of other lengths it is
             less or more, by the root of their mean (:func:`.spectrum.penalty`).
         support: Items that fewer users have are outside the head.
+        crowd: The same of items that fewer users of one secure sum are expected to have: they would show who has them.
         head: The most items that are correlated: the server inverts a matrix of so many rows, and a device of full size
             sends head · (head + 1) / 2 numbers.
         pair_weight: What a pair of the list counts, against 1 of what the rows say.
@@ -91,11 +91,13 @@ class Correlations(ByRows):
     grids: ClassVar = {SUM: UNIT, QUALITY: UNIT}
     prefixes: ClassVar = frozenset({SUM})
     releases: ClassVar = noisy.releases(SUM)
+    public: ClassVar = frozenset({USERS})
 
     kind: Literal["correlations"] = "correlations"
     beta: float = Field(0.15, ge=0, le=2)
     ridge: float = Field(4.0, gt=0)
     support: int = Field(3, ge=1, lt=2**31)
+    crowd: int = Field(CROWD, ge=0, lt=2**31)
     head: int = Field(8_000, ge=1, lt=2**15)
     pair_weight: float = Field(0.8, ge=0, le=1)
     near: float = Field(0.05, ge=0, le=1)
@@ -109,7 +111,7 @@ class Correlations(ByRows):
 
     def without_effect(self, settings: Any) -> Sequence[str]:
         """All that is said lies on a grid, and no number of a user is above 1; under noise a rule chooses."""
-        return ["privacy.bound", *(noisy.CHOSEN if noisy.asked_for(settings) else ())]
+        return noisy.idle(settings)
 
     def problem_with(self, settings: Any) -> str | None:
         """See the base class."""
@@ -130,16 +132,15 @@ class Correlations(ByRows):
         Where items are numbered by their counts these are all that have it.
         """
         head, counts = min(public.items, self.head), public.survey.get(COUNTS)
+        many = int(public.survey[USERS][0]) if USERS in public.survey else public.users
         if projections is not None:
             if ROWS not in projections or not 1 <= projections[ROWS].shape[0] <= head:
                 raise InvalidMessage("an order without rows of items", f"1 to {head} rows", "Check both sides.")
             head = projections[ROWS].shape[0]
         elif counts is not None and noisy.asked_for(settings):
-            many = int(public.survey[USERS][0])
             head = noisy.head_for(many, noise_in(settings, SUM, many), head)
         elif counts is not None:
-            head = supported(counts[:head], self.support)
-        many = int(public.survey[USERS][0]) if USERS in public.survey else public.users
+            head = supported(counts[:head], max(self.support, crowd_of(self.crowd, settings, many)))
         length = 0.0 if counts is None else float(counts[:head].sum()) / max(many, 1)
         known, near = (public.items, public.users, head), self.near > 0 and not noisy.asked_for(settings)
         return PairArchitecture(*known, settings.model.factors, many, length, near)
@@ -167,12 +168,11 @@ class Correlations(ByRows):
         return None if ordered else counts.argsort(descending=True, stable=True).argsort()
 
     def spoken(self, plan: Plan, size: int) -> LeadingBlock:
-        """What devices of a size say: the leading pairs, as many as their capacity is a share."""
+        """What devices of a size say: the leading pairs, as many as their capacity is a share (under noise: of all)."""
         assert isinstance(plan.architecture, PairArchitecture)
         assert isinstance(plan.method, Leading)
         head = plan.architecture.head
-        whole = noisy.asked_for(plan.settings)  # of a head so small that a share of all pairs reaches far
-        most = min(plan.public.items, self.head) if whole else head
+        most = min(plan.public.items, self.head) if noisy.asked_for(plan.settings) else head
         share = plan.method.share(plan.architecture.tensors, plan.capacities[size])
         said = min(head, max(1, items_of(int(share * size_of(most)))))
         return LeadingBlock((size_of(head),), (size_of(said),))
