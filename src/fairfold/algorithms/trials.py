@@ -184,9 +184,9 @@ class Trials:
     def wanted(self, round_number: int, tallies: Mapping[str, Tensor]) -> tuple[Making, int]:
         """How the model is made that a round is about, and its columns; without neighbours where nobody holds any."""
         trial, place, shapes = self.schedule.trial(round_number), 0, [one for tried in self.shapes for one in tried]
-        if trial is not None:
-            place = self._makings.index(trial) if trial in self._makings else 0
-        elif round_number >= self.schedule.end:
+        if trial in self._makings[1:]:  # in the default shape alone
+            place, shapes = self._makings.index(trial), [tried[0] for tried in self.shapes]
+        elif trial is None and round_number >= self.schedule.end:
             place, shapes = self.verdicts(tallies)[1].chosen, list(self.settled(round_number, tallies).values())
         making = MAKINGS[place] if any(shape.near for shape in shapes) else MAKINGS[place]._replace(near=0.0)
         return making, min(self.columns, max(shape.columns for shape in shapes))
