@@ -6,7 +6,6 @@ one or two fields, which are written out below. Whoever has work to do leaves th
 """
 
 import http.client
-import json
 import socket
 import ssl
 import struct
@@ -23,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePri
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 
 from fairfold.errors import InvalidSettings, InvalidState
+from fairfold.sealed import table_in
 
 FLEET = "/v1/fleet/"
 PORT = 8000
@@ -220,10 +220,9 @@ def _refusal(status: int, date: str | None, body: bytes) -> Refused:
 def detail_of(body: bytes) -> dict[str, Any]:
     """An object in JSON; an empty one for anything else."""
     try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
+        return table_in(body)
+    except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _detail(body: bytes) -> str:
