@@ -129,12 +129,13 @@ def close(one: str, other: str) -> bool:
 
 def furnish(folder: Path) -> None:
     """Data sets of the published names in the published forms, of a few users, and files that pages suppose."""
-    draw, users, items = random.Random(0), range(1, 25), range(1, 61)
-    liked = {user: draw.sample(items, 20) for user in users}
+    draw, users, items = random.Random(0), range(1, 25), range(1, 121)
+    many = range(1, 121)  # as many as the sums of private devices need
+    liked = {user: draw.sample(items, 20) for user in many}
     data = folder / "data"
     _write(data / "ml-100k" / "u.data", (f"{u}\t{i}\t{draw.randint(1, 5)}\t0" for u in users for i in liked[u]))
     _write(data / "ml-100k" / "u.item", (f"{item}|Film {item} (1990)|||" for item in items))
-    _write(data / "ml-1m" / "ratings.dat", (f"{u}::{i}::{draw.randint(1, 5)}::0" for u in users for i in liked[u]))
+    _write(data / "ml-1m" / "ratings.dat", (f"{u}::{i}::{draw.randint(1, 5)}::0" for u in many for i in liked[u]))
     _write(data / "ml-1m" / "movies.dat", (f"{item}::Film {item} (1990)::Drama" for item in items))
     for name, part in (("train", slice(0, 14)), ("test", slice(14, None))):
         words = (" ".join(map(str, [u - 1, *(i - 1 for i in liked[u][part])])) for u in users)
