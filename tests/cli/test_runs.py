@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from fairfold.cli import app
-from fairfold.runs.callbacks import Callback
 from fairfold.runs.progress import Display
 from fairfold.runs.train import run
 from fairfold.settings.files import load_settings
+from fairfold.trackers import Callback
 from tests.cli.commands import TINY, fails, runner, works
 from tests.runs.worlds import small
 
@@ -118,7 +118,7 @@ def test_interrupting_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_tensorboard_is_asked_for_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    assert "fairfold[tensorboard]" in fails("train", *TINY, "--tensorboard", "--out", str(tmp_path / "run"))
+    assert "fairfold[tensorboard]" in fails("train", *TINY, "--track", "tensorboard", "--out", str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 

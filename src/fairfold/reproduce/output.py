@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fairfold.files import write_atomically
+from fairfold.reproduce.compared import compared
 from fairfold.reproduce.experiment import Experiment
 from fairfold.reproduce.tables import (
     COLUMNS,
@@ -123,7 +124,8 @@ def _for_page(results: Results) -> dict[str, Any]:
             {
                 "file": grid.file, "heading": heading, "rows": rows, "details": list(map(detail, grid.entries)),
                 "references": [(name, shown(value)) for name, value in grid.references.items()],
-                "plots": drawn, "about": _about_run(grid), "views": views(grid), "sizes": size_rows(grid),
+                "plots": drawn, "about": _about_run(grid), "sizes": size_rows(grid),
+                "views": [*views(grid), *compared(grid)],
             }
         )  # fmt: skip
     told = results.experiment

@@ -6,6 +6,7 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from fairfold.reproduce.experiment import SMALLER_IS_BETTER, Cell, Experiment, Figure, TableFile
+from fairfold.reproduce.paired import error_of, over_seeds
 from fairfold.reproduce.records import Outcome
 from fairfold.runs.units import human_bytes, human_seconds
 from fairfold.values import BYTES
@@ -29,6 +30,7 @@ class Entry:
     state: str = "not run"  # or done, N/A, no data
     reason: str = ""  # why it is not done
     facts: dict[str, Any] = field(default_factory=dict)  # see _mean_facts
+    by_user: tuple[str, ...] = ()  # what each user got, packed, one a seed; empty where a seed does not say
 
     @property
     def mean(self) -> float | None:
@@ -40,7 +42,7 @@ class Entry:
         """Standard error over users where that was measured; else the standard deviation over the seeds, if several."""
         if "errors" in self.facts:
             error: float | None = self.facts["errors"].get(self.column)
-            return error
+            return error if len(self.by_user) < 2 else error_of(over_seeds(self.by_user))
         return stdev(self.values) if len(self.values) > 1 else None
 
     @property
@@ -59,6 +61,7 @@ class Grid:
     references: dict[str, float | str]  # value (or why there is none) of what needs no training
     machines: tuple[str, ...]
     data: tuple[str, ...]  # what was trained on, in words
+    references_by_user: dict[str, str] = field(default_factory=dict)  # what each user gets of them, packed
 
     @property
     def smaller_is_better(self) -> bool:
@@ -72,20 +75,25 @@ def grids(experiment: Experiment, outcomes: dict[Cell, Outcome]) -> list[Grid]:
 
 
 def _grid(name: str, file: TableFile, experiment: Experiment, outcomes: dict[Cell, Outcome]) -> Grid:
-    cells = [cell for cell in experiment.cells if cell.table == name]
+    cells = [cell for cell in experiment.cells if cell.table == name and not cell.is_trial]
     by_place: dict[tuple[str, str], list[Outcome]] = {}
     references: dict[str, float | str] = {}
+    by_user: dict[str, str] = {}
     for cell in cells:
         known = [outcomes[cell]] if cell in outcomes else []
         if cell.kind != "references":
             by_place.setdefault((cell.row, cell.column), []).extend(known)
         for outcome in known:
             references |= outcome.facts.get("references", {})
+            by_user |= outcome.by_user if cell.kind == "references" else {}
     found = [outcomes[cell] for cell in cells if cell in outcomes]
     data = dict.fromkeys(_described(outcome.data) for outcome in found if outcome.data)
     machines = dict.fromkeys(str(outcome.facts["machine"]) for outcome in found if "machine" in outcome.facts)
-    entries = tuple(_entry(file, row, column, known) for (row, column), known in by_place.items())
-    return Grid(name, file, entries, references, tuple(machines), tuple(data))
+    places = [(row, column, known) for (row, column), known in by_place.items()]
+    if file.measures:  # a column each
+        places = [(row, measure, known) for row, _, known in places for measure in file.measures]
+    entries = tuple(_entry(file, row, column, known) for row, column, known in places)
+    return Grid(name, file, entries, references, tuple(machines), tuple(data), by_user)
 
 
 def _described(data: dict[str, Any]) -> str:
@@ -114,7 +122,13 @@ def _entry(file: TableFile, row: str, column: str, known: list[Outcome]) -> Entr
         _mean_curve(done),
         "done",
         facts=_mean_facts(done),
+        by_user=_by_user(done, column if file.measures else file.value),
     )
+
+
+def _by_user(done: list[Outcome], measure: str) -> tuple[str, ...]:
+    known = tuple(outcome.by_user[measure] for outcome in done if measure in outcome.by_user)
+    return known if len(known) == len(done) else ()
 
 
 def _measure(outcome: Outcome, column: str, best: bool) -> float | None:

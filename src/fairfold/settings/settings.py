@@ -289,7 +289,15 @@ def _explain(table: str, kind: type[Frozen], problem: Mapping[str, Any]) -> str:
         return f"{name} = {problem['input']!r}: {message}"[:600] if path else message
     tag = TAGS.get(table)
     beside = "" if tag is None else f" with {table}.{tag}={kind.model_fields[tag].default!r}"
-    return f"unknown key {name!r}{beside}{nearest(path[-1], kind.model_fields) or _suggested(path[-1])}"
+    hint = nearest(path[-1], kind.model_fields) or _of_others(table, path[-1]) or _suggested(path[-1])
+    return f"unknown key {name!r}{beside}{hint}"
+
+
+def _of_others(table: str, key: str) -> str:
+    """Which other kinds of a table have a key."""
+    kinds: Mapping[str, Any] = {"algorithm": algorithms(), "subspace": methods(), "data": DATA, "privacy": PRIVACY}
+    found = [name for name, kind in kinds.get(table, {}).items() if key in kind.model_fields]
+    return f" (it is one of {table}.{TAGS[table]}={' or '.join(map(repr, found))})" if found else ""
 
 
 def _message(problem: Any) -> str:
