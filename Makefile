@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run env lint types test test-all test-oldest test-faults fuzz bench format notes clean
+.PHONY: help run env lint types test test-all test-oldest test-faults fuzz bench docs format notes clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -53,6 +53,13 @@ types: $(STAMP)  ## mypy, strict
 
 bench: $(STAMP)  ## CPU kernels against nn.Embedding and a plain copy (minutes)
 	$(BIN)/python benchmarks/kernels_cpu.py
+
+# The builder is not part of the usual environment; the second time it is there.
+docs: $(STAMP)  ## the pages as a site in build/docs, which opens without a network
+	@$(BIN)/python -c 'import furo, myst_parser, sphinx' 2> /dev/null || \
+	  $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs build/docs
+	@echo "Open build/docs/index.html"
 
 format: $(STAMP)  ## rewrite files in the project's format
 	$(BIN)/ruff check --fix .

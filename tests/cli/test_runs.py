@@ -156,13 +156,15 @@ def test_report_compares_runs_and_writes_a_page(several: Path, tmp_path: Path) -
     assert "fedavg 1x-4x-16x (unfinished)" in shown
     assert "needs at least 64 numbers" in shown
     page = (tmp_path / "report" / "report.html").read_text()
-    assert page.count("data:image/svg+xml;base64,") == 6
+    assert page.count("data:image/svg+xml;base64,") == 8
     assert "N/A: item.weight (60 × 4) needs at least 64 numbers" in page
     assert "full &lt;trn&gt;" in page
     assert not re.search(r'(src|href)="(?!data:)', page), "nothing may be fetched"
     assert "<script" not in page
+    assert "memory of a device" in page
+    assert re.search(r'class="lead">The best of \d runs, .*? reaches NDCG@20 0\.\d{4} .*A device of 1x holds', page)
     images = sorted((tmp_path / "report").glob("*.png"))
-    assert len(images) == 6
+    assert len(images) == 8
     assert all(image.read_bytes().startswith(b"\x89PNG") for image in images)
 
 

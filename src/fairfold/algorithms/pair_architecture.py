@@ -1,18 +1,24 @@
-"""The tensors of a model of pairs: rows of the leading items, and a list of pairs."""
+"""The tensors of a model of pairs: rows of the leading items, a list of pairs, and one of neighbours."""
 
 from copy import copy
+from typing import TYPE_CHECKING
 
 import torch
 
 from fairfold.methods import Tensors
 from fairfold.methods.base import Shape
+from fairfold.methods.leading import NEIGHBOURS
 from fairfold.projections.coded import FACTORS
 from fairfold.protocol.architecture import Architecture
 from fairfold.protocol.storage import Storage
+from fairfold.settings.privacy import USUAL_COHORT, PrivatePrivacy, SecurePrivacy
 from fairfold.values import Weights
 
-ROWS, LISTED = "rows", "pairs"
-"""Names of the model's tensors: (a, b, W) of every item, and pairs."""
+if TYPE_CHECKING:
+    from fairfold.settings import Settings
+
+ROWS, LISTED, NEAR = "rows", "pairs", "near"
+"""Names of the model's tensors: (a, b, W) of every item, pairs, and every item's neighbours."""
 
 JUDGED = "judged"
 """Name of what a user keeps: 1 + their quality under the first trial."""
@@ -31,14 +37,18 @@ class PairArchitecture(Architecture):
         factors: Columns at the most.
         known_users: How many the survey has found.
         length: Of their histories within the head, in the mean.
+        near: Whether there is a list of neighbours.
     """
 
     def __init__(
-        self, items: int, users: int, head: int, factors: int, known_users: int = 1, length: float = 1.0
-    ) -> None:
+        self, items: int, users: int, head: int, factors: int, known_users: int = 1, length: float = 1.0,
+        near: bool = True,
+    ) -> None:  # fmt: skip
         self.items, self.users, self.head, self.known_users, self.length = items, users, head, known_users, length
         self.tables = {ROWS: (head, min(factors, head) + FACTORS)}
         self.dense = {LISTED: (LIST_PER_ITEM * head, 3)}
+        if near:
+            self.dense[NEAR] = (NEIGHBOURS * head, 3)
         self.user_tables, self.own = {}, {JUDGED: 1}
         self.settled: dict[int, Shape] = {}
 
@@ -53,6 +63,11 @@ class PairArchitecture(Architecture):
         return self.tables[ROWS][1] - FACTORS
 
     @property
+    def neighbours(self) -> int:
+        """Of every item, in the server's list."""
+        return self.dense.get(NEAR, (0, 3))[0] // self.head
+
+    @property
     def tensors(self) -> Tensors:
         """See the base class."""
         known = self.items, self.known_users, self.settled
@@ -63,3 +78,16 @@ class PairArchitecture(Architecture):
         other = copy(self)
         other.settled = shapes
         return other
+
+
+def crowd_of(crowd: int, settings: "Settings", users: int) -> float:
+    """How many of so many users have to have an item, for ``crowd`` of them to be expected in one secure sum.
+
+    An item that one device of a sum has alone shows all that goes with it, and what few have shows much. In proportion
+    less where fewer devices than usual are allowed in a sum. 0 where sums have noise, or answers are seen as they are.
+    """
+    chosen = settings.privacy
+    if not isinstance(chosen, SecurePrivacy) or isinstance(chosen, PrivatePrivacy):
+        return 0.0
+    drawn = min(settings.fleet.clients_per_round or users, users)
+    return crowd * min(1.0, chosen.smallest_cohort / USUAL_COHORT) * users / max(drawn, 1)

@@ -286,7 +286,16 @@ class Model:
 
 
 def load(path: str | Path) -> Model:
-    """A model that was saved, or the run of ``fairfold train`` in a folder."""
+    """A model that was saved, or the run of ``fairfold train`` in a folder.
+
+    Example:
+        >>> import fairfold, tempfile
+        >>> readings = [(reader, book) for reader in range(20) for book in range(reader % 5, 40, 2)]
+        >>> model = fairfold.fit(readings, capacities="1x", rounds=2, progress=False)
+        >>> folder = model.save(tempfile.mkdtemp() + "/model")
+        >>> (fairfold.load(folder).recommend(3, k=5).items == model.recommend(3, k=5).items).all()
+        np.True_
+    """
     if (Path(path) / "config.json").is_file():
         raise InvalidData(
             f"{path}, a shared model", "the folder of a run", "Read it by fairfold.from_pretrained(path)."

@@ -70,6 +70,14 @@ def fit(
             to TensorBoard, MLflow or Weights & Biases (:mod:`fairfold.trackers`).
         **options: What ``fairfold data prepare`` takes: ``split`` (0.7; 1.0 holds nothing out), ``user_column``,
             ``item_column``, ``rating_column``, ``min_rating``, ``core``, ``top_users`` and others.
+
+    Example:
+        >>> import fairfold
+        >>> readings = [(reader, book) for reader in range(20) for book in range(reader % 5, 40, 2)]
+        >>> model = fairfold.fit(readings, capacities="1x-4x", rounds=2, progress=False)
+        >>> items, scores = model.recommend(3, k=5)
+        >>> len(items), len(scores)
+        (5, 5)
     """
     chosen = _settings(interactions, settings, start, recipe, {
         "fleet.capacities": capacities, "subspace.method": method, "run.rounds": rounds, "run.seed": seed,

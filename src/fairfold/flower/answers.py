@@ -19,6 +19,7 @@ from fairfold.flower.secure_sums import judged, judging, surveying
 from fairfold.flower.store import DeviceState, DeviceStore, Word
 from fairfold.privacy.encoding import Heard
 from fairfold.protocol.hearing import as_change, encoding_of
+from fairfold.secure.keys import refuse
 from fairfold.subspace import Capacity
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ def train(device: Device, content: RecordDict, context: Context) -> RecordDict:
     work, store, kept = _open(device, content, context)
     order, algorithm = work.order, work.plan.algorithm
     with speaking(device, content, context, order.settings, "train", order.sent.round_number, order.run) as say:
-        reply, own = work.reply(train=True, quality=order.evaluate and device.share_quality)
+        judges = order.evaluate and device.share_quality and order.settings.privacy.tells_quality
+        reply, own = work.reply(train=True, quality=judges)
         kept, word = replace(kept, names=work.names, history=work.history), Word(order.word, own)
         if algorithm.keeps == "acknowledged":
             store.save(replace(kept, pending=word))
@@ -72,6 +74,8 @@ def evaluate(device: Device, content: RecordDict, context: Context) -> RecordDic
     """Say how well the model serves the users of this device; what it keeps stays as it is."""
     work, _, _ = _open(device, content, context)
     order = work.order
+    if not order.settings.privacy.tells_quality:
+        raise refuse("a question for qualities where sums have noise", "what the budget is spent on")
     with speaking(device, content, context, order.settings, "evaluate", order.sent.round_number, order.run) as say:
         reply = work.reply(train=False, quality=device.share_quality)[0]
         return wire.pack_reply(order, reply) if say is None else say(judging, judged(reply.quality), 0)

@@ -10,6 +10,7 @@ from typing import Any
 from fairfold.flower.nodes import Nodes
 from fairfold.flower.rounds import OpenRound
 from fairfold.protocol.architecture import Picture
+from fairfold.protocol.noising import privacy_facts, privacy_words
 from fairfold.protocol.plan import Plan
 from fairfold.runs import checkpoint, nodes
 from fairfold.runs.federated import plan_of
@@ -101,7 +102,7 @@ class Record:
 
     def _result(self, progress: Progress, among: Nodes) -> Result:
         last = next((report.quality for report in reversed(progress.history) if report.quality is not None), None)
-        groups = []
+        groups, known = [], privacy_facts(self.plan.settings)
         for number, (capacity, held) in enumerate(zip(self.plan.capacities, self._settled.assignments(0), strict=True)):
             members = sum(node.group == number for node in among.usable.values())
             down, up = self.plan.algorithm.traffic(self.plan, number)
@@ -110,5 +111,5 @@ class Record:
         return Result(
             self.plan.settings, self.plan.settings.metric, progress.state, {}, progress.history, groups,
             float("nan") if last is None else last.server, {}, len(among.usable), dict(progress.rejections.counts),
-            told=self.plan.algorithm.told(self.plan, progress.state),
+            told=[*privacy_words(known), *self.plan.algorithm.told(self.plan, progress.state)], privacy=known,
         )  # fmt: skip

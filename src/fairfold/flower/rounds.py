@@ -9,7 +9,8 @@ from functools import partial
 from flwr.app import MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from fairfold.flower.nodes import Node
+from fairfold.errors import InvalidState
+from fairfold.flower.nodes import Node, Nodes
 from fairfold.flower.secure_round import SecureRound
 from fairfold.flower.secure_sums import judging
 from fairfold.flower.wire import Order
@@ -23,6 +24,7 @@ from fairfold.runs.nodes import ROUND, Event
 from fairfold.simulate.result import Quality, RoundReport
 from fairfold.simulate.run import Progress
 
+OTHER_SIZE = "it can hold less than when it spoke: its word stays until the next run"
 Heard = tuple[float, int]  # sum of the qualities of some users, and their number
 
 
@@ -57,6 +59,11 @@ class OpenRound:
     def seconds(self) -> float:
         """Since it began."""
         return time.monotonic() - self.started
+
+    def who_speaks(self, cohort: list[Node], nodes: Nodes) -> list[Node]:
+        """Those of a cohort who can change what the sums hold of them; the others are left out."""
+        self.left_out |= {node.node_id: OTHER_SIZE for node in cohort if not nodes.speaks(node)}
+        return [node for node in cohort if nodes.speaks(node)]
 
     def send(self, node: Node, size: int) -> None:
         """Note what is sent to a node."""
@@ -139,7 +146,12 @@ class OpenRound:
         """What was said under masks, by size, once enough have agreed to unmask the sum."""
         if self.secure is None:
             return
-        for size, heard in self.secure.finish().items():
+        found = self.secure.finish()
+        if not found and not plan.settings.privacy.tells_quality:
+            given = f"round {number}, whose noisy sum is lost"
+            remedy = "Devices have paid for it: they take part in another run if their owners allow more."
+            raise InvalidState(given, "seven in ten devices that stay", remedy)
+        for size, heard in found.items():
             self.hear_all(heard)
             sent = self.orders[size].sent
             yield sent, from_change(plan, sent, heard.answer)
@@ -178,8 +190,3 @@ def metrics_of(metric: str, plan: Plan, quality: Quality) -> MetricRecord:
     by_size = zip(plan.capacities, quality.groups, strict=True)
     sizes = {f"{metric} {capacity}": value for capacity, value in by_size if value is not None}
     return MetricRecord({metric: quality.server, **sizes})
-
-
-def plain(text: object) -> str:
-    """A stranger's text as one line of bounded length, for the log."""
-    return "".join(letter if letter.isprintable() else " " for letter in str(text)[:300])

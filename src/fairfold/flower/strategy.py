@@ -21,13 +21,13 @@ from flwr.serverapp.strategy import Result, Strategy
 from fairfold.errors import InvalidMessage, InvalidSettings
 from fairfold.flower import opening
 from fairfold.flower.books import Books
-from fairfold.flower.exchange import StreamingGrid
+from fairfold.flower.exchange import StreamingGrid, plain
 from fairfold.flower.loop import run_rounds
 from fairfold.flower.nodes import Node, Nodes
 from fairfold.flower.protocol import new_word
 from fairfold.flower.push import push_models
 from fairfold.flower.record import Record
-from fairfold.flower.rounds import OpenRound, metrics_of, plain, sent_to
+from fairfold.flower.rounds import OpenRound, metrics_of, sent_to
 from fairfold.flower.vectors import bytes_in
 from fairfold.flower.wire import NO_WORD, Order, Reply, for_node, pack_order, unpack_reply
 from fairfold.protocol.faults import Rejections
@@ -86,16 +86,17 @@ class FairStrategy(Strategy):
         self.num_items, self.picture = num_items, picture
         self.plan = opening.first_plan(self.settings, num_items, picture)
         self.nodes = Nodes(self.settings)
-        network, self.half, self.evaluate = self.settings.fleet.network, half, evaluate
+        network, self.half, self.largest_weight = self.settings.fleet.network, half, largest_weight
+        self.evaluate = evaluate and self.settings.privacy.tells_quality
         self.min_nodes = network.min_nodes if min_nodes is None else min_nodes
         self.patience = network.patience if patience is None else patience
         self.round_timeout = network.round_timeout if round_timeout is None else round_timeout
-        self.largest_weight = largest_weight
         self.metric = self.settings.metric
         self.start_quality: Quality | None = None
         self._record = None if folder is None else Record(Path(folder), self.plan, resume=resume, picture=picture)
         found = None if self._record is None else self._record.found
         self.books = Books(None if found is None else found.state)
+        self.nodes.spoken = self.books.sizes if self.settings.algorithm.keeps == "acknowledged" else {}
         self.progress = found or Progress(State({}), {}, [], Rejections())
         if self._record is not None:
             self.nodes.note = self._record.note_event
@@ -194,6 +195,8 @@ class FairStrategy(Strategy):
             self._settle()
             self._start_from_given()
             self.nodes.hide([node for node in present if node.node_id in self.nodes.usable])
+            if self._record is not None and not self.settings.privacy.tells_quality:
+                self._record.round_done(self.progress)  # what devices have paid for is not asked for again
         cohort = self.nodes.wait(lambda: self.nodes.drawn(grid, number, self.attempt), *enough)
         self.nodes.hide(cohort)  # where a run is gone on with
         first = self.evaluate and self.start_quality is None and number == 0
@@ -201,8 +204,9 @@ class FairStrategy(Strategy):
 
     def _orders(self, cohort: list[Node], number: int, kind: str, grid: Grid, *, evaluate: bool) -> list[Message]:
         """One record per size, shared by all its messages but for the word of each device that the server holds."""
-        cohort = opening.tell_numbers(self.books, cohort, self._numbered, grid, self.settings, self.round_timeout)
         opened = self.open_round
+        cohort = opened.who_speaks(cohort, self.nodes) if kind == MessageType.TRAIN else cohort
+        cohort = opening.tell_numbers(self.books, cohort, self._numbered, grid, self.settings, self.round_timeout)
         opened.waiting = {node.node_id: node for node in cohort}
         opened.phase("nodes")
         state = replace(self.progress.state, round_number=number)
@@ -311,7 +315,7 @@ class FairStrategy(Strategy):
 
     def _used(self, node: Node, order: Order) -> None:
         """Note that the sums hold a word of a node."""
-        self.books.held[node.name] = order.word
+        self.books.held[node.name], self.books.sizes[node.name] = order.word, node.group
         node.rounds += 1
         self.open_round.used.append(node.node_id)
 

@@ -50,8 +50,8 @@ class Algorithm(Frozen):
             are the same in any order, and as words of 32 bits (:mod:`fairfold.privacy.encoding`).
         releases: By name, the sums that a run lets out with noise under ``privacy.level = "private"``: none where an
             algorithm cannot be private.
+        public: Names of sums that tell how many users there are and nothing else: these need no noise.
         prefixes: Names of answers of which what small devices say is the beginning of what large ones say.
-        hiding: Devices in whose exact sum, as far as was tried, nobody's history can be read.
         DEFAULTS: What other tables take where nothing is said, by table and key.
     """
 
@@ -64,10 +64,10 @@ class Algorithm(Frozen):
     images: ClassVar[bool] = False
     pooled: ClassVar[bool] = False
     from_history: ClassVar[bool] = False
-    hiding: ClassVar[int] = 100
     grids: ClassVar[Mapping[str, int]] = {}
     prefixes: ClassVar[frozenset[str]] = frozenset()
     releases: ClassVar[Mapping[str, Release]] = {}
+    public: ClassVar[frozenset[str]] = frozenset()
     DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     # -- settings ------------------------------------------------------------------------------------------------------
@@ -79,6 +79,10 @@ class Algorithm(Frozen):
     def without_effect(self, settings: "Settings") -> Sequence[str]:
         """Keys, as ``table.key``, that have no effect beside these settings, and are then unknown."""
         return ()
+
+    def shows(self, settings: "Settings") -> str | None:
+        """What is left out of exact sums under these settings for the sake of users, or None."""
+        return None
 
     def fixed(self, settings: "Settings") -> Mapping[str, Mapping[str, Any]]:
         """What the algorithm decides of other tables, which are then no keys there."""
@@ -247,6 +251,10 @@ class Algorithm(Frozen):
         rows = [held[name].rows(sent.vectors[name], items) for name in architecture.tables]
         rows = [of if of.dim() == 3 else of[None] for of in rows]
         return architecture.scores(dense, [vectors[name][:, None, :] for name in architecture.own], rows)
+
+    def candidates(self, plan: "Plan", sent: Sent, many: int) -> int:
+        """Leading items among which anybody's first ``many`` are: all, unless those behind come in their order."""
+        return plan.public.items
 
 
 def count_of(histories: "Interactions", items: range, weights: Tensor | None = None) -> Tensor:

@@ -26,7 +26,13 @@ TAGS = {"data": "kind", "model": "kind", "algorithm": "kind", "subspace": "metho
 
 
 class Settings(Frozen):
-    """Everything that decides a run: a field per table."""
+    """Everything that decides a run: a field per table.
+
+    Example:
+        >>> settings = Settings(model="neumf", fleet={"capacities": "1x-4x"}, run={"rounds": 10})
+        >>> settings.algorithm.kind, settings.with_changes({"run.rounds": 20}).run.rounds
+        ('gradient', 20)
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 

@@ -30,7 +30,6 @@ from fairfold.settings.privacy import PrivatePrivacy
 from fairfold.simulate.numbering import numbered, renumbered_scores
 from fairfold.simulate.result import GroupReport, Judge, Result, RoundReport
 from fairfold.simulate.world import World, load_data, popularity_of
-from fairfold.subspace import assign_groups
 from fairfold.trackers.callback import Callback
 from fairfold.values import Weights
 
@@ -109,6 +108,12 @@ def simulate(
         progress: Where to go on; from the start if not given.
         storage: Where private vectors of a run from the start are kept; in memory if not given.
         callbacks: Told at the start, after every round and at the end; among them trackers (:mod:`fairfold.trackers`).
+
+    Example:
+        >>> world = {"users": 30, "items": 80, "interactions_per_user": 20}
+        >>> result = simulate(Settings(data=world, fleet={"capacities": "1x-4x"}, run={"rounds": 2}))
+        >>> [group.capacity for group in result.groups], result.metric
+        (['1x', '4x'], 'NDCG@20')
     """
     settings = Settings() if settings is None else settings
     private = isinstance(settings.privacy, PrivatePrivacy)
@@ -262,7 +267,7 @@ def _result(world: World, judge: Judge, progress: Progress) -> Result:
             *plan.algorithm.told(plan, progress.state), *_capped(plan, assignments),
             *_left_out(world, progress.state.round_number), *_hidden(world),
         ],
-        privacy_facts(plan.settings), judge.differences(progress.state, assignments),
+        privacy_facts(plan.settings), judge.differences(progress.state, assignments), judge.by_user,
     )  # fmt: skip
 
 
@@ -271,9 +276,7 @@ def _hidden(world: World) -> list[str]:
     plan, chosen = world.plan, world.plan.settings
     told = [] if chosen.model.reads_images and not chosen.privacy.sums_alone else privacy_words(privacy_facts(chosen))
     if chosen.privacy.sums_alone:
-        groups = assign_groups(
-            world.people.num_clients, len(plan.capacities), chosen.fleet.shares, chosen.fleet.group_seed
-        )
+        groups = chosen.fleet.groups(world.people.num_clients)
         told += step_words(groups, world.fleet.size, [str(capacity) for capacity in plan.capacities])
     return told
 
@@ -289,7 +292,8 @@ def _capped(plan: Plan, assignments: list[Assignment]) -> list[str]:
         if held.projections is not None:
             share = plan.method.used(tensors, held.projections, capacity)
             shares += [f"{capacity} {share:.0%}"] if share < MUCH else []
-    why = f"items that fewer than {support} users have own no row, and what is not needed is not held"
+    few = f"fewer than {support}" if not plan.settings.privacy.sums_alone else "too few"  # of a sum: told beside it
+    why = f"items that {few} users have own no row, and what is not needed is not held"
     return [f"Capped by support: of what they may, devices hold {', '.join(shares)}; {why}."] if shares else []
 
 
