@@ -27,10 +27,6 @@ class Fleet:
     def of(cls, plan: Plan, num_clients: int) -> "Fleet":
         """Split the clients by the capacity scheme; refuse what cannot work, before any work."""
         chosen = plan.settings.fleet
-        wanted = chosen.clients_per_round
-        if wanted is not None and wanted > num_clients and not chosen.replacement and not plan.algorithm.pooled:
-            given, needed = f"clients_per_round = {wanted} of {num_clients} clients", f"at most {num_clients}"
-            raise InvalidSettings(given, needed, "Ask for fewer, or draw with replacement.")
         if plan.algorithm.pooled:
             return cls(plan, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
         size = _hidden(plan, chosen.groups(num_clients))
