@@ -27,6 +27,7 @@ import torch
 
 import fairfold.data
 from fairfold.algorithms.correlations import Correlations
+from fairfold.algorithms.making import Made
 from fairfold.algorithms.pair_architecture import ROWS
 from fairfold.algorithms.pairs import size_of
 from fairfold.data import Dataset, Interactions
@@ -55,11 +56,11 @@ class AllPairs(Correlations):
         whole = size_of(plan.architecture.tables[ROWS][0])
         return LeadingBlock((whole,), (whole,))
 
-    def model(self, plan: Plan, sums: torch.Tensor, ridge: float, columns: float) -> Weights:
+    def model(self, plan: Plan, sums: torch.Tensor, made: Made) -> Weights:
         """See the base class."""
-        key = (float(sums.sum()), float(sums.square().sum()), ridge, columns)
+        key = (float(sums.sum()), float(sums.square().sum()), *made)
         if key not in MADE:
-            MADE[key] = super().model(plan, sums, ridge, columns)
+            MADE[key] = super().model(plan, sums, made)
         return MADE[key]
 
 

@@ -33,6 +33,7 @@ LAYERS: list[set[str]] = [
     {"algorithms"},
     {"backends"},
     {"settings"},
+    {"trackers"},
     {"simulate"},
     {"runs"},
     {"fitting"},

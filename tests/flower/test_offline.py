@@ -1,5 +1,6 @@
 """Models that devices were given: the same scores as the product's, without torch, and never half of one."""
 
+import json
 import os
 import subprocess
 import sys
@@ -198,6 +199,31 @@ def test_a_damaged_model_is_refused_and_the_old_one_stays(fleet: tuple[Nodes, Pa
     with pytest.raises(InvalidMessage, match="at most 1kB"):
         keep_model(tmp_path, given_model((place / "devices" / "node-0" / MODEL_FILE).read_bytes()), "1kB")
     assert parsed((tmp_path / MODEL_FILE).read_bytes()).told["capacity"] == "16x"
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("rows", "kept", [2**40, 3]), ("rows", "kept", [1, 2**40]), ("rows", "bits", 2**50), ("rows", "bits", -8),
+        ("pairs", "kept", [2**40]), ("pairs", "kept", ["x"]), ("pairs", "kept", [-1]),
+    ],
+)  # fmt: skip
+def test_a_server_that_lies_about_sizes_makes_a_device_allocate_nothing(
+    fleet: tuple[Nodes, Path], tmp_path: Path, name: str, key: str, value: object
+) -> None:
+    model, _ = read_device_model(fleet[1] / "devices" / "node-1" / MODEL_FILE)
+    strategy = fleet[0].strategy
+    tensors, told = contents(
+        model, strategy.plan.settings, strategy.progress.state, {"name": "d", "items": ITEMS}, ("ndcg@20", None, None)
+    )
+    facts = json.loads(told["projections"])
+    facts[name][key] = value
+    if name == "pairs":
+        facts[name]["items"] = 2**40
+    sealed = sealed_bytes(tensors, told | {"projections": json.dumps(facts)})  # with the checksum that belongs to it
+    with pytest.raises(InvalidMessage, match=r"shorter than it says|sizes that are none"):
+        keep_model(tmp_path, given_model(sealed), "1MB")
+    assert not (tmp_path / MODEL_FILE).exists()
 
 
 def test_commands_serve_a_federations_run(fleet: tuple[Nodes, Path], tmp_path: Path) -> None:

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
     from fairfold.metrics.ranking import RankingResult
     from fairfold.metrics.rating import Predictor
-    from fairfold.runs.callbacks import Callback
     from fairfold.runs.folder import RunFolder
     from fairfold.runs.train import Finished
     from fairfold.simulate.result import Result
     from fairfold.simulate.world import World
+    from fairfold.trackers import Callback
 
 
 def train(
@@ -71,9 +71,10 @@ def train(
             min=1, help="Rounds between checkpoints; default: every round, or as often as costs 10 % of the time."
         ),
     ] = None,
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Also write event files (needs the extra 'tensorboard').")
-    ] = False,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(help="Also tell tensorboard, mlflow or wandb how it goes (repeat for several; each is an extra)."),
+    ] = None,
     attacked: Annotated[
         bool | None,
         typer.Option(
@@ -96,11 +97,11 @@ def train(
     and the model. A run that was interrupted, however hard, goes on with --resume and ends with the same numbers.
     """
     from fairfold.cli.data import stages
-    from fairfold.runs.callbacks import TensorBoard, require_tensorboard
     from fairfold.runs.progress import Display
     from fairfold.runs.references import rating_rows, strong_references
     from fairfold.runs.train import run
     from fairfold.settings.privacy import PrivatePrivacy
+    from fairfold.trackers import tracker
 
     console, places = Terminal(), list[Path]()
     if resume and out is None:
@@ -111,12 +112,11 @@ def train(
         "separator": separator, "top_users": top_users, "min_rating": min_rating, "core": core,
     }  # fmt: skip
     settings, source = choose(file, recipe, changes_of(options, change or []), out if resume else None)
-    if tensorboard:
-        require_tensorboard()
+    trackers = [tracker(name) for name in dict.fromkeys(track or [])]
 
     def callbacks(folder: RunFolder) -> list[Callback]:
         places.append(folder.path)
-        return [Display(console), *([TensorBoard(folder.path / "tensorboard")] if tensorboard else [])]
+        return [Display(console), *(kind.of_run(folder.path) for kind in trackers)]
 
     def beside(world: World) -> Mapping[str, RankingResult | Predictor]:
         if settings.model.reads_images or not settings.run.references:

@@ -96,6 +96,7 @@ class FairStrategy(Strategy):
         self._record = None if folder is None else Record(Path(folder), self.plan, resume=resume, picture=picture)
         found = None if self._record is None else self._record.found
         self.books = Books(None if found is None else found.state)
+        self.nodes.spoken = self.books.sizes if self.settings.algorithm.keeps == "acknowledged" else {}
         self.progress = found or Progress(State({}), {}, [], Rejections())
         if self._record is not None:
             self.nodes.note = self._record.note_event
@@ -119,7 +120,7 @@ class FairStrategy(Strategy):
         if not self.progress.state.full:
             self.progress.state = self.books.into(self.plan.initial()[0])
         if self._record is not None:
-            self._record.plan = self.plan
+            self._record.settle(self.plan, self.progress)
 
     # -- a run ---------------------------------------------------------------------------------------------------------
 
@@ -194,8 +195,6 @@ class FairStrategy(Strategy):
             self._settle()
             self._start_from_given()
             self.nodes.hide([node for node in present if node.node_id in self.nodes.usable])
-            if self._record is not None and not self.settings.privacy.tells_quality:
-                self._record.round_done(self.progress)  # what devices have paid for is not asked for again
         cohort = self.nodes.wait(lambda: self.nodes.drawn(grid, number, self.attempt), *enough)
         self.nodes.hide(cohort)  # where a run is gone on with
         first = self.evaluate and self.start_quality is None and number == 0
@@ -203,8 +202,9 @@ class FairStrategy(Strategy):
 
     def _orders(self, cohort: list[Node], number: int, kind: str, grid: Grid, *, evaluate: bool) -> list[Message]:
         """One record per size, shared by all its messages but for the word of each device that the server holds."""
-        cohort = opening.tell_numbers(self.books, cohort, self._numbered, grid, self.settings, self.round_timeout)
         opened = self.open_round
+        cohort = opened.who_speaks(cohort, self.nodes) if kind == MessageType.TRAIN else cohort
+        cohort = opening.tell_numbers(self.books, cohort, self._numbered, grid, self.settings, self.round_timeout)
         opened.waiting = {node.node_id: node for node in cohort}
         opened.phase("nodes")
         state = replace(self.progress.state, round_number=number)
@@ -313,7 +313,7 @@ class FairStrategy(Strategy):
 
     def _used(self, node: Node, order: Order) -> None:
         """Note that the sums hold a word of a node."""
-        self.books.held[node.name] = order.word
+        self.books.held[node.name], self.books.sizes[node.name] = order.word, node.group
         node.rounds += 1
         self.open_round.used.append(node.node_id)
 

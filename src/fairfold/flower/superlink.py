@@ -8,6 +8,7 @@ register keys and start runs, which is to run code. Here
 - what a node has stored is counted (``quota``);
 - a node that is refused is told why: Flower has one answer for a key that it does not know and for a node whose old
   connection is still open;
+- a device that asks for work while there is none costs little (``idle``);
 - devices enrol (``reception``), where the folder of a server is given (``--fleet``).
 """
 
@@ -25,10 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from fairfold.errors import FairfoldError, InvalidState
+from fairfold.flower.idle import Idle
 from fairfold.flower.quota import Quota, Refused
 from fairfold.flower.reception import LARGEST, OWN, Answer, Reception, Route, refusal
 
 FLEET = "/v1/fleet/"
+PULL, PROTOBUF = FLEET + "pull-messages", (b"content-type", b"application/protobuf")
 LIMITS = {
     FLEET + "push-object": (8 << 20, 16), FLEET + "pull-object": (1 << 20, 16), FLEET: (1 << 20, 64), OWN: (LARGEST, 4),
 }  # fmt: skip
@@ -75,7 +78,7 @@ class Gate:
         routes: Mapping[str, Route] | None = None,
     ) -> None:
         self.app, self.trusted, self.slowest, self.routes = app, trusted, slowest, routes or {}
-        self._uncollected = 0
+        self._uncollected, self._idle = 0, Idle()
         self._turns = {path: asyncio.Semaphore(at_once) for path, (_, at_once) in LIMITS.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -131,6 +134,12 @@ class Gate:
         body = await self._body(most, receive, send)
         if body is None:
             return
+        if scope["path"] == PULL and "app" in scope:
+            answer = await self._idle.answer(body, scope["app"].state.linkstate_factory.state())
+            if answer is not None:
+                await send({"type": "http.response.start", "status": 200, "headers": [PROTOBUF]})
+                await send({"type": "http.response.body", "body": answer})
+                return
         waiting, size = [{"type": "http.request", "body": body, "more_body": False}], len(body)
         del body
 

@@ -168,7 +168,7 @@ class FairEmbedding(FairTable):
     :class:`FairTable`. With ordinary gradients training takes twice the vector, as with any dense
     layer; ``sparse=True``, :meth:`activate` and :meth:`update_in_backward` take memory of the batch or the round only.
 
-    Shape: ids of any shape (*) to (*, embedding_dim).
+    Shape: ids of any shape ``(*)`` to ``(*, embedding_dim)``.
     """
 
     def forward(self, ids: Tensor) -> Tensor:

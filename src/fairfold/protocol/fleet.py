@@ -13,7 +13,6 @@ from fairfold.protocol.plan import Plan
 from fairfold.protocol.sampling import Purpose, generator, sample_cohort
 from fairfold.protocol.words import State, Visit
 from fairfold.settings.privacy import SecurePrivacy
-from fairfold.subspace import assign_groups
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,7 @@ class Fleet:
             raise InvalidSettings(given, needed, "Ask for fewer, or draw with replacement.")
         if plan.algorithm.pooled:
             return cls(plan, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
-        size = assign_groups(num_clients, len(plan.capacities), chosen.shares, chosen.group_seed)
-        size = _hidden(plan, size)
+        size = _hidden(plan, chosen.groups(num_clients))
         serves = torch.tensor([held.projections is not None for held in plan.assignments(0)])
         return cls(plan, size, serves[size].nonzero().flatten())
 

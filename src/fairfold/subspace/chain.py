@@ -6,6 +6,7 @@ unused. Any ``base · 2^k`` nests as well, so the base can be fitted to the devi
 
 from collections.abc import Iterable, Sequence
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -105,12 +106,17 @@ def _one_tail(limits: Sequence[int], full_size: int, chunk: int, tail_share: flo
 
 
 def assign_groups(
-    num_devices: int, groups: int, shares: Sequence[float] | None = None, seed: int | None = None
+    num_devices: int,
+    groups: int,
+    shares: Sequence[float] | None = None,
+    seed: int | None = None,
+    draw: str = "torch",
 ) -> Tensor:
     """The group of every device: runs in the order of the ids, as the paper's schemes say.
 
     ``shares`` are the sizes of the groups, in any unit, each at least one device; near-equal if not given. With a
-    ``seed`` devices are put into a random order first, as in the paper's data-loss table.
+    ``seed`` devices are put into a random order first, as in the paper's data-loss table: by torch's generator, or with
+    ``draw = "numpy"`` by ``RandomState(seed).shuffle``, as in its authors' code.
     """
     if groups < 1 or num_devices < groups:
         given = f"{groups} capacities for {num_devices} devices"
@@ -125,5 +131,9 @@ def assign_groups(
         group = torch.bucketize(torch.arange(num_devices), ends, right=True)
     if seed is None:
         return group
+    if draw == "numpy":
+        drawn = group.numpy().copy()
+        numpy.random.RandomState(seed).shuffle(drawn)
+        return torch.from_numpy(drawn)
     order = torch.randperm(num_devices, generator=torch.Generator().manual_seed(seed))
     return torch.empty_like(group).scatter_(0, order, group)
