@@ -60,6 +60,12 @@ class Record:
             with self._folder.logging(self.plan.settings.run.log_format):
                 yield
 
+    def settle(self, plan: Plan, progress: Progress) -> None:
+        """Devices have been surveyed: what they have paid for is written down, and not asked for again."""
+        self.plan = plan
+        if self.found is None and not plan.settings.privacy.tells_quality:
+            self.round_done(progress)
+
     def round_over(
         self, progress: Progress, opened: OpenRound, number: int, report: RoundReport, *, evaluated: bool
     ) -> None:

@@ -120,7 +120,7 @@ class FairStrategy(Strategy):
         if not self.progress.state.full:
             self.progress.state = self.books.into(self.plan.initial()[0])
         if self._record is not None:
-            self._record.plan = self.plan
+            self._record.settle(self.plan, self.progress)
 
     # -- a run ---------------------------------------------------------------------------------------------------------
 
@@ -195,8 +195,6 @@ class FairStrategy(Strategy):
             self._settle()
             self._start_from_given()
             self.nodes.hide([node for node in present if node.node_id in self.nodes.usable])
-            if self._record is not None and not self.settings.privacy.tells_quality:
-                self._record.round_done(self.progress)  # what devices have paid for is not asked for again
         cohort = self.nodes.wait(lambda: self.nodes.drawn(grid, number, self.attempt), *enough)
         self.nodes.hide(cohort)  # where a run is gone on with
         first = self.evaluate and self.start_quality is None and number == 0
