@@ -74,7 +74,21 @@ class Settings(Frozen):
             return f"{counted}: use model.kind='mf' or 'neumf', not {self.model.kind!r}"
         if getattr(self.algorithm, "step_per", "round") == "client" and self.fleet.clients_per_round is None:
             return "algorithm.step_per='client' needs a number of fleet.clients_per_round"
-        return self._problem_of_sums()
+        return self._problem_of_time() or self._problem_of_sums()
+
+    def _problem_of_time(self) -> str | None:
+        """Why rounds that do not wait, or a clock, do not go with the other tables, or None."""
+        waits, clock = self.fleet.pace.waits, self.fleet.clock.seconds
+        if self.algorithm.pooled and not (waits and clock is None):
+            return "fleet.pace and fleet.clock where all data is in one place: there is nobody to wait for"
+        if not waits and self.fleet.replacement:
+            return "fleet.pace with fleet.replacement: a device is at work on one order at a time"
+        if not waits and self.privacy.sums_alone:
+            level = f"privacy.level={self.privacy.level!r}"
+            return f"fleet.pace with {level}: masks cancel in the sum of all who were asked, for whom rounds wait"
+        if not waits and getattr(self.algorithm, "step_per", "round") == "client":
+            return "fleet.pace with algorithm.step_per='client': how many answer is not known before a step"
+        return None
 
     def _problem_of_sums(self) -> str | None:
         """Why answers that are seen in sums alone do not go with the other tables, or None."""

@@ -40,7 +40,10 @@ class Quality:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """One round: its number, its seconds, how many replies counted, and its quality where it was evaluated."""
+    """One round: its number, its seconds, how many answers came, and its quality where it was evaluated.
+
+    Where a clock is simulated (``fleet.clock``), its seconds are the clock's.
+    """
 
     round_number: int
     seconds: float

@@ -24,6 +24,7 @@ from fairfold.protocol.people import ImagePeople
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.round import Backend, in_turn, run_round
 from fairfold.protocol.storage import Storage
+from fairfold.protocol.turns import CLOCK, words_of
 from fairfold.protocol.words import State, on
 from fairfold.settings import Settings
 from fairfold.settings.privacy import PrivatePrivacy
@@ -142,14 +143,15 @@ def simulate(
 def on_gpu(plan: Plan) -> bool:
     """Whether rounds of this plan can run on a GPU."""
     fast = takes_steps(plan) and not getattr(plan.algorithm, "prox", 0.0)
-    return fast and plan.settings.run.backend == "batched"
+    in_step = plan.settings.fleet.pace.waits  # else answers of a round begin from different models
+    return fast and in_step and plan.settings.run.backend == "batched"
 
 
 def choose_device(settings: Settings, plan: Plan) -> torch.device:
     """Where a run works."""
     fits, wanted = on_gpu(plan), settings.run.device
     if wanted == "cuda" and not fits:
-        needed = "a built-in model, run.backend='batched', gradient steps and prox=0"
+        needed = "a built-in model, run.backend='batched', gradient steps, prox=0 and rounds that wait (no fleet.pace)"
         remedy = "Use run.device='auto', which takes a GPU where it can be used."
         raise InvalidSettings("run.device='cuda' with settings that run on the CPU only", needed, remedy)
     if wanted == "cuda" and not gpu.available():
@@ -211,17 +213,20 @@ def _report(world: World, judge: Judge, progress: Progress, seconds: float) -> R
     number = progress.state.round_number
     plan = world.plan.algorithm.settled(world.plan, progress.state)
     assignments = plan.assignments(number - 1)
-    cohort = world.fleet.cohort(number - 1)
-    size = world.fleet.size[cohort]
-    traffic = [plan.algorithm.traffic(plan, group, number - 1) for group in range(len(assignments))]
-    moved = torch.tensor(traffic)[size].sum(0)
+    clock = progress.state.moments.get(CLOCK, {})
+    asked = heard = clock.get("asked")
+    if asked is None:
+        asked = heard = world.fleet.cohort(number - 1)
+    else:
+        heard, seconds = clock["heard"], float(clock["seconds"])
+    traffic = torch.tensor([plan.algorithm.traffic(plan, group, number - 1) for group in range(len(assignments))])
     quality = None
     if number == plan.settings.run.rounds or number % plan.settings.run.evaluate_every == 0:
         quality = judge.quality(progress.state, assignments)
-    down, up = int(moved[0]), int(moved[1])
+    down, up = (int(traffic[world.fleet.size[of.cpu()], way].sum()) for way, of in enumerate((asked, heard)))
     if number == 1 and isinstance(world.data, Dataset) and world.data.counted is not None:
         down, up = down + world.data.counted.bytes_down, up + world.data.counted.bytes_up  # of the count before it
-    return RoundReport(number, seconds, len(cohort), down, up, quality)
+    return RoundReport(number, seconds, len(heard), down, up, quality)
 
 
 def _result(world: World, judge: Judge, progress: Progress) -> Result:
@@ -246,7 +251,8 @@ def _result(world: World, judge: Judge, progress: Progress) -> Result:
         world.data.counted if isinstance(world.data, Dataset) else None,
         [
             *plan.algorithm.told(plan, progress.state), *_capped(plan, assignments),
-            *_left_out(world, progress.state.round_number), *_hidden(world),
+            *words_of(progress.state.moments, plan.settings.fleet.pace), *_left_out(world, progress.state),
+            *_hidden(world),
         ],
         privacy_facts(plan.settings), judge.differences(progress.state, assignments),
     )  # fmt: skip
@@ -279,10 +285,10 @@ def _capped(plan: Plan, assignments: list[Assignment]) -> list[str]:
     return [f"Capped by support: of what they may, devices hold {', '.join(shares)}; {why}."] if shares else []
 
 
-def _left_out(world: World, rounds: int) -> list[str]:
+def _left_out(world: World, state: State) -> list[str]:
     """Where some devices were never drawn, that is said."""
-    drawn = torch.zeros(world.people.num_clients, dtype=torch.bool)
-    for number in range(rounds):
+    drawn = state.moments.get(CLOCK, {}).get("drawn", torch.zeros(world.people.num_clients, dtype=torch.bool))
+    for number in range(0 if CLOCK in state.moments else state.round_number):
         drawn[world.fleet.cohort(number)] = True
     missing = len(world.fleet.taking_part) - int(drawn.sum())
     more = "More rounds, or a larger fleet.clients_per_round, would hear them."
