@@ -15,7 +15,7 @@ from fairfold.protocol.words import State
 from fairfold.runs.federated import NUMBERING, PLACE, SURVEY
 from fairfold.values import Weights
 
-RUN, WORDS = "run", "words"
+RUN, WORDS, BEHIND = "run", "words", "behind"
 
 
 class Books:
@@ -29,6 +29,8 @@ class Books:
         self.held: dict[int, int] = {}
         if words:
             self.held = dict(zip(words["names"].tolist(), words["held"].tolist(), strict=True))
+        # Answers by how many steps they were behind, where rounds do not wait.
+        self.behind: list[int] | None = moments[BEHIND]["steps"].tolist() if BEHIND in moments else None
         # The sums before the first round, by items as they are numbered in this run.
         self.survey: Weights = dict(moments.get(SURVEY, {}))
         # Which numbering of the items this is, 0 for the catalogue's own, and the number of each where it is another.
@@ -41,6 +43,8 @@ class Books:
         if self.held:
             names, held = (numpy.fromiter(of, numpy.int64) for of in (self.held.keys(), self.held.values()))
             kept[WORDS] = {"names": torch.from_numpy(names), "held": torch.from_numpy(held)}
+        if self.behind is not None:
+            kept[BEHIND] = {"steps": torch.tensor(self.behind)}
         if self.survey:
             kept[SURVEY] = self.survey
         if self.place is not None:
