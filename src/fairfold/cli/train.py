@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fairfold.runs.callbacks import Callback
     from fairfold.runs.folder import RunFolder
     from fairfold.runs.train import Finished
+    from fairfold.settings import Settings
     from fairfold.simulate.result import Result
     from fairfold.simulate.world import World
 
@@ -87,8 +88,10 @@ def train(
     The folder holds the settings as run, metrics of every round, a log, the last two checkpoints, the closing table
     and the model. A run that was interrupted, however hard, goes on with --resume and ends with the same numbers.
     """
+    from fairfold.backends.distributed import ranks_here
     from fairfold.cli.data import stages
     from fairfold.runs.callbacks import TensorBoard, require_tensorboard
+    from fairfold.runs.following import began, follow, leading
     from fairfold.runs.progress import Display
     from fairfold.runs.references import rating_rows, strong_references
     from fairfold.runs.train import run
@@ -101,9 +104,14 @@ def train(
         "user_column": user_column, "item_column": item_column, "rating_column": rating_column,
         "separator": separator, "top_users": top_users, "min_rating": min_rating, "core": core,
     }  # fmt: skip
-    settings, source = choose(file, recipe, changes_of(options, change or []), out if resume else None)
-    if tensorboard:
-        require_tensorboard()
+    sources = list[str]()
+
+    def chosen() -> Settings:
+        settings, source = choose(file, recipe, changes_of(options, change or []), out if resume else None)
+        sources.append(source)
+        if tensorboard:
+            require_tensorboard()
+        return settings
 
     def callbacks(folder: RunFolder) -> list[Callback]:
         places.append(folder.path)
@@ -116,16 +124,22 @@ def train(
             return rating_rows(world, console.say)
         return strong_references(world, stages, console.say)
 
-    console.say(source)
-    try:
-        finished = run(
-            settings, out, resume=resume, checkpoint_every=checkpoint_every, callbacks=callbacks, say=console.say,
-            beside=beside,
-        )  # fmt: skip
-    except KeyboardInterrupt:
-        for place in places:
-            console.say(f"Go on with: fairfold train --out {place} --resume")
-        raise
+    with ranks_here() as ranks:
+        settings = began(ranks, chosen)
+        if not ranks.first:
+            follow(settings, ranks)
+            return
+        console.say(*sources)
+        try:
+            with leading(ranks):
+                finished = run(
+                    settings, out, resume=resume, checkpoint_every=checkpoint_every, callbacks=callbacks,
+                    say=console.say, beside=beside, ranks=ranks,
+                )  # fmt: skip
+        except KeyboardInterrupt:
+            for place in places:
+                console.say(f"Go on with: fairfold train --out {place} --resume")
+            raise
     _show(console, finished)
 
 

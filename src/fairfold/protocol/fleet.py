@@ -11,6 +11,7 @@ from fairfold.errors import InvalidSettings
 from fairfold.protocol.faults import fault_of
 from fairfold.protocol.hearing import stepped_down
 from fairfold.protocol.plan import Plan
+from fairfold.protocol.ranks import ONE, Ranks
 from fairfold.protocol.sampling import Purpose, generator, sample_cohort
 from fairfold.protocol.words import State, Visit
 from fairfold.settings.privacy import SecurePrivacy
@@ -24,6 +25,7 @@ class Fleet:
     plan: Plan
     size: Tensor
     taking_part: Tensor
+    ranks: Ranks = ONE  # processes that share them
 
     @classmethod
     def of(cls, plan: Plan, num_clients: int) -> "Fleet":

@@ -21,19 +21,24 @@ def run_round(state: State, fleet: Fleet, people: People, rejections: Rejections
     """One round: sample, reduce once per size, send, train, check, sum per size, recover once, update."""
     plan, algorithm, number = fleet.plan, fleet.plan.algorithm, state.round_number
     turn = turn_of(fleet, state)  # C ← a random set of clients; ψ ← projection(S, θ), once per size
-    cohort = turn.cohort
-    failing, hearing = fleet.faults(number, cohort), hearing_of(people, fleet.size[cohort].tolist())
-    for word in backend(people, turn.visits, hearing.apart(cohort, failing | turn.stale)):  # Optimise Fᵢ(Sᵢψᵢ)
-        answer = spoil(word.answer, failing.get(word.clients[0]))
-        problem = turn.stale.get(word.clients[0]) or algorithm.problem(plan, word.sent, answer)
-        if algorithm.keeps == "learned":  # sums that remember: a word counts as said once it is added
-            people.keep(word.clients, word.own)
-        if problem is not None or answer is None:
-            for client in word.clients:
-                rejections.note(number + 1, client, problem or "no answer")
-            continue
-        hearing.add(word, answer)
-    return turn.into(algorithm.apply(plan, state, hearing.totals(rejections)))  # θ ← Σ pᵢ Sᵢψᵢ′
+    cohort, ranks, refused = turn.cohort, fleet.ranks, list[tuple[int, str]]()
+    failing, hearing = fleet.faults(number, cohort), hearing_of(people, fleet.size[cohort].tolist(), ranks)
+    with ranks.one_for_all():
+        visits = hearing.shared(turn.visits)
+        for word in backend(people, visits, hearing.apart(cohort, failing | turn.stale)):  # Optimise Fᵢ(Sᵢψᵢ)
+            answer = spoil(word.answer, failing.get(word.clients[0]))
+            problem = turn.stale.get(word.clients[0]) or algorithm.problem(plan, word.sent, answer)
+            if algorithm.keeps == "learned":  # sums that remember: a word counts as said once it is added
+                people.keep(word.clients, word.own)
+            if problem is not None or answer is None:
+                refused += [(client, problem or "no answer") for client in word.clients]
+                continue
+            hearing.add(word, answer)
+    ranks.spoke(cohort)
+    totals = hearing.totals(refused)
+    for client, reason in ranks.gathered(refused):
+        rejections.note(number + 1, client, reason)
+    return turn.into(algorithm.apply(plan, state, totals))  # θ ← Σ pᵢ Sᵢψᵢ′
 
 
 def in_turn(people: People, visits: Iterable[Visit], alone: Mapping[int, str]) -> Iterator[Word]:  # noqa: ARG001

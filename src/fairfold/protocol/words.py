@@ -134,6 +134,11 @@ class Totals:
             self.by_size[key] = before + said
             self._owned.add(key)
 
+    def take(self, sent: Sent, summed: Answer) -> None:
+        """Take a sum of summands as it is, the only one of its size and round."""
+        key = self._places.setdefault((sent.size, sent.round_number), len(self.by_size))
+        self.sent[key], self.by_size[key] = sent, summed
+
     @property
     def weight(self) -> float:
         """Of all together."""

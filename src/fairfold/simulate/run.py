@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -22,6 +23,7 @@ from fairfold.protocol.hearing import step_words
 from fairfold.protocol.noising import privacy_facts, privacy_words
 from fairfold.protocol.people import ImagePeople
 from fairfold.protocol.plan import Plan
+from fairfold.protocol.ranks import ONE, Ranks
 from fairfold.protocol.round import Backend, in_turn, run_round
 from fairfold.protocol.storage import Storage
 from fairfold.protocol.turns import CLOCK, words_of
@@ -48,6 +50,7 @@ class Progress:
         history: Of the rounds done.
         rejections: Answers that were refused.
         good: The first two as they were when quality was best; None where they are too large for a copy.
+        gather: Brings the users' own vectors here, where other processes have some of them.
     """
 
     state: State
@@ -55,6 +58,7 @@ class Progress:
     history: list[RoundReport]
     rejections: Rejections
     good: tuple[State, Weights] | None = None
+    gather: Callable[[], None] = lambda: None
 
     def note(self, report: RoundReport, smaller_is_better: bool) -> None:
         """Add a round, and keep a copy of what is better than all before."""
@@ -95,6 +99,7 @@ def simulate(
     beside: Mapping[str, RankingResult | Predictor] = MappingProxyType({}),
     progress: Progress | None = None,
     storage: Storage | None = None,
+    ranks: Ranks = ONE,
 ) -> Result:
     """Run a federation from its settings.
 
@@ -107,6 +112,7 @@ def simulate(
         beside: Further rows, judged already; of ratings what predicts them.
         progress: Where to go on; from the start if not given.
         storage: Where private vectors of a run from the start are kept; in memory if not given.
+        ranks: Processes that share the clients; each of them runs this, on the same data.
     """
     settings = Settings() if settings is None else settings
     private = isinstance(settings.privacy, PrivatePrivacy)
@@ -117,7 +123,9 @@ def simulate(
         moved = references is not None and data.counted is not None
         references = renumbered_scores(references or {}, data) if moved else references
     world = World.of(settings, data)
+    world = replace(world, fleet=replace(world.fleet, ranks=ranks))
     device = choose_device(settings, world.plan)
+    ranks.work_on(device)
     usual = popularity_of(data) if references is None else references
     judge = Judge(world, {**({} if settings.predicts_ratings else usual), **beside}, device)
     if progress is None:
@@ -126,6 +134,7 @@ def simulate(
     if not settings.model.reads_images:  # there the server's part, small and in a fixed order, stays on the CPU
         progress.state = progress.state.to(device)
         world.people.private = progress.private = on(progress.private, device)
+    progress.gather = partial(ranks.gather_private, world.people)
     backend = choose_backend(world, device)
     while stop_reason(progress.history, settings) is None:
         started = time.monotonic()
@@ -222,6 +231,7 @@ def _report(world: World, judge: Judge, progress: Progress, seconds: float) -> R
     traffic = torch.tensor([plan.algorithm.traffic(plan, group, number - 1) for group in range(len(assignments))])
     quality = None
     if number == plan.settings.run.rounds or number % plan.settings.run.evaluate_every == 0:
+        progress.gather()
         quality = judge.quality(progress.state, assignments)
     down, up = (int(traffic[world.fleet.size[of.cpu()], way].sum()) for way, of in enumerate((asked, heard)))
     if number == 1 and isinstance(world.data, Dataset) and world.data.counted is not None:
@@ -230,6 +240,7 @@ def _report(world: World, judge: Judge, progress: Progress, seconds: float) -> R
 
 
 def _result(world: World, judge: Judge, progress: Progress) -> Result:
+    progress.gather()
     plan = world.plan.algorithm.settled(world.plan, progress.state)
     assignments = plan.assignments(max(progress.state.round_number - 1, 0))
     last = progress.history[-1] if progress.history else None
