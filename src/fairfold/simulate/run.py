@@ -126,6 +126,9 @@ def simulate(
     world = replace(world, fleet=replace(world.fleet, ranks=ranks))
     device = choose_device(settings, world.plan)
     ranks.work_on(device)
+    if settings.algorithm.pooled and ranks.many > 1:
+        given, needed = f"algorithm.kind={settings.algorithm.kind!r} on {ranks.many} ranks", "clients to share out"
+        raise InvalidSettings(given, needed, "All data is in one place here: leave torchrun out.")
     usual = popularity_of(data) if references is None else references
     judge = Judge(world, {**({} if settings.predicts_ratings else usual), **beside}, device)
     if progress is None:
