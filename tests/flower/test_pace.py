@@ -86,6 +86,9 @@ def test_slow_devices_are_heard_when_they_answer_and_words_stay_exact(kind: str,
     assert 2 in behind, "who is a little late counts"
     assert STALENESS + 2 in behind, "who is too late does not"
     assert sum("too stale" in reason for event in rounds for reason in event["left_out"].values()) == late
+    for event in rounds:  # bytes are counted when they come, whether the answer can be used or not
+        late_ones = [node for node, reason in event["left_out"].items() if reason.startswith("too stale")]
+        assert sorted(event["up"]) == sorted([*map(str, event["used"]), *late_ones])
     open_since: dict[int, int] = {}
     for number, node in sent:  # a node is asked again once it was heard, or left out, in a round between
         if node in open_since:

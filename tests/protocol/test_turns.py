@@ -1,17 +1,20 @@
 """Rounds that do not wait: answers count in the round in which they come, and the server's sums stay exact."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from fairfold.algorithms.correlations import Correlations
+from fairfold.algorithms.trials import QUALITY
 from fairfold.backends.batched import batched
 from fairfold.errors import InvalidSettings
 from fairfold.protocol.faults import Rejections
 from fairfold.protocol.round import Backend, in_turn, run_round
 from fairfold.protocol.turns import CLOCK, ORDER, Open, before_step, behind_words, opened
-from fairfold.protocol.words import Sent, State
+from fairfold.protocol.words import Answer, Sent, State, Totals
 from fairfold.runs import checkpoint
 from fairfold.settings import Settings, read_settings
 from fairfold.settings.pace import PaceSettings
@@ -29,6 +32,8 @@ def chosen(
 ) -> Settings:
     tables: dict[str, Any] = {"algorithm": {"kind": kind}, "run": {"rounds": rounds, "evaluate_every": 100}}
     tables["fleet"] = {"capacities": "1x-2x", "clients_per_round": 8, "pace": pace or {}, "clock": clock or {}} | fleet
+    if kind == "gradient":  # a server that changes its vectors in place: what is still open must not change with them
+        tables["algorithm"] |= {"server_optimiser": "sgd", "server_step": 1.0, "local_step": 0.1}
     if kind != "correlations":
         tables["model"] = {"factors": 4}
         tables["subspace"] = {"tail_share": 0.5} | ({} if kind == "ratings" else {"support": 0})
@@ -144,6 +149,28 @@ def test_a_run_goes_on_with_its_open_orders(kind: str, tmp_path: Path) -> None:
     same(again.state, unbroken.state)
     assert again.history[-1].seconds == unbroken.history[-1].seconds
     assert again.told == unbroken.told
+
+
+def test_answers_to_different_rounds_are_different_sums() -> None:
+    totals = Totals()
+    for asked, value in ((3, 1.0), (4, 2.0), (3, 5.0)):
+        totals.add(Sent(asked, 0, {}, {}), Answer({"x": torch.tensor([value])}, 1.0))
+    found = {sent.round_number: answer for sent, answer in totals.parts()}
+    assert {asked: (answer.weight, answer.sums["x"].tolist()) for asked, answer in found.items()} == {
+        3: (2.0, [6.0]), 4: (1.0, [2.0]),
+    }  # fmt: skip
+
+
+def test_a_judgement_counts_for_what_was_tried_when_it_was_asked_for() -> None:
+    world = world_of(chosen("correlations", rounds=9))
+    algorithm, state = world.plan.algorithm, world.initial()
+    assert isinstance(algorithm, Correlations)
+    first = algorithm.trials(world.plan).schedule.first
+    asked, later = replace(state, round_number=first), replace(state, round_number=first + 2)
+    (sent,), totals = algorithm.send(world.plan, asked, [0]), Totals()
+    totals.add(sent, Answer({QUALITY: torch.tensor([3.0, 2.0, 0.0, 0.0])}, 3.0))
+    tally = algorithm.apply(world.plan, later, totals).moments[QUALITY]["0"].view(-1, 4)
+    assert tally[:, 0].tolist() == [3.0, *[0.0] * (len(tally) - 1)]
 
 
 def test_what_is_told() -> None:
