@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run env lint types test test-all test-faults fuzz bench format clean
+.PHONY: help run env lint types test test-all test-oldest test-faults fuzz bench docs format notes clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -21,6 +21,17 @@ test: lint types  ## set up, then lint, type-check and test (minutes; WORKERS=2)
 
 test-all: lint types  ## the same with the slow tests
 	$(BIN)/python -m pytest -m ""
+
+# The oldest versions of what is needed that pyproject.toml allows. Another torch is taken with TORCH=2.13.0: that of PyPI is large. What
+# these versions were deprecated for by newer ones of others is not ours; all other warnings are errors, as always.
+OLDEST ?= .venv-oldest
+TORCH ?=
+TESTS ?= tests --ignore=tests/flower --ignore=tests/secure --ignore=tests/watch --ignore=tests/audit
+test-oldest:  ## tests with the oldest versions of all that is needed, in an environment of its own (TORCH=, TESTS=)
+	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	$(PYTHON) tests/oldest.py notebook --torch '$(TORCH)' > $(OLDEST)/oldest.txt
+	$(OLDEST)/bin/python -m pip install --quiet --requirement $(OLDEST)/oldest.txt . pytest hypothesis scipy scikit-learn pytrec_eval-terrier PyYAML
+	$(OLDEST)/bin/python -m pytest -W ignore::DeprecationWarning $(TESTS)
 
 # Per kind of folder: kills at random moments, and random power losses at every call.
 KILLS ?= 200
@@ -43,9 +54,21 @@ types: $(STAMP)  ## mypy, strict
 bench: $(STAMP)  ## CPU kernels against nn.Embedding and a plain copy (minutes)
 	$(BIN)/python benchmarks/kernels_cpu.py
 
+# The builder is not part of the usual environment; the second time it is there.
+docs: $(STAMP)  ## the pages as a site in build/docs, which opens without a network
+	@$(BIN)/python -c 'import furo, myst_parser, sphinx' 2> /dev/null || \
+	  $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs build/docs
+	@echo "Open build/docs/index.html"
+
 format: $(STAMP)  ## rewrite files in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+NOTES ?= Unreleased
+notes:  ## the changelog's part of a version, as the notes of its release (NOTES=0.1.0)
+	@awk -v part='## $(NOTES)' '/^## /{on = index($$0, part) == 1; next} on' CHANGELOG.md | grep . || \
+	  { echo "CHANGELOG.md has no part '## $(NOTES)'." >&2; exit 1; }
 
 env: $(STAMP)  ## only make the environment
 
@@ -59,4 +82,4 @@ $(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*)
 	@touch $@
 
 clean:  ## remove the environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -26,22 +26,28 @@ SETS: dict[str, dict[str, Any]] = {
     "ml-1m": {"run.rounds": 60, "data.resplit": True},
 }
 COUNTS = {"subspace.popularity": "counts"}
-ROWS: dict[str, tuple[bool, dict[str, Any]]] = {
-    "public order": (False, {}),
-    "numbers by chance, counted": (True, COUNTS),
-    "the same, 10 % of devices silent": (True, COUNTS | {"fleet.faults.drop": 0.1}),
-    "the same, 30 % of devices silent": (True, COUNTS | {"fleet.faults.drop": 0.3}),
-    "numbers by chance, taken for an order": (True, {}),
-    "none": (True, {"subspace.popularity": "none"}),
+ROWS: dict[str, tuple[float | None, dict[str, Any]]] = {  # the share of the users whose counts are the order; changes
+    "public order": (1.0, {}),
+    "order from 50 % of the users": (0.5, {}),
+    "order from 25 % of the users": (0.25, {}),
+    "order from 10 % of the users": (0.1, {}),
+    "numbers by chance, counted": (None, COUNTS),
+    "the same, 10 % of devices silent": (None, COUNTS | {"fleet.faults.drop": 0.1}),
+    "the same, 30 % of devices silent": (None, COUNTS | {"fleet.faults.drop": 0.3}),
+    "numbers by chance, taken for an order": (None, {}),
+    "none": (None, {"subspace.popularity": "none"}),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--data", choices=SETS, action="append", help="these sets alone")
+    parser.add_argument("--rows", default="", help="only rows whose names hold this")
     arguments = parser.parse_args()
     logging.getLogger("fairfold").addHandler(logging.NullHandler())  # silent devices are counted only
-    rows = [row for name, own in SETS.items() for row in compared(name, own)]
+    asked = arguments.data or list(SETS)
+    rows = [row for name in asked for row in compared(name, SETS[name], arguments.rows)]
     if arguments.out:
         with arguments.out.open("w", newline="") as file:
             writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
@@ -49,16 +55,18 @@ def main() -> None:
             writer.writerows(rows)
 
 
-def compared(name: str, own: dict[str, Any]) -> list[dict[str, object]]:
-    """All rows of one data set."""
+def compared(name: str, own: dict[str, Any], asked: str = "") -> list[dict[str, object]]:
+    """All rows of one data set, or those whose names hold a word."""
     common = own | {"data.name": name, "run.evaluate_every": 1000}
     data, _ = load_interactions(load_settings(None, common, "least-squares"))
     rows: list[dict[str, object]] = []
-    for label, (shuffled, changes) in ROWS.items():
+    for label, (share, changes) in ROWS.items():
+        if asked not in label:
+            continue
         quality, told = [], None
         for seed in SEEDS:
             settings = load_settings(None, common | changes | {"run.seed": seed}, "least-squares")
-            given = by_chance(data, seed) if shuffled else data
+            given = data if share == 1 else by_some(by_chance(data, seed), share or 0.0, seed)
             result = simulate(settings, data=given)
             quality.append(result.quality)
             told = result.counted
@@ -79,6 +87,16 @@ def compared(name: str, own: dict[str, Any]) -> list[dict[str, object]]:
 
 def by_chance(data: Dataset, seed: int) -> Dataset:
     return data.renumbered(torch.randperm(data.num_items, generator=torch.Generator().manual_seed(seed)))
+
+
+def by_some(data: Dataset, share: float, seed: int) -> Dataset:
+    """The same data numbered by the counts of a share of the users, drawn by chance; ties keep their order."""
+    drawn = torch.randperm(data.num_users, generator=torch.Generator().manual_seed(seed))
+    asked = torch.isin(data.train.users, drawn[: round(share * data.num_users)])
+    counts = torch.bincount(data.train.items[asked], minlength=data.num_items)
+    place = torch.empty(data.num_items, dtype=torch.int64)
+    place[counts.argsort(descending=True, stable=True)] = torch.arange(data.num_items)
+    return data.renumbered(place)
 
 
 if __name__ == "__main__":

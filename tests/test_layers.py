@@ -34,6 +34,7 @@ LAYERS: list[set[str]] = [
     {"algorithms"},
     {"backends"},
     {"settings"},
+    {"trackers"},
     {"simulate"},
     {"runs"},
     {"fitting"},

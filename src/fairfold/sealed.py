@@ -13,6 +13,7 @@ what was needed and what to do. So a flipped bit is an error with words, or one 
 import contextlib
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,6 +25,9 @@ from fairfold.files import checksum
 CHECKSUM = "checksum"
 LARGEST = 1 << 28
 """Bytes of a file that is read as a whole; tensors and columns are not."""
+
+DEEPEST = 64
+"""Tables and lists within each other. Python's own bound is not one of memory: from 3.12 on it is 10,000 and more."""
 
 SENSELESS = (ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError)
 """What readers stumble over where something was written that makes no sense."""
@@ -56,10 +60,25 @@ def content_of(path: Path, largest: int = LARGEST) -> bytes:
     return content
 
 
+_STRINGS_AND_BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
+
+
+def _require_shallow(text: str) -> None:
+    """Refuse JSON in which too much stands within each other, before anything is made of it."""
+    depth = 0
+    if text.count("[") + text.count("{") > DEEPEST:
+        for found in _STRINGS_AND_BRACKETS.finditer(text):
+            depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(text[found.start()], 0)
+            if depth > DEEPEST:
+                raise ValueError(f"more than {DEEPEST} tables or lists within each other")
+
+
 def table_in(content: bytes | str) -> dict[str, Any]:
     """JSON that has to be a table; nothing says that it is what was written."""
     try:
-        found = json.loads(content)
+        text = content if isinstance(content, str) else content.decode()
+        _require_shallow(text)
+        found = json.loads(text)
     except (ValueError, RecursionError) as problem:
         raise Damaged(f"not JSON: {problem}") from None
     if not isinstance(found, dict):

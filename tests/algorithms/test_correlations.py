@@ -14,7 +14,8 @@ from torch import Tensor
 import fairfold.data
 from fairfold.algorithms import pairs, spectrum
 from fairfold.algorithms.correlations import ASKED, SAID, SUM, Correlations
-from fairfold.algorithms.pair_architecture import ROWS
+from fairfold.algorithms.making import MAKINGS, Made
+from fairfold.algorithms.pair_architecture import NEAR, ROWS
 from fairfold.algorithms.served import Served
 from fairfold.algorithms.spectrum import Precision
 from fairfold.algorithms.trials import QUALITY, Schedule, Trials, said_first, verdict
@@ -255,6 +256,8 @@ def test_a_score_needs_the_history_alone() -> None:
     score = world.plan.algorithm.scorer(world.plan, state.full, world.plan.assignments(0), new)
     head = len(rows)
     wanted = out[:, 0] * (rows @ (into[mine] * rows[mine]).sum(0))
+    for item, other, value in state.full[NEAR].view(-1, 3).tolist():
+        wanted[int(item)] += value * (item != other and int(other) in mine.tolist())
     torch.testing.assert_close(score(torch.tensor([0]))[0, :head], wanted)
 
 
@@ -283,15 +286,15 @@ def test_the_model_may_be_asked_for_at_any_time() -> None:
 def test_a_cut_keeps_within_its_bytes(
     budget: int, rows: int, columns: int, wide: int, share: float, users: int
 ) -> None:
-    for shape in (Shape(wide, share), *shapes_for(budget, rows, columns, users)):
+    for shape in (Shape(wide, share), Shape(wide, share, 5), *shapes_for(budget, rows, columns, users)):
         cut = cut_to(budget, rows, columns, shape)
         if cut is None:
             continue
         assert 1 <= cut.rows <= rows
         assert 1 <= cut.columns <= columns
-        listed = PairList((cut.pairs + 1, 3), (cut.pairs, 3), rows)
+        lists = [PairList((many + 1, 3), (many, 3), rows) for many in (cut.pairs, cut.near)]
         table = CodedRows((rows, columns + 2), (cut.rows, cut.columns + 2), cut.bits)
-        assert table.bytes + listed.bytes <= budget
+        assert table.bytes + sum(listed.bytes for listed in lists) <= budget
 
 
 def test_the_longer_histories_are_the_smaller_is_the_penalty() -> None:
@@ -320,6 +323,18 @@ def test_what_is_tried_first_has_columns_by_users_and_rows_enough() -> None:
         assert first is not None
         assert first.rows >= 0.3 * 3_450 or first.columns == 12
         assert all(other is not None and other.rows >= 3_450 / 16 for other in others)
+
+
+def test_neighbours_are_held_where_they_leave_room_and_tried_where_they_do_not() -> None:
+    rows = 1_400
+    for budget, near in ((16 * rows * 3 + 12, 5), (16 * rows * 3 + 11, 0)):  # 16 bytes per item, and 4 for all
+        first, *others = shapes_for(budget, rows, 384, 943)
+        assert first.near == near
+        assert {other.near for other in others} == {near, 1 - min(near, 1)}
+    assert not any(shape.near for shape in shapes_for(10**6, rows, 384, 943, 0))
+    cut = cut_to(rows, rows, 384, Shape(12, near=5))  # settled by larger devices: half of the bytes at the most
+    assert cut is not None
+    assert 0 < cut.near < rows
 
 
 @pytest.mark.parametrize("bits", [3, 4, 8])
@@ -461,12 +476,86 @@ def test_trials_end_in_the_sum_and_the_model_of_all_histories() -> None:
     state = after_rounds(world, state, 10 - first - trials.schedule.trials)
     assert state.round_number == 10
     assert state.moments[SUM][SUM].equal(expected.moments[SUM][SUM])
-    ridge, columns = trials.wanted(10, state.moments[QUALITY])
+    making, columns = trials.wanted(10, state.moments[QUALITY])
     length = len(data.train) / data.num_users  # all items have support here
-    made, own = state.moments["made"]["made"].tolist(), 4.0 * ridge * (75 / length) ** 0.5
-    assert made == [pytest.approx(own), columns]
-    wanted = algorithm.model(world.plan, state.moments[SUM][SUM], own, columns)
+    made = Made(*state.moments["made"]["made"].tolist())
+    assert made.ridge == pytest.approx(4.0 * making.ridge * (75 / length) ** 0.5)
+    assert made[1:4] == (columns, 0.15 * making.beta, 0.05 * making.near)
+    wanted = algorithm.model(world.plan, state.moments[SUM][SUM], made)
     torch.testing.assert_close(state.full[ROWS], wanted[ROWS].float().view(-1), rtol=1e-4, atol=1e-5)
+
+
+def test_every_making_is_tried_and_tells_what_it_is() -> None:
+    """λ, β, neighbours and support: each is what its round is about, and the one that is surely better is kept."""
+    data = tiny_data(2, 40, 60)
+    world = world_of(data, choose=True, model={"factors": 48}, run={"rounds": 30}, support=2)
+    plan, algorithm = world.plan, world.plan.algorithm
+    assert isinstance(algorithm, Correlations)
+    trials, counts = algorithm.trials(plan), plan.public.survey["counts"]
+    own = 4.0 * (75 / plan.architecture.length) ** 0.5  # type: ignore[attr-defined]
+    many = len(trials.shapes[0])
+    assert trials.schedule.trials == many + len(MAKINGS) - 1
+    for place, making in enumerate(MAKINGS):
+        number = trials.schedule.first + (many + place - 1 if place else 0)
+        made = algorithm.made(plan, State({}, number, {}))
+        assert made.ridge == pytest.approx(own * making.ridge)
+        assert (made.beta, made.near) == pytest.approx((0.15 * making.beta, 0.05 * making.near))
+        assert made.items == int((counts >= 2 * making.support).sum())
+    for place in range(1, len(MAKINGS)):
+        tally = torch.zeros(many + len(MAKINGS) - 1, 4, dtype=torch.float64)
+        tally[:, 0] = 1000
+        tally[many + place - 1] = torch.tensor([1000.0, 300.0, 50.0, 5.0])  # +0.05 ± 0.0016
+        tallies = {"0": tally.view(-1)}
+        assert trials.wanted(trials.schedule.end, tallies)[0] == MAKINGS[place]
+        state = State(
+            {},
+            30,
+            {QUALITY: tallies, "made": {"made": torch.tensor(algorithm.made(plan, State({}, 30, {QUALITY: tallies})))}},
+        )
+        assert f"best of {len(MAKINGS)} (+0.0500 ± 0.0016" in algorithm.told(plan, state)[0]
+
+
+def test_more_support_is_the_leading_block_of_the_same_sum() -> None:
+    world = world_of(tiny_data(2, 30, 25))
+    plan, state = world.plan, after_rounds(world, world.initial(), 1)
+    algorithm, sums = plan.algorithm, state.moments[SUM][SUM]
+    assert isinstance(algorithm, Correlations)
+    part = algorithm.model(plan, sums, Made(4.0, 4, 0.15, 0.05, 10))
+    small = world_of(tiny_data(2, 30, 25), head=10)
+    after = after_rounds(small, small.initial(), 1)
+    few = Correlations.model(small.plan.algorithm, small.plan, sums[: pairs.size_of(10)], Made(4.0, 4, 0.15, 0.05, 10))  # type: ignore[arg-type]
+    assert len(after.moments[SUM][SUM]) == pairs.size_of(10)
+    torch.testing.assert_close(part[ROWS][:10, :6], few[ROWS])
+    assert not bool(part[ROWS][10:].any())
+    near = part[NEAR].view(5, -1, 3)
+    assert bool((near[:, :10, :2] < 10).all())
+    assert bool((near[:, 10:, 0] == near[:, 10:, 1]).all())
+
+
+def test_neighbours_are_the_most_alike_and_speak_one_way() -> None:
+    """By counts of pairs, where histories are of one length: Jaccard; and a score is the rows', and their sum."""
+    histories = [sorted({(user * 7 + step * step) % 23 for step in range(30)})[:6] for user in range(50)]
+    x = dense(dataset(histories, 23).train)
+    both, counts = x.T @ x, x.sum(0)
+    alike = both / np.maximum(counts[:, None] + counts - both, 1)
+    np.fill_diagonal(alike, 0)
+    found = spectrum.neighbours(torch.from_numpy(both / 6), torch.from_numpy(counts), 3).numpy().reshape(3, 23, 3)
+    for item in range(23):
+        best = np.sort(alike[item])[::-1][:3]
+        np.testing.assert_allclose(found[:, item, 2], best, atol=1e-12)
+        real = best > 0
+        np.testing.assert_allclose(alike[item, found[real, item, 1].astype(int)], best[real])
+        assert (found[~real, item, 1] == item).all()
+    rows, listed = torch.rand(23, 6, generator=torch.Generator().manual_seed(1)), torch.zeros(0, 3)
+    near = torch.from_numpy(found.reshape(-1, 3)).float()
+    alone, with_near = Served(rows, listed, 1.0), Served(rows, listed, 1.0, near)
+    mine, everything = [torch.tensor([1, 4, 9])], torch.arange(23)
+    added = with_near.scores(with_near.histories(mine), everything) - alone.scores(alone.histories(mine), everything)
+    wanted = torch.zeros(23)
+    for item, other, value in near.tolist():
+        wanted[int(item)] += value * (item != other and int(other) in (1, 4, 9))
+    torch.testing.assert_close(added[0], wanted, rtol=1e-4, atol=1e-5)
+    assert float(added.abs().max()) > 0.05
 
 
 def test_a_judgement_is_the_ranking_quality_on_what_was_held_back() -> None:

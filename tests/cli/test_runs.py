@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from fairfold.cli import app
-from fairfold.runs.callbacks import Callback
 from fairfold.runs.progress import Display
 from fairfold.runs.train import run
 from fairfold.settings.files import load_settings
+from fairfold.trackers import Callback
 from tests.cli.commands import TINY, fails, runner, works
 from tests.runs.worlds import small
 
@@ -118,7 +118,7 @@ def test_interrupting_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_tensorboard_is_asked_for_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    assert "fairfold[tensorboard]" in fails("train", *TINY, "--tensorboard", "--out", str(tmp_path / "run"))
+    assert "fairfold[tensorboard]" in fails("train", *TINY, "--track", "tensorboard", "--out", str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 
@@ -156,13 +156,15 @@ def test_report_compares_runs_and_writes_a_page(several: Path, tmp_path: Path) -
     assert "fedavg 1x-4x-16x (unfinished)" in shown
     assert "needs at least 64 numbers" in shown
     page = (tmp_path / "report" / "report.html").read_text()
-    assert page.count("data:image/svg+xml;base64,") == 6
+    assert page.count("data:image/svg+xml;base64,") == 8
     assert "N/A: item.weight (60 × 4) needs at least 64 numbers" in page
     assert "full &lt;trn&gt;" in page
     assert not re.search(r'(src|href)="(?!data:)', page), "nothing may be fetched"
     assert "<script" not in page
+    assert "memory of a device" in page
+    assert re.search(r'class="lead">The best of \d runs, .*? reaches NDCG@20 0\.\d{4} .*A device of 1x holds', page)
     images = sorted((tmp_path / "report").glob("*.png"))
-    assert len(images) == 6
+    assert len(images) == 8
     assert all(image.read_bytes().startswith(b"\x89PNG") for image in images)
 
 

@@ -3,6 +3,7 @@
     python tests/faults/walk.py                    # everything; builds shim.c and starts itself anew with it preloaded
     python tests/faults/walk.py server --every 7   # one kind of folder, one point in seven
     python tests/faults/walk.py device:5 paper:9   # two kinds, so many of each
+    python tests/faults/walk.py --part 3/8         # an eighth of everything; the eight together are the whole
 
 Kills, torn writes and refusals happen to the real program, forked from this process, in which everything is imported
 and warm. What a power loss leaves is worked out from one trace of the program (``disk.py``) and laid out for the same
@@ -209,27 +210,41 @@ def _promised(descriptor: int, text: str) -> None:
     os.write(descriptor, f"{text}\n".encode())
 
 
-def walk(name: str, every: int, losses: int, kills: int, seed: int) -> Walk:
-    """All of it for one kind; ``every`` leaves out points, ``losses`` are random power losses per point."""
+def walk(name: str, every: int, losses: int, kills: int, seed: int, part: tuple[int, int] | None = None) -> Walk:
+    """All of it for one kind; ``every`` leaves out points, ``losses`` are random power losses per point.
+
+    ``part`` (k, n) is the k-th of n parts, which together are the whole: no way is left out at any of its points.
+    """
     kind, shim = KINDS[name](), Shim()
     kind.prepare()
     found = Walk(name, kind, shim)
-    chance = random.Random(f"{name} {seed}")
+    chance = random.Random(f"{name} {seed}" if part is None else f"{name} {seed} {part}")
     calls = found.traced()
     counted = [call for call in calls if call.kind != disk.MARK]
     first = seed % every
+    if part is not None:
+        first, every = part[0] % part[1], part[1]
+        kills = len(range(first, kills, every))
     points = [at for at in range(1, len(counted) + 1) if at % every == first]
     found.real("killed", KILL, points)
     writes = [at for at in range(1, len(counted) + 1) if counted[at - 1].kind == disk.WRITE]
-    found.real("torn", TEAR, writes[first % len(writes) :: every])
+    found.real("torn", TEAR, writes[first if part else first % len(writes) :: every])
     mine = sum(call.first.split("/")[0] == kind.watched for call in counted) if kind.watched else len(counted)
     some = [at for at in range(1, mine + 1) if at % every == first]
     for turn, (way, mode) in enumerate(REFUSALS.items()):
-        found.real(way, mode, some[turn % 4 :: 4] if every > 1 else some, watched=True)
+        found.real(way, mode, some if every == 1 or part else some[turn % 4 :: 4], watched=True)
     found.modelled(calls, every, losses, first, chance)
     found.at_random(kills, chance)
     found.tried["calls of the program"] = len(counted)
     return found
+
+
+def _part(text: str) -> tuple[int, int]:
+    """``3/8`` as (3, 8)."""
+    which, of = (int(number) for number in text.split("/"))
+    if not 1 <= which <= of:
+        raise ValueError(text)
+    return which, of
 
 
 def main() -> int:
@@ -240,6 +255,7 @@ def main() -> int:
     parser.add_argument("--losses", type=int, default=3, help="random power losses per point")
     parser.add_argument("--kills", type=int, default=200, help="kills at random moments, per kind")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--part", metavar="K/N", type=_part, help="the K-th of N parts, which together are the whole")
     given = parser.parse_args()
     logging.getLogger("fairfold").propagate = False
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
@@ -248,7 +264,7 @@ def main() -> int:
     for name in given.kinds:
         began = time.monotonic()
         name, _, every = name.partition(":")
-        found = walk(name, int(every or given.every), given.losses, given.kills, given.seed)
+        found = walk(name, int(every or given.every), given.losses, given.kills, given.seed, given.part)
         failed += len(found.failures)
         total += found.tried
         seconds = time.monotonic() - began

@@ -15,10 +15,10 @@ from fairfold.data.synthetic import SyntheticWorld
 from fairfold.errors import InvalidData, InvalidSettings
 from fairfold.fitting import Model
 from fairfold.runs import progress
-from fairfold.runs.callbacks import Callback
 from fairfold.runs.device import read_device_model
 from fairfold.settings.files import load_settings
 from fairfold.simulate import simulate
+from fairfold.trackers import Callback
 
 QUICK = {"run.rounds": 1, "algorithm.choose": False}
 

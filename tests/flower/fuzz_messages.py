@@ -13,17 +13,21 @@ it. All these are small here, so that every byte beyond them shows.
 """
 
 import argparse
+import atexit
 import json
 import logging
 import random
 import resource
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -35,6 +39,7 @@ from fairfold.errors import FairfoldError, InvalidMessage
 from fairfold.flower.device import DeviceWork
 from fairfold.flower.local import LocalData, LocalImages
 from fairfold.flower.nodes import Nodes
+from fairfold.flower.offline import given_model, keep_model, read_model
 from fairfold.flower.protocol import ARRAYS, FACTS, VERSION
 from fairfold.flower.store import DeviceState
 from fairfold.flower.wire import (
@@ -51,6 +56,8 @@ from fairfold.flower.wire import (
     unpack_reply,
     unpack_survey,
 )
+from fairfold.runs.device import contents, reduced_to
+from fairfold.runs.tensors import sealed_bytes
 from fairfold.settings import Settings
 from fairfold.simulate.numbering import numbered
 from fairfold.simulate.world import World
@@ -64,6 +71,7 @@ BESIDE = 1 << 18
 """Bytes beside what was agreed: four times the longest text of a message, which is parsed, and quoted where refused."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
+    "correlations": {"solver": "correlations"},
     "neumf": {"solver": "gradient", "model": "neumf", "factors": 4},
     "closed_form": {"solver": "closed_form", "factors": 4},
     "heterofl": {"solver": "gradient", "model": "mf", "method": "heterofl", "aggregation": "paper", "factors": 4},
@@ -109,6 +117,7 @@ def kinds() -> dict[str, Kind]:
     place = torch.randperm(ITEMS, generator=torch.Generator().manual_seed(1))
     told = tell(7, place, window, ratings=True)
     found["numbering"] = Kind(lambda: _copied(told), lambda content: _nothing(told_in(content)))
+    found["model"] = _model()
     facts: dict[str, Any] = {"version": VERSION, "capacity": "4x", "number": 3, "name": "ab"}
     capacity = RecordDict({FACTS: ConfigRecord(facts)})
     found["capacity"] = Kind(lambda: _copied(capacity), _note)
@@ -132,6 +141,25 @@ def _note(content: RecordDict) -> None:
     if not nodes.usable:
         assert nodes.left_out
         raise InvalidMessage("a node left out", "a node that can be used", "None.")
+
+
+def _model() -> Kind:
+    """What a device is given at the end, as the file that it keeps."""
+    settings = flat(solver="correlations", capacities="1x-4x", clients_per_round=None)
+    world = World.of(settings, numbered(tiny_data(1, 6, ITEMS), settings))
+    held = reduced_to(world.plan.capacities[1], world.plan, world.initial())
+    tensors, told = contents(
+        held, settings, world.initial(), {"name": "devices", "items": ITEMS}, ("ndcg@20", None, None)
+    )
+    given = given_model(sealed_bytes(tensors, told))
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    atexit.register(shutil.rmtree, folder)
+
+    def device(content: RecordDict) -> None:
+        keep_model(folder, content, "1MB")
+        assert read_model(folder).items == ITEMS
+
+    return Kind(lambda: _copied(given), device)
 
 
 def _of_round(name: str, settings: Settings, half: bool) -> dict[str, Kind]:

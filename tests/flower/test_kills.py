@@ -1,6 +1,7 @@
 """Real programs killed at the worst moments, with sums that remember: they hold what each device last said."""
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,15 @@ from fairfold.flower.books import Books
 from fairfold.flower.client import name_of
 from fairfold.flower.federate import Trial
 from fairfold.flower.processes import stopping
-from fairfold.flower.store import DeviceStore
+from fairfold.flower.store import DeviceState, DeviceStore
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.words import Public
 from fairfold.runs import checkpoint
+from fairfold.settings import Settings
+from fairfold.settings.parts import SyntheticData
 from fairfold.values import Weights
 from tests.flower.common import assert_same
-from tests.flower.test_processes import WORLD, ended, log_of, made, started, wait_for
+from tests.flower.test_processes import ended, log_of, made, started, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -41,20 +44,15 @@ record.Record.round_done = round_done
 """
 
 
-def assert_exact(trial: Trial) -> None:
-    """The server's sums of its last checkpoint are those of the words that it and its devices agree on."""
-    state = checkpoint.require(trial.run_folder / "checkpoints").progress.state
-    books = Books(state)
-    plan = Plan.of(trial.settings, Public(int(WORLD["items"]), survey=books.survey))
+def summed_words(settings: Settings, books: Books, words: Iterable[tuple[int, DeviceState]]) -> dict[str, Weights]:
+    """The sums of some devices' words, each with the size in which it was said, by the name that the server has."""
+    assert isinstance(settings.data, SyntheticData)
+    plan = Plan.of(settings, Public(settings.data.items, survey=books.survey))
     (name,), (own,), d = plan.architecture.tables, plan.architecture.own, plan.settings.model.factors
     algorithm = plan.algorithm
     assert isinstance(algorithm, LeastSquares)
     expected: dict[str, Weights] = {}
-    for number, capacity in enumerate(trial.capacities):
-        home = trial.node(number) / "state"
-        kept = DeviceStore(home).load().agreed(books.run, books.held.get(name_of(home), 0))
-        size = plan.size_for(capacity)
-        assert size is not None
+    for size, kept in words:
         held = plan.assignments(0)[size].projections
         assert held is not None
         space = subspace_of(held[name])
@@ -71,7 +69,19 @@ def assert_exact(trial: Trial) -> None:
             rows = rows_of(space, items, d)
             sums[name].view(-1, d).index_add_(0, rows, weight * vector / counts[rows][:, None])
             sums[GRAM] += weight * torch.outer(vector, vector).view(-1)
-    for moment, of in expected.items():
+    return expected
+
+
+def assert_exact(trial: Trial) -> None:
+    """The server's sums of its last checkpoint are those of the words that it and its devices agree on."""
+    state = checkpoint.require(trial.run_folder / "checkpoints").progress.state
+    books = Books(state)
+    homes = [trial.node(number) / "state" for number in range(len(trial.capacities))]
+    words = [
+        (books.sizes[name_of(home)], DeviceStore(home).load().agreed(books.run, books.held.get(name_of(home), 0)))
+        for home in homes
+    ]
+    for moment, of in summed_words(trial.settings, books, words).items():
         assert_same({key: tensor.double() for key, tensor in state.moments[moment].items()}, of, 1e-6)
 
 

@@ -1,5 +1,6 @@
 """Models that devices were given: the same scores as the product's, without torch, and never half of one."""
 
+import json
 import os
 import subprocess
 import sys
@@ -38,7 +39,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> tuple[Nodes, Path]:
     place = tmp_path_factory.mktemp("fleet")
     data = tiny_data(3, USERS, ITEMS)
     settings = Settings(
-        algorithm={"kind": "correlations", "support": 1}, model={"factors": 6}, fleet={"capacities": "1x-4x-16x"},
+        algorithm={"kind": "correlations", "support": 1}, model={"factors": 6}, fleet={"capacities": "1x-8x-16x"},
         run={"rounds": 2, "evaluate_every": 2},
     )  # fmt: skip
     nodes = in_process(data, settings, 3, place / "devices", folder=place / "run")
@@ -74,12 +75,13 @@ def test_a_device_scores_as_the_product_does(fleet: tuple[Nodes, Path], number: 
 def test_all_forms_that_a_file_can_have(
     fleet: tuple[Nodes, Path], rows: int, columns: int, bits: int, many: int, tmp_path: Path
 ) -> None:
-    """Pairs that are listed and counted, and items beyond the rows; by the device's reader and by the example's."""
+    """Lists that are listed and counted, and items beyond the rows; by the device's reader and by the example's."""
     nodes, place = fleet
     run, state = open_run(place / "run"), nodes.strategy.progress.state
     head = nodes.strategy.plan.architecture.tables["rows"][0]
     held: dict[str, Projection] = {
-        "rows": CodedRows((head, 8), (rows, 2 + columns), bits), "pairs": PairList((8 * head, 3), (many, 3), head)
+        "rows": CodedRows((head, 8), (rows, 2 + columns), bits), "pairs": PairList((8 * head, 3), (many, 3), head),
+        "near": PairList((5 * head, 3), (many, 3), head),
     }  # fmt: skip
     model = DeviceModel(Capacity.parse("2x"), held, {name: of.reduce(state.full[name]) for name, of in held.items()})
     tensors, told = contents(model, run.settings, state, run.facts, ("NDCG@20", None, None))
@@ -174,7 +176,7 @@ def test_a_node_recommends_offline_without_torch(fleet: tuple[Nodes, Path], tmp_
 def test_every_device_was_given_the_model_of_its_size_and_that_is_told(fleet: tuple[Nodes, Path]) -> None:
     nodes, place = fleet
     stored = [read_model(place / "devices" / f"node-{number}") for number in range(3)]
-    assert [model.told["capacity"] for model in stored] == ["1x", "4x", "16x"]
+    assert [model.told["capacity"] for model in stored] == ["1x", "8x", "16x"]
     assert {model.told["run"] for model in stored} == {f"{nodes.strategy.books.run:x}"}
     assert {model.round_number for model in stored} == {2}
     assert read_events(place / "run")[-1] == {"event": "pushed", "round": 2, "asked": 3, "nodes": [1, 2, 3]}
@@ -198,6 +200,31 @@ def test_a_damaged_model_is_refused_and_the_old_one_stays(fleet: tuple[Nodes, Pa
     with pytest.raises(InvalidMessage, match="at most 1kB"):
         keep_model(tmp_path, given_model((place / "devices" / "node-0" / MODEL_FILE).read_bytes()), "1kB")
     assert parsed((tmp_path / MODEL_FILE).read_bytes()).told["capacity"] == "16x"
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("rows", "kept", [2**40, 3]), ("rows", "kept", [1, 2**40]), ("rows", "bits", 2**50), ("rows", "bits", -8),
+        ("pairs", "kept", [2**40]), ("pairs", "kept", ["x"]), ("pairs", "kept", [-1]),
+    ],
+)  # fmt: skip
+def test_a_server_that_lies_about_sizes_makes_a_device_allocate_nothing(
+    fleet: tuple[Nodes, Path], tmp_path: Path, name: str, key: str, value: object
+) -> None:
+    model, _ = read_device_model(fleet[1] / "devices" / "node-1" / MODEL_FILE)
+    strategy = fleet[0].strategy
+    tensors, told = contents(
+        model, strategy.plan.settings, strategy.progress.state, {"name": "d", "items": ITEMS}, ("ndcg@20", None, None)
+    )
+    facts = json.loads(told["projections"])
+    facts[name][key] = value
+    if name == "pairs":
+        facts[name]["items"] = 2**40
+    sealed = sealed_bytes(tensors, told | {"projections": json.dumps(facts)})  # with the checksum that belongs to it
+    with pytest.raises(InvalidMessage, match=r"shorter than it says|sizes that are none"):
+        keep_model(tmp_path, given_model(sealed), "1MB")
+    assert not (tmp_path / MODEL_FILE).exists()
 
 
 def test_commands_serve_a_federations_run(fleet: tuple[Nodes, Path], tmp_path: Path) -> None:

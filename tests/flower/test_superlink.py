@@ -5,22 +5,31 @@ import hashlib
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse, PushMessagesRequest
 from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.proto.message_pb2 import Metadata, ObjectTree, PushObjectRequest
 from flwr.proto.node_pb2 import Node
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
+from flwr.supercore.state.schema.linkstate_models import MessageIns
+from flwr.supercore.state.schema.linkstate_models import Node as NodeRow
+from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
 from flwr.superlink.routers.fleet import router
 from flwr.superlink.servicer.fleet import fleet_handlers
 
 from fairfold.errors import InvalidState
 from fairfold.flower import superlink
+from fairfold.flower.idle import Idle
+from fairfold.flower.link import Link
 from fairfold.flower.quota import SMALLEST_CHARGE, TRIES, Quota, Refused
 from fairfold.flower.superlink import LIMITS, Gate, require_known
 
@@ -317,3 +326,94 @@ def test_the_handlers_flower_calls_are_counted() -> None:
     request.message_object_trees[0].object_id = name("other")
     with pytest.raises(HTTPException, match="another answer"):
         handlers.push_messages(request=request, state=state)
+
+
+# -- devices that wait -------------------------------------------------------------------------------------------------
+
+
+class Database:
+    """A state in a real database of Flower's form."""
+
+    def __init__(self, folder: Path) -> None:
+        factory = LinkStateFactory(str(folder / "state.db"), NoOpFederationManager(), ObjectStoreFactory())
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of what Flower uses
+            self.state: Any = factory.state()
+
+    def add(self, *rows: Any) -> None:
+        with self.state.session() as session:
+            session.add_all(rows)
+
+
+def asked_for(node: int) -> bytes:
+    return bytes(PullMessagesRequest(node=Node(node_id=node)).SerializeToString())
+
+
+def test_a_device_for_which_there_is_nothing_is_answered_at_the_gate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database, large = Database(tmp_path), (1 << 63) + 5  # such a number is negative in the database
+    database.add(
+        MessageIns(message_id="a", dst_node_id=7, delivered_at=""),
+        MessageIns(message_id="b", dst_node_id=8, delivered_at="2026-01-01"),
+        MessageIns(message_id="c", dst_node_id=large - (1 << 64), delivered_at=""),
+    )
+    monkeypatch.setattr("fairfold.flower.idle.FRESH", 0.05)
+
+    async def talk() -> None:
+        idle = Idle()
+        assert await idle.answer(asked_for(8), database.state) == b"\x0a\x00"
+        assert await idle.answer(asked_for(7), database.state) is None, "Flower has a message for it"
+        assert await idle.answer(asked_for(large), database.state) is None
+        assert await idle.answer(b"\xff\xff", database.state) is None, "no request"
+        assert await idle.answer(asked_for(8), object()) is None, "another kind of state"
+        database.add(MessageIns(message_id="d", dst_node_id=8, delivered_at=""))
+        await asyncio.sleep(0.1)
+        assert await idle.answer(asked_for(8), database.state) is None, "it is not forgotten for long"
+
+    asyncio.run(talk())
+
+
+def test_a_larger_fleet_is_asked_to_wait_longer_and_a_device_understands(tmp_path: Path) -> None:
+    database = Database(tmp_path)
+    database.add(*(NodeRow(node_id=number, status="online", public_key=b"%d" % number) for number in range(1, 1001)))
+    said = asyncio.run(Idle().answer(asked_for(5), database.state))
+    assert PullMessagesResponse.FromString(said or b"").reconnect.reconnect == 10
+    link = Link.__new__(Link)
+    link._call = lambda _name, _body: said or b""  # type: ignore[method-assign,assignment]
+    assert link.pull(5) is None
+    assert (link.pause, link.heartbeat) == (10.0, 30.0)
+    link._call = lambda _name, _body: b""  # type: ignore[method-assign,assignment]
+    assert link.pull(5) is None
+    assert link.pause == 0.0, "a SuperLink without a gate"
+    link._call = lambda _name, _body: b"\x0a\x04\x08\xff\xff\x03"  # type: ignore[method-assign,assignment]
+    assert link.pull(5) is None
+    assert (link.pause, link.heartbeat) == (120.0, 300.0), "no server sends a device to sleep"
+
+
+def test_the_gate_answers_such_a_question_and_passes_on_the_others(tmp_path: Path) -> None:
+    database, passed = Database(tmp_path), list[str]()
+    database.add(MessageIns(message_id="a", dst_node_id=7, delivered_at=""))
+    factory = SimpleNamespace(state=lambda: database.state)
+    scope = {"type": "http", "path": "/v1/fleet/pull-messages", "client": ["10.0.0.1", 1], "server": ["10.0.0.2", 2],
+             "app": SimpleNamespace(state=SimpleNamespace(linkstate_factory=factory))}  # fmt: skip
+
+    async def flower(_scope: Any, _receive: Any, _send: Any) -> None:
+        passed.append("flower")
+
+    async def ask(node: int) -> list[Any]:
+        sent = list[Any]()
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": asked_for(node)}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await gate(scope, receive, send)
+        return sent
+
+    gate = Gate(flower)
+    assert [message.get("status") for message in asyncio.run(ask(6))] == [200, None]
+    assert not passed
+    asyncio.run(ask(7))
+    assert passed == ["flower"]

@@ -13,6 +13,8 @@ from flwr.app import ConfigRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairfold.algorithms.served import Served
+from fairfold.data import Dataset
 from fairfold.errors import InvalidMessage, nearest
 from fairfold.flower import vectors
 from fairfold.flower.device import DeviceWork, refuse_large
@@ -30,8 +32,13 @@ from fairfold.flower.wire import (
     unpack_reply,
 )
 from fairfold.protocol.architecture import Architecture
+from fairfold.protocol.faults import Rejections
 from fairfold.protocol.plan import Plan
+from fairfold.protocol.round import in_turn, run_round
 from fairfold.protocol.words import Answer, Public, Sent
+from fairfold.settings import Settings
+from fairfold.simulate.numbering import numbered
+from fairfold.simulate.world import World
 from tests.federations import tiny_data, tiny_settings
 from tests.flower.allocations import HERE, counting
 from tests.flower.fuzz_messages import fuzz, peak
@@ -193,3 +200,56 @@ def test_no_spoiled_message_takes_more_than_twice_what_was_agreed() -> None:
         done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert "at most twice what was agreed" in done.stdout
+
+
+def trained(items: int = 40) -> tuple[Order, LocalData]:
+    """An order of a model of pairs that was made of twelve users."""
+    settings = Settings(
+        algorithm={"kind": "correlations", "support": 1, "choose": False}, fleet={"capacities": "1x-4x"},
+        run={"rounds": 1},
+    )  # fmt: skip
+    raw = tiny_data(1, 12, items)
+    world = World.of(settings, numbered(raw, settings))
+    state = run_round(world.initial(), world.fleet, world.people, Rejections(), in_turn)
+    (sent,) = world.plan.algorithm.send(world.plan, state, [0])
+    assert isinstance(world.data, Dataset)
+    return Order(sent, settings, items, 5, 6), LocalData(world.data.train, world.data.test)
+
+
+@pytest.mark.parametrize("block", [3, 7, 8_192])
+def test_a_catalogue_far_beyond_the_model_costs_a_device_nothing(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the model does not tell apart comes in its order, in whatever blocks it is looked at."""
+    order, data = trained()
+    whole = DeviceWork(order, data, DeviceState(run=5), 1).quality()
+    monkeypatch.setattr("fairfold.flower.device.BLOCK_ITEMS", block)
+    assert DeviceWork(order, data, DeviceState(run=5), 1).quality() == whole
+    looked_at = 0
+    block_scores = type(order.settings.algorithm).block_scores
+
+    def counted(self: Any, plan: Any, sent: Any, vectors: Any, items: Any) -> Any:
+        nonlocal looked_at
+        looked_at += len(items)
+        return block_scores(self, plan, sent, vectors, items)
+
+    monkeypatch.setattr(type(order.settings.algorithm), "block_scores", counted)
+    assert DeviceWork(replace(order, items=2**31), data, DeviceState(run=5), 1).quality() == whole
+    assert 0 < looked_at < 1_000
+
+
+def test_items_without_a_score_come_in_their_order_in_whatever_blocks() -> None:
+    rows = torch.tensor([[1.0, 1.0, 2.0], [1.0, 1.0, -1.0], [1.0, 0.5, 1.0]])
+    served = Served(rows, torch.empty(0, 3), 1.0)
+    made = served.histories([torch.tensor([0]), torch.tensor([1, 2])])
+    blocks = [served.scores(made, torch.arange(first, first + 5)) for first in range(0, 40, 5)]
+    scores = torch.cat(blocks, dim=1)
+    assert bool((scores[:, 3:].diff(dim=1) < 0).all())
+    assert bool((scores[:, 3] < scores[:, :3].amin(1)).all())
+
+
+@pytest.mark.parametrize("item", [1e9, -1.0, 40.0])
+def test_pairs_of_items_that_are_none_are_refused(item: float) -> None:
+    order, data = trained()
+    name = next(name for name in ("near", "pairs") if order.sent.vectors.get(name, torch.empty(0)).numel())
+    order.sent.vectors[name].view(-1, 3)[0, 1] = item
+    with pytest.raises(InvalidMessage, match="items that are none"):
+        DeviceWork(order, data, DeviceState(run=5), 1).reply(train=False, quality=True)

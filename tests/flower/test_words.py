@@ -19,9 +19,11 @@ from fairfold.algorithms.closed_form import subspace_of
 from fairfold.algorithms.least_squares import GRAM, LeastSquares, chain_of, owned_rows, row_counts, rows_of
 from fairfold.algorithms.ratings import LAST, RatingSquares
 from fairfold.errors import InvalidState
+from fairfold.flower.rounds import OTHER_SIZE
 from fairfold.flower.store import FILE
 from fairfold.flower.strategy import FairStrategy
 from fairfold.protocol.words import State
+from fairfold.runs.nodes import ROUND, read_events
 from tests.federations import tiny_data
 from tests.flat import flat
 from tests.flower.common import Nodes, assert_same, in_process
@@ -312,3 +314,27 @@ def test_a_history_that_grows_or_shrinks_within_a_run_joins_with_the_next(tmp_pa
     rows = sums["item.weight"].view(-1, 4)
     assert bool((rows[47] == 0).all()), "what was added is no part of this run"
     assert bool((rows[18] != 0).any()), "what was removed still is"
+
+
+@pytest.mark.parametrize("kind", ["least_squares", "least_squares by counts"])
+def test_a_device_that_can_hold_another_size_changes_no_sums_but_its_own(kind: str, tmp_path: Path) -> None:
+    """In round 3 the first can hold less, and the last can hold more, than when they spoke first."""
+    changed = {0: "4x", USERS - 1: "1x"}
+
+    def fault(number: int, node: int) -> str | None:
+        if number == 2 and node in changed:
+            place = next(of for of, one in nodes.grid.contexts.items() if one.node_config["partition-id"] == node)
+            nodes.grid.contexts[place].node_config["capacity"] = changed[node]
+            nodes.strategy.nodes.doubt(place)
+        return None
+
+    nodes = federation(kind, tmp_path / "devices", 0, fault=fault, folder=tmp_path / "run")
+    nodes.run()
+    found = {node.number: node for node in nodes.strategy.nodes.usable.values()}
+    assert [str(found[node].capacity) for node in changed] == list(changed.values()), "they were asked again"
+    assert found[USERS - 1].rounds == ROUNDS, "who can hold more goes on as it was"
+    assert found[0].rounds == 3, "the word of who can hold less stays"
+    rounds = [event for event in read_events(tmp_path / "run") if event["event"] == ROUND]
+    assert OTHER_SIZE in rounds[-1]["left_out"].values()
+    for moment, sums in recomputed(nodes).items():
+        assert_same({key: of.double() for key, of in nodes.strategy.progress.state.moments[moment].items()}, sums, 1e-5)

@@ -1,6 +1,8 @@
 """Tables beside the paper's figures: means, spreads, differences, and the files they are written to."""
 
 import csv
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +13,11 @@ from fairfold.errors import InvalidSettings
 from fairfold.reproduce.execute import execute_all
 from fairfold.reproduce.experiment import Cell, read_experiment
 from fairfold.reproduce.figures import figures
+from fairfold.reproduce.kinds import KINDS
 from fairfold.reproduce.output import QUICK, Results, write_results
-from fairfold.reproduce.records import Outcome
+from fairfold.reproduce.records import Outcome, fingerprint
 from fairfold.reproduce.search import search
-from fairfold.reproduce.tables import COLUMNS, Entry, Grid, crossed, detail, grids, size_rows, views
+from fairfold.reproduce.tables import COLUMNS, Entry, Grid, crossed, detail, grids, sentence, size_rows, views
 from tests.reproduce.small import SMALL, write
 
 
@@ -278,3 +281,35 @@ def test_curves_that_differ_are_all_shown(tmp_path: Path) -> None:
 def test_a_curve_that_is_no_number_does_not_spoil_the_plot(tmp_path: Path) -> None:
     (low, high), _, _ = curves_of(tmp_path, False, [0.95, 0.94, 0.93, float("nan")])
     assert 0.8 < low < high < 1
+
+
+def test_the_page_opens_with_what_was_found_and_folds_the_rest(tmp_path: Path) -> None:
+    results = made_up(tmp_path)
+    (tmp_path / "small").mkdir()
+    write_results(results, tmp_path)
+    page = (tmp_path / "small" / "results.html").read_text()
+    said = "Of 1 figures that the paper gives, ours are worse in 0 and at least as good in 1."
+    assert sentence(results.grids) == said
+    assert page.index(said) < page.index("<img") < page.index("<table")
+    open_ones = re.sub(r"<details.*?</details>", "", page, flags=re.DOTALL)
+    assert open_ones.count("<table") == 1, "the table of results; every other is folded"
+    (grid,) = results.grids
+    worse = replace(entry_of(grid, "1x-16x", "FAIR"), paper=0.3)
+    told = sentence([replace(grid, entries=(worse, *grid.entries[2:]))])
+    assert "ours are worse in 1 and at least as good in 0. The largest gap is 0.0500 in NDCG@20 (1x-16x, FAIR)." in told
+
+
+def test_kept_cells_are_found_by_what_their_settings_mean() -> None:
+    """Tables of settings that came later leave fingerprints as they were."""
+    kept = Path(__file__).parents[2] / "experiments" / "results" / "ranking" / "cells.jsonl"
+    if not kept.exists():
+        pytest.skip("no kept results here: they are of the repository, not of a source distribution")
+    cells = {cell.label: cell for cell in read_experiment("ranking").cells}
+    seen = 0
+    for line in kept.read_text().splitlines():
+        record = json.loads(line)
+        if record["kind"] == "federated" and (cell := cells.get(record["label"])) is not None:
+            meant = KINDS["federated"].meaning(cell.values)
+            assert fingerprint("federated", meant, cell.seed, record["outcome"]["data"]) == record["fingerprint"]
+            seen += 1
+    assert seen > 50

@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 from fairfold import files
 from fairfold.errors import CannotWrite, InvalidSettings
 from fairfold.runs import tensors as tensors_on_disk
-from fairfold.runs.callbacks import Callback, TensorBoard
 from fairfold.runs.train import run
 from fairfold.settings import Settings
 from fairfold.settings.files import load_settings, recipes, to_toml
 from fairfold.simulate.result import Result, RoundReport
+from fairfold.trackers import Callback
 from tests.flat import flat
 from tests.runs.worlds import GRADIENT, SQUARES, small
 
@@ -135,21 +135,3 @@ def test_metrics_have_a_line_a_round_and_the_log_every_rejection(tmp_path: Path)
     assert "left out: NaN or infinity" in text
     assert "all 4 rounds are done" in text
     assert logging.getLogger("fairfold").handlers == before
-
-
-def test_tensorboard_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
-    with pytest.raises(InvalidSettings, match=r"fairfold\[tensorboard\]"):
-        TensorBoard(tmp_path)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    run(small(), tmp_path / "run", callbacks=[TensorBoard(tmp_path / "events")])
-    events = EventAccumulator(str(tmp_path / "events"))
-    events.Reload()
-    assert [event.step for event in events.Scalars("quality/16x")] == [2, 4]
-    assert len(events.Scalars("round/seconds")) == 4

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from fairfold.runs.callbacks import Callback
 from fairfold.runs.train import Finished, run
 from fairfold.sealed import sealed_values
 from fairfold.settings import Settings, read_settings
 from fairfold.simulate.result import Result, RoundReport
+from fairfold.trackers import Callback
 from tests.flat import tables
 
 SMALL: dict[str, Any] = {

@@ -190,6 +190,7 @@ def test_places_exist() -> None:
         ({"algoritm": {}}, "did you mean 'algorithm'"),
         ({"algorithm": {"kind": "least_square"}}, "did you mean 'least_squares'"),
         ({"algorithm": {"rigde": 1}}, "did you mean 'ridge'"),
+        ({"algorithm": {"kind": "gradient", "choose": False}}, "it is one of algorithm.kind='correlations'"),
         ({"algorithm": {"ridge": "much"}}, "algorithm.ridge = 'much'"),
         ({"algorithm": 3}, "a table of keys"),
         ({"run": []}, "run = .*: a table of keys"),

@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 
+import numpy
 import pytest
 import torch
 from hypothesis import given
@@ -101,3 +102,11 @@ def test_fitting_wastes_no_more_than_powers_of_two(limits: list[int]) -> None:
     fitted, paper = fit_sizes(limits, 10**7), [1 << (limit.bit_length() - 1) for limit in limits]
     shares = [sum(size / limit for size, limit in zip(sizes, limits, strict=True)) for sizes in (fitted, paper)]
     assert shares[0] >= shares[1] - 0.002 * len(limits)
+
+
+@pytest.mark.parametrize(("share", "powers"), [(20, [0, 1, 1, 1, 1]), (30, [0] * 3 + [1] * 7), (50, [0, 1])])
+def test_the_authors_draw_is_that_of_their_code(share: int, powers: list[int]) -> None:
+    sizes = [powers[user * len(powers) // 99] for user in range(99)]
+    numpy.random.RandomState(101).shuffle(sizes)
+    assert assign_groups(99, 2, [share, 100 - share], 101, "numpy").tolist() == sizes
+    assert assign_groups(99, 2, [share, 100 - share], 101).tolist() != sizes

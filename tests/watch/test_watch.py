@@ -79,6 +79,8 @@ def test_what_is_told_is_what_happened(run: Path) -> None:
         "known": 6, "answered": 6, "last_round": 6, "refused": 0, "given_model": 6,
         "by_size": {"1x": 2, "2x": 2, "4x": 2},
     }  # fmt: skip
+    assert told["privacy"]["level"] == "plain"
+    assert "can read a user's history" in told["privacy_words"][0]
     assert set(told["phases"]) == {"nodes", "orders", "answers", "step", "saving"}
     assert [row["round"] for row in told["rounds"] if row["quality"] is not None] == [2, 4]
     assert told["bytes"]["bytes_up"] == sum(row["bytes_up"] for row in told["rounds"]) > 0
@@ -182,10 +184,10 @@ def test_very_many_rounds_are_thinned_and_the_last_is_there() -> None:
 # -- in a browser ------------------------------------------------------------------------------------------------------
 
 
-def opened(address: str, *options: str) -> str:
+def opened(profile: Path, address: str, *options: str) -> str:
     """The page in a browser after six seconds of its clock."""
     command = [str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=6000",
-               "--enable-logging=stderr", *options, address]  # fmt: skip
+               "--enable-logging=stderr", f"--user-data-dir={profile}", *options, address]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "CONSOLE" not in done.stderr, done.stderr
     return done.stdout
@@ -211,17 +213,22 @@ def test_the_page_in_a_browser(run: Path, width: int, scheme: str, tmp_path: Pat
                     time.sleep(0.2)
             look = [f"--window-size={width},1800"]
             look += ["--blink-settings=preferredColorScheme=0"] if scheme == "dark" else []
-            page = opened(f"{address}?token=secret", *look, "--dump-dom")
+            page = opened(tmp_path / "profile", f"{address}?token=secret", *look, "--dump-dom")
             assert re.search(r'data-looked="[2-9]"', page), "it goes along"
             assert 'data-wide="false"' in page, "nothing is wider than the screen"
             assert "4 of 4" in page
+            assert "Privacy: plain." in page
+            assert "INFO round 4: 6 answers used" in page, "lines of JSON as a person reads them"
             assert "6 × no answer in time" in page
             assert "&lt;b&gt;run</h1>" in page, "what comes from a run is text"
             assert page.count("<path") == 5, "the server and three sizes, and the answers"
             picture = tmp_path / "page.png"
-            opened(f"{address}?token=secret", *look, "--hide-scrollbars", f"--screenshot={picture}")
+            opened(
+                tmp_path / "profile", f"{address}?token=secret", *look, "--hide-scrollbars", f"--screenshot={picture}"
+            )
             assert picture.stat().st_size > 20_000
-            refused = subprocess.run([str(CHROMIUM), "--headless=new", "--no-sandbox", "--dump-dom", address],
+            profile = f"--user-data-dir={tmp_path / 'profile'}"
+            refused = subprocess.run([str(CHROMIUM), "--headless=new", "--no-sandbox", profile, "--dump-dom", address],
                                      capture_output=True, text=True, timeout=120, check=True).stdout  # fmt: skip
             assert "asks for its token" in refused
         finally:

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from fairfold.algorithms.least_squares import Remembering
-from fairfold.algorithms.pair_architecture import LISTED, ROWS
+from fairfold.algorithms.pair_architecture import LISTED, NEAR, ROWS
 from fairfold.algorithms.served import Served
-from fairfold.algorithms.spectrum import Precision, strongest
+from fairfold.errors import InvalidMessage
 from fairfold.metrics.ranking import Scorer
 from fairfold.projections import Projection
 from fairfold.projections.coded import FACTORS
@@ -19,20 +19,8 @@ from fairfold.protocol.words import Sent
 from fairfold.values import Weights
 
 
-def rows_and_pairs(precision: Precision, counts: Tensor, columns: int, width: int, pairs: int) -> Weights:
-    """The model that follows from partial correlations: columns, in a table of a width, and pairs. It uses them up."""
-    values, vectors = precision.spectrum(columns)
-    rows, into, out = vectors * values.clamp(min=0).sqrt(), precision.scales * precision.roots, 1 / precision.roots
-    listed = strongest(precision.correlations(), rows, counts, pairs)
-    rarer, other = listed[:, :2].long().T
-    listed[:, 2] *= out[rarer] * into[other]
-    table = torch.zeros(len(rows), width, dtype=rows.dtype)
-    table[:, : FACTORS + rows.shape[1]] = torch.cat([into[:, None], out[:, None], rows], dim=1)
-    return {ROWS: table, LISTED: listed}
-
-
 class ByRows(Remembering):
-    """Scoring by rows and a list of pairs, of which each counts ``pair_weight``."""
+    """Scoring by rows, neighbours, and a list of pairs, of which each counts ``pair_weight``."""
 
     hiding: ClassVar[int] = 1000  # an item that one alone has shows all that goes with it (docs/privacy.md)
 
@@ -48,14 +36,15 @@ class ByRows(Remembering):
         rows = full[ROWS].view(plan.architecture.tables[ROWS])
         rows = rows[: int((rows[:, 1] > 0).sum())]  # zero beyond what a device holds
         coded = bool((rows[:, FACTORS:] == rows[:, FACTORS:].round()).all())  # the server's own rows need no list
-        listed = full[LISTED].view(-1, 3)[: None if coded else 0]
-        return self._scorer(Served(rows, listed, self.pair_weight), plan, people)
+        listed, near = full[LISTED].view(-1, 3)[: None if coded else 0], full.get(NEAR)
+        return self._scorer(Served(rows, listed, self.pair_weight, _rows_of(near)), plan, people)
 
     def stored_scorer(self, plan: Plan, held: Mapping[str, Projection], stored: Weights, people: People) -> Scorer:
         """See the base class: numbers are never made of all the bytes of the table."""
         listed = held[LISTED].unpacked(stored[LISTED]).view(-1, 3)
         rows = held[ROWS].table(stored[ROWS])  # type: ignore[attr-defined]
-        return self._scorer(Served(rows, listed, self.pair_weight), plan, people)
+        near = held[NEAR].unpacked(stored[NEAR]) if NEAR in held else None
+        return self._scorer(Served(rows, listed, self.pair_weight, _rows_of(near)), plan, people)
 
     def _scorer(self, served: Served, plan: Plan, people: People) -> Scorer:
         everything, of = torch.arange(plan.public.items), people.train.of
@@ -69,6 +58,19 @@ class ByRows(Remembering):
         """See the base class."""
         return self._served(sent).scores(vectors, items)
 
+    def candidates(self, plan: Plan, sent: Sent, many: int) -> int:
+        """See the base class: a catalogue may be far larger than what a model tells apart."""
+        return min(plan.public.items, self._served(sent).reach + many)
+
     def _served(self, sent: Sent) -> Served:
         rows = sent.vectors[ROWS].view(sent.projections[ROWS].kept)  # type: ignore[attr-defined]
-        return Served(rows[rows[:, 1] > 0], sent.vectors[LISTED].view(-1, 3), self.pair_weight)
+        listed, near = sent.vectors[LISTED].view(-1, 3), _rows_of(sent.vectors.get(NEAR))
+        head = sent.projections[ROWS].shape[0]
+        for pairs in (listed, near):
+            if pairs is not None and not bool(((pairs[:, :2] >= 0) & (pairs[:, :2] < head)).all()):
+                raise InvalidMessage("a list of pairs of items that are none", f"items below {head}", "Train anew.")
+        return Served(rows[rows[:, 1] > 0], listed, self.pair_weight, near)
+
+
+def _rows_of(near: Tensor | None) -> Tensor | None:
+    return None if near is None else near.view(-1, 3)

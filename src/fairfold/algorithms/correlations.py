@@ -3,20 +3,21 @@
 With x a user's history over the H leading items (1 where the user has an item) and n how many these are, a device
 answers with x xᵀ/n: which items it has together (:mod:`.pairs`). The sum G over devices is all that the server keeps of
 them. It makes the items' partial correlations S of it and their leading eigenvectors (:mod:`.spectrum`): a row W_j and
-two numbers a_j, b_j for every item. A user's score of item j is b_j ⟨W_j, Σ a_i W_i⟩ over their history: no training on
-devices, no step size, nothing to solve and no private vector; who comes new needs their history alone.
+two numbers a_j, b_j for every item. A user's score of item j is b_j ⟨W_j, Σ a_i W_i⟩ over their history, and a little
+for each of the few items most alike to j that they have: what λ holds down of rare items, neighbours bring back. No
+training on devices, no step size, nothing to solve and no private vector; who comes new needs their history alone.
 
 Three sizes nest:
 
 * *What is said.* The pairs among the leading h items are a prefix of the packed sum: a small device sends a shorter
   one, as many of the numbers as its capacity is a share. Prefixes are added up as they are.
 * *What is held.* Models are cut to bytes by :mod:`fairfold.methods.leading`: leading rows and columns of W in few bits,
-  and pairs (j, i, b_j S_ij a_i), the strongest first. Of a pair the device holds all that i says of j, so it adds what
-  its own rows miss of that, times ``pair_weight``: one list serves all sizes.
+  neighbours, and pairs (j, i, b_j S_ij a_i), the strongest first. Of a pair the device holds all that i says of j, so
+  it adds what its own rows miss of that, times ``pair_weight``: one list serves all sizes.
 * *What is needed on the way.* A device adds its pairs column by column, and never holds their matrix.
 
-How many columns, whether pairs, and λ are chosen by trials (:mod:`.trials`): first devices say nine tenths of their
-histories, then models are tried on the rest, one per round, and at last devices say the rest.
+How many columns, whether pairs and neighbours, λ, β and support are chosen by trials (:mod:`.trials`): first devices
+say nine tenths of their histories, then models are tried on the rest, one per round, and at last devices say the rest.
 
 An item outside the head, or beyond what a device holds, comes after all others, in the order of popularity. A device
 that is asked again says what it has not said yet: the pairs of what it now has, less those of what the server's sum
@@ -32,11 +33,12 @@ from pydantic import Field
 from torch import Tensor
 
 from fairfold.algorithms import private_pairs as noisy
-from fairfold.algorithms.by_rows import ByRows, rows_and_pairs
-from fairfold.algorithms.pair_architecture import JUDGED, LISTED, ROWS, PairArchitecture
-from fairfold.algorithms.pairs import UNIT, frobenius, items_of, matrix_of, size_of, weights_of
-from fairfold.algorithms.spectrum import Precision, penalty
-from fairfold.algorithms.trials import EXACT, HELD_BACK, JUDGEMENT, JUDGES, QUALITY, TOLD, Trials, judged, said_first
+from fairfold.algorithms.by_rows import ByRows
+from fairfold.algorithms.making import Made, leading_block, model_of, supported
+from fairfold.algorithms.pair_architecture import JUDGED, ROWS, PairArchitecture
+from fairfold.algorithms.pairs import UNIT, frobenius, items_of, size_of, weights_of
+from fairfold.algorithms.spectrum import penalty
+from fairfold.algorithms.trials import EXACT, JUDGEMENT, QUALITY, TOLD, Trials, judged, said_first, within
 from fairfold.data import Interactions
 from fairfold.errors import InvalidMessage
 from fairfold.kernels import ops
@@ -55,7 +57,7 @@ SUM = "sum"
 
 ASKED, MADE = "asked", "made"
 """Names of what is sent beside a model (which share of a history to say; which trial; which share of the users is to
-judge), and of what the server's model was made with: λ, and columns."""
+judge), and of what the server's model was made with (:class:`.making.Made`)."""
 
 SAID = "said"
 """Name of what a device keeps of each of its items: whether the sum holds it."""
@@ -76,15 +78,15 @@ class Correlations(ByRows):
         head: The most items that are correlated: the server inverts a matrix of so many rows, and a device of full size
             sends head · (head + 1) / 2 numbers.
         pair_weight: What a pair of the list counts, against 1 of what the rows say.
-        choose: Whether columns, pairs and λ are chosen by trials, where there are rounds for them; else the first of
-            each is taken.
+        near: What the likeness of a neighbour, 1 at the most, adds to a score.
+        choose: Whether all this is chosen by trials, where there are rounds for them; else the first is taken.
     """
 
     DEFAULTS: ClassVar = {
         "model": {"factors": 384},
         "subspace": {"method": "leading"},
         "fleet": {"clients_per_round": None},
-        "run": {"rounds": 10, "evaluate_every": 10},
+        "run": {"rounds": 15, "evaluate_every": 15},
     }
 
     grids: ClassVar = {SUM: UNIT, QUALITY: UNIT}
@@ -96,7 +98,8 @@ class Correlations(ByRows):
     ridge: float = Field(4.0, gt=0)
     support: int = Field(3, ge=1, lt=2**31)
     head: int = Field(8_000, ge=1, lt=2**15)
-    pair_weight: float = Field(0.6, ge=0, le=1)
+    pair_weight: float = Field(0.8, ge=0, le=1)
+    near: float = Field(0.05, ge=0, le=1)
     choose: bool = True
 
     # -- settings and plan ---------------------------------------------------------------------------------------------
@@ -113,9 +116,8 @@ class Correlations(ByRows):
         """See the base class."""
         if settings.model.kind != "mf" or settings.model.item_bias:
             return "algorithm.kind='correlations' is for model.kind='mf' without item_bias; 'gradient' serves others"
-        if settings.subspace.method != "leading":
-            return "algorithm.kind='correlations' needs subspace.method='leading'"
-        return None
+        good = settings.subspace.method == "leading"
+        return None if good else "algorithm.kind='correlations' needs subspace.method='leading'"
 
     def architecture(
         self,
@@ -137,11 +139,11 @@ class Correlations(ByRows):
             many = int(public.survey[USERS][0])
             head = noisy.head_for(many, noise_in(settings, SUM, many), head)
         elif counts is not None:
-            enough = (counts[:head] >= self.support).nonzero()
-            head = int(enough[-1]) + 1 if len(enough) else 1
+            head = supported(counts[:head], self.support)
         many = int(public.survey[USERS][0]) if USERS in public.survey else public.users
-        held = 0.0 if counts is None else float(counts[:head].sum())
-        return PairArchitecture(public.items, public.users, head, settings.model.factors, many, held / max(many, 1))
+        length = 0.0 if counts is None else float(counts[:head].sum()) / max(many, 1)
+        known, near = (public.items, public.users, head), self.near > 0 and not noisy.asked_for(settings)
+        return PairArchitecture(*known, settings.model.factors, many, length, near)
 
     def surveys(self, settings: Any) -> dict[str, bool]:
         """How many users have each item, and how many they are."""
@@ -182,8 +184,7 @@ class Correlations(ByRows):
         assert isinstance(plan.method, Leading)
         held, known = plan.architecture, plan.architecture.tensors
         budgets = [plan.method.budget(known, capacity) for capacity in plan.capacities]
-        rounds = plan.settings.run.rounds if self.choose else 0
-        return Trials.of(budgets, held.head, held.columns, held.known_users, rounds)
+        return Trials.of(budgets, held, plan.settings.run.rounds if self.choose else 0)
 
     def settled(self, plan: Plan, state: State) -> Plan:
         """What devices hold now: what is on trial, or was chosen."""
@@ -198,23 +199,17 @@ class Correlations(ByRows):
 
     def send(self, plan: Plan, state: State, sizes: Sequence[int]) -> list[Sent]:
         """The model, and what to say."""
-        schedule, held = self.trials(plan).schedule, plan.architecture
-        trial = schedule.trial(state.round_number)
+        trials, held, number = self.trials(plan), plan.architecture, state.round_number
         assert isinstance(held, PairArchitecture)
-        part = 1 - HELD_BACK if state.round_number < schedule.first else 1.0
-        asked = torch.tensor([part, trial or 0, min(1.0, JUDGES / max(held.known_users, 1))])
-        beside = {ASKED: asked.to(state.full[ROWS].dtype)}
+        beside = {ASKED: trials.asked(number, held.known_users).to(state.full[ROWS].dtype)}
         if noisy.asked_for(plan.settings):
             beside[noisy.USUAL] = noisy.usual_of(plan.public.survey[COUNTS], held.head).to(state.full[ROWS].dtype)
-        found = super().send(self.settled(plan, state), state, sizes)
-        return [
-            replace(
-                sent,
-                vectors=sent.vectors | beside,
-                context={SUM: self.spoken(plan, sent.size)} if trial is None else {QUALITY: JUDGEMENT},
-            )
-            for sent in found
-        ]
+        listens, found = trials.schedule.trial(number) is None, super().send(self.settled(plan, state), state, sizes)
+
+        def context(size: int) -> dict[str, Projection]:
+            return {SUM: self.spoken(plan, size)} if listens else {QUALITY: JUDGEMENT}
+
+        return [replace(sent, vectors=sent.vectors | beside, context=context(sent.size)) for sent in found]
 
     # -- the device ----------------------------------------------------------------------------------------------------
 
@@ -279,16 +274,13 @@ class Correlations(ByRows):
 
     def problem(self, plan: Plan, sent: Sent, answer: Answer | None) -> str | None:
         """Beside what is refused of all: a norm, or judgements, that so many users cannot have."""
-        found = super().problem(plan, sent, answer)
-        if found is not None or answer is None:
+        if (found := super().problem(plan, sent, answer)) is not None or answer is None:
             return found
         most = answer.weight * (1 + 1e-5)
         if SUM in answer.sums:  # what is said again takes back what was said before: twice the norm at the most
             first = float(sent.vectors[ASKED][0]) < 1 or not self.trials(plan).schedule.trials
             return "a norm above that of its users" if frobenius(answer.sums[SUM]) > (2 - first) * most else None
-        users, quality, better, squares = answer.sums[QUALITY].tolist()
-        fine = 0 <= users <= most and 0 <= quality <= most and abs(better) <= most and 0 <= squares <= most
-        return None if fine else "judgements above one per user"
+        return None if within(answer.sums[QUALITY], most) else "judgements above one per user"
 
     # -- the server ----------------------------------------------------------------------------------------------------
 
@@ -307,12 +299,10 @@ class Correlations(ByRows):
                 trials.note(tallies, sent.round_number, sent.size, answer.sums[QUALITY])
         moments = state.moments | {SUM: {SUM: sums}} | ({QUALITY: tallies} if tallies else {})
         after = State(state.full, state.round_number + 1, moments)
-        (ridge, columns), noise = trials.wanted(after.round_number, tallies), self.noise(plan)
-        ridge = noisy.ridge_for(head, noise) if noise else ridge * penalty(self.ridge, plan.architecture.length)
-        made = torch.tensor([ridge, float(columns)], dtype=torch.float64)
+        made = torch.tensor(self.made(plan, after), dtype=torch.float64)
         if not bool(sums.any()) or (kept is not None and sums.equal(kept) and made.equal(state.moments[MADE][MADE])):
             return after
-        full = {name: of.to(dtype).reshape(-1) for name, of in self.model(plan, sums, *made.tolist()).items()}
+        full = {name: of.to(dtype).reshape(-1) for name, of in self.model(plan, sums, Made(*made.tolist())).items()}
         return State(state.full | full, after.round_number, moments | {MADE: {MADE: made}})
 
     def noise(self, plan: Plan) -> float:
@@ -320,17 +310,24 @@ class Correlations(ByRows):
         assert isinstance(plan.architecture, PairArchitecture)
         return noise_in(plan.settings, SUM, plan.architecture.known_users) if noisy.asked_for(plan.settings) else 0.0
 
-    def model(self, plan: Plan, sums: Tensor, ridge: float, columns: float) -> Weights:
-        """Rows and pairs that follow from a sum."""
-        head, width = plan.architecture.tables[ROWS]
-        counts = plan.public.survey.get(COUNTS, torch.ones(head))[:head]
-        assert isinstance(plan.architecture, PairArchitecture)
-        noise, gram = self.noise(plan), matrix_of(sums.float())
+    def made(self, plan: Plan, state: State) -> Made:
+        """What the model that a round is about is made with."""
+        held, noise = plan.architecture, self.noise(plan)
+        assert isinstance(held, PairArchitecture)
+        making, columns = self.trials(plan).wanted(state.round_number, state.moments.get(QUALITY, {}))
         if noise:
-            known = plan.public.survey[COUNTS], plan.architecture.known_users
-            gram = noisy.recovered(gram, *known, noise)
-        precision = Precision.of(gram, counts, noisy.BETA if noise else self.beta, ridge)
-        return rows_and_pairs(precision, counts, int(columns), width, plan.architecture.dense[LISTED][0])
+            return Made(noisy.ridge_for(held.head, noise), columns, noisy.BETA, 0.0, held.head)
+        ridge, support = making.ridge * penalty(self.ridge, held.length), making.support * self.support
+        items = supported(_counts(plan, held.head), support) if making.support > 1 else held.head
+        return Made(ridge, columns, making.beta * self.beta, making.near * self.near, items)
+
+    def model(self, plan: Plan, sums: Tensor, made: Made) -> Weights:
+        """Rows, pairs and neighbours that follow from a sum."""
+        held, noise, gram = plan.architecture, self.noise(plan), leading_block(sums, made)
+        assert isinstance(held, PairArchitecture)
+        if noise:
+            gram = noisy.recovered(gram, plan.public.survey[COUNTS], held.known_users, noise)
+        return model_of(gram, _counts(plan, held.head), made, held)
 
     # -- what was learned ----------------------------------------------------------------------------------------------
 
@@ -341,10 +338,13 @@ class Correlations(ByRows):
         if MADE not in state.moments:  # nobody has spoken
             return []
         held = [one.projections or {} for one in self.settled(plan, state).assignments(0)]
-        cuts = [(one[ROWS].facts(), one[ROWS].shape[0], one[LISTED].facts()["kept"][0]) for one in held]
-        names, ridge = [str(capacity) for capacity in plan.capacities], float(state.moments[MADE][MADE][0])
-        return self.trials(plan).words(state.round_number, state.moments.get(QUALITY, {}), ridge, names, cuts)
+        made, names = Made(*state.moments[MADE][MADE].tolist()), [str(capacity) for capacity in plan.capacities]
+        return self.trials(plan).words(state.round_number, state.moments.get(QUALITY, {}), made.words(), names, held)
 
     def remembered(self, plan: Plan) -> dict[str, int]:
         """Of every item, whether it was said."""
         return {SAID: 1}
+
+
+def _counts(plan: Plan, head: int) -> Tensor:
+    return plan.public.survey.get(COUNTS, torch.ones(head))[:head]

@@ -1,4 +1,4 @@
-"""The tensors of a model of pairs: rows of the leading items, and a list of pairs."""
+"""The tensors of a model of pairs: rows of the leading items, a list of pairs, and one of neighbours."""
 
 from copy import copy
 
@@ -6,13 +6,14 @@ import torch
 
 from fairfold.methods import Tensors
 from fairfold.methods.base import Shape
+from fairfold.methods.leading import NEIGHBOURS
 from fairfold.projections.coded import FACTORS
 from fairfold.protocol.architecture import Architecture
 from fairfold.protocol.storage import Storage
 from fairfold.values import Weights
 
-ROWS, LISTED = "rows", "pairs"
-"""Names of the model's tensors: (a, b, W) of every item, and pairs."""
+ROWS, LISTED, NEAR = "rows", "pairs", "near"
+"""Names of the model's tensors: (a, b, W) of every item, pairs, and every item's neighbours."""
 
 JUDGED = "judged"
 """Name of what a user keeps: 1 + their quality under the first trial."""
@@ -31,14 +32,18 @@ class PairArchitecture(Architecture):
         factors: Columns at the most.
         known_users: How many the survey has found.
         length: Of their histories within the head, in the mean.
+        near: Whether there is a list of neighbours.
     """
 
     def __init__(
-        self, items: int, users: int, head: int, factors: int, known_users: int = 1, length: float = 1.0
-    ) -> None:
+        self, items: int, users: int, head: int, factors: int, known_users: int = 1, length: float = 1.0,
+        near: bool = True,
+    ) -> None:  # fmt: skip
         self.items, self.users, self.head, self.known_users, self.length = items, users, head, known_users, length
         self.tables = {ROWS: (head, min(factors, head) + FACTORS)}
         self.dense = {LISTED: (LIST_PER_ITEM * head, 3)}
+        if near:
+            self.dense[NEAR] = (NEIGHBOURS * head, 3)
         self.user_tables, self.own = {}, {JUDGED: 1}
         self.settled: dict[int, Shape] = {}
 
@@ -51,6 +56,11 @@ class PairArchitecture(Architecture):
     def columns(self) -> int:
         """Of W."""
         return self.tables[ROWS][1] - FACTORS
+
+    @property
+    def neighbours(self) -> int:
+        """Of every item, in the server's list."""
+        return self.dense.get(NEAR, (0, 3))[0] // self.head
 
     @property
     def tensors(self) -> Tensors:

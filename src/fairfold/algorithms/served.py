@@ -1,4 +1,4 @@
-"""Scores by rows of items and a list of pairs, from histories alone: what a device does with its model."""
+"""Scores by rows of items, pairs and neighbours, from histories alone: what a device does with its model."""
 
 import torch
 from torch import Tensor
@@ -23,15 +23,17 @@ class Served:
     """A model as it is held.
 
     A pair (j, i, t) adds to the score of j, for who has i, what its rows miss of t: t − b_j ⟨w_j, w_i⟩ a_i, times
-    ``weight``; and to the score of i as much of that as its factors say, (a_j b_i) / (a_i b_j).
+    ``weight``; and to the score of i as much of that as its factors say, (a_j b_i) / (a_i b_j). A neighbour (j, i, v)
+    adds v to the score of j, for who has i, and nothing to that of i.
 
     Args:
         rows: (a, b, w) of the leading items, [rows, 2 + columns]; or as they are stored, and read as they are.
         listed: Pairs, [pairs, 3]; one of an item with itself is none.
         weight: What a pair counts.
+        near: Neighbours, [neighbours, 3], if there are any.
     """
 
-    def __init__(self, rows: Tensor | PackedRows, listed: Tensor, weight: float) -> None:
+    def __init__(self, rows: Tensor | PackedRows, listed: Tensor, weight: float, near: Tensor | None = None) -> None:
         factors = rows[:, :FACTORS] if isinstance(rows, Tensor) else factors_of(rows.ahead)
         self.rows, self.known = rows[:, FACTORS:] if isinstance(rows, Tensor) else rows, len(rows)
         self.into, self.out = factors.T
@@ -45,13 +47,16 @@ class Served:
         values[both] = held - b[rarer] * (self.rows[rarer] * self.rows[other]).sum(1) * a[other]
         back[both] = a[rarer] * b[other] / (a[other] * b[rarer]).clamp(min=1e-30)
         values = weight * values
-        # Both ways, by the item that is scored.
-        self._from, to = torch.cat([pairs[:, 1], pairs[:, 0]]), torch.cat([pairs[:, 0], pairs[:, 1]])
-        order = to.argsort(stable=True)
-        self._from, self._to, self._values = self._from[order], to[order], torch.cat([values, values * back])[order]
+        one_way = listed.new_empty(0, 3) if near is None else near
+        one_way = one_way[one_way[:, 0] != one_way[:, 1]]
+        (scored, has), alike = one_way[:, :2].long().T, one_way[:, 2].to(factors.dtype)
+        # Pairs both ways, by the item that is scored.
+        self._from, to = torch.cat([pairs[:, 1], pairs[:, 0], has]), torch.cat([pairs[:, 0], pairs[:, 1], scored])
+        values, order = torch.cat([values, values * back, alike]), to.argsort(stable=True)
+        self._from, self._to, self._values = self._from[order], to[order], values[order]
         blocks = (torch.arange(at, min(at + BLOCK, self.known)) for at in range(0, self.known, BLOCK))
         self._largest = max((float((self.rows[of].norm(dim=1) * self.out[of]).max()) for of in blocks), default=0.0)
-        self.reach = 1 + max(self.known - 1, int(self._to.max()) if len(self._to) else -1)
+        self.reach = 1 + max([self.known - 1, *(int(of.max()) for of in (self._to, self._from) if len(of))])
 
     def histories(self, histories: list[Tensor]) -> Weights:
         """What is made of some histories."""
@@ -67,7 +72,7 @@ class Served:
         """Of some ascending items, [users, items]: those without a score after all others, in their order."""
         taste, worn = made[TASTE], made[WORN]
         least = self._least(taste, worn)
-        behind = (items + 1).to(worn.dtype) / (int(items.max()) + 1 if items.numel() else 1)
+        behind = 1 - 1 / (items + 2).to(worn.dtype)  # the same in every block of items
         found = least[:, None] - behind * (1 + least.abs()[:, None])
         here = items < self.known
         mine = items[here]

@@ -1,4 +1,4 @@
-"""What the server makes of a sum of pairs: partial correlations, their spectrum, and their strongest entries.
+"""What the server makes of a sum of pairs: partial correlations, their spectrum, their strongest entries; neighbours.
 
 With G the sum, c the items' counts and D = diag((c / mean c)^−β), P = (D G D + λI)⁻¹ is a precision matrix, and
 S = −P_ij / √(P_ii P_jj), with a zero diagonal, holds the partial correlations: what two items have in common beyond all
@@ -129,6 +129,27 @@ def leading(matrix: Tensor, roots: Tensor, many: int) -> tuple[Tensor, Tensor]:
         filled = len(values)
         basis[:, :filled], images[:, :filled] = vectors, image
     return values[-many:].flip(0), vectors[:, -many:].flip(1)
+
+
+def neighbours(gram: Tensor, counts: Tensor, many: int) -> Tensor:
+    """The items most alike to every item, [many · items, 3]: the item, another, likeness; the nearest of all first.
+
+    With r_i = √(c_i / G_ii), r_i G_ij r_j is how many have both, as far as users of all lengths do: q_ij. Likeness is
+    q_ij / (c_i + c_j − q_ij), the share of those who have either (Jaccard). An item without so many neighbours has
+    itself in their place, which says nothing.
+    """
+    size, own = len(gram), counts.to(gram.dtype).clamp(min=1)
+    roots = (own / gram.diagonal().clamp(min=1e-12)).sqrt()
+    place, value = torch.arange(size).repeat(many, 1), gram.new_zeros(many, size)
+    for start in range(0, size, ROWS_AT_ONCE):
+        here = slice(start, start + ROWS_AT_ONCE)
+        both = gram[here] * roots[here, None] * roots
+        both.diagonal(start).zero_()
+        found = (both / (own[here, None] + own - both).clamp(min=1e-12)).topk(min(many, size), dim=1)
+        real = found.values.T > 0
+        place[: len(real), here] = torch.where(real, found.indices.T, place[: len(real), here])
+        value[: len(real), here] = torch.where(real, found.values.T, 0)
+    return torch.stack([torch.arange(size).repeat(many).double(), place.view(-1).double(), value.view(-1).double()], 1)
 
 
 def strongest(correlations: Tensor, rows: Tensor, counts: Tensor, many: int) -> Tensor:

@@ -9,24 +9,25 @@ than an error or two over users; so few users, whose trials say little, are serv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from fairfold.algorithms.making import MAKINGS, Making
+from fairfold.algorithms.pair_architecture import LISTED, NEAR, ROWS, PairArchitecture
 from fairfold.algorithms.pairs import UNIT
 from fairfold.algorithms.served import Served
 from fairfold.methods.base import Shape
 from fairfold.methods.leading import shapes_for
-from fairfold.projections import LeadingBlock
+from fairfold.projections import LeadingBlock, Projection
 from fairfold.projections.coded import FACTORS
 from fairfold.values import Weights
 
+Held = Mapping[str, Projection]
+"""What a device holds of every tensor."""
+
 QUALITY = "quality"
 """Name of judgements, and of their sums."""
-
-RIDGES = (1.0, 2.0, 0.5)
-"""λ that is tried, as a multiple of the setting, which comes first."""
 
 HELD_BACK = 0.1
 """Of a history."""
@@ -45,8 +46,8 @@ TOLD = 4
 
 
 SURE, SURER = 1.5, 2.0
-"""Standard errors over users that another shape has to be better by, and another λ: that is tried in one shape alone,
-and changes the models of all."""
+"""Standard errors over users that another shape has to be better by, and another making: that is tried in one shape
+alone, and changes the models of all."""
 
 DOUBT = 100
 """Users of whom twice as many errors are asked for: with five candidates, some of few users are better by chance."""
@@ -118,7 +119,7 @@ def verdict(tally: Tensor, candidates: list[int], errors: float) -> Verdict:
 
 @dataclass(frozen=True)
 class Trials:
-    """What is tried for every size, and when: shapes first, under the setting's λ, then λ, in the default shape.
+    """What is tried for every size, and when: shapes first, made as settings say, then makings of the default shape.
 
     Attributes:
         budgets: Bytes of every size.
@@ -133,21 +134,27 @@ class Trials:
     schedule: Schedule
 
     @classmethod
-    def of(cls, budgets: list[int], rows: int, columns: int, users: int, rounds: int) -> "Trials":
-        """For tables of so many rows and columns."""
-        shapes = [shapes_for(budget, rows, columns, users) for budget in budgets]
-        return cls(budgets, shapes, columns, Schedule.of(rounds, max(map(len, shapes)) + len(RIDGES) - 1))
+    def of(cls, budgets: list[int], held: PairArchitecture, rounds: int) -> "Trials":
+        """For the tables of a model."""
+        known = held.head, held.columns, held.known_users, held.neighbours
+        shapes = [shapes_for(budget, *known) for budget in budgets]
+        return cls(budgets, shapes, held.columns, Schedule.of(rounds, max(map(len, shapes)) + len(MAKINGS) - 1))
 
     @property
-    def _ridges(self) -> list[int]:
-        """The trials of λ; of the setting's own that is the first of all."""
+    def _makings(self) -> list[int]:
+        """The trials of makings; of the settings' own that is the first of all."""
         first = max(map(len, self.shapes))
-        return [0, *range(first, first + len(RIDGES) - 1)]
+        return [0, *range(first, first + len(MAKINGS) - 1)]
 
     @property
     def _many(self) -> int:
         """All that could be tried, however many rounds there are for it."""
-        return max(map(len, self.shapes)) + len(RIDGES) - 1
+        return max(map(len, self.shapes)) + len(MAKINGS) - 1
+
+    def asked(self, round_number: int, users: int) -> Tensor:
+        """What devices are asked in a round: which share of a history to say, which trial, and which share judges."""
+        part = 1 - HELD_BACK if round_number < self.schedule.first else 1.0
+        return torch.tensor([part, self.schedule.trial(round_number) or 0, min(1.0, JUDGES / max(users, 1))])
 
     def note(self, tallies: Weights, round_number: int, size: int, told: Tensor) -> None:
         """Add what was told in a round to the sums of a size."""
@@ -159,12 +166,12 @@ class Trials:
             tallies[str(size)] = tally.view(-1)
 
     def verdicts(self, tallies: Mapping[str, Tensor]) -> tuple[list[Verdict], Verdict]:
-        """Which shape serves every size best, and which λ all of them."""
+        """Which shape serves every size best, and which making all of them."""
         found = torch.zeros(len(self.shapes), self._many, TOLD, dtype=torch.float64)
         for size, tally in tallies.items():
             found[int(size)] += tally.view(-1, TOLD)
         shapes = [verdict(of, list(range(len(tried))), SURE) for of, tried in zip(found, self.shapes, strict=True)]
-        return shapes, verdict(found.sum(0), self._ridges, SURER)
+        return shapes, verdict(found.sum(0), self._makings, SURER)
 
     def settled(self, round_number: int, tallies: Mapping[str, Tensor]) -> dict[int, Shape]:
         """What devices of every budget hold in a round: what is on trial, or was chosen."""
@@ -174,27 +181,37 @@ class Trials:
         found = zip(self.budgets, self.shapes, places, strict=True)
         return {budget: tried[place if place < len(tried) else 0] for budget, tried, place in found}
 
-    def wanted(self, round_number: int, tallies: Mapping[str, Tensor]) -> tuple[float, int]:
-        """λ, as a multiple of the setting, and columns of the model that a round is about."""
-        trial, ridge, shapes = self.schedule.trial(round_number), 0, [one for tried in self.shapes for one in tried]
+    def wanted(self, round_number: int, tallies: Mapping[str, Tensor]) -> tuple[Making, int]:
+        """How the model is made that a round is about, and its columns; without neighbours where nobody holds any."""
+        trial, place, shapes = self.schedule.trial(round_number), 0, [one for tried in self.shapes for one in tried]
         if trial is not None:
-            ridge = self._ridges.index(trial) if trial in self._ridges else 0
+            place = self._makings.index(trial) if trial in self._makings else 0
         elif round_number >= self.schedule.end:
-            ridge, shapes = self.verdicts(tallies)[1].chosen, list(self.settled(round_number, tallies).values())
-        return RIDGES[ridge], min(self.columns, max(shape.columns for shape in shapes))
+            place, shapes = self.verdicts(tallies)[1].chosen, list(self.settled(round_number, tallies).values())
+        making = MAKINGS[place] if any(shape.near for shape in shapes) else MAKINGS[place]._replace(near=0.0)
+        return making, min(self.columns, max(shape.columns for shape in shapes))
 
     def words(
-        self, round_number: int, tallies: Mapping[str, Tensor], ridge: float, names: list[str], cuts: Sequence[Any]
+        self, round_number: int, tallies: Mapping[str, Tensor], made: str, names: list[str], held: Sequence[Held]
     ) -> list[str]:
         """What was chosen, for a reader; nothing before the end of the trials."""
         if round_number < self.schedule.end or not self.schedule.trials:
             return []
         shapes, found = self.verdicts(tallies)
-        told = [f"λ = {ridge:.3g}, {found.words(len(RIDGES))}."]
-        for name, (rows, head, pairs), tried, one in zip(names, cuts, self.shapes, shapes, strict=True):
-            what = f"{rows['kept'][0]:,} of {head:,} rows, {rows['kept'][1] - FACTORS} columns of {rows['bits']} bits"
-            told.append(f"{name}: {what}{f' and {pairs:,} pairs' if pairs else ''}, {one.words(len(tried))}.")
+        told = [f"{made}: {found.words(len(MAKINGS))}."]
+        for name, mine, tried, one in zip(names, held, self.shapes, shapes, strict=True):
+            rows, lists = mine[ROWS].facts(), {LISTED: "pairs", NEAR: "neighbours"}
+            beside = [(mine[of].facts()["kept"][0], word) for of, word in lists.items() if of in mine]
+            what = f"{rows['kept'][0]:,} of {mine[ROWS].shape[0]:,} rows, {rows['kept'][1] - FACTORS} columns of "
+            what += f"{rows['bits']} bits" + "".join(f", {many:,} {word}" for many, word in beside if many)
+            told.append(f"{name}: {what}, {one.words(len(tried))}.")
         return told
+
+
+def within(told: Tensor, most: float) -> bool:
+    """Whether so many users can have told that."""
+    users, quality, better, squares = told.tolist()
+    return bool(0 <= users <= most and 0 <= quality <= most and abs(better) <= most and 0 <= squares <= most)
 
 
 def mixed(values: Tensor) -> Tensor:

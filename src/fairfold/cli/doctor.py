@@ -1,7 +1,6 @@
 """``fairfold doctor``: what is installed, what is missing, and what it would give."""
 
 import importlib.metadata
-import importlib.util
 import platform
 
 from rich.console import Console
@@ -13,7 +12,9 @@ EXTRAS = [
     ("matplotlib", "plots in reports", "pip install 'fairfold[report]'"),
     ("triton", "GPU kernels (CUDA)", "comes with torch's CUDA build"),
     ("flwr", "federations over a network (fairfold federate)", "pip install 'fairfold[flower]'"),
-    ("tensorboard", "curves of a run while it trains", "pip install 'fairfold[tensorboard]'"),
+    ("tensorboard", "curves of a run (train --track tensorboard)", "pip install 'fairfold[tensorboard]'"),
+    ("mlflow", "the same in MLflow (--track mlflow)", "pip install 'fairfold[mlflow]'"),
+    ("wandb", "the same in Weights & Biases (--track wandb)", "pip install 'fairfold[wandb]'"),
 ]
 MISSING = "[yellow]missing[/yellow]"
 
@@ -39,9 +40,10 @@ def doctor() -> None:
         table.add_row("GPU", torch.cuda.get_device_name(), "serves tensors on it; kernels need triton")
     else:
         table.add_row("GPU", "[yellow]none[/yellow]", "training runs on the CPU; a CUDA build of torch would use one")
+    packages = importlib.metadata.packages_distributions()  # a module may come from a package of another name
     for module, gives, remedy in EXTRAS:
-        if importlib.util.find_spec(module):
-            table.add_row(module, importlib.metadata.version(module), gives)
+        if module in packages:
+            table.add_row(module, importlib.metadata.version(packages[module][0]), gives)
         else:
             table.add_row(module, MISSING, escape(f"{gives}: {remedy}"))
     Console().print(table)

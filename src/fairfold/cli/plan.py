@@ -83,18 +83,17 @@ def _of_data(settings: Settings, source: str) -> None:
 
 
 def cut_of(held: Mapping[str, Projection]) -> dict[str, str]:
-    """Rows, columns, bits and pairs that a device holds, in words; nothing where models are not cut to bytes."""
-    from fairfold.algorithms.pair_architecture import LISTED, ROWS
+    """Rows, columns, bits, pairs and neighbours that a device holds; nothing where models are not cut to bytes."""
+    from fairfold.algorithms.pair_architecture import LISTED, NEAR, ROWS
     from fairfold.projections.coded import FACTORS, CodedRows
 
     rows = held.get(ROWS)
     if not isinstance(rows, CodedRows):
         return {}
-    (many, wide), pairs = rows.kept, held[LISTED].facts()["kept"][0]
-    return {
-        "rows": f"{many:,} of {rows.shape[0]:,}", "columns": str(wide - FACTORS), "bits": str(rows.bits),
-        "pairs": f"{pairs:,}",
-    }  # fmt: skip
+    (many, wide), lists = rows.kept, {"pairs": LISTED, "neighbours": NEAR}
+    beside = {word: f"{held[of].facts()['kept'][0]:,}" for word, of in lists.items() if of in held}
+    table = {"rows": f"{many:,} of {rows.shape[0]:,}", "columns": str(wide - FACTORS), "bits": str(rows.bits)}
+    return table | beside
 
 
 def _of_table(

@@ -43,6 +43,17 @@ def reproduce(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Processes of one thread each, which share a GPU; default: a core each.")
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Run these cells alone: table, table/row or table/row/column, with * and ? (may be given again). "
+            "Others are shown as they are kept."
+        ),
+    ] = None,
+    again: Annotated[
+        bool,
+        typer.Option("--again", help="Run again the cells whose records lack commit, versions or what each user got."),
+    ] = False,
     search: Annotated[
         bool,
         typer.Option("--search", help="Choose settings (learning rates) in short runs on held-out data, and stop."),
@@ -50,6 +61,12 @@ def reproduce(
     show: Annotated[
         bool, typer.Option("--show", help="Write tables and page from the cells that are kept; run nothing.")
     ] = False,
+    pages: Annotated[
+        Path | None,
+        typer.Option(
+            help="Beside, write the tables in the Markdown pages of this folder anew, and name unheld figures."
+        ),
+    ] = None,
     list_them: Annotated[bool, typer.Option("--list", help="Show the experiments and what they hold.")] = False,
 ) -> None:
     """Run a table of the paper again: its figure, ours with the spread over seeds, the difference, rounds and seconds.
@@ -57,7 +74,7 @@ def reproduce(
     Cells that are done are kept and not run again; one that was interrupted goes on from its checkpoint. Results are
     Markdown, CSV, PNG and one page that opens offline.
     """
-    from fairfold.reproduce.execute import execute_all
+    from fairfold.reproduce.execute import execute_all, named_by
     from fairfold.reproduce.experiment import named, read_experiment
     from fairfold.reproduce.output import render_page
     from fairfold.reproduce.search import search as choose_settings
@@ -70,6 +87,10 @@ def reproduce(
     if name is None:
         raise InvalidSettings("no experiment", "a name, 'all' or 'ours'", "`fairfold reproduce --list` shows them.")
     experiments = [read_experiment(each, quick=quick, seeds=seeds) for each in named(name)]
+    everything = [cell for experiment in experiments for cell in experiment.cells]
+    if unknown := [one for one in only or () if not any(named_by(cell, [one]) for cell in everything)]:
+        tables = sorted({cell.table for cell in everything})
+        raise InvalidSettings(f"--only {unknown[0]}", f"a cell of {', '.join(tables)}", "Check the spelling.")
     require_plots()
     if search:
         for experiment in experiments:
@@ -79,7 +100,7 @@ def reproduce(
     title = experiments[0].folder if len(experiments) == 1 else f"{name}-quick" if quick else name
     display = Display(console, title)
     try:
-        outcomes = execute_all(experiments, out, jobs, display, run=not show)
+        outcomes = execute_all(experiments, out, jobs, display, run=not show, only=only or (), again=again)
     except KeyboardInterrupt:
         console.say("What is done is kept: the same command goes on.")
         raise
@@ -90,6 +111,8 @@ def reproduce(
         page = out / f"{title}.html"
         write_atomically(page, render_page(finished).encode())
         console.say(f"All on one page: {page}")
+    if pages is not None:
+        _write_pages(console, pages, out)
     missing = [entry for results in finished for grid in results.grids for entry in grid.entries]
     if missing and all(entry.state == "no data" for entry in missing):
         raise InvalidData(missing[0].reason.split("; needed")[0], "data for at least one cell", missing[0].reason)
@@ -110,6 +133,19 @@ def _write(console: Terminal, experiment: Experiment, outcomes: dict[Cell, Outco
     return results
 
 
+def _write_pages(console: Terminal, folder: Path, out: Path) -> None:
+    from fairfold.reproduce.pages import PART, Pages
+
+    pages = Pages(out, folder.parent)
+    for path in sorted(folder.glob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        if (made := pages.made(text)) != text:
+            write_atomically(path, made.encode())
+            console.say(f"Tables made anew: {path}")
+        for wrong in pages.unheld(made) if PART.search(made) else ():
+            console.say(f"{path}: no record holds {wrong}")
+
+
 def _list(console: Terminal) -> None:
     from fairfold.reproduce.experiment import GROUPS, named, read_experiment
 
@@ -118,7 +154,8 @@ def _list(console: Terminal) -> None:
         for name in named(group):
             experiment = read_experiment(name)
             sources = dict.fromkeys(file.source for file in experiment.file.tables.values() if file.source)
-            cells = [(cell.table, cell.row, cell.column) for cell in experiment.cells if cell.kind != "references"]
+            counted = [cell for cell in experiment.cells if cell.kind != "references" and not cell.is_trial]
+            cells = [(cell.table, cell.row, cell.column) for cell in counted]
             counts = str(len(set(cells))), str(len(cells))
             table.add_row(experiment.name, group, experiment.file.title, "; ".join(sources), *counts)
         table.add_section()
@@ -129,6 +166,7 @@ def _list(console: Terminal) -> None:
 
 def grid_tables(grid: Grid) -> list[Table]:
     """A table of results for the terminal, and beside the quality what it costs and what each size reaches."""
+    from fairfold.reproduce.compared import compared
     from fairfold.reproduce.tables import crossed, shown, views
 
     brackets = ", the paper's in brackets" if grid.file.paper else ""
@@ -136,7 +174,7 @@ def grid_tables(grid: Grid) -> list[Table]:
     if grid.references:  # apart: in the table above they would stand in some method's column
         known = [[name, shown(value)] for name, value in grid.references.items()]
         tables.append(_table("", ["without federation", grid.file.metric], known))
-    for view in views(grid):
+    for view in [*views(grid), *compared(grid)]:
         rows = [[cell.replace(", ", "\n") for cell in row] for row in view.rows]
         tables.append(_table(view.about, view.heading, rows))
     return tables

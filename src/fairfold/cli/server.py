@@ -100,7 +100,9 @@ def train(
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Rounds in all; those of settings.toml if not given.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run that is in the folder.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in the folder, if there is one.")
+    ] = False,
     wait_for: Annotated[
         int | None, typer.Option(min=1, help="Devices to wait for before the first round; all that have enrolled.")
     ] = None,

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
     from fairfold.metrics.ranking import RankingResult
     from fairfold.metrics.rating import Predictor
-    from fairfold.runs.callbacks import Callback
     from fairfold.runs.folder import RunFolder
     from fairfold.runs.train import Finished
     from fairfold.settings import Settings
     from fairfold.simulate.result import Result
     from fairfold.simulate.world import World
+    from fairfold.trackers import Callback, Tracker
 
 
 def train(
@@ -71,9 +71,10 @@ def train(
             min=1, help="Rounds between checkpoints; default: every round, or as often as costs 10 % of the time."
         ),
     ] = None,
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Also write event files (needs the extra 'tensorboard').")
-    ] = False,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(help="Also tell tensorboard, mlflow or wandb how it goes (repeat for several; each is an extra)."),
+    ] = None,
     user_column: UserColumn = None,
     item_column: ItemColumn = None,
     rating_column: RatingColumn = None,
@@ -90,11 +91,11 @@ def train(
     """
     from fairfold.backends.distributed import ranks_here
     from fairfold.cli.data import stages
-    from fairfold.runs.callbacks import TensorBoard, require_tensorboard
     from fairfold.runs.following import began, follow, leading
     from fairfold.runs.progress import Display
     from fairfold.runs.references import rating_rows, strong_references
     from fairfold.runs.train import run
+    from fairfold.trackers import tracker
 
     console, places = Terminal(), list[Path]()
     if resume and out is None:
@@ -104,18 +105,17 @@ def train(
         "user_column": user_column, "item_column": item_column, "rating_column": rating_column,
         "separator": separator, "top_users": top_users, "min_rating": min_rating, "core": core,
     }  # fmt: skip
-    sources = list[str]()
+    sources, trackers = list[str](), list[type[Tracker]]()
 
     def chosen() -> Settings:
         settings, source = choose(file, recipe, changes_of(options, change or []), out if resume else None)
         sources.append(source)
-        if tensorboard:
-            require_tensorboard()
+        trackers.extend(tracker(name) for name in dict.fromkeys(track or []))
         return settings
 
     def callbacks(folder: RunFolder) -> list[Callback]:
         places.append(folder.path)
-        return [Display(console), *([TensorBoard(folder.path / "tensorboard")] if tensorboard else [])]
+        return [Display(console), *(kind.of_run(folder.path) for kind in trackers)]
 
     def beside(world: World) -> Mapping[str, RankingResult | Predictor]:
         if settings.model.reads_images or not settings.run.references:

@@ -237,6 +237,15 @@ class Model:
             write_device_model(self.opened, device, Path(path), quality(self.opened, device))
         return device
 
+    def save_pretrained(self, folder: str | Path, capacity: str = "1x", *, title: str = "") -> Path:
+        """Write a folder to share: the model of one size with a card, in the form of the Hugging Face hub.
+
+        No user's data is in it. :func:`fairfold.from_pretrained` reads it.
+        """
+        from fairfold.fitting.hub import save_pretrained
+
+        return save_pretrained(self, folder, capacity, title=title)
+
     def to_pandas(self, what: str = "sizes") -> Any:
         """A pandas DataFrame of the ``"sizes"``, a row each with the server and references, or of the ``"rounds"``."""
         return pandas().DataFrame(as_rows(self.result, what))
@@ -261,7 +270,20 @@ class Model:
 
 
 def load(path: str | Path) -> Model:
-    """A model that was saved, or the run of ``fairfold train`` in a folder."""
+    """A model that was saved, or the run of ``fairfold train`` in a folder.
+
+    Example:
+        >>> import fairfold, tempfile
+        >>> readings = [(reader, book) for reader in range(20) for book in range(reader % 5, 40, 2)]
+        >>> model = fairfold.fit(readings, capacities="1x", rounds=2, progress=False)
+        >>> folder = model.save(tempfile.mkdtemp() + "/model")
+        >>> (fairfold.load(folder).recommend(3, k=5).items == model.recommend(3, k=5).items).all()
+        np.True_
+    """
+    if (Path(path) / "config.json").is_file():
+        raise InvalidData(
+            f"{path}, a shared model", "the folder of a run", "Read it by fairfold.from_pretrained(path)."
+        )
     opened = open_run(Path(path))
     told = read_result(Path(path))
     if "groups" not in told:
@@ -271,7 +293,7 @@ def load(path: str | Path) -> Model:
     result = Result(
         opened.settings, told["metric"], state, opened.progress.private, opened.progress.history,
         [GroupReport(**group) for group in told["groups"]], server["quality"], server["references"], data.num_users,
-        told["rejections"], data.counted, told["told"],
+        told["rejections"], data.counted, told["told"], told["privacy"],
         {name: (of[0], of[1]) for name, of in server["differences"].items()},
     )  # fmt: skip
     return Model(opened, result, numbered_ids(data), data, (), told["seconds"])

@@ -14,7 +14,6 @@ from fairfold.fitting.model import Model
 from fairfold.fitting.tables import Taken, numbered_ids, take
 from fairfold.fitting.warm import going_on, joined
 from fairfold.protocol.faults import Rejections
-from fairfold.runs.callbacks import Callback
 from fairfold.runs.checkpoint import data_facts
 from fairfold.runs.opened import OpenRun
 from fairfold.runs.progress import Display
@@ -24,6 +23,7 @@ from fairfold.settings.parts import SYNTHETIC
 from fairfold.simulate.numbering import numbered
 from fairfold.simulate.run import Progress, simulate
 from fairfold.simulate.world import World, load_catalogued
+from fairfold.trackers.callback import Callback
 
 if TYPE_CHECKING:
     from fairfold.simulate.result import RoundReport
@@ -64,9 +64,18 @@ def fit(
         titles: Names of items, by their ids: a dict or a pandas Series.
         start: A model to go on from, with interactions that are new, of known users or of others.
         progress: Whether to show how it goes.
-        callbacks: Told at the start, after every round and at the end (:class:`fairfold.runs.callbacks.Callback`).
+        callbacks: Told at the start, after every round and at the end: objects of your own, or those that send figures
+            to TensorBoard, MLflow or Weights & Biases (:mod:`fairfold.trackers`).
         **options: What ``fairfold data prepare`` takes: ``split`` (0.7; 1.0 holds nothing out), ``user_column``,
             ``item_column``, ``rating_column``, ``min_rating``, ``core``, ``top_users`` and others.
+
+    Example:
+        >>> import fairfold
+        >>> readings = [(reader, book) for reader in range(20) for book in range(reader % 5, 40, 2)]
+        >>> model = fairfold.fit(readings, capacities="1x-4x", rounds=2, progress=False)
+        >>> items, scores = model.recommend(3, k=5)
+        >>> len(items), len(scores)
+        (5, 5)
     """
     chosen = _settings(interactions, settings, start, recipe, {
         "fleet.capacities": capacities, "subspace.method": method, "run.rounds": rounds, "run.seed": seed,
@@ -82,21 +91,11 @@ def fit(
     shown: list[Callback] = [*([Display(Console())] if progress else []), *callbacks]
     last: list[Progress] = []
 
-    def watch(report: RoundReport, now: Progress) -> None:
+    def watch(_report: RoundReport, now: Progress) -> None:
         last[:] = [now]
-        for callback in shown:
-            callback.on_round(report)
 
     begun = time.monotonic()
-    try:
-        for callback in shown:
-            callback.on_start(chosen, world.plan.capacities, 1)
-        result = simulate(chosen, watch, data=data, progress=first)
-        for callback in shown:
-            callback.on_end(result)
-    finally:
-        for callback in shown:
-            callback.close()
+    result = simulate(chosen, watch, data=data, progress=first, callbacks=shown)
     ended = Progress(result.state, result.private, result.history, last[0].rejections if last else Rejections())
     world.people.private = result.private
     notes = tuple(f"{count:,} {what}." for what, count in taken.repairs.items())

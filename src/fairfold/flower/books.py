@@ -4,6 +4,7 @@ All of it lies in the state's moments as tensors, so that it is saved, restored 
 which word of which device these hold is never known from anywhere else.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy
@@ -27,8 +28,12 @@ class Books:
         self.run = int(moments[RUN]["number"]) if RUN in moments else new_word()
         # The number of the word that the sums hold of each device, by the device's name.
         self.held: dict[int, int] = {}
+        # The size in which it was said. A change of it said in another would take from sums what these do not hold.
+        self.sizes: dict[int, int] = {}
         if words:
-            self.held = dict(zip(words["names"].tolist(), words["held"].tolist(), strict=True))
+            names = words["names"].tolist()
+            self.held = dict(zip(names, words["held"].tolist(), strict=True))
+            self.sizes = dict(zip(names, words["sizes"].tolist(), strict=True))
         # Answers by how many steps they were behind, where rounds do not wait.
         self.behind: list[int] | None = moments[BEHIND]["steps"].tolist() if BEHIND in moments else None
         # The sums before the first round, by items as they are numbered in this run.
@@ -41,8 +46,9 @@ class Books:
         """The state with all of this in it."""
         kept: dict[str, Weights] = {RUN: {"number": torch.tensor([self.run])}}
         if self.held:
-            names, held = (numpy.fromiter(of, numpy.int64) for of in (self.held.keys(), self.held.values()))
-            kept[WORDS] = {"names": torch.from_numpy(names), "held": torch.from_numpy(held)}
+            sizes = [self.sizes[name] for name in self.held]
+            columns: dict[str, Iterable[int]] = {"names": self.held, "held": self.held.values(), "sizes": sizes}
+            kept[WORDS] = {key: torch.from_numpy(numpy.fromiter(of, numpy.int64)) for key, of in columns.items()}
         if self.behind is not None:
             kept[BEHIND] = {"steps": torch.tensor(self.behind)}
         if self.survey:

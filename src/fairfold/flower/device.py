@@ -170,8 +170,10 @@ class DeviceWork:
         """
         owner, theirs = items_of(self.people.train, torch.tensor(users))
         values, best = torch.empty(len(users), 0), torch.empty(len(users), 0, dtype=torch.int64)
-        for first in range(0, self.order.items, BLOCK_ITEMS):
-            block = torch.arange(first, min(first + BLOCK_ITEMS, self.order.items))
+        longest = int(self.people.train.counts_by_user[users].max())
+        reach = self.plan.algorithm.candidates(self.plan, self.sent, k + longest)
+        for first in range(0, reach, BLOCK_ITEMS):
+            block = torch.arange(first, min(first + BLOCK_ITEMS, reach))
             found = self.plan.algorithm.block_scores(self.plan, self.sent, vectors, block).float()
             if bool(found.isnan().any()):
                 raise InvalidMessage("a model whose scores are no numbers", "one that was trained well", "Train anew.")

@@ -32,30 +32,37 @@ class Launch:
     def train(self, rounds: int, *, resume: bool = False, wait_for: int | None = None, patience: float = 120.0) -> None:
         """Train, and watch until the end; a run that breaks off with the server is gone on with."""
         first_plan(self.server.settings(rounds), self.server.items, None)
-        RunFolder(self.server.run).require_free(again=resume)
+        folder = RunFolder(self.server.run)
+        folder.require_free(again=resume and folder.holds_a_run())
         self._wait(wait_for, patience)
         failures = 0
         while True:
             before = len(self.server.rounds_done())
-            run = self._start_run(rounds, resume=resume)
-            try:
-                reason = self._watch(run)
-            except KeyboardInterrupt:
-                self._flower("stop", run, CONNECTION)
-                self.say("The run was stopped; `fairfold server train --resume` goes on with it.")
-                raise
+            reason = self._tried(rounds, resume=folder.holds_a_run())
             if reason is None and (self.server.run / RESULT).exists():
                 return
             done = len(self.server.rounds_done())
             failures = failures + 1 if done == before else 0
             raised = "exception" in (reason or "")  # the run's own: it would raise it again
-            if raised or failures >= IN_VAIN or not done:
+            if raised or failures >= IN_VAIN:
                 log = f"See {self.server.run / LOG} and what the server says."
                 raise InvalidState(f"the run did not end well: {reason or 'no result'}", "a result", log)
             self.say(f"The run broke off ({reason or 'no result'}): going on after round {done}.")
             self._wait_for_server(RESTART)
             self._wait(1, patience)
-            resume = True
+
+    def _tried(self, rounds: int, *, resume: bool) -> str | None:
+        """Start a run and see it to its end; returns why, where that was not its end."""
+        try:
+            run = self._start_run(rounds, resume=resume)
+        except InvalidState as error:  # the server may just have died
+            return error.given
+        try:
+            return self._watch(run)
+        except KeyboardInterrupt:
+            self._flower("stop", run, CONNECTION)
+            self.say("The run was stopped; `fairfold server train --resume` goes on with it.")
+            raise
 
     def _wait_for_server(self, patience: float) -> None:
         """Wait until the server is there, or there again."""
@@ -74,7 +81,7 @@ class Launch:
         deadline = time.monotonic() + patience
         if wanted is not None:  # somebody expects them: they may be about to enrol, and the server about to start
             self._wait_for_server(patience)
-        online, enrolled = self.server.online()
+        online, enrolled = self.server.online() if wanted is None else self._online()
         if not enrolled and wanted is None:
             remedy = f"Run `fairfold server invite {self.server.folder}`, and `fairfold node enrol` on the device."
             raise InvalidState("a server without devices", "at least one that has enrolled", remedy)
@@ -83,10 +90,16 @@ class Launch:
             self.say(f"{online} of {enrolled} devices are connected; waiting up to {patience:.0f} s for {needed}.")
         while online < needed and time.monotonic() < deadline:
             time.sleep(1.0)
-            online, enrolled = self.server.online()
+            online, enrolled = self._online()
         if not online:
             raise InvalidState("no device is connected", "at least one", "Start them: `fairfold node start`.")
         self.say(f"{online} of {enrolled} devices are connected.")
+
+    def _online(self) -> tuple[int, int]:
+        """How many are connected, of how many; nobody, while the server does not answer."""
+        with contextlib.suppress(InvalidState):
+            return self.server.online()
+        return 0, 0
 
     def _start_run(self, rounds: int, *, resume: bool) -> str:
         config = f"rounds={rounds} resume={'true' if resume else 'false'}"

@@ -6,7 +6,6 @@ one or two fields, which are written out below. Whoever has work to do leaves th
 """
 
 import http.client
-import json
 import socket
 import ssl
 import struct
@@ -23,12 +22,14 @@ from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePri
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 
 from fairfold.errors import InvalidSettings, InvalidState
+from fairfold.sealed import table_in
 
 FLEET = "/v1/fleet/"
 PORT = 8000
 SECONDS = 30.0  # that the server has to answer
 LARGEST = 1 << 24  # bytes of an answer: a message here is names of pieces, not pieces
 HEARTBEAT = 30.0  # seconds after which the server wants to hear of a device again; twice that, and it counts as gone
+LONGEST_PAUSE = 120  # seconds until the next question for work that a server may ask for
 AHEAD, BEHIND = 5.0, 305.0  # seconds that Flower allows a device's clock to be ahead of the server's, or behind
 EXPIRED, TOO_NEW, OTHER_HOST = 10, 9, (62, 64)  # OpenSSL's numbers for what is wrong with a certificate
 
@@ -139,10 +140,16 @@ class Link(Line):
     def __init__(self, server: str, authority: Path, key: EllipticCurvePrivateKey) -> None:
         super().__init__(server, authority)
         self._key, self._public = key, public_form(key)
+        self.pause = 0.0  # seconds after which the server would like to be asked again
+
+    @property
+    def heartbeat(self) -> float:
+        """Seconds after which the server wants to hear of this device again: longer where it has many."""
+        return max(HEARTBEAT, 2.5 * self.pause)
 
     def activate(self) -> int:
         """Come in; returns the number of this node."""
-        request = _bytes_field(1, self._public) + b"\x11" + struct.pack("<d", HEARTBEAT)
+        request = _bytes_field(1, self._public) + b"\x11" + struct.pack("<d", self.heartbeat)
         return _number(self._call("activate-node", request))
 
     def deactivate(self, node: int) -> None:
@@ -151,13 +158,17 @@ class Link(Line):
 
     def beat(self, node: int) -> bool:
         """Say that this node is there; False if the server does not know it any more."""
-        request = _bytes_field(1, b"\x08" + _varint(node)) + b"\x11" + struct.pack("<d", HEARTBEAT)
+        request = _bytes_field(1, b"\x08" + _varint(node)) + b"\x11" + struct.pack("<d", self.heartbeat)
         return _number(self._call("send-node-heartbeat", request)) == 1
 
     def pull(self, node: int) -> bytes | None:
         """The next message, as it came (Flower's ``PullMessagesResponse``), or None."""
         found = self._call("pull-messages", _bytes_field(1, b"\x08" + _varint(node)))
-        return found if any(field == 2 for field, _ in fields(found)) else None
+        if any(field == 2 for field, _ in fields(found)):
+            return found
+        # Flower's first field is a message of its own, with the seconds in it; fairfold's gate says it there.
+        self.pause = float(min(_number(found[2:]), LONGEST_PAUSE)) if found[:1] == b"\x0a" else 0.0
+        return None
 
     def _call(self, name: str, body: bytes) -> bytes:
         clock = datetime.now(UTC).isoformat()
@@ -207,10 +218,9 @@ def _refusal(status: int, date: str | None, body: bytes) -> Refused:
 def detail_of(body: bytes) -> dict[str, Any]:
     """An object in JSON; an empty one for anything else."""
     try:
-        found = json.loads(body)
-    except (ValueError, RecursionError):
+        return table_in(body)
+    except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _detail(body: bytes) -> str:

@@ -64,6 +64,7 @@ class Nodes:
 
     settings: Settings
     plan: Plan | None = None  # the sizes to choose from; None until devices have been surveyed
+    spoken: dict[int, int] = field(default_factory=dict)  # by name, the size in which sums that remember hold a word
     usable: dict[int, Node] = field(default_factory=dict)
     left_out: dict[int, str] = field(default_factory=dict)
     note: Callable[[Event], None] = lambda _event: None  # writes an event down
@@ -131,6 +132,10 @@ class Nodes:
     def _there(self, found: list[Node]) -> int:
         """How many may take part: those that were asked, or all where only those who are drawn are asked."""
         return len(found) if self.settings.fleet.clients_per_round is None or not found else len(self._candidates)
+
+    def speaks(self, node: Node) -> bool:
+        """Whether it can change what sums that remember hold of it: in the size in which it was said."""
+        return self.spoken.get(node.name, node.group) == node.group
 
     def doubt(self, node: int) -> None:
         """A node has failed: what it can hold may be something else by now."""
@@ -235,7 +240,10 @@ class Nodes:
             method = self.settings.subspace.method
             self._leave_out(node.node_id, f"it can hold {node.capacity}, which is less than any size of {method}")
             return
-        node.group = group
+        before, held = self.spoken.get(node.name, group), self.plan.assignments(0)
+        # Who can hold more by now goes on as it spoke; who can hold less is served, and its word stays as it is.
+        node.group = before if held[before].bytes() <= held[group].bytes() else group
+        group = node.group
         size = self.plan.capacities[group]
         event: Event = {
             "event": JOINED, "node": node.node_id, "name": f"{node.name:x}", "capacity": str(node.capacity),

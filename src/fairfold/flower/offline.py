@@ -24,11 +24,11 @@ from fairfold.sealed import SENSELESS
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
-FORMAT = "4"  # of the file: that of fairfold.runs.device
+FORMAT = "5"  # of the file: that of fairfold.runs.device
 MODEL_FILE = "model.safetensors"
 SEAL = "sha256"
 TYPES = {"U8": numpy.uint8, "F32": numpy.float32, "I32": numpy.int32, "I64": numpy.int64, "F64": numpy.float64}
-ROWS, LISTED, LEADING = "rows", "pairs", "leading"
+ROWS, LISTED, NEAR, LEADING = "rows", "pairs", "near", "leading"
 STEP, ZERO, FACTORS = 16, 208, 2
 BLOCK = 1024  # rows whose numbers are made of bits at a time
 UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -76,10 +76,23 @@ class StoredModel:
                 found.append((item if names is None else int(names[item]), score))
         return found
 
+    def require_agreeing(self) -> None:
+        """Refuse facts that the tensors do not bear out, before anybody asks for memory by them."""
+        held = self.told["projections"]
+        if ROWS in held and LISTED in held:
+            (known, columns), bits = held[ROWS]["kept"], held[ROWS]["bits"]
+            (many, *_), items = held[LISTED]["kept"], held[LISTED]["items"]
+            if not all(type(number) is int and number >= 0 for number in (known, columns, bits, many, items)):
+                raise ValueError("sizes that are none")
+            held_bits = 8 * (len(self.tensors[ROWS]) - FACTORS * known)
+            listed = 4 + min(items, 2 * many) + 3 * many if many else 0
+            if held_bits < known * (columns - FACTORS) * bits or len(self.tensors[LISTED]) < listed:
+                raise ValueError("tensors that are shorter than it says")
+
     def scores(self, history: Array) -> Array:
         """Of the leading items, those that a history tells nothing of at minus infinity; numbers as the model has them.
 
-        b_j ⟨w_j, Σ a_i w_i⟩, and what pairs say beyond the rows; see docs/export.md.
+        b_j ⟨w_j, Σ a_i w_i⟩, what neighbours add, and what pairs say beyond the rows; see docs/export.md.
         """
         held = self.told["projections"]
         (known, columns), bits = held[ROWS]["kept"], held[ROWS]["bits"]
@@ -95,7 +108,8 @@ class StoredModel:
         mine = history[history < known]
         taste = into[mine] @ rows(mine) if len(mine) else numpy.zeros(columns)
         rarer, other, values = self._pairs(held[LISTED], known, into, out, rows)
-        reach = 1 + max([known - 1, *(int(of.max()) for of in (rarer, other) if len(of))])
+        scored, near, alike = self._listed(NEAR, held[NEAR]) if NEAR in held else (rarer[:0], other[:0], values[:0])
+        reach = 1 + max([known - 1, *(int(of.max()) for of in (rarer, other, scored, near) if len(of))])
         found, added = numpy.full(reach, -numpy.inf), numpy.zeros(reach)
         for start in range(0, known, BLOCK):
             ids = numpy.arange(start, min(start + BLOCK, known))
@@ -108,13 +122,14 @@ class StoredModel:
         back[both] = into[j] * out[i] / numpy.maximum(into[i] * out[j], 1e-30)
         numpy.add.at(added, rarer, worn[other] * values)
         numpy.add.at(added, other, worn[rarer] * values * back)
+        numpy.add.at(added, scored, worn[near] * alike)
         found[:known] += added[:known]
         found[known:] = numpy.where(added[known:] != 0, added[known:], -numpy.inf)
         return found if len(history[history < reach]) else numpy.full(reach, -numpy.inf)
 
-    def _pairs(self, held: dict[str, Any], known: int, into: Array, out: Array, rows: Any) -> tuple[Array, ...]:
-        """Pairs of a rarer and a more popular item, and what each says beyond the rows."""
-        many, items, content = held["kept"][0], held["items"], self.tensors[LISTED]
+    def _listed(self, name: str, held: dict[str, Any]) -> tuple[Array, ...]:
+        """The rows of a list: two items, and a value."""
+        many, items, content = held["kept"][0], held["items"], self.tensors[name]
         if not many:
             return numpy.empty(0, numpy.int64), numpy.empty(0, numpy.int64), numpy.empty(0)
         unit, counted = float(content[:4].view(numpy.float32)[0]) / 127, items < 2 * many
@@ -126,7 +141,11 @@ class StoredModel:
         other = content[end : end + 2 * many].copy().view("<u2").astype(numpy.int64)[: len(rarer)]
         values = content[end + 2 * many :].view(numpy.int8)[: len(rarer)] * unit
         real = rarer != other
-        rarer, other, values = rarer[real], other[real], values[real]
+        return rarer[real], other[real], values[real]
+
+    def _pairs(self, held: dict[str, Any], known: int, into: Array, out: Array, rows: Any) -> tuple[Array, ...]:
+        """Pairs of a rarer and a more popular item, and what each says beyond the rows."""
+        rarer, other, values = self._listed(LISTED, held)
         both = numpy.flatnonzero((rarer < known) & (other < known))
         for start in range(0, len(both), BLOCK):
             some = both[start : start + BLOCK]
@@ -169,7 +188,9 @@ def parsed(content: bytes) -> StoredModel:
     if told["format"] != FORMAT:
         raise ValueError(f"of format {told['format']}, and not {FORMAT}")
     plain = {key: json.loads(told[key]) for key in ("projections", "settings", "data")}
-    return StoredModel(tensors, told | plain)
+    found = StoredModel(tensors, told | plain)
+    found.require_agreeing()
+    return found
 
 
 def given_model(content: bytes) -> RecordDict:

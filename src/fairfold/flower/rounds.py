@@ -10,7 +10,7 @@ from flwr.app import MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from fairfold.flower.exchange import Line
-from fairfold.flower.nodes import Node
+from fairfold.flower.nodes import Node, Nodes
 from fairfold.flower.secure_round import SecureRound
 from fairfold.flower.secure_sums import judging
 from fairfold.flower.wire import Order
@@ -24,6 +24,7 @@ from fairfold.runs.nodes import ROUND, Event
 from fairfold.simulate.result import Quality, RoundReport
 from fairfold.simulate.run import Progress
 
+OTHER_SIZE = "it can hold less than when it spoke: its word stays until the next run"
 Heard = tuple[float, int]  # sum of the qualities of some users, and their number
 
 
@@ -69,6 +70,11 @@ class OpenRound:
     def seconds(self) -> float:
         """Since it began."""
         return time.monotonic() - self.started
+
+    def who_speaks(self, cohort: list[Node], nodes: Nodes) -> list[Node]:
+        """Those of a cohort who can change what the sums hold of them; the others are left out."""
+        self.left_out |= {node.node_id: OTHER_SIZE for node in cohort if not nodes.speaks(node)}
+        return [node for node in cohort if nodes.speaks(node)]
 
     def send(self, node: Node, size: int) -> None:
         """Note what is sent to a node."""

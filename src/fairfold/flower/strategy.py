@@ -96,6 +96,7 @@ class FairStrategy(Strategy):
         self._record = None if folder is None else Record(Path(folder), self.plan, resume=resume, picture=picture)
         found = None if self._record is None else self._record.found
         self.books = Books(None if found is None else found.state)
+        self.nodes.spoken = self.books.sizes if self.settings.algorithm.keeps == "acknowledged" else {}
         self.progress = found or Progress(State({}), {}, [], Rejections())
         if self._record is not None:
             self.nodes.note = self._record.note_event
@@ -204,8 +205,9 @@ class FairStrategy(Strategy):
 
     def _orders(self, cohort: list[Node], number: int, kind: str, grid: Grid, *, evaluate: bool) -> list[Message]:
         """One record per size, shared by all its messages but for the word of each device that the server holds."""
-        cohort = opening.tell_numbers(self.books, cohort, self.numbered, grid, self.settings, self.round_timeout)
         opened, until = self.open_round, time.monotonic() + self.round_timeout
+        cohort = opened.who_speaks(cohort, self.nodes) if kind == MessageType.TRAIN else cohort
+        cohort = opening.tell_numbers(self.books, cohort, self.numbered, grid, self.settings, self.round_timeout)
         opened.phase("nodes")
         state = replace(self.progress.state, round_number=number)
         records, word = {}, new_word()
@@ -284,7 +286,7 @@ class FairStrategy(Strategy):
 
     def _used(self, node: Node, order: Order) -> None:
         """Note that the sums hold a word of a node."""
-        self.books.held[node.name] = order.word
+        self.books.held[node.name], self.books.sizes[node.name] = order.word, order.sent.size
         node.rounds += 1
         self.open_round.used.append(node.node_id)
 

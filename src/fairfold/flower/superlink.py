@@ -8,6 +8,7 @@ register keys and start runs, which is to run code. Here
 - what a node has stored is counted (``quota``);
 - a node that is refused is told why: Flower has one answer for a key that it does not know and for a node whose old
   connection is still open;
+- a device that asks for work while there is none costs little (``idle``);
 - devices enrol (``reception``), where the folder of a server is given (``--fleet``).
 """
 
@@ -19,16 +20,19 @@ import inspect
 import json
 import logging
 import os
+import resource
 import sys
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
 from fairfold.errors import FairfoldError, InvalidState
+from fairfold.flower.idle import Idle
 from fairfold.flower.quota import Quota, Refused
 from fairfold.flower.reception import LARGEST, OWN, Answer, Reception, Route, refusal
 
 FLEET = "/v1/fleet/"
+PULL, PROTOBUF = FLEET + "pull-messages", (b"content-type", b"application/protobuf")
 LIMITS = {
     FLEET + "push-object": (8 << 20, 16), FLEET + "pull-object": (1 << 20, 16), FLEET: (1 << 20, 64), OWN: (LARGEST, 4),
 }  # fmt: skip
@@ -41,6 +45,7 @@ REFUSAL_SECONDS = 1.0  # that a refused token takes: with four turns, four guess
 # those Python counts objects, not bytes.
 COLLECTED_AFTER = 64 << 20
 SLOWEST = 120.0  # seconds in which a request must have come, and its response must have been read
+KEPT = 25  # seconds that a silent connection is kept: to open one costs more than most of what is asked by it
 MEGABYTE = 10**6
 KNOWN = "1.41."
 PARAMETERS = {
@@ -75,7 +80,7 @@ class Gate:
         routes: Mapping[str, Route] | None = None,
     ) -> None:
         self.app, self.trusted, self.slowest, self.routes = app, trusted, slowest, routes or {}
-        self._uncollected = 0
+        self._uncollected, self._idle = 0, Idle()
         self._turns = {path: asyncio.Semaphore(at_once) for path, (_, at_once) in LIMITS.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -131,6 +136,12 @@ class Gate:
         body = await self._body(most, receive, send)
         if body is None:
             return
+        if scope["path"] == PULL and "app" in scope:
+            answer = await self._idle.answer(body, scope["app"].state.linkstate_factory.state())
+            if answer is not None:
+                await send({"type": "http.response.start", "status": 200, "headers": [PROTOBUF]})
+                await send({"type": "http.response.body", "body": answer})
+                return
         waiting, size = [{"type": "http.request", "body": body, "more_body": False}], len(body)
         del body
 
@@ -293,8 +304,12 @@ def main() -> None:
     except FairfoldError as error:
         parser.exit(2, f"{error}\n")
     sys.stderr.write(f"A node may store {own.node_quota} MB, all nodes {own.total_quota} MB.\n")
+    import uvicorn
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
+    uvicorn.run = functools.partial(uvicorn.run, timeout_keep_alive=KEPT)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # a connection is an open file: all that are allowed
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     sys.argv = ["flower-superlink", *others]
     flower_superlink()
 

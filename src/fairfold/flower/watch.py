@@ -20,7 +20,7 @@ from typing import Any
 
 from fairfold.errors import InvalidState
 from fairfold.files import locked, write_atomically
-from fairfold.flower.link import HEARTBEAT, Link, Refused, detail_of, read_key
+from fairfold.flower.link import Link, Refused, detail_of, read_key
 from fairfold.flower.node import STATUS, NodeFolder
 
 WORK, REFUSE = 0, 1  # what a worker is to do with a message
@@ -130,7 +130,7 @@ class Watch:
             if time.monotonic() >= beat:
                 if not link.beat(number):
                     raise Refused("lost", "the server does not hold this connection any more")
-                beat, self.tries = time.monotonic() + HEARTBEAT * random.uniform(0.6, 0.8), 0
+                beat, self.tries = time.monotonic() + link.heartbeat * random.uniform(0.6, 0.8), 0
                 if self.told.get("state") in ("waiting", "refused"):
                     self._note("connected", "connected again")
             self._look_after()
@@ -141,7 +141,8 @@ class Watch:
                 self.hand.give(message)
                 self.worked = time.monotonic()
             else:
-                time.sleep(EAGER if time.monotonic() - self.worked < LINGER else IDLE)
+                waits = max(IDLE, link.pause * random.uniform(0.8, 1.2))
+                time.sleep(EAGER if time.monotonic() - self.worked < LINGER else waits)
 
     def _look_after(self) -> None:
         """End a worker that has nothing to do, or that hangs."""

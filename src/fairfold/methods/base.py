@@ -17,10 +17,17 @@ from fairfold.values import BYTES, Shapes
 
 @dataclass(frozen=True)
 class Shape:
-    """How bytes are divided: columns of the rows that are held, and the share of the bytes that these rows take."""
+    """How bytes are divided.
+
+    Attributes:
+        columns: Of the rows that are held.
+        share: Of the bytes that neighbours leave, what rows take; the rest is for pairs.
+        near: Neighbours of every item.
+    """
 
     columns: int
     share: float = 1.0
+    near: int = 0
 
 
 @dataclass(frozen=True)

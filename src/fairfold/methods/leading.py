@@ -1,12 +1,12 @@
-"""Models cut to bytes: the leading rows and columns of a table in few bits, and the strongest pairs beside it.
+"""Models cut to bytes: leading rows and columns of a table in few bits, the strongest pairs and neighbours beside it.
 
-Items are numbered by falling popularity and columns by falling weight. How a budget is divided between rows, columns
-and pairs is a *shape*. Which one serves best depends on the data, so some are tried (:func:`shapes_for`). Every byte
-counts.
+Items are numbered by falling popularity and columns by falling weight. How a budget is divided between rows, columns,
+pairs and neighbours is a *shape*. Which one serves best depends on the data, so some are tried (:func:`shapes_for`).
+Every byte counts.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from typing import ClassVar, Literal
 
@@ -15,7 +15,7 @@ from pydantic import Field
 from fairfold.errors import InvalidSettings
 from fairfold.methods.base import Method, Shape, Tensors, cannot
 from fairfold.projections import Assignment, CodedRows, PairList, Projection
-from fairfold.projections.coded import FACTORS, pairs_within, row_bytes
+from fairfold.projections.coded import FACTORS, pair_bytes, pairs_within, row_bytes
 from fairfold.subspace import Capacity
 from fairfold.values import BYTES, Shapes
 
@@ -36,30 +36,38 @@ to weigh, and is worse than either all of them or very few."""
 ENOUGH, FEW = 0.3, 1 / 16
 """The share of the rows that what is tried first has to hold, and any other shape."""
 
+NEIGHBOURS, MOST_NEAR = 5, 1 / 3
+"""Neighbours of every item that are held first of all, unless they take more than such a share of the bytes; and then
+one of every item is tried."""
+
 BITS = ((8, 1.0), (4, 0.25), (3, 0.0))
 """Bits of a number: the first by which such a share of the rows can be held."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """What some bytes hold: rows, columns and bits of a number of the table, and pairs beside it."""
+    """What some bytes hold: rows, columns and bits of a number of the table, pairs and neighbours beside it."""
 
     rows: int
     columns: int
     bits: int
     pairs: int = 0
+    near: int = 0
 
 
 def cut_to(budget: int, rows: int, columns: int, shape: Shape) -> Cut | None:
     """What a budget in bytes holds of a table of so many rows and columns in a shape; None where it holds no row."""
+    near = min(shape.near * rows, pairs_within(budget // 2, rows))
+    budget -= pair_bytes(near, rows)
     few, mine = min(shape.columns, columns), int(shape.share * budget)
     held = {bits: min(rows, mine // row_bytes(few, bits)) for bits, _ in BITS}
     bits = next(bits for bits, enough in BITS if held[bits] >= enough * rows)
     left = budget - held[bits] * row_bytes(few, bits)
-    return Cut(held[bits], few, bits, pairs_within(left, rows) if shape.share < 1 else 0) if held[bits] else None
+    pairs = pairs_within(left, rows) if shape.share < 1 else 0
+    return Cut(held[bits], few, bits, pairs, near) if held[bits] else None
 
 
-def shapes_for(budget: int, rows: int, columns: int, users: int) -> list[Shape]:
+def shapes_for(budget: int, rows: int, columns: int, users: int, neighbours: int = NEIGHBOURS) -> list[Shape]:
     """Shapes worth a trial, of which the first serves where nothing is known."""
 
     def share(shape: Shape) -> float:
@@ -69,18 +77,20 @@ def shapes_for(budget: int, rows: int, columns: int, users: int) -> list[Shape]:
     (many, few), (usual, least) = USERS_PER_COLUMN, FEWEST
     wanted = max(users / many, min(usual, max(least, users / few))) if users >= HANDFUL else ALL
     first = min(range(len(COLUMNS)), key=lambda place: abs(log(COLUMNS[place] / wanted)))
-    while first and share(Shape(COLUMNS[first])) < ENOUGH:
+    near = neighbours if pair_bytes(neighbours * rows, rows) <= MOST_NEAR * budget else 0
+    while first and share(Shape(COLUMNS[first], near=near)) < ENOUGH:
         first -= 1
-    near = [Shape(COLUMNS[place]) for place in (first - 1, first - 2, first + 1) if 0 <= place < len(COLUMNS)]
-    found = {cut_to(budget, rows, columns, shape): shape for shape in [Shape(COLUMNS[first])]}
-    for shape in [*near, *PAIRED]:
+    others = [Shape(COLUMNS[place]) for place in (first - 1, first - 2, first + 1) if 0 <= place < len(COLUMNS)]
+    found = {cut_to(budget, rows, columns, shape): shape for shape in [Shape(COLUMNS[first], near=near)]}
+    another = Shape(COLUMNS[first], near=0 if near else min(1, neighbours))
+    for shape in [another, *(replace(other, near=near) for other in (*others, *PAIRED))]:
         if share(shape) >= FEW:
             found.setdefault(cut_to(budget, rows, columns, shape), shape)
     return list(found.values())
 
 
 class Leading(Method):
-    """Leading rows and columns in few bits, and the strongest pairs: for models that are made at the server.
+    """Leading rows and columns in few bits, strongest pairs and neighbours: for models that are made at the server.
 
     Attributes:
         method: Its name.
@@ -111,29 +121,30 @@ class Leading(Method):
         seed: int,
         round_number: int,
     ) -> list[Assignment]:
-        """See the base class: the table, and the list of pairs."""
+        """See the base class: the table, the list of pairs, and that of neighbours where there is one."""
         if not tensors.catalogue:
             raise InvalidSettings(
                 "subspace.method='leading' for a model that is trained on devices",
                 "algorithm.kind='correlations'",
                 "Use subspace.method='fair'.",
             )
-        ((name, shape),), ((other, listed),) = compressed.items(), tensors.others.items()
-        found = []
+        ((name, shape),), found = compressed.items(), []
         for capacity in capacities:
             budget, columns = self.budget(tensors, capacity), shape[1] - FACTORS
             cut = cut_to(budget, shape[0], columns, self.shape_for(tensors, budget, shape[0], columns))
             if cut is None:
                 raise cannot("leading", capacity, "not a row of the table")
-            rows = CodedRows((*shape,), (cut.rows, FACTORS + cut.columns), cut.bits)
-            pairs = PairList((*listed,), (min(cut.pairs, listed[0]), listed[1]), shape[0])
-            found.append(Assignment({name: rows, other: pairs}))
+            held: dict[str, Projection] = {name: CodedRows((*shape,), (cut.rows, FACTORS + cut.columns), cut.bits)}
+            for (other, listed), many in zip(tensors.others.items(), (cut.pairs, cut.near), strict=False):
+                held[other] = PairList((*listed,), (min(many, listed[0]), listed[1]), shape[0])
+            found.append(Assignment(held))
         return found
 
     def shape_for(self, tensors: Tensors, budget: int, rows: int, columns: int) -> Shape:
         """The one that was settled for these bytes, or else the nearest ones; the first worth a trial if none was."""
         if not tensors.settled:
-            return shapes_for(budget, rows, columns, tensors.users)[0]
+            neighbours = [of[0] // rows for of in tensors.others.values()][1:]
+            return shapes_for(budget, rows, columns, tensors.users, *neighbours or [0])[0]
         return tensors.settled[min(tensors.settled, key=lambda known: abs(log(known / max(budget, 1))))]
 
     def others(self, tensors: Tensors, held: Assignment) -> dict[str, Projection]:

@@ -6,7 +6,7 @@ They are chosen on training data held out from it: the test set is not looked at
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -89,32 +89,70 @@ class Reference:
 
     name: str  # with what was chosen for it
     value: float | str  # NDCG@k or mean squared error on the test set, or why it cannot be computed here
-    tried: Mapping[float, float] = field(default_factory=dict)  # on held-out training data, and the NDCG@k there
+    tried: Mapping[Any, float] = field(default_factory=dict)  # on held-out training data, and the NDCG@k there
+    by_user: Tensor | None = None  # NDCG@k of every user with test items
+
+    @staticmethod
+    def words(value: float | tuple[float, ...]) -> str:
+        """A value that was tried."""
+        return " ".join(f"{one:g}" for one in (value if isinstance(value, tuple) else (value,)))
 
 
-def ranking_rows(data: Dataset, k: int = 20) -> Iterator[Reference]:
-    """NDCG@k of popularity, user-kNN, PureSVD of ranks 8, 16 and the best, ridge; settings chosen on held-out data."""
-    train = data.train
+IALS_ITEMS = 50_000
+"""iALS solves for every item: with more of them it is left out."""
 
-    def value(score: Scorer) -> float:
-        return evaluate_ranking(score, train, data.test, k).ndcg
 
-    def chosen(build: Build, values: Sequence[float], otherwise: float) -> tuple[float, dict[float, float]]:
-        found = tried(build, values, train, k)
+def ranking_rows(data: Dataset, k: int = 20, support: int = 0) -> Iterator[Reference]:
+    """NDCG@k of popularity, user-kNN, PureSVD of ranks 8, 16 and the best, ridge, EASE and iALS.
+
+    Settings are chosen on held-out training data. With ``support`` the same again among the items that so many users
+    have: what has fewer is neither trained on nor ranked before the others.
+    """
+    everything = torch.arange(data.num_items)
+    yield _judged("popularity", Popularity(data.train), data, k)
+    yield from _rows_among(data, k, everything, "")
+    if support:
+        items = (data.train.counts_by_item >= support).nonzero().flatten()
+        yield from _rows_among(data, k, items, f", items of {support} users")
+
+
+def _judged(name: str, score: Scorer, data: Dataset, k: int, tried: Mapping[Any, float] | None = None) -> Reference:
+    found = evaluate_ranking(score, data.train, data.test, k)
+    return Reference(name, found.ndcg, tried or {}, found.ndcg_by_user)
+
+
+def _rows_among(data: Dataset, k: int, items: Tensor, among: str) -> Iterator[Reference]:
+    """All that are tuned, among some items; the others rank behind them."""
+    train = data.train if len(items) == data.num_items else _among(data.train, items)
+    splits = held_out(train)
+
+    def best(build: Callable[[BinaryMatrix, V], Scorer], values: Sequence[V], otherwise: V) -> tuple[V, dict[V, float]]:
+        found = judged(build, values, splits, k)
         return max(found, key=found.__getitem__, default=otherwise), found
 
-    yield Reference("popularity", value(Popularity(train)))
-    power, powers = chosen(UserNeighbours, POWERS, 3.0)
-    yield Reference(f"user-kNN (power {power:g})", value(UserNeighbours(train, power)), powers)
+    def row(name: str, score: Scorer, tried: Mapping[Any, float]) -> Reference:
+        whole = score if len(items) == data.num_items else _behind(score, items, data.num_items)
+        return _judged(name, whole, data, k, tried)
+
+    power, powers = best(lambda part, of: UserNeighbours(part.train, of), POWERS, 3.0)
+    yield row(f"user-kNN{among} (power {power:g})", UserNeighbours(train, power), powers)
     possible = [rank for rank in RANKS if rank <= min(train.num_users, train.num_items)]
-    best, ranks = chosen(lambda part, rank: PureSVD(part, int(rank)), possible, 16)
-    for rank in [rank for rank in possible if rank in (8, 16, best)]:
-        yield Reference(f"PureSVD-{rank}", value(PureSVD(train, rank)), ranks if rank == best else {})
+    rank, ranks = best(lambda part, of: PureSVD(part.train, of), possible, 16)
+    for one in [one for one in possible if one in ((8, 16, rank) if not among else (rank,))]:
+        yield row(f"PureSVD-{one}{among}", PureSVD(train, one), ranks if one == rank else {})
     try:
-        penalty, penalties = chosen(Ridge, PENALTIES, 10.0)
-        yield Reference(f"ridge (penalty {penalty:g})", value(Ridge(train, penalty)), penalties)
+        penalty, penalties = best(Ridge, PENALTIES, 10.0)
+        yield row(f"ridge{among} (penalty {penalty:g})", Ridge(train, penalty), penalties)
     except FairfoldError as error:
-        yield Reference("ridge", f"not computed: {error.given}; needed: {error.needed}")
+        yield Reference(f"ridge{among}", f"not computed: {error.given}; needed: {error.needed}")
+    for kind in STRONG[:2]:
+        largest = kind.side(train.num_users, train.num_items)
+        if largest > LARGEST_SIDE or (kind.name == "iALS" and train.num_items > IALS_ITEMS):
+            yield Reference(f"{kind.name}{among}", f"not computed: {train.num_users} users × {train.num_items} items")
+            continue
+        value, values = best(kind.made, kind.values, kind.values[3])
+        name = f"{kind.name}{among} ({kind.words.format(*value)})"
+        yield row(name, kind.made(BinaryMatrix(train), value), values)
 
 
 def rating_rows(data: Dataset) -> Iterator[Reference]:
@@ -167,7 +205,12 @@ STRONG = (
 
 
 def strong_rows(
-    data: Dataset, known: Tensor, k: int = 20, stages: Stages = silent, largest: int = LARGEST_SIDE
+    data: Dataset,
+    known: Tensor,
+    k: int = 20,
+    stages: Stages = silent,
+    largest: int = LARGEST_SIDE,
+    kinds: Sequence[Kind] = STRONG,
 ) -> Iterator[tuple[str, RankingResult]]:
     """EASE, iALS and item-kNN among the items that a model knows (a mask), and among all where these are a few more.
 
@@ -179,7 +222,7 @@ def strong_rows(
     masks = [known, torch.ones_like(known)] if beyond else [known]
     for mask in masks:
         items, splits, whole = mask.nonzero().flatten(), dict[int, Splits](), dict[int, BinaryMatrix]()
-        for kind in STRONG:
+        for kind in kinds:
             side = kind.side(data.num_users, len(items))
             searched, taken = (len(items) if side <= limit else limit for limit in (SEARCHED, largest))
             with stages(f"{kind.name} of {taken:,} items", 0):

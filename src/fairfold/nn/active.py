@@ -48,7 +48,7 @@ class ActiveRows(nn.Module):
         self.values = nn.Parameter(table.memory.detach()[touched])
 
     def forward(self, ids: Tensor) -> Tensor:
-        """The rows of ``ids``, shape (*, embedding_dim)."""
+        """The rows of ``ids``, shape ``(*, embedding_dim)``."""
         return self.rows(ids).view(*ids.shape, self.positions.shape[1])
 
     def rows(self, ids: Tensor) -> Tensor:

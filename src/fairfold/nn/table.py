@@ -168,7 +168,12 @@ class FairEmbedding(FairTable):
     :class:`FairTable`. With ordinary gradients training takes twice the vector, as with any dense
     layer; ``sparse=True``, :meth:`activate` and :meth:`update_in_backward` take memory of the batch or the round only.
 
-    Shape: ids of any shape (*) to (*, embedding_dim).
+    Shape: ids of any shape ``(*)`` to ``(*, embedding_dim)``.
+
+    Example:
+        >>> table = FairEmbedding(1_000_000, 64, capacity=1 / 64)
+        >>> table(torch.tensor([3, 999_999])).shape, table.compact.numel()
+        (torch.Size([2, 64]), 1000000)
     """
 
     def forward(self, ids: Tensor) -> Tensor:

@@ -248,6 +248,10 @@ class Algorithm(Frozen):
         rows = [of if of.dim() == 3 else of[None] for of in rows]
         return architecture.scores(dense, [vectors[name][:, None, :] for name in architecture.own], rows)
 
+    def candidates(self, plan: "Plan", sent: Sent, many: int) -> int:
+        """Leading items among which anybody's first ``many`` are: all, unless those behind come in their order."""
+        return plan.public.items
+
 
 def count_of(histories: "Interactions", items: range, weights: Tensor | None = None) -> Tensor:
     """How many users have each of some neighbouring items; with ``weights`` by user what they count together."""

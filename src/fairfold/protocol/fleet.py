@@ -15,7 +15,6 @@ from fairfold.protocol.ranks import ONE, Ranks
 from fairfold.protocol.sampling import Purpose, generator, sample_cohort
 from fairfold.protocol.words import State, Visit
 from fairfold.settings.privacy import SecurePrivacy
-from fairfold.subspace import assign_groups
 
 
 @dataclass(frozen=True)
@@ -40,8 +39,7 @@ class Fleet:
             raise InvalidSettings(given, needed, "Say so with fleet.clock.seconds, or leave fleet.pace out.")
         if plan.algorithm.pooled:
             return cls(plan, torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
-        size = assign_groups(num_clients, len(plan.capacities), chosen.shares, chosen.group_seed)
-        size = _hidden(plan, size)
+        size = _hidden(plan, chosen.groups(num_clients))
         serves = torch.tensor([held.projections is not None for held in plan.assignments(0)])
         return cls(plan, size, serves[size].nonzero().flatten())
 

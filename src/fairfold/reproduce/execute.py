@@ -5,10 +5,11 @@ import os
 import queue
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from fairfold.reproduce.records import (
     keep,
     new_record,
     outcome_of,
+    whole,
 )
 
 POLL_SECONDS = 0.5
@@ -45,6 +47,7 @@ class Job:
     mark: str  # its fingerprint
     folder: Path  # where it may keep a run to go on with
     homes: list[tuple[Path, Cell]]  # folders of the experiments that have it, and what it is called there
+    tried: dict[str, Outcome] = field(default_factory=dict)  # what its trials found, by name
 
 
 MEMORY_A_JOB = 4 * 2**30
@@ -71,17 +74,22 @@ def execute_all(
     watcher: Watcher | None = None,
     *,
     run: bool = True,
+    only: Collection[str] = (),
+    again: bool = False,
 ) -> list[dict[Cell, Outcome]]:
     """Run what is not kept yet of several experiments, side by side, what they have in common once.
 
     Results of each go to a folder of its name in ``out``. One job runs here, more in processes (by default
-    :func:`default_jobs`). Without ``run`` only what is kept is taken. Returns the outcomes of each experiment.
+    :func:`default_jobs`). Without ``run`` only what is kept is taken, and no data is read. With ``only`` (patterns of
+    table/row/column) all other cells are taken as they are kept, with ``again`` those whose records lack something
+    (:func:`fairfold.reproduce.records.whole`) are run again. Returns the outcomes of each experiment.
     """
     watcher = watcher or Watcher()
     kept = _kept(experiments, out)
     anywhere: dict[str, Record] = {}
     for record in (record for records in kept.values() for record in records.by_label.values()):
-        anywhere.setdefault(record["fingerprint"], record)
+        if not again or whole(record):
+            anywhere.setdefault(record["fingerprint"], record)
     found, marks = dict[str, Outcome](), dict[Cell, str]()  # by mark; what a cell's outcome is found by
     taken, waiting = defaultdict[str, list[Record]](list), dict[str, Job]()  # over from other experiments; to be run
     for experiment in experiments:
@@ -90,18 +98,21 @@ def execute_all(
             watcher.on_note(f"{damage}: the cell is run again")
         for cell in experiment.cells:
             try:
-                mark = marks[cell] = _mark(cell)
+                mine = run and named_by(cell, only)
+                mark = marks[cell] = _mark(cell) if mine else _mark_as_kept(cell, records)
             except InvalidData as error:
                 marks[cell] = missing = f"no data: {error}"
                 found[missing] = Outcome("no data", str(error))
                 continue
-            outcome = records.outcome(cell.label, mark)
+            lacks = again and mine and not whole(records.by_label.get(cell.label, {}))
+            outcome = None if lacks else records.outcome(cell.label, mark)
             if outcome is None and mark in anywhere:  # another experiment has the same cell
                 taken[experiment.folder].append(anywhere[mark] | {"label": cell.label} | _described(cell))
                 outcome = outcome_of(anywhere[mark])
             if outcome is not None:
-                found[mark] = outcome
-            else:
+                if outcome.by_user or mark not in found:  # of two that keep the same cell, the one that says more
+                    found[mark] = outcome
+            elif mine:
                 folder = records.place / UNDER_WAY / file_name(cell.label)
                 waiting.setdefault(mark, Job(cell, mark, folder, [])).homes.append((records.place, cell))
     try:
@@ -111,10 +122,12 @@ def execute_all(
             lacking = states.count("no data")
             watcher.on_plan(len(states) - lacking, lacking, [job.cell for job in todo])
             processes = default_jobs(len(todo)) if jobs is None else jobs
-            alone = processes == 1 or len(todo) < 2
-            for job, outcome in _run_here(todo, watcher) if alone else _run_apart(todo, watcher, processes):
-                watcher.on_cell(job.cell, outcome)
-                found[job.mark] = outcome
+            for phase in ([job for job in todo if not job.cell.trials], [job for job in todo if job.cell.trials]):
+                ready = [replace(job, tried=_tried(job.cell, marks, found)) for job in phase]
+                alone = processes == 1 or len(ready) < 2
+                for job, outcome in _run_here(ready, watcher) if alone else _run_apart(ready, watcher, processes):
+                    watcher.on_cell(job.cell, outcome)
+                    found[job.mark] = outcome
     finally:
         for name in {experiment.folder for experiment in experiments}:
             if run or taken[name]:
@@ -139,6 +152,28 @@ def _mark(cell: Cell) -> str:
     return fingerprint(cell.kind, kind.meaning(cell.values), cell.seed, kind.data(cell.values))
 
 
+def named_by(cell: Cell, only: Collection[str]) -> bool:
+    """Whether one of some patterns names a cell: ``table``, ``table/row`` or ``table/row/column``, with * and ?."""
+    words = cell.table, cell.row, cell.column
+    return not only or any(fnmatchcase("/".join(words[: one.count("/") + 1]), one) for one in only)
+
+
+def _tried(cell: Cell, marks: dict[Cell, str], found: dict[str, Outcome]) -> dict[str, Outcome]:
+    """What a cell's trials found, by name."""
+    return {trial.column: found[marks[trial]] for trial in cell.trials}
+
+
+def _mark_as_kept(cell: Cell, records: Records) -> str:
+    """The same with the data that a kept cell says it had: to show what is kept nothing else is needed."""
+    kind, kept = KINDS[cell.kind], records.by_label.get(cell.label)
+    data = kept["outcome"]["data"] if kept else {}
+    ways = [
+        fingerprint(cell.kind, kind.meaning(values), cell.seed, data)
+        for values in (cell.values, *kind.earlier(cell.values))
+    ]
+    return next((mark for mark in ways if kept and mark == kept["fingerprint"]), ways[0])
+
+
 def _described(cell: Cell) -> dict[str, Any]:
     """For whoever reads a record."""
     return {
@@ -151,7 +186,7 @@ def run_job(job: Job, tell: Tell) -> Outcome:
     """Run one cell and keep it; a method's refusal is kept as well, missing data is asked for again next time."""
     cell, kind = job.cell, KINDS[job.cell.kind]
     try:
-        outcome = kind.run(cell.values, cell.seed, job.folder, tell)
+        outcome = kind.run_after(cell.values, cell.seed, job.folder, tell, job.tried)
     except InvalidData as error:
         return Outcome("no data", str(error))
     hardware = {"machine": machine(gpu=kind.on_gpu(cell.values))}

@@ -45,10 +45,13 @@ class TableFile(Frozen):
     like: str = ""  # another table of the experiment, which has the rows and columns that are not given
     rows: dict[str, Values] = Field(default_factory=dict)  # what each adds; `columns = [...]` leaves out all others
     columns: dict[str, Values] = Field(default_factory=dict)  # the same with `rows = [...]`; `kind` says what is run
+    measures: tuple[str, ...] = ()  # where a row is one cell that measures several things: these are its columns
+    against: tuple[str, ...] = ()  # rows that all others are compared with, user by user
     cells: dict[str, dict[str, Values]] = Field(default_factory=dict)  # what single ones add, by row and column
     paper: dict[str, dict[str, Figure]] = Field(default_factory=dict)  # its figures; text such as "N/A" for none
     rounds_of_best: dict[str, dict[str, Figure]] = Field(default_factory=dict)  # at which the paper found its best
     references: bool = False  # methods without federation beside it, on the same data
+    support: int = 0  # the same among items that so many users have, where a row asks for that: what it gets, they get
     curves: Literal["rounds", "loglog"] = "rounds"  # what runs along the x axis of the plot over time
     notes: tuple[str, ...] = ()  # choices and differences, told under the table
     seeds: tuple[int, ...] | None = None  # other ones than the experiment's
@@ -92,6 +95,12 @@ class Cell:
     values: Values = field(hash=False)  # its settings, without the seed
     seed: int
     experiment: str = ""
+    trials: tuple["Cell", ...] = field(default=(), hash=False, compare=False)  # run before it, to choose settings
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether it is there to choose settings of another."""
+        return self.kind.endswith("-trial")
 
     @property
     def label(self) -> str:
@@ -165,9 +174,12 @@ def _completed(name: str, tables: dict[str, TableFile]) -> dict[str, TableFile]:
             if content.like not in tables:
                 given = f"{name}, table {table!r}: like {content.like!r}{nearest(content.like, tables)}"
                 raise InvalidSettings(given, f"one of {', '.join(tables)}", "Mend it.")
-            other = tables[content.like]
-            both = {"rows": content.rows or other.rows, "columns": content.columns or other.columns}
+            other = found[content.like]
+            parts = ("rows", "columns", "measures", "against")
+            both = {part: getattr(content, part) or getattr(other, part) for part in parts}
             found[table] = content.model_copy(update=both)
+        if found[table].measures and not found[table].columns:
+            found[table] = found[table].model_copy(update={"columns": {"": {}}})
         if not (found[table].rows and found[table].columns):
             raise InvalidSettings(f"{name}, table {table!r} without rows or columns", "both", "Name them, or `like`.")
     return found
@@ -191,7 +203,12 @@ def _cells(
                 values.pop(key, None)
             kind = str(values.pop("kind", "federated"))
             _check(f"{name}, table {table!r}, row {row!r}, column {column!r}", kind, values)
-            cells += [Cell(table, row, column, kind, values, seed, name) for seed in seeds]
+            tries = tuple(
+                Cell(table, row, tried, of_trial, trial, 0, name)
+                for tried, (of_trial, trial) in KINDS[kind].trials(values).items()
+            )
+            cells += tries
+            cells += [Cell(table, row, column, kind, values, seed, name, tries) for seed in seeds]
     if content.references and (content.quick_references or not quick):
         # Once for each data set and metric; what needs no training has no seed.
         distinct: list[Values] = []
@@ -199,7 +216,8 @@ def _cells(
             if values not in distinct:
                 distinct.append(values)
                 label = str(values["data"].get("name", ""))
-                cells.append(Cell(table, "references", label, "references", values, 0, name))
+                asked = values | ({"support": content.support} if content.support else {})
+                cells.append(Cell(table, "references", label, "references", asked, 0, name))
     return cells
 
 

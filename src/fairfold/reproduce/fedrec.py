@@ -5,7 +5,6 @@ a method trains on both. Quality comes with its standard error over users, and w
 """
 
 import itertools
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from statistics import mean
@@ -28,12 +27,14 @@ from fairfold.protocol.words import State, reduced
 from fairfold.reproduce import rivals
 from fairfold.reproduce.memory import Tell
 from fairfold.reproduce.newest import newest_left_out
+from fairfold.reproduce.paired import packed
 from fairfold.settings import Settings, merged, read_settings
 from fairfold.simulate.world import World
 from fairfold.values import BYTES
 
 RIVALS = {kind.model_fields["kind"].default for kind in map(rivals.__dict__.__getitem__, rivals.__all__)}
 CENTRAL = {"EASE", "iALS", "popularity", "counter", "ncf"}
+SEARCH_SEED = 1000
 MEASURES = ("HR@10 of 100", "NDCG@10 of 100", "HR@10", "NDCG@10")
 
 
@@ -50,6 +51,7 @@ class FedRecSettings:
     clients: int = 200  # per round
     search_rounds: int = 30  # of every trial; 0 leaves the search out
     tried: dict[str, list[float]] = field(default_factory=dict)  # keys of [algorithm] and their values
+    trial: dict[str, float] = field(default_factory=dict)  # of these one each: what a trial tries
 
     def __post_init__(self) -> None:
         known = sorted(RIVALS | CENTRAL | {"ours"})
@@ -57,57 +59,60 @@ class FedRecSettings:
             raise InvalidSettings(f"method {self.method!r}", f"one of {', '.join(known)}", "Check the spelling.")
 
 
-def measured(given: FedRecSettings, seed: int, tell: Tell) -> dict[str, Any]:
-    """All that is found of a cell, by name."""
-    data, started = newest_left_out(given.data), time.monotonic()
+def trials_of(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The settings of all trials of a cell, by what they try: every combination. How negatives are drawn is no part."""
+    given = FedRecSettings(**values)
+    if not given.search_rounds or not given.tried:
+        return {}
+    kept = {key: value for key, value in values.items() if key not in ("outside", "tried", "search_rounds")}
+    combined = [dict(zip(given.tried, each, strict=True)) for each in itertools.product(*given.tried.values())]
+    return {_name(trial): kept | {"rounds": given.search_rounds, "trial": trial} for trial in combined}
+
+
+def _name(trial: dict[str, float]) -> str:
+    return ", ".join(f"{key} {value:g}" for key, value in trial.items())
+
+
+def tried(given: FedRecSettings, tell: Tell) -> float:
+    """How well a trial's settings find the item before the newest among all items: NDCG@10."""
+    data = newest_left_out(given.data)
+    assert data.valid is not None
+    held_back = replace(data, test=data.valid, valid=None)
+    score, _ = _trained(given, held_back, given.trial, SEARCH_SEED, given.rounds, _ticks(given.rounds, tell))
+    return float(rank_one_left_out(score, data.train, data.valid, 0).gains()[1].mean())
+
+
+def measured(
+    given: FedRecSettings, seed: int, found: dict[str, float], tell: Tell
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """All that is found of a cell, by name, and what each user got; ``found`` says what trials reached."""
+    data = newest_left_out(given.data)
     assert data.valid is not None
     both = _joined(data.train, data.valid)
-    steps, done = given.rounds + given.search_rounds * len(_trials(given)), itertools.count(1)
-
-    def tick() -> None:
-        tell(min(next(done), steps), steps)
-
-    chosen, searched = _searched(given, data, seed, tick)
+    combined = [dict(zip(given.tried, each, strict=True)) for each in itertools.product(*given.tried.values())]
+    chosen = max(combined, key=lambda trial: found.get(_name(trial), 0.0))  # the first, where nothing was tried
     final = replace(data, train=both, valid=None)
-    score, cost = _trained(given, final, chosen, seed, given.rounds, tick)
-    found = rank_one_left_out(score, both, data.test, seed)
-    values, errors = _summary(found)
-    facts = {"measures": values | cost, "errors": errors, "chosen": chosen, "tried on held-out items": searched}
-    return facts | {"measured in seconds": time.monotonic() - started}
+    score, cost = _trained(given, final, chosen, seed, given.rounds, _ticks(given.rounds, tell))
+    values, errors, by_user = _summary(rank_one_left_out(score, both, data.test, seed))
+    facts = {"measures": values | cost, "errors": errors, "chosen": chosen, "tried on held-out items": found}
+    return facts, by_user
 
 
-def _summary(found: OneLeftOut) -> tuple[dict[str, float], dict[str, float]]:
-    """Means over users, and their standard errors."""
+def _ticks(steps: int, tell: Tell) -> Callable[[], None]:
+    done = itertools.count(1)
+    return lambda: tell(min(next(done), steps), steps)
+
+
+def _summary(found: OneLeftOut) -> tuple[dict[str, float], dict[str, float], dict[str, str]]:
+    """Means over users, their standard errors, and what each user got."""
     (hit, hit_of_all), (gain, gain_of_all) = found.hits(), found.gains()
     each = dict(zip(MEASURES, (hit, gain, hit_of_all, gain_of_all), strict=True))
     errors = {name: float(of.std()) / len(of) ** 0.5 for name, of in each.items()}
-    return {name: float(of.mean()) for name, of in each.items()}, errors
-
-
-def _trials(given: FedRecSettings) -> list[dict[str, float]]:
-    """What is tried: every combination."""
-    if not given.search_rounds or given.method in CENTRAL - {"ncf"} or given.method == "ours":
-        return []
-    return [dict(zip(given.tried, values, strict=True)) for values in itertools.product(*given.tried.values())]
-
-
-def _searched(
-    given: FedRecSettings, data: Dataset, seed: int, tick: Callable[[], None]
-) -> tuple[dict[str, float], dict[str, float]]:
-    """The settings that find the item before the newest best among all items, and what each found."""
-    assert data.valid is not None
-    found: dict[str, float] = {}
-    trials = _trials(given)
-    honest = replace(given, outside="train")
-    for trial in trials:
-        score, _ = _trained(
-            honest, replace(data, test=data.valid, valid=None), trial, seed + 1000, given.search_rounds, tick
-        )
-        gains = rank_one_left_out(score, data.train, data.valid, seed).gains()[1]
-        found[", ".join(f"{key} {value:g}" for key, value in trial.items())] = float(gains.mean())
-    best = max(range(len(trials)), key=list(found.values()).__getitem__) if trials else None
-    first = {key: values[0] for key, values in given.tried.items()}
-    return (first if best is None else trials[best]), found
+    return (
+        {name: float(of.mean()) for name, of in each.items()},
+        errors,
+        {name: packed(of.numpy()) for name, of in each.items()},
+    )
 
 
 def _trained(
@@ -129,8 +134,9 @@ def _trained(
         state = run_round(state, world.fleet, world.people, rejections, batched)
         tick()
     plan = settings.algorithm.settled(world.plan, state)
-    held = [one.bytes() for one in plan.assignments(0)]
-    own = sum(plan.architecture.own.values()) * BYTES
+    bits = getattr(settings.algorithm, "BITS", 8 * BYTES)
+    held = [one.bytes() * bits // (8 * BYTES) for one in plan.assignments(0)]
+    own = sum(plan.architecture.own.values()) * bits // 8
     down, up = (moved / data.num_users).tolist()
     cost = {
         "bytes held": mean(held[size] for size in world.fleet.size.tolist()) + own,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from fairfold.runs.plots import COLOURS, INK, LOOK, STYLES, WIDE, direction, legend, reference
+from fairfold.runs.plots import COLOURS, INK, LOOK, STYLES, WIDE, direction, legend, reference, together
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,6 +25,9 @@ MARKS = ("o", "D", "s")
 
 MOST_LINES, MOST_PANELS = len(COLOURS) * len(STYLES), 16
 """Beyond these, lines of one panel look alike, and panels are too small to see anything."""
+
+TALL = 7.6
+"""Inches: the width of a plot that is to be read on a phone, too."""
 
 Panel = tuple[str, list[tuple[str, "Entry"]]]
 """A title, and its lines with their names."""
@@ -46,7 +49,7 @@ def figures(grid: Grid) -> dict[str, Figure]:
 def _compared(grid: Grid, done: list[Entry]) -> Figure:
     """A dot a cell with its spread, the paper's figure as a cross, from top to bottom."""
     columns = list(dict.fromkeys(entry.column for entry in done))
-    figure = Figure(figsize=(WIDE[0], 2.4 + 0.27 * len(done)), layout="constrained")
+    figure = Figure(figsize=(TALL, 2.4 + 0.27 * len(done)), layout="constrained")
     axes = figure.add_subplot()
     for number, column in enumerate(columns):
         own = [(place, entry) for place, entry in enumerate(done) if entry.column == column]
@@ -135,15 +138,8 @@ def _named(entry: Entry) -> str:
 
 
 def _together(grid: Grid, room: float) -> list[tuple[str, float]]:
-    """Reference rows by value; those closer than a label needs share one, at the first of them."""
-    found: list[tuple[str, float]] = []
-    values = {name: value for name, value in grid.references.items() if isinstance(value, float)}
-    for name, value in sorted(values.items(), key=lambda row: row[1]):
-        if found and value - found[-1][1] < room:
-            found[-1] = (f"{found[-1][0]}, {name}", found[-1][1])
-        else:
-            found.append((name, value))
-    return found
+    """Reference rows by value, those that are close as one."""
+    return together({name: value for name, value in grid.references.items() if isinstance(value, float)}, room)
 
 
 def _show_what_matters(figure: Figure, axes: Axes, done: list[Entry], smaller_is_better: bool) -> None:

@@ -6,6 +6,8 @@ A *kind* checks a cell's settings, says what identifies its data, and runs it. N
 import shutil
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from json import dumps, loads
 from pathlib import Path
@@ -13,22 +15,26 @@ from statistics import mean
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fairfold.errors import InvalidCapacity, InvalidCheckpoint, InvalidSettings
 from fairfold.kernels import gpu
-from fairfold.reproduce.fedrec import RIVALS, FedRecSettings
+from fairfold.reproduce.fedrec import RIVALS, FedRecSettings, trials_of
 from fairfold.reproduce.fedrec import measured as measured_fedrec
+from fairfold.reproduce.fedrec import tried as tried_fedrec
 from fairfold.reproduce.memory import MemorySettings, Tell, measured
 from fairfold.reproduce.newest import newest_left_out
+from fairfold.reproduce.paired import packed
 from fairfold.reproduce.records import Outcome
-from fairfold.runs.callbacks import Callback
 from fairfold.settings import Settings, merged, read_settings
 from fairfold.settings.parts import RATING_MODELS
 from fairfold.simulate.convex import ConvexFederation, fitted_slope
 from fairfold.simulate.result import RoundReport
 from fairfold.subspace import Capacity
+from fairfold.trackers import Callback
 
 Values = dict[str, Any]
+PLAIN = {"level": "plain"}
 
 
 class Kind(ABC):
@@ -41,6 +47,14 @@ class Kind(ABC):
     def meaning(self, values: Values) -> Values:
         """The same for settings that mean the same, however they are written."""
         return values
+
+    def earlier(self, values: Values) -> list[Values]:  # noqa: ARG002
+        """What a cell was asked before it was asked for more: such a kept one is shown until the new one is run."""
+        return []
+
+    def trials(self, values: Values) -> dict[str, tuple[str, Values]]:  # noqa: ARG002
+        """Cells by which a cell chooses settings, by name: their kinds and settings. They are run before it, once."""
+        return {}
 
     def relevant(self, values: Values) -> Values:
         """The settings that decide what a cell trains on and how it is judged, hence its reference rows."""
@@ -73,6 +87,10 @@ class Kind(ABC):
     def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:
         """Run it; ``folder`` is its own, for what it needs to go on after an interruption."""
 
+    def run_after(self, values: Values, seed: int, folder: Path, tell: Tell, tried: dict[str, Outcome]) -> Outcome:  # noqa: ARG002
+        """The same for a cell that chooses settings by what its trials found, by name."""
+        return self.run(values, seed, folder, tell)
+
 
 @cache
 def data_facts_of(values: str) -> dict[str, Any]:
@@ -91,6 +109,8 @@ class _Federated(Kind):
         """What differs from the defaults; so settings to come leave kept cells as they are."""
         found = read_settings(values).plain(changed=True)
         found["run"].pop("seed", None)
+        if found.get("privacy") == PLAIN:  # a table that came after the first cells
+            del found["privacy"]
         return found
 
     def on_gpu(self, values: Values) -> bool:
@@ -136,7 +156,16 @@ class _Federated(Kind):
             "rejections": dict(result.rejections),
         }  # fmt: skip
         curve = [(float(one.round_number), one.quality.server) for one in result.history if one.quality is not None]
-        return Outcome.of_curve(curve, result.metric, seconds=finished.seconds, facts=facts)
+        outcome = Outcome.of_curve(curve, result.metric, seconds=finished.seconds, facts=facts)
+        return replace(outcome, by_user=_by_user(outcome, result.by_user))
+
+
+def _by_user(outcome: Outcome, known: Mapping[int, Tensor]) -> dict[str, str]:
+    """What each user got in the best evaluation and in the last; empty where an earlier sitting made one of them."""
+    rounds = {"best": outcome.best_round, "last": outcome.last_round}
+    if not all(number in known for number in rounds.values()):
+        return {}
+    return {name: packed(known[int(number or 0)].numpy()) for name, number in rounds.items()}
 
 
 def _fits_gpu(settings: Settings) -> bool:
@@ -161,24 +190,38 @@ class _Ticks(Callback):
 
 
 class _References(Kind):
-    """What needs no federation and no training: popularity, neighbours, SVD, ridge; means for ratings."""
+    """What needs no federation and no training: popularity, neighbours, SVD, ridge, EASE, iALS; means for ratings.
+
+    Beside the settings, ``support`` asks for the same among items that so many users have.
+    """
+
+    def settings(self, values: Values) -> Any:
+        return read_settings({key: value for key, value in values.items() if key != "support"})
+
+    def earlier(self, values: Values) -> list[Values]:
+        return [{key: value for key, value in values.items() if key != "support"}]
+
+    def data(self, values: Values) -> dict[str, Any]:
+        return super().data({key: value for key, value in values.items() if key != "support"})
 
     def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:  # noqa: ARG002
         from fairfold.metrics.reference_rows import ranking_rows, rating_rows
         from fairfold.simulate.world import load_interactions
 
-        settings = read_settings(values)
+        settings, support = self.settings(values), int(values.get("support", 0))
         data, _ = load_interactions(settings)
         rated = settings.predicts_ratings
-        started, found, tried = time.monotonic(), dict[str, Any](), dict[str, Any]()
-        for reference in rating_rows(data) if rated else ranking_rows(data, settings.run.top):
+        started, found, tried, by_user = time.monotonic(), dict[str, Any](), dict[str, Any](), dict[str, str]()
+        for reference in rating_rows(data) if rated else ranking_rows(data, settings.run.top, support):
             found[reference.name] = reference.value
             if reference.tried:
-                tried[reference.name] = {f"{value:g}": ndcg for value, ndcg in reference.tried.items()}
-            tell(len(found), 6)
+                tried[reference.name] = {reference.words(value): ndcg for value, ndcg in reference.tried.items()}
+            if reference.by_user is not None:
+                by_user[reference.name] = packed(reference.by_user.numpy())
+            tell(len(found), 16 if support else 8)
         metric = "MSE" if rated else f"NDCG@{settings.run.top}"
         facts = {"references": found, "tried on held-out training data": tried, "metric": metric}
-        return Outcome(seconds=time.monotonic() - started, facts=facts)
+        return Outcome(seconds=time.monotonic() - started, facts=facts, by_user=by_user)
 
 
 class _Made(Kind):
@@ -236,18 +279,38 @@ class _FedRec(_Made):
 
         return data_facts(newest_left_out(self.settings(values).data))
 
+    def trials(self, values: Values) -> dict[str, tuple[str, Values]]:
+        return {name: ("fedrec-trial", trial) for name, trial in trials_of(values).items()}
+
     def on_gpu(self, values: Values) -> bool:
         """Rivals train on a GPU where there is one."""
         return self.settings(values).method in RIVALS and torch.cuda.is_available()
 
     def work(self, values: Values) -> float:
-        return float(self.settings(values).rounds)
+        return float(self.settings(values).rounds) * (10 if self.settings(values).data == "ml-1m" else 1)
+
+    def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:
+        return self.run_after(values, seed, folder, tell, {})
+
+    def run_after(self, values: Values, seed: int, folder: Path, tell: Tell, tried: dict[str, Outcome]) -> Outcome:  # noqa: ARG002
+        started = time.monotonic()
+        found = {name: outcome.last or 0.0 for name, outcome in tried.items()}
+        facts, by_user = measured_fedrec(self.settings(values), seed, found, tell)
+        seconds = time.monotonic() - started
+        facts["measures"]["seconds"] = seconds
+        return Outcome.of_value(facts["measures"]["NDCG@10"], 0.0, seconds=seconds, facts=facts, by_user=by_user)
+
+
+class _FedRecTrial(_FedRec):
+    """One setting of such a recommender, judged by the item before the newest."""
+
+    def trials(self, values: Values) -> dict[str, tuple[str, Values]]:  # noqa: ARG002
+        return {}
 
     def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:  # noqa: ARG002
-        facts = measured_fedrec(self.settings(values), seed, tell)
-        seconds = facts.pop("measured in seconds")
-        facts["measures"]["seconds"] = seconds
-        return Outcome.of_value(facts["measures"]["NDCG@10"], 0.0, seconds=seconds, facts=facts)
+        started = time.monotonic()
+        found = tried_fedrec(self.settings(values), tell)
+        return Outcome.of_value(found, 0.0, seconds=time.monotonic() - started, facts={"metric": "NDCG@10, held out"})
 
 
 KINDS: dict[str, Kind] = {
@@ -256,4 +319,5 @@ KINDS: dict[str, Kind] = {
     "convex": _Convex("convex", ConvexFederation),
     "memory": _Memory("memory", MemorySettings),
     "fedrec": _FedRec("fedrec", FedRecSettings),
+    "fedrec-trial": _FedRecTrial("fedrec-trial", FedRecSettings),
 }

@@ -9,8 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from fairfold.files import write_atomically
+from fairfold.reproduce.compared import compared
 from fairfold.reproduce.experiment import Experiment
-from fairfold.reproduce.tables import COLUMNS, SIZE_COLUMNS, Grid, crossed, detail, shown, size_rows, sizes, views
+from fairfold.reproduce.tables import (
+    COLUMNS,
+    SIZE_COLUMNS,
+    Grid,
+    crossed,
+    detail,
+    sentence,
+    shown,
+    size_rows,
+    sizes,
+    views,
+)
 from fairfold.runs.report import rendered_page
 from fairfold.runs.units import human_seconds
 from fairfold.version import __version__
@@ -112,8 +124,10 @@ def _for_page(results: Results) -> dict[str, Any]:
             {
                 "file": grid.file, "heading": heading, "rows": rows, "details": list(map(detail, grid.entries)),
                 "references": [(name, shown(value)) for name, value in grid.references.items()],
-                "plots": drawn, "about": _about_run(grid), "views": views(grid), "sizes": size_rows(grid),
+                "plots": drawn, "about": _about_run(grid), "sizes": size_rows(grid),
+                "views": [*views(grid), *compared(grid)],
             }
         )  # fmt: skip
     told = results.experiment
-    return {"name": told.name, "file": told.file, "quick": told.quick, "tables": tables}
+    said = sentence(results.grids)
+    return {"name": told.name, "file": told.file, "quick": told.quick, "tables": tables, "sentence": said}

@@ -44,6 +44,7 @@ class Outcome:
     seconds: float = 0.0  # all sittings together
     facts: dict[str, Any] = field(default_factory=dict)  # what else was found, by name
     data: dict[str, Any] = field(default_factory=dict)  # what identifies the data
+    by_user: dict[str, str] = field(default_factory=dict)  # what each user got, packed, by measure: see paired.py
 
     @classmethod
     def of_curve(cls, curve: list[tuple[float, float]], metric: str, **others: Any) -> "Outcome":
@@ -90,6 +91,17 @@ class Watcher:
 def new_record(label: str, mark: str, described: dict[str, Any], outcome: Outcome) -> Record:
     """A cell that was finished just now, with its fingerprint, described for whoever reads the file."""
     return {"label": label, "fingerprint": mark, **software(), **described, "outcome": asdict(outcome)}
+
+
+def whole(record: Record) -> bool:
+    """Whether a record says by which code it came about and, of a ranking, what each user got: older ones do not."""
+    if not record:
+        return False
+    outcome = record["outcome"]
+    ranked = outcome["state"] == "done" and (
+        record["kind"] == "fedrec" or str(outcome["facts"].get("metric", "")).startswith("NDCG@20")
+    )
+    return bool(record.get("torch") and record.get("commit") and (outcome.get("by_user") or not ranked))
 
 
 def outcome_of(record: Record) -> Outcome:

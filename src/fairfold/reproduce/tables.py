@@ -6,6 +6,7 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from fairfold.reproduce.experiment import SMALLER_IS_BETTER, Cell, Experiment, Figure, TableFile
+from fairfold.reproduce.paired import error_of, over_seeds
 from fairfold.reproduce.records import Outcome
 from fairfold.runs.units import human_bytes, human_seconds
 from fairfold.values import BYTES
@@ -29,6 +30,7 @@ class Entry:
     state: str = "not run"  # or done, N/A, no data
     reason: str = ""  # why it is not done
     facts: dict[str, Any] = field(default_factory=dict)  # see _mean_facts
+    by_user: tuple[str, ...] = ()  # what each user got, packed, one a seed; empty where a seed does not say
 
     @property
     def mean(self) -> float | None:
@@ -40,7 +42,7 @@ class Entry:
         """Standard error over users where that was measured; else the standard deviation over the seeds, if several."""
         if "errors" in self.facts:
             error: float | None = self.facts["errors"].get(self.column)
-            return error
+            return error if len(self.by_user) < 2 else error_of(over_seeds(self.by_user))
         return stdev(self.values) if len(self.values) > 1 else None
 
     @property
@@ -59,6 +61,7 @@ class Grid:
     references: dict[str, float | str]  # value (or why there is none) of what needs no training
     machines: tuple[str, ...]
     data: tuple[str, ...]  # what was trained on, in words
+    references_by_user: dict[str, str] = field(default_factory=dict)  # what each user gets of them, packed
 
     @property
     def smaller_is_better(self) -> bool:
@@ -72,20 +75,25 @@ def grids(experiment: Experiment, outcomes: dict[Cell, Outcome]) -> list[Grid]:
 
 
 def _grid(name: str, file: TableFile, experiment: Experiment, outcomes: dict[Cell, Outcome]) -> Grid:
-    cells = [cell for cell in experiment.cells if cell.table == name]
+    cells = [cell for cell in experiment.cells if cell.table == name and not cell.is_trial]
     by_place: dict[tuple[str, str], list[Outcome]] = {}
     references: dict[str, float | str] = {}
+    by_user: dict[str, str] = {}
     for cell in cells:
         known = [outcomes[cell]] if cell in outcomes else []
         if cell.kind != "references":
             by_place.setdefault((cell.row, cell.column), []).extend(known)
         for outcome in known:
             references |= outcome.facts.get("references", {})
+            by_user |= outcome.by_user if cell.kind == "references" else {}
     found = [outcomes[cell] for cell in cells if cell in outcomes]
     data = dict.fromkeys(_described(outcome.data) for outcome in found if outcome.data)
     machines = dict.fromkeys(str(outcome.facts["machine"]) for outcome in found if "machine" in outcome.facts)
-    entries = tuple(_entry(file, row, column, known) for (row, column), known in by_place.items())
-    return Grid(name, file, entries, references, tuple(machines), tuple(data))
+    places = [(row, column, known) for (row, column), known in by_place.items()]
+    if file.measures:  # a column each
+        places = [(row, measure, known) for row, _, known in places for measure in file.measures]
+    entries = tuple(_entry(file, row, column, known) for row, column, known in places)
+    return Grid(name, file, entries, references, tuple(machines), tuple(data), by_user)
 
 
 def _described(data: dict[str, Any]) -> str:
@@ -114,7 +122,13 @@ def _entry(file: TableFile, row: str, column: str, known: list[Outcome]) -> Entr
         _mean_curve(done),
         "done",
         facts=_mean_facts(done),
+        by_user=_by_user(done, column if file.measures else file.value),
     )
+
+
+def _by_user(done: list[Outcome], measure: str) -> tuple[str, ...]:
+    known = tuple(outcome.by_user[measure] for outcome in done if measure in outcome.by_user)
+    return known if len(known) == len(done) else ()
 
 
 def _measure(outcome: Outcome, column: str, best: bool) -> float | None:
@@ -229,6 +243,39 @@ def crossed(grid: Grid, text: Callable[[Entry], str] = _beside_the_paper) -> tup
     return ["", *columns], [[row, *(cells.get((row, column), "") for column in columns)] for row in rows]
 
 
+def sentence(tables: Sequence[Grid]) -> str:
+    """What an experiment found, in words: how it stands beside the paper, where it is worse first; then the best."""
+    sides = [(grid, entry) for grid in tables for entry in grid.entries if entry.state != "–"]
+    done = [(grid, entry) for grid, entry in sides if entry.state == "done"]
+    if not done:
+        return f"Nothing was run of {len(sides)} cells."
+    better = [
+        (-entry.difference if grid.smaller_is_better else entry.difference, grid, entry)
+        for grid, entry in done
+        if entry.difference is not None
+    ]
+    lacking = sum(entry.state in ("no data", "not run") for _, entry in sides)
+    words = [f"{lacking} of {len(sides)} cells were not run."] if lacking else []
+    if better:
+        worse = [gap for gap in better if gap[0] < 0]
+        words.append(
+            f"Of {len(better)} figures that the paper gives, ours are worse in {len(worse)} and at least as good in "
+            f"{len(better) - len(worse)}."
+        )
+        if worse:
+            gap, grid, entry = min(worse, key=lambda each: each[0])
+            place = f"{entry.row}, {entry.column}".strip(", ")
+            words.append(f"The largest gap is {shown(abs(gap))} in {grid.file.metric} ({place}).")
+    else:
+        grid = done[0][0]
+        own = [entry for one, entry in done if one is grid]
+        own = [entry for entry in own if entry.column == grid.file.metric] or own  # others measure else
+        best = (min if grid.smaller_is_better else max)(own, key=lambda entry: entry.mean or 0.0)
+        place = f"{best.row}, {best.column}".strip(", ")
+        words.append(f"The best {grid.file.metric} of the first table is {shown(best.mean)} ({place}).")
+    return " ".join(words)
+
+
 # -- beside the quality ------------------------------------------------------------------------------------------------
 
 SIZE_COLUMNS = ("row", "column", "size", "users", "holds", "receives", "sends", "own model", "for all users")
@@ -267,7 +314,7 @@ def sizes(entry: Entry) -> list[Size]:
 def views(grid: Grid) -> list[View]:
     """What can be told of a table beside its quality: what it costs, and what each size's own model reaches."""
     sides: list[tuple[str, Callable[[Entry], str]]] = [
-        ("Seconds a round (the fastest seed's), bytes a round of all devices, both ways, bytes a device holds", _cost),
+        ("Seconds per round (the fastest seed's), bytes per round of all devices, both ways, bytes per device", _cost),
         ("Each size's own model, lowest to highest, for the users who hold it; in brackets for all users alike", _own),
     ]
     found = [View(about, *crossed(grid, text)) for about, text in sides]

@@ -26,7 +26,7 @@ from fairfold.subspace import Capacity
 from fairfold.values import BYTES, Weights
 from fairfold.version import __version__
 
-FORMAT = 4
+FORMAT = 5
 AGAIN = "Export it again."
 
 PLAIN = ("projections", "quality", "settings", "data", "trained", "nests")

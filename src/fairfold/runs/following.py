@@ -63,8 +63,6 @@ def follow(settings: Settings, ranks: Ranks) -> None:
     progress = None if told is None else Progress(told[0], told[1], told[2], Rejections(told[3]))
 
     def watch(_report: RoundReport, progress: Progress) -> None:
-        with ranks.one_for_all():
-            pass  # the first one writes the round down
         if ranks.tell(False):
             progress.gather()
 

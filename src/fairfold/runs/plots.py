@@ -13,6 +13,8 @@ from fairfold.runs.summary import labels, references_of, sizes_of
 from fairfold.runs.units import human_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from matplotlib.axes import Axes
 
     from fairfold.runs.summary import RunSummary
@@ -61,10 +63,11 @@ def figures(runs: list[RunSummary]) -> dict[str, Figure]:
     if not shown:
         return {}
     with rc_context(LOOK):
-        return {
-            "quality over rounds": _lines(shown, labels(shown), "round", WIDE),
+        first = {"quality against bytes held": _held(shown, labels(shown))} if any(map(_points, shown)) else {}
+        return first | {
+            "quality over rounds": _lines(shown, labels(shown), "round"),
             "quality by device size": _bars(shown, labels(shown)),
-            "quality over bytes": _lines(shown, labels(shown), "bytes", NARROW),
+            "quality over bytes": _lines(shown, labels(shown), "bytes"),
         }
 
 
@@ -72,12 +75,67 @@ def rendered(figure: Figure, kind: str) -> bytes:
     """The file of a figure, ``png`` or ``svg``."""
     content = io.BytesIO()
     with rc_context(LOOK):
-        figure.savefig(content, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None)
+        clear, when = kind == "svg", {"Date": None} if kind == "svg" else None  # pages have a ground of their own
+        figure.savefig(content, format=kind, dpi=160, metadata=when, transparent=clear)
     return content.getvalue()
 
 
-def _lines(runs: list[RunSummary], names: list[str], over: str, inches: tuple[float, float]) -> Figure:
-    figure = Figure(figsize=inches, layout="constrained")
+def _points(run: RunSummary) -> list[tuple[str, int, float]]:
+    """Size, bytes held and quality of the devices that hold a model."""
+    return [(one.size, one.held, one.shown) for one in run.devices if one.held and one.shown is not None]
+
+
+def _held(runs: list[RunSummary], names: list[str]) -> Figure:
+    """What a device of each size holds (logarithmic) against the quality of its own model, a line per run."""
+    figure = Figure(figsize=NARROW, layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_ylabel(direction(runs[0].metric))
+    for run, name, (colour, style) in zip(runs, names, looks(runs), strict=True):
+        points = sorted(_points(run), key=lambda point: point[1])
+        held, reached = [point[1] for point in points], [point[2] for point in points]
+        axes.plot(held, reached, color=colour, linestyle=style, marker="o", linewidth=1.8, label=name)
+        if len(runs) > len(COLOURS):
+            continue  # names of sizes would cover each other
+        for place in sorted(set(zip(held, reached, strict=True))):  # sizes that hold the same have one name together
+            sizes = [size for size, *point in points if tuple(point) == place]
+            axes.annotate(", ".join(sizes), place, xytext=(0, 7), textcoords="offset points", ha="center")
+    _references(runs, axes, "y")
+    axes.set_xscale("log")
+    held = sorted({held for run in runs for _, held, _ in _points(run)})
+    room = (held[-1] / held[0]) ** 0.12  # of a label, on this scale
+    ticks = [value for number, value in enumerate(held) if number == 0 or value > held[number - 1] * room]
+    axes.set_xticks(ticks, list(map(human_bytes, ticks)))
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel("bytes of memory that a device holds")
+    legend(figure, [axes], 2)
+    axes.margins(0.12, 0.15)
+    return figure
+
+
+def _references(runs: list[RunSummary], axes: Axes, axis: Literal["x", "y"], **text: Any) -> None:
+    """A line for every reference by its short name; those that are close to each other share one."""
+    known: dict[str, float] = {}
+    for name, value in references_of(runs).items():
+        known.setdefault(name.partition(" (")[0].partition(" of ")[0], value)
+    low, high = axes.get_ylim() if axis == "y" else axes.get_xlim()
+    room = 0.045 * (max(high, *known.values()) - min(low, *known.values())) if known else 0.0
+    for name, value in together(known, room if axis == "y" else 3 * room):
+        reference(axes, axis, value, name.replace(", ", ",\n"), **text)
+
+
+def together(known: Mapping[str, float], room: float) -> list[tuple[str, float]]:
+    """Names by value; those closer than a label needs share one, at the first of them."""
+    found: list[tuple[str, float]] = []
+    for name, value in sorted(known.items(), key=lambda row: row[1]):
+        if found and value - found[-1][1] < room:
+            found[-1] = (f"{found[-1][0]}, {name}", found[-1][1])
+        else:
+            found.append((name, value))
+    return found
+
+
+def _lines(runs: list[RunSummary], names: list[str], over: str) -> Figure:
+    figure = Figure(figsize=NARROW, layout="constrained")
     axes = figure.add_subplot()
     axes.set_ylabel(direction(runs[0].metric))
     for run, name, (colour, style) in zip(runs, names, looks(runs), strict=True):
@@ -86,8 +144,7 @@ def _lines(runs: list[RunSummary], names: list[str], over: str, inches: tuple[fl
             across, [one.server for one in run.evaluations], color=colour, linestyle=style, linewidth=1.8,
             marker="o", markersize=3.5 if len(across) < 40 else 0, label=name,
         )  # fmt: skip
-    for name, value in references_of(runs).items():
-        reference(axes, "y", value, name.replace(" ", "\n"))
+    _references(runs, axes, "y")
     axes.set_xlim(left=0)
     if over == "round":
         axes.set_xlabel("round")
@@ -95,8 +152,8 @@ def _lines(runs: list[RunSummary], names: list[str], over: str, inches: tuple[fl
     else:
         axes.set_xlabel("bytes sent and received by all devices")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human_bytes(value)))
-    if inches == WIDE or len(runs) <= len(COLOURS):  # among more the colours are those of the wide plot
-        legend(figure, [axes], 4 if inches == WIDE else 2)
+    if over == "round" or len(runs) <= len(COLOURS):  # among more the colours are those of the plot over rounds
+        legend(figure, [axes], 2)
     axes.margins(y=0.12)
     return figure
 
@@ -118,8 +175,7 @@ def _bars(runs: list[RunSummary], names: list[str]) -> Figure:
             color=INK if size == "server" else SHADES[min(number, len(SHADES) - 1)],
             label="server's model" if size == "server" else size,
         )
-    for name, value in references_of(runs).items():
-        reference(axes, "x", value, name, ha="center")
+    _references(runs, axes, "x", ha="center")
     axes.set_yticks(range(len(runs)), names, fontsize=8.5)
     axes.set_ylim(len(runs) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")

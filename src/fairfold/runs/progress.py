@@ -14,8 +14,8 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from fairfold.runs.callbacks import Callback
 from fairfold.runs.units import human_bytes, human_seconds
+from fairfold.trackers.callback import Callback
 
 if TYPE_CHECKING:
     from fairfold.settings import Settings

@@ -10,6 +10,7 @@ from fairfold.errors import InvalidSettings
 from fairfold.files import make_folder, write_atomically
 from fairfold.runs.summary import RunSummary, by_data, differing_settings, labels, references_of, sizes_of
 from fairfold.runs.units import difference_words, human_bytes, human_seconds
+from fairfold.simulate.world import BEST_POSSIBLE
 from fairfold.version import __version__
 
 PAGE = "report.html"
@@ -32,6 +33,8 @@ def rendered_page(package: str, name: str, **values: Any) -> str:
 
     escaped = name.endswith(".html")
     environment = jinja2.Environment(autoescape=escaped, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    if escaped:  # all pages look alike
+        values |= {"style": (resources.files("fairfold.runs") / "templates/page.css").read_text(encoding="utf-8")}
     return environment.from_string((resources.files(package) / name).read_text(encoding="utf-8")).render(**values)
 
 
@@ -53,11 +56,14 @@ def write_report(runs: list[RunSummary], out: Path) -> list[Path]:
             stem = name if len(groups) == 1 else f"{name} {data} {metric}"
             written.append(out / f"{re.sub(r'[^A-Za-z0-9]+', '-', stem).strip('-')}.png")
             write_atomically(written[-1], rendered(figure, "png"))
+        differing = differing_settings(members) if len(members) > 1 else {}
         colours = (colour for colour, _ in looks([run for run in members if run.evaluations]))
         sections.append(
             {
                 "data": data,
                 "metric": metric,
+                "sentence": sentence(members),
+                "memory": memory_rows(members),
                 "sizes": sizes_of(members),
                 "headings": headings(members),
                 "rows": [
@@ -65,9 +71,10 @@ def write_report(runs: list[RunSummary], out: Path) -> list[Path]:
                     for row, run in zip(table_rows(members), members, strict=True)
                 ],
                 "references": [(name, f"{value:.4f}") for name, value in references_of(members).items()],
-                "apart": {name: [_apart(run, name) for run in members] for name in references_of(members)},
+                "apart": [[name, *(_apart(run, name) for run in members)] for name in references_of(members)],
                 "plots": plots,
-                "differing": differing_settings(members) if len(members) > 1 else {},
+                "differing": [[key, *values] for key, values in differing.items()],
+                "turned": [[name, *values] for name, *values in zip(labels(members), *differing.values(), strict=True)],
             }
         )
     count = f"{len(runs)} run{'' if len(runs) == 1 else 's'}"
@@ -77,6 +84,37 @@ def write_report(runs: list[RunSummary], out: Path) -> list[Path]:
     )  # fmt: skip
     write_atomically(out / PAGE, page.encode())
     return written
+
+
+def sentence(runs: list[RunSummary]) -> str:
+    """What runs on the same data have reached, in words; nothing where none was evaluated."""
+    named = [(run, name) for run, name in zip(runs, labels(runs), strict=True) if run.best is not None]
+    if not named:
+        return ""
+    smaller, metric = runs[0].settings.smaller_is_better, runs[0].metric
+    sign = 1 if smaller else -1
+    run, name = min(named, key=lambda each: sign * each[0].best.server if each[0].best else 0.0)
+    assert run.best is not None
+    which = f"The best of {len(named)} runs, {name}," if len(named) > 1 else f"The run {name}"
+    words = [f"{which} reaches {metric} {run.best.server:.4f} ({'smaller' if smaller else 'larger'} is better)."]
+    known = {name: value for name, value in references_of(runs).items() if name != BEST_POSSIBLE}
+    if known:
+        strongest = min(known, key=lambda name: sign * known[name])
+        words.append(f"Without federation, {strongest} reaches {known[strongest]:.4f}.")
+    ends = [one for one in run.devices if one.held and one.shown is not None]
+    for one in [ends[0], *ends[-1:]] if len(ends) > 1 else ends:
+        words.append(f"A device of {one.size} holds {human_bytes(one.held)} and reaches {one.shown:.4f}.")
+    return " ".join(words)
+
+
+def memory_rows(runs: list[RunSummary]) -> list[list[str]]:
+    """One row per run and size of devices: all as text."""
+    return [
+        [name, one.size, f"{one.users:,}", *map(human_bytes, (one.held, one.down, one.up)),
+         *("–" if value is None else f"{value:.4f}" for value in (one.quality, one.everybody))]
+        for run, name in zip(runs, labels(runs), strict=True)
+        for one in run.devices
+    ]  # fmt: skip
 
 
 def _apart(run: RunSummary, name: str) -> str:

@@ -35,6 +35,24 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
+class Devices:
+    """What devices of one size hold and send, and how good their own model is, at the end of a run."""
+
+    size: str
+    users: int
+    held: int  # bytes of a device's memory, as those received and sent
+    down: int
+    up: int
+    quality: float | None  # for the users who hold it
+    everybody: float | None  # for all users, where that has a meaning
+
+    @property
+    def shown(self) -> float | None:
+        """The quality by which sizes are compared: over all users where it is known."""
+        return self.quality if self.everybody is None else self.everybody
+
+
+@dataclass(frozen=True)
 class RunSummary:
     """One run."""
 
@@ -47,6 +65,7 @@ class RunSummary:
     evaluations: list[Evaluation] = field(default_factory=list)  # in order of rounds
     references: dict[str, float] = field(default_factory=dict)  # what needs no federation, by name
     differences: dict[str, list[float]] = field(default_factory=dict)  # how much better the run is, and standard errors
+    devices: list[Devices] = field(default_factory=list)  # by size, large ones first; known at the end
     state: str = "unfinished"  # or finished, N/A
     reason: str = ""  # why it ended, or why the method cannot serve the scheme
     told: tuple[str, ...] = ()  # what was found out on the way
@@ -106,6 +125,7 @@ def read_run(path: Path) -> RunSummary:
         evaluations=_evaluations(rows),
         references=result.get("server", {}).get("references", {}),
         differences=result.get("server", {}).get("differences", {}),
+        devices=[_devices(group) for group in result.get("groups", [])],
         state="finished" if result else "unfinished",
         reason=result.get("stopped", ""),
         told=tuple(result.get("told", ())),
@@ -159,6 +179,13 @@ def differing_settings(runs: list[RunSummary]) -> dict[str, list[str]]:
     keys = [key for key in dict.fromkeys(k for one in flat for k in one) if key not in NAMED]
     found = {key: [str(one.get(key, "–")) for one in flat] for key in keys}
     return {key: values for key, values in found.items() if len(set(values)) > 1}
+
+
+def _devices(group: dict[str, Any]) -> Devices:
+    return Devices(
+        group["capacity"], group["users"], group["bytes_held"], group["bytes_down"], group["bytes_up"],
+        group["quality"], group.get("everybody"),
+    )  # fmt: skip
 
 
 def _evaluations(rows: list[dict[str, str]]) -> list[Evaluation]:

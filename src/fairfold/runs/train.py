@@ -16,13 +16,13 @@ from fairfold.metrics.rating import Predictor
 from fairfold.protocol.ranks import ONE, Ranks
 from fairfold.protocol.storage import Storage
 from fairfold.runs import checkpoint
-from fairfold.runs.callbacks import Callback
 from fairfold.runs.folder import RunFolder
 from fairfold.runs.following import lead
 from fairfold.settings import Settings
 from fairfold.simulate.result import Result, RoundReport
 from fairfold.simulate.run import Progress, simulate, stop_reason
 from fairfold.simulate.world import World, load_data
+from fairfold.trackers.callback import Callback
 from fairfold.version import __version__
 
 log = logging.getLogger("fairfold.runs")
@@ -90,30 +90,20 @@ def run(
         first = 1 if progress is None else progress.state.round_number + 1
         log.info("fairfold %s, torch %s: starting with round %d", __version__, torch.__version__, first)
         rows = beside(world)  # before the clock starts
-        recorder = _Recorder(folder, settings, facts, time.monotonic() - before, Pace(checkpoint_every), told, ranks)
+        recorder = _Recorder(folder, settings, facts, time.monotonic() - before, Pace(checkpoint_every), ranks)
         lead(ranks, progress)
-        try:
-            for callback in told:
-                callback.on_start(settings, plan.capacities, first)
-            result = simulate(
-                settings,
-                recorder.watch,
-                data=data,
-                references=references,
-                beside=rows,
-                progress=progress,
-                storage=Storage(folder.path, settings.run.user_storage),
-                ranks=ranks,
-            )
-            stopped = stop_reason(result.history, settings) or "stopped"
-            log.info("%d rounds in %.1f s: %s", result.state.round_number, recorder.seconds, stopped)
-            folder.finish(result, recorder.seconds, stopped, facts)
-            for callback in told:
-                callback.on_end(result)
-        finally:
-            for callback in told:
-                callback.close()
-    return Finished(result, folder, stopped, recorder.seconds)
+        result = simulate(
+            settings,
+            recorder.watch,
+            data=data,
+            references=references,
+            beside=rows,
+            progress=progress,
+            storage=Storage(folder.path, settings.run.user_storage),
+            callbacks=[recorder, *told],
+            ranks=ranks,
+        )
+    return Finished(result, folder, recorder.stopped(result), recorder.seconds)
 
 
 @contextlib.contextmanager
@@ -163,15 +153,14 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class _Recorder:
-    """Writes rounds and checkpoints as they come."""
+class _Recorder(Callback):
+    """Writes rounds and checkpoints as they come, and the end."""
 
     folder: RunFolder
     settings: Settings
     facts: dict[str, object]
     started: float
     pace: Pace
-    callbacks: Sequence[Callback]
     ranks: Ranks
 
     @property
@@ -179,12 +168,22 @@ class _Recorder:
         """Of all sittings."""
         return time.monotonic() - self.started
 
+    def stopped(self, result: Result) -> str:
+        """Why it ended."""
+        return stop_reason(result.history, self.settings) or "stopped"
+
+    def on_round(self, report: RoundReport) -> None:
+        """A line of figures, before anybody else hears of the round."""
+        self.folder.note(report)
+
+    def on_end(self, result: Result) -> None:
+        """The closing table."""
+        stopped = self.stopped(result)
+        log.info("%d rounds in %.1f s: %s", result.state.round_number, self.seconds, stopped)
+        self.folder.finish(result, self.seconds, stopped, self.facts)
+
     def watch(self, report: RoundReport, progress: Progress) -> None:
-        """After every round."""
-        with self.ranks.one_for_all():
-            self.folder.note(report)
-            for callback in self.callbacks:
-                callback.on_round(report)
+        """A checkpoint, once everybody has heard of the round."""
         over = stop_reason(progress.history, self.settings) is not None
         if self.ranks.tell(over or self.pace.due(report.round_number)):
             begun = time.monotonic()

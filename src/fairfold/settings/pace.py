@@ -1,8 +1,13 @@
 """``[fleet.pace]`` and ``[fleet.clock]``: when the server takes a step, and how long simulated devices take."""
 
+from typing import TYPE_CHECKING
+
 from pydantic import Field
 
 from fairfold.settings.base import Frozen
+
+if TYPE_CHECKING:
+    from fairfold.settings import Settings
 
 
 class PaceSettings(Frozen):
@@ -63,3 +68,20 @@ class ClockSettings(Frozen):
     def why_idle(self, key: str) -> str:  # noqa: ARG002
         """See the base class."""
         return f": it needs fleet.clock.{'seconds' if self.seconds is None else 'slow'}"
+
+
+def problem_of_time(settings: "Settings") -> str | None:
+    """Why rounds that do not wait, or a clock, do not go with the other tables, or None."""
+    fleet, algorithm, privacy = settings.fleet, settings.algorithm, settings.privacy
+    if algorithm.pooled and not (fleet.pace.waits and fleet.clock.seconds is None):
+        return "fleet.pace and fleet.clock where all data is in one place: there is nobody to wait for"
+    if fleet.pace.waits:
+        return None
+    if fleet.replacement:
+        return "fleet.pace with fleet.replacement: a device is at work on one order at a time"
+    if privacy.sums_alone:
+        level = f"privacy.level={privacy.level!r}"
+        return f"fleet.pace with {level}: masks cancel in the sum of all who were asked, for whom rounds wait"
+    if getattr(algorithm, "step_per", "round") == "client":
+        return "fleet.pace with algorithm.step_per='client': how many answer is not known before a step"
+    return None

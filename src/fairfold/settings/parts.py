@@ -4,11 +4,12 @@ import re
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
+from torch import Tensor
 
 from fairfold.protocol.plugins import registered
 from fairfold.settings.base import Frozen
 from fairfold.settings.pace import ClockSettings, PaceSettings
-from fairfold.subspace import parse_scheme
+from fairfold.subspace import assign_groups, parse_scheme
 
 OWN_MODEL = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 """How a model of one's own is named: ``package.module:Class``."""
@@ -246,6 +247,7 @@ class FleetSettings(Frozen):
         capacities: Capacity scheme; users, ordered by id, are split into as many near-equal groups.
         shares: How large these groups are, in any unit (``[1, 99]``); each has one user at least. None: near-equal.
         group_seed: Draw the users of each group by chance, with this seed, instead of by id.
+        group_draw: By which generator: ``"torch"``, or ``"numpy"`` (``RandomState(seed).shuffle``, the authors' code).
         clients_per_round: K, how many clients are drawn per round; None takes everybody.
         replacement: Draw clients with replacement, as the authors' code does.
         faults: Shares of clients that fail, in a simulation.
@@ -257,6 +259,7 @@ class FleetSettings(Frozen):
     capacities: str = "1x-4x-16x"
     shares: tuple[Annotated[float, Field(gt=0, lt=1e12)], ...] | None = None
     group_seed: int | None = Field(None, ge=0, lt=2**62)
+    group_draw: Literal["torch", "numpy"] = "torch"
     clients_per_round: int | None = Field(60, ge=1, lt=2**62)
     replacement: bool = False
     faults: FaultSettings = FaultSettings()
@@ -275,6 +278,11 @@ class FleetSettings(Frozen):
         if self.shares is not None and len(self.shares) != len(parse_scheme(self.capacities)):
             raise ValueError(f"shares = {self.shares} for {self.capacities}: one for each capacity")
         return self
+
+    def groups(self, num_clients: int) -> Tensor:
+        """Which of the scheme's capacities each client has."""
+        many = len(parse_scheme(self.capacities))
+        return assign_groups(num_clients, many, self.shares, self.group_seed, self.group_draw)
 
     def effective(self, *, changed: bool = False) -> dict[str, Any]:
         """See the base class."""

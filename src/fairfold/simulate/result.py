@@ -20,7 +20,6 @@ from fairfold.protocol.words import State, reduced
 from fairfold.protocol.work import as_input
 from fairfold.settings import Settings
 from fairfold.simulate.world import World
-from fairfold.subspace import assign_groups
 from fairfold.values import Weights
 
 TEST_BLOCK = 1_000
@@ -91,12 +90,16 @@ class Result:
     told: list[str] = field(default_factory=list)
     privacy: Mapping[str, Any] = field(default_factory=dict)  # see privacy_facts
     differences: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # see Judge.differences
+    by_user: Mapping[int, Tensor] = field(default_factory=dict, repr=False)  # see Judge.by_user
 
 
 class Judge:
     """Evaluates models of one world against the test set, with reference rows, to be judged or judged already.
 
     Networks of images are run on ``device``; recommenders are judged where their tensors are.
+
+    Attributes:
+        by_user: What each user with test items gets of the server's ranking, by round, where it was evaluated here.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class Judge:
         self._device = device or torch.device("cpu")
         self._judged: dict[str, RankingResult] = {}
         self._latest: tuple[int, RankingResult] | None = None  # the server's model after a round
+        self.by_user: dict[int, Tensor] = {}
         self.metric = world.plan.settings.metric
         data = world.data
         self.everybody = torch.arange(world.people.num_clients if isinstance(data, ImageDataset) else data.num_users)
@@ -117,8 +121,7 @@ class Judge:
         """The users who hold a size, or would, where all data is in one place."""
         plan, groups = self.world.plan, self.world.fleet.size
         if plan.algorithm.pooled:
-            chosen = plan.settings.fleet
-            groups = assign_groups(len(self.everybody), len(plan.capacities), chosen.shares, chosen.group_seed)
+            groups = plan.settings.fleet.groups(len(self.everybody))
         return (groups == size).nonzero().flatten()
 
     def quality(self, state: State, assignments: list[Assignment]) -> Quality:
@@ -137,6 +140,7 @@ class Judge:
             return self.value(state.full, self.everybody, assignments)
         score = plan.algorithm.scorer(plan, state.full, assignments, self.world.people)
         self._latest = state.round_number, self._ranked(score, self.everybody)
+        self.by_user[state.round_number] = self._latest[1].ndcg_by_user
         return self._latest[1].ndcg
 
     def differences(self, state: State, assignments: list[Assignment]) -> dict[str, tuple[float, float]]:

@@ -1,7 +1,7 @@
 """A whole run: data, rounds, evaluations, early stopping."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -33,7 +33,7 @@ from fairfold.settings.privacy import PrivatePrivacy
 from fairfold.simulate.numbering import numbered, renumbered_scores
 from fairfold.simulate.result import GroupReport, Judge, Result, RoundReport
 from fairfold.simulate.world import World, load_data, popularity_of
-from fairfold.subspace import assign_groups
+from fairfold.trackers.callback import Callback
 from fairfold.values import Weights
 
 GOOD_BYTES = 2**30
@@ -99,20 +99,28 @@ def simulate(
     beside: Mapping[str, RankingResult | Predictor] = MappingProxyType({}),
     progress: Progress | None = None,
     storage: Storage | None = None,
+    callbacks: Sequence[Callback] = (),
     ranks: Ranks = ONE,
 ) -> Result:
     """Run a federation from its settings.
 
     Args:
         settings: Of the run; those of the best recipe if not given.
-        watch: Told of every round as it ends.
+        watch: Told of every round as it ends, after all callbacks, with where the run stands.
         data: Used instead of loading ``settings.data``; its items are numbered anew under ``popularity="counts"``,
             as the result's ``counted`` says, unless they have been.
         references: Rows beside the model's, where ``data`` is given; popularity if not.
         beside: Further rows, judged already; of ratings what predicts them.
         progress: Where to go on; from the start if not given.
         storage: Where private vectors of a run from the start are kept; in memory if not given.
+        callbacks: Told at the start, after every round and at the end; among them trackers (:mod:`fairfold.trackers`).
         ranks: Processes that share the clients; each of them runs this, on the same data.
+
+    Example:
+        >>> world = {"users": 30, "items": 80, "interactions_per_user": 20}
+        >>> result = simulate(Settings(data=world, fleet={"capacities": "1x-4x"}, run={"rounds": 2}))
+        >>> [group.capacity for group in result.groups], result.metric
+        (['1x', '4x'], 'NDCG@20')
     """
     settings = Settings() if settings is None else settings
     private = isinstance(settings.privacy, PrivatePrivacy)
@@ -139,17 +147,30 @@ def simulate(
         world.people.private = progress.private = on(progress.private, device)
     progress.gather = partial(ranks.gather_private, world.people)
     backend = choose_backend(world, device)
-    while stop_reason(progress.history, settings) is None:
-        started = time.monotonic()
-        progress.state = run_round(progress.state, world.fleet, world.people, progress.rejections, backend)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # a round's time is when its work is done, not when it is queued
-        report = _report(world, judge, progress, time.monotonic() - started)
-        progress.note(report, settings.smaller_is_better)
-        if diverged(progress.history, settings) is not None:
-            progress.go_back()
-        watch(report, progress)
-    return _result(world, judge, progress)
+    try:
+        with ranks.one_for_all():
+            for callback in callbacks:
+                callback.on_start(settings, world.plan.capacities, progress.state.round_number + 1)
+        while stop_reason(progress.history, settings) is None:
+            started = time.monotonic()
+            progress.state = run_round(progress.state, world.fleet, world.people, progress.rejections, backend)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)  # a round's time is when its work is done, not when it is queued
+            report = _report(world, judge, progress, time.monotonic() - started)
+            progress.note(report, settings.smaller_is_better)
+            if diverged(progress.history, settings) is not None:
+                progress.go_back()
+            with ranks.one_for_all():
+                for callback in callbacks:
+                    callback.on_round(report)
+            watch(report, progress)
+        result = _result(world, judge, progress)
+        for callback in callbacks:
+            callback.on_end(result)
+    finally:
+        for callback in callbacks:
+            callback.close()
+    return result
 
 
 def on_gpu(plan: Plan) -> bool:
@@ -268,7 +289,7 @@ def _result(world: World, judge: Judge, progress: Progress) -> Result:
             *words_of(progress.state.moments, plan.settings.fleet.pace), *_left_out(world, progress.state),
             *_hidden(world),
         ],
-        privacy_facts(plan.settings), judge.differences(progress.state, assignments),
+        privacy_facts(plan.settings), judge.differences(progress.state, assignments), judge.by_user,
     )  # fmt: skip
 
 
@@ -277,9 +298,7 @@ def _hidden(world: World) -> list[str]:
     plan, chosen = world.plan, world.plan.settings
     told = [] if chosen.model.reads_images and not chosen.privacy.sums_alone else privacy_words(privacy_facts(chosen))
     if chosen.privacy.sums_alone:
-        groups = assign_groups(
-            world.people.num_clients, len(plan.capacities), chosen.fleet.shares, chosen.fleet.group_seed
-        )
+        groups = chosen.fleet.groups(world.people.num_clients)
         told += step_words(groups, world.fleet.size, [str(capacity) for capacity in plan.capacities])
     return told
 

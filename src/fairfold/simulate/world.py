@@ -19,6 +19,9 @@ from fairfold.settings import Settings
 from fairfold.settings.parts import DeviceData, ImageData, InteractionData, SyntheticData
 from fairfold.simulate.numbering import numbered, public_of, renumbered_scores
 
+BEST_POSSIBLE = "best possible"
+"""The reference that knows what the synthetic world was drawn from: nobody can reach it."""
+
 
 @dataclass(frozen=True)
 class World:
@@ -106,7 +109,7 @@ def load_catalogued(settings: Settings) -> tuple[Dataset, dict[str, Scorer]]:
             "a model of ratings on the synthetic world", "data with ratings", "Use e.g. --data ml-1m."
         )
     world = SyntheticWorld(**chosen.model_dump(exclude={"kind"}), seed=settings.run.seed)
-    return world.dataset(), {"best possible": world.best_scores}
+    return world.dataset(), {BEST_POSSIBLE: world.best_scores}
 
 
 def popularity_of(data: Dataset | ImageDataset) -> dict[str, Scorer]:

@@ -6,6 +6,7 @@ unused. Any ``base · 2^k`` nests as well, so the base can be fitted to the devi
 
 from collections.abc import Iterable, Sequence
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -21,6 +22,10 @@ def fit_sizes(limits: Sequence[int], full_size: int, *, unit: int = 1) -> list[i
     The base is the one that uses most of the devices' memory, each counted alike. A device that can hold all of the n
     coordinates gets the full space; every smaller size is a multiple of ``unit`` (the chunk; twice the chunk for
     ranked subspaces).
+
+    Example:
+        >>> fit_sizes([1_000, 300, 70], 1_000)
+        [1000, 280, 70]
     """
     _check_smallest(min(limits, default=unit), unit, "the smallest part that is hashed as one")
     partial = [limit for limit in limits if limit < full_size]
@@ -80,6 +85,11 @@ def nested_subspaces(
         tail_share: For ranked subspaces: all hash into one tail of the same length, this share of the smallest of
             them, and own all other slots. They then nest whatever their sizes are, and no memory is left unused.
             None: each owns and hashes half of its size.
+
+    Example:
+        >>> full, quarter, small = nested_subspaces(1_024, ["1x", "4x", "16x"])
+        >>> full.is_full, quarter.size, small.size, small.nests_in(quarter)
+        (True, 256, 64, True)
     """
     limits = [Capacity.parse(capacity).limit(full_size) for capacity in capacities]
     if mapping == "ranked" and tail_share is not None:
@@ -105,12 +115,21 @@ def _one_tail(limits: Sequence[int], full_size: int, chunk: int, tail_share: flo
 
 
 def assign_groups(
-    num_devices: int, groups: int, shares: Sequence[float] | None = None, seed: int | None = None
+    num_devices: int,
+    groups: int,
+    shares: Sequence[float] | None = None,
+    seed: int | None = None,
+    draw: str = "torch",
 ) -> Tensor:
     """The group of every device: runs in the order of the ids, as the paper's schemes say.
 
     ``shares`` are the sizes of the groups, in any unit, each at least one device; near-equal if not given. With a
-    ``seed`` devices are put into a random order first, as in the paper's data-loss table.
+    ``seed`` devices are put into a random order first, as in the paper's data-loss table: by torch's generator, or with
+    ``draw = "numpy"`` by ``RandomState(seed).shuffle``, as in its authors' code.
+
+    Example:
+        >>> assign_groups(7, 3).tolist()
+        [0, 0, 0, 1, 1, 2, 2]
     """
     if groups < 1 or num_devices < groups:
         given = f"{groups} capacities for {num_devices} devices"
@@ -125,5 +144,9 @@ def assign_groups(
         group = torch.bucketize(torch.arange(num_devices), ends, right=True)
     if seed is None:
         return group
+    if draw == "numpy":
+        drawn = group.numpy().copy()
+        numpy.random.RandomState(seed).shuffle(drawn)
+        return torch.from_numpy(drawn)
     order = torch.randperm(num_devices, generator=torch.Generator().manual_seed(seed))
     return torch.empty_like(group).scatter_(0, order, group)

@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 from fairfold.errors import FairfoldError
+from fairfold.protocol.noising import privacy_facts, privacy_words
 from fairfold.runs.nodes import JOINED, LEFT_OUT, NODES, PUSHED, QUALITY, ROUND, Event, event_of
 from fairfold.runs.read import (
     CHECK,
@@ -68,7 +69,8 @@ class Watched:
             "bytes": {key: sum(row[key] for row in rounds) for key in ("bytes_down", "bytes_up")},
             "answers": sum(row["clients"] for row in rounds), "seconds": usual,
             "stopped": result.get("stopped", result.get("refused", "")), "notes": result.get("told", []),
-            "privacy": result.get("privacy"), "log": self._log(), **self._events.told(),
+            "privacy": result.get("privacy") or privacy_facts(settings),
+            "privacy_words": privacy_words(privacy_facts(settings)), "log": self._log(), **self._events.told(),
         }  # fmt: skip
 
     def _changed(self, name: str) -> float:

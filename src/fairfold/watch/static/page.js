@@ -41,9 +41,9 @@ function figures(told) {
     [`${told.done} of ${told.wanted}`, "rounds"], [last, told.metric],
     [told.nodes.known || (told.rounds.length ? told.rounds[told.rounds.length - 1].clients : 0), told.nodes.known ? "nodes known" : "clients per round"],
     [bytes(told.bytes.bytes_down), "sent to devices"], [bytes(told.bytes.bytes_up), "came from devices"],
-    [told.rounds.length ? seconds(told.seconds) : "–", "a round"],
-    [told.state === "finished" ? "none" : left ? seconds(left) : "–", "time left"],
+    [told.rounds.length ? seconds(told.seconds) : "–", "per round"],
   ];
+  if (told.state !== "finished") shown.push([left ? seconds(left) : "–", "time left"]);
   if (told.empty_rounds) shown.push([told.empty_rounds, "rounds did not count"]);
   if (told.nodes.given_model) shown.push([told.nodes.given_model, "nodes keep the model"]);
   for (const [name, value] of Object.entries(told.privacy || {}))
@@ -120,6 +120,16 @@ function table(id, heads, rows) {
   at(id).replaceChildren(...(rows.length ? [head, ...body] : []));
 }
 
+// A line of the log as it is, or of one that is kept as JSON what a person reads.
+function logged(line) {
+  try {
+    const {time, level, message} = JSON.parse(line);
+    return typeof message === "string" ? `${String(time).slice(0, 19).replace("T", " ")} ${level} ${message}` : line;
+  } catch {
+    return line;
+  }
+}
+
 function show(told) {
   document.title = `${told.name} – fairfold`;
   at("name").textContent = told.name;
@@ -131,6 +141,7 @@ function show(told) {
   const ago = Math.max(told.now - told.changed, 0);
   const end = told.stopped ? `: ${told.stopped}` : "";
   at("about").textContent = `${told.algorithm}, ${told.method}, ${told.capacities} · last change ${seconds(ago)} ago${end}`;
+  at("privacy").textContent = told.privacy_words.join(" ");
   figures(told);
   quality(told);
   chart("answers", [{name: "answers", colour: 2, points: told.rounds.map((row) => [row.round, row.clients])}], false);
@@ -144,7 +155,9 @@ function show(told) {
   table("left", ["round", "node", "why"], [...told.refused.map((row) => ["–", row.node, row.why]), ...told.left_out.map((row) => [row.round, row.node, row.why])]);
   at("empty-section").hidden = !told.empty.length;
   table("empty", ["round", "why"], told.empty.map((row) => [row.round, row.why]));
-  at("log").textContent = told.log.join("\n") || "Nothing yet.";
+  const log = at("log"), end_seen = log.scrollTop + log.clientHeight >= log.scrollHeight - 4;
+  log.textContent = told.log.map(logged).join("\n") || "Nothing yet.";
+  if (end_seen) log.scrollTop = log.scrollHeight;  // the newest line, unless somebody reads further up
 }
 
 async function look() {

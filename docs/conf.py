@@ -1,0 +1,72 @@
+"""The site of these pages: `make docs` builds it into build/docs with all it needs, so that it opens from a disk.
+
+Pages are Markdown as they stand in the repository. README, CHANGELOG and CONTRIBUTING are pages of the site as well. A
+link to a file beside docs/ gives the file; folders and pages that are not here are named alone.
+"""
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from fairfold.version import __version__ as release
+
+ROOT = Path(__file__).parents[1]
+ABOVE = {"index": "README.md", "changes": "CHANGELOG.md", "contributing": "CONTRIBUTING.md"}
+LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+
+project, version = "fairfold", release
+project_copyright = "the authors of fairfold"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+source_suffix = [".md", ".rst"]
+nitpicky = False
+
+html_theme = "furo"
+html_title = f"fairfold {release}"
+html_show_sourcelink = html_show_sphinx = False
+html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
+templates_path: list[str] = []
+pygments_style, pygments_dark_style = "friendly", "monokai"
+
+myst_heading_anchors = 4
+suppress_warnings = ["myst.strikethrough"]
+highlight_language = "none"  # blocks say what they are
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+autodoc_default_options = {"exclude-members": "model_config, model_post_init"}
+napoleon_google_docstring, napoleon_numpy_docstring = True, False
+
+
+def read(_: Any, name: str, source: list[str]) -> None:
+    """Put the page above docs/ before what a page of docs/ adds to it, and mend links to what a site does not have."""
+    folder = posixpath.dirname(posixpath.join("docs", name))
+    if name in ABOVE:
+        text = (ROOT / ABOVE[name]).read_text(encoding="utf-8")
+        source[0] = LINK.sub(lambda found: moved(found, "", folder), text) + "\n" + source[0]
+        return
+    source[0] = LINK.sub(lambda found: moved(found, folder, folder), source[0])
+
+
+def moved(found: re.Match[str], before: str, folder: str) -> str:
+    """A link of a page in the folder ``before``, as a page in ``folder`` has it."""
+    mark, text, link, anchor = found.groups()
+    if ":" in link:
+        return found[0]
+    place = posixpath.normpath(posixpath.join(before, link))
+    for name, above in ABOVE.items():
+        place = f"docs/{name}.md" if place == above else place
+    if (ROOT / place / "README.md").exists() and place.startswith("docs/"):
+        place += "/README.md"
+    if (ROOT / place).is_dir() or (place.endswith(".md") and not place.startswith("docs/")):
+        return f"`{place}`" if text.strip("`/") in (place, posixpath.basename(place)) else f"{text} (`{place}`)"
+    return f"{mark}[{text}]({posixpath.relpath(place, folder)}{anchor or ''})"
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx."""
+    app.connect("source-read", read)

@@ -1,0 +1,79 @@
+"""The model that a sum of pairs gives, and what it is made with: λ, β, support of items, weight of neighbours."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairfold.algorithms.pair_architecture import LISTED, NEAR, ROWS, PairArchitecture
+from fairfold.algorithms.pairs import matrix_of, size_of
+from fairfold.algorithms.spectrum import Precision, neighbours, strongest
+from fairfold.projections.coded import FACTORS
+from fairfold.values import Weights
+
+
+class Making(NamedTuple):
+    """Multiples of what the settings say of λ, β, the weight of neighbours and support."""
+
+    ridge: float = 1.0
+    beta: float = 1.0
+    near: float = 1.0
+    support: float = 1.0
+
+
+MAKINGS = (
+    Making(), Making(2.0), Making(0.5), Making(0.5, beta=0.0), Making(2.0, beta=2.0), Making(near=3.0),
+    Making(support=3.0),
+)  # fmt: skip
+"""What is tried; the settings as they are come first. The more rare items weigh (β), the more λ holds them down."""
+
+
+class Made(NamedTuple):
+    """What a model is made with: λ, columns, β, what a neighbour's likeness counts, and how many items."""
+
+    ridge: float
+    columns: float
+    beta: float
+    near: float
+    items: float
+
+    def words(self) -> str:
+        """The same for a reader."""
+        near = f"neighbours × {self.near:.2g}" if self.near else "no neighbours"
+        return f"λ = {self.ridge:.3g}, β = {self.beta:.2g}, {int(self.items):,} items, {near}"
+
+
+def supported(counts: Tensor, support: float) -> int:
+    """Items up to the last one that so many users have, and one at least."""
+    enough = (counts >= support).nonzero()
+    return int(enough[-1]) + 1 if len(enough) else 1
+
+
+def leading_block(sums: Tensor, made: Made) -> Tensor:
+    """The matrix of the items that a model is made of: the leading part of the sum."""
+    return matrix_of(sums[: size_of(int(made.items))].float())
+
+
+def model_of(gram: Tensor, counts: Tensor, made: Made, architecture: PairArchitecture) -> Weights:
+    """The tensors that follow from a sum, which is used up: leading rows of the table, pairs, and neighbours.
+
+    Items of the head beyond those of the sum have no row, no pair and no neighbour.
+    """
+    (head, width), lists = architecture.tables[ROWS], architecture.dense
+    counts, found = counts[: len(gram)], Weights()
+    if NEAR in lists:
+        near = torch.arange(head).double()[:, None].repeat(lists[NEAR][0] // head, 1, 3)
+        near[..., 2] = 0
+        if made.near:
+            near[:, : len(gram)] = neighbours(gram, counts, len(near)).view(len(near), len(gram), 3)
+            near[..., 2] *= made.near
+        found[NEAR] = near.view(-1, 3)
+    precision = Precision.of(gram, counts, made.beta, made.ridge)
+    values, vectors = precision.spectrum(min(int(made.columns), len(gram)))
+    rows, into, out = vectors * values.clamp(min=0).sqrt(), precision.scales * precision.roots, 1 / precision.roots
+    listed = strongest(precision.correlations(), rows, counts, lists[LISTED][0])
+    rarer, other = listed[:, :2].long().T
+    listed[:, 2] *= out[rarer] * into[other]
+    table = torch.zeros(head, width, dtype=rows.dtype)
+    table[: len(rows), : FACTORS + rows.shape[1]] = torch.cat([into[:, None], out[:, None], rows], dim=1)
+    return found | {ROWS: table, LISTED: listed}

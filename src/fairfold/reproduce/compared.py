@@ -1,0 +1,45 @@
+"""Rows of a table compared user by user: what a table names as ``against``, with an interval for every difference."""
+
+from collections.abc import Iterator
+
+from fairfold.reproduce.paired import Difference, Each, differences, over_seeds
+from fairfold.reproduce.tables import Grid, View, crossed
+
+ABOUT = "What it gives more than {}, mean and 95 % interval, paired over users"
+
+
+def compared(grid: Grid) -> list[View]:
+    """A table for each that others are compared with; none where cells do not say what each user got."""
+    found = []
+    for name, apart in gaps(grid):
+        heading, rows = crossed(grid, lambda entry, apart=apart: str(apart.get((entry.row, entry.column), "")))  # type: ignore[misc]
+        shown = [row for row in rows if any(row[1:])]
+        kept = [at for at in range(len(heading)) if at == 0 or any(row[at] for row in shown)]
+        cut = [[line[at] for at in kept] for line in (heading, *shown)]
+        found.append(View(ABOUT.format(name), cut[0], cut[1:]))
+    return found
+
+
+def gaps(grid: Grid) -> Iterator[tuple[str, dict[tuple[str, str], Difference]]]:
+    """What every cell gives more than one that is named, by row and column: a row, a column or a reference."""
+    known = {(entry.row, entry.column): over_seeds(entry.by_user) for entry in grid.entries if entry.by_user}
+    for name in grid.file.against:
+        pairs = {}
+        for place, mine in known.items():
+            other = _other(grid, known, name, place)
+            if other is not None and len(other) == len(mine):
+                pairs[place] = mine, other
+        if pairs:
+            yield name, {place: differences(mine, [other])[0] for place, (mine, other) in pairs.items()}
+
+
+def _other(grid: Grid, known: dict[tuple[str, str], Each], name: str, place: tuple[str, str]) -> Each | None:
+    row, column = place
+    if name == (row if grid.file.measures else column):
+        return None
+    if (name, column) in known or (row, name) in known:
+        return known.get((name, column), known.get((row, name)))
+    for reference, text in grid.references_by_user.items():  # named without what was chosen for it
+        if reference.split(" (")[0] == name:
+            return over_seeds([text])
+    return None

@@ -1,0 +1,246 @@
+"""Figures in pages: tables that are made from records, and a check that whatever else a page states is on record.
+
+A page says by comments, which readers do not see, where its figures come from.
+
+``<!-- made: fedrec/ml-1m [NDCG@10; bytes held] -->`` … ``<!-- end -->`` holds a table that :func:`made` writes: a line
+per row, and of every column (or measure) its mean with its error. ``NDCG@10 − EASE, central`` is the difference to a
+row (or column, or reference) user by user, ``references`` stands for the references' own table.
+
+``<!-- figures: beyond/movielens, benchmarks/results/popularity.csv -->`` begins a part, up to the next such comment or
+heading of the second level, whose figures (numbers of three decimals or more) have to be among those that these records
+hold. In a line of a table that begins with a row's name it is that row's figures alone. ``<!-- figures: none: why -->``
+says that nothing of the part is on record, and why; ``<!-- apart: why -->`` … ``<!-- end apart -->`` says it of some
+words within a part.
+"""
+
+import csv
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from fairfold.errors import InvalidData
+from fairfold.reproduce.compared import gaps
+from fairfold.reproduce.execute import execute_all
+from fairfold.reproduce.experiment import known_experiments, read_experiment
+from fairfold.reproduce.records import Records, outcome_of
+from fairfold.reproduce.search import SEARCH
+from fairfold.reproduce.tables import Entry, Grid, grids, sizes
+from fairfold.runs.units import human_bytes, human_seconds
+
+MADE = re.compile(
+    r"(<!-- made: (?P<experiment>[\w-]+)/(?P<table>[\w-]+) \[(?P<columns>[^\]]*)\] -->\n).*?(<!-- end -->)", re.DOTALL
+)
+PART = re.compile(r"<!-- figures: (?P<sources>.*?) -->", re.DOTALL)
+HEADING = re.compile(r"^## .*$", re.MULTILINE)
+FIGURE = re.compile(
+    r"(?<![\w.,])(?P<before>(?:by|within|about|costs?|gains?|up to|[+−±-])\s?)?(?P<figure>\d?\.\d{3,6})(?![\w%])"
+)
+APART = re.compile(r"<!-- apart: .*? -->.*?<!-- end apart -->", re.DOTALL)
+CODE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+NONE = "none"
+SMALL = 0.1
+"""In a sentence, what is smaller may be the difference of two figures; in a table it needs a sign."""
+
+
+@dataclass
+class Held:
+    """Numbers of some records: of everything, and by row; and what can be told as a difference between two of them."""
+
+    everything: list[float] = field(default_factory=list)
+    by_row: dict[str, list[float]] = field(default_factory=dict)
+    differences: list[float] = field(default_factory=list)
+
+    def has(self, text: str, row: str | None, difference: bool) -> bool:
+        """Whether a figure, as it is written, is one of them, rounded."""
+        digits, value = len(text.partition(".")[2]), float(text)
+        values = self.by_row.get(row or "", self.everything)
+        known = [*values, *self.differences] if difference else values
+        return any(abs(abs(one) - value) <= 0.5001 * 10.0**-digits for one in known)
+
+
+class Pages:
+    """What is kept under a folder of results, as pages refer to it; ``root`` is where other files are looked for."""
+
+    def __init__(self, results: Path, root: Path) -> None:
+        self._results, self._root = results, root
+        self._grids: dict[str, dict[str, Grid]] = {}
+
+    def grid(self, experiment: str, table: str) -> Grid:
+        """One table of an experiment, from what is kept."""
+        known = self.grids(experiment)
+        if table not in known:
+            raise InvalidData(f"{experiment}/{table}", f"one of {', '.join(known)}", "Mend the comment on the page.")
+        return known[table]
+
+    def grids(self, experiment: str) -> dict[str, Grid]:
+        """All tables of an experiment; those of all experiments are read at once."""
+        if not self._grids:
+            read = [read_experiment(name) for name in known_experiments() if (self._results / name).is_dir()]
+            for one, outcomes in zip(read, execute_all(read, self._results, run=False), strict=True):
+                self._grids[one.name] = {grid.name: grid for grid in grids(one, outcomes)}
+        if experiment not in self._grids:
+            known = ", ".join(self._grids)
+            raise InvalidData(f"{experiment} in {self._results}", f"one of {known}", "Mend the comment on the page.")
+        return self._grids[experiment]
+
+    # -- tables that are made ------------------------------------------------------------------------------------------
+
+    def made(self, text: str) -> str:
+        """A page with its tables made anew."""
+
+        def table(found: re.Match[str]) -> str:
+            grid = self.grid(found["experiment"], found["table"])
+            columns = [column.strip() for column in found["columns"].split(";")]
+            return found[1] + "\n".join(_lines(grid, columns)) + "\n" + found[5]
+
+        return MADE.sub(table, text)
+
+    # -- figures that are stated ---------------------------------------------------------------------------------------
+
+    def unheld(self, text: str) -> list[str]:
+        """Figures of a page that no record holds where it says so, and those that stand where it does not say."""
+        wrong = []
+        for sources, part in parts(APART.sub("", CODE.sub("", MADE.sub("", text)))):
+            if sources is not None and sources.startswith(NONE):
+                continue
+            held = Held() if sources is None else self.held(sources)
+            for line in part.splitlines():
+                cells = [cell.strip(" *`") for cell in line.strip().strip("|").split("|")]
+                row = cells[0] if line.lstrip().startswith("|") else None
+                for found in FIGURE.finditer(line):
+                    small = row is None and float(found["figure"]) < SMALL
+                    if not held.has(found["figure"], row, small or bool(found["before"])):
+                        wrong.append(f"{found['figure']} in: {line.strip()[:100]}")
+        return wrong
+
+    def held(self, sources: str) -> Held:
+        """The numbers of some sources, named as on a page."""
+        found = Held()
+        for source in (word.strip() for word in sources.split(",")):
+            if source.endswith(".csv"):
+                self._of_csv(source, found)
+                continue
+            experiment, _, table = source.partition("/")
+            for grid in [self.grid(experiment, table)] if table else self.grids(experiment).values():
+                _of_grid(grid, found)
+            self._of_search(experiment, found)
+        return found
+
+    def _of_csv(self, source: str, found: Held) -> None:
+        """Its numbers, and means over folds where it has a column of these."""
+        with (self._root / source).open(encoding="utf-8", newline="") as file:
+            lines = list(csv.DictReader(file))
+        folds: dict[tuple[str, ...], list[float]] = {}
+        for line in lines:
+            for cell in line.values():
+                found.everything += [float(word) for word in re.findall(r"(?<![\w.])\d*\.\d+", cell or "")]
+            if "fold" in line:
+                value = line.get("ndcg") or line.get("value") or "nan"
+                folds.setdefault((line["data"], line["settings"]), []).append(float(value))
+        found.everything += [mean(of) for of in folds.values()]
+
+    def _of_search(self, experiment: str, found: Held) -> None:
+        """What was chosen by, and the settings themselves."""
+        for record in Records(self._results / experiment, SEARCH).by_label.values():
+            outcome = outcome_of(record)
+            found.everything += [value for value in (outcome.best, outcome.last) if value is not None]
+        for cell in read_experiment(experiment).cells:
+            found.everything += _numbers(cell.values)
+
+
+def parts(text: str) -> Iterator[tuple[str | None, str]]:
+    """The parts of a page, each with what it says of its figures; None where nothing is said."""
+    marks = sorted([*PART.finditer(text), *HEADING.finditer(text)], key=lambda mark: mark.start())
+    sources, start = None, 0
+    for mark in marks:
+        yield sources, text[start : mark.start()]
+        sources, start = (mark["sources"].replace("\n", " ") if mark.re is PART else None), mark.end()
+    yield sources, text[start:]
+
+
+def _numbers(value: Any) -> list[float]:
+    """All numbers of some settings."""
+    if isinstance(value, dict | list | tuple):
+        return [one for each in (value.values() if isinstance(value, dict) else value) for one in _numbers(each)]
+    return [float(value)] if isinstance(value, float | int) and not isinstance(value, bool) else []
+
+
+def _of_grid(grid: Grid, found: Held) -> None:
+    """Means, spreads, single seeds, ends, rounds' best, sizes, the paper's figures and references."""
+    means: dict[tuple[str, str], float] = {}
+    for entry in grid.entries:
+        mine = [*entry.values, *entry.ends, *(value for _, value in entry.curve)]
+        mine += [value for value in (entry.mean, entry.spread) if value is not None]
+        mine += [sum(entry.ends) / len(entry.ends)] if entry.ends else []
+        mine += [float(figure) for figure in (entry.paper,) if isinstance(figure, float | int)]
+        for size in sizes(entry):
+            mine += [value for value in (size.quality, size.everybody) if value is not None]
+        mine += list(entry.facts.get("tried on held-out items", {}).values())
+        for label in (entry.row, entry.column):
+            found.by_row.setdefault(label, []).extend(mine)
+        found.everything += mine
+        if entry.mean is not None:
+            means[entry.row, entry.column] = entry.mean
+            if isinstance(entry.paper, float | int):
+                found.differences.append(entry.mean - entry.paper)
+    known = [value for value in grid.references.values() if isinstance(value, float)]
+    found.everything += known
+    papers = {
+        (entry.row, entry.column): float(entry.paper) for entry in grid.entries if isinstance(entry.paper, float | int)
+    }
+    for figures in (means, papers):
+        for one, other in combinations(figures, 2):
+            if one[0] == other[0] or one[1] == other[1]:
+                found.differences.append(figures[one] - figures[other])
+    found.differences += [mine - value for mine in means.values() for value in known]
+    found.differences += [one - other for one, other in combinations(known, 2)]
+    for _, apart in gaps(grid):
+        for each in apart.values():
+            found.differences += [each.mean, each.low, each.high]
+
+
+# -- a table that is made ----------------------------------------------------------------------------------------------
+
+
+def _lines(grid: Grid, columns: list[str]) -> list[str]:
+    if columns == ["references"]:
+        known = [
+            (name, _short(value) if isinstance(value, float) else value) for name, value in grid.references.items()
+        ]
+        return _markdown(["", grid.file.metric], [list(pair) for pair in known])
+    apart, rows = dict(gaps(grid)), list[list[str]]()
+    for row in dict.fromkeys(entry.row for entry in grid.entries):
+        of_row = {entry.column: entry for entry in grid.entries if entry.row == row}
+        cells = []
+        for column in columns:
+            measure, _, other = column.partition(" − ")
+            gap = apart.get(other, {}).get((row, measure))
+            cells.append((str(gap) if gap else "") if other else _cell(of_row.get(measure)))
+        if any(cells):
+            rows.append([row, *cells])
+    return _markdown(["", *columns], rows) if rows else ["(Not run yet.)"]
+
+
+def _cell(entry: Entry | None) -> str:
+    if entry is None or entry.mean is None:
+        return ""
+    if entry.column.startswith("bytes"):
+        return human_bytes(round(entry.mean))
+    if entry.column == "seconds":
+        return human_seconds(entry.mean)
+    if len(entry.values) == 1 and "errors" not in entry.facts:
+        return f"{_short(entry.mean)} (one seed)"
+    return _short(entry.mean) + (f" ± {_short(entry.spread)}" if entry.spread else "")
+
+
+def _short(value: float) -> str:
+    return f"{value:.4f}"
+
+
+def _markdown(heading: list[str], rows: list[list[str]]) -> list[str]:
+    lines = [heading, ["---"] * len(heading), *rows]
+    return ["| " + " | ".join(line) + " |" if line[0] != "---" else "|" + "|".join(line) + "|" for line in lines]

@@ -1,0 +1,442 @@
+"""A day of churn, compressed: real server, real protocol, devices that come and go in every way, the server killed.
+
+    python -m tests.flower.churn DAY --minutes 20 --real 3 --light 24 --kills 20
+
+A day of events is drawn from a seed and squeezed into the minutes given: devices enrol, die (some between training and
+sending), stop in good order, come back, change size, have full disks and wrong clocks; the server is killed: all of its
+programs, its SuperLink, or the run's own, and the command that trains with them. Whoever supervises (systemd, by the
+units in ``deploy/``) is stood in for by :class:`Supervisor`, which starts again what has ended; nobody does more.
+
+Compressed are the times between events, deadlines (a round has 15 s), heartbeats and pauses (:mod:`.herd`). Rounds,
+TLS, checkpoints and restarts take the time that they take, so there are fewer rounds between two events than in a day.
+
+At the end :func:`judged` compares what was left behind with what is promised.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from fairfold.errors import CannotWrite, InvalidState
+from fairfold.flower.books import Books
+from fairfold.flower.client import name_of
+from fairfold.flower.federate import Trial, trial_of
+from fairfold.flower.node import FILE, NodeFolder
+from fairfold.flower.processes import Program, descendants, stopping
+from fairfold.flower.store import DeviceStore
+from fairfold.runs import checkpoint
+from fairfold.runs.nodes import ROUND, read_events
+from tests.flat import flat
+from tests.flower.herd import CLOCK, FULL
+from tests.flower.test_kills import summed_words
+
+DAY = 24 * 60.0  # minutes
+SIZES = ["1x", "2x", "4x"]
+CLOCKS = [7200.0, -7200.0, 60.0, -50 * 365 * 86400.0]
+ROUND_SECONDS = 15.0
+HERD = "herd"
+
+
+@dataclass
+class Device:
+    """One device, as the day sees it."""
+
+    number: int
+    folder: Path
+    real: bool
+    enrolled: bool = False
+    program: Program | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether a real one runs."""
+        return self.program is not None and self.program.status() is None
+
+
+@dataclass
+class Supervisor:
+    """Starts again what has ended, as a unit with ``Restart=`` does; ``restarts`` counts why."""
+
+    start: Callable[[], Program]
+    program: Program | None = None
+    done: Callable[[], bool] = lambda: False
+    restarts: int = 0
+    asked_for: int = 0  # of these, after it was killed
+    words: list[str] = field(default_factory=list)
+
+    def look(self) -> None:
+        """Start it, if it should run and does not."""
+        if self.program is None:
+            self.program = self.start()
+        elif self.program.status() is not None and not self.done():
+            self.restarts += 1
+            if self.program.status() != -signal.SIGKILL:
+                self.words.append(self.program.tail(3)[-400:])
+            self.program = self.start()
+
+    def kill(self) -> None:
+        """As a loss of power would."""
+        if self.program is not None:
+            self.asked_for += 1
+            self.program.kill()
+
+
+@dataclass
+class Day:
+    """One run of it."""
+
+    trial: Trial
+    minutes: float
+    real: int
+    kills: int
+    rounds: int
+    dice: random.Random
+    devices: list[Device] = field(default_factory=list)
+    herd: subprocess.Popen[str] | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+    memory: list[tuple[float, str, int, int]] = field(default_factory=list)  # when, what, its pid, kB
+    disk: list[tuple[float, int, int]] = field(default_factory=list)  # when, bytes of state.db, of nodes.jsonl
+    checkpoints: list[tuple[int, int]] = field(default_factory=list)  # rounds before a kill, and after
+
+    # -- what happens --------------------------------------------------------------------------------------------------
+
+    def events(self) -> list[tuple[float, str, int]]:
+        """What happens, when (in minutes of the day), and to whom."""
+        dice, found = self.dice, list[tuple[float, str, int]]()
+        for device in range(len(self.trial.capacities)):
+            early = device < self.real or device % 2
+            born = 0.0 if early else dice.uniform(0, 0.7 * DAY)
+            found.append((born, "join", device))
+            for what, often, shortest, longest in (
+                ("die", 4, 10, 90), ("stop", 2, 10, 90), ("size", 1, 5, 20), ("disk", 1, 60, 120), ("clock", 1, 30, 90),
+            ):  # fmt: skip
+                for _ in range(often):
+                    when = dice.uniform(born + 30, DAY - 100)
+                    found += [(when, what, device), (when + dice.uniform(shortest, longest), f"end of {what}", device)]
+        for kill in range(self.kills):  # one per so many minutes, at a random moment, none in the last tenth
+            span = 0.9 * DAY / self.kills
+            found.append((kill * span + dice.uniform(0.2, 1.0) * span, "kill", kill))
+        return sorted(found)
+
+    def carry_out(self, what: str, number: int, server: Supervisor, training: Supervisor) -> None:
+        """One event."""
+        if what == "kill":
+            self.kill_server(number, server, training)
+            return
+        device = self.devices[number]
+        if what == "join":
+            self.trial.enrol(device.number)  # what breaks off is taken up again
+            device.enrolled = True
+        if not device.enrolled:
+            return
+        self.counts[what] = self.counts.get(what, 0) + 1
+        if what in ("die", "stop", "size"):
+            self.end(device, good=what == "stop")
+        if what == "size":
+            node = NodeFolder.open(device.folder)
+            with contextlib.suppress(CannotWrite):  # its disk may be full
+                replace(node, capacity=self.dice.choice([size for size in SIZES if size != node.capacity])).save()
+        elif what == "disk":
+            self.fill(device)
+        elif what == "clock":
+            (device.folder / CLOCK).write_text(str(self.dice.choice(CLOCKS)))
+        elif what == "end of disk":
+            for name in (FULL, "filler"):
+                (device.folder / name).unlink(missing_ok=True)
+        elif what == "end of clock":
+            (device.folder / CLOCK).unlink(missing_ok=True)
+        elif what in ("join", "end of die", "end of stop", "end of size"):
+            self.begin(device)
+
+    def begin(self, device: Device) -> None:
+        """Start a device, unless it runs."""
+        if not device.real:
+            self.tell(device, "start")
+        elif not device.alive:
+            command = [sys.executable, "-m", "tests.flower.herd", "node", str(device.folder)]
+            log = self.trial.folder / "logs" / f"node-{device.number}.log"
+            device.program = Program(f"node-{device.number}", command, log, self.trial.environment)
+            self.trial.programs.append(device.program)
+
+    def end(self, device: Device, *, good: bool) -> None:
+        """End a device: it says goodbye, or dies; light ones only die."""
+        if not device.real:
+            self.tell(device, "die")
+        elif device.program is not None and good:
+            device.program.ask_to_end()
+        elif device.program is not None:
+            device.program.kill()
+
+    def tell(self, device: Device, what: str) -> None:
+        """Tell the process of the light ones."""
+        assert self.herd is not None
+        assert self.herd.stdin is not None
+        self.herd.stdin.write(json.dumps({"node": str(device.folder), "do": what}) + "\n")
+        self.herd.stdin.flush()
+
+    def fill(self, device: Device) -> None:
+        """No room on its disk: a file system of its own that is filled up, or what stands for that."""
+        if not os.path.ismount(device.folder):
+            (device.folder / FULL).touch()
+            return
+        with contextlib.suppress(OSError), (device.folder / "filler").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 12))
+
+    def kill_server(self, number: int, server: Supervisor, training: Supervisor) -> None:
+        """All of the server, its SuperLink or its run alone; and, now and then, the command that trains."""
+        before = self.newest()
+        kind = ("all", "SuperLink", "run")[number % 3]
+        programs = self.programs(server)
+        if kind == "all" or kind not in programs:
+            kind = "all"
+            server.kill()
+            if number % 2 == 0:
+                training.kill()
+                self.counts["kill of training"] = self.counts.get("kill of training", 0) + 1
+        else:
+            os.kill(programs[kind], signal.SIGKILL)
+        self.counts[f"kill of {kind}"] = self.counts.get(f"kill of {kind}", 0) + 1
+        self.checkpoints.append((before, self.newest()))
+
+    # -- what is seen --------------------------------------------------------------------------------------------------
+
+    def newest(self) -> int:
+        """The round of the newest checkpoint; 0 before the first."""
+        found = checkpoint.newest(self.trial.run_folder / "checkpoints")[0]
+        return 0 if found is None else found.progress.state.round_number
+
+    def programs(self, server: Supervisor) -> dict[str, int]:
+        """The server's processes by what they are."""
+        found = dict[str, int]()
+        if server.program is None or server.program.status() is not None:
+            return found
+        found["server start"] = server.program.pid
+        for pid in descendants([server.program.pid]):
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if "fairfold.flower.superlink" in words:
+                    found.setdefault("SuperLink", pid)
+                elif "serverapp" in words:
+                    found["run"] = pid
+                elif "superexec" in words:
+                    found["SuperExec"] = pid
+        return found
+
+    def sample(self, began: float, server: Supervisor) -> None:
+        """Note how much memory and disk the server takes."""
+        now = time.monotonic() - began
+        for what, pid in self.programs(server).items():
+            with contextlib.suppress(OSError, IndexError):
+                status = Path(f"/proc/{pid}/status").read_text()
+                self.memory.append((now, what, pid, int(status.split("VmRSS:")[1].split()[0])))
+        database, events = self.trial.server.folder / "state.db", self.trial.run_folder / "nodes.jsonl"
+        self.disk.append((now, database.stat().st_size, events.stat().st_size if events.exists() else 0))
+
+    # -- the whole -----------------------------------------------------------------------------------------------------
+
+    def run(self, say: Callable[[str], None]) -> None:
+        """From the first device to the end of the run."""
+        trial = self.trial
+        server = Supervisor(lambda: trial.start("server", "server", "start", str(trial.server.folder)))
+        training = Supervisor(
+            lambda: trial.start(
+                "run", "server", "train", str(trial.server.folder), "--rounds", str(self.rounds), "--resume",
+                "--wait-for", "2", "--patience", "600",
+            ),
+            done=lambda: (trial.run_folder / "result.json").exists(),
+        )  # fmt: skip
+        command = [sys.executable, "-m", "tests.flower.herd", "many"]
+        log = (trial.folder / "logs" / "herd.log").open("ab")
+        environment = os.environ | trial.environment
+        self.herd = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, env=environment, start_new_session=True
+        )
+        with log, stopping(trial.programs):
+            try:
+                trial.start_server()
+                server.program = trial.programs[-1]
+                self._pass(server, training, say)
+            finally:
+                self.herd.kill()
+                self.herd.wait()
+        self.counts |= {
+            "restarts of the server": server.restarts, "restarts of training": training.restarts,
+            "of these after a kill": server.asked_for + training.asked_for,
+        }  # fmt: skip
+        self.gave_up = training.words
+
+    def _pass(self, server: Supervisor, training: Supervisor, say: Callable[[str], None]) -> None:
+        waiting, began, looked, told = self.events(), time.monotonic(), 0.0, 0
+        limit = 60 * self.minutes + 1200.0
+        while not training.done() or waiting:
+            now = time.monotonic() - began
+            assert now < limit, f"{self.newest()} of {self.rounds} rounds after {now:.0f} s"
+            while waiting and waiting[0][0] * self.minutes / DAY * 60 <= now:
+                _, what, number = waiting[0]
+                when = waiting.pop(0)[0]
+                try:
+                    self.carry_out(what, number, server, training)
+                except InvalidState:  # the server is away just now: who enrols tries again
+                    assert what == "join"
+                    waiting.append((when + DAY / self.minutes / 12, what, number))
+                    waiting.sort()
+            server.look()
+            if any(device.enrolled for device in self.devices):
+                training.look()
+            if now - looked > 2.0:
+                looked = now
+                self.sample(began, server)
+                if now // 60 > told:
+                    told = int(now // 60)
+                    say(f"{told} min: round {self.newest()} of {self.rounds}, {json.dumps(self.counts)}")
+            time.sleep(0.1)
+
+
+def prepared(folder: Path, minutes: float, real: int, light: int, kills: int, rounds: int, seed: int) -> Day:
+    """A day that can begin."""
+    many = real + light
+    world = {"users": 3 * many, "items": 200, "interactions_per_user": 20}
+    settings = flat(solver="least_squares", rounds=rounds, evaluate_every=10**6, world=world, factors=4, support=2)
+    capacities = ",".join(SIZES[number % len(SIZES)] for number in range(many))
+    trial, data = trial_of(settings, capacities, folder)
+    trial.settings = trial.settings.with_changes({
+        "fleet.clients_per_round": max(2, many // 2), "fleet.network.ask_timeout": ROUND_SECONDS,
+    })  # fmt: skip
+    trial.round_timeout, trial.wait_for = ROUND_SECONDS, 1
+    trial.variables = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    for number in range(real):  # a small file system each, where that is allowed
+        place = trial.node(number)
+        place.mkdir(parents=True, mode=0o700)
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=4m,mode=700", "churn", place], capture_output=True, check=False
+        )
+    trial.prepare(data)
+    day = Day(trial, minutes, real, kills, rounds, random.Random(seed))
+    day.devices = [Device(number, trial.node(number), number < real) for number in range(many)]
+    return day
+
+
+def cleared(day: Day) -> None:
+    """Give back what was mounted."""
+    for device in day.devices:
+        if os.path.ismount(device.folder):
+            kept = {
+                path.relative_to(device.folder): path.read_bytes()
+                for path in device.folder.rglob("*")
+                if path.is_file()
+            }
+            subprocess.run(["umount", str(device.folder)], check=False)
+            for name, content in kept.items():
+                (device.folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (device.folder / name).write_bytes(content)
+
+
+# -- what was promised -------------------------------------------------------------------------------------------------
+
+
+def judged(day: Day) -> dict[str, Any]:
+    """What is left of a day against what is promised; an assertion where it does not hold."""
+    run = day.trial.run_folder
+    done = day.trial.server.rounds_done()
+    assert [number for number, _ in done] == list(range(1, day.rounds + 1)), "every round, each once"
+    assert all(answers > 0 for _, answers in done), "no empty round counts"
+    counted = [event for event in read_events(run) if event["event"] == ROUND and event["counted"]]
+    assert [event["round"] for event in counted] == [number for number, _ in done]
+    assert all(event["used"] for event in counted)
+    empty = sum(event["event"] == ROUND and not event["counted"] for event in read_events(run))
+    # The log is of all sittings: a round is done again only where it was the open one.
+    said = [int(line.split("round ")[1].split(":")[0]) for line in (run / "run.log").read_text().splitlines()
+            if " answers used" in line]  # fmt: skip
+    again = 0
+    for before, after in pairwise(said):
+        assert after in (before, before + 1), f"round {after} after round {before}"
+        again += after == before
+    for before, after in day.checkpoints:
+        assert after >= before, "a kill costs no round that was written down"
+    exact(day)
+    left = [reason for event in counted for reason in event["left_out"].values()]
+    return {
+        "rounds": len(done), "answers": sum(answers for _, answers in done), "tried in vain": empty,
+        "done again after a kill": again, "left out": {reason: left.count(reason) for reason in sorted(set(left))},
+        "events": day.counts, "training gave up": day.gave_up, "memory": memory_told(day),
+        "state.db, kB": [size // 1000 for _, size, _ in day.disk[:: max(1, len(day.disk) // 6)]],
+        "nodes.jsonl, bytes per round": day.disk[-1][2] // len(done),
+    }  # fmt: skip
+
+
+def memory_told(day: Day) -> dict[str, Any]:
+    """Of each of the server's programs: how many there were, its median, and how much the longest-lived one grew."""
+    told = dict[str, Any]()
+    for what in sorted({what for _, what, _, _ in day.memory}):
+        lives = dict[int, list[tuple[float, int]]]()
+        for when, of, pid, size in day.memory:
+            if of == what:
+                lives.setdefault(pid, []).append((when, size))
+        longest = max(lives.values(), key=lambda life: life[-1][0] - life[0][0])
+        third = max(1, len(longest) // 3)
+        settled = longest[third:]  # the first third is loading and warming up
+        half = max(1, len(settled) // 2)
+        told[what] = {
+            "processes": len(lives), "peak MB": round(max(size for life in lives.values() for _, size in life) / 1000),
+            "longest life, s": round(longest[-1][0] - longest[0][0]),
+            "its middle, MB": round(median(size for _, size in settled[:half]) / 1000, 1),
+            "its end, MB": round(median(size for _, size in settled[-half:]) / 1000, 1),
+        }  # fmt: skip
+    return told
+
+
+def exact(day: Day) -> None:
+    """The server's sums are those of the words that it and its devices agree on, whatever happened to both."""
+    state = checkpoint.require(day.trial.run_folder / "checkpoints").progress.state
+    books = Books(state)
+    words = []
+    for device in day.devices:
+        home = device.folder / "state"
+        if (device.folder / FILE).exists() and (home / "name").exists() and (name := name_of(home)) in books.held:
+            words.append((books.sizes[name], DeviceStore(home).load().agreed(books.run, books.held[name])))
+    assert len(words) == len(books.held), "the sums hold words of devices that are there"
+    expected = summed_words(day.trial.settings, books, words)
+    for moment, sums in expected.items():
+        for key, tensor in sums.items():
+            torch.testing.assert_close(state.moments[moment][key].double(), tensor, rtol=1e-6, atol=1e-6)
+
+
+def main() -> None:
+    """A day, and what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--minutes", type=float, default=20.0, help="in which the day passes")
+    parser.add_argument("--real", type=int, default=3, help="devices with processes of their own")
+    parser.add_argument("--light", type=int, default=24, help="devices that are threads")
+    parser.add_argument("--kills", type=int, default=20, help="of the server")
+    parser.add_argument("--rounds", type=int, default=80)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    day = prepared(given.folder, given.minutes, given.real, given.light, given.kills, given.rounds, given.seed)
+    began = time.monotonic()
+    try:
+        day.run(lambda words: print(words, flush=True))  # noqa: T201
+    finally:
+        cleared(day)
+    (given.folder / "memory.json").write_text(json.dumps(day.memory))
+    told = judged(day) | {"minutes": round((time.monotonic() - began) / 60, 1)}
+    sys.stdout.write(json.dumps(told, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

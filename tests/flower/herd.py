@@ -1,0 +1,171 @@
+"""Devices for a day of churn: many light ones in one process, or a real one with its two processes.
+
+    python -m tests.flower.herd node FOLDER      # `fairfold node start FOLDER`, with a clock that can be set
+    python -m tests.flower.herd many             # takes lines on its input: {"node": FOLDER, "do": "start"}
+
+Both run the product's own loop (``fairfold.flower.watch``) against a real server over TLS. A light device is a thread
+of it whose worker (``fairfold.flower.worker``) is in the same process, so that dozens fit on one machine. What is not
+real: heartbeats come every 10 s (Flower's least) in the place of 30, the longest pause is 10 s, a device's clock is off
+by what its file ``clock`` says, and the disk of a light device is full where it has a file ``full``.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import sys
+import threading
+import time
+from datetime import datetime, timedelta, tzinfo
+from pathlib import Path
+from typing import Any
+
+from fairfold import files
+from fairfold.flower import link, watch
+from fairfold.flower.node import NodeFolder
+
+HEARTBEAT, LONGEST_PAUSE, EAGER = 10.0, 10.0, 1.0
+CLOCK, FULL = "clock", "full"
+mine = threading.local()  # the folder of the device whose thread this is
+
+
+class SetClock(datetime):
+    """A clock that is off by what the device's folder says."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> "SetClock":
+        """By this device's clock."""
+        path = mine.folder / CLOCK
+        off = float(path.read_text() or 0) if path.exists() else 0.0
+        return super().now(tz) + timedelta(seconds=off)
+
+
+class FullDisk(files.Disk):
+    """No room where a device's disk is full."""
+
+    def write(self, descriptor: int, piece: memoryview) -> int:
+        """As the system does where there is no room."""
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if any((folder / FULL).exists() for folder in path.parents):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(descriptor, piece)
+
+
+def compress() -> None:
+    """Less waiting than a day has."""
+    link.HEARTBEAT = HEARTBEAT
+    watch.LONGEST_PAUSE, watch.EAGER = LONGEST_PAUSE, EAGER
+    link.datetime = SetClock  # type: ignore[attr-defined]
+
+
+class Died(BaseException):
+    """As if the power had gone: nobody says goodbye."""
+
+
+class LightHand:
+    """A worker in this process."""
+
+    def __init__(self, folder: Path) -> None:
+        from fairfold.flower.worker import Worker
+
+        self._worker = Worker(NodeFolder.open(folder))
+        self._worker._reply = self._dying(self._worker._reply)  # type: ignore[method-assign]
+        self._said: list[dict[str, Any]] = []
+        self.message: bytes | None = None
+        self.kind, self.until, self.used = watch.WORK, float("inf"), 0.0
+
+    @staticmethod
+    def _dying(reply: Any) -> Any:
+        """It may die when it has trained and written that down, and not yet sent it."""
+
+        def replied(message: Any) -> Any:
+            found = reply(message)
+            mine.device.live()
+            return found
+
+        return replied
+
+    def give(self, message: bytes, kind: int = watch.WORK) -> None:
+        """Do it at once."""
+        try:
+            why = "" if kind == watch.WORK else "it died"
+            self._worker.answer(message, why, self._say)  # type: ignore[arg-type]
+        except Exception as error:  # as the worker's own loop has it
+            self._said.append({"done": True, "problem": f"not answered: {type(error).__name__}: {error}"[:300]})
+        self.message, self.used = message, time.monotonic()
+
+    def _say(self, **facts: Any) -> None:
+        self._said.append(facts)
+
+    def hear(self, _seconds: float) -> list[dict[str, Any]]:
+        """All that it said."""
+        found, self._said, self.message = self._said, [], None
+        return found
+
+    def end(self) -> None:
+        """Nothing to end."""
+
+
+class LightWatch(watch.Watch):
+    """A device that can be told to die."""
+
+    doomed = False
+
+    def live(self) -> None:
+        """Unless it is to die now."""
+        if self.doomed:
+            raise Died
+
+    def _look_after(self) -> None:
+        self.live()
+        super()._look_after()
+
+    def _leave(self, link: link.Link) -> None:
+        if not self.doomed:
+            super()._leave(link)
+        else:
+            link.close()
+
+
+def log(words: str) -> None:
+    """Into what becomes the log of all."""
+    sys.stderr.write(words + "\n")
+
+
+def many() -> None:
+    """Light devices, as told."""
+    watch.Hand = LightHand  # type: ignore[assignment,misc]
+    files.disk = FullDisk()
+    living: dict[str, tuple[threading.Thread, LightWatch]] = {}
+
+    def live(device: LightWatch) -> None:
+        mine.folder, mine.device = device.node.folder, device
+        with contextlib.suppress(Died):
+            device.run()
+
+    for line in sys.stdin:
+        told = json.loads(line)
+        name = told["node"]
+        if told["do"] == "start" and not (name in living and living[name][0].is_alive()):
+            device = LightWatch(NodeFolder.open(Path(name)), lambda words: log(f"{mine.folder.name}: {words}"))
+            thread = threading.Thread(target=live, args=(device,), daemon=True)
+            living[name] = thread, device
+            thread.start()
+        elif told["do"] == "die" and name in living:
+            living[name][1].doomed = True
+    os._exit(0)
+
+
+def main() -> None:
+    """One real device, or many light ones."""
+    compress()
+    if sys.argv[1] == "many":
+        many()
+    else:
+        mine.folder = Path(sys.argv[2]).absolute()
+        sys.argv = sys.argv[1:]
+        watch.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Differences between models user by user, and cells that keep what each user got."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy
+import pytest
+
+from fairfold.reproduce.compared import compared, gaps
+from fairfold.reproduce.execute import execute_all, named_by
+from fairfold.reproduce.experiment import Cell, read_experiment
+from fairfold.reproduce.paired import differences, over_seeds, packed, unpacked
+from fairfold.reproduce.records import Outcome, Records, whole
+from fairfold.reproduce.tables import Grid, grids
+from tests.reproduce.small import SMALL, write
+
+
+def test_what_is_packed_comes_back() -> None:
+    each = numpy.random.default_rng(0).random(500) ** 4
+    assert numpy.abs(unpacked(packed(each)) - each).max() <= 0.5001 / (2**16 - 1)
+    assert over_seeds([packed([0.0, 1.0]), packed([1.0, 1.0])]) == pytest.approx([0.5, 1.0], abs=1e-4)
+
+
+def test_an_interval_is_that_of_the_normal_distribution_where_users_are_many() -> None:
+    random = numpy.random.default_rng(1)
+    each = random.random(4000)
+    other = each - 0.01 + 0.1 * random.standard_normal(4000)
+    (found,) = differences(each, [other])
+    apart = each - other
+    assert found.mean == pytest.approx(apart.mean())
+    error = apart.std() / 4000**0.5
+    assert found.low == pytest.approx(apart.mean() - 1.96 * error, abs=0.15 * error)
+    assert found.high == pytest.approx(apart.mean() + 1.96 * error, abs=0.15 * error)
+    assert found.beyond_chance
+    assert not differences(each, [each])[0].beyond_chance
+
+
+def test_other_users_cannot_be_compared() -> None:
+    with pytest.raises(ValueError, match="3 and 2 users"):
+        differences(numpy.zeros(3), [numpy.zeros(2)])
+
+
+def grid_of(tmp_path: Path, against: str, by_user: dict[str, list[float]]) -> Grid:
+    """A table of made up cells: what each user got, by column, or by reference."""
+    text = SMALL.replace("references = true", f'references = true\nvalue = "last"\nagainst = ["{against}"]')
+    experiment = read_experiment(write(tmp_path, text), seeds=1)
+    found: dict[Cell, Outcome] = {}
+    for cell in experiment.cells:
+        if cell.kind == "references":
+            names = {name: packed(each) for name, each in by_user.items() if "(" in name}
+            found[cell] = Outcome(facts={"references": {}}, by_user=names)
+        elif cell.column in by_user:
+            found[cell] = replace(Outcome.of_value(0.5, 1.0), by_user={"last": packed(by_user[cell.column])})
+    return grids(experiment, found)[0]
+
+
+def test_columns_and_references_are_what_others_are_compared_with(tmp_path: Path) -> None:
+    each = {"FAIR": [0.5, 0.5, 1.0], "HeteroFL": [0.0, 0.0, 0.0], "ridge (penalty 10)": [0.5, 0.5, 0.5]}
+    ((name, apart),) = gaps(grid_of(tmp_path, "ridge", each))
+    assert name == "ridge"
+    assert apart["1x-16x", "FAIR"].mean == pytest.approx(1 / 6, abs=1e-4)
+    (view,) = compared(grid_of(tmp_path, "HeteroFL", each))
+    assert view.heading == ["", "FAIR"]
+    assert view.rows[0][1].startswith("+0.6667 [+0.5000, +1.0000]")
+    assert compared(grid_of(tmp_path, "HeteroFL", {"FAIR": [1.0]})) == []
+
+
+def test_a_cell_keeps_what_each_user_got_and_by_which_code(tmp_path: Path) -> None:
+    experiment = read_experiment(write(tmp_path), quick=True)
+    (outcomes,) = execute_all([experiment], tmp_path, 1, only=["one/1x-16x/FAIR"])
+    (cell,) = outcomes
+    each = unpacked(outcomes[cell].by_user["last"])
+    assert each.mean() == pytest.approx(outcomes[cell].last, abs=1e-4)
+    (record,) = Records(tmp_path / experiment.folder).by_label.values()
+    assert record["torch"]
+    assert whole(record) == bool(record["commit"])
+    assert not whole({key: value for key, value in record.items() if key != "torch"})
+    assert not whole(record | {"outcome": record["outcome"] | {"by_user": {}}})
+
+
+def test_what_lacks_something_is_run_again_when_asked(tmp_path: Path) -> None:
+    experiment = read_experiment(write(tmp_path), quick=True)
+    only = ["one/1x/FedAvg"]
+    execute_all([experiment], tmp_path, 1, only=only)
+    records = Records(tmp_path / experiment.folder)
+    (record,) = records.by_label.values()
+    old = {key: value for key, value in record.items() if key not in ("torch", "checksum")}
+    records.join([old | {"outcome": old["outcome"] | {"best": 0.123}}])
+    (kept,) = execute_all([experiment], tmp_path, 1, only=only)
+    assert [outcome.best for outcome in kept.values()] == [0.123]
+    (new,) = execute_all([experiment], tmp_path, 1, only=only, again=True)
+    assert [outcome.best for outcome in new.values()] == [record["outcome"]["best"]]
+
+
+def test_cells_are_named_by_patterns(tmp_path: Path) -> None:
+    cells = read_experiment(write(tmp_path), seeds=1).cells
+    for pattern, many in (("one", 4), ("one/1x", 1), ("one/*/FAIR", 1), ("one/1x-16x/*", 2), ("other", 0)):
+        assert sum(named_by(cell, [pattern]) for cell in cells) == many, pattern
+    assert all(named_by(cell, ()) for cell in cells)

@@ -1,0 +1,56 @@
+"""What is packaged: versions that agree, bounds that can be tested (see oldest.py), a release with notes."""
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fairfold.version import __version__
+from tests.oldest import pins
+
+ROOT = Path(__file__).parents[1]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def test_versions_agree() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert PROJECT["project"]["version"] == str(cited["version"]) == __version__
+
+
+def test_the_oldest_versions_are_those_of_the_bounds() -> None:
+    found = pins(PROJECT["project"], ["notebook"])
+    assert {"numpy==1.26", "pandas==2.2", "matplotlib==3.8"} <= set(found)  # its own, an extra's, an extra's extra's
+    assert len(found) == len({pin.split("==")[0] for pin in found})
+    with pytest.raises(SystemExit, match="no lower bound"):
+        pins({"name": "x", "dependencies": ["torch"], "optional-dependencies": {}}, [])
+
+
+def test_every_extra_has_bounds() -> None:
+    for extra in PROJECT["project"]["optional-dependencies"]:
+        assert pins(PROJECT["project"], [extra])
+
+
+def test_workflows_call_the_make_targets_that_there_are() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    called = []
+    for path in WORKFLOWS:
+        jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
+        steps = [step.get("run", "") for job in jobs.values() for step in job["steps"]]
+        called += re.findall(r"^make ([a-z-]+)", "\n".join(steps), re.MULTILINE)
+    assert {"test", "test-oldest", "notes"} <= set(called) <= targets
+
+
+def test_a_release_has_notes() -> None:
+    notes = subprocess.run(["make", "-s", "notes"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "Unreleased" not in notes.splitlines()[0]
+    assert "fairfold" in notes
+    missing = subprocess.run(
+        ["make", "-s", "notes", "NOTES=9.9"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert missing.returncode != 0
+    assert "no part '## 9.9'" in missing.stderr

@@ -1,0 +1,182 @@
+"""What trackers are told, and that each program shows it again, offline; skipped where it is absent."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fairfold
+from fairfold.errors import InvalidSettings
+from fairfold.runs.train import run
+from fairfold.simulate import simulate
+from fairfold.trackers import KINDS, MLflow, TensorBoard, Tracker, WeightsAndBiases, tracker
+from fairfold.trackers.tracker import Plain, flat, plain_name
+from tests.cli.commands import TINY, fails, works
+from tests.runs.worlds import Interrupted, StopAfter, small
+
+
+class Heard(Tracker):
+    """A service in memory; of a run whose name is known it says so."""
+
+    TITLE, MODULE, EXTRA = "Heard", "math", "heard"
+
+    def __init__(self, kept: Path | None = None, broken_at: int = 0) -> None:
+        super().__init__(kept)
+        self.told: list[str] = []
+        self.settings: dict[str, Plain] = {}
+        self.values: dict[tuple[str, int], float] = {}
+        self.broken_at = broken_at
+
+    def open(self, settings: Mapping[str, Plain], first_round: int, known: str | None) -> str | None:
+        self.settings = dict(settings)
+        self.told.append(f"open at {first_round}, known {known}")
+        return "run-7"
+
+    def send(self, values: Mapping[str, float], round_number: int) -> None:
+        if round_number == self.broken_at:
+            raise ConnectionError("no route")
+        self.values |= {(name, round_number): value for name, value in values.items()}
+
+    def shut(self, *, ended: bool) -> None:
+        self.told.append("ended" if ended else "broke off")
+
+
+def test_a_simulation_tells_settings_rounds_and_the_end() -> None:
+    heard = Heard()
+    result = simulate(small(rounds=4), callbacks=[heard])
+    assert heard.told == ["open at 1, known None", "ended"]
+    assert heard.settings["fleet.capacities"] == str(small().fleet.capacities)
+    assert [number for name, number in heard.values if name == "round/seconds"] == [1, 2, 3, 4]
+    evaluated = [report for report in result.history if report.quality is not None]
+    assert evaluated
+    for report in evaluated:
+        assert report.quality is not None
+        assert heard.values["quality/server", report.round_number] == report.quality.server
+        assert heard.values[f"quality/{result.groups[0].capacity}", report.round_number] == report.quality.groups[0]
+    assert heard.values["end/server", 4] == result.quality
+    assert heard.values["bytes_held/16x", 4] == result.groups[-1].bytes_held
+    assert heard.values["reference/popularity", 4] == result.references["popularity"]
+
+
+def test_a_fit_tells_the_same() -> None:
+    heard, world = Heard(), {"data.users": 30, "data.items": 60, "data.interactions_per_user": 10}
+    model = fairfold.fit("synthetic", "1x-16x", settings=world, progress=False, rounds=2, callbacks=[heard])
+    assert heard.values["end/server", 2] == model.result.quality
+    assert heard.told[-1] == "ended"
+
+
+def test_a_service_that_fails_costs_its_figures_and_not_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    heard = Heard(broken_at=2)
+    with caplog.at_level(logging.WARNING):
+        result = simulate(small(rounds=3), callbacks=[heard])
+    assert len(result.history) == 3
+    assert {number for _, number in heard.values} == {1}
+    assert [record.getMessage() for record in caplog.records if "no route" in record.getMessage()] == [
+        "Heard failed at round 2 and is told no more; the run goes on: no route"
+    ]
+
+
+def test_a_run_that_is_gone_on_with_keeps_its_name(tmp_path: Path) -> None:
+    kept = tmp_path / "name.txt"
+    first, second, third = Heard(kept), Heard(kept), Heard(kept)
+    with pytest.raises(Interrupted):
+        run(small(), tmp_path / "run", checkpoint_every=1, callbacks=[first, StopAfter(3)])
+    run(small(), tmp_path / "run", resume=True, callbacks=[second], say=lambda _: None)
+    run(small(), tmp_path / "new", callbacks=[third])
+    assert first.told == ["open at 1, known None", "broke off"]
+    assert second.told == ["open at 3, known run-7", "ended"]
+    assert third.told[0] == "open at 1, known None"
+
+
+def test_names_and_settings_are_plain() -> None:
+    assert flat({"run": {"rounds": 3, "list": [1, 2]}, "fleet": {"network": {"tries": 2}}}) == {
+        "run.rounds": 3, "run.list": "[1, 2]", "fleet.network.tries": 2,
+    }  # fmt: skip
+    assert plain_name("reference/item-kNN (best)µ") == "reference/item-kNN -best--"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_missing_package_is_told_before_any_work(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, KINDS[name].MODULE, None)
+    with pytest.raises(InvalidSettings, match=rf"pip install 'fairfold\[{name}\]'"):
+        tracker(name)
+
+
+def test_near_misses_are_suggested(tmp_path: Path) -> None:
+    assert "did you mean 'mlflow'" in fails("train", "--track", "mlfow", "--out", str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+# -- the programs themselves, offline ----------------------------------------------------------------------------------
+
+
+def needs(package: str) -> Any:
+    return pytest.importorskip(package, reason=f"{package} is not installed: pip install 'fairfold[{package}]'")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensorboard_shows_it(tmp_path: Path) -> None:
+    needs("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    result = simulate(small(), callbacks=[TensorBoard(tmp_path / "events")])
+    events = EventAccumulator(str(tmp_path / "events"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("quality/16x")] == [2, 4]
+    assert len(events.Scalars("round/seconds")) == 4
+    assert events.Scalars("end/server")[0].value == pytest.approx(result.quality)
+    assert "settings/text_summary" in events.Tags()["tensors"]
+    works("train", *TINY, "--track", "tensorboard", "--out", str(tmp_path / "run"))
+    assert list((tmp_path / "run" / "tensorboard").glob("events.*"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = needs("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow 3 wants a database, whose making takes seconds
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "store").as_uri())
+    client = mlflow.MlflowClient()
+    kept = tmp_path / "id.txt"
+    with pytest.raises(Interrupted):
+        run(small(), tmp_path / "run", checkpoint_every=1, callbacks=[MLflow(kept=kept), StopAfter(3)])
+    name = kept.read_text()
+    assert client.get_run(name).info.status == "FAILED"
+    finished = run(small(), tmp_path / "run", resume=True, callbacks=[MLflow(kept=kept)], say=lambda _: None)
+    assert kept.read_text() == name
+    found = client.get_run(name)
+    assert found.info.status == "FINISHED"
+    assert found.data.params["fleet.capacities"] == str(small().fleet.capacities)
+    assert found.data.metrics["end/server"] == finished.result.quality
+    assert sorted({one.step for one in client.get_metric_history(name, "round/seconds")}) == [1, 2, 3, 4]
+    with mlflow.start_run() as mine:  # a run that somebody has opened is used, and left open
+        simulate(small(rounds=1), callbacks=[MLflow()])
+        assert mlflow.active_run().info.run_id == mine.info.run_id
+    assert "round/seconds" in client.get_run(mine.info.run_id).data.metrics
+    works("train", *TINY, "--track", "mlflow", "--out", str(tmp_path / "typed"))
+    assert client.get_run((tmp_path / "typed" / "mlflow.txt").read_text()).info.run_name == "typed"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nowhere://at-all")
+    with pytest.raises((InvalidSettings, mlflow.MlflowException)):
+        simulate(small(rounds=1), callbacks=[MLflow()])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_wandb_keeps_it_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = needs("wandb")
+    for name, value in (("WANDB_MODE", "offline"), ("WANDB_SILENT", "true"), ("WANDB_DIR", str(tmp_path))):
+        monkeypatch.setenv(name, value)
+    mine = wandb.init(project="mine")  # a run that somebody has opened is used, and left open
+    result = simulate(small(), callbacks=[WeightsAndBiases()])
+    assert wandb.run is mine
+    assert mine.summary["end/server"] == pytest.approx(result.quality)
+    assert mine.summary["round"] == 4
+    assert mine.config["fleet.capacities"] == str(small().fleet.capacities)
+    mine.finish()
+    kept = tmp_path / "id.txt"
+    simulate(small(), callbacks=[WeightsAndBiases(folder=tmp_path, kept=kept)])
+    assert wandb.run is None
+    (path,) = tmp_path.glob(f"wandb/offline-run-*/run-{kept.read_text()}.wandb")
+    assert b"quality/16x" in path.read_bytes()
+    works("train", *TINY, "--track", "wandb", "--out", str(tmp_path / "typed"))
+    assert list((tmp_path / "typed" / "wandb").glob("offline-run-*"))
