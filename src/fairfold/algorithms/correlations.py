@@ -296,7 +296,7 @@ class Correlations(ByRows):
             if SUM in answer.sums:
                 sums[: len(answer.sums[SUM])] += answer.sums[SUM]
             else:
-                trials.note(tallies, state.round_number, sent.size, answer.sums[QUALITY])
+                trials.note(tallies, sent.round_number, sent.size, answer.sums[QUALITY])
         moments = state.moments | {SUM: {SUM: sums}} | ({QUALITY: tallies} if tallies else {})
         after = State(state.full, state.round_number + 1, moments)
         made = torch.tensor(self.made(plan, after), dtype=torch.float64)
