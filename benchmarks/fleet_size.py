@@ -4,7 +4,8 @@
 
 Nodes answer at once with nothing to train, so that what is left is the server's own work: drawing, asking, orders,
 checks, the step, the checkpoint and the record. Shown is the median over rounds after the first, in which those drawn
-are asked what they can hold, too, in processor time, which others on the machine change little.
+are asked what they can hold, too (who is drawn for the first time is asked in later rounds as well: of few registered
+that is nobody soon, of many nearly everybody), in processor time, which others on the machine change little.
 """
 
 import argparse
@@ -32,7 +33,7 @@ def local(context: Context, num_items: int) -> LocalData:
 def measured(registered: int, drawn: int, rounds: int) -> dict[str, float]:
     settings = Settings(
         algorithm={"kind": "closed_form", "aggregation": "delta", "server_optimiser": "sgd"},
-        fleet={"capacities": "1x-4x", "clients_per_round": drawn},
+        fleet={"capacities": "1x-4x", "clients_per_round": drawn, "network": {"push": False}},
         run={"rounds": rounds, "evaluate_every": rounds + 1},
     )
     with tempfile.TemporaryDirectory() as place:

@@ -9,16 +9,19 @@ training data, and send all of their pairs; with ``--mixed`` fleets of several s
 their capacity allows.
 
 Every row is a file in DIR as soon as it is there, with the quality of every user; the same command goes on where it
-was interrupted. At the end, or at once with ``--table``, a table per data set: means over splits, and the mean over
-users of the difference to the better one of EASE and iALS, and of mixed fleets to all-1x, with their standard errors.
+was interrupted; ``--processes`` makes several at a time. At the end, or at once with ``--table``, a table per data set
+is shown and written to DIR: means over splits, and the mean over users of the difference to the better one of EASE and
+iALS, and of mixed fleets to all-1x, with their standard errors.
 """
 
 import argparse
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -33,7 +36,7 @@ from fairfold.algorithms.pairs import size_of
 from fairfold.data import Dataset, Interactions
 from fairfold.data.holdout import hold_out
 from fairfold.metrics.ranking import RankingResult, evaluate_ranking
-from fairfold.metrics.reference_rows import strong_rows
+from fairfold.metrics.reference_rows import STRONG, strong_rows
 from fairfold.projections import Assignment, LeadingBlock
 from fairfold.protocol.plan import Plan
 from fairfold.settings import Settings, read_settings
@@ -115,39 +118,51 @@ class Shelf:
         beside.replace(self.path(row))
         print(f"{self.stem} {row}: {result.ndcg:.4f} {facts}", flush=True)
 
-    def kept(self, rows: list[str]) -> dict[str, dict[str, Any]]:
-        """Those that are there."""
-        return {row: json.loads(self.path(row).read_text()) for row in rows if self.path(row).exists()}
+
+@dataclass(frozen=True)
+class Unit:
+    """What one process makes at a time: a reference, or a fleet, of one split."""
+
+    name: str
+    seed: int
+    what: str
+    head: int
+    folder: Path
+
+    @property
+    def shelf(self) -> Shelf:
+        """Where its rows are kept."""
+        return Shelf(self.folder, self.name, self.seed)
+
+    @property
+    def made(self) -> bool:
+        """Whether they are there."""
+        return all(self.shelf.path(row).exists() for row in labels(self.what))
+
+    def load(self) -> Dataset:
+        """The split."""
+        known, _, most = self.name.partition(":")
+        return split_anew(fairfold.data.load(known), self.seed, int(most) if most else None)
 
 
-def make_rows(shelf: Shelf, load: Callable[[], Dataset], mixed: bool, head: int) -> None:
-    """One split: references, every size, and mixed fleets."""
-    fleets: list[tuple[str, Correlations]] = [(size, AllPairs(head=head)) for size in SIZES]
-    fleets += [(scheme, Correlations(head=head)) for scheme in MIXED] if mixed else []
-    missing = [fleet for fleet in fleets if not all(shelf.path(row).exists() for row in labels(fleet[0]))]
-    referred = all(shelf.path(row).exists() for row in REFERENCES)
-    if referred and not missing:
-        return
-    first = settings_of("1x", AllPairs(head=head))
-    data = numbered(load(), first)
-    plan = World.of(first, data).plan
-    known = torch.arange(data.num_items) < plan.architecture.tables[ROWS][0]
+def make(unit: Unit) -> None:
+    """The rows of a unit."""
+    first = settings_of("1x", AllPairs(head=unit.head))
+    data, started = numbered(unit.load(), first), time.monotonic()
+    known = torch.arange(data.num_items) < World.of(first, data).plan.architecture.tables[ROWS][0]
     about = {"users": data.num_users, "items": data.num_items, "head": int(known.sum())}
-    started = time.monotonic()
-    if not referred:
-        for row, result in islice(strong_rows(data, known), len(REFERENCES)):  # those on the same items come first
-            shelf.keep(row.split()[0], result, **about, seconds=round(time.monotonic() - started, 1), chosen=row)
-    for capacities, algorithm in missing:
-        settings, started = settings_of(capacities, algorithm), time.monotonic()
-        world = World.of(settings, data)
-        ended = simulate(settings, data=data)
-        for size, (row, group) in enumerate(zip(labels(capacities), ended.groups, strict=True)):
-            seconds = round(time.monotonic() - started, 1)
-            told = " ".join(ended.told)
-            shelf.keep(
-                row, by_user(ended, world, size), **about, bytes=group.bytes_held, sent=group.bytes_up,
-                seconds=seconds, chosen=told,
-            )  # fmt: skip
+    if unit.what in REFERENCES:
+        kinds = [kind for kind in STRONG if kind.name == unit.what]
+        name, result = next(strong_rows(data, known, kinds=kinds))  # that on the same items comes first
+        unit.shelf.keep(unit.what, result, **about, seconds=round(time.monotonic() - started, 1), chosen=name)
+        return
+    algorithm = (Correlations if "-" in unit.what else AllPairs)(head=unit.head)
+    settings = settings_of(unit.what, algorithm)
+    world, ended = World.of(settings, data), simulate(settings, data=data)
+    for size, (row, group) in enumerate(zip(labels(unit.what), ended.groups, strict=True)):
+        seconds, chosen = round(time.monotonic() - started, 1), " ".join(ended.told)
+        held = {"bytes": group.bytes_held, "sent": group.bytes_up, "seconds": seconds, "chosen": chosen}
+        unit.shelf.keep(row, by_user(ended, world, size), **about, **held)
     MADE.clear()
 
 
@@ -191,36 +206,53 @@ def apart(mine: list[dict[str, Any]], others: list[dict[str, Any] | None]) -> st
     return f"{size:+.4f} ± {error:.4f} ({share:+.1%})"
 
 
+def seeds_of(folder: Path, name: str, splits: int) -> list[int]:
+    """Of the splits of a data set: drawn by chance when they are first asked for, and written down."""
+    drawn = folder / f"{name.replace(':', '-')}.seeds.json"
+    seeds: list[int] = json.loads(drawn.read_text()) if drawn.exists() else []
+    seeds += [secrets.randbelow(2**31) for _ in range(splits - len(seeds))]
+    drawn.write_text(json.dumps(seeds))
+    return seeds[:splits]
+
+
+def one_thread() -> None:
+    """As many processes as there are cores need no more."""
+    torch.set_num_threads(1)
+
+
 def main() -> None:
     """See the top of this file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="+", help="A name, or name:2000 for the users with most.")
     parser.add_argument("--splits", type=int, default=3)
     parser.add_argument("--head", type=int, default=8_000)
+    parser.add_argument("--sizes", default="1x,4x,16x,64x", help="That all users hold.")
     parser.add_argument("--mixed", action="store_true")
+    parser.add_argument("--processes", type=int, default=1, help="Each of one thread, where there are several.")
     parser.add_argument("--out", type=Path, default=Path("recommender-rows"))
     parser.add_argument("--table", action="store_true", help="Show what there is, and make nothing.")
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
+    seeds = {name: seeds_of(chosen.out, name, chosen.splits) for name in chosen.data}
+    whats = [*REFERENCES, *chosen.sizes.split(","), *(MIXED if chosen.mixed else ())]
+    splits = [(name, seed) for name in chosen.data for seed in seeds[name]]
+    units = [Unit(name, seed, what, chosen.head, chosen.out) for what in whats for name, seed in splits]
+    missing = [] if chosen.table else [unit for unit in units if not unit.made]
+    if chosen.processes > 1 and missing:
+        for name in {unit.name.partition(":")[0] for unit in missing}:
+            fairfold.data.load(name)  # prepared once, before all
+        with ProcessPoolExecutor(chosen.processes, get_context("spawn"), one_thread) as pool:
+            for done in as_completed([pool.submit(make, unit) for unit in missing]):
+                done.result()
+    else:
+        for unit in missing:
+            make(unit)
     rows = [*REFERENCES, *SIZES, *(row for scheme in MIXED for row in labels(scheme))]
     for name in chosen.data:
-        drawn = chosen.out / f"{name.replace(':', '-')}.seeds.json"
-        seeds = json.loads(drawn.read_text()) if drawn.exists() else []
-        seeds += [secrets.randbelow(2**31) for _ in range(chosen.splits - len(seeds))]
-        drawn.write_text(json.dumps(seeds))
-        shelves = [Shelf(chosen.out, name, seed) for seed in seeds[: chosen.splits]]
-        known, _, most = name.partition(":")
-        for shelf, seed in zip(shelves, seeds, strict=False):
-            if not chosen.table:
-                make_rows(
-                    shelf,
-                    lambda seed=seed, known=known, most=most: split_anew(  # type: ignore[misc]
-                        fairfold.data.load(known), seed, int(most) if most else None
-                    ),
-                    chosen.mixed,
-                    chosen.head,
-                )
-        print(f"\n{name}\n\n" + "\n".join(table(shelves, rows)) + "\n", flush=True)
+        shelves = [Shelf(chosen.out, name, seed) for seed in seeds[name]]
+        text = f"\n{name}\n\n" + "\n".join(table(shelves, rows)) + "\n"
+        print(text, flush=True)
+        (chosen.out / f"{name.replace(':', '-')}.md").write_text(text)
 
 
 if __name__ == "__main__":

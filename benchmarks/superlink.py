@@ -10,11 +10,12 @@ start`` sends while it waits. Shown is the processor time of the server, which o
 
 import argparse
 import os
+import resource
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, EllipticCurv
 
 from fairfold import Settings
 from fairfold.flower.federate import trial_of
-from fairfold.flower.link import HEARTBEAT, Link, public_form
+from fairfold.flower.link import HEARTBEAT, Link, Refused, public_form
 from fairfold.flower.processes import OFFLINE, Program, descendants, free_ports, stopping, wait_for_port
 from fairfold.flower.server import ServerFolder
 from fairfold.flower.watch import IDLE
@@ -75,17 +76,20 @@ def idle(many: int, threads: int = 8) -> None:
     with tempfile.TemporaryDirectory() as place, serving(Path(place), many) as (server, program, keys):
         before = resident(program.pid)
         links = [Link(f"127.0.0.1:{server.port}", server.authority, key) for key in keys]
-        counts, over = [0] * threads, threading.Event()
+        counts, over, there = [0] * threads, threading.Event(), threading.Barrier(threads + 1)
 
         def wait(first: int) -> None:
             mine = [(link, link.activate()) for link in links[first::threads]]
+            there.wait()
             turn = 0
             while not over.is_set():
                 began = time.monotonic()
                 for place, (link, node) in enumerate(mine):
-                    link.pull(node)
+                    with suppress(Refused):
+                        link.pull(node)
                     if (turn + place) % round(0.7 * link.heartbeat / max(IDLE, link.pause)) == 0:
-                        link.beat(node)
+                        with suppress(Refused):
+                            link.beat(node)
                         counts[first] += 1
                     counts[first] += 1
                 turn += 1
@@ -95,7 +99,8 @@ def idle(many: int, threads: int = 8) -> None:
         workers = [threading.Thread(target=wait, args=(first,), daemon=True) for first in range(threads)]
         for worker in workers:
             worker.start()
-        time.sleep(10.0)
+        there.wait()
+        time.sleep(15.0)  # by then the server has told how often it wants to be asked
         took, asked, began = seconds_of(program.pid), sum(counts), time.monotonic()
         time.sleep(SECONDS)
         took, asked, seconds = seconds_of(program.pid) - took, sum(counts) - asked, time.monotonic() - began
@@ -173,6 +178,8 @@ def main() -> None:
     one.add_argument("--devices", type=int, default=3)
     one.add_argument("--rounds", type=int, default=4)
     given = parser.parse_args()
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if given.what == "answers":
         for size in given.megabytes:
             answers(size, given.devices, given.rounds)

@@ -15,8 +15,7 @@ def load(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def listed(tensors: dict[str, Any], told: dict[str, Any], name: str, items: int) -> list[Any]:
-    many = told["projections"][name]["kept"][0] if name in tensors else 0
-    if not many:
+    if not (many := told["projections"].get(name, {"kept": [0]})["kept"][0]):
         return [np.empty(0, int), np.empty(0, int), np.empty(0)]
     content, end = tensors[name], 4 + min(items, 2 * many)
     unit = float(content[:4].copy().view("<f4")[0]) / 127
@@ -25,8 +24,8 @@ def listed(tensors: dict[str, Any], told: dict[str, Any], name: str, items: int)
 
 
 def recommend(tensors: dict[str, Any], told: dict[str, Any], history: list[int], top: int = 10) -> list[Any]:
-    rows, items, content = told["projections"]["rows"], told["projections"]["pairs"]["items"], tensors["rows"]
-    (known, width), bits = rows["kept"], rows["bits"]
+    rows, content = told["projections"]["rows"], tensors["rows"]
+    (known, width), bits, items = rows["kept"], rows["bits"], rows["shape"][0]
     codes, w = np.zeros((items, 2)), np.zeros((items, width - 2))
     codes[:known] = content[: 2 * known].reshape(known, 2)
     a, b = np.where(codes > 0, np.exp((codes - 208) / 16), 0).T
@@ -41,7 +40,7 @@ def recommend(tensors: dict[str, Any], told: dict[str, Any], history: list[int],
     back = np.where((j < known) & (i < known), a[j] * b[i] / np.maximum(a[i] * b[j], 1e-30), 1)
     added = np.bincount(j, has[i] * t, items) + np.bincount(i, has[j] * t * back, items)
     j, i, t = listed(tensors, told, "near", items)
-    added += np.bincount(j, (j != i) * has[i] * t, items)
+    added = added + np.bincount(j, (j != i) * has[i] * t, items)
     score = np.where((score == -np.inf) & (added != 0), added, score + added)
     best = [item for item in np.argsort(-score, kind="stable") if not has[item]][:top]
     return [(int(names[item]), float(score[item])) for item in best]

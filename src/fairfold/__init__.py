@@ -11,13 +11,16 @@ from fairfold.version import __version__
 
 if TYPE_CHECKING:
     from fairfold.errors import FairfoldError
-    from fairfold.fitting import fit, load
+    from fairfold.fitting import fit, from_pretrained, load
     from fairfold.nn import compress, expand
     from fairfold.settings import Settings
     from fairfold.simulate import simulate
     from fairfold.subspace import Subspace
 
-__all__ = ["FairfoldError", "Settings", "Subspace", "__version__", "compress", "expand", "fit", "load", "simulate"]
+__all__ = [
+    "FairfoldError", "Settings", "Subspace", "__version__", "compress", "expand", "fit",
+    "from_pretrained", "load", "simulate",
+]  # fmt: skip
 
 _HOMES = {
     "FairfoldError": "fairfold.errors",
@@ -26,6 +29,7 @@ _HOMES = {
     "compress": "fairfold.nn",
     "expand": "fairfold.nn",
     "fit": "fairfold.fitting",
+    "from_pretrained": "fairfold.fitting",
     "load": "fairfold.fitting",
     "simulate": "fairfold.simulate",
 }

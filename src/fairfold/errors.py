@@ -25,6 +25,14 @@ class FairfoldError(Exception):
         given: What the caller handed in, with its value.
         needed: What would have been accepted.
         remedy: What to do about it.
+
+    Example:
+        >>> import fairfold
+        >>> try:
+        ...     fairfold.Subspace(10, 20)
+        ... except fairfold.FairfoldError as error:
+        ...     print(error.needed)
+        1 <= size <= 10
     """
 
     def __init__(self, given: str, needed: str, remedy: str) -> None:
@@ -83,6 +91,10 @@ class InvalidMessage(FairfoldError, ValueError):
 
 class Refused(FairfoldError, RuntimeError):
     """Something asked of a device that it does not do, for the sake of its users."""
+
+
+class BudgetSpent(Refused):
+    """A noisy sum that a device does not take part in: it would go past what its owner allows in all."""
 
 
 class SumLost(FairfoldError, RuntimeError):

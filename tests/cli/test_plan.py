@@ -81,8 +81,8 @@ def test_what_a_federation_gives_to_every_size() -> None:
         cells = [cell.strip() for cell in line.split("│")[1:-1]]
         assert cells[1].split()[0] == f"{rows['kept'][0]:,}"
         assert cells[2:4] == [str(rows["kept"][1] - 2), str(rows["bits"])]
-        assert cells[5] == human_bytes(held.bytes())
-        assert cells[7] == human_bytes(known.algorithm.traffic(known, size)[1])
+        assert cells[6] == human_bytes(held.bytes())
+        assert cells[8] == human_bytes(known.algorithm.traffic(known, size)[1])
     code, text = plan("--data", "synthetic", "--recipe", "least-squares", "--capacities", "4x")
     assert code == 0, text
     assert "columns" not in text

@@ -39,7 +39,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> tuple[Nodes, Path]:
     place = tmp_path_factory.mktemp("fleet")
     data = tiny_data(3, USERS, ITEMS)
     settings = Settings(
-        algorithm={"kind": "correlations", "support": 1}, model={"factors": 6}, fleet={"capacities": "1x-4x-16x"},
+        algorithm={"kind": "correlations", "support": 1}, model={"factors": 6}, fleet={"capacities": "1x-8x-16x"},
         run={"rounds": 2, "evaluate_every": 2},
     )  # fmt: skip
     nodes = in_process(data, settings, 3, place / "devices", folder=place / "run")
@@ -75,12 +75,13 @@ def test_a_device_scores_as_the_product_does(fleet: tuple[Nodes, Path], number: 
 def test_all_forms_that_a_file_can_have(
     fleet: tuple[Nodes, Path], rows: int, columns: int, bits: int, many: int, tmp_path: Path
 ) -> None:
-    """Pairs that are listed and counted, and items beyond the rows; by the device's reader and by the example's."""
+    """Lists that are listed and counted, and items beyond the rows; by the device's reader and by the example's."""
     nodes, place = fleet
     run, state = open_run(place / "run"), nodes.strategy.progress.state
     head = nodes.strategy.plan.architecture.tables["rows"][0]
     held: dict[str, Projection] = {
-        "rows": CodedRows((head, 8), (rows, 2 + columns), bits), "pairs": PairList((8 * head, 3), (many, 3), head)
+        "rows": CodedRows((head, 8), (rows, 2 + columns), bits), "pairs": PairList((8 * head, 3), (many, 3), head),
+        "near": PairList((5 * head, 3), (many, 3), head),
     }  # fmt: skip
     model = DeviceModel(Capacity.parse("2x"), held, {name: of.reduce(state.full[name]) for name, of in held.items()})
     tensors, told = contents(model, run.settings, state, run.facts, ("NDCG@20", None, None))
@@ -175,7 +176,7 @@ def test_a_node_recommends_offline_without_torch(fleet: tuple[Nodes, Path], tmp_
 def test_every_device_was_given_the_model_of_its_size_and_that_is_told(fleet: tuple[Nodes, Path]) -> None:
     nodes, place = fleet
     stored = [read_model(place / "devices" / f"node-{number}") for number in range(3)]
-    assert [model.told["capacity"] for model in stored] == ["1x", "4x", "16x"]
+    assert [model.told["capacity"] for model in stored] == ["1x", "8x", "16x"]
     assert {model.told["run"] for model in stored} == {f"{nodes.strategy.books.run:x}"}
     assert {model.round_number for model in stored} == {2}
     assert read_events(place / "run")[-1] == {"event": "pushed", "round": 2, "asked": 3, "nodes": [1, 2, 3]}

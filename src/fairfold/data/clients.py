@@ -65,6 +65,11 @@ def by_label(labels: Tensor, num_clients: int, concentration: float, seed: int =
         concentration: Parameter of the symmetric Dirichlet distribution. Small values give every client few labels,
             large ones give all clients the same mixture.
         seed: Seed of the shares and of the order of the rows.
+
+    Example:
+        >>> clients = by_label(torch.arange(100) % 10, 5, concentration=0.5)
+        >>> len(clients), sum(len(clients.of(client)) for client in range(5))
+        (5, 100)
     """
     if num_clients < 1 or not concentration > 0:
         given = f"{num_clients} clients with concentration {concentration}"

@@ -59,6 +59,12 @@ class SyntheticWorld:
         popularity_exponent: 0 makes all items alike; about 1 is what catalogues show.
         taste_strength: Standard deviation of the taste term; 0 leaves popularity alone.
         seed: The same parameters and seed give the same world.
+
+    Example:
+        >>> world = SyntheticWorld(users=20, items=50, interactions_per_user=10)
+        >>> data = world.dataset()
+        >>> data.num_users, data.num_items, len(data.train.of(0)), len(data.test.of(0))
+        (20, 50, 7, 3)
     """
 
     users: int = 200

@@ -4,8 +4,9 @@ The same recipe, rounds and files as ``fairfold train``; nothing is computed her
 ``runs``.
 """
 
+from fairfold.fitting.hub import Pretrained, from_pretrained
 from fairfold.fitting.model import Model, load
 from fairfold.fitting.run import fit
 from fairfold.fitting.suggest import Suggestions
 
-__all__ = ["Model", "Suggestions", "fit", "load"]
+__all__ = ["Model", "Pretrained", "Suggestions", "fit", "from_pretrained", "load"]

@@ -12,6 +12,7 @@ import torch
 
 from fairfold.data import Dataset, Interactions
 from fairfold.errors import InvalidData, InvalidSettings
+from fairfold.fitting.frames import as_qrels, as_run
 from fairfold.fitting.show import as_html, as_rows, figure
 from fairfold.fitting.suggest import Suggestions, best_items, pandas
 from fairfold.fitting.tables import frame_of, known_options, numbered_ids
@@ -210,6 +211,21 @@ class Model:
         size = data.num_users, data.num_items
         return Interactions.from_pairs(users.long(), items.long(), *size, rated), len(pairs) - len(known)
 
+    def to_run(self, k: int | None = None, *, capacity: str | None = None) -> Any:
+        """The best ``k`` items of everybody with something held out, as programs that evaluate take them.
+
+        A pandas DataFrame of ``user_id``, ``item_id``, ``rank`` and ``score``: LensKit's columns, those of ``ranx`` by
+        name, and a TREC run. Beside :meth:`to_qrels` any of them gives figures of its own.
+        """
+        test, k = self.data.test, self.opened.settings.run.top if k is None else k
+        asked = [user for user in range(self.data.num_users) if len(test.of(user))]
+        best = best_items(self.opened, asked, k, capacity=None if capacity is None else Capacity.parse(capacity))
+        return as_run(self.data, self.numbers, asked, best)
+
+    def to_qrels(self) -> Any:
+        """What was held out, as a pandas DataFrame of ``user_id``, ``item_id`` and ``rating`` (1 without ratings)."""
+        return as_qrels(self.data, self.numbers)
+
     # -- keeping and showing -------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path) -> Path:
@@ -237,6 +253,15 @@ class Model:
             write_device_model(self.opened, device, Path(path), quality(self.opened, device))
         return device
 
+    def save_pretrained(self, folder: str | Path, capacity: str = "1x", *, title: str = "") -> Path:
+        """Write a folder to share: the model of one size with a card, in the form of the Hugging Face hub.
+
+        No user's data is in it. :func:`fairfold.from_pretrained` reads it.
+        """
+        from fairfold.fitting.hub import save_pretrained
+
+        return save_pretrained(self, folder, capacity, title=title)
+
     def to_pandas(self, what: str = "sizes") -> Any:
         """A pandas DataFrame of the ``"sizes"``, a row each with the server and references, or of the ``"rounds"``."""
         return pandas().DataFrame(as_rows(self.result, what))
@@ -261,7 +286,20 @@ class Model:
 
 
 def load(path: str | Path) -> Model:
-    """A model that was saved, or the run of ``fairfold train`` in a folder."""
+    """A model that was saved, or the run of ``fairfold train`` in a folder.
+
+    Example:
+        >>> import fairfold, tempfile
+        >>> readings = [(reader, book) for reader in range(20) for book in range(reader % 5, 40, 2)]
+        >>> model = fairfold.fit(readings, capacities="1x", rounds=2, progress=False)
+        >>> folder = model.save(tempfile.mkdtemp() + "/model")
+        >>> (fairfold.load(folder).recommend(3, k=5).items == model.recommend(3, k=5).items).all()
+        np.True_
+    """
+    if (Path(path) / "config.json").is_file():
+        raise InvalidData(
+            f"{path}, a shared model", "the folder of a run", "Read it by fairfold.from_pretrained(path)."
+        )
     opened = open_run(Path(path))
     told = read_result(Path(path))
     if "groups" not in told:
@@ -271,7 +309,7 @@ def load(path: str | Path) -> Model:
     result = Result(
         opened.settings, told["metric"], state, opened.progress.private, opened.progress.history,
         [GroupReport(**group) for group in told["groups"]], server["quality"], server["references"], data.num_users,
-        told["rejections"], data.counted, told["told"],
+        told["rejections"], data.counted, told["told"], told["privacy"],
         {name: (of[0], of[1]) for name, of in server["differences"].items()},
     )  # fmt: skip
     return Model(opened, result, numbered_ids(data), data, (), told["seconds"])

@@ -20,6 +20,7 @@ import inspect
 import json
 import logging
 import os
+import resource
 import sys
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from pathlib import Path
@@ -44,6 +45,7 @@ REFUSAL_SECONDS = 1.0  # that a refused token takes: with four turns, four guess
 # those Python counts objects, not bytes.
 COLLECTED_AFTER = 64 << 20
 SLOWEST = 120.0  # seconds in which a request must have come, and its response must have been read
+KEPT = 25  # seconds that a silent connection is kept: to open one costs more than most of what is asked by it
 MEGABYTE = 10**6
 KNOWN = "1.41."
 PARAMETERS = {
@@ -302,8 +304,12 @@ def main() -> None:
     except FairfoldError as error:
         parser.exit(2, f"{error}\n")
     sys.stderr.write(f"A node may store {own.node_quota} MB, all nodes {own.total_quota} MB.\n")
+    import uvicorn
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
+    uvicorn.run = functools.partial(uvicorn.run, timeout_keep_alive=KEPT)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # a connection is an open file: all that are allowed
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     sys.argv = ["flower-superlink", *others]
     flower_superlink()
 

@@ -205,7 +205,12 @@ STRONG = (
 
 
 def strong_rows(
-    data: Dataset, known: Tensor, k: int = 20, stages: Stages = silent, largest: int = LARGEST_SIDE
+    data: Dataset,
+    known: Tensor,
+    k: int = 20,
+    stages: Stages = silent,
+    largest: int = LARGEST_SIDE,
+    kinds: Sequence[Kind] = STRONG,
 ) -> Iterator[tuple[str, RankingResult]]:
     """EASE, iALS and item-kNN among the items that a model knows (a mask), and among all where these are a few more.
 
@@ -217,7 +222,7 @@ def strong_rows(
     masks = [known, torch.ones_like(known)] if beyond else [known]
     for mask in masks:
         items, splits, whole = mask.nonzero().flatten(), dict[int, Splits](), dict[int, BinaryMatrix]()
-        for kind in STRONG:
+        for kind in kinds:
             side = kind.side(data.num_users, len(items))
             searched, taken = (len(items) if side <= limit else limit for limit in (SEARCHED, largest))
             with stages(f"{kind.name} of {taken:,} items", 0):

@@ -29,6 +29,11 @@ class FairEmbeddingBag(FairTable):
         device: Where the vector lives.
         dtype: Of the vector.
         placement: See :class:`~fairfold.nn.placement.Placement`.
+
+    Example:
+        >>> bags = FairEmbeddingBag(1_000, 8, mode="sum", capacity=1 / 4)
+        >>> bags(torch.tensor([[1, 2, 3], [4, 5, 6]])).shape
+        torch.Size([2, 8])
     """
 
     def __init__(

@@ -57,6 +57,12 @@ def compress(
         layers: Which layers to compress, whatever their size: names, or a function of name and module. Default: all
             that can be and have at least ``min_size`` weights.
         min_size: Smaller weight tensors stay dense, unless chosen by ``layers``.
+
+    Example:
+        >>> model = nn.Sequential(nn.Embedding(5_000, 32), nn.Linear(32, 10))
+        >>> small = compress(model, "16x")  # the layer of 320 weights stays dense
+        >>> small[0].compact.numel(), 5_000 * 32 // 16
+        (10000, 10000)
     """
     chosen = _chosen_layers(model, layers, min_size)
     copied = _copied_without(model, [layer for _, layer in chosen])
@@ -85,6 +91,12 @@ def expand(model: nn.Module) -> nn.Module:
     """A copy of ``model`` with standard layers in place of compact ones, their weights recovered.
 
     The padding row of a table, which reads as zeros, is stored as zeros, also where another layer is tied to it.
+
+    Example:
+        >>> small = compress(nn.Sequential(nn.Embedding(5_000, 32)), "16x")
+        >>> ids = torch.arange(8)
+        >>> torch.equal(expand(small)(ids), small(ids))
+        True
     """
     # Compact layers are recovered below, so not worth copying.
     kept: dict[int, Any] = {id(module): module for module in model.modules() if isinstance(module, FairModule)}

@@ -33,6 +33,11 @@ class FairConv2d(FairLayer):
         device: Where the vectors live.
         dtype: Of the vectors.
         placement: See :class:`~fairfold.nn.placement.Placement`.
+
+    Example:
+        >>> layer = FairConv2d(16, 32, kernel_size=3, padding=1, capacity=1 / 4)
+        >>> layer(torch.ones(1, 16, 8, 8)).shape, layer.compact.numel()
+        (torch.Size([1, 32, 8, 8]), 1152)
     """
 
     def __init__(

@@ -23,6 +23,11 @@ class FairLinear(FairLayer):
         device: Where the vectors live.
         dtype: Of the vectors.
         placement: See :class:`~fairfold.nn.placement.Placement`.
+
+    Example:
+        >>> layer = FairLinear(784, 512, capacity=1 / 8)
+        >>> layer(torch.ones(3, 784)).shape, layer.compact.numel(), 784 * 512 // 8
+        (torch.Size([3, 512]), 50176, 50176)
     """
 
     def __init__(

@@ -169,6 +169,11 @@ class FairEmbedding(FairTable):
     layer; ``sparse=True``, :meth:`activate` and :meth:`update_in_backward` take memory of the batch or the round only.
 
     Shape: ids of any shape ``(*)`` to ``(*, embedding_dim)``.
+
+    Example:
+        >>> table = FairEmbedding(1_000_000, 64, capacity=1 / 64)
+        >>> table(torch.tensor([3, 999_999])).shape, table.compact.numel()
+        (torch.Size([2, 64]), 1000000)
     """
 
     def forward(self, ids: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from fairfold.errors import InvalidSettings, nearest
 from fairfold.methods import METHODS, Leading, Method
 from fairfold.protocol.plugins import name_of, registered
 from fairfold.settings.base import Frozen
+from fairfold.settings.pace import problem_of_time
 from fairfold.settings.parts import DATA, SYNTHETIC, DataSettings, FleetSettings, ModelSettings, RunSettings
 from fairfold.settings.privacy import PRIVACY, PlainPrivacy, PrivatePrivacy, SecurePrivacy
 
@@ -26,7 +27,13 @@ TAGS = {"data": "kind", "model": "kind", "algorithm": "kind", "subspace": "metho
 
 
 class Settings(Frozen):
-    """Everything that decides a run: a field per table."""
+    """Everything that decides a run: a field per table.
+
+    Example:
+        >>> settings = Settings(model="neumf", fleet={"capacities": "1x-4x"}, run={"rounds": 10})
+        >>> settings.algorithm.kind, settings.with_changes({"run.rounds": 20}).run.rounds
+        ('gradient', 20)
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
@@ -74,7 +81,7 @@ class Settings(Frozen):
             return f"{counted}: use model.kind='mf' or 'neumf', not {self.model.kind!r}"
         if getattr(self.algorithm, "step_per", "round") == "client" and self.fleet.clients_per_round is None:
             return "algorithm.step_per='client' needs a number of fleet.clients_per_round"
-        return self._problem_of_sums()
+        return problem_of_time(self) or self._problem_of_sums()
 
     def _problem_of_sums(self) -> str | None:
         """Why answers that are seen in sums alone do not go with the other tables, or None."""
@@ -283,7 +290,15 @@ def _explain(table: str, kind: type[Frozen], problem: Mapping[str, Any]) -> str:
         return f"{name} = {problem['input']!r}: {message}"[:600] if path else message
     tag = TAGS.get(table)
     beside = "" if tag is None else f" with {table}.{tag}={kind.model_fields[tag].default!r}"
-    return f"unknown key {name!r}{beside}{nearest(path[-1], kind.model_fields) or _suggested(path[-1])}"
+    hint = nearest(path[-1], kind.model_fields) or _of_others(table, path[-1]) or _suggested(path[-1])
+    return f"unknown key {name!r}{beside}{hint}"
+
+
+def _of_others(table: str, key: str) -> str:
+    """Which other kinds of a table have a key."""
+    kinds: Mapping[str, Any] = {"algorithm": algorithms(), "subspace": methods(), "data": DATA, "privacy": PRIVACY}
+    found = [name for name, kind in kinds.get(table, {}).items() if key in kind.model_fields]
+    return f" (it is one of {table}.{TAGS[table]}={' or '.join(map(repr, found))})" if found else ""
 
 
 def _message(problem: Any) -> str:

@@ -20,6 +20,12 @@ class Capacity:
     """What a device can hold: a share of the full vector (α in the paper), or a number of bytes.
 
     Exactly one of the two is set.
+
+    Example:
+        >>> Capacity.parse("16x").share
+        Fraction(1, 16)
+        >>> Capacity.parse("40MB").budget
+        40000000
     """
 
     share: Fraction | None = None
@@ -95,6 +101,10 @@ def parse_scheme(text: str) -> list[Capacity]:
     """Read a capacity scheme: capacities joined by hyphens, ``1x-4x-16x``.
 
     Three dots double from the capacity before them to the one after: ``1x-2x-...-64x``, or ``1x-...-64x``.
+
+    Example:
+        >>> [str(capacity) for capacity in parse_scheme("1x-...-8x")]
+        ['1x', '2x', '4x', '8x']
     """
     words = [word.strip() for word in re.split(r"[-–]", text)]
     if not text.strip() or not all(words):

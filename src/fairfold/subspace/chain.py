@@ -22,6 +22,10 @@ def fit_sizes(limits: Sequence[int], full_size: int, *, unit: int = 1) -> list[i
     The base is the one that uses most of the devices' memory, each counted alike. A device that can hold all of the n
     coordinates gets the full space; every smaller size is a multiple of ``unit`` (the chunk; twice the chunk for
     ranked subspaces).
+
+    Example:
+        >>> fit_sizes([1_000, 300, 70], 1_000)
+        [1000, 280, 70]
     """
     _check_smallest(min(limits, default=unit), unit, "the smallest part that is hashed as one")
     partial = [limit for limit in limits if limit < full_size]
@@ -81,6 +85,11 @@ def nested_subspaces(
         tail_share: For ranked subspaces: all hash into one tail of the same length, this share of the smallest of
             them, and own all other slots. They then nest whatever their sizes are, and no memory is left unused.
             None: each owns and hashes half of its size.
+
+    Example:
+        >>> full, quarter, small = nested_subspaces(1_024, ["1x", "4x", "16x"])
+        >>> full.is_full, quarter.size, small.size, small.nests_in(quarter)
+        (True, 256, 64, True)
     """
     limits = [Capacity.parse(capacity).limit(full_size) for capacity in capacities]
     if mapping == "ranked" and tail_share is not None:
@@ -117,6 +126,10 @@ def assign_groups(
     ``shares`` are the sizes of the groups, in any unit, each at least one device; near-equal if not given. With a
     ``seed`` devices are put into a random order first, as in the paper's data-loss table: by torch's generator, or with
     ``draw = "numpy"`` by ``RandomState(seed).shuffle``, as in its authors' code.
+
+    Example:
+        >>> assign_groups(7, 3).tolist()
+        [0, 0, 0, 1, 1, 2, 2]
     """
     if groups < 1 or num_devices < groups:
         given = f"{groups} capacities for {num_devices} devices"

@@ -65,7 +65,16 @@ def require(small: "Subspace", big: "Subspace") -> None:
 
 @torch.no_grad()
 def reduce_all(full: Tensor, subspaces: Sequence["Subspace"], *, trusted: bool = False) -> dict["Subspace", Tensor]:
-    """Reduce once for a whole chain: one pass over the full vector, then sums and counts folded size by size."""
+    """Reduce once for a whole chain: one pass over the full vector, then sums and counts folded size by size.
+
+    Example:
+        >>> import torch
+        >>> from fairfold.subspace import nested_subspaces
+        >>> chain = nested_subspaces(1_024, ["4x", "16x"])
+        >>> reduced = reduce_all(torch.ones(1_024), chain)
+        >>> [tuple(reduced[subspace].shape) for subspace in chain]
+        [(256,), (64,)]
+    """
     chain = require_nested(subspaces)
     compacts: dict[Subspace, Tensor] = {}
     hashed = [subspace for subspace in chain if not subspace.is_full]

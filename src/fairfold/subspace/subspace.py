@@ -41,6 +41,17 @@ class Subspace:
     Attributes:
         is_full: Whether this is the full space itself.
         layout: All that decides where coordinates live; the other attributes are as the arguments.
+
+    Example:
+        >>> import torch
+        >>> small, large = Subspace(1_000, 50, seed=7), Subspace(1_000, 100, seed=7)
+        >>> compact = small.reduce(torch.ones(1_000))
+        >>> compact.shape, small.recover(compact).shape
+        (torch.Size([50]), torch.Size([1000]))
+        >>> small.nests_in(large)
+        True
+        >>> torch.equal(large.recover(small.unfold(compact, large)), small.recover(compact))
+        True
     """
 
     def __init__(

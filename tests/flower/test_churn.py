@@ -1,0 +1,22 @@
+"""A day of churn in a few minutes, with real programs; `python -m tests.flower.churn` has longer ones."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.flower.churn import cleared, judged, prepared
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_day_of_churn_costs_open_rounds_and_nothing_else(tmp_path: Path) -> None:
+    day = prepared(tmp_path / "day", minutes=5, real=1, light=5, kills=3, rounds=8, seed=1)
+    try:
+        day.run(lambda _words: None)
+    finally:
+        cleared(day)
+    told = judged(day)
+    assert sum(many for what, many in told["events"].items() if what.startswith("kill of") and "train" not in what) == 3
+    assert {"join", "die", "stop", "size", "disk", "clock"} <= told["events"].keys()
+    for what, life in told["memory"].items():
+        assert life["its end, MB"] <= 1.1 * life["its middle, MB"] + 10, what

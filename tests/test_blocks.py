@@ -1,0 +1,157 @@
+"""Every block of README and docs is run, and every command typed; where that cannot be, here stands why."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.pages import ROOT, Block, Reader, at_home, blocks, name_of, pages
+
+ELSEWHERE = {
+    "docs/first-fleet.md": "tests/flower/test_docs.py types it from top to bottom, with real processes",
+    "docs/deployment.md": "tests/flower/test_docs.py types it from top to bottom, with real processes",
+}
+"""Pages that another test runs whole: their blocks of `sh`, `python` and `text`."""
+
+MANY = "many real processes; tests/flower/test_federate.py and docs/tutorials/notebook-to-fleet.md start a few"
+NOT_TYPED = {
+    "pip ": "it would change the environment of the tests",
+    "make run": "it is `fairfold demo`, which is typed",
+    "make test": "it runs these tests",
+    "python benchmarks/": "a measurement of minutes to hours; its script must be there, and say what it takes",
+    "fairfold watch ": "it serves until it is stopped; tests/watch starts it",
+    "fairfold federate --data goodreads-100": MANY,
+    "fairfold federate --data ml-100k": MANY,
+    "fairfold federate --nodes": MANY,
+    "fairfold federate --recipe": MANY,
+    "fairfold plan --items 10000000 --dim 64 --budget 64MB --measure": "a minute; tests/cli/test_plan.py measures less",
+    "fairfold reproduce ranking": "hours; tests/reproduce runs a small experiment in every way",
+    "fairfold reproduce all": "hours; tests/reproduce runs a small experiment in every way",
+    "fairfold reproduce ratings --search": "an hour; tests/reproduce/test_output.py searches in a small experiment",
+    "fairfold reproduce fedrec": "minutes, on data that is not shipped; tests/reproduce/test_fedrec.py runs it small",
+    "fairfold train --data qmnist-writers": "no small copy of that form is made here; tests/cli/test_images.py has one",
+    "fairfold train --data FOLDER": "a placeholder; tests/cli/test_images.py trains on folders",
+    "fairfold audit runs/first": "minutes of attacks; tests/audit and tests/cli/test_audit.py run it",
+    "flower-supernode": "it needs a server; tests/flower/test_secure.py starts such devices",
+}
+"""Commands that are not run from a page, by how they begin, and why. tests/test_pages.py parses them all the same."""
+
+NOT_RUN = {
+    ("docs/architecture.md", "drawing"): "the way of the data",
+    ("docs/runs.md", "synopsis"): "how commands are written; tests/test_pages.py parses what the page types",
+    ("docs/fit.md", "diff"): "examples/from_implicit.py is run by tests/fitting",
+}
+"""Blocks that are nothing to run."""
+
+READ = {"toml", "yaml", "text"}
+"""Kinds that are read: settings by tests/test_pages.py, output by what a page says."""
+
+SHORTENED = {f"docs/{name}.md" for name in ("data", "images", "privacy", "recommender", "beyond", "settings")}
+SLOW = {"README.md", "docs/tutorials/notebook-to-fleet.md"} | SHORTENED
+"""Pages whose commands are typed by the slow tests; their code always runs."""
+
+
+def why_not(line: str) -> str | None:
+    return next((why for start, why in NOT_TYPED.items() if line.startswith(start)), None)
+
+
+def shorter(line: str) -> list[str]:
+    """Laid over `fairfold train` on pages that train for long: two rounds show that a command works."""
+    rounds = [] if "privacy.level=private" in line else ["--rounds", "2"]  # one is all that it takes
+    return rounds if "--data mnist" in line else [*rounds, "--set", "run.references=false"]
+
+
+def kind_of(block: Block) -> str:
+    """What becomes of a block: run, read, drawn or left out with a reason."""
+    if block.kind.startswith("{"):
+        return "site"  # an order to the builder of the site, which refuses wrong ones
+    if block.kind in READ:
+        return "read"
+    if block.kind == "python":
+        return "run"
+    if block.kind in ("", "sh", "bash"):
+        if not block.commands:
+            return "drawing"
+        return "synopsis" if block.synopsis and not block.kind else "run"
+    return block.kind
+
+
+def test_every_block_is_run_or_says_why_not() -> None:
+    """A block of a new kind, or a command that nobody runs and nobody explains, fails here."""
+    left: set[tuple[str, str]] = set()
+    said: set[str] = set()
+    for page in pages():
+        for block in blocks(page):
+            what = kind_of(block)
+            if what not in ("site", "read", "run"):
+                assert (block.page, what) in NOT_RUN, f"{block.page}: nobody runs\n{block.body}"
+                left.add((block.page, what))
+            said |= {start for line in block.commands for start in NOT_TYPED if line.startswith(start)}
+    assert left == set(NOT_RUN), "reasons that nothing needs"
+    assert said == set(NOT_TYPED), f"reasons that nothing needs: {set(NOT_TYPED) - said}"
+
+
+def read_through(page: Path, folder: Path, *, typed: bool) -> Reader:
+    """Run a page from top to bottom: its code, and its commands where that is asked for."""
+    with at_home(folder) as here:
+        reader, before = Reader(here), ""
+        for block in blocks(page):
+            if block.kind == "python":
+                reader.python(block)
+            elif block.kind == "toml" and name_of(page) == "docs/settings.md":
+                (here / "mine.toml").write_text(block.body)
+            elif block.kind == "text" and (typed or before == "python"):
+                reader.was_told(block)
+            before = block.kind
+            for line in block.commands if typed and kind_of(block) == "run" else []:
+                if why_not(line) is not None:
+                    continue
+                if line.startswith("python "):
+                    words = [sys.executable, *line.split()[1:]]
+                    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+                    reader.said += done.stdout.splitlines()
+                    continue
+                brief = name_of(page) in SHORTENED and line.startswith("fairfold train")
+                reader.types(line, shorter(line) if brief else [])
+        return reader
+
+
+def has(page: Path, *kinds: str) -> bool:
+    return name_of(page) not in ELSEWHERE and any(block.kind in kinds or block.commands for block in blocks(page))
+
+
+FOLLOWED = [page for page in pages() if has(page, "python")]
+
+
+@pytest.mark.parametrize("page", FOLLOWED, ids=name_of)
+def test_a_page_can_be_followed(page: Path, tmp_path: Path) -> None:
+    read_through(page, tmp_path, typed=name_of(page) not in SLOW)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", sorted(ROOT / name for name in SLOW), ids=name_of)
+def test_a_long_page_can_be_followed(page: Path, tmp_path: Path) -> None:
+    assert read_through(page, tmp_path, typed=True).said
+
+
+def test_measurements_that_pages_name_can_be_started() -> None:
+    lines = [line for page in pages() for block in blocks(page) for line in block.commands]
+    scripts = {line.split()[1] for line in lines if line.startswith("python benchmarks/")}
+    assert scripts
+    for script in scripts:
+        text = (ROOT / script).read_text()
+        options = {word for line in lines if script in line for word in re.findall(r" (--[a-z-]+)", line)}
+        assert all(f'"{option}"' in text for option in options), f"{script}: {options}"
+
+
+def test_settings_of_other_tools_can_be_read() -> None:
+    yaml = pytest.importorskip("yaml")
+    for page in pages():
+        for block in blocks(page):
+            if block.kind == "yaml":
+                assert yaml.safe_load(block.body)
+            elif block.kind == "toml":
+                assert tomllib.loads(block.body)
