@@ -148,13 +148,42 @@ def test_rows_of_rankings_say_what_was_chosen(data: Dataset) -> None:
     rows = {row.name: row for row in ranking_rows(data, k=5)}
     kinds = [name.split(" (")[0] for name in rows]
     assert [kind for kind in kinds if kind != "PureSVD-32"] == [
-        "popularity", "user-kNN", "PureSVD-8", "PureSVD-16", "ridge"
+        "popularity", "user-kNN", "PureSVD-8", "PureSVD-16", "ridge", "EASE", "iALS"
     ]  # fmt: skip
-    assert rows["popularity"].value == evaluate_ranking(Popularity(data.train), data.train, data.test, 5).ndcg
-    chosen = {name: row.tried for name, row in rows.items() if row.tried}
-    for name, values in chosen.items():
-        assert f"{max(values, key=values.__getitem__):g}" in name
-    assert [name.split("(")[0].split("-")[0].strip() for name in chosen] == ["user", "PureSVD", "ridge"]
+    judged = evaluate_ranking(Popularity(data.train), data.train, data.test, 5)
+    assert rows["popularity"].value == judged.ndcg
+    assert rows["popularity"].by_user is not None
+    assert rows["popularity"].by_user.equal(judged.ndcg_by_user)
+    chosen = {name: row for name, row in rows.items() if row.tried}
+    for name, row in chosen.items():
+        assert row.words(max(row.tried, key=row.tried.__getitem__)).split(" ")[0] in name
+    found = [name.split("(")[0].split("-")[0].strip() for name in chosen]
+    assert found == ["user", "PureSVD", "ridge", "EASE", "iALS"]
+
+
+def test_references_get_the_items_that_a_recipe_gets(data: Dataset) -> None:
+    """Ridge of some items is ridge of data that has no others, which rank behind."""
+    support = int(data.train.counts_by_item.median()) + 1
+    items = (data.train.counts_by_item >= support).nonzero().flatten()
+    assert 0 < len(items) < data.num_items
+    rows = {row.name.split(" (")[0]: row for row in ranking_rows(data, 5, support)}
+    among = [name for name in rows if name.endswith(f"items of {support} users")]
+    assert [name.split(",")[0].split("-")[0] for name in among] == ["user", "PureSVD", "ridge", "EASE", "iALS"]
+    kept = torch.isin(data.train.items, items)
+    fewer = Interactions.from_pairs(
+        data.train.users[kept], data.train.items[kept], data.train.num_users, data.num_items
+    )
+    full = {row.name.split(" (")[0]: row.name for row in ranking_rows(data, 5, support)}
+    penalty = float(full[f"ridge, items of {support} users"].split("penalty ")[1].rstrip(")"))
+    ridge = Ridge(fewer, penalty)
+
+    def score(users: Tensor) -> Tensor:
+        behind = torch.ones(data.num_items, dtype=torch.bool)
+        behind[items] = False
+        return ridge(users).masked_fill(behind, -1e30)
+
+    expected = evaluate_ranking(score, data.train, data.test, 5).ndcg
+    assert rows[f"ridge, items of {support} users"].value == pytest.approx(expected, abs=1e-6)
 
 
 def test_rows_of_ratings_need_ratings(data: Dataset, rated: Dataset) -> None:
@@ -171,9 +200,8 @@ def test_a_ridge_too_large_is_a_note_instead_of_a_row(data: Dataset, monkeypatch
         raise InvalidData("too many users", "fewer", "Take fewer.")
 
     monkeypatch.setattr("fairfold.metrics.reference_rows.Ridge", refuse)
-    *_, last = ranking_rows(data)
-    assert last.name == "ridge"
-    assert "too many users" in str(last.value)
+    (row,) = [row for row in ranking_rows(data) if row.name == "ridge"]
+    assert "too many users" in str(row.value)
 
 
 def test_a_validation_set_is_trained_on_in_the_end(rated: Dataset) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, stdev
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from fairfold.reproduce.experiment import SMALLER_IS_BETTER, Cell, Experiment, Figure, TableFile
 from fairfold.reproduce.paired import error_of, over_seeds
@@ -114,9 +114,9 @@ def _entry(file: TableFile, row: str, column: str, known: list[Outcome]) -> Entr
         row,
         column,
         paper,
-        tuple(_number(_measure(outcome, column, best)) for outcome in done),
-        tuple(_number(outcome.best_round if best else outcome.last_round) for outcome in done),
-        tuple(_number(outcome.last) for outcome in done),
+        tuple(cast(float, _measure(outcome, column, best)) for outcome in done),
+        tuple(cast(float, outcome.best_round if best else outcome.last_round) for outcome in done),
+        tuple(cast(float, outcome.last) for outcome in done),
         file.rounds_of_best.get(row, {}).get(column),
         tuple(outcome.seconds for outcome in done),
         _mean_curve(done),
@@ -163,11 +163,6 @@ def _over_seeds(told: list[dict[str, Any]]) -> dict[str, float]:
         if key == PEAK and len(values) > 1:
             found[PEAK_SPREAD] = stdev(values)
     return found
-
-
-def _number(value: float | None) -> float:
-    assert value is not None  # outcomes that are done have all four
-    return value
 
 
 def _mean_curve(done: list[Outcome]) -> tuple[tuple[float, float], ...]:
