@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from fairfold.cli.audit import attack
 from fairfold.cli.choose import (
     Change,
     Core,
@@ -75,6 +76,13 @@ def train(
         list[str] | None,
         typer.Option(help="Also tell tensorboard, mlflow or wandb how it goes (repeat for several; each is an extra)."),
     ] = None,
+    attacked: Annotated[
+        bool | None,
+        typer.Option(
+            "--audit/--no-audit",
+            help="End with attacks on what the server saw, as `fairfold audit` does; so do private runs, if not told.",
+        ),
+    ] = None,
     user_column: UserColumn = None,
     item_column: ItemColumn = None,
     rating_column: RatingColumn = None,
@@ -95,6 +103,7 @@ def train(
     from fairfold.runs.progress import Display
     from fairfold.runs.references import rating_rows, strong_references
     from fairfold.runs.train import run
+    from fairfold.settings.privacy import PrivatePrivacy
     from fairfold.trackers import tracker
 
     console, places = Terminal(), list[Path]()
@@ -142,6 +151,8 @@ def train(
                 console.say(f"Go on with: fairfold train --out {place} --resume")
             raise
     _show(console, finished)
+    if isinstance(settings.privacy, PrivatePrivacy) if attacked is None else attacked:
+        attack(console, finished.folder.path)
 
 
 def _show(console: Terminal, finished: Finished) -> None:

@@ -126,18 +126,26 @@ class StreamingGrid:
                 time.sleep(min(pause, max(deadline - time.monotonic(), 0.0)))
 
 
+def plain(text: object) -> str:
+    """A stranger's text as one line of bounded length, for the log."""
+    return "".join(letter if letter.isprintable() else " " for letter in str(text)[:300])
+
+
 def ask_each(
     grid: Grid, records: Mapping[int, RecordDict], kind: str, timeout: float
 ) -> Iterator[tuple[int, RecordDict]]:
-    """A question to each of several nodes, and what they answer; who does not is logged."""
+    """A question to each of several nodes, and what they answer; who does not is logged, with the reason they give."""
     messages = [
         Message(record, dst_node_id=node, message_type=kind, ttl=2 * timeout + 60) for node, record in records.items()
     ]
     replies = grid.send_and_receive(messages, timeout=timeout)
     waiting = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
     for reply in replies:
-        node = None if reply.has_error() else waiting.pop(reply.metadata.reply_to_message_id, None)
-        if node is not None:
+        node = waiting.get(reply.metadata.reply_to_message_id)
+        if node is not None and reply.has_error():
+            log.warning("node %d says: %s", node, plain(reply.error.reason))
+        elif node is not None:
+            del waiting[reply.metadata.reply_to_message_id]
             yield node, reply.content
     for node in waiting.values():
         log.warning("node %d cannot answer %s, or did not in time", node, kind)

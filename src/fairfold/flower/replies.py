@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from flwr.app import Message
 
 from fairfold.errors import InvalidMessage
+from fairfold.flower.exchange import plain
 from fairfold.flower.nodes import Node
-from fairfold.flower.rounds import plain
 from fairfold.flower.vectors import bytes_in
 from fairfold.flower.wire import Order, Reply, unpack_reply
 

@@ -9,6 +9,7 @@ from functools import partial
 from flwr.app import MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
+from fairfold.errors import InvalidState
 from fairfold.flower.exchange import Line
 from fairfold.flower.nodes import Node, Nodes
 from fairfold.flower.secure_round import SecureRound
@@ -157,7 +158,12 @@ class OpenRound:
         """What was said under masks, by size, once enough have agreed to unmask the sum."""
         if self.secure is None:
             return
-        for size, heard in self.secure.finish().items():
+        found = self.secure.finish()
+        if not found and not plan.settings.privacy.tells_quality:
+            given = f"round {number}, whose noisy sum is lost"
+            remedy = "Devices have paid for it: they take part in another run if their owners allow more."
+            raise InvalidState(given, "seven in ten devices that stay", remedy)
+        for size, heard in found.items():
             self.hear_all(heard)
             sent = self.orders[size].sent
             yield sent, from_change(plan, sent, heard.answer)
@@ -205,8 +211,3 @@ def metrics_of(metric: str, plan: Plan, quality: Quality) -> MetricRecord:
     by_size = zip(plan.capacities, quality.groups, strict=True)
     sizes = {f"{metric} {capacity}": value for capacity, value in by_size if value is not None}
     return MetricRecord({metric: quality.server, **sizes})
-
-
-def plain(text: object) -> str:
-    """A stranger's text as one line of bounded length, for the log."""
-    return "".join(letter if letter.isprintable() else " " for letter in str(text)[:300])

@@ -86,11 +86,11 @@ class FairStrategy(Strategy):
         self.num_items, self.picture = num_items, picture
         self.plan = opening.first_plan(self.settings, num_items, picture)
         self.nodes = Nodes(self.settings)
-        network, self.half, self.evaluate = self.settings.fleet.network, half, evaluate
+        network, self.half, self.largest_weight = self.settings.fleet.network, half, largest_weight
+        self.evaluate = evaluate and self.settings.privacy.tells_quality
         self.min_nodes = network.min_nodes if min_nodes is None else min_nodes
         self.patience = network.patience if patience is None else patience
         self.round_timeout = network.round_timeout if round_timeout is None else round_timeout
-        self.largest_weight = largest_weight
         self.metric = self.settings.metric
         self.start_quality: Quality | None = None
         self._record = None if folder is None else Record(Path(folder), self.plan, resume=resume, picture=picture)
@@ -121,7 +121,7 @@ class FairStrategy(Strategy):
         if not self.progress.state.full:
             self.progress.state = self.books.into(self.plan.initial()[0])
         if self._record is not None:
-            self._record.plan = self.plan
+            self._record.settle(self.plan, self.progress)
 
     # -- a run ---------------------------------------------------------------------------------------------------------
 

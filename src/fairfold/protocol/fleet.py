@@ -30,10 +30,6 @@ class Fleet:
     def of(cls, plan: Plan, num_clients: int) -> "Fleet":
         """Split the clients by the capacity scheme; refuse what cannot work, before any work."""
         chosen = plan.settings.fleet
-        wanted = chosen.clients_per_round
-        if wanted is not None and wanted > num_clients and not chosen.replacement and not plan.algorithm.pooled:
-            given, needed = f"clients_per_round = {wanted} of {num_clients} clients", f"at most {num_clients}"
-            raise InvalidSettings(given, needed, "Ask for fewer, or draw with replacement.")
         if not chosen.pace.waits and chosen.clock.seconds is None:
             given, needed = "fleet.pace in a simulation, in which devices take no time", "how long they take"
             raise InvalidSettings(given, needed, "Say so with fleet.clock.seconds, or leave fleet.pace out.")

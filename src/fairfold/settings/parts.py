@@ -248,7 +248,7 @@ class FleetSettings(Frozen):
         shares: How large these groups are, in any unit (``[1, 99]``); each has one user at least. None: near-equal.
         group_seed: Draw the users of each group by chance, with this seed, instead of by id.
         group_draw: By which generator: ``"torch"``, or ``"numpy"`` (``RandomState(seed).shuffle``, the authors' code).
-        clients_per_round: K, how many clients are drawn per round; None takes everybody.
+        clients_per_round: K, how many clients are drawn per round, or all where there are fewer; None takes everybody.
         replacement: Draw clients with replacement, as the authors' code does.
         faults: Shares of clients that fail, in a simulation.
         network: How a server waits for real devices.
