@@ -121,6 +121,5 @@ class Record:
         return Result(
             self.plan.settings, self.plan.settings.metric, progress.state, {}, progress.history, groups,
             float("nan") if last is None else last.server, {}, len(among.usable), dict(progress.rejections.counts),
-            told=[*privacy_words(known), *self.plan.algorithm.told(self.plan, progress.state), *behind],
-            privacy=known,
+            told=[*privacy_words(known), *self.plan.algorithm.told(self.plan, progress.state), *behind], privacy=known,
         )  # fmt: skip
