@@ -24,6 +24,7 @@ from tests.flower.test_words import ITEMS, KINDS, USERS, assert_exact
 
 STALENESS = 3
 PACE = {"answers": 2, "staleness": STALENESS}
+SLOWER = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("least_squares by counts", "ratings")]
 
 
 def federation(
@@ -71,7 +72,7 @@ def orders(nodes: Nodes) -> list[tuple[int, int]]:
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["least_squares", "ratings streamed", *SLOWER])
 def test_slow_devices_are_heard_when_they_answer_and_words_stay_exact(kind: str, tmp_path: Path) -> None:
     nodes = federation(kind, tmp_path / "devices", {4: 2, 5: STALENESS + 2}, folder=tmp_path / "run")
     sent = orders(nodes)

@@ -109,10 +109,12 @@ def test_where_there_is_one_client_nothing_is_shared() -> None:
 @pytest.mark.slow
 def test_an_error_of_one_process_ends_all_with_its_reason(tmp_path: Path) -> None:
     began = time.monotonic()
-    refused = finished(tmp_path, 2, *SMALL, "--set", "fleet.clients_per_round=99", "--out", str(tmp_path / "run"))
+    refused = finished(tmp_path, 2, *SMALL, "--set", "fleet.pace.answers=3", "--out", str(tmp_path / "run"))
     assert refused == [2, 2]
     for rank in range(2):
-        assert "clients_per_round = 99 of 40 clients" in (tmp_path / f"rank-{rank}.log").read_text()
+        assert (
+            "fleet.pace in a simulation, in which devices take no time" in (tmp_path / f"rank-{rank}.log").read_text()
+        )
     (tmp_path / "failing.py").write_text(FAILING)
     words = (str(tmp_path / "failing.py"), *SMALL, "--rounds", "3", "--out", str(tmp_path / "other"))
     assert [process.wait(120) for process in start(tmp_path, 2, *words)] == [2, 1]
