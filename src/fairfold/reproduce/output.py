@@ -86,7 +86,7 @@ def _csv(results: Results, columns: list[str], lines: Callable[[Grid], Iterator[
 
 
 def _cell_lines(grid: Grid) -> Iterator[list[Any]]:
-    """One line a cell, and one a reference row."""
+    """One line per cell, and one per reference row."""
     for entry in grid.entries:
         values, machine = " ".join(f"{value:.6g}" for value in entry.values), entry.facts.get("machine", "")
         yield [*detail(entry), values, machine]
@@ -95,7 +95,7 @@ def _cell_lines(grid: Grid) -> Iterator[list[Any]]:
 
 
 def _size_lines(grid: Grid) -> Iterator[list[Any]]:
-    """One line a cell and device size: bytes as numbers, the own model as mean over the seeds."""
+    """One line per cell and device size: bytes as numbers, the own model as mean over the seeds."""
     for entry in grid.entries:
         for size in sizes(entry):
             yield [entry.row, entry.column, *size]

@@ -21,16 +21,16 @@ class Entry:
     row: str
     column: str
     paper: Figure | None  # the paper's figure, or what stands in its place
-    values: tuple[float, ...] = ()  # ours, one a seed
-    rounds: tuple[float, ...] = ()  # of the value that counts, one a seed
-    ends: tuple[float, ...] = ()  # the value after the last round, one a seed
+    values: tuple[float, ...] = ()  # ours, one per seed
+    rounds: tuple[float, ...] = ()  # of the value that counts, one per seed
+    ends: tuple[float, ...] = ()  # the value after the last round, one per seed
     paper_round: Figure | None = None
-    seconds: tuple[float, ...] = ()  # one a seed
+    seconds: tuple[float, ...] = ()  # one per seed
     curve: tuple[tuple[float, float], ...] = ()  # mean over the seeds at every point all of them have, x and y
     state: str = "not run"  # or done, N/A, no data
     reason: str = ""  # why it is not done
     facts: dict[str, Any] = field(default_factory=dict)  # see _mean_facts
-    by_user: tuple[str, ...] = ()  # what each user got, packed, one a seed; empty where a seed does not say
+    by_user: tuple[str, ...] = ()  # what each user got, packed, one per seed; empty where a seed does not say
 
     @property
     def mean(self) -> float | None:
@@ -236,7 +236,7 @@ def _beside_the_paper(entry: Entry) -> str:
 
 
 def crossed(grid: Grid, text: Callable[[Entry], str] = _beside_the_paper) -> tuple[list[str], list[list[str]]]:
-    """The table as the paper prints it: a heading, then a line a row, with a text of every cell."""
+    """The table as the paper prints it: a heading, then a line per row, with a text of every cell."""
     columns = list(dict.fromkeys(entry.column for entry in grid.entries))
     cells = {(entry.row, entry.column): text(entry) for entry in grid.entries}
     rows = dict.fromkeys(entry.row for entry in grid.entries)
@@ -294,7 +294,7 @@ class Size(NamedTuple):
 
 
 class View(NamedTuple):
-    """One side of a table of results: a line a row, a column a column."""
+    """One side of a table of results: a line per row, a column per column."""
 
     about: str
     heading: list[str]
@@ -341,7 +341,7 @@ def _span(values: Sequence[float | None], text: Callable[[float], str]) -> str:
 
 
 def size_rows(grid: Grid) -> list[tuple[str, ...]]:
-    """One line a cell and size, as text, in the order of :data:`SIZE_COLUMNS`."""
+    """One line per cell and size, as text, in the order of :data:`SIZE_COLUMNS`."""
     return [
         (
             entry.row, entry.column, size.name, f"{size.users:,}",
