@@ -93,6 +93,10 @@ class Refused(FairfoldError, RuntimeError):
     """Something asked of a device that it does not do, for the sake of its users."""
 
 
+class BudgetSpent(Refused):
+    """A noisy sum that a device does not take part in: it would go past what its owner allows in all."""
+
+
 class SumLost(FairfoldError, RuntimeError):
     """A secure sum that cannot be told: too many devices left, or were wrong."""
 

@@ -13,10 +13,11 @@ from flwr.clientapp import ClientApp
 from fairfold.data import Dataset
 from fairfold.errors import InvalidMessage, InvalidSettings, InvalidState
 from fairfold.flower import secure_round
-from fairfold.flower.federate import with_privacy
+from fairfold.flower.opening import with_privacy
 from fairfold.flower.protocol import FACTS, SECURE, VERSION
 from fairfold.flower.secure_round import SecureRound
 from fairfold.flower.secure_wire import masked_in, pack_masked, pack_secure, secure_in
+from fairfold.flower.server import ServerFolder
 from fairfold.privacy.encoding import Heard
 from fairfold.secure.device import Device as Machine
 from fairfold.secure.folder import ROUND
@@ -250,18 +251,32 @@ def test_what_is_chosen_where_nothing_is_asked_for() -> None:
     plain = settings_of("gradient").with_changes({"privacy.level": "plain"})
     found, said = with_privacy(plain, 99, asked=False)
     assert not found.privacy.sums_alone
-    assert "99 nodes are too few" in said[0]
+    assert "99 devices are too few" in said[0]
     found, said = with_privacy(plain, 100, asked=False)
     assert found.privacy.sums_alone
-    assert "since 100 nodes take part" in said[0]
+    assert "since 100 devices take part" in said[0]
     assert not with_privacy(plain, 100, asked=True)[0].privacy.sums_alone
     found, said = with_privacy(settings_of("gradient"), 12, asked=True)
     assert "below the usual 100" in said[1]
-    with pytest.raises(InvalidSettings, match=r"2 nodes with privacy\.smallest_cohort=3"):
+    with pytest.raises(InvalidSettings, match=r"2 devices with privacy\.smallest_cohort=3"):
         with_privacy(settings_of("gradient"), 2, asked=True)
     fedhm = settings_of("paper").with_changes({"privacy.level": "plain", "subspace.method": "fedhm"})
     found, said = with_privacy(fedhm, 200, asked=False)
     assert "plain, since secure sums do not go" in said[0]
+
+
+def test_a_fleet_chooses_for_each_run_where_its_settings_do_not_say(tmp_path: Path) -> None:
+    plain = settings_of("gradient").with_changes({"privacy.level": "plain"})
+    open_ = ServerFolder.create(tmp_path / "open", plain, "localhost", port=9, items=30, privacy=False)
+    assert not open_.says_privacy()
+    for devices, level in ((99, "plain"), (100, "secure"), (4, "plain")):
+        (said,) = open_.choose_privacy(devices)
+        assert f"Privacy: {level}, since {devices} devices" in said
+        assert ServerFolder.open(tmp_path / "open").settings().privacy.level == level  # what the run's program reads
+    told = ServerFolder.create(tmp_path / "told", plain, "localhost", port=9, items=30)
+    assert told.says_privacy()
+    assert not told.choose_privacy(500)
+    assert not told.settings().privacy.sums_alone
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""What noise costs, beside a numerical integration of privacy losses and, where they are installed, two accountants."""
+"""What noise costs, beside a numerical integration of privacy losses and what two published accountants say."""
+
+import json
 
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from fairfold.errors import InvalidSettings
 from fairfold.privacy.accounting import delta_of, epsilon_of, part_of, sigma_for, together
+from tests.privacy.reference_accountants import FILE
 
 CASES = [(0.6, 8.0), (1.0, 4.0), (1.0, 1.0), (2.0, 2.0), (4.0, 0.5)]
 
@@ -63,23 +66,26 @@ def test_what_is_no_budget_is_refused(bad: tuple[float, float]) -> None:
         sigma_for(*bad)
 
 
-@pytest.mark.parametrize(("sigma", "epsilon"), CASES)
-def test_dp_accounting_agrees(sigma: float, epsilon: float) -> None:
-    why = "dp-accounting is not installed, whose pin of attrs Flower's does not bear (docs/privacy.md)"
-    accounting = pytest.importorskip("dp_accounting", reason=why)
-    delta = delta_of(sigma, epsilon)
-    found = accounting.get_epsilon_gaussian(sigma, delta)
-    assert found == pytest.approx(epsilon, rel=1e-3)
-    accountant = pytest.importorskip("dp_accounting.pld", reason=why).PLDAccountant()
-    accountant.compose(accounting.GaussianDpEvent(sigma * 2**0.5), 2)
-    assert accountant.get_epsilon(delta) == pytest.approx(epsilon, rel=2e-3)
+# -- what published accountants say, in an environment of their own (reference_accountants.py) -------------------------
+
+SAID = json.loads(FILE.read_text())
 
 
-@pytest.mark.parametrize(("sigma", "epsilon"), CASES[:3])
-def test_prv_accountant_agrees(sigma: float, epsilon: float) -> None:
-    why = "prv-accountant is not installed (docs/privacy.md)"
-    accountants = pytest.importorskip("prv_accountant", reason=why)
-    mechanism = accountants.GaussianMechanism(noise_multiplier=sigma * 3**0.5)
-    found = accountants.PRVAccountant(mechanism, max_self_compositions=3, eps_error=0.005, delta_error=1e-12)
-    low, _, high = found.compute_epsilon(delta_of(sigma, epsilon), num_self_compositions=3)
-    assert low - 1e-3 <= epsilon <= high + 1e-3
+@pytest.mark.parametrize(("sigma", "epsilon"), SAID["one"])
+def test_dp_accounting_says_the_same_of_one_release(sigma: float, epsilon: float) -> None:
+    assert epsilon_of(sigma, SAID["delta"]) == pytest.approx(epsilon, rel=1e-7)
+    assert sigma_for(epsilon, SAID["delta"]) == pytest.approx(sigma, rel=1e-7)
+
+
+@pytest.mark.parametrize(("sigmas", "epsilon"), SAID["several"])
+def test_dp_accounting_says_the_same_of_several(sigmas: list[float], epsilon: float) -> None:
+    ours = epsilon_of(together(sigmas), SAID["delta"])
+    assert ours <= epsilon * (1 + 1e-9)  # theirs is rounded up to a grid of losses
+    assert ours == pytest.approx(epsilon, rel=2e-4)
+
+
+@pytest.mark.parametrize(("sigma", "times", "low", "middle", "high"), SAID["same"])
+def test_prv_accountant_says_the_same(sigma: float, times: int, low: float, middle: float, high: float) -> None:
+    ours = epsilon_of(together([sigma] * times), SAID["delta"])
+    assert low <= ours <= high
+    assert ours == pytest.approx(middle, abs=2e-4)

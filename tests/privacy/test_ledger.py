@@ -1,11 +1,12 @@
 """A device's own account: it refuses to go past its budget, and never takes a damaged file for an empty one."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fairfold import files
-from fairfold.errors import InvalidState
+from fairfold.errors import BudgetSpent, InvalidState
 from fairfold.privacy.accounting import part_of, sigma_for
 from fairfold.privacy.ledger import FILE, Entry, Ledger
 
@@ -59,7 +60,7 @@ def test_a_budget_can_be_spent_once(tmp_path: Path) -> None:
     assert mine.spend(entry(0.1)) < 8
     assert mine.spend(entry(0.9, "sum")) == pytest.approx(8, rel=1e-6)
     assert ledger(tmp_path).spent() == pytest.approx(8, rel=1e-6)  # another process reads the same
-    with pytest.raises(InvalidState, match=r"would bring ε to 8\.0.*8 at most"):
+    with pytest.raises(BudgetSpent, match=r"would bring ε to 8\.0.*8 at most"):
         mine.spend(entry(0.01, run="b"))
     assert len(mine.entries()) == 2
     assert (tmp_path / "state" / FILE).stat().st_mode & 0o077 == 0
@@ -68,19 +69,34 @@ def test_a_budget_can_be_spent_once(tmp_path: Path) -> None:
 def test_what_was_said_is_not_said_again_and_few_are_refused(tmp_path: Path) -> None:
     mine = ledger(tmp_path)
     mine.spend(entry(0.1))
-    with pytest.raises(InvalidState, match="a second time"):
+    with pytest.raises(BudgetSpent, match="a second time"):
         mine.spend(entry(0.1))
-    with pytest.raises(InvalidState, match="a sum of 99 devices"):
+    with pytest.raises(BudgetSpent, match="a sum of 99 devices"):
         mine.spend(entry(0.1, "sum", devices=99))
     assert len(mine.entries()) == 1
+
+
+def test_parts_of_a_sum_cost_what_it_costs_and_each_is_said_once(tmp_path: Path) -> None:
+    mine, whole = ledger(tmp_path), entry(1.0)
+    assert mine.require(whole) == pytest.approx(8, rel=1e-6)
+    assert not mine.entries()  # nothing was let out
+    for part in range(3):
+        assert mine.spend(replace(whole, part=part)) == pytest.approx(8, rel=1e-6)
+    with pytest.raises(BudgetSpent, match="a second time"):
+        mine.spend(replace(whole, part=1))
+    with pytest.raises(BudgetSpent, match="other noise"):
+        mine.spend(replace(whole, part=3, sigma=100.0))
+    with pytest.raises(BudgetSpent, match="would bring"):
+        mine.require(replace(whole, part=3, run="b"))
+    assert len(mine.entries()) == 3
 
 
 def test_a_damaged_ledger_lets_nothing_out(tmp_path: Path) -> None:
     mine, path = ledger(tmp_path), tmp_path / "state" / FILE
     mine.spend(entry(0.1))
     whole = path.read_bytes()
-    places = range(0, len(whole), 7)
-    for damaged in [b"", b"[]", whole[:-1], whole + b" ", *(whole[:at] for at in places)]:
+    places = range(0, len(whole) - 1, 7)  # of its last byte, the end of the line, nothing depends
+    for damaged in [b"", b"[]", whole[:-2], whole + b"x", *(whole[:at] for at in places)]:
         path.write_bytes(damaged)
         with pytest.raises(InvalidState, match="lets out nothing more"):
             mine.spend(entry(0.1, "sum"))

@@ -10,8 +10,9 @@ from fairfold.errors import InvalidSettings
 from fairfold.protocol.faults import Rejections
 from fairfold.protocol.hearing import SecureHearing, stepped_down
 from fairfold.protocol.noising import privacy_facts
+from fairfold.protocol.plan import Plan
 from fairfold.protocol.round import Backend, in_turn, run_round
-from fairfold.protocol.words import State
+from fairfold.protocol.words import Public, State
 from fairfold.settings import Settings, read_settings
 from fairfold.simulate.world import World
 from tests.federations import tiny_data
@@ -130,12 +131,32 @@ def test_a_cohort_is_heard_through_words() -> None:
     assert SecureHearing(others.people, {0: 5}).apart([1, 2], {2: "drop"}) == {1: "", 2: "drop"}
 
 
-def test_exact_sums_of_pairs_of_few_devices_are_warned_of() -> None:
-    def told(level: Any, kind: str = "correlations") -> str:
-        return " ".join(privacy_facts(Settings(algorithm=kind, privacy=level))["warnings"])
+def test_what_exact_sums_leave_out_is_told() -> None:
+    def told(level: Any, kind: str = "correlations", **more: Any) -> str:
+        return " ".join(privacy_facts(Settings(algorithm={"kind": kind} | more, privacy=level))["warnings"])
 
-    assert "correlations of fewer than 1,000 devices" in told("secure")
-    assert "of fewer than" not in told({"level": "secure", "smallest_cohort": 1000})
-    assert "of fewer than" not in told("secure", "least_squares")
-    assert "of fewer than" not in told("private")
+    assert "Items that fewer than 15 users of a sum are expected to have are not spoken of" in told("secure")
+    assert "Items that fewer than 3 users of a sum are expected to have (15 are usual)" in told("secure", crowd=3)
+    assert "fewer than 3 users" in told(secure(20))
+    assert "spoken of" not in told("secure", "least_squares") + told("private")
     assert not told("plain")
+
+
+@pytest.mark.parametrize(
+    ("privacy", "drawn", "least"),
+    [
+        ("plain", None, 3), ("secure", None, 15), ("secure", 100, 150), (secure(20), None, 3), (secure(50), 100, 75),
+        ({"level": "secure", "smallest_cohort": 300}, 500, 30),
+    ],
+)  # fmt: skip
+def test_a_sum_speaks_of_items_that_enough_of_it_are_expected_to_have(
+    privacy: Any, drawn: int | None, least: int
+) -> None:
+    """Of 1,000 users one has the item 0, two the item 1, and so on, in the order of popularity."""
+    settings = Settings(
+        algorithm="correlations", privacy=privacy, fleet={"clients_per_round": drawn, "capacities": "1x"}
+    )
+    counts = torch.arange(400, 0, -1).double()
+    survey = {"counts": counts, "users": torch.tensor([1000.0, 1e4, 0.0])}
+    held = Plan.of(settings, Public(400, 1000, survey)).architecture
+    assert held.tables["rows"][0] == int((counts >= least).sum())

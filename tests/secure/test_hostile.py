@@ -200,6 +200,28 @@ def test_a_server_that_asks_for_both_shares(caplog: pytest.LogCaptureFixture) ->
         play[1].reveal(play.told[1001])
 
 
+def test_survivors_that_are_named_before_a_device_has_spoken_or_once_more(caplog: pytest.LogCaptureFixture) -> None:
+    play = Play(a_session(4), 6).until(Phase.VECTORS)
+    everybody = Survivors(frozenset(range(6)), 6).packed(play.server.bound)
+    with pytest.raises(Refused, match="survivors after it has shared"):
+        play[0].sign(everybody)
+    refused(caplog, "survivors after it has shared")
+    play.until(Phase.SIGNATURES)[0].sign(everybody)
+    with pytest.raises(Refused, match="survivors after it has signed"):
+        play[0].sign(everybody)
+
+
+def test_too_few_survivors_for_the_noise(caplog: pytest.LogCaptureFixture) -> None:
+    play = Play(replace(a_session(4), staying=70, sigma=1.0), 10).until(Phase.SIGNATURES)
+    with pytest.raises(Refused, match="6 devices left in segment 0; needed: at least 7, for which noise is sized"):
+        play[0].sign(Survivors(frozenset(range(6)), 10).packed(play.server.bound))
+    refused(caplog, "for which noise is sized")
+    play[1].sign(Survivors(frozenset(range(7)), 10).packed(play.server.bound))
+    leaving = dict.fromkeys(range(4), Phase.VECTORS)
+    with pytest.raises(SumLost, match="6 devices left in segment 0; needed: at least 7"):
+        Play(replace(a_session(4), staying=70, sigma=1.0), 10, leaving).until(Phase.SIGNATURES)
+
+
 def test_a_server_that_shrinks_the_survivors() -> None:
     play = Play(a_session(4), 10).until(Phase.SIGNATURES)
     with pytest.raises(Refused, match="5 of 10 devices left; needed: at least 6"):

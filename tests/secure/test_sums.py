@@ -7,7 +7,7 @@ import numpy
 import pytest
 
 from fairfold.errors import InvalidState, Refused, SumLost
-from fairfold.secure import keys
+from fairfold.secure import keys, shamir
 from fairfold.secure.device import Memory
 from fairfold.secure.folder import MEMORY, ROUND, SIGNER, SecureFolder
 from fairfold.secure.graph import Ring, degrees, quorum
@@ -114,6 +114,20 @@ def remove(words: Words, place: int, masks: dict[int, bytes], own: bytes) -> Non
     """Take known masks away, as the specification says: a pair's lower member adds it, the other takes it away."""
     added = [mask for other, mask in masks.items() if place < other] + ([own] if own else [])
     add_masks(words, [mask for other, mask in masks.items() if other < place], added)
+
+
+def test_a_coalition_below_the_threshold_does_not_know_a_devices_secrets() -> None:
+    play = Play(a_session(4), 12).until(Phase.SIGNATURES)
+    target, threshold, half = play[3], play[3].ring.degrees.threshold, shamir.SHARE_BYTES
+    others = [device for device in play.devices.values() if device is not target]
+    kept = {device.place + 1: device.received[target.place] for device in others}
+    for secret, part in ((target.seed, slice(half)), (target.mask_secret, slice(half, None))):
+        shares = {place: both[part] for place, both in kept.items()}
+        for first in range(len(shares) - threshold):
+            some = dict(list(shares.items())[first : first + threshold])
+            assert shamir.combine(some) == secret
+            del some[next(iter(some))]
+            assert shamir.combine(some) != secret
 
 
 def test_no_two_rounds_segments_or_pairs_share_a_mask() -> None:

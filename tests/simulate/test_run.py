@@ -215,9 +215,9 @@ def test_the_model_and_its_references_are_compared_over_users() -> None:
     assert list(alone.differences) == ["popularity"]
 
 
-def test_more_clients_than_exist_are_refused() -> None:
-    with pytest.raises(InvalidSettings, match="61 of 60"):
-        simulate(small(clients_per_round=61))
+def test_of_fewer_clients_than_asked_for_all_take_part() -> None:
+    result = simulate(small(clients_per_round=61, rounds=1))
+    assert [report.clients for report in result.history] == [60]
 
 
 def test_early_stopping_by_trend_and_by_threshold() -> None:

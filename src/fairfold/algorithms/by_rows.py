@@ -1,7 +1,7 @@
 """Scores from a user's history and rows of items: what all models of pairs have in common once they are made."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,15 +16,25 @@ from fairfold.projections.coded import FACTORS
 from fairfold.protocol.people import People
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.words import Sent
+from fairfold.settings.privacy import USUAL_COHORT
 from fairfold.values import Weights
+
+CROWD = 15
+"""Users of a secure sum that are expected to have an item, for it to be spoken of (docs/privacy.md)."""
 
 
 class ByRows(Remembering):
     """Scoring by rows, neighbours, and a list of pairs, of which each counts ``pair_weight``."""
 
-    hiding: ClassVar[int] = 1000  # an item that one alone has shows all that goes with it (docs/privacy.md)
-
     pair_weight: float
+    crowd: int
+
+    def shows(self, settings: Any) -> str | None:
+        """See the base class: an item that one of a sum has alone shows all that goes with it."""
+        least = self.crowd * min(1.0, settings.privacy.smallest_cohort / USUAL_COHORT)
+        usual = "" if least >= CROWD else f" ({CROWD} are usual)"
+        few = f"Items that fewer than {least:g} users of a sum are expected to have{usual} are not spoken of"
+        return f"{few}, since they would show who has them"
 
     def tells_apart(self, plan: Plan, held: Sequence[Any], items: Tensor) -> Tensor:
         """Those with a row on some of the devices."""

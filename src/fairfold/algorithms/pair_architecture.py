@@ -1,6 +1,7 @@
 """The tensors of a model of pairs: rows of the leading items, a list of pairs, and one of neighbours."""
 
 from copy import copy
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -10,7 +11,11 @@ from fairfold.methods.leading import NEIGHBOURS
 from fairfold.projections.coded import FACTORS
 from fairfold.protocol.architecture import Architecture
 from fairfold.protocol.storage import Storage
+from fairfold.settings.privacy import USUAL_COHORT, PrivatePrivacy, SecurePrivacy
 from fairfold.values import Weights
+
+if TYPE_CHECKING:
+    from fairfold.settings import Settings
 
 ROWS, LISTED, NEAR = "rows", "pairs", "near"
 """Names of the model's tensors: (a, b, W) of every item, pairs, and every item's neighbours."""
@@ -73,3 +78,16 @@ class PairArchitecture(Architecture):
         other = copy(self)
         other.settled = shapes
         return other
+
+
+def crowd_of(crowd: int, settings: "Settings", users: int) -> float:
+    """How many of so many users have to have an item, for ``crowd`` of them to be expected in one secure sum.
+
+    An item that one device of a sum has alone shows all that goes with it, and what few have shows much. In proportion
+    less where fewer devices than usual are allowed in a sum. 0 where sums have noise, or answers are seen as they are.
+    """
+    chosen = settings.privacy
+    if not isinstance(chosen, SecurePrivacy) or isinstance(chosen, PrivatePrivacy):
+        return 0.0
+    drawn = min(settings.fleet.clients_per_round or users, users)
+    return crowd * min(1.0, chosen.smallest_cohort / USUAL_COHORT) * users / max(drawn, 1)

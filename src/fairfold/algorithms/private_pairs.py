@@ -44,7 +44,7 @@ USUAL = "usual"
 STEPS, ROUNDED, AT_ONCE = 256, 0.998, 1_024
 """Steps of v that are 1; what leaves room for rounding to them; and users whose v are made at a time."""
 
-CHOSEN = ("algorithm.beta", "algorithm.ridge", "algorithm.support", "algorithm.near", "algorithm.choose")
+CHOSEN = tuple(f"algorithm.{key}" for key in ("crowd", "beta", "ridge", "support", "near", "choose"))
 """Keys that the rule takes the place of."""
 
 TELLING = 5
@@ -57,6 +57,11 @@ FEWEST = 16
 def asked_for(settings: "Settings") -> bool:
     """Whether what is let out has noise."""
     return isinstance(settings.privacy, PrivatePrivacy)
+
+
+def idle(settings: "Settings") -> list[str]:
+    """Keys without effect: no number of a user is above 1, and all lies on a grid; under noise a rule chooses."""
+    return ["privacy.bound", *(CHOSEN if asked_for(settings) else ())]
 
 
 def head_for(users: int, noise: float, most: int) -> int:

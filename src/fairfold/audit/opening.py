@@ -7,8 +7,9 @@ from fairfold.data import Dataset
 from fairfold.errors import InvalidSettings
 from fairfold.runs import checkpoint
 from fairfold.runs.folder import RunFolder
-from fairfold.runs.read import SETTINGS, require_run
+from fairfold.runs.read import DATA, SETTINGS, require_run
 from fairfold.settings import Settings, read_settings
+from fairfold.settings.files import read_toml
 from fairfold.settings.parts import SYNTHETIC
 from fairfold.simulate.world import load_interactions
 
@@ -17,8 +18,9 @@ ON_DEVICES = "devices"
 
 
 def run_folder(path: Path) -> Path:
-    """The folder of a run; `fairfold federate` leaves it inside its own."""
-    return path / "run" if not (path / SETTINGS).is_file() and (path / "run" / SETTINGS).is_file() else path
+    """The folder of a run; a server leaves it inside its own, and `fairfold federate` that inside its own."""
+    found = [path / inside for inside in ("run", "server/run") if (path / inside / SETTINGS).is_file()]
+    return found[0] if found and not (path / SETTINGS).is_file() else path
 
 
 def replayable(
@@ -37,6 +39,11 @@ def replayable(
         raise InvalidSettings(
             f"{path}, trained with all data in one place", "a federation's run", "Its server has everybody's data."
         )
+    tried = path.absolute().parent.parent / DATA
+    if data is None and found.data.get("name") == ON_DEVICES and tried.is_file():
+        say(f"Replayed with the data that {tried} names; each of its users is taken to be a device of their own.")
+        settings = settings.with_changes({"data": read_toml(tried)})
+        return settings, load_interactions(settings)[0]
     if data is None and found.data.get("name") == ON_DEVICES:
         raise InvalidSettings(
             f"{path}, a federation's run, whose data lies on its devices",

@@ -33,13 +33,24 @@ def audit(
     from fairfold.audit.opening import replayable, run_folder
 
     console, folder = Terminal(), run_folder(run)
-    say = (lambda _text: None) if as_json else console.say
-    settings, loaded = replayable(folder, data, say)
     if as_json:
+        settings, loaded = replayable(folder, data)
         found = Auditor(settings, loaded, users, rounds, seed).audit(compare=compare)
         found.write(folder)
         typer.echo(json.dumps(found.plain(), indent=2))
         return
+    attack(console, folder, users, rounds, seed, data, compare=compare)
+
+
+def attack(
+    console: Terminal, folder: Path, users: int = 60, rounds: int = 12, seed: int = 0, data: str | None = None, *,
+    compare: bool = False,
+) -> None:  # fmt: skip
+    """Attack the run in a folder, and show what came of it."""
+    from fairfold.audit.attacks import Auditor
+    from fairfold.audit.opening import replayable
+
+    settings, loaded = replayable(folder, data, console.say)
     with console.status("replaying") as status:
         told = ""
 

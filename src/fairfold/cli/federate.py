@@ -14,12 +14,16 @@ from fairfold.cli.server import require_flower
 from fairfold.errors import InvalidSettings
 from fairfold.runs.units import human_bytes, human_seconds
 
+ROUNDS = 5  # where nobody says how many
+
 
 def federate(
     nodes: Annotated[
         str, typer.Option(help='What each node can hold: "1x,4x*3,16x" (three of 4x), or bytes: "1MB,200kB".')
     ] = "1x,4x,16x,64x",
-    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds.")] = 5,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Number of rounds; 5, unless what is trained decides it.")
+    ] = None,
     data: Data = "synthetic",
     recipe: Recipe = None,
     method: Annotated[str | None, typer.Option(help="fair, fair_hom, full_trn, fedavg, fedhm or heterofl.")] = None,
@@ -35,12 +39,16 @@ def federate(
     the model serves each, before and after.
     """
     require_flower()
-    from fairfold.flower.federate import trial_of, with_privacy
+    from fairfold.flower.federate import trial_of
+    from fairfold.flower.opening import with_privacy
 
     console = Terminal()
     values = {"data": data, "method": method, "rounds": rounds, "seed": seed}
     changes = changes_of(values, change or [])
-    settings, said = choose(None, recipe, {"run.evaluate_every": rounds} | changes)
+    settings, said = choose(None, recipe, changes)
+    if "rounds" not in settings.algorithm.fixed(settings).get("run", {}):
+        usual = {"run.rounds": ROUNDS, "run.evaluate_every": changes.get("run.rounds", ROUNDS)}
+        settings, said = choose(None, recipe, usual | changes)
     console.say(said)
     folder = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-federation"
     if folder.exists() and any(folder.iterdir()):
@@ -61,6 +69,8 @@ def federate(
 
         trial.run(console.say, on_round)
     console.print(_table(trial.took_part(), settings.metric))
+    for sentence in trial.told():
+        console.say(sentence)
     quality = trial.quality()
     if trial.settings.privacy.sums_alone and quality is not None:
         known = "what single nodes find is not known to the server"

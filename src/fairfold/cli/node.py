@@ -34,6 +34,12 @@ def enrol(
     secure: Annotated[
         bool, typer.Option("--secure", help="Refuse whatever is not summed under masks with other devices.")
     ] = False,
+    private: Annotated[
+        bool, typer.Option("--private", help="Refuse whatever is not summed under masks and with noise.")
+    ] = False,
+    epsilon: Annotated[
+        float, typer.Option(min=1e-6, max=100, help="What noisy sums may cost in all of its lifetime.")
+    ] = 8.0,
     smallest_cohort: Annotated[
         int, typer.Option(min=2, help="Take part in no such sum over fewer devices, whatever the server says.")
     ] = 100,
@@ -55,8 +61,9 @@ def enrol(
     console, folder = Terminal(), folder.expanduser()
     made = NodeFolder(
         folder.absolute(), server, str(data.absolute()), str(Capacity.parse(capacity)),
-        "" if test is None else str(test.absolute()), holdout, model, app, "secure" if secure else "", smallest_cohort,
-        "" if roster is None else str(roster.absolute()),
+        "" if test is None else str(test.absolute()), holdout, model, app,
+        "private" if private else "secure" if secure else "", smallest_cohort,
+        "" if roster is None else str(roster.absolute()), epsilon,
     )  # fmt: skip
     items = register(made, Token.parse(token), PATIENCE)
     follows = "" if begin else f" Next: fairfold node start {folder}"

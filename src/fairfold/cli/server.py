@@ -61,12 +61,13 @@ def init(
         raise InvalidSettings("--items and --catalogue", "one of them", "Give the number of items, or their names.")
     # Everybody who is there takes part in a round, unless told otherwise.
     changes = {"fleet.clients_per_round": None} | changes_of({"capacities": capacities}, change or [])
+    asked = any(key.partition(".")[0] == "privacy" for key in changes)
     settings, said = choose(None, recipe, changes)
     console.say(said)
-    made = ServerFolder.create(folder, settings, host, port=port, items=items or 0, catalogue=catalogue)
+    made = ServerFolder.create(folder, settings, host, port=port, items=items or 0, catalogue=catalogue, privacy=asked)
     known = f"known as {host}:{port}; {folder}/settings.toml says what it trains"
     console.say(f"A server for {made.items:,} items in {folder}, {known}.")
-    _say_privacy(console, settings)
+    _say_privacy(console, settings if asked else None)
     console.say(f"Its secrets are in {folder}/keys. Next: fairfold server start {folder}")
 
 
@@ -117,7 +118,8 @@ def train(
 
     settings = found.settings(rounds or 0)
     wanted = settings.run.rounds
-    _say_privacy(console, settings)
+    if resume or found.says_privacy():  # else it is said when devices have been counted
+        _say_privacy(console, settings)
 
     def on_round(number: int, answers: int) -> None:
         console.say(f"round {number}/{wanted}: {answers} {'device' if answers == 1 else 'devices'} answered")
@@ -136,18 +138,20 @@ def status(folder: Folder, as_json: Json = False) -> None:
     Terminal().print(_table(told))
 
 
-def _say_privacy(console: Terminal, settings: "Settings") -> None:
-    """What the server sees of its devices, and what would let it see less."""
+def _say_privacy(console: Terminal, settings: "Settings | None") -> None:
+    """What the server sees of its devices; or, where nobody has said, how that is decided."""
     from fairfold.protocol.noising import privacy_facts, privacy_words
     from fairfold.settings.privacy import USUAL_COHORT
 
+    if settings is None:
+        console.say(
+            f"Privacy is decided when a run begins: its server sees sums alone (secure) where {USUAL_COHORT} devices "
+            "or more are connected, and each answer (plain) else. `--set privacy.level=...` decides it for good; "
+            "`fairfold node enrol ... --secure` has a device refuse whatever is plain (docs/privacy.md)."
+        )
+        return
     for sentence in privacy_words(privacy_facts(settings)):
         console.say(sentence)
-    if not settings.privacy.sums_alone:
-        console.say(
-            f"Where {USUAL_COHORT} devices or more take part it can see their sums alone: `fairfold server init ... "
-            "--set privacy.level=secure`, and `fairfold node enrol ... --secure` on devices (docs/privacy.md)."
-        )
 
 
 def _table(told: dict[str, Any]) -> Any:

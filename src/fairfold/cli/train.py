@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from fairfold.cli.audit import attack
 from fairfold.cli.choose import (
     Change,
     Core,
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
     from fairfold.metrics.rating import Predictor
     from fairfold.runs.folder import RunFolder
     from fairfold.runs.train import Finished
+    from fairfold.settings import Settings
     from fairfold.simulate.result import Result
     from fairfold.simulate.world import World
-    from fairfold.trackers import Callback
+    from fairfold.trackers import Callback, Tracker
 
 
 def train(
@@ -74,6 +76,13 @@ def train(
         list[str] | None,
         typer.Option(help="Also tell tensorboard, mlflow or wandb how it goes (repeat for several; each is an extra)."),
     ] = None,
+    attacked: Annotated[
+        bool | None,
+        typer.Option(
+            "--audit/--no-audit",
+            help="End with attacks on what the server saw, as `fairfold audit` does; so do private runs, if not told.",
+        ),
+    ] = None,
     user_column: UserColumn = None,
     item_column: ItemColumn = None,
     rating_column: RatingColumn = None,
@@ -88,10 +97,13 @@ def train(
     The folder holds the settings as run, metrics of every round, a log, the last two checkpoints, the closing table
     and the model. A run that was interrupted, however hard, goes on with --resume and ends with the same numbers.
     """
+    from fairfold.backends.distributed import ranks_here
     from fairfold.cli.data import stages
+    from fairfold.runs.following import began, follow, leading
     from fairfold.runs.progress import Display
     from fairfold.runs.references import rating_rows, strong_references
     from fairfold.runs.train import run
+    from fairfold.settings.privacy import PrivatePrivacy
     from fairfold.trackers import tracker
 
     console, places = Terminal(), list[Path]()
@@ -102,8 +114,13 @@ def train(
         "user_column": user_column, "item_column": item_column, "rating_column": rating_column,
         "separator": separator, "top_users": top_users, "min_rating": min_rating, "core": core,
     }  # fmt: skip
-    settings, source = choose(file, recipe, changes_of(options, change or []), out if resume else None)
-    trackers = [tracker(name) for name in dict.fromkeys(track or [])]
+    sources, trackers = list[str](), list[type[Tracker]]()
+
+    def chosen() -> Settings:
+        settings, source = choose(file, recipe, changes_of(options, change or []), out if resume else None)
+        sources.append(source)
+        trackers.extend(tracker(name) for name in dict.fromkeys(track or []))
+        return settings
 
     def callbacks(folder: RunFolder) -> list[Callback]:
         places.append(folder.path)
@@ -116,17 +133,25 @@ def train(
             return rating_rows(world, console.say)
         return strong_references(world, stages, console.say)
 
-    console.say(source)
-    try:
-        finished = run(
-            settings, out, resume=resume, checkpoint_every=checkpoint_every, callbacks=callbacks, say=console.say,
-            beside=beside,
-        )  # fmt: skip
-    except KeyboardInterrupt:
-        for place in places:
-            console.say(f"Go on with: fairfold train --out {place} --resume")
-        raise
+    with ranks_here() as ranks:
+        settings = began(ranks, chosen)
+        if not ranks.first:
+            follow(settings, ranks)
+            return
+        console.say(*sources)
+        try:
+            with leading(ranks):
+                finished = run(
+                    settings, out, resume=resume, checkpoint_every=checkpoint_every, callbacks=callbacks,
+                    say=console.say, beside=beside, ranks=ranks,
+                )  # fmt: skip
+        except KeyboardInterrupt:
+            for place in places:
+                console.say(f"Go on with: fairfold train --out {place} --resume")
+            raise
     _show(console, finished)
+    if isinstance(settings.privacy, PrivatePrivacy) if attacked is None else attacked:
+        attack(console, finished.folder.path)
 
 
 def _show(console: Terminal, finished: Finished) -> None:

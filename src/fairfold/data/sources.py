@@ -85,12 +85,12 @@ def find_source(path: Path, wanted: Options | None = None) -> Source:
     files = tuple(SourceFile(file, detect(file, wanted), split) for split, file in chosen)
     titles, _ = _TITLES.get(files[0].path.name.removesuffix(".gz"), ("", ""))
     if files[0].path.suffix == ".inter":  # RecBole's
-        titles = files[0].path.with_suffix(".item").name
+        titles = files[0].path.name.removesuffix(".inter").removesuffix(f".{files[0].split}") + ".item"
     return Source(name, files, folder / titles if titles and (folder / titles).is_file() else None)
 
 
 def _files_of(folder: Path) -> list[tuple[str | None, Path]]:
-    for pattern in ("{}.txt", "*.{}.rating", "{}.csv", "{}.tsv", "{}.parquet"):
+    for pattern in ("{}.txt", "*.{}.rating", "*.{}.inter", "{}.csv", "{}.tsv", "{}.parquet"):
         found = {split: _one(folder, pattern.format(split)) for split in SPLITS}
         if (train := found["train"]) is not None:
             if found["test"] is None:

@@ -12,6 +12,7 @@ import torch
 
 from fairfold.data import Dataset, Interactions
 from fairfold.errors import InvalidData, InvalidSettings
+from fairfold.fitting.frames import as_qrels, as_run
 from fairfold.fitting.show import as_html, as_rows, figure
 from fairfold.fitting.suggest import Suggestions, best_items, pandas
 from fairfold.fitting.tables import frame_of, known_options, numbered_ids
@@ -209,6 +210,21 @@ class Model:
         rated = ratings[0] if ratings and self.opened.settings.predicts_ratings else None
         size = data.num_users, data.num_items
         return Interactions.from_pairs(users.long(), items.long(), *size, rated), len(pairs) - len(known)
+
+    def to_run(self, k: int | None = None, *, capacity: str | None = None) -> Any:
+        """The best ``k`` items of everybody with something held out, as programs that evaluate take them.
+
+        A pandas DataFrame of ``user_id``, ``item_id``, ``rank`` and ``score``: LensKit's columns, those of ``ranx`` by
+        name, and a TREC run. Beside :meth:`to_qrels` any of them gives figures of its own.
+        """
+        test, k = self.data.test, self.opened.settings.run.top if k is None else k
+        asked = [user for user in range(self.data.num_users) if len(test.of(user))]
+        best = best_items(self.opened, asked, k, capacity=None if capacity is None else Capacity.parse(capacity))
+        return as_run(self.data, self.numbers, asked, best)
+
+    def to_qrels(self) -> Any:
+        """What was held out, as a pandas DataFrame of ``user_id``, ``item_id`` and ``rating`` (1 without ratings)."""
+        return as_qrels(self.data, self.numbers)
 
     # -- keeping and showing -------------------------------------------------------------------------------------------
 

@@ -42,6 +42,7 @@ def fit(
     seed: int | None = None,
     settings: Settings | Mapping[str, Any] | None = None,
     titles: Any = None,
+    test: Any = None,
     start: Model | None = None,
     progress: bool = True,
     callbacks: Sequence[Callback] = (),
@@ -62,6 +63,7 @@ def fit(
         seed: Of everything random; the same seed gives the same model.
         settings: Others, by ``"table.key"`` (docs/settings.md), or whole settings.
         titles: Names of items, by their ids: a dict or a pandas Series.
+        test: What to hold out, a table like ``interactions``: a split that was made elsewhere (by LensKit, say).
         start: A model to go on from, with interactions that are new, of known users or of others.
         progress: Whether to show how it goes.
         callbacks: Told at the start, after every round and at the end: objects of your own, or those that send figures
@@ -82,7 +84,7 @@ def fit(
     })  # fmt: skip
     if chosen.model.reads_images:
         raise InvalidSettings(f"model.kind={chosen.model.kind!r}", "a recommender", "Use `fairfold train` for images.")
-    taken = _taken(interactions, chosen, options, titles)
+    taken = _taken(interactions, chosen, options, titles, test)
     if start is not None:
         taken = joined(start, taken)
     kept, data = taken.data, numbered(taken.data, chosen)
@@ -124,9 +126,9 @@ def _settings(
     return load_settings(None, changes, usual_recipe(changes) if recipe is None else recipe)
 
 
-def _taken(interactions: Any, settings: Settings, options: Mapping[str, Any], titles: Any) -> Taken:
+def _taken(interactions: Any, settings: Settings, options: Mapping[str, Any], titles: Any, test: Any) -> Taken:
     if isinstance(interactions, str) and interactions == SYNTHETIC:
         data, _ = load_catalogued(settings)
         return Taken(data, numbered_ids(data), {})
     rated = {"ratings": True} if settings.predicts_ratings else {}
-    return take(interactions, rated | dict(options), titles)
+    return take(interactions, rated | dict(options), titles, test)

@@ -36,9 +36,14 @@ class Taken:
     repairs: Mapping[str, int]
 
 
-def take(interactions: Any, options: Mapping[str, Any], titles: Any = None) -> Taken:
-    """The data set of some interactions, split as ``options`` (those of :func:`fairfold.data.load`) say."""
+def take(interactions: Any, options: Mapping[str, Any], titles: Any = None, test: Any = None) -> Taken:
+    """The data set of some interactions, split by ``options`` (of :func:`fairfold.data.load`) or by a ``test``."""
     chosen = known_options(options)
+    if test is not None and isinstance(interactions, Dataset | str | Path):
+        given = f"test beside interactions of type {type(interactions).__name__}"
+        raise InvalidData(given, "both as tables", "Give a folder with train.csv and test.csv, or two tables.")
+    if test is not None and (chosen.split is not None or chosen.resplit):
+        raise InvalidSettings("split or resplit beside test", "one of them", "Leave out split: test is held out.")
     if isinstance(interactions, Dataset):
         taken = Taken(interactions, numbered_ids(interactions), {})
     elif isinstance(interactions, str | Path):
@@ -47,8 +52,14 @@ def take(interactions: Any, options: Mapping[str, Any], titles: Any = None) -> T
     else:
         frame = frame_of(interactions, chosen)
         with tempfile.TemporaryDirectory(prefix="fairfold-") as folder:
-            path = Path(folder) / "interactions.parquet"
-            frame.write_parquet(path)
+            path = Path(folder) / "interactions"
+            path.mkdir()
+            frame.write_parquet(path / ("all.parquet" if test is None else "train.parquet"))
+            if test is not None:
+                hidden = frame_of(test, chosen)
+                frame = _alike(frame, hidden)
+                frame.write_parquet(path / "train.parquet")
+                _alike(hidden, frame).select(frame.columns).write_parquet(path / "test.parquet")
             # The columns have been found, and have their usual names now.
             rest = {name: value for name, value in options.items() if not name.endswith("_column")}
             prepared = fairfold.data.prepare(path, cache=Path(folder) / "cache", **rest)
@@ -57,6 +68,13 @@ def take(interactions: Any, options: Mapping[str, Any], titles: Any = None) -> T
         taken = Taken(data, whole, Counter(prepared.manifest["repairs"]))
     data = taken.data.with_validation()
     return replace(taken, data=data if titles is None else replace(data, titles=_titles(titles, data)))
+
+
+def _alike(frame: polars.DataFrame, other: polars.DataFrame) -> polars.DataFrame:
+    """The columns that two tables have in common, ids as text where either has them so."""
+    shared = [name for name in frame.columns if name in other.columns]
+    as_text = [name for name in shared if polars.String in (frame.schema[name], other.schema[name])]
+    return frame.select(shared).with_columns(polars.col(as_text).cast(polars.String))
 
 
 def known_options(options: Mapping[str, Any]) -> Options:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fairfold.errors import InvalidSettings, InvalidState
+from fairfold.errors import InvalidSettings, InvalidState, Refused
 from fairfold.files import make_private, write_atomically
 from fairfold.flower.protocol import (
     CAPACITY,
@@ -71,7 +71,7 @@ def make_client_app(
     device = Device(data, model, budget, state, share_quality, repeatable)
 
     def answer(message: Message, context: Context) -> Message:
-        """What goes wrong is told in full in the device's own log; the server learns its kind alone.
+        """What goes wrong is told in full in the device's own log; the server learns its kind, and why it was refused.
 
         Flower sends an exception's text to the server, and ours quote what was given: names of items, users, files.
         """
@@ -80,6 +80,8 @@ def make_client_app(
         except Exception as error:
             log.exception("this device cannot answer")
             told = f"{type(error).__name__} on the device"
+            if isinstance(error, Refused):  # it quotes what the server said, and what this device's owner allows
+                told = f"{told}: {error.given}; needed: {error.needed}"
             raise InvalidState(told, "a device that can answer", "Its own log says more.") from None
 
     for kind in (CAPACITY, SURVEY, NUMBERING, MODEL, KEYS, SHARES, SIGN, REVEAL):

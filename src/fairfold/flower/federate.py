@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from fairfold.data import Dataset, Interactions
 from fairfold.errors import InvalidSettings, InvalidState
 from fairfold.files import make_folder, make_private, write_atomically
@@ -21,9 +23,9 @@ from fairfold.flower.opening import refuse_unserved
 from fairfold.flower.processes import Program, free_ports, stopping, wait_for_port
 from fairfold.flower.server import ServerFolder
 from fairfold.runs.nodes import read_events, who_took_part
-from fairfold.runs.read import LOG, METRICS, RESULT
+from fairfold.runs.read import DATA, LOG, METRICS, RESULT, read_values
 from fairfold.settings import Settings
-from fairfold.settings.privacy import USUAL_COHORT, SecurePrivacy
+from fairfold.settings.privacy import PrivatePrivacy, SecurePrivacy
 from fairfold.simulate.world import load_catalogued
 from fairfold.subspace import Capacity, assign_groups
 
@@ -59,6 +61,7 @@ class Trial:
             self.folder / "server", self.settings, HOST, port=self.port, items=data.num_items, rounds=options
         )
         make_folder(self.folder / "logs")
+        write_atomically(self.folder / DATA, tomli_w.dumps(self.settings.plain()["data"]).encode())
         groups = assign_groups(data.num_users, len(self.capacities))
         for number in range(len(self.capacities)):
             users = (groups == number).nonzero().flatten().tolist()
@@ -112,8 +115,10 @@ class Trial:
             return NodeFolder.open(home)
         secure: dict[str, Any] = {}
         if isinstance(self.settings.privacy, SecurePrivacy):
-            smallest = self.settings.privacy.smallest_cohort
-            secure = {"roster": str(self.roster), "smallest_cohort": smallest, "privacy": "secure"}
+            chosen = self.settings.privacy
+            secure = {"roster": str(self.roster), "smallest_cohort": chosen.smallest_cohort, "privacy": chosen.level}
+            if isinstance(chosen, PrivatePrivacy):
+                secure |= {"epsilon": chosen.epsilon, "delta": chosen.delta}
         device = NodeFolder(
             home, f"{HOST}:{self.port}", str(home / "train.csv"), str(self.capacities[number]),
             str(home / "test.csv"), app=self.app, **secure,
@@ -175,6 +180,11 @@ class Trial:
             found = [float(row["server"]) for row in csv.DictReader(file) if row["server"]]
         return found[-1] if found else None
 
+    def told(self) -> list[str]:
+        """What the run has to say at its end."""
+        found = read_values(self.run_folder / RESULT, "Run it again.")
+        return [str(sentence) for sentence in found.get("told", [])]
+
     def took_part(self) -> list[dict[str, Any]]:
         """Who took part, as the server wrote it down."""
         return who_took_part(read_events(self.run_folder))[0]
@@ -194,28 +204,6 @@ def trial_of(settings: Settings, nodes: str, folder: Path, *, half: bool = False
             "For images give make_client_app a function that returns LocalImages.",
         )  # fmt: skip
     return Trial(settings, capacities, folder, half=half), load_catalogued(settings)[0]
-
-
-def with_privacy(settings: Settings, nodes: int, *, asked: bool) -> tuple[Settings, list[str]]:
-    """Secure sums where nothing else was asked for and there are nodes enough; and what was chosen, and why."""
-    chosen = settings.privacy
-    if not asked and not isinstance(chosen, SecurePrivacy):
-        if nodes < USUAL_COHORT:
-            why = f"{nodes} nodes are too few to hide any of them in a sum ({USUAL_COHORT} are not)"
-            return settings, [f"Privacy: plain, since {why}. The server sees what each node answers."]
-        try:
-            settings = settings.with_changes({"privacy.level": "secure"})
-        except InvalidSettings as error:
-            return settings, [f"Privacy: plain, since secure sums do not go with these settings: {error.given}"]
-        why = f"since {nodes} nodes take part"
-        return settings, [f"Privacy: secure, {why}. The server sees sums over {USUAL_COHORT} of them or more."]
-    if not isinstance(chosen, SecurePrivacy):
-        return settings, ["Privacy: plain, as asked. The server sees what each node answers."]
-    if nodes < chosen.smallest_cohort:
-        given = f"{nodes} nodes with privacy.smallest_cohort={chosen.smallest_cohort}"
-        raise InvalidSettings(given, "as many nodes at least", "Start more nodes, or lower the minimum.")
-    seen = f"The server sees sums over {chosen.smallest_cohort} nodes or more."
-    return settings, [f"Privacy: {chosen.level}, as asked. {seen}", *chosen.warnings()]
 
 
 def _several(word: str) -> list[Capacity]:

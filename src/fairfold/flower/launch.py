@@ -35,6 +35,9 @@ class Launch:
         folder = RunFolder(self.server.run)
         folder.require_free(again=resume and folder.holds_a_run())
         self._wait(wait_for, patience)
+        if not resume:
+            for sentence in self.server.choose_privacy(self.server.online()[0]):
+                self.say(sentence)
         failures = 0
         while True:
             before = len(self.server.rounds_done())

@@ -30,9 +30,11 @@ class NodeFolder:
     holdout: float = 0.0  # or the share of the data to be kept back for that
     model: str = ""  # a class of one's own that this device trains, package.module:Class
     app: str = ""  # a ClientApp of one's own, package.module:app, in the place of fairfold's
-    privacy: str = ""  # "secure": whatever is not to be summed under masks is refused
+    privacy: str = ""  # "secure": whatever is not to be summed under masks is refused; "private": also without noise
     smallest_cohort: int = 0  # it takes part in no secure sum over fewer devices; the usual minimum if not said
     roster: str = ""  # a file of the enrolled public keys, from somebody who is not the server
+    epsilon: float = 0.0  # what all noisy sums of its lifetime may cost; the usual if not said
+    delta: float = 0.0
 
     @property
     def key(self) -> Path:
@@ -86,8 +88,9 @@ class NodeFolder:
         found: dict[str, str | int | float | bool] = {
             "capacity": self.capacity, "data": self.data, "state": str(self.state), "key": str(self.key)
         }  # fmt: skip
-        said: dict[str, str | int] = {
-            "test": self.test, "privacy": self.privacy, "smallest-cohort": self.smallest_cohort, "roster": self.roster
+        said: dict[str, str | int | float] = {
+            "test": self.test, "privacy": self.privacy, "smallest-cohort": self.smallest_cohort, "roster": self.roster,
+            "epsilon": self.epsilon, "delta": self.delta,
         }  # fmt: skip
         return found | {key: value for key, value in said.items() if value}
 

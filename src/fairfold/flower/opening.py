@@ -18,11 +18,12 @@ from fairfold.flower.secure_round import survey as secure_survey
 from fairfold.flower.wire import ask, tell, unpack_survey, windows
 from fairfold.protocol.algorithm import COUNTS
 from fairfold.protocol.dry_run import try_out
+from fairfold.protocol.noising import privacy_facts, privacy_words
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.words import Answer, Public, State
 from fairfold.settings import Settings
 from fairfold.settings.parts import FaultSettings
-from fairfold.settings.privacy import PrivatePrivacy
+from fairfold.settings.privacy import USUAL_COHORT, PrivatePrivacy, SecurePrivacy
 from fairfold.simulate.numbering import order_by
 from fairfold.values import BYTES, Weights
 
@@ -37,17 +38,39 @@ def refuse_unserved(settings: Settings) -> None:
     """Refuse settings that only make sense where one process holds everybody's data."""
     algorithm, fleet = settings.algorithm, settings.fleet
     uploaded = getattr(algorithm, "user_vectors", "private") == "uploaded"
-    noised = isinstance(settings.privacy, PrivatePrivacy)
+    exact = isinstance(settings.privacy, PrivatePrivacy) and settings.privacy.noise == "server"
     unserved = {
         f"algorithm.kind={algorithm.kind!r} (it asks for all data in one place)": algorithm.pooled,
         "algorithm.user_vectors='uploaded' (a user's vectors are not sent)": uploaded,
         "fleet.replacement (a node cannot be drawn twice)": fleet.replacement,
-        "privacy.level='private' (devices do not add noise over a network)": noised,
+        "privacy.noise='server' (devices add their own noise: no server sees an exact sum)": exact,
         "fleet.faults (real devices have their own)": fleet.faults != FaultSettings(),
+        "fleet.clock (real devices take the time they take)": fleet.clock.seconds is not None,
     }
     problems = [words for words, given in unserved.items() if given]
     if problems:
         raise InvalidSettings("; ".join(problems), "settings a real federation can serve", "Leave these out.")
+
+
+def with_privacy(settings: Settings, devices: int, *, asked: bool) -> tuple[Settings, list[str]]:
+    """Secure sums where nothing else was asked for and there are devices enough; and what was chosen, and why."""
+    chosen = settings.privacy
+    if not asked and not isinstance(chosen, SecurePrivacy):
+        if devices < USUAL_COHORT:
+            why = f"{devices} devices are too few to hide any of them in a sum ({USUAL_COHORT} are not)"
+            return settings, [f"Privacy: plain, since {why}. The server sees what each device answers."]
+        try:
+            settings = settings.with_changes({"privacy.level": "secure"})
+        except InvalidSettings as error:
+            return settings, [f"Privacy: plain, since secure sums do not go with these settings: {error.given}"]
+        why = f"since {devices} devices take part"
+        return settings, [f"Privacy: secure, {why}. The server sees sums over {USUAL_COHORT} of them or more."]
+    if not isinstance(chosen, SecurePrivacy):
+        return settings, ["Privacy: plain, as asked. The server sees what each device answers."]
+    if devices < chosen.smallest_cohort:
+        given = f"{devices} devices with privacy.smallest_cohort={chosen.smallest_cohort}"
+        raise InvalidSettings(given, "as many at least", "Start more devices, or lower the minimum.")
+    return settings, privacy_words(privacy_facts(settings))
 
 
 def first_plan(settings: Settings, num_items: int, picture: Picture | None) -> Plan:

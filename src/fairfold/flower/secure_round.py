@@ -20,11 +20,13 @@ from fairfold.flower.secure_sums import segments_of, surveying
 from fairfold.flower.secure_wire import masked_in, pack_secure, secure_in, with_secure
 from fairfold.flower.wire import ask
 from fairfold.privacy.encoding import Encoding, Heard
+from fairfold.privacy.noise import STAYING
+from fairfold.protocol.noising import sigma_of
 from fairfold.protocol.words import Answer
 from fairfold.secure.messages import Session
 from fairfold.secure.server import Phase, Server
 from fairfold.settings import Settings
-from fairfold.settings.privacy import SecurePrivacy
+from fairfold.settings.privacy import PrivatePrivacy, SecurePrivacy
 
 log = logging.getLogger("fairfold.flower")
 
@@ -59,7 +61,10 @@ class SecureRound:
         assert isinstance(chosen, SecurePrivacy)
         said = self.encoding(2).layout
         places = {size: place for place, size in enumerate(sorted(said.shapes))}
-        session = Session(run, number, purpose, chosen.smallest_cohort, segments_of(said))
+        noise = (0, 0.0)
+        if isinstance(chosen, PrivatePrivacy):
+            noise = (STAYING, sigma_of(self.settings, {name for of in said.shapes.values() for name in of}))
+        session = Session(run, number, purpose, chosen.smallest_cohort, segments_of(said), *noise)
         self.server = Server(session, {name: places[self.sizes[name]] for name in self.nodes}, room=None)
         invitation = session.packed(session.digest)
         try:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from fairfold.privacy.encoding import Encoding, Heard
 from fairfold.privacy.encoding import Layout as Said
-from fairfold.protocol.algorithm import COUNTS
+from fairfold.protocol.noising import spare_for
 from fairfold.protocol.words import Answer
 from fairfold.secure.layout import Layout
 from fairfold.settings import Settings
@@ -31,10 +31,11 @@ def judged(quality: tuple[float, int] | None) -> Heard:
 
 
 def surveying(settings: Settings, window: range, devices: int) -> Encoding:
-    """What devices say before the first round, of some items, all in one sum: counts are whole."""
+    """What devices say before the first round, of some items, all in one sum."""
     asked = settings.algorithm.surveys(settings)
     lengths: Mapping[str, int] = {
         name: len(window) if per_item else 3 for name, per_item in asked.items() if per_item or window.start == 0
     }
-    grids = {name: 1 if name == COUNTS else ITEM_STEPS if per_item else WHOLE_STEPS for name, per_item in asked.items()}
-    return Encoding(Said({0: lengths}), 1.0, devices, grids)
+    usual = {name: ITEM_STEPS if per_item else WHOLE_STEPS for name, per_item in asked.items()}
+    grids = usual | {name: of for name, of in settings.algorithm.survey_grids(settings).items() if name in asked}
+    return Encoding(Said({0: lengths}), 1.0, devices, grids, spare_for(settings, grids, devices))

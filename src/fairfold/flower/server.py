@@ -2,7 +2,7 @@
 
 The folder holds ``server.toml`` (name, port, catalogue, deadlines), ``settings.toml`` (what is trained), ``keys/``
 (certificates), ``invites/``, ``app/`` (the Flower app), ``state.db`` (Flower's), and ``run/``, what training writes
-(:mod:`.launch`).
+(:mod:`.launch`). Where ``settings.toml`` has no table ``[privacy]``, ``privacy.toml`` is what was chosen for this run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 from fairfold.errors import InvalidData, InvalidSettings, InvalidState
-from fairfold.files import locked, make_folder, make_private, write_atomically
+from fairfold.files import locked, make_folder, make_private, remove, write_atomically
 from fairfold.flower.keys import fingerprint, make_certificates, renew
 from fairfold.flower.link import PORT, Line, Refused, detail_of
 from fairfold.flower.processes import OFFLINE, Program, stopping, wait_for_port
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Say = Callable[[str], None]
 
 FORMAT = 1
-FILE, SETTINGS, CATALOGUE = "server.toml", "settings.toml", "catalogue.txt"
+FILE, SETTINGS, PRIVACY, CATALOGUE = "server.toml", "settings.toml", "privacy.toml", "catalogue.txt"
 CONNECTION = "fleet"  # the server's name in Flower's own configuration
 HOME = "127.0.0.1"
 STEADY = 60.0  # seconds after which a program that ends has been running well
@@ -83,9 +83,9 @@ class ServerFolder:
     @classmethod
     def create(
         cls, folder: Path, settings: Settings, host: str, *, port: int = PORT, items: int = 0,
-        catalogue: Path | None = None, rounds: dict[str, Any] | None = None,
+        catalogue: Path | None = None, rounds: dict[str, Any] | None = None, privacy: bool = True,
     ) -> ServerFolder:  # fmt: skip
-        """Make a server in a new or empty folder."""
+        """Make a server in a new or empty folder; without ``privacy`` who takes part decides it for each run."""
         from fairfold.flower.opening import first_plan, refuse_unserved
         from fairfold.settings.files import to_toml
 
@@ -102,7 +102,7 @@ class ServerFolder:
         write_app(server.app, folder)
         if names is not None:
             write_atomically(folder / CATALOGUE, "".join(f"{name}\n" for name in names).encode())
-        write_atomically(folder / SETTINGS, to_toml(settings, data=False).encode())
+        write_atomically(folder / SETTINGS, to_toml(settings, {"data"} if privacy else {"data", "privacy"}).encode())
         connection = {"address": f"{HOME}:{port}", "root-certificates": str(server.authority)}
         make_folder(folder / "home")
         write_atomically(
@@ -130,9 +130,29 @@ class ServerFolder:
 
     def settings(self, rounds: int = 0) -> Settings:
         """What is trained; for so many rounds, if any are given."""
-        from fairfold.settings.files import load_settings
+        from fairfold.settings.files import load_settings, read_toml
 
-        return load_settings(self.folder / SETTINGS, {"run.rounds": rounds} if rounds else {})
+        changes: dict[str, Any] = {"run.rounds": rounds} if rounds else {}
+        if not self.says_privacy() and (self.folder / PRIVACY).exists():
+            changes["privacy"] = read_toml(self.folder / PRIVACY)
+        return load_settings(self.folder / SETTINGS, changes)
+
+    def says_privacy(self) -> bool:
+        """Whether its settings say what the server may see."""
+        from fairfold.settings.files import read_toml
+
+        return "privacy" in read_toml(self.folder / SETTINGS)
+
+    def choose_privacy(self, devices: int) -> list[str]:
+        """Decide what the server of a new run sees, where settings do not: what was chosen, and why."""
+        from fairfold.flower.opening import with_privacy
+
+        if self.says_privacy():
+            return []
+        remove(self.folder / PRIVACY)
+        chosen, words = with_privacy(self.settings(), devices, asked=False)
+        write_atomically(self.folder / PRIVACY, tomli_w.dumps(chosen.plain()["privacy"]).encode())
+        return words
 
     def invite(self, valid: float) -> Token:
         """A token for one device."""

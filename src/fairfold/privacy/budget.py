@@ -13,6 +13,7 @@ ASSUMPTIONS = (
     "neighbours are federations with and without one user, whose part is then zero; how many take part is public",
     "a user is on one device, and speaks once in a run",
     "nothing is claimed for the drawing of cohorts",
+    "where devices add the noise, no more than three in ten of them leave a sum or collude with the server",
     "random numbers of devices and server are secret",
 )
 

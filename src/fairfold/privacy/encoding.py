@@ -189,17 +189,17 @@ class Encoding:
 
     def words_in(self, segment: Segment, name: str) -> int:
         """How many words of a segment say something of a tensor."""
-        first, last = self._place(segment, name)
+        first, last = self.place(segment, name)
         return last - first
 
     def noise(self, segment: Segment, name: str, numbers: NDArray[np.int64]) -> Words:
         """Whole numbers, one for each of these words, as words of the whole segment."""
-        first, last = self._place(segment, name)
+        first, last = self.place(segment, name)
         found = np.zeros(len(segment), dtype=np.uint32)
         found[first:last] = numbers.astype(np.uint32)
         return found
 
-    def _place(self, segment: Segment, name: str) -> tuple[int, int]:
+    def place(self, segment: Segment, name: str) -> tuple[int, int]:
         """Where the words of a tensor stand in a segment."""
         size, at = segment.owners[0], AHEAD
         for other, length in self.layout.ordered(size):

@@ -4,44 +4,52 @@ Before noisy words leave a device, what they cost is written down and flushed: a
 paid for words that nobody heard, and never the other way round. It refuses what would go past its own budget, sums of
 fewer devices than its own minimum, and to say the same sum of a run twice.
 
-The file is replaced as a whole and has a checksum: one that is damaged is refused, and never taken for an empty one.
+A sum that is long is said in parts that do not overlap, each with the noise of the whole: a user's part of all of them
+together has the norm that was paid for, so the first part pays, and every part is said once.
+
+The file is replaced as a whole and sealed like all that a device keeps: one that is damaged is refused, and never taken
+for an empty one.
 """
 
-import hashlib
-import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from fairfold.errors import InvalidState
+from fairfold.errors import BudgetSpent, InvalidState
 from fairfold.files import locked, make_private, remove_leftovers, write_atomically
 from fairfold.privacy.accounting import epsilon_of, together
+from fairfold.sealed import Damaged, content_of, reading, sealed_values, values_in
 
 FILE = "ledger.json"
-FORMAT = 1
+FORMAT = 2
 LONGEST = 1 << 24
 """Bytes of a ledger that are read."""
+
+USUAL_EPSILON, USUAL_DELTA = 8.0, 1e-5
+"""What a device allows in all where its owner says nothing."""
 
 TOLERANCE = 1e-6
 """Of ε, for what rounding brings."""
 
+RESTORE = "Restore it: without it nobody knows what was let out, so this device lets out nothing more."
+
 
 @dataclass(frozen=True)
 class Entry:
-    """A release: of which run and which sum, and σ over the norm of a user's part."""
+    """A release, or a part of one: of which run and which sum, σ over the norm of a user's part, and among how many."""
 
     run: str
     release: str
     sigma: float
     devices: int
+    part: int = 0
 
 
 class Ledger:
     """The account of one device.
 
     Args:
-        folder: Where the device keeps what is its own; made if it is not there.
+        folder: Where the device keeps it; made if it is not there.
         epsilon: ε that all releases of its lifetime may cost together.
         delta: δ that goes with it.
         smallest_cohort: Devices that a sum has to have at least.
@@ -55,53 +63,57 @@ class Ledger:
         path = self.folder / FILE
         if not path.exists():
             return []
-        try:
-            with path.open("rb") as file:
-                text = file.read(LONGEST + 1)
-            head, _, body = text.partition(b"\n")
-            known: dict[str, Any] = json.loads(head)
-            if len(text) > LONGEST or known["sha256"] != hashlib.sha256(body).hexdigest():
-                raise ValueError("its checksum does not fit its content")
-            if known["format"] != FORMAT:
-                raise ValueError(f"format {known['format']!r}")
-            found = [Entry(**one) for one in json.loads(body)]
+        with reading(path, InvalidState, "what this device has written", RESTORE):
+            kept = values_in(content_of(path, LONGEST))
+            if kept["format"] != FORMAT:
+                raise Damaged(f"format {kept['format']!r}")
+            found = [Entry(**one) for one in kept["entries"]]
             if not all(math.isfinite(one.sigma) and one.sigma > 0 for one in found):
-                raise ValueError("noise that is none")
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            remedy = "Restore it: without it nobody knows what was let out, so this device lets out nothing more."
-            raise InvalidState(f"{path}: {error}", "what this device has written", remedy) from None
+                raise Damaged("noise that is none")
         return found
 
     def spent(self) -> float:
         """ε of all that was let out together."""
-        sigmas = [one.sigma for one in self.entries()]
-        return epsilon_of(together(sigmas), self.delta) if sigmas else 0.0
+        return self._cost(self.entries())
+
+    def require(self, entry: Entry) -> float:
+        """Refuse what must not be let out; else what would have been spent then. Nothing is written."""
+        return self._cost([*self._allowed(entry), entry])
 
     def spend(self, entry: Entry) -> float:
         """Write a release down before it is made; refused where it must not be. Returns ε of all together."""
         if entry.devices < self.smallest_cohort:
-            raise InvalidState(
+            raise BudgetSpent(
                 f"a sum of {entry.devices} devices", f"{self.smallest_cohort} at least, by this device's own rule",
                 "It answers when more take part.",
             )  # fmt: skip
         make_private(self.folder)
         with locked(self.folder):
-            known = self.entries()
-            if any((one.run, one.release) == (entry.run, entry.release) for one in known):
-                again = f"the sum {entry.release!r} of run {entry.run} a second time"
-                raise InvalidState(again, "once in a run", "It was let out already, with noise of its own.")
-            total = epsilon_of(together(one.sigma for one in [*known, entry]), self.delta)
-            if total > self.epsilon * (1 + TOLERANCE):
-                raise InvalidState(
-                    f"{entry.release!r}, which would bring ε to {total:.3f}",
-                    f"{self.epsilon:g} at most (δ = {self.delta:g}), of which {self.spent():.3f} is spent",
-                    "This device takes no further part, unless its owner allows more.",
-                )
-            self._write([*known, entry])
-        return total
+            entries = [*self._allowed(entry), entry]
+            remove_leftovers(self.folder)
+            content = {"format": FORMAT, "entries": [asdict(one) for one in entries]}
+            write_atomically(self.folder / FILE, sealed_values(content), private=True)
+        return self._cost(entries)
 
-    def _write(self, entries: list[Entry]) -> None:
-        body = json.dumps([asdict(one) for one in entries]).encode()
-        head = json.dumps({"format": FORMAT, "sha256": hashlib.sha256(body).hexdigest()}).encode()
-        remove_leftovers(self.folder)
-        write_atomically(self.folder / FILE, head + b"\n" + body, private=True)
+    def _allowed(self, entry: Entry) -> list[Entry]:
+        """All that was let out before; refused where this must not be added to it."""
+        known = self.entries()
+        same = [one for one in known if (one.run, one.release) == (entry.run, entry.release)]
+        if any(one.part == entry.part for one in same):
+            again = f"the sum {entry.release!r} of run {entry.run} a second time"
+            raise BudgetSpent(again, "once in a run", "It was let out already, with noise of its own.")
+        if any(one.sigma != entry.sigma for one in same):
+            raise BudgetSpent(f"parts of {entry.release!r} with other noise", "the same for all", "Ask for all alike.")
+        total = self._cost([*known, entry])
+        if total > self.epsilon * (1 + TOLERANCE):
+            raise BudgetSpent(
+                f"{entry.release!r}, which would bring ε to {total:.3f}",
+                f"{self.epsilon:g} at most (δ = {self.delta:g}), of which {self._cost(known):.3f} is spent",
+                "This device takes no further part, unless its owner allows more.",
+            )
+        return known
+
+    def _cost(self, entries: list[Entry]) -> float:
+        """ε of some releases; parts of one cost what one of them costs."""
+        sigmas = {(one.run, one.release): one.sigma for one in entries}
+        return epsilon_of(together(sigmas.values()), self.delta) if sigmas else 0.0

@@ -9,7 +9,7 @@ a game of fractions decides: how far one comes with chances f, f/2, f/3, … is 
 *Shares.* Sums of discrete Gaussians are no discrete Gaussians, but with σ ≥ 10 steps per share no chance differs by
 more than a factor of 1 + 1e-300 (Kairouz, Liu and Steinke, 2021): their variances add up, and that is all. If every
 one of K devices adds noise of variance σ²/⌈(1 − d)K⌉, a sum has at least σ² where no more than a share d drop out. Who
-colludes with the server takes its own share off; :data:`DROPPED` covers those too.
+colludes with the server takes its own share off; :data:`STAYING` covers those too.
 """
 
 import os
@@ -20,13 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairfold.errors import InvalidSettings
+from fairfold.secure.layout import enough as staying_of
 
 Whole = NDArray[np.int64]
 Draw = Callable[[int], NDArray[np.uint64]]
 """So many words of 64 random bits."""
 
-DROPPED = 0.3
-"""The share of a cohort that may drop out, or collude, with the noise still being enough."""
+STAYING = 70
+"""Of a hundred devices so many have to stay, and not to collude, for the noise to be enough."""
 
 LEAST, MOST = 10, 1 << 24
 """Standard deviations, in steps, of the noise of one device."""
@@ -34,9 +35,9 @@ LEAST, MOST = 10, 1 << 24
 WORDS = 1 << 64
 
 
-def enough(devices: int, dropped: float = DROPPED) -> int:
+def enough(devices: int) -> int:
     """How many of a cohort have to stay."""
-    return max(1, ceil((1 - dropped) * devices))
+    return max(1, staying_of(devices, STAYING))
 
 
 def share_for(sigma: float, devices: int) -> int:

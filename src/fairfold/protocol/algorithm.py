@@ -41,6 +41,7 @@ class Algorithm(Frozen):
         largest_change: An answer in which a number differs by more than this from what was sent is refused.
         keeps: What a device keeps for itself after training: what it ``"learned"``, whoever heard of it; or only what
             the server ``"acknowledged"``, for sums that remember what each device last said.
+        follows: Whether what a device says again may be about another history than before: what it was is taken back.
         values: Whether an answer is the weighted model itself; else its weighted change, or a sum of another kind.
         whole_rows: Whether rows of tables are never cut.
         images: Whether it trains networks of images; else recommenders.
@@ -50,8 +51,8 @@ class Algorithm(Frozen):
             are the same in any order, and as words of 32 bits (:mod:`fairfold.privacy.encoding`).
         releases: By name, the sums that a run lets out with noise under ``privacy.level = "private"``: none where an
             algorithm cannot be private.
+        public: Names of sums that tell how many users there are and nothing else: these need no noise.
         prefixes: Names of answers of which what small devices say is the beginning of what large ones say.
-        hiding: Devices in whose exact sum, as far as was tried, nobody's history can be read.
         DEFAULTS: What other tables take where nothing is said, by table and key.
     """
 
@@ -59,15 +60,16 @@ class Algorithm(Frozen):
     largest_change: float = Field(1e4, gt=0)
 
     keeps: ClassVar[Literal["learned", "acknowledged"]] = "learned"
+    follows: ClassVar[bool] = False
     values: ClassVar[bool] = False
     whole_rows: ClassVar[bool] = False
     images: ClassVar[bool] = False
     pooled: ClassVar[bool] = False
     from_history: ClassVar[bool] = False
-    hiding: ClassVar[int] = 100
     grids: ClassVar[Mapping[str, int]] = {}
     prefixes: ClassVar[frozenset[str]] = frozenset()
     releases: ClassVar[Mapping[str, Release]] = {}
+    public: ClassVar[frozenset[str]] = frozenset()
     DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     # -- settings ------------------------------------------------------------------------------------------------------
@@ -79,6 +81,10 @@ class Algorithm(Frozen):
     def without_effect(self, settings: "Settings") -> Sequence[str]:
         """Keys, as ``table.key``, that have no effect beside these settings, and are then unknown."""
         return ()
+
+    def shows(self, settings: "Settings") -> str | None:
+        """What is left out of exact sums under these settings for the sake of users, or None."""
+        return None
 
     def fixed(self, settings: "Settings") -> Mapping[str, Mapping[str, Any]]:
         """What the algorithm decides of other tables, which are then no keys there."""
@@ -129,6 +135,9 @@ class Algorithm(Frozen):
     def remembered(self, plan: "Plan") -> dict[str, int]:
         """Name and row length of what a device keeps of each of its samples."""
         return {}
+
+    def follow(self, own: Weights, lost: Tensor) -> None:
+        """Mark the samples that a device's users no longer have, in what it remembers of each; in place."""
 
     def starts_own(self, plan: "Plan", own: Weights) -> None:
         """Bring users' vectors, drawn at random, to where they start; in place."""

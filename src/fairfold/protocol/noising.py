@@ -3,18 +3,25 @@
 Noise is sized for each segment by those who own it, so that the sum of every segment has enough, whoever is small.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import ceil, sqrt
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from fairfold.errors import InvalidState, Refused
+from fairfold.privacy.accounting import together
 from fairfold.privacy.budget import deviations, spent
 from fairfold.privacy.encoding import Encoding, Segment, Words, added
 from fairfold.privacy.noise import Draw, discrete_gaussian, enough, repeatable, share_for
 from fairfold.protocol.sampling import Purpose, generator
-from fairfold.settings.privacy import USUAL_COHORT, PrivatePrivacy, SecurePrivacy
+from fairfold.settings.privacy import PrivatePrivacy, SecurePrivacy
 
 if TYPE_CHECKING:
     from fairfold.settings import Settings
+
+AT_ONCE = 1 << 16
+"""Words to which a device adds noise at a time."""
 
 
 def needed_in(settings: "Settings", name: str) -> float:
@@ -39,12 +46,48 @@ def spare_for(settings: "Settings", grids: Mapping[str, int], devices: int) -> i
     return max(ceil(20 * noise_in(settings, name, devices) * grids[name]) for name in known)
 
 
-def device_noise(
-    settings: "Settings", encoding: Encoding, name: str, segment: Segment, asked: int, draw: Draw
-) -> Words:
-    """What a device adds to the words of one of its segments, of which ``asked`` devices are owners."""
-    share = share_for(needed_in(settings, name) * float(encoding.steps(name)), asked)
-    return encoding.noise(segment, name, discrete_gaussian(share, encoding.words_in(segment, name), draw))
+def sigma_of(settings: "Settings", names: Iterable[str]) -> float:
+    """Noise of a sum that says some things, over the norm of a user's part; refused where any of them has none."""
+    algorithm, found = settings.algorithm, list[float]()
+    for name in names:
+        if name in algorithm.releases:
+            found.append(needed_in(settings, name) / algorithm.releases[name].norm)
+        elif name not in algorithm.public:
+            raise Refused(f"{name!r} in a sum with noise", "what the algorithm lets out", "It is not said.")
+    return together(found)
+
+
+def add_noise(
+    settings: "Settings", encoding: Encoding, size: int, places: Iterable[tuple[slice, int]], users: float,
+    words: Words, draw: Draw,
+) -> None:  # fmt: skip
+    """Add a device's share of the noise to its words, in place, a block at a time.
+
+    Args:
+        settings: Of the run.
+        encoding: Of the words.
+        size: Of the device.
+        places: Of every segment of its words where it lies, and how many devices own it: so many add noise to its sum.
+        users: Whose parts these words are the sum of.
+        words: All that the device says.
+        draw: Where random bits come from.
+    """
+    places = list(places)
+    for name, of in settings.algorithm.releases.items():
+        if name not in encoding.layout.shapes[size]:
+            continue
+        steps = float(encoding.steps(name))
+        first, last = encoding.place(Segment(0, len(words), (size,)), name)
+        norm = float(np.linalg.norm(words[first:last].view(np.int32).astype(np.float64))) / steps
+        if norm > users * of.norm * (1 + 1e-9):
+            given = f"{name!r} with a norm of {norm:.6g} of {users:g} users"
+            raise InvalidState(given, f"{of.norm:.6g} a user: noise is sized for it", "Nothing was sent.")
+        for where, owners in places:
+            share = share_for(needed_in(settings, name) * steps, owners)
+            start, stop = max(first, where.start), min(last, where.stop)
+            for at in range(start, stop, AT_ONCE):
+                end = min(at + AT_ONCE, stop)
+                words[at:end] += discrete_gaussian(share, end - at, draw).astype(np.uint32)
 
 
 def noised(
@@ -73,18 +116,16 @@ def privacy_facts(settings: "Settings") -> dict[str, Any]:
         facts |= {"smallest cohort": chosen.smallest_cohort}
     if isinstance(chosen, PrivatePrivacy):
         facts |= spent(chosen.epsilon, chosen.delta, settings.algorithm.releases) | {"noise from": chosen.noise}
-    return facts | {"warnings": [*chosen.warnings(), *_too_few(settings)]}
+    return facts | {"warnings": [*chosen.warnings(), *_showing(settings)]}
 
 
-def _too_few(settings: "Settings") -> list[str]:
-    """Where exact sums of so few devices were taken apart, that is said."""
-    chosen, hiding = settings.privacy, settings.algorithm.hiding
+def _showing(settings: "Settings") -> list[str]:
+    """What is left out of exact sums, and why."""
+    chosen = settings.privacy
     if not isinstance(chosen, SecurePrivacy) or isinstance(chosen, PrivatePrivacy):
         return []
-    if chosen.smallest_cohort >= hiding or hiding <= USUAL_COHORT:
-        return []
-    kind = settings.algorithm.kind
-    return [f"Exact sums of {kind} of fewer than {hiding:,} devices can tell what single users have (docs/privacy.md)."]
+    found = settings.algorithm.shows(settings)
+    return [] if found is None else [f"{found} (docs/privacy.md)."]
 
 
 def privacy_words(facts: Mapping[str, Any]) -> list[str]:

@@ -15,6 +15,9 @@ from fairfold.settings.files import load_settings, to_toml
 from fairfold.subspace import parse_scheme
 
 SETTINGS, METRICS, RESULT, MODEL, LOG = "settings.toml", "metrics.csv", "result.json", "model.safetensors", "run.log"
+DATA = "data.toml"
+"""Where `fairfold federate` says what data it has given to its devices, in its own folder."""
+
 AUDIT = "audit.json"
 """What `fairfold audit` wrote, where it was asked for."""
 

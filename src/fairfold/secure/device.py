@@ -214,6 +214,9 @@ class Device:
         thin = self.session.layout.thin({member: self.cohort.sizes[member] for member in members}, self.smallest)
         if thin is not None:
             raise refuse(f"{thin[1]} devices left in segment {thin[0]}", f"at least {self.smallest}")
+        few = self.session.layout.left(self.cohort.by_size, members, self.session.staying)
+        if few is not None:
+            raise refuse(f"{few[1]} devices left in segment {few[0]}", f"at least {few[2]}, for which noise is sized")
 
     @_logged
     def mask(self, words: Words) -> bytes:

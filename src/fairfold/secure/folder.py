@@ -19,7 +19,7 @@ from fairfold.secure.device import Device, Memory, Step
 from fairfold.secure.keys import Identity, Trust, point_of, read_enrolled, read_roster, refuse
 from fairfold.secure.messages import MAGIC, Session, opened
 
-FORMAT = 1
+FORMAT, ROUND_FORMAT = 1, 2
 OWN_KEY, SIGNER, MEMORY, ROUND = "key", "signer.json", "memory.json", "round.json"
 
 
@@ -83,7 +83,7 @@ class SecureFolder:
         write_atomically(self.folder / MEMORY, sealed_values(kept), private=True)
 
     def _keep(self, device: Device) -> None:
-        kept = {"format": FORMAT, "round": device.written().hex()}
+        kept = {"format": ROUND_FORMAT, "round": device.written().hex()}
         write_atomically(self.folder / ROUND, sealed_values(kept), private=True)
 
     def begin(self, invitation: bytes) -> bytes:
@@ -101,7 +101,7 @@ class SecureFolder:
             raise refuse("a message of a round that this device has not open", "an invitation first")
         with reading(path, InvalidState, "the open round", "The next round begins anew."):
             kept = values_in(content_of(path))
-            if kept["format"] != FORMAT:
+            if kept["format"] != ROUND_FORMAT:
                 raise Damaged(f"format {kept['format']}")
             device = Device.read(bytes.fromhex(kept["round"]), self.identity(), self.memory())
         if message[len(MAGIC) + 2 :][: len(device.bound)] != device.bound:

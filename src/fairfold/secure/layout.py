@@ -6,10 +6,15 @@ few. A size whose segments have too few owners steps down to the next smaller on
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
 MOST_SEGMENTS, MOST_SIZES, MOST_WORDS = 4_096, 256, 1 << 34
+
+
+def enough(many: int, staying: int) -> int:
+    """How many of so many devices have to stay, where of a hundred ``staying`` have to."""
+    return -(-many * staying // 100)
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,14 @@ class Layout:
         for segment, owners in self.owners(sizes).items():
             if len(owners) < smallest:
                 return segment, len(owners)
+        return None
+
+    def left(self, sizes: Mapping[int, int], members: Set[int], staying: int) -> tuple[int, int, int] | None:
+        """A segment of which too few owners are among some members: which, how many, and how many are needed."""
+        for segment, owners in self.owners(sizes).items():
+            stay, needed = len(members & set(owners)), enough(len(owners), staying)
+            if stay < needed:
+                return segment, stay, needed
         return None
 
     def stepped_down(self, wanted: Mapping[int, int], smallest: int) -> dict[int, int]:

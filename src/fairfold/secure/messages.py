@@ -5,6 +5,7 @@ round or sum. Numbers are big-endian; words of a vector are little-endian, as th
 """
 
 import hashlib
+import math
 import struct
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from fairfold.secure.masks import Words
 from fairfold.secure.reader import MOST_DEVICES, Reader, set_bytes, set_in, unreadable
 from fairfold.secure.shamir import SHARE_BYTES
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"fairsum"
 POINT, KEY, SIGNATURE, CERTIFICATE, DIGEST = 49, 32, 64, 96, 32
 SEALED = 2 * SHARE_BYTES + 16  # two shares and the tag of their encryption
@@ -53,6 +54,8 @@ class Session(Message):
         purpose: What is summed.
         smallest: A device is not to take part in a sum over fewer devices, in any of its segments.
         layout: Segments and sizes.
+        staying: Of a hundred owners of a segment so many have to stay, or its sum is not opened.
+        sigma: Noise that devices add to it together, over the norm of a user's part; 0 where they add none.
     """
 
     KIND: ClassVar[int] = 1
@@ -61,6 +64,8 @@ class Session(Message):
     purpose: str
     smallest: int
     layout: Layout
+    staying: int = 0
+    sigma: float = 0.0
 
     @property
     def digest(self) -> bytes:
@@ -69,7 +74,8 @@ class Session(Message):
 
     def body(self) -> bytes:  # noqa: D102
         purpose, layout = self.purpose.encode("ascii"), self.layout
-        parts = [struct.pack(">QQIB", self.run, self.round, self.smallest, len(purpose)), purpose]
+        numbers = (self.run, self.round, self.smallest, self.staying, self.sigma, len(purpose))
+        parts = [struct.pack(">QQIBdB", *numbers), purpose]
         parts.append(struct.pack(f">I{len(layout.lengths)}Q", len(layout.lengths), *layout.lengths))
         parts.append(struct.pack(">I", len(layout.sizes)))
         parts += [struct.pack(f">I{len(of)}H", len(of), *of) for of in layout.sizes]
@@ -78,6 +84,9 @@ class Session(Message):
     @classmethod
     def read(cls, reader: Reader) -> "Session":  # noqa: D102
         run, number, smallest = reader.number(8, 2**64 - 1), reader.number(8, 2**63), reader.number(4, MOST_DEVICES, 2)
+        staying, (sigma,) = reader.number(1, 100), struct.unpack(">d", reader.take(8))
+        if not (math.isfinite(sigma) and sigma >= 0):
+            raise unreadable("noise that is none")
         try:
             purpose = reader.take(reader.number(1, 32, 1)).decode("ascii")
         except UnicodeDecodeError:
@@ -93,7 +102,7 @@ class Session(Message):
         problem = layout.problem()
         if problem is not None:
             raise unreadable(problem)
-        return cls(run, number, purpose, smallest, layout)
+        return cls(run, number, purpose, smallest, layout, staying, sigma)
 
 
 @dataclass(frozen=True)

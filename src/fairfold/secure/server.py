@@ -130,6 +130,10 @@ class Server:
         needed = self.ring.degrees.threshold if ended == Phase.REVEALED else max(quorum(many), self.session.smallest)
         if len(heard) < needed:
             raise SumLost(f"{len(heard)} of {many} devices left", f"at least {needed}", "The next round begins anew.")
+        few = self.session.layout.left(self.cohort.by_size, set(heard), self.session.staying)
+        if few is not None and ended <= Phase.VECTORS:
+            given = f"{few[1]} devices left in segment {few[0]}"
+            raise SumLost(given, f"at least {few[2]}, for which noise is sized", "The next round begins anew.")
         self._asked = set(heard)
         if ended == Phase.SHARES:
             return self._to_all(heard, self._delivery)

@@ -1,7 +1,7 @@
 """Where a run's settings come from: a recipe or a TOML file, then single changes."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -69,9 +69,9 @@ def load_settings(path: Path | None, changes: Mapping[str, Any], recipe: str | N
     return read_settings(merged(values, over))
 
 
-def to_toml(settings: Settings, *, data: bool = True) -> str:
-    """The settings as a file from which :func:`load_settings` reads the same; without those of the data, if told so."""
-    tables = {name: table for name, table in settings.plain().items() if data or name != "data"}
+def to_toml(settings: Settings, without: Container[str] = ()) -> str:
+    """The settings as a file from which :func:`load_settings` reads the same; without some tables, if told so."""
+    tables = {name: table for name, table in settings.plain().items() if name not in without}
     return tomli_w.dumps(_without_none(tables))
 
 

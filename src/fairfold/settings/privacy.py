@@ -24,6 +24,11 @@ class PlainPrivacy(Frozen):
         """Whether the server sees nothing but sums over many devices."""
         return False
 
+    @property
+    def tells_quality(self) -> bool:
+        """Whether devices say how well a model serves their users: what they say follows from what these hold back."""
+        return True
+
     def warnings(self) -> list[str]:
         """What whoever reads of a run has to know."""
         return []
@@ -72,6 +77,18 @@ class PrivatePrivacy(SecurePrivacy):
     epsilon: float = Field(8.0, gt=0, le=100)
     delta: float = Field(1e-5, gt=0, lt=1)
     noise: Literal["devices", "server"] = "devices"
+
+    def warnings(self) -> list[str]:
+        """See the base class."""
+        if self.smallest_cohort >= USUAL_COHORT or self.noise == "server":
+            return []
+        lowered = f"privacy.smallest_cohort is {self.smallest_cohort}, below the usual {USUAL_COHORT}"
+        return [f"{lowered}: noise is sized for three in ten that leave or collude, of so few devices one or none."]
+
+    @property
+    def tells_quality(self) -> bool:
+        """See the base class: nothing is let out beside what ε is spent on."""
+        return False
 
 
 PRIVACY: dict[str, type[PlainPrivacy]] = {"plain": PlainPrivacy, "secure": SecurePrivacy, "private": PrivatePrivacy}

@@ -1,0 +1,388 @@
+"""Sums with noise over messages: the simulation's sums with devices' noise, and ledgers that no server changes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import sqrt
+from pathlib import Path
+from typing import Any, cast
+
+import numpy
+import pytest
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from fairfold.audit.opening import replayable, run_folder
+from fairfold.errors import InvalidSettings, InvalidState, Refused
+from fairfold.flower import opening, secure_device, secure_round, wire
+from fairfold.flower.opening import refuse_unserved
+from fairfold.privacy.encoding import Encoding, Segment, Words, added
+from fairfold.privacy.ledger import Ledger
+from fairfold.privacy.noise import enough, share_for
+from fairfold.protocol import hearing, noising
+from fairfold.protocol.noising import needed_in, sigma_of
+from fairfold.runs.read import read_values
+from fairfold.secure.device import Device as Machine
+from fairfold.secure.messages import Session
+from fairfold.secure.server import Phase, Server
+from fairfold.settings import Settings
+from fairfold.settings.privacy import PrivatePrivacy
+from fairfold.simulate import numbering
+from tests.flower.common import Nodes, as_devices, assert_same, in_process, simulated
+from tests.flower.test_secure import data, no_answer_is_seen
+
+USERS = 10
+SUMS = {"counts": "survey", "sum": "train"}
+"""For what each sum is asked."""
+
+
+def settings_of(epsilon: float = 8.0, smallest: int = 3, capacities: str = "1x-4x") -> Settings:
+    return Settings(
+        algorithm={"kind": "correlations"},
+        fleet={"capacities": capacities, "clients_per_round": None},
+        privacy={"level": "private", "epsilon": epsilon, "smallest_cohort": smallest},
+    )
+
+
+def federation(folder: Path, **options: Any) -> Nodes:
+    more = {key: options.pop(key) for key in ("epsilon", "smallest", "capacities") if key in options}
+    options |= {"folder": options.pop("run_folder")} if "run_folder" in options else {}
+    nodes = in_process(data(USERS), settings_of(**more), USERS, folder, **options)
+    for context in nodes.grid.contexts.values():
+        context.node_config |= {"privacy": "private", "epsilon": 8}
+    nodes.start = {}  # who takes part decides how many items are correlated
+    return nodes
+
+
+def ledger(folder: Path, number: int, epsilon: float = 8.0) -> Ledger:
+    return Ledger(folder / f"node-{number}" / "ledger", epsilon, 1e-5, 3)
+
+
+class Noted:
+    """What devices add to their words together, by purpose, and of which σ for how many owners of a segment."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.words: dict[str, Words] = {}
+        self.shares: set[tuple[str, int, int]] = set()
+        self._purpose = ""
+        add_share, add_noise = secure_device.add_share, noising.add_noise
+
+        def speaking(machine: Machine, *rest: Any) -> None:
+            self._purpose = machine.session.purpose
+            add_share(machine, *rest)
+            self._purpose = ""
+
+        def adding(*given: Any) -> None:
+            *_, words, _ = given
+            before = words.copy()
+            add_noise(*given)
+            known = self.words.get(self._purpose, before[:0])
+            total = numpy.zeros(max(len(known), len(words)), dtype=numpy.uint32)
+            total[: len(known)] += known
+            total[: len(words)] += words - before
+            self.words[self._purpose] = total
+
+        def sharing(sigma: float, devices: int) -> int:
+            found = share_for(sigma, devices)
+            if self._purpose:
+                self.shares.add((self._purpose, devices, found))
+            return found
+
+        monkeypatch.setattr(secure_device, "add_share", speaking)
+        monkeypatch.setattr(noising, "add_noise", adding)
+        monkeypatch.setattr(noising, "share_for", sharing)
+
+    def noised(
+        self, _settings: Settings, _encoding: Encoding, name: str, segment: Segment, _asked: int, _heard: int,
+        words: Words, _draw: Any,
+    ) -> Words:  # fmt: skip
+        """A simulation's sum with this noise in the place of its own."""
+        return added(words, self.words[SUMS[name]][segment.start : segment.stop])
+
+
+def test_the_sums_are_those_of_the_simulation_with_the_devices_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages: list[Message] = []
+    nodes = federation(tmp_path / "devices", inspect=messages.append, run_folder=tmp_path / "run")
+    with monkeypatch.context() as patch:
+        noted = Noted(patch)
+        state = nodes.run()
+    for module in (hearing, numbering):
+        monkeypatch.setattr(module, "noised", noted.noised)
+    expected, world, _ = simulated(data(USERS), settings_of(), as_devices)
+    assert_same(state.moments["sum"], expected.moments["sum"])
+    assert numpy.array_equal(state.moments["survey"]["counts"].numpy(), world.plan.public.survey["counts"].numpy())
+    assert_same(state.full, expected.full)
+    no_answer_is_seen(messages)
+    assert not any(message.metadata.message_type == "evaluate" for message in messages)  # a quality would cost more
+    assert nodes.strategy.progress.history[-1].quality is None
+    # Noise is that of the owners of each segment, enough of it if three in ten of these leave.
+    settings, steps = settings_of(), 1 << 16
+    assert {(purpose, owners) for purpose, owners, _ in noted.shares} == {("survey", 10), ("train", 10), ("train", 5)}
+    for purpose, owners, share in noted.shares:
+        wanted = needed_in(settings, {of: name for name, of in SUMS.items()}[purpose]) * steps
+        assert wanted <= share * sqrt(enough(owners)) <= 1.01 * wanted
+    drawn = noted.words["train"].view(numpy.int32)[6:].astype(float)
+    large = drawn[len(drawn) // 2 :]
+    assert 0.8 < large.std() / (needed_in(settings, "sum") * steps) / sqrt(5 / 4) < 1.25  # five deviations
+    # What it cost stands on every device, and in the run's folder.
+    for number in range(USERS):
+        entries = ledger(tmp_path / "devices", number).entries()
+        assert [(one.release, one.devices) for one in entries] == [("survey", 10), ("train 0", 5 if number < 5 else 10)]
+        assert ledger(tmp_path / "devices", number).spent() == pytest.approx(8, rel=1e-6)
+    result = read_values(tmp_path / "run" / "result.json", "Run it again.")
+    assert result["privacy"]["epsilon"] == pytest.approx(8)
+    assert result["privacy"]["unit"] == "one user's whole history"
+    assert len(result["privacy"]["assumptions"]) >= 4
+    assert "ε = 8, δ = 1e-05" in result["told"][0]
+
+
+def test_a_long_survey_is_said_in_windows_and_paid_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (wire, secure_device):
+        monkeypatch.setattr(module, "WINDOW", 11)
+    nodes = federation(tmp_path)
+    nodes.run()
+    entries = ledger(tmp_path, 0).entries()
+    assert [(one.release, one.part) for one in entries] == [
+        ("survey", 0),
+        ("survey", 11),
+        ("survey", 22),
+        ("train 0", 0),
+    ]
+    assert ledger(tmp_path, 0).spent() == pytest.approx(8, rel=1e-6)
+
+
+def test_windows_that_overlap_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = federation(tmp_path)
+    monkeypatch.setattr(opening, "windows", lambda _items: [range(20), range(10, 30)])
+    with pytest.raises(InvalidState, match="a survey whose secure sum is lost"):
+        nodes.run()
+    assert "a survey from item 10 on; needed: windows that do not overlap" in caplog.text
+    assert len(ledger(tmp_path, 0).entries()) == 1
+
+
+def lost(nodes: Nodes) -> None:
+    """The run ends with what was lost, and no model."""
+    with pytest.raises(InvalidState, match="round 1, whose noisy sum is lost"):
+        nodes.run()
+    assert not nodes.strategy.progress.history
+
+
+def test_its_run_can_be_audited(tmp_path: Path) -> None:
+    """As `fairfold federate` leaves it, with a word on what data its devices have."""
+    in_folder = tmp_path / "server" / "run"
+    federation(tmp_path / "devices", run_folder=in_folder).run()
+    with pytest.raises(InvalidSettings, match="whose data lies on its devices"):
+        replayable(run_folder(tmp_path))
+    (tmp_path / "data.toml").write_text('kind = "synthetic"\nusers = 10\nitems = 30\ninteractions_per_user = 4\n')
+    settings, loaded = replayable(run_folder(tmp_path))
+    assert isinstance(settings.privacy, PrivatePrivacy)
+    assert (loaded.num_users, loaded.num_items) == (10, 30)
+
+
+# -- who leaves --------------------------------------------------------------------------------------------------------
+
+
+def training_without(nodes: set[int]) -> Callable[[ClientApp], ClientApp]:
+    """Nodes that give shares and then do not train."""
+
+    def wrapped(app: ClientApp) -> ClientApp:
+        def answer(message: Message, context: Context) -> Message:
+            if message.metadata.message_type == "train" and context.node_id - 1 in nodes:
+                raise RuntimeError("no electricity")
+            return app(message, context)
+
+        return cast(ClientApp, answer)
+
+    return wrapped
+
+
+@pytest.mark.parametrize(("leaving", "opened"), [({0, 1, 2}, True), ({0, 1, 2, 3}, False)])
+def test_a_sum_is_opened_if_seven_in_ten_stay(leaving: set[int], opened: bool, tmp_path: Path) -> None:
+    nodes = federation(tmp_path, capacities="1x", app=training_without(leaving))
+    if opened:
+        nodes.run()
+        assert nodes.strategy.progress.history[-1].clients == 7
+    else:
+        lost(nodes)
+    assert ledger(tmp_path, 9).spent() == pytest.approx(8, rel=1e-6)  # nobody knows what was opened
+    assert ledger(tmp_path, 0).spent() < 4
+
+
+def test_devices_do_not_sign_survivors_without_enough_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that would open the sum all the same."""
+    nodes = federation(tmp_path, capacities="1x", app=training_without({0, 1, 2, 3}))
+    close = Server.close
+
+    def lying(server: Server) -> dict[int, bytes]:
+        session = server.session
+        if server.phase == Phase.VECTORS:
+            server.session = replace(session, staying=0)
+        try:
+            return close(server)
+        finally:
+            server.session = session
+
+    monkeypatch.setattr(Server, "close", lying)
+    lost(nodes)
+    assert "6 devices left in segment 0; needed: at least 7, for which noise is sized" in caplog.text
+
+
+# -- ledgers -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_run_is_refused_with_its_reason_on_both_sides(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    federation(tmp_path / "devices", run_folder=tmp_path / "first").run()
+    again = federation(tmp_path / "devices", run_folder=tmp_path / "second")
+    caplog.clear()
+    with pytest.raises(InvalidState, match="a survey whose secure sum is lost"):
+        again.run()
+    assert caplog.text.count("BudgetSpent: 'survey', which would bring ε to 8.475; needed: 8 at most") == USERS
+    assert "BudgetSpent on the device: 'survey', which would bring" in (tmp_path / "second" / "run.log").read_text()
+    assert len(ledger(tmp_path / "devices", 3).entries()) == 2
+    # One whose owner allows more takes part again; the others do not.
+    nodes = federation(tmp_path / "devices", smallest=2)
+    for number in (1, 2, 3):
+        nodes.grid.contexts[number].node_config["epsilon"] = 100
+    nodes.run()
+    assert nodes.strategy.progress.history[-1].clients == 3
+
+
+def test_a_device_has_a_smallest_cohort_of_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    nodes = federation(tmp_path / "devices", run_folder=tmp_path / "run", capacities="1x")
+    nodes.grid.contexts[1].node_config["smallest-cohort"] = 11
+    nodes.run()
+    assert nodes.strategy.progress.history[-1].clients == 9
+    assert "refused: a cohort of 10 devices; needed: at least 11" in caplog.text
+    said = "Refused on the device: a cohort of 10 devices; needed: at least 11"
+    assert said in (tmp_path / "run" / "run.log").read_text()
+    assert not ledger(tmp_path / "devices", 0).entries()
+
+
+def test_what_is_let_out_is_written_down_before_it_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that dies between the two has paid for words that nobody heard."""
+    mask, sent = Machine.mask, list[str]()
+
+    def dying(machine: Machine, words: Words) -> bytes:
+        if machine.session.purpose == "train":
+            raise RuntimeError("no electricity")
+        return mask(machine, words)
+
+    monkeypatch.setattr(Machine, "mask", dying)
+    nodes = federation(tmp_path, inspect=lambda message: sent.append(message.metadata.message_type))
+    lost(nodes)
+    assert ledger(tmp_path, 0).spent() == pytest.approx(8, rel=1e-6)
+
+
+def test_a_server_that_dies_after_the_survey_does_not_ask_for_it_again(tmp_path: Path) -> None:
+    class Killed(BaseException):
+        pass
+
+    def dies(*_given: Any, **_more: Any) -> Any:
+        raise Killed
+
+    nodes = federation(tmp_path / "devices", run_folder=tmp_path / "run")
+    nodes.strategy._orders = dies  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        nodes.run()
+    nodes = federation(tmp_path / "devices", run_folder=tmp_path / "run", resume=True)
+    nodes.run()
+    assert nodes.strategy.progress.history[-1].clients == USERS
+    assert len(ledger(tmp_path / "devices", 0).entries()) == 2
+
+
+def test_a_damaged_ledger_lets_nothing_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "node-0" / "ledger" / "ledger.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    nodes = federation(tmp_path)
+    nodes.run()
+    assert nodes.strategy.progress.history[-1].clients == 9
+    assert "lets out nothing more" in caplog.text
+
+
+# -- servers that lie --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"sigma": 0.9}, "noise of 0.9 for 70 % of devices"),  # more, to spare the ledger: settings say less
+        ({"sigma": 0.0}, "an invitation to a sum without noise"),
+        ({"staying": 69}, "for 69 % of devices; needed"),
+    ],
+)
+def test_a_session_with_other_noise_than_its_settings_is_refused(
+    change: dict[str, Any],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def other(*facts: Any) -> Session:
+        session = Session(*facts)
+        return replace(session, **change) if session.purpose == "train" else session
+
+    monkeypatch.setattr(secure_round, "Session", other)
+    nodes = federation(tmp_path)
+    lost(nodes)
+    assert reason in caplog.text
+    assert [one.release for one in ledger(tmp_path, 0).entries()] == ["survey"]
+
+
+def test_a_device_that_wants_noise_takes_part_in_no_exact_sum(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    exact = settings_of().with_changes({"privacy.level": "secure", "privacy.smallest_cohort": 3})
+    nodes = in_process(data(USERS), exact, USERS, tmp_path)
+    for context in nodes.grid.contexts.values():
+        context.node_config["privacy"] = "private"
+    with pytest.raises(InvalidState, match="a survey whose secure sum is lost"):
+        nodes.run()
+    assert "an invitation to a sum without noise; needed: noisy sums alone" in caplog.text
+
+
+def test_what_the_algorithm_does_not_let_out_with_noise_is_not_said() -> None:
+    assert sigma_of(settings_of(), ["counts", "users"]) > sigma_of(settings_of(), ["sum"])
+    with pytest.raises(Refused, match="'quality' in a sum with noise"):
+        sigma_of(settings_of(), ["quality"])
+
+
+def test_qualities_are_not_asked_for_and_refused_where_they_are(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = federation(tmp_path)
+    nodes.strategy.evaluate = True
+    nodes.run()
+    assert "a question for qualities where sums have noise" in caplog.text
+    assert nodes.strategy.progress.history[-1].quality is None
+
+
+def test_a_part_that_is_larger_than_noise_is_sized_for_is_not_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    encode = Encoding.encode
+    monkeypatch.setattr(Encoding, "encode", lambda *given, **more: encode(*given, **more) * numpy.uint32(2))
+    with pytest.raises(InvalidState, match="a survey whose secure sum is lost"):
+        federation(tmp_path).run()
+    assert "of 1 users; needed: 1 a user: noise is sized for it" in caplog.text
+
+
+def test_noise_of_a_server_is_not_for_networks() -> None:
+    with pytest.raises(InvalidSettings, match=r"privacy\.noise='server'"):
+        refuse_unserved(settings_of().with_changes({"privacy.noise": "server"}))
+
+
+@pytest.mark.parametrize(("key", "given"), [("epsilon", 0), ("epsilon", "much"), ("delta", 1.0), ("privacy", "some")])
+def test_what_a_device_says_must_make_sense(
+    key: str, given: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = federation(tmp_path)
+    nodes.grid.contexts[1].node_config[key] = given
+    nodes.run()
+    assert nodes.strategy.progress.history[-1].clients == 9
+    assert f"{key}={given!r}; needed" in caplog.text
