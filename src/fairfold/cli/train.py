@@ -114,7 +114,8 @@ def train(
         "user_column": user_column, "item_column": item_column, "rating_column": rating_column,
         "separator": separator, "top_users": top_users, "min_rating": min_rating, "core": core,
     }  # fmt: skip
-    sources, trackers = list[str](), list[type[Tracker]]()
+    sources: list[str] = []
+    trackers: list[type[Tracker]] = []
 
     def chosen() -> Settings:
         settings, source = choose(file, recipe, changes_of(options, change or []), out if resume else None)

@@ -243,39 +243,6 @@ def crossed(grid: Grid, text: Callable[[Entry], str] = _beside_the_paper) -> tup
     return ["", *columns], [[row, *(cells.get((row, column), "") for column in columns)] for row in rows]
 
 
-def sentence(tables: Sequence[Grid]) -> str:
-    """What an experiment found, in words: how it stands beside the paper, where it is worse first; then the best."""
-    sides = [(grid, entry) for grid in tables for entry in grid.entries if entry.state != "–"]
-    done = [(grid, entry) for grid, entry in sides if entry.state == "done"]
-    if not done:
-        return f"Nothing was run of {len(sides)} cells."
-    better = [
-        (-entry.difference if grid.smaller_is_better else entry.difference, grid, entry)
-        for grid, entry in done
-        if entry.difference is not None
-    ]
-    lacking = sum(entry.state in ("no data", "not run") for _, entry in sides)
-    words = [f"{lacking} of {len(sides)} cells were not run."] if lacking else []
-    if better:
-        worse = [gap for gap in better if gap[0] < 0]
-        words.append(
-            f"Of {len(better)} figures that the paper gives, ours are worse in {len(worse)} and at least as good in "
-            f"{len(better) - len(worse)}."
-        )
-        if worse:
-            gap, grid, entry = min(worse, key=lambda each: each[0])
-            place = f"{entry.row}, {entry.column}".strip(", ")
-            words.append(f"The largest gap is {shown(abs(gap))} in {grid.file.metric} ({place}).")
-    else:
-        grid = done[0][0]
-        own = [entry for one, entry in done if one is grid]
-        own = [entry for entry in own if entry.column == grid.file.metric] or own  # others measure else
-        best = (min if grid.smaller_is_better else max)(own, key=lambda entry: entry.mean or 0.0)
-        place = f"{best.row}, {best.column}".strip(", ")
-        words.append(f"The best {grid.file.metric} of the first table is {shown(best.mean)} ({place}).")
-    return " ".join(words)
-
-
 # -- beside the quality ------------------------------------------------------------------------------------------------
 
 SIZE_COLUMNS = ("row", "column", "size", "users", "holds", "receives", "sends", "own model", "for all users")
