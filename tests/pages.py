@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 FENCE = re.compile(r"^ *```([^\s`]*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"in a file `([\w/]+\.py)`")
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
-PROGRAMS = ("fairfold", "python", "pip", "make", "flwr", "flower-supernode")
+PROGRAMS = ("fairfold", "python", "pip", "make", "flwr", "flower-supernode", "torchrun")
 TOLERANCE = 0.25
 """Between what a page shows and what is said here. Other processors round otherwise, and a page need not be written
 anew with every small change of a recipe; who is named, and every whole number, must be the same."""

@@ -35,6 +35,7 @@ NOT_TYPED = {
     "fairfold train --data qmnist-writers": "no small copy of that form is made here; tests/cli/test_images.py has one",
     "fairfold train --data FOLDER": "a placeholder; tests/cli/test_images.py trains on folders",
     "fairfold audit runs/first": "minutes of attacks; tests/audit and tests/cli/test_audit.py run it",
+    "torchrun ": "processes that share a run; tests/simulate/test_ranks.py starts them",
     "flower-supernode": "it needs a server; tests/flower/test_secure.py starts such devices",
 }
 """Commands that are not run from a page, by how they begin, and why. tests/test_pages.py parses them all the same."""
@@ -49,7 +50,8 @@ NOT_RUN = {
 READ = {"toml", "yaml", "text"}
 """Kinds that are read: settings by tests/test_pages.py, output by what a page says."""
 
-SHORTENED = {f"docs/{name}.md" for name in ("data", "images", "privacy", "recommender", "beyond", "settings")}
+LONG = ("asynchronous", "data", "images", "privacy", "recommender", "beyond", "settings")
+SHORTENED = {f"docs/{name}.md" for name in LONG}
 SLOW = {"README.md", "docs/tutorials/notebook-to-fleet.md"} | SHORTENED
 """Pages whose commands are typed by the slow tests; their code always runs."""
 

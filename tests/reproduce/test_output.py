@@ -14,10 +14,10 @@ from fairfold.reproduce.execute import execute_all
 from fairfold.reproduce.experiment import Cell, read_experiment
 from fairfold.reproduce.figures import figures
 from fairfold.reproduce.kinds import KINDS
-from fairfold.reproduce.output import QUICK, Results, write_results
+from fairfold.reproduce.output import QUICK, Results, sentence, write_results
 from fairfold.reproduce.records import Outcome, fingerprint
 from fairfold.reproduce.search import search
-from fairfold.reproduce.tables import COLUMNS, Entry, Grid, crossed, detail, grids, sentence, size_rows, views
+from fairfold.reproduce.tables import COLUMNS, Entry, Grid, crossed, detail, grids, size_rows, views
 from tests.reproduce.small import SMALL, write
 
 

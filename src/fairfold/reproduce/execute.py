@@ -55,7 +55,7 @@ MEMORY_A_JOB = 4 * 2**30
 
 
 def default_jobs(cells: int) -> int:
-    """A process a core, at most one a cell; they share a GPU, where there is one, as far as its memory goes.
+    """A process per core, at most one per cell; they share a GPU, where there is one, as far as its memory goes.
 
     A single cell rarely fills a GPU, and much of a run (evaluation, aggregation, files) is the CPU's.
     """

@@ -1,6 +1,6 @@
 """Plots of a table: ours beside the paper's, and values over rounds.
 
-Of the latter there is one plot where a few lines can be told apart, else one a row or a column of the table.
+Of the latter there is one plot where a few lines can be told apart, else one per row or per column of the table.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def figures(grid: Grid) -> dict[str, Figure]:
 
 
 def _compared(grid: Grid, done: list[Entry]) -> Figure:
-    """A dot a cell with its spread, the paper's figure as a cross, from top to bottom."""
+    """A dot per cell with its spread, the paper's figure as a cross, from top to bottom."""
     columns = list(dict.fromkeys(entry.column for entry in done))
     figure = Figure(figsize=(TALL, 2.4 + 0.27 * len(done)), layout="constrained")
     axes = figure.add_subplot()
@@ -122,7 +122,7 @@ def _curves(grid: Grid, done: list[Entry]) -> Figure | None:
 
 
 def _panels(done: list[Entry]) -> list[Panel]:
-    """One for a few lines; else one a row or one a column, whichever are fewer."""
+    """One for a few lines; else one per row or one per column, whichever are fewer."""
     if len(done) <= len(COLOURS):
         return [("", [(_named(entry), entry) for entry in done])]
     rows, columns = ({getattr(entry, side) for entry in done} for side in ("row", "column"))

@@ -3,7 +3,7 @@
 import base64
 import csv
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from fairfold.reproduce.tables import (
     Grid,
     crossed,
     detail,
-    sentence,
     shown,
     size_rows,
     sizes,
@@ -75,6 +74,39 @@ def _about_run(grid: Grid) -> list[str]:
     return words
 
 
+def sentence(tables: Sequence[Grid]) -> str:
+    """What an experiment found, in words: how it stands beside the paper, where it is worse first; then the best."""
+    sides = [(grid, entry) for grid in tables for entry in grid.entries if entry.state != "–"]
+    done = [(grid, entry) for grid, entry in sides if entry.state == "done"]
+    if not done:
+        return f"Nothing was run of {len(sides)} cells."
+    better = [
+        (-entry.difference if grid.smaller_is_better else entry.difference, grid, entry)
+        for grid, entry in done
+        if entry.difference is not None
+    ]
+    lacking = sum(entry.state in ("no data", "not run") for _, entry in sides)
+    words = [f"{lacking} of {len(sides)} cells were not run."] if lacking else []
+    if better:
+        worse = [gap for gap in better if gap[0] < 0]
+        words.append(
+            f"Of {len(better)} figures that the paper gives, ours are worse in {len(worse)} and at least as good in "
+            f"{len(better) - len(worse)}."
+        )
+        if worse:
+            gap, grid, entry = min(worse, key=lambda each: each[0])
+            place = f"{entry.row}, {entry.column}".strip(", ")
+            words.append(f"The largest gap is {shown(abs(gap))} in {grid.file.metric} ({place}).")
+    else:
+        grid = done[0][0]
+        own = [entry for one, entry in done if one is grid]
+        own = [entry for entry in own if entry.column == grid.file.metric] or own  # others measure else
+        best = (min if grid.smaller_is_better else max)(own, key=lambda entry: entry.mean or 0.0)
+        place = f"{best.row}, {best.column}".strip(", ")
+        words.append(f"The best {grid.file.metric} of the first table is {shown(best.mean)} ({place}).")
+    return " ".join(words)
+
+
 def _csv(results: Results, columns: list[str], lines: Callable[[Grid], Iterator[list[Any]]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -86,7 +118,7 @@ def _csv(results: Results, columns: list[str], lines: Callable[[Grid], Iterator[
 
 
 def _cell_lines(grid: Grid) -> Iterator[list[Any]]:
-    """One line a cell, and one a reference row."""
+    """One line per cell, and one per reference row."""
     for entry in grid.entries:
         values, machine = " ".join(f"{value:.6g}" for value in entry.values), entry.facts.get("machine", "")
         yield [*detail(entry), values, machine]
@@ -95,7 +127,7 @@ def _cell_lines(grid: Grid) -> Iterator[list[Any]]:
 
 
 def _size_lines(grid: Grid) -> Iterator[list[Any]]:
-    """One line a cell and device size: bytes as numbers, the own model as mean over the seeds."""
+    """One line per cell and device size: bytes as numbers, the own model as mean over the seeds."""
     for entry in grid.entries:
         for size in sizes(entry):
             yield [entry.row, entry.column, *size]

@@ -21,16 +21,16 @@ class Entry:
     row: str
     column: str
     paper: Figure | None  # the paper's figure, or what stands in its place
-    values: tuple[float, ...] = ()  # ours, one a seed
-    rounds: tuple[float, ...] = ()  # of the value that counts, one a seed
-    ends: tuple[float, ...] = ()  # the value after the last round, one a seed
+    values: tuple[float, ...] = ()  # ours, one per seed
+    rounds: tuple[float, ...] = ()  # of the value that counts, one per seed
+    ends: tuple[float, ...] = ()  # the value after the last round, one per seed
     paper_round: Figure | None = None
-    seconds: tuple[float, ...] = ()  # one a seed
+    seconds: tuple[float, ...] = ()  # one per seed
     curve: tuple[tuple[float, float], ...] = ()  # mean over the seeds at every point all of them have, x and y
     state: str = "not run"  # or done, N/A, no data
     reason: str = ""  # why it is not done
     facts: dict[str, Any] = field(default_factory=dict)  # see _mean_facts
-    by_user: tuple[str, ...] = ()  # what each user got, packed, one a seed; empty where a seed does not say
+    by_user: tuple[str, ...] = ()  # what each user got, packed, one per seed; empty where a seed does not say
 
     @property
     def mean(self) -> float | None:
@@ -231,44 +231,11 @@ def _beside_the_paper(entry: Entry) -> str:
 
 
 def crossed(grid: Grid, text: Callable[[Entry], str] = _beside_the_paper) -> tuple[list[str], list[list[str]]]:
-    """The table as the paper prints it: a heading, then a line a row, with a text of every cell."""
+    """The table as the paper prints it: a heading, then a line per row, with a text of every cell."""
     columns = list(dict.fromkeys(entry.column for entry in grid.entries))
     cells = {(entry.row, entry.column): text(entry) for entry in grid.entries}
     rows = dict.fromkeys(entry.row for entry in grid.entries)
     return ["", *columns], [[row, *(cells.get((row, column), "") for column in columns)] for row in rows]
-
-
-def sentence(tables: Sequence[Grid]) -> str:
-    """What an experiment found, in words: how it stands beside the paper, where it is worse first; then the best."""
-    sides = [(grid, entry) for grid in tables for entry in grid.entries if entry.state != "–"]
-    done = [(grid, entry) for grid, entry in sides if entry.state == "done"]
-    if not done:
-        return f"Nothing was run of {len(sides)} cells."
-    better = [
-        (-entry.difference if grid.smaller_is_better else entry.difference, grid, entry)
-        for grid, entry in done
-        if entry.difference is not None
-    ]
-    lacking = sum(entry.state in ("no data", "not run") for _, entry in sides)
-    words = [f"{lacking} of {len(sides)} cells were not run."] if lacking else []
-    if better:
-        worse = [gap for gap in better if gap[0] < 0]
-        words.append(
-            f"Of {len(better)} figures that the paper gives, ours are worse in {len(worse)} and at least as good in "
-            f"{len(better) - len(worse)}."
-        )
-        if worse:
-            gap, grid, entry = min(worse, key=lambda each: each[0])
-            place = f"{entry.row}, {entry.column}".strip(", ")
-            words.append(f"The largest gap is {shown(abs(gap))} in {grid.file.metric} ({place}).")
-    else:
-        grid = done[0][0]
-        own = [entry for one, entry in done if one is grid]
-        own = [entry for entry in own if entry.column == grid.file.metric] or own  # others measure else
-        best = (min if grid.smaller_is_better else max)(own, key=lambda entry: entry.mean or 0.0)
-        place = f"{best.row}, {best.column}".strip(", ")
-        words.append(f"The best {grid.file.metric} of the first table is {shown(best.mean)} ({place}).")
-    return " ".join(words)
 
 
 # -- beside the quality ------------------------------------------------------------------------------------------------
@@ -289,7 +256,7 @@ class Size(NamedTuple):
 
 
 class View(NamedTuple):
-    """One side of a table of results: a line a row, a column a column."""
+    """One side of a table of results: a line per row, a column per column."""
 
     about: str
     heading: list[str]
@@ -336,7 +303,7 @@ def _span(values: Sequence[float | None], text: Callable[[float], str]) -> str:
 
 
 def size_rows(grid: Grid) -> list[tuple[str, ...]]:
-    """One line a cell and size, as text, in the order of :data:`SIZE_COLUMNS`."""
+    """One line per cell and size, as text, in the order of :data:`SIZE_COLUMNS`."""
     return [
         (
             entry.row, entry.column, size.name, f"{size.users:,}",

@@ -73,7 +73,7 @@ def nested_subspaces(
     sign: bool = True,
     tail_share: float | None = None,
 ) -> list[Subspace]:
-    """One subspace a capacity, all on one chain.
+    """One subspace per capacity, all on one chain.
 
     Args:
         full_size: n.

@@ -212,7 +212,7 @@ class Subspace:
         """Sᵀ for a gradient that is zero outside chosen rows: values (len(rows), row_size), rows may repeat."""
         if values.dim() != 2 or len(values) != len(rows):
             given = f"values of shape {tuple(values.shape)} for {len(rows)} rows"
-            raise InvalidVector(given, f"shape ({len(rows)}, row_size)", "Give one line of values a row.")
+            raise InvalidVector(given, f"shape ({len(rows)}, row_size)", "Give one line of values per row.")
         check_dtype("values", values.dtype)
         check_finite("values", values.reshape(-1))
         self._check_rows(rows, values.shape[1])

@@ -12,7 +12,7 @@ from fairfold.subspace.subspace import Subspace
 
 
 class Sums:
-    """The weighted sum of compact vectors, one running total a size.
+    """The weighted sum of compact vectors, one running total per size.
 
     One law carries the design: recovery is linear, and S_small·ψ = S_big·unfold(ψ). Totals are kept per size, unfolded
     upwards size by size, and recovered to the full space once, whatever the number of devices. ``a + b`` is the value
