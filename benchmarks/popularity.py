@@ -27,7 +27,7 @@ SETS: dict[str, dict[str, Any]] = {
 }
 COUNTS = {"subspace.popularity": "counts"}
 ROWS: dict[str, tuple[float | None, dict[str, Any]]] = {  # the share of the users whose counts are the order; changes
-    "public order": (1.0, {}),
+    "order from 100 % of the users": (1.0, {}),
     "order from 50 % of the users": (0.5, {}),
     "order from 25 % of the users": (0.25, {}),
     "order from 10 % of the users": (0.1, {}),

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, EllipticCurv
 
 from fairfold import Settings
 from fairfold.flower.federate import trial_of
-from fairfold.flower.link import HEARTBEAT, Link, public_form
+from fairfold.flower.link import HEARTBEAT, Link, Refused, public_form
 from fairfold.flower.processes import OFFLINE, Program, descendants, free_ports, stopping, wait_for_port
 from fairfold.flower.server import ServerFolder
 from fairfold.flower.watch import IDLE
@@ -85,9 +85,11 @@ def idle(many: int, threads: int = 8) -> None:
             while not over.is_set():
                 began = time.monotonic()
                 for place, (link, node) in enumerate(mine):
-                    link.pull(node)
+                    with suppress(Refused):
+                        link.pull(node)
                     if (turn + place) % round(0.7 * link.heartbeat / max(IDLE, link.pause)) == 0:
-                        link.beat(node)
+                        with suppress(Refused):
+                            link.beat(node)
                         counts[first] += 1
                     counts[first] += 1
                 turn += 1

@@ -28,6 +28,7 @@ LAYERS: list[set[str]] = [
     {"protocol.words"},
     {"privacy"},
     {"protocol.plugins", "methods"},
+    {"settings.pace"},
     {"settings.parts", "settings.privacy"},
     {"protocol"},
     {"algorithms"},

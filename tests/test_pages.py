@@ -18,6 +18,7 @@ from fairfold.cli import app
 from fairfold.cli.choose import changes_of, choose
 from fairfold.methods import METHODS
 from fairfold.reproduce.experiment import ExperimentFile
+from fairfold.settings.pace import ClockSettings, PaceSettings
 from fairfold.settings.parts import DATA, FaultSettings, FleetSettings, ModelSettings, NetworkSettings, RunSettings
 from fairfold.settings.privacy import PRIVACY
 from fairfold.settings.settings import TABLES, read_settings
@@ -32,7 +33,7 @@ KEYS: dict[str, list[Any]] = {
     "data": list(DATA.values()), "model": [ModelSettings], "algorithm": list(ALGORITHMS), "subspace": list(METHODS),
     "fleet": [FleetSettings], "run": [RunSettings], "fleet.faults": [FaultSettings],
     "privacy": list(PRIVACY.values()),
-    "fleet.network": [NetworkSettings],
+    "fleet.network": [NetworkSettings], "fleet.pace": [PaceSettings], "fleet.clock": [ClockSettings],
 }  # fmt: skip
 PLACES = [ROOT, ROOT / "docs", ROOT / "src" / "fairfold", ROOT / "benchmarks" / "results"]
 FILE = re.compile(r"[\w.-]+(?:/[\w.*-]+)+/?")

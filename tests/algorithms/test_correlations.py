@@ -13,9 +13,10 @@ from torch import Tensor
 
 import fairfold.data
 from fairfold.algorithms import pairs, spectrum
-from fairfold.algorithms.correlations import ASKED, SAID, SUM, Correlations
+from fairfold.algorithms.correlations import ASKED, SUM, Correlations
 from fairfold.algorithms.making import MAKINGS, Made
 from fairfold.algorithms.pair_architecture import NEAR, ROWS
+from fairfold.algorithms.said import SAID
 from fairfold.algorithms.served import Served
 from fairfold.algorithms.spectrum import Precision
 from fairfold.algorithms.trials import QUALITY, Schedule, Trials, said_first, verdict

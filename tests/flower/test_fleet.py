@@ -573,6 +573,8 @@ class Fake:
             raise turn
         return turn
 
+    heartbeat, pause = 30.0, 0.0
+
     def activate(self) -> Any:
         return self._turn("activate")
 

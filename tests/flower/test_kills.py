@@ -59,6 +59,8 @@ def summed_words(settings: Settings, books: Books, words: Iterable[tuple[int, De
         sums = expected.setdefault(
             f"sums-{space.size}", {name: torch.zeros(space.size).double(), GRAM: torch.zeros(d * d).double()}
         )
+        if not kept.said.own:  # the sums hold no word of it yet
+            continue
         offsets, counts = kept.history["offsets"], row_counts(space, d).clamp(min=1)
         for user in range(len(offsets) - 1):
             items = kept.history["items"][offsets[user] : offsets[user + 1]]

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,23 @@ def test_what_came_is_counted_whether_it_can_be_used_or_not(tmp_path: Path) -> N
         assert sum(node["bytes_up"] for node in took_part) == sizes[-1]
         assert [node["rounds"] for node in took_part].count(0) == spoiled
     assert sizes[0] == sizes[1]
+
+
+def test_what_is_known_of_nodes_is_appended_to_and_not_written_anew(tmp_path: Path) -> None:
+    nodes = made(settings_of(clients_per_round=2), tmp_path / "devices", folder=tmp_path / "run", **QUERIES)
+    path, seen, places = tmp_path / "run" / node_log.NODES, [b""], set[int]()
+
+    def look(_message: Message) -> None:
+        if path.exists() and (content := path.read_bytes()) != seen[-1]:
+            seen.append(content)
+            places.add(path.stat().st_ino)
+
+    nodes.grid.inspect = look
+    nodes.run()
+    seen.append(path.read_bytes())
+    assert len(seen) > 4, "it grows while the run goes"
+    assert all(later.startswith(before) for before, later in pairwise(seen))
+    assert places == {path.stat().st_ino}, "the same file, from the first line to the last"
 
 
 def test_damaged_events_are_told_and_a_run_goes_on_without_them(

@@ -316,6 +316,38 @@ def test_a_history_that_grows_or_shrinks_within_a_run_joins_with_the_next(tmp_pa
     assert bool((rows[18] != 0).any()), "what was removed still is"
 
 
+def test_correlations_follow_a_history_that_changes_within_a_run(tmp_path: Path) -> None:
+    """The sum is that of what devices have now: what is new is said, what is gone is taken back, once."""
+    from fairfold.algorithms.correlations import SUM
+    from fairfold.algorithms.pairs import items_of, pair_sums, weights_of
+    from fairfold.flower.client import make_client_app
+    from fairfold.flower.inprocess import InProcessGrid
+    from fairfold.settings import Settings
+
+    lines = [f"{user},{item}" for user in "ab" for item in range(0, 20, 2 if user == "a" else 3)]
+    settings = Settings(
+        algorithm={"kind": "correlations", "support": 1, "choose": False}, model={"factors": 4},
+        fleet={"capacities": "1x"}, run={"rounds": 20},
+    )  # fmt: skip
+    path = tmp_path / "mine.csv"
+    path.write_text("user,item\n" + "\n".join(lines))
+    grid = InProcessGrid(make_client_app(path, budget="1x", state=tmp_path / "state"), [{}])
+    strategy = FairStrategy(settings, ITEMS, round_timeout=0.0, evaluate=False)
+    grown, without_b = [*lines, "a,3", "c,3", "c,6"], [line for line in lines if line.startswith("a")][:7]
+    for change in (lines, grown, without_b, lines):
+        path.write_text("user,item\n" + "\n".join(change))
+        strategy.start(grid, num_rounds=3)  # a device that lacks numbers of new items is told them, and answers then
+        place, sums = strategy.books.place, strategy.progress.state.moments[SUM][SUM]
+        histories = dict[str, list[int]]()
+        for user, item in (line.split(",") for line in change):
+            histories.setdefault(user, []).append(int(item) if place is None else int(place[int(item)]))
+        head = items_of(len(sums))
+        mine = [torch.tensor(sorted(item for item in items if item < head)) for items in histories.values()]
+        wanted = pair_sums(mine, weights_of(torch.tensor([len(one) for one in mine])), head)
+        assert sums.equal(wanted.double()), change
+    assert set(strategy.progress.rejections.counts) <= {"the device failed"}
+
+
 @pytest.mark.parametrize("kind", ["least_squares", "least_squares by counts"])
 def test_a_device_that_can_hold_another_size_changes_no_sums_but_its_own(kind: str, tmp_path: Path) -> None:
     """In round 3 the first can hold less, and the last can hold more, than when they spoke first."""

@@ -14,10 +14,12 @@ from fairfold.protocol.faults import Rejections
 from fairfold.protocol.round import Backend, in_turn, run_round
 from fairfold.protocol.words import State
 from fairfold.reproduce import fedrec
-from fairfold.reproduce.experiment import read_experiment
+from fairfold.reproduce.compared import gaps
+from fairfold.reproduce.execute import execute_all
+from fairfold.reproduce.experiment import Cell, read_experiment
 from fairfold.reproduce.newest import newest_left_out
 from fairfold.reproduce.paired import unpacked
-from fairfold.reproduce.records import Outcome
+from fairfold.reproduce.records import Outcome, Watcher
 from fairfold.reproduce.rivals import FedMF
 from fairfold.reproduce.tables import grids
 from fairfold.settings import read_settings
@@ -272,3 +274,61 @@ def test_what_a_row_did_not_measure_is_left_open() -> None:
     entries = {entry.column: entry for entry in found if entry.row == "popularity"}
     assert (entries["NDCG@10"].mean, entries["NDCG@10"].spread) == (0.25, 0.01)
     assert entries["bytes held"].mean is None
+
+
+def test_trials_are_run_once_for_all_seeds_and_both_ways_to_draw(tmp_path: Path) -> None:
+    source = torch.Generator().manual_seed(0)
+    folder = tmp_path / "u.data"
+    rows = [(user, item, 1, time) for user in range(14) for time, item in enumerate(drawn(source))]
+    folder.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
+    (tmp_path / "mine.toml").write_text(f"""
+title = "t"
+seeds = [0, 1]
+set = {{ kind = "fedrec", data = "{folder}", rounds = 2, search_rounds = 1, factors = 4, clients = 14 }}
+[tables.honest]
+title = "honest"
+value = "last"
+measures = ["HR@10", "NDCG@10"]
+against = ["popularity"]
+[tables.honest.rows]
+popularity = {{ method = "popularity" }}
+FedMF = {{ method = "fedmf", tried = {{ server_step = [0.1, 0.3] }} }}
+[tables.leak]
+title = "leak"
+like = "honest"
+set = {{ outside = "all ratings" }}
+rows = {{ FedMF = {{ method = "fedmf", tried = {{ server_step = [0.1, 0.3] }} }} }}
+""")
+    experiment, run = read_experiment(str(tmp_path / "mine.toml")), list[str]()
+
+    class Watching(Watcher):
+        def on_cell(self, cell: Cell, outcome: Outcome) -> None:
+            assert outcome.state == "done"
+            run.append(cell.label)
+
+    (found,) = execute_all([experiment], tmp_path, 1, Watching())
+    assert len(run) == 2 + 2 + 2 + 2  # trials, popularity, both ways to draw
+    assert [label for label in run if "server_step" in label] == [
+        f"honest FedMF server_step {step} seed 0" for step in (0.1, 0.3)
+    ]
+    tried = {cell.column: outcome.last for cell, outcome in found.items() if cell.is_trial and cell.table == "leak"}
+    for cell, outcome in found.items():
+        if cell.row == "FedMF" and not cell.is_trial:
+            assert outcome.facts["tried on held-out items"] == tried
+            best = max(tried, key=lambda name: tried[name] or 0.0)
+            assert f"server_step {outcome.facts['chosen']['server_step']:g}" == best
+    honest = grids(experiment, found)[0]
+    assert [(entry.row, entry.column) for entry in honest.entries][:2] == [
+        ("popularity", "HR@10"),
+        ("popularity", "NDCG@10"),
+    ]
+    ((name, apart),) = gaps(honest)
+    assert (name, set(apart)) == ("popularity", {("FedMF", "HR@10"), ("FedMF", "NDCG@10")})
+    run.clear()
+    execute_all([experiment], tmp_path, 1, Watching())
+    assert run == []
+
+
+def drawn(source: torch.Generator) -> list[int]:
+    """Some items of a user, in time."""
+    return torch.randperm(30, generator=source)[:8].tolist()

@@ -90,7 +90,16 @@ def test_there_are_keys_of_other_kinds() -> None:
 def test_a_key_has_an_effect_or_is_unknown(table: str, kind: str, key: str) -> None:
     """What is accepted is kept and written; what would be left out of a file is refused where somebody writes it."""
     field = KINDS[table][kind].model_fields[key]
-    if key == TAGS.get(table) or key in ("name", "faults", "network", "shares", "capacities", "separator"):
+    if key == TAGS.get(table) or key in (
+        "name",
+        "faults",
+        "network",
+        "pace",
+        "clock",
+        "shares",
+        "capacities",
+        "separator",
+    ):
         return  # tags and texts, tested by themselves
     said = beside(table, kind)
     value = other_than_default(field)

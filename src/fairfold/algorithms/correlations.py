@@ -20,8 +20,8 @@ How many columns, whether pairs and neighbours, λ, β and support are chosen by
 say nine tenths of their histories, then models are tried on the rest, one per round, and at last devices say the rest.
 
 An item outside the head, or beyond what a device holds, comes after all others, in the order of popularity. A device
-that is asked again says what it has not said yet: the pairs of what it now has, less those of what the server's sum
-holds (``said``, a flag per item, counts once acknowledged).
+that is asked again says what has changed: the pairs of what it now has, less those of what the server's sum holds
+(``said``, a flag per item, counts once acknowledged). So what users do, or take back, while a run goes on is in it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,9 +34,10 @@ from torch import Tensor
 
 from fairfold.algorithms import private_pairs as noisy
 from fairfold.algorithms.by_rows import CROWD, ByRows
-from fairfold.algorithms.making import Made, leading_block, model_of, supported
+from fairfold.algorithms.making import Made, counts_in, leading_block, model_of, supported
 from fairfold.algorithms.pair_architecture import JUDGED, ROWS, PairArchitecture, crowd_of
-from fairfold.algorithms.pairs import UNIT, frobenius, items_of, size_of, weights_of
+from fairfold.algorithms.pairs import UNIT, among, frobenius, items_of, size_of, weights_of
+from fairfold.algorithms.said import SAID, gone, marks_of
 from fairfold.algorithms.spectrum import penalty
 from fairfold.algorithms.trials import EXACT, JUDGEMENT, QUALITY, TOLD, Trials, judged, said_first, within
 from fairfold.data import Interactions
@@ -58,8 +59,8 @@ SUM = "sum"
 ASKED, MADE = "asked", "made"
 """Names of what is sent beside a model (share to say, trial, share that judges), and of what made it."""
 
-SAID, USERS = "said", "users"
-"""Names of what a device keeps of each of its items (whether the sum holds it), and of the sum of users surveyed."""
+USERS = "users"
+"""Name of the survey's sum that says how many users there are."""
 
 
 class Correlations(ByRows):
@@ -86,6 +87,7 @@ class Correlations(ByRows):
         "run": {"rounds": 15, "evaluate_every": 15},
     }
 
+    follows: ClassVar[bool] = True
     grids: ClassVar = {SUM: UNIT, QUALITY: UNIT}
     prefixes: ClassVar = frozenset({SUM})
     releases: ClassVar = noisy.releases(SUM)
@@ -162,9 +164,8 @@ class Correlations(ByRows):
     def numbering(self, plan: Plan) -> Tensor | None:
         """By falling counts; None where they are so already."""
         counts = plan.public.survey[COUNTS]
-        return (
-            None if bool((counts[:-1] >= counts[1:]).all()) else counts.argsort(descending=True, stable=True).argsort()
-        )
+        ordered = bool((counts[:-1] >= counts[1:]).all())
+        return None if ordered else counts.argsort(descending=True, stable=True).argsort()
 
     def spoken(self, plan: Plan, size: int) -> LeadingBlock:
         """What devices of a size say: the leading pairs, as many as their capacity is a share (under noise: of all)."""
@@ -213,11 +214,11 @@ class Correlations(ByRows):
 
     def answer(self, plan: Plan, sent: Sent, client: Client) -> tuple[Answer, Weights]:
         """What a user has not said yet of their pairs; or how well a model finds what they hold back."""
-        items, said = client.items, client.own[SAID][:, 0] > 0
+        items, marks = client.items, client.own[SAID][:, 0]
         lengths = torch.tensor([len(items)])
         if QUALITY in sent.context:
-            return self._judge(plan, sent, items, lengths, said, client.own[JUDGED].view(1, 1))
-        sums, now = self._unsaid(plan, sent, items, lengths, said)
+            return self._judge(plan, sent, items, lengths, marks, client.own[JUDGED].view(1, 1))
+        sums, now = self._unsaid(plan, sent, items, lengths, marks)
         return Answer({SUM: sums}, 1.0), {SAID: now}
 
     def answers(self, plan: Plan, people: People, visits: list[Visit]) -> Iterator[Word]:
@@ -229,41 +230,42 @@ class Correlations(ByRows):
     def together(self, plan: Plan, sent: Sent, people: People, clients: list[int]) -> tuple[Tensor, Answer, Weights]:
         """The same of many users in one sum."""
         chosen = people.chosen(clients)
-        items, said = people.train.items[chosen], people.private[SAID][chosen, 0] > 0
+        items, marks = people.train.items[chosen], people.private[SAID][chosen, 0]
         lengths = people.train.counts_by_user[clients]
         good = torch.full((len(clients),), self.largest_change >= 1)
         if QUALITY in sent.context:
-            return good, *self._judge(plan, sent, items, lengths, said, people.private[JUDGED][clients])
-        sums, now = self._unsaid(plan, sent, items, lengths, said)
+            return good, *self._judge(plan, sent, items, lengths, marks, people.private[JUDGED][clients])
+        sums, now = self._unsaid(plan, sent, items, lengths, marks)
         return good, Answer({SUM: sums}, float(len(clients))), {SAID: now}
 
-    def _unsaid(self, plan: Plan, sent: Sent, items: Tensor, lengths: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
+    def _unsaid(self, plan: Plan, sent: Sent, items: Tensor, lengths: Tensor, marks: Tensor) -> tuple[Tensor, Tensor]:
         """What some histories add to the sum, and what they have said then."""
-        now = said | (said_first(items, lengths) if float(sent.vectors[ASKED][0]) < 1 else items >= 0)
+        said, lost = marks > 0, gone(marks)
+        now = ~lost & (said | (said_first(items, lengths) if float(sent.vectors[ASKED][0]) < 1 else items >= 0))
+        after = marks_of(now, lost)[:, None]
         if noisy.asked_for(plan.settings):
             sums = noisy.private_sum(items, lengths, noisy.usual_in(sent), items_of(sent.context[SUM].size))
-            return sums.to(sent.vectors[ROWS].dtype), now[:, None].to(torch.get_default_dtype())
+            return sums.to(sent.vectors[ROWS].dtype), after
         sums = self._pairs(sent, items, lengths, now)
         if bool(said.any()):
             sums -= self._pairs(sent, items, lengths, said)
-        return sums, now[:, None].to(torch.get_default_dtype())
+        return sums, after
 
     def _pairs(self, sent: Sent, items: Tensor, lengths: Tensor, which: Tensor) -> Tensor:
         """The sum of the pairs of some of the items of some histories, one after another."""
-        mine = which & (items < sent.projections[ROWS].shape[0])
-        user = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-        many = torch.bincount(user[mine], minlength=len(lengths))
+        mine, many = among(items, lengths, which & (items < sent.projections[ROWS].shape[0]))
         weights, ends = weights_of(many).to(sent.vectors[ROWS].dtype), many.cumsum(0)
-        return ops.pair_sums(items[mine], ends - many, ends, weights, items_of(sent.context[SUM].size))
+        return ops.pair_sums(mine, ends - many, ends, weights, items_of(sent.context[SUM].size))
 
     def _judge(
-        self, plan: Plan, sent: Sent, items: Tensor, lengths: Tensor, said: Tensor, before: Tensor
+        self, plan: Plan, sent: Sent, items: Tensor, lengths: Tensor, marks: Tensor, before: Tensor
     ) -> tuple[Answer, Weights]:
         """How well a model finds what users have not said, by what they have."""
+        (mine, many), said = among(items, lengths, ~gone(marks)), marks[~gone(marks)] > 0
         _, trial, share = sent.vectors[ASKED].tolist()
         double = replace(sent, vectors={name: of.double() for name, of in sent.vectors.items()})
         served, asked = self._served(double), (plan.public.items, plan.settings.run.top)
-        told, after = judged(served, items, lengths, said, before, first=trial == 0, share=share, asked=asked)
+        told, after = judged(served, mine, many, said, before, first=trial == 0, share=share, asked=asked)
         return Answer({QUALITY: told.to(sent.vectors[ROWS].dtype)}, float(len(lengths))), {JUDGED: after}
 
     def answer_shapes(self, plan: Plan, sent: Sent) -> dict[str, int]:
@@ -276,8 +278,8 @@ class Correlations(ByRows):
             return found
         most = answer.weight * (1 + 1e-5)
         if SUM in answer.sums:  # what is said again takes back what was said before: twice the norm at the most
-            first = float(sent.vectors[ASKED][0]) < 1 or not self.trials(plan).schedule.trials
-            return "a norm above that of its users" if frobenius(answer.sums[SUM]) > (2 - first) * most else None
+            most *= 2 if sent.round_number else 1
+            return "a norm above that of its users" if frobenius(answer.sums[SUM]) > most else None
         return None if within(answer.sums[QUALITY], most) else "judgements above one per user"
 
     # -- the server ----------------------------------------------------------------------------------------------------
@@ -294,7 +296,7 @@ class Correlations(ByRows):
             if SUM in answer.sums:
                 sums[: len(answer.sums[SUM])] += answer.sums[SUM]
             else:
-                trials.note(tallies, state.round_number, sent.size, answer.sums[QUALITY])
+                trials.note(tallies, sent.round_number, sent.size, answer.sums[QUALITY])
         moments = state.moments | {SUM: {SUM: sums}} | ({QUALITY: tallies} if tallies else {})
         after = State(state.full, state.round_number + 1, moments)
         made = torch.tensor(self.made(plan, after), dtype=torch.float64)
@@ -316,7 +318,7 @@ class Correlations(ByRows):
         if noise:
             return Made(noisy.ridge_for(held.head, noise), columns, noisy.BETA, 0.0, held.head)
         ridge, support = making.ridge * penalty(self.ridge, held.length), making.support * self.support
-        items = supported(_counts(plan, held.head), support) if making.support > 1 else held.head
+        items = supported(counts_in(plan, held.head), support) if making.support > 1 else held.head
         return Made(ridge, columns, making.beta * self.beta, making.near * self.near, items)
 
     def model(self, plan: Plan, sums: Tensor, made: Made) -> Weights:
@@ -325,7 +327,7 @@ class Correlations(ByRows):
         assert isinstance(held, PairArchitecture)
         if noise:
             gram = noisy.recovered(gram, plan.public.survey[COUNTS], held.known_users, noise)
-        return model_of(gram, _counts(plan, held.head), made, held)
+        return model_of(gram, counts_in(plan, held.head), made, held)
 
     # -- what was learned ----------------------------------------------------------------------------------------------
 
@@ -343,6 +345,6 @@ class Correlations(ByRows):
         """Of every item, whether it was said."""
         return {SAID: 1}
 
-
-def _counts(plan: Plan, head: int) -> Tensor:
-    return plan.public.survey.get(COUNTS, torch.ones(head))[:head]
+    def follow(self, own: Weights, lost: Tensor) -> None:
+        """See the base class."""
+        own[SAID] = marks_of(own[SAID] > 0, lost[:, None])

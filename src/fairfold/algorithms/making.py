@@ -9,6 +9,8 @@ from fairfold.algorithms.pair_architecture import LISTED, NEAR, ROWS, PairArchit
 from fairfold.algorithms.pairs import matrix_of, size_of
 from fairfold.algorithms.spectrum import Precision, neighbours, strongest
 from fairfold.projections.coded import FACTORS
+from fairfold.protocol.algorithm import COUNTS
+from fairfold.protocol.plan import Plan
 from fairfold.values import Weights
 
 
@@ -41,6 +43,11 @@ class Made(NamedTuple):
         """The same for a reader."""
         near = f"neighbours × {self.near:.2g}" if self.near else "no neighbours"
         return f"λ = {self.ridge:.3g}, β = {self.beta:.2g}, {int(self.items):,} items, {near}"
+
+
+def counts_in(plan: Plan, head: int) -> Tensor:
+    """How many users have each item of the head, as far as they were asked."""
+    return plan.public.survey.get(COUNTS, torch.ones(head))[:head]
 
 
 def supported(counts: Tensor, support: float) -> int:

@@ -36,6 +36,12 @@ def weights_of(lengths: Tensor) -> Tensor:
     return (UNIT // lengths.clamp(min=1)).clamp(min=1).to(torch.get_default_dtype()) / UNIT
 
 
+def among(items: Tensor, lengths: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+    """Some of the items of histories, one after another, and the lengths that are left."""
+    user = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    return items[which], torch.bincount(user[which], minlength=len(lengths))
+
+
 def pair_sums(histories: list[Tensor], weights: Tensor, items: int) -> Tensor:
     """The packed sum over users of weight · x xᵀ over the leading items; histories ascend."""
     lengths = torch.tensor([len(history) for history in histories], dtype=torch.int64)

@@ -135,7 +135,7 @@ class Devices:
         for word in batched(hearing.people, visits, hearing.apart(clients, {})):
             if plan.algorithm.problem(plan, word.sent, word.answer) is None:
                 hearing.add(word, word.answer)
-        return [Seen(sent, answer) for sent, answer in hearing.totals(_Silent()).parts()]
+        return [Seen(sent, answer) for sent, answer in hearing.totals([]).parts()]
 
     def _as_of_another_round(self, visits: Iterator[Visit]) -> Iterator[Visit]:
         """The same with a number of their own: a simulation's noise follows from it, and must not be known before."""

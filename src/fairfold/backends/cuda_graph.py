@@ -128,7 +128,7 @@ class GraphBackend:
             yield from self._train(drawn.to(self.device).samples(), some, alone)
 
     def _draw(self, number: int) -> list[Draws]:
-        cohort = self.fleet.cohort(number).tolist()
+        cohort = self.fleet.ranks.mine(self.fleet.cohort(number).tolist())
         pinned = self.device.type == "cuda"
         return [draw(self.people, clients, number, pinned=pinned) for clients in at_once(cohort, self.at_once)]
 

@@ -149,7 +149,7 @@ class ImageGraphBackend:
         Where the last batch of an epoch is not full it is filled up with -1.
         """
         size, found = self.steps.batch_size, {}
-        for client in self.fleet.cohort(number).tolist():
+        for client in self.fleet.ranks.mine(self.fleet.cohort(number).tolist()):
             orders = torch.stack(self.work.orders(client, self.people.source(number, client)))
             padded = torch.nn.functional.pad(orders.to(torch.int32), (0, -orders.shape[1] % size), value=-1)
             found[client] = padded.view(-1, size)

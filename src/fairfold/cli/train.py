@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from fairfold.metrics.rating import Predictor
     from fairfold.runs.folder import RunFolder
     from fairfold.runs.train import Finished
+    from fairfold.settings import Settings
     from fairfold.simulate.result import Result
     from fairfold.simulate.world import World
-    from fairfold.trackers import Callback
+    from fairfold.trackers import Callback, Tracker
 
 
 def train(
@@ -96,7 +97,9 @@ def train(
     The folder holds the settings as run, metrics of every round, a log, the last two checkpoints, the closing table
     and the model. A run that was interrupted, however hard, goes on with --resume and ends with the same numbers.
     """
+    from fairfold.backends.distributed import ranks_here
     from fairfold.cli.data import stages
+    from fairfold.runs.following import began, follow, leading
     from fairfold.runs.progress import Display
     from fairfold.runs.references import rating_rows, strong_references
     from fairfold.runs.train import run
@@ -111,8 +114,13 @@ def train(
         "user_column": user_column, "item_column": item_column, "rating_column": rating_column,
         "separator": separator, "top_users": top_users, "min_rating": min_rating, "core": core,
     }  # fmt: skip
-    settings, source = choose(file, recipe, changes_of(options, change or []), out if resume else None)
-    trackers = [tracker(name) for name in dict.fromkeys(track or [])]
+    sources, trackers = list[str](), list[type[Tracker]]()
+
+    def chosen() -> Settings:
+        settings, source = choose(file, recipe, changes_of(options, change or []), out if resume else None)
+        sources.append(source)
+        trackers.extend(tracker(name) for name in dict.fromkeys(track or []))
+        return settings
 
     def callbacks(folder: RunFolder) -> list[Callback]:
         places.append(folder.path)
@@ -125,16 +133,22 @@ def train(
             return rating_rows(world, console.say)
         return strong_references(world, stages, console.say)
 
-    console.say(source)
-    try:
-        finished = run(
-            settings, out, resume=resume, checkpoint_every=checkpoint_every, callbacks=callbacks, say=console.say,
-            beside=beside,
-        )  # fmt: skip
-    except KeyboardInterrupt:
-        for place in places:
-            console.say(f"Go on with: fairfold train --out {place} --resume")
-        raise
+    with ranks_here() as ranks:
+        settings = began(ranks, chosen)
+        if not ranks.first:
+            follow(settings, ranks)
+            return
+        console.say(*sources)
+        try:
+            with leading(ranks):
+                finished = run(
+                    settings, out, resume=resume, checkpoint_every=checkpoint_every, callbacks=callbacks,
+                    say=console.say, beside=beside, ranks=ranks,
+                )  # fmt: skip
+        except KeyboardInterrupt:
+            for place in places:
+                console.say(f"Go on with: fairfold train --out {place} --resume")
+            raise
     _show(console, finished)
     if isinstance(settings.privacy, PrivatePrivacy) if attacked is None else attacked:
         attack(console, finished.folder.path)

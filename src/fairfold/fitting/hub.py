@@ -116,7 +116,16 @@ def save_pretrained(model: Model, folder: str | Path, capacity: str = "1x", *, t
 
 
 def from_pretrained(folder: str | Path) -> Pretrained:
-    """A model of one size from such a folder, or from a clone of the hub's; needs neither a run nor its data."""
+    """A model of one size from such a folder, or from a clone of the hub's; needs neither a run nor its data.
+
+    Example:
+        >>> import fairfold, tempfile
+        >>> readings = [(reader, book) for reader in range(20) for book in range(reader % 5, 40, 2)]
+        >>> model = fairfold.fit(readings, capacities="1x-4x", rounds=2, progress=False)
+        >>> shared = fairfold.from_pretrained(model.save_pretrained(tempfile.mkdtemp() + "/shared", "4x"))
+        >>> len(shared.recommend([2, 4], k=3).items)
+        3
+    """
     place = Path(folder)
     if not (place / CONFIGURATION).is_file():
         remedy = "`hf download NAME --local-dir FOLDER` fetches one; a folder of model.save() is read by fairfold.load."

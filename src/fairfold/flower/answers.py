@@ -16,7 +16,7 @@ from fairfold.flower.local import LocalData, LocalFile, LocalImages
 from fairfold.flower.protocol import FACTS, NUMBERING, SURVEY, VERSION
 from fairfold.flower.secure_device import speaking, usable
 from fairfold.flower.secure_sums import judged, judging, surveying
-from fairfold.flower.store import DeviceState, DeviceStore, Word
+from fairfold.flower.store import DeviceStore, Word
 from fairfold.privacy.encoding import Heard
 from fairfold.protocol.hearing import as_change, encoding_of
 from fairfold.secure.keys import refuse
@@ -52,12 +52,12 @@ def note_numbers(device: Device, content: RecordDict, context: Context) -> Recor
 
 def train(device: Device, content: RecordDict, context: Context) -> RecordDict:
     """Train, and answer with a summand. What the device would remember of it is on its disk before it is sent."""
-    work, store, kept = _open(device, content, context)
+    work, store = _open(device, content, context)
     order, algorithm = work.order, work.plan.algorithm
     with speaking(device, content, context, order.settings, "train", order.sent.round_number, order.run) as say:
         judges = order.evaluate and device.share_quality and order.settings.privacy.tells_quality
         reply, own = work.reply(train=True, quality=judges)
-        kept, word = replace(kept, names=work.names, history=work.history), Word(order.word, own)
+        kept, word = replace(work.kept, names=work.names, history=work.history), Word(order.word, own)
         if algorithm.keeps == "acknowledged":
             store.save(replace(kept, pending=word))
         else:
@@ -72,7 +72,7 @@ def train(device: Device, content: RecordDict, context: Context) -> RecordDict:
 
 def evaluate(device: Device, content: RecordDict, context: Context) -> RecordDict:
     """Say how well the model serves the users of this device; what it keeps stays as it is."""
-    work, _, _ = _open(device, content, context)
+    work, _ = _open(device, content, context)
     order = work.order
     if not order.settings.privacy.tells_quality:
         raise refuse("a question for qualities where sums have noise", "what the budget is spent on")
@@ -84,7 +84,7 @@ def evaluate(device: Device, content: RecordDict, context: Context) -> RecordDic
 WORK = {SURVEY: survey, NUMBERING: note_numbers, MessageType.TRAIN: train, MessageType.EVALUATE: evaluate}
 
 
-def _open(device: Device, content: RecordDict, context: Context) -> tuple[DeviceWork, DeviceStore, DeviceState]:
+def _open(device: Device, content: RecordDict, context: Context) -> tuple[DeviceWork, DeviceStore]:
     order = wire.unpack_order(content)
     settings = order.settings
     if not wire.trains(device.model, settings):  # before its name is used for anything
@@ -104,7 +104,7 @@ def _open(device: Device, content: RecordDict, context: Context) -> tuple[Device
     if not work.plan.method.fits(work.plan.architecture.tensors, order.sent.projections, capacity):
         size = sum(held.size for held in order.sent.projections.values())
         raise InvalidCapacity(f"an order of {size} numbers", f"at most {capacity}", "Ask this device first.")
-    return work, store, kept
+    return work, store
 
 
 def _interactions(device: Device, context: Context, num_items: int, *, ratings: bool) -> LocalData:

@@ -16,7 +16,7 @@ from fairfold.protocol.words import State
 from fairfold.runs.federated import NUMBERING, PLACE, SURVEY
 from fairfold.values import Weights
 
-RUN, WORDS = "run", "words"
+RUN, WORDS, BEHIND = "run", "words", "behind"
 
 
 class Books:
@@ -34,6 +34,8 @@ class Books:
             names = words["names"].tolist()
             self.held = dict(zip(names, words["held"].tolist(), strict=True))
             self.sizes = dict(zip(names, words["sizes"].tolist(), strict=True))
+        # Answers by how many steps they were behind, where rounds do not wait.
+        self.behind: list[int] | None = moments[BEHIND]["steps"].tolist() if BEHIND in moments else None
         # The sums before the first round, by items as they are numbered in this run.
         self.survey: Weights = dict(moments.get(SURVEY, {}))
         # Which numbering of the items this is, 0 for the catalogue's own, and the number of each where it is another.
@@ -47,6 +49,8 @@ class Books:
             sizes = [self.sizes[name] for name in self.held]
             columns: dict[str, Iterable[int]] = {"names": self.held, "held": self.held.values(), "sizes": sizes}
             kept[WORDS] = {key: torch.from_numpy(numpy.fromiter(of, numpy.int64)) for key, of in columns.items()}
+        if self.behind is not None:
+            kept[BEHIND] = {"steps": torch.tensor(self.behind)}
         if self.survey:
             kept[SURVEY] = self.survey
         if self.place is not None:

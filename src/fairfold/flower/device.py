@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import reduce
 from math import prod
 from operator import add
@@ -22,7 +23,7 @@ from fairfold.data import Interactions
 from fairfold.errors import FairfoldError, InvalidMessage, InvalidSettings, InvalidState
 from fairfold.flower import wire
 from fairfold.flower.local import LocalData, LocalImages
-from fairfold.flower.store import DeviceState
+from fairfold.flower.store import DeviceState, Word
 from fairfold.metrics import accuracy
 from fairfold.metrics.ranking import first_by_score, items_of
 from fairfold.protocol.architecture import Architecture
@@ -64,8 +65,10 @@ class DeviceWork:
 
     @carrying_out()
     def __init__(self, order: wire.Order, data: LocalData | LocalImages, kept: DeviceState, seed: int) -> None:
-        self.order, self.sent, self.seed = order, order.sent, seed
+        self.order, self.sent, self.seed, self.kept = order, order.sent, seed, kept
         self.history: Weights = {}
+        before: Tensor | None = None  # where samples of what was said are among those of now, and which are gone
+        gone: Tensor | None = None
         if isinstance(data, LocalImages):
             mine = (*data.images.train.images.shape[1:], data.images.num_classes)
             if order.picture != mine:
@@ -80,7 +83,9 @@ class DeviceWork:
                     lacking = "items without their numbers in this run"
                     raise InvalidState(lacking, "to be told them", "The server tells them again.")
                 data = data.renumbered(kept.numbers)
-            if order.settings.algorithm.keeps == "acknowledged":  # the words of a run are about one history
+            if order.settings.algorithm.follows and kept.history and not data.clients:
+                data, self.history, before, gone = followed(data, kept)
+            elif order.settings.algorithm.keeps == "acknowledged":  # the words of a run are about one history
                 data, self.history = _as_said(data, kept)
             refuse_excess(order, max((int(data.train.counts_by_user[user]) for user in data.users), default=0))
         self.data = data
@@ -104,10 +109,14 @@ class DeviceWork:
             vectors = torch.zeros(users, *rows.shape[1:], dtype=rows.dtype)
             vectors[self.users] = rows
             self.people.private[name] = vectors
-        chosen = self.people.chosen(self.users)
-        for name in self.plan.algorithm.remembered(self.plan):
-            if name in kept.said.own and len(kept.said.own[name]) == len(chosen):
-                self.people.private[name][chosen] = kept.said.own[name]
+        chosen, algorithm = self.people.chosen(self.users), self.plan.algorithm
+        for name in algorithm.remembered(self.plan):
+            places = chosen if before is None else before
+            if name in kept.said.own and len(kept.said.own[name]) == len(places):
+                self.people.private[name][places] = kept.said.own[name]
+        if gone is not None:
+            algorithm.follow(self.people.private, gone)
+            self.kept = replace(kept, said=Word(kept.said.number, self._own()))
 
     def _fresh(self) -> Weights:
         """Vectors of users the device has not seen before; the item tables are not made for it."""
@@ -127,8 +136,12 @@ class DeviceWork:
         if len(words) > 1 and not all(held.linear for held in self.sent.projections.values()):
             given = f"{len(self.users)} users on a device whose vectors cannot be added up"
             raise InvalidSettings(given, "one user per device, or another method", "Use subspace.method='fair'.")
+        return reduce(add, words), self._own()
+
+    def _own(self) -> Weights:
+        """What its users' private tensors are."""
         remembered = self.plan.algorithm.remembered(self.plan)
-        return reduce(add, words), {
+        return {
             name: rows[self.people.chosen(self.users)] if name in remembered else rows[self.users]
             for name, rows in self.people.private.items()
         }
@@ -244,3 +257,24 @@ def _as_said(data: LocalData, kept: DeviceState) -> tuple[LocalData, Weights]:
     train = Interactions(many, data.train.num_items, kept.history["offsets"], kept.history["items"], ratings)
     test = data.test if data.test is not None and data.names == kept.names else None
     return LocalData(train, test, user_ids=kept.names), kept.history
+
+
+def followed(data: LocalData, kept: DeviceState) -> tuple[LocalData, Weights, Tensor, Tensor]:
+    """What its users have or had when they last spoke, and as a history; where that is in it; what they have no more.
+
+    Users who are no longer on the device have nothing, and are still there to take back what they said.
+    """
+    mine, items = data.of_its_users(), data.train.num_items
+    names = list(dict.fromkeys([*kept.names, *data.names]))
+    place = torch.tensor([names.index(name) for name in data.names], dtype=torch.int64)
+    many = kept.history["offsets"].diff()
+    then = torch.repeat_interleave(torch.arange(len(many)), many) * items + kept.history["items"]
+    now = place[mine.users] * items + mine.items
+    either = torch.cat([then, now])
+    train = Interactions.from_pairs(either // items, either % items, len(names), items)
+    both = train.users * items + train.items
+    test = data.test
+    if test is not None:
+        test = Interactions.from_pairs(place[test.users], test.items, len(names), items)
+    history = {"offsets": train.offsets, "items": train.items}
+    return LocalData(train, test, user_ids=names), history, torch.searchsorted(both, then), ~torch.isin(both, now)

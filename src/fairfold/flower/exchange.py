@@ -8,7 +8,9 @@ how much it sends and how fast, so fetching stops when it is more than an answer
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Message, RecordDict
@@ -21,16 +23,27 @@ FETCHED_AT_ONCE = 4
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 3.0
 
 
-class StreamingGrid:
-    """A grid whose ``send_and_receive`` yields; all else is the grid's it stands for.
+@dataclass
+class Line:
+    """Orders that are waited for, and answers to them that were fetched and not handed on yet.
 
-    ``sent_to`` says to which node every message went: who answers is told by the message answered, since the sender
-    named in an error may be another.
+    ``sent_to`` says to which node every order went: who answers is told by the message answered, since the sender named
+    in an error may be another.
     """
+
+    sent_to: dict[str, int] = field(default_factory=dict)
+    arrived: deque[Message] = field(default_factory=deque)
+
+    def forget(self, node: int) -> None:
+        """Wait no longer for an answer of a node."""
+        self.sent_to = {message: of for message, of in self.sent_to.items() if of != node}
+
+
+class StreamingGrid:
+    """A grid whose ``send_and_receive`` yields; all else is the grid's it stands for."""
 
     def __init__(self, grid: Grid, largest_answer: int) -> None:
         self._grid = grid
-        self.sent_to: dict[str, int] = {}
         self._most, self._fetched, self._deadline = FETCHED_AT_ONCE * largest_answer, 0, float("inf")
         self._lock = threading.Lock()
         client: Any = getattr(grid, "_runtime_client", None)  # a grid within one process has none
@@ -68,25 +81,48 @@ class StreamingGrid:
         outgoing = list(messages)
         if not outgoing:
             return iter(())
-        nodes = [message.metadata.dst_node_id for message in outgoing]
-        pushed = list(self._grid.push_messages(outgoing))
-        self.sent_to = {message: node for message, node in zip(pushed, nodes, strict=False) if message}
+        waiting = {message for message in self._grid.push_messages(outgoing) if message}
         del outgoing, messages  # the records are shared by the devices of a size, but they are large
-        return self._answers(set(self.sent_to), timeout)
+        return self._answers(waiting, timeout)
 
-    def _answers(self, waiting: set[str], timeout: float | None) -> Iterator[Message]:
+    def order(
+        self, messages: Iterable[Message], line: Line, timeout: float, over: Callable[[], bool]
+    ) -> Iterator[Message]:
+        """Push more orders on a line now; then yield answers to all of its orders, until ``over`` says so.
+
+        Whoever has heard enough may stop listening: what was fetched by then is handed on the next time.
+        """
+        outgoing = list(messages)
+        nodes = [message.metadata.dst_node_id for message in outgoing]
+        pushed = list(self._grid.push_messages(outgoing)) if outgoing else []
+        line.sent_to |= {message: node for message, node in zip(pushed, nodes, strict=False) if message}
+        del outgoing, messages
+        return self._answers(set(line.sent_to), timeout, over, line.arrived)
+
+    def _answers(
+        self,
+        waiting: set[str],
+        timeout: float | None,
+        over: Callable[[], bool] | None = None,
+        arrived: deque[Message] | None = None,
+    ) -> Iterator[Message]:
         deadline = self._deadline = float("inf") if timeout is None else time.monotonic() + timeout
-        pause, over = SHORTEST_PAUSE, False
-        while waiting and not over:
-            before, over = len(waiting), time.monotonic() >= deadline
-            asked = sorted(waiting)
+        pause, fetched = SHORTEST_PAUSE, deque[Message]() if arrived is None else arrived
+        left, last = waiting - {answer.metadata.reply_to_message_id for answer in fetched}, False
+        while fetched or (left and not last):
+            while fetched:
+                yield fetched.popleft()
+            before, last = len(left), time.monotonic() >= deadline or (over is not None and over())
+            asked = sorted(left)
             for start in range(0, len(asked), FETCHED_AT_ONCE):
                 self._fetched = 0
                 for answer in self._grid.pull_messages(asked[start : start + FETCHED_AT_ONCE]):
-                    waiting.discard(answer.metadata.reply_to_message_id)
-                    yield answer
-            if waiting and not over:
-                pause = SHORTEST_PAUSE if len(waiting) < before else min(pause * 1.5, LONGEST_PAUSE)
+                    left.discard(answer.metadata.reply_to_message_id)
+                    fetched.append(answer)
+                while fetched:
+                    yield fetched.popleft()
+            if left and not last:
+                pause = SHORTEST_PAUSE if len(left) < before else min(pause * 1.5, LONGEST_PAUSE)
                 time.sleep(min(pause, max(deadline - time.monotonic(), 0.0)))
 
 

@@ -127,6 +127,8 @@ class Line:
                 BrokenPipeError,
                 ConnectionResetError,
                 http.client.CannotSendRequest,
+                ssl.SSLEOFError,
+                ssl.SSLZeroReturnError,
             ):
                 self.close()
         self._connection = http.client.HTTPSConnection(self.host, self.port, timeout=SECONDS, context=self._context)

@@ -32,12 +32,12 @@ def run_rounds(
 ) -> Result:
     """All rounds up to the last one; an error where too many in a row are empty, from which a run can go on."""
     strategy.summary()
-    result, timeout = Result(), strategy.round_timeout
+    result = Result()
     _evaluated(result, evaluate, 0, arrays)
     number, before = 0, strategy.progress.state.round_number
     while before + number < last_round:
         messages = strategy.configure_train(number + 1, arrays, ConfigRecord(), grid)
-        new, metrics = strategy.aggregate_train(number + 1, grid.send_and_receive(messages, timeout=timeout))
+        new, metrics = strategy.aggregate_train(number + 1, strategy.replies(messages))
         if strategy.progress.state.round_number == before + number:
             _try_again(strategy, before + number + 1)
             continue
@@ -47,7 +47,7 @@ def run_rounds(
         if metrics is not None:
             result.train_metrics_clientapp[number] = metrics
         messages = strategy.configure_evaluate(number, arrays, ConfigRecord(), grid)
-        told = strategy.aggregate_evaluate(number, grid.send_and_receive(messages, timeout=timeout))
+        told = strategy.aggregate_evaluate(number, strategy.replies(messages))
         if told is not None:
             result.evaluate_metrics_clientapp[number] = told
         _evaluated(result, evaluate, number, arrays)

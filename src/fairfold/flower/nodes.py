@@ -7,7 +7,7 @@ the time, and nothing else here looks at everybody.
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -95,15 +95,19 @@ class Nodes:
         found = [self.usable[node] for node in self._candidates if node in self.usable]
         return sorted(found, key=lambda node: (node.number, node.node_id))
 
-    def drawn(self, grid: Grid, number: int, attempt: int = 0) -> list[Node]:
-        """Those who take part in a round; only they are asked, where not all do."""
+    def drawn(self, grid: Grid, number: int, attempt: int = 0, busy: Collection[int] = ()) -> list[Node]:
+        """Those who take part in a round; only they are asked, where not all do.
+
+        Who is ``busy`` with an order of an earlier round is one of them, and is not drawn.
+        """
         wanted = self.settings.fleet.clients_per_round
         if wanted is None:
-            found = self.everybody(grid)
+            found = [node for node in self.everybody(grid) if node.node_id not in busy]
             return [found[place] for place in self._places(len(found), len(found), number, attempt)]
         self._look(grid)
-        places = self._places(len(self._candidates), wanted, number, attempt)
-        chosen = [self._candidates[place] for place in places]
+        places = self._places(len(self._candidates), wanted + len(busy), number, attempt)
+        chosen = [node for node in (self._candidates[place] for place in places) if node not in busy]
+        chosen = chosen[: max(wanted - len(busy), 0)]
         self._ask(grid, chosen)
         return [self.usable[node] for node in chosen if node in self.usable]
 

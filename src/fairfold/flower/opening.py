@@ -45,6 +45,7 @@ def refuse_unserved(settings: Settings) -> None:
         "fleet.replacement (a node cannot be drawn twice)": fleet.replacement,
         "privacy.noise='server' (devices add their own noise: no server sees an exact sum)": exact,
         "fleet.faults (real devices have their own)": fleet.faults != FaultSettings(),
+        "fleet.clock (real devices take the time they take)": fleet.clock.seconds is not None,
     }
     problems = [words for words, given in unserved.items() if given]
     if problems:

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fairfold.flower.books import BEHIND
 from fairfold.flower.nodes import Nodes
 from fairfold.flower.rounds import OpenRound
 from fairfold.protocol.architecture import Picture
 from fairfold.protocol.noising import privacy_facts, privacy_words
 from fairfold.protocol.plan import Plan
+from fairfold.protocol.turns import behind_words
 from fairfold.runs import checkpoint, nodes
 from fairfold.runs.federated import plan_of
 from fairfold.runs.folder import RunFolder
@@ -60,6 +62,12 @@ class Record:
             with self._folder.logging(self.plan.settings.run.log_format):
                 yield
 
+    def settle(self, plan: Plan, progress: Progress) -> None:
+        """Devices have been surveyed: what they have paid for is written down, and not asked for again."""
+        self.plan = plan
+        if self.found is None and not plan.settings.privacy.tells_quality:
+            self.round_done(progress)
+
     def round_over(
         self, progress: Progress, opened: OpenRound, number: int, report: RoundReport, *, evaluated: bool
     ) -> None:
@@ -102,6 +110,8 @@ class Record:
 
     def _result(self, progress: Progress, among: Nodes) -> Result:
         last = next((report.quality for report in reversed(progress.history) if report.quality is not None), None)
+        pace, steps = self.plan.settings.fleet.pace, progress.state.moments.get(BEHIND, {}).get("steps")
+        behind = [] if pace.waits or steps is None else [behind_words(steps.tolist(), pace)]
         groups, known = [], privacy_facts(self.plan.settings)
         for number, (capacity, held) in enumerate(zip(self.plan.capacities, self._settled.assignments(0), strict=True)):
             members = sum(node.group == number for node in among.usable.values())
@@ -111,5 +121,5 @@ class Record:
         return Result(
             self.plan.settings, self.plan.settings.metric, progress.state, {}, progress.history, groups,
             float("nan") if last is None else last.server, {}, len(among.usable), dict(progress.rejections.counts),
-            told=[*privacy_words(known), *self.plan.algorithm.told(self.plan, progress.state)], privacy=known,
+            told=[*privacy_words(known), *self.plan.algorithm.told(self.plan, progress.state), *behind], privacy=known,
         )  # fmt: skip

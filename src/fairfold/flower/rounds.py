@@ -3,13 +3,14 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from flwr.app import MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from fairfold.errors import InvalidState
+from fairfold.flower.exchange import Line
 from fairfold.flower.nodes import Node, Nodes
 from fairfold.flower.secure_round import SecureRound
 from fairfold.flower.secure_sums import judging
@@ -28,15 +29,25 @@ OTHER_SIZE = "it can hold less than when it spoke: its word stays until the next
 Heard = tuple[float, int]  # sum of the qualities of some users, and their number
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A node that is at work on an order, and until when it is waited for."""
+
+    node: Node
+    order: Order
+    until: float
+
+
 @dataclass
 class OpenRound:
     """A round that is under way."""
 
     # What the devices of each size were asked, as they see it; by node where every one has its own hash.
     orders: dict[int, Order] = field(default_factory=dict)
-    waiting: dict[int, Node] = field(default_factory=dict)  # who has not answered
+    waiting: dict[int, Asked] = field(default_factory=dict)  # who has not answered, to an order of this round or before
     used: list[int] = field(default_factory=list)  # whose answers count
     left_out: dict[int, str] = field(default_factory=dict)  # whose do not, and why
+    behind: dict[int, int] = field(default_factory=dict)  # steps since answers were asked for, where rounds do not wait
     down: dict[int, int] = field(default_factory=dict)  # bytes of tensors that were sent to each
     up: dict[int, int] = field(default_factory=dict)  # and that came, whether they could be used or not
     phases: dict[str, float] = field(default_factory=dict)  # seconds, by what was done
@@ -44,6 +55,7 @@ class OpenRound:
     heard: list[tuple[int, Heard]] = field(default_factory=list)  # by size
     said: dict[int, Heard] = field(default_factory=dict)  # the same by node
     secure: SecureRound | None = None  # where answers come under masks
+    line: Line = field(default_factory=Line)  # on which the orders went
 
     def phase(self, name: str) -> None:
         """What was done since the last phase has a name."""
@@ -77,7 +89,7 @@ class OpenRound:
 
     def why_empty(self) -> str:
         """Why no answer counts, in words."""
-        if not self.down:
+        if not self.down and not self.left_out:
             return "no node is there that takes part"
         reasons = Counter(self.left_out.values()).most_common()
         return f"{self.asked} were asked: " + ", ".join(f"{many} × {reason}" for reason, many in reasons)
@@ -93,7 +105,7 @@ class OpenRound:
             "event": ROUND, "round": number, "counted": bool(self.used), "asked": self.asked, "used": self.used,
             "left_out": self.left_out, "down": self.down, "up": self.up, "held": held, "at": round(time.time(), 3),
             "phases": {name: round(seconds, 4) for name, seconds in self.phases.items()},
-        }  # fmt: skip
+        } | ({"behind": self.behind} if self.behind else {})  # fmt: skip
 
     def hear(self, node: Node, quality: Heard | None) -> None:
         """Note how well a model serves a node's users."""
@@ -126,7 +138,7 @@ class OpenRound:
         encoding: Callable[[int], Encoding] = judging
         if trains:
             encoding = partial(encoding_of, plan, {size: order.sent for size, order in self.orders.items()})
-        names = {node.name: node for node in self.waiting.values()}
+        names = {asked.node.name: asked.node for asked in self.waiting.values()}
         sizes = {name: node.group if trains else 0 for name, node in names.items()}
         self.secure = SecureRound(grid, timeout, plan.settings, encoding, sizes, names)
         told = self.secure.begin(run, number, "train" if trains else "evaluate")
@@ -175,7 +187,16 @@ def _mean(qualities: Iterable[Heard]) -> float | None:
 
 
 def sent_to(plan: Plan, cohort: list[Node], state: State) -> Iterator[tuple[int, Sent]]:
-    """What is sent to each size, or to each node where every one has a hash of its own."""
+    """What is sent to each size, or to each node where every one has a hash of its own.
+
+    What is waited for beyond the next step is a copy: it may be the server's own, which the step changes.
+    """
+    for key, sent in _sent_to(plan, cohort, state):
+        copied = sent.vectors if plan.settings.fleet.pace.waits else {n: of.clone() for n, of in sent.vectors.items()}
+        yield key, replace(sent, vectors=copied)
+
+
+def _sent_to(plan: Plan, cohort: list[Node], state: State) -> Iterator[tuple[int, Sent]]:
     if not plan.method.per_client:
         sizes = sorted({node.group for node in cohort})
         yield from zip(sizes, plan.algorithm.send(plan, state, sizes), strict=True)

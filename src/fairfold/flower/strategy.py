@@ -9,6 +9,7 @@ a server that goes on from an older checkpoint.
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,20 +19,21 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Met
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fairfold.errors import InvalidMessage, InvalidSettings
+from fairfold.errors import InvalidSettings
 from fairfold.flower import opening
 from fairfold.flower.books import Books
-from fairfold.flower.exchange import StreamingGrid, plain
+from fairfold.flower.exchange import StreamingGrid
 from fairfold.flower.loop import run_rounds
 from fairfold.flower.nodes import Node, Nodes
 from fairfold.flower.protocol import new_word
 from fairfold.flower.push import push_models
 from fairfold.flower.record import Record
-from fairfold.flower.rounds import OpenRound, metrics_of, sent_to
-from fairfold.flower.vectors import bytes_in
-from fairfold.flower.wire import NO_WORD, Order, Reply, for_node, pack_order, unpack_reply
+from fairfold.flower.replies import enough, give_up, step_due, usable_answers
+from fairfold.flower.rounds import Asked, OpenRound, metrics_of, sent_to
+from fairfold.flower.wire import NO_WORD, Order, for_node, pack_order
 from fairfold.protocol.faults import Rejections
 from fairfold.protocol.plan import Plan
+from fairfold.protocol.turns import counted_behind
 from fairfold.protocol.words import Public, State, Totals
 from fairfold.runs.federated import on_devices
 from fairfold.settings import Settings
@@ -40,8 +42,6 @@ from fairfold.simulate.run import Progress
 from fairfold.values import Weights
 
 log = logging.getLogger("fairfold.flower")
-
-NOBODY = -1
 
 
 class FairStrategy(Strategy):
@@ -106,8 +106,9 @@ class FairStrategy(Strategy):
         if found is not None or not self.settings.algorithm.surveys(self.settings):
             self._settle()
         self.open_round = OpenRound()
-        self._grid: StreamingGrid | None = None
-        self._numbered: set[int] = set()
+        self._at_work = OpenRound()  # the last round of training: where rounds do not wait, some are still at work
+        self.streaming: StreamingGrid | None = None
+        self.numbered: set[int] = set()
         self._given_arrays: Weights | None = None
         self._last_round = self.settings.run.rounds
         self._arrays_each_round = False
@@ -120,7 +121,7 @@ class FairStrategy(Strategy):
         if not self.progress.state.full:
             self.progress.state = self.books.into(self.plan.initial()[0])
         if self._record is not None:
-            self._record.plan = self.plan
+            self._record.settle(self.plan, self.progress)
 
     # -- a run ---------------------------------------------------------------------------------------------------------
 
@@ -153,15 +154,15 @@ class FairStrategy(Strategy):
         left = self.settings.run.rounds - number if num_rounds is None else num_rounds
         self._last_round = number + left
         self._arrays_each_round = evaluate_fn is not None
-        self._grid = StreamingGrid(grid, opening.largest_answer(self.plan))
+        self.streaming = StreamingGrid(grid, opening.largest_answer(self.plan))
         self.round_timeout = self.round_timeout if timeout is None else timeout
         with contextlib.nullcontext() if self._record is None else self._record.open(self.progress):
             first = self._full_arrays() if self._arrays_each_round else ArrayRecord()
-            result = run_rounds(self, cast(Grid, self._grid), first, self._last_round, evaluate_fn)
+            result = run_rounds(self, cast(Grid, self.streaming), first, self._last_round, evaluate_fn)
             if self._record is not None and self.nodes.plan is not None:
                 self._record.finish(self.progress, self.nodes)
             if self.settings.fleet.network.push and 0 < self.settings.run.rounds <= self.progress.state.round_number:
-                push_models(self, cast(Grid, self._grid))
+                push_models(self, cast(Grid, self.streaming))
         if not left:
             result.arrays = self._full_arrays()
         return result
@@ -185,29 +186,28 @@ class FairStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask new nodes what they can hold, draw the round's, and send each the vectors of its size."""
-        self.open_round, number = OpenRound(), self.progress.state.round_number
-        enough = self.min_nodes, self.patience
+        number, wanted = self.progress.state.round_number, (self.min_nodes, self.patience)
+        self.open_round = OpenRound(waiting=self._at_work.waiting, line=self._at_work.line)
         if self.nodes.plan is None:
-            present = self.nodes.wait(lambda: self.nodes.everybody(grid), *enough)
+            present = self.nodes.wait(lambda: self.nodes.everybody(grid), *wanted)
             if not present:
                 return []
             opening.open_books(self.books, self.settings, self.num_items, present, grid, self.round_timeout)
             self._settle()
             self._start_from_given()
             self.nodes.hide([node for node in present if node.node_id in self.nodes.usable])
-            if self._record is not None and not self.settings.privacy.tells_quality:
-                self._record.round_done(self.progress)  # what devices have paid for is not asked for again
-        cohort = self.nodes.wait(lambda: self.nodes.drawn(grid, number, self.attempt), *enough)
+        busy = self.open_round.waiting
+        wanted = (0, 0.0) if busy else wanted
+        cohort = self.nodes.wait(lambda: self.nodes.drawn(grid, number, self.attempt, busy), *wanted)
         self.nodes.hide(cohort)  # where a run is gone on with
         first = self.evaluate and self.start_quality is None and number == 0
         return self._orders(cohort, number, MessageType.TRAIN, grid, evaluate=first)
 
     def _orders(self, cohort: list[Node], number: int, kind: str, grid: Grid, *, evaluate: bool) -> list[Message]:
         """One record per size, shared by all its messages but for the word of each device that the server holds."""
-        opened = self.open_round
+        opened, until = self.open_round, time.monotonic() + self.round_timeout
         cohort = opened.who_speaks(cohort, self.nodes) if kind == MessageType.TRAIN else cohort
-        cohort = opening.tell_numbers(self.books, cohort, self._numbered, grid, self.settings, self.round_timeout)
-        opened.waiting = {node.node_id: node for node in cohort}
+        cohort = opening.tell_numbers(self.books, cohort, self.numbered, grid, self.settings, self.round_timeout)
         opened.phase("nodes")
         state = replace(self.progress.state, round_number=number)
         records, word = {}, new_word()
@@ -217,9 +217,11 @@ class FairStrategy(Strategy):
                 self.books.numbering, self.picture,
             )  # fmt: skip
             records[key], opened.orders[key] = pack_order(order)
+        for node in cohort:
+            opened.waiting[node.node_id] = Asked(node, opened.orders[self._key(node)], until)
         told = opened.hide(self.plan, kind, grid, self.books.run, self.progress, self.round_timeout)
         messages = []
-        for node in list(opened.waiting.values()):
+        for node in [node for node in cohort if node.node_id in opened.waiting]:
             key = self._key(node)
             opened.send(node, opened.orders[key].sent.bytes_down // (2 if self.half else 1))
             content = for_node(records[key], self.books.held.get(node.name, NO_WORD), told.get(node.node_id))
@@ -231,53 +233,16 @@ class FairStrategy(Strategy):
     def _key(self, node: Node) -> int:
         return node.node_id if self.plan.method.per_client else node.group
 
-    def _answers(
-        self, number: int, replies: Iterable[Message], *, trained: bool
-    ) -> Iterator[tuple[Node, Order, Reply]]:
-        """The readable answers; everybody else is noted with the reason."""
-        opened, algorithm = self.open_round, self.plan.algorithm
+    def replies(self, messages: Iterable[Message]) -> Iterator[Message]:
+        """Send orders, and hear what comes, of those before as well where rounds do not wait."""
+        assert self.streaming is not None
+        due = step_due(self, wait=self._waits())
+        return self.streaming.order(messages, self.open_round.line, self.round_timeout, due)
 
-        def reject(node: Node, reason: str) -> None:
-            self.progress.rejections.note(number, node.node_id, reason)
-            opened.left_out[node.node_id] = reason
-
-        for reply in replies:
-            node = opened.waiting.pop(self._sender(reply), None)
-            if node is None:
-                log.warning("round %d: an answer of somebody who was not asked, or had answered", number)
-                continue
-            if reply.has_error():
-                log.warning("round %d: node %d says: %s", number, node.node_id, plain(reply.error.reason))
-                reject(node, "the device failed")
-                self._numbered.discard(node.node_id)  # it may lack what it was told: told again next time
-                self.nodes.doubt(node.node_id)
-                continue
-            if opened.secure is None:
-                opened.receive(node, bytes_in(reply.content))
-            order = opened.orders[self._key(node)]
-            sizes = algorithm.answer_shapes(self.plan, order.sent) if trained else {}
-            try:
-                if opened.secure is not None:
-                    opened.take(node, reply.content)
-                    continue
-                found = unpack_reply(reply.content, order, sizes, self.largest_weight, values=algorithm.values)
-            except InvalidMessage as error:
-                reject(node, error.given)
-                continue
-            problem = algorithm.problem(self.plan, order.sent, found.answer) if trained else None
-            if problem is not None or (trained and found.answer is None):
-                reject(node, problem or "no answer")
-                continue
-            yield node, order, found
-        for node in opened.waiting.values():
-            reject(node, "no answer in time")
-        opened.phase("answers")
-
-    def _sender(self, reply: Message) -> int:
-        """Who answered: told by the message answered, so that a late answer is not taken for that to a new order."""
-        if self._grid is None:
-            return reply.metadata.src_node_id
-        return self._grid.sent_to.get(reply.metadata.reply_to_message_id, NOBODY)
+    def _waits(self) -> bool:
+        """Whether all who are asked are waited for: where rounds wait, and at the very end."""
+        over = self.progress.state.round_number == self._last_round
+        return over or self.settings.fleet.pace.waits
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -287,11 +252,17 @@ class FairStrategy(Strategy):
         if self.nodes.plan is None:  # nobody has come yet: there is no model to speak of
             return None, None
         number, totals = self.progress.state.round_number + 1, Totals()
-        for node, order, reply in self._answers(number, replies, trained=True):
+        for node, order, reply in usable_answers(self, number, replies, trained=True):
             assert reply.answer is not None  # of such no word is handed on
             totals.add(order.sent, reply.answer, alone=self.plan.method.per_client)
             self._used(node, order)
             opened.hear(node, reply.quality)
+            if enough(self, wait=self._waits()):
+                break
+        give_up(self, number, everybody=self.settings.fleet.pace.waits)
+        self._at_work = opened
+        if opened.behind:
+            self.books.behind = counted_behind(self.books.behind, opened.behind.values(), self.settings.fleet.pace)
         for sent, answer in opened.unmasked(self.plan, number, self.progress.rejections):
             totals.add(sent, answer)
         for node in opened.survived():
@@ -315,7 +286,7 @@ class FairStrategy(Strategy):
 
     def _used(self, node: Node, order: Order) -> None:
         """Note that the sums hold a word of a node."""
-        self.books.held[node.name], self.books.sizes[node.name] = order.word, node.group
+        self.books.held[node.name], self.books.sizes[node.name] = order.word, order.sent.size
         node.rounds += 1
         self.open_round.used.append(node.node_id)
 
@@ -333,14 +304,21 @@ class FairStrategy(Strategy):
         if self.nodes.plan is None or not self._evaluation_due():
             return []
         number = self.progress.state.round_number - 1  # the hash the devices have just trained with
-        return self._orders(self.nodes.drawn(grid, number), number, MessageType.EVALUATE, grid, evaluate=True)
+        busy = () if self._waits() else self._at_work.waiting
+        cohort = self.nodes.drawn(grid, number, busy=busy)
+        return self._orders(cohort, number, MessageType.EVALUATE, grid, evaluate=True)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """The mean over all users, and over those of each size."""
         if not self.open_round.orders:
             return None
-        for node, _, reply in self._answers(self.progress.state.round_number, replies, trained=False):
+        number = self.progress.state.round_number
+        for node, _, reply in usable_answers(self, number, replies, trained=False):
             self.open_round.hear(node, reply.quality)
+            if enough(self, wait=self._waits()):
+                break
+        if self._waits():
+            give_up(self, number, everybody=True)
         self.open_round.unmasked_qualities()
         quality = self.open_round.quality(len(self.plan.capacities))
         self.progress.history[-1] = replace(self.progress.history[-1], quality=quality)

@@ -41,6 +41,7 @@ class Algorithm(Frozen):
         largest_change: An answer in which a number differs by more than this from what was sent is refused.
         keeps: What a device keeps for itself after training: what it ``"learned"``, whoever heard of it; or only what
             the server ``"acknowledged"``, for sums that remember what each device last said.
+        follows: Whether what a device says again may be about another history than before: what it was is taken back.
         values: Whether an answer is the weighted model itself; else its weighted change, or a sum of another kind.
         whole_rows: Whether rows of tables are never cut.
         images: Whether it trains networks of images; else recommenders.
@@ -59,6 +60,7 @@ class Algorithm(Frozen):
     largest_change: float = Field(1e4, gt=0)
 
     keeps: ClassVar[Literal["learned", "acknowledged"]] = "learned"
+    follows: ClassVar[bool] = False
     values: ClassVar[bool] = False
     whole_rows: ClassVar[bool] = False
     images: ClassVar[bool] = False
@@ -133,6 +135,9 @@ class Algorithm(Frozen):
     def remembered(self, plan: "Plan") -> dict[str, int]:
         """Name and row length of what a device keeps of each of its samples."""
         return {}
+
+    def follow(self, own: Weights, lost: Tensor) -> None:
+        """Mark the samples that a device's users no longer have, in what it remembers of each; in place."""
 
     def starts_own(self, plan: "Plan", own: Weights) -> None:
         """Bring users' vectors, drawn at random, to where they start; in place."""

@@ -5,7 +5,7 @@ gives, number for number.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 
@@ -14,19 +14,28 @@ from torch import Tensor
 
 from fairfold.privacy.encoding import Encoding, Heard, Layout, Segment, Words, added
 from fairfold.privacy.noise import enough
-from fairfold.protocol.faults import Rejections
 from fairfold.protocol.noising import noised, simulated, spare_for
 from fairfold.protocol.people import People
 from fairfold.protocol.plan import Plan
-from fairfold.protocol.words import Answer, Sent, Totals, Word
+from fairfold.protocol.ranks import ONE, Ranks, summed
+from fairfold.protocol.words import Answer, Sent, Totals, Visit, Word
 from fairfold.settings.privacy import PrivatePrivacy, SecurePrivacy
 
 
 class Hearing:
     """The sums of a round, each answer seen as it is."""
 
-    def __init__(self, people: People) -> None:
+    def __init__(self, people: People, ranks: Ranks = ONE) -> None:
         self.people, self.plan, self._totals = people, people.plan, Totals()
+        self.ranks, self._asked_of_all = ranks, dict[tuple[int, int], Sent]()
+
+    def shared(self, visits: Iterable[Visit]) -> Iterable[Visit]:
+        """Those of this process, of all."""
+        if self.ranks.many == 1:
+            return visits
+        everybody = list(visits)
+        self._asked_of_all = {(visit.sent.size, visit.sent.round_number): visit.sent for visit in everybody}
+        return [visit for visit in everybody if self.ranks.has(visit.client)]
 
     def apart(self, cohort: list[int], failing: Mapping[int, str]) -> dict[int, str]:
         """Of whom each has to be heard alone."""
@@ -38,9 +47,11 @@ class Hearing:
             self.people.keep(word.clients, word.own)
         self._totals.add(word.sent, answer, alone=self.plan.method.per_client)
 
-    def totals(self, rejections: Rejections) -> Totals:
-        """What the server works with."""
-        return self._totals
+    def totals(self, refused: list[tuple[int, str]]) -> Totals:
+        """What the server works with; who is not heard after all is added to those refused."""
+        if self.ranks.many == 1:
+            return self._totals
+        return summed(self.ranks, self.plan, self._totals, list(self._asked_of_all.values()))
 
 
 class SecureHearing(Hearing):
@@ -49,8 +60,8 @@ class SecureHearing(Hearing):
     Answers on a grid may come of many devices at once; of others each is rounded by itself, as on a device.
     """
 
-    def __init__(self, people: People, cohort: Mapping[int, int]) -> None:
-        super().__init__(people)
+    def __init__(self, people: People, cohort: Mapping[int, int], ranks: Ranks = ONE) -> None:
+        super().__init__(people, ranks)
         self._cohort, self._devices, self._words = cohort, max(1, sum(cohort.values())), list[Word]()
         self._sent: dict[int, Sent] = {}
         self._sums: dict[int, Words] = {}
@@ -70,10 +81,11 @@ class SecureHearing(Hearing):
         words = encoding_of(self.plan, {size: sent}, self._devices).encode(said, size, together=len(word.clients))
         self._sums[size] = added(self._sums.get(size), words)
 
-    def totals(self, rejections: Rejections) -> Totals:
+    def totals(self, refused: list[tuple[int, str]]) -> Totals:
         """Decode every sum that has enough devices; what the others said was never heard."""
         chosen, found = self.plan.settings.privacy, Totals()
         assert isinstance(chosen, SecurePrivacy)
+        self._over_ranks()
         if not self._sent:
             return found
         encoding = encoding_of(self.plan, self._sent, self._devices)
@@ -90,13 +102,28 @@ class SecureHearing(Hearing):
                 fewest = max(self._fewest(chosen, segment) for segment in encoding.layout.of_size(word.sent.size))
                 few = f"a sum of fewer than {chosen.smallest_cohort} devices"
                 few = few if fewest == chosen.smallest_cohort else "too few devices for their noise"
-                for client in word.clients:
-                    rejections.note(word.sent.round_number + 1, client, few)
+                refused += [(client, few) for client in word.clients]
             elif self.plan.algorithm.keeps == "acknowledged":
                 self.people.keep(word.clients, word.own)
         for size, heard in encoding.decode(opened).items():
             found.add(self._sent[size], from_change(self.plan, self._sent[size], heard.answer))
         return found
+
+    def _over_ranks(self) -> None:
+        """The sums and their speakers over all processes: whole numbers, the same however they are shared out."""
+        if self.ranks.many == 1:
+            return
+        sent = {size: asked for (size, _), asked in self._asked_of_all.items()}
+        encoding = encoding_of(self.plan, sent, self._devices)
+        for size in sorted(sent):
+            words = self._sums.get(size)
+            whole = torch.zeros(encoding.layout.length(size) + 1, dtype=torch.int64)
+            if words is not None:
+                whole[:-1], whole[-1] = torch.from_numpy(words.astype("int64")), self._speakers[size]
+            self.ranks.add_up([whole])
+            if int(whole[-1]):
+                self._sent[size], self._speakers[size] = sent[size], int(whole[-1])
+                self._sums[size] = (whole[:-1] & 0xFFFFFFFF).numpy().astype("uint32")
 
     def _speakers_of(self, segment: Segment) -> int:
         return sum(self._speakers[size] for size in segment.owners)
@@ -119,10 +146,10 @@ class SecureHearing(Hearing):
         return words
 
 
-def hearing_of(people: People, sizes: list[int]) -> Hearing:
+def hearing_of(people: People, sizes: list[int], ranks: Ranks = ONE) -> Hearing:
     """By what the settings say of privacy; ``sizes`` are those of the devices that are asked."""
     secure = people.plan.settings.privacy.sums_alone
-    return SecureHearing(people, Counter(sizes)) if secure else Hearing(people)
+    return SecureHearing(people, Counter(sizes), ranks) if secure else Hearing(people, ranks)
 
 
 def encoding_of(plan: Plan, sent: Mapping[int, Sent], devices: int) -> Encoding:

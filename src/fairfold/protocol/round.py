@@ -10,6 +10,7 @@ from fairfold.protocol.faults import Rejections, spoil
 from fairfold.protocol.fleet import Fleet
 from fairfold.protocol.hearing import hearing_of
 from fairfold.protocol.people import People
+from fairfold.protocol.turns import turn_of
 from fairfold.protocol.words import State, Visit, Word
 
 Backend = Callable[[People, Iterable[Visit], Mapping[int, str]], Iterator[Word]]
@@ -19,20 +20,25 @@ Backend = Callable[[People, Iterable[Visit], Mapping[int, str]], Iterator[Word]]
 def run_round(state: State, fleet: Fleet, people: People, rejections: Rejections, backend: Backend) -> State:
     """One round: sample, reduce once per size, send, train, check, sum per size, recover once, update."""
     plan, algorithm, number = fleet.plan, fleet.plan.algorithm, state.round_number
-    cohort = fleet.cohort(number).tolist()  # C ← a random set of clients
-    failing, hearing = fleet.faults(number, cohort), hearing_of(people, fleet.size[cohort].tolist())
-    visits = fleet.visits(state, cohort)  # ψ ← projection(S, θ), once per size
-    for word in backend(people, visits, hearing.apart(cohort, failing)):  # Optimise Fᵢ(Sᵢψᵢ)
-        answer = spoil(word.answer, failing.get(word.clients[0]))
-        problem = algorithm.problem(plan, word.sent, answer)
-        if algorithm.keeps == "learned":  # sums that remember: a word counts as said once it is added
-            people.keep(word.clients, word.own)
-        if problem is not None or answer is None:
-            for client in word.clients:
-                rejections.note(number + 1, client, problem or "no answer")
-            continue
-        hearing.add(word, answer)
-    return algorithm.apply(plan, state, hearing.totals(rejections))  # θ ← Σ pᵢ Sᵢψᵢ′
+    turn = turn_of(fleet, state)  # C ← a random set of clients; ψ ← projection(S, θ), once per size
+    cohort, ranks, refused = turn.cohort, fleet.ranks, list[tuple[int, str]]()
+    failing, hearing = fleet.faults(number, cohort), hearing_of(people, fleet.size[cohort].tolist(), ranks)
+    with ranks.one_for_all():
+        visits = hearing.shared(turn.visits)
+        for word in backend(people, visits, hearing.apart(cohort, failing | turn.stale)):  # Optimise Fᵢ(Sᵢψᵢ)
+            answer = spoil(word.answer, failing.get(word.clients[0]))
+            problem = turn.stale.get(word.clients[0]) or algorithm.problem(plan, word.sent, answer)
+            if algorithm.keeps == "learned":  # sums that remember: a word counts as said once it is added
+                people.keep(word.clients, word.own)
+            if problem is not None or answer is None:
+                refused += [(client, problem or "no answer") for client in word.clients]
+                continue
+            hearing.add(word, answer)
+    ranks.spoke(cohort)
+    totals = hearing.totals(refused)
+    for client, reason in ranks.gathered(refused):
+        rejections.note(number + 1, client, reason)
+    return turn.into(algorithm.apply(plan, state, totals))  # θ ← Σ pᵢ Sᵢψᵢ′
 
 
 def in_turn(people: People, visits: Iterable[Visit], alone: Mapping[int, str]) -> Iterator[Word]:  # noqa: ARG001

@@ -22,6 +22,7 @@ class Purpose(IntEnum):
     COUNTING = 5
     SHARED = 6  # what an algorithm's server draws for all
     NOISE = 7
+    SPEED = 8
 
 
 def generator(settings: "Settings | int", purpose: Purpose, round_number: int = 0, client: int = 0) -> torch.Generator:

@@ -105,17 +105,21 @@ def by_sent(visits: Iterable[Visit]) -> Iterable[tuple[Sent, list[int]]]:
 
 
 class Totals:
-    """The sums of a round, one per size. The first answer of a size is only read; what follows is added in place."""
+    """The sums of a round, one per size and round in which it was asked: the same one, where rounds wait for all.
+
+    The first answer of each is only read; what follows is added in place.
+    """
 
     def __init__(self) -> None:
         self.by_size: dict[int, Answer] = {}
         self.sent: dict[int, Sent] = {}
-        self._sizes: dict[int, int] = {}
+        self._places: dict[tuple[int, int], int] = {}
         self._owned: set[int] = set()
 
     def add(self, sent: Sent, answer: Answer, *, alone: bool = False) -> None:
         """Add an answer; with ``alone`` as one of a size of its own (a hash per client)."""
-        key = len(self.by_size) if alone else self._sizes.setdefault(sent.size, len(self.by_size))
+        asked, new = (sent.size, sent.round_number), len(self.by_size)
+        key = new if alone else self._places.setdefault(asked, new)
         summands = {
             name: sent.projections[name].summand(vector, answer.weight) if name in sent.projections else vector
             for name, vector in answer.sums.items()
@@ -130,13 +134,18 @@ class Totals:
             self.by_size[key] = before + said
             self._owned.add(key)
 
+    def take(self, sent: Sent, summed: Answer) -> None:
+        """Take a sum of summands as it is, the only one of its size and round."""
+        key = self._places.setdefault((sent.size, sent.round_number), len(self.by_size))
+        self.sent[key], self.by_size[key] = sent, summed
+
     @property
     def weight(self) -> float:
         """Of all together."""
         return sum(answer.weight for answer in self.by_size.values())
 
     def parts(self) -> Iterable[tuple[Sent, Answer]]:
-        """What was sent to each size, and what came back."""
+        """What was sent to each size, and what came back; of several rounds each apart."""
         return ((self.sent[key], answer) for key, answer in self.by_size.items())
 
 

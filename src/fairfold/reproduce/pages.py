@@ -4,7 +4,9 @@ A page says by comments, which readers do not see, where its figures come from.
 
 ``<!-- made: fedrec/ml-1m [NDCG@10; bytes held] -->`` … ``<!-- end -->`` holds a table that :func:`made` writes: a line
 per row, and of every column (or measure) its mean with its error. ``NDCG@10 − EASE, central`` is the difference to a
-row (or column, or reference) user by user, ``references`` stands for the references' own table.
+row (or column, or reference) user by user, ``best: own``, ``: held`` and ``: moved`` are what each size's own model
+reaches (for all users, where that is known), what a device of it holds, and all bytes of a round; ``references`` stands
+for the references' own table.
 
 ``<!-- figures: beyond/movielens, benchmarks/results/popularity.csv -->`` begins a part, up to the next such comment or
 heading of the second level, whose figures (numbers of three decimals or more) have to be among those that these records
@@ -219,10 +221,16 @@ def _lines(grid: Grid, columns: list[str]) -> list[str]:
         for column in columns:
             measure, _, other = column.partition(" − ")
             gap = apart.get(other, {}).get((row, measure))
-            cells.append((str(gap) if gap else "") if other else _cell(of_row.get(measure)))
+            name, _, side = measure.partition(": ")
+            if other:
+                cells.append(str(gap) if gap else "")
+            else:
+                cells.append(SIDES[side](of_row.get(name)) if side in SIDES else _cell(of_row.get(measure)))
         if any(cells):
             rows.append([row, *cells])
-    return _markdown(["", *columns], rows) if rows else ["(Not run yet.)"]
+    kept = [0, *(at for at in range(1, len(columns) + 1) if any(row[at] for row in rows))]  # users may not be known
+    whole = [[line[at] for at in kept] for line in (["", *columns], *rows)]
+    return _markdown(whole[0], whole[1:]) if rows else ["(Not run yet.)"]
 
 
 def _cell(entry: Entry | None) -> str:
@@ -235,6 +243,28 @@ def _cell(entry: Entry | None) -> str:
     if len(entry.values) == 1 and "errors" not in entry.facts:
         return f"{_short(entry.mean)} (one seed)"
     return _short(entry.mean) + (f" ± {_short(entry.spread)}" if entry.spread else "")
+
+
+def _own(entry: Entry | None) -> str:
+    found = [] if entry is None else sizes(entry)
+    known = [(size.name, size.quality if size.everybody is None else size.everybody) for size in found]
+    return ", ".join(f"{name} {_short(value)}" for name, value in known if value is not None)
+
+
+def _held(entry: Entry | None) -> str:
+    found = {} if entry is None else {size.name: human_bytes(size.held) for size in sizes(entry)}
+    alike = len(set(found.values())) == 1 < len(found)
+    return (
+        f"{next(iter(found.values()))} each" if alike else ", ".join(f"{name} {held}" for name, held in found.items())
+    )
+
+
+def _moved(entry: Entry | None) -> str:
+    known = entry is not None and entry.facts.get("bytes a round")
+    return human_bytes(round(known)) if known else ""
+
+
+SIDES = {"own": _own, "held": _held, "moved": _moved}
 
 
 def _short(value: float) -> str:

@@ -13,9 +13,11 @@ import torch
 from fairfold.errors import InvalidCapacity
 from fairfold.metrics.ranking import RankingResult
 from fairfold.metrics.rating import Predictor
+from fairfold.protocol.ranks import ONE, Ranks
 from fairfold.protocol.storage import Storage
 from fairfold.runs import checkpoint
 from fairfold.runs.folder import RunFolder
+from fairfold.runs.following import lead
 from fairfold.settings import Settings
 from fairfold.simulate.result import Result, RoundReport
 from fairfold.simulate.run import Progress, simulate, stop_reason
@@ -48,6 +50,7 @@ def run(
     callbacks: Sequence[Callback] | Callable[[RunFolder], Sequence[Callback]] = (),
     say: Say = log.info,
     beside: Beside = lambda _world: {},
+    ranks: Ranks = ONE,
 ) -> Finished:
     """Train and write everything down.
 
@@ -60,6 +63,7 @@ def run(
         callbacks: Told how it goes; or what makes them once there is a folder.
         say: Takes messages for a person.
         beside: Further reference rows of the run, such as :func:`fairfold.runs.references.strong_references`.
+        ranks: Processes that share the clients: this is the first of them, and the others :func:`follow` it.
     """
     if out is not None:
         RunFolder(out).require_free(again=resume)
@@ -86,7 +90,8 @@ def run(
         first = 1 if progress is None else progress.state.round_number + 1
         log.info("fairfold %s, torch %s: starting with round %d", __version__, torch.__version__, first)
         rows = beside(world)  # before the clock starts
-        recorder = _Recorder(folder, settings, facts, time.monotonic() - before, Pace(checkpoint_every))
+        recorder = _Recorder(folder, settings, facts, time.monotonic() - before, Pace(checkpoint_every), ranks)
+        lead(ranks, progress)
         result = simulate(
             settings,
             recorder.watch,
@@ -96,6 +101,7 @@ def run(
             progress=progress,
             storage=Storage(folder.path, settings.run.user_storage),
             callbacks=[recorder, *told],
+            ranks=ranks,
         )
     return Finished(result, folder, recorder.stopped(result), recorder.seconds)
 
@@ -155,6 +161,7 @@ class _Recorder(Callback):
     facts: dict[str, object]
     started: float
     pace: Pace
+    ranks: Ranks
 
     @property
     def seconds(self) -> float:
@@ -178,7 +185,8 @@ class _Recorder(Callback):
     def watch(self, report: RoundReport, progress: Progress) -> None:
         """A checkpoint, once everybody has heard of the round."""
         over = stop_reason(progress.history, self.settings) is not None
-        if over or self.pace.due(report.round_number):
+        if self.ranks.tell(over or self.pace.due(report.round_number)):
             begun = time.monotonic()
+            progress.gather()
             checkpoint.save(self.folder.checkpoints, progress, self.settings, self.facts, self.seconds)
             self.pace.wrote(time.monotonic() - begun)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fairfold.protocol.plugins import registered
 from fairfold.settings.base import Frozen
+from fairfold.settings.pace import ClockSettings, PaceSettings
 from fairfold.subspace import assign_groups, parse_scheme
 
 OWN_MODEL = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
@@ -251,6 +252,8 @@ class FleetSettings(Frozen):
         replacement: Draw clients with replacement, as the authors' code does.
         faults: Shares of clients that fail, in a simulation.
         network: How a server waits for real devices.
+        pace: When the server takes a step.
+        clock: How long devices take, in a simulation.
     """
 
     capacities: str = "1x-4x-16x"
@@ -261,6 +264,8 @@ class FleetSettings(Frozen):
     replacement: bool = False
     faults: FaultSettings = FaultSettings()
     network: NetworkSettings = NetworkSettings()
+    pace: PaceSettings = PaceSettings()
+    clock: ClockSettings = ClockSettings()
 
     @field_validator("capacities")
     @classmethod
@@ -282,7 +287,7 @@ class FleetSettings(Frozen):
     def effective(self, *, changed: bool = False) -> dict[str, Any]:
         """See the base class."""
         found = super().effective(changed=changed)
-        for name in ("faults", "network"):  # tables of their own, with what somebody changed
+        for name in ("faults", "network", "pace", "clock"):  # tables of their own, with what somebody changed
             part: Frozen = getattr(self, name)
             found.pop(name, None)
             if values := part.effective(changed=True):

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 from fairfold.algorithms import ALGORITHMS
 from fairfold.methods import METHODS
 from fairfold.settings.base import Frozen
+from fairfold.settings.pace import ClockSettings, PaceSettings
 from fairfold.settings.parts import DATA, FaultSettings, FleetSettings, ModelSettings, NetworkSettings, RunSettings
 from fairfold.settings.privacy import PRIVACY
 from fairfold.settings.settings import TAGS
@@ -24,7 +25,8 @@ def page() -> str:
     """All tables, in Markdown."""
     tables: dict[str, Any] = {"data": DATA.values(), "model": [ModelSettings], "algorithm": ALGORITHMS}
     tables |= {"subspace": METHODS, "fleet": [FleetSettings], "fleet.faults": [FaultSettings]}
-    tables |= {"fleet.network": [NetworkSettings], "run": [RunSettings]}
+    tables |= {"fleet.network": [NetworkSettings], "fleet.pace": [PaceSettings], "fleet.clock": [ClockSettings]}
+    tables["run"] = [RunSettings]
     tables["privacy"] = PRIVACY.values()
     parts, seen = list[str](), dict[str, str]()
     for table, kinds in tables.items():
@@ -45,7 +47,7 @@ def page() -> str:
 def _keys(kind: type[Frozen], tag: str) -> str:
     rows = ["| key | default | values | meaning |", "|---|---|---|---|"]
     for key, field in kind.model_fields.items():
-        if key not in (tag, "faults", "network"):
+        if key not in (tag, "faults", "network", "pace", "clock"):
             default = "needed" if field.is_required() else f"`{_toml(field.default)}`"
             other, values = kind.NEEDS.get(key, ("", ()))
             needs = f" Only with `{other}` at {' or '.join(f'`{_toml(value)}`' for value in values)}." if other else ""

@@ -17,6 +17,7 @@ from fairfold.errors import InvalidSettings, nearest
 from fairfold.methods import METHODS, Leading, Method
 from fairfold.protocol.plugins import name_of, registered
 from fairfold.settings.base import Frozen
+from fairfold.settings.pace import problem_of_time
 from fairfold.settings.parts import DATA, SYNTHETIC, DataSettings, FleetSettings, ModelSettings, RunSettings
 from fairfold.settings.privacy import PRIVACY, PlainPrivacy, PrivatePrivacy, SecurePrivacy
 
@@ -80,7 +81,7 @@ class Settings(Frozen):
             return f"{counted}: use model.kind='mf' or 'neumf', not {self.model.kind!r}"
         if getattr(self.algorithm, "step_per", "round") == "client" and self.fleet.clients_per_round is None:
             return "algorithm.step_per='client' needs a number of fleet.clients_per_round"
-        return self._problem_of_sums()
+        return problem_of_time(self) or self._problem_of_sums()
 
     def _problem_of_sums(self) -> str | None:
         """Why answers that are seen in sums alone do not go with the other tables, or None."""

@@ -15,6 +15,7 @@ from fairfold.metrics.ranking import Scorer
 from fairfold.metrics.rating import Predictor
 from fairfold.projections import Assignment
 from fairfold.protocol.people import ImagePeople
+from fairfold.protocol.ranks import ONE, Ranks
 from fairfold.protocol.words import State, reduced
 from fairfold.protocol.work import as_input
 from fairfold.settings import Settings
@@ -39,7 +40,10 @@ class Quality:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """One round: its number, its seconds, how many replies counted, and its quality where it was evaluated."""
+    """One round: its number, its seconds, how many answers came, and its quality where it was evaluated.
+
+    Where a clock is simulated (``fleet.clock``), its seconds are the clock's.
+    """
 
     round_number: int
     seconds: float
@@ -104,7 +108,7 @@ class Judge:
         references: Mapping[str, Scorer | RankingResult | Predictor],
         device: torch.device | None = None,
     ) -> None:
-        self.world, self._references = world, references
+        self.world, self._references, self._ranks = world, references, world.fleet.ranks
         self._device = device or torch.device("cpu")
         self._judged: dict[str, RankingResult] = {}
         self._latest: tuple[int, RankingResult] | None = None  # the server's model after a round
@@ -127,7 +131,8 @@ class Judge:
             members = self.members(number)
             usable = sent is not None and len(members)
             by_group.append(self._of_size(held, sent, members) if usable else None)
-        return Quality(self._server(state, assignments), tuple(by_group))
+        # Ranks decide by it when to end, and have to decide alike.
+        return self._ranks.tell(Quality(self._server(state, assignments), tuple(by_group)))
 
     def _server(self, state: State, assignments: list[Assignment]) -> float:
         plan = self.world.plan
@@ -177,10 +182,10 @@ class Judge:
         if self.metric == "MSE":
             predictors = cast(Mapping[str, Predictor], self._references)
             test = self.world.interactions.test
-            return {name: _mean_squared_error(predict, test, users) for name, predict in predictors.items()}
+            return {name: mean_squared_error(predict, test, users) for name, predict in predictors.items()}
         if not self._judged:  # once: no reference changes from round to round
             self._judged = {
-                name: given if isinstance(given, RankingResult) else self._ranked(cast(Scorer, given), self.everybody)
+                name: given if isinstance(given, RankingResult) else self._alone(cast(Scorer, given), self.everybody)
                 for name, given in self._references.items()
             }
         return {
@@ -195,10 +200,24 @@ class Judge:
             return _accuracy(plan.architecture.model_of(full, {}).to(self._device), people)
         if self.metric == "MSE":
             test = self.world.interactions.test
-            return _mean_squared_error(plan.algorithm.predictor(plan, full, held, people), test, users)
+            predict = plan.algorithm.predictor(plan, full, held, people)
+            return mean_squared_error(predict, test, users, self._ranks)
         return self._ranked(plan.algorithm.scorer(plan, full, held, people), users).ndcg
 
     def _ranked(self, score: Scorer, users: Tensor) -> RankingResult:
+        """Each rank judges its own users, and hears of the others."""
+        data, ranks = self.world.interactions, self._ranks
+        if ranks.many == 1 or not len(data.test):
+            return self._alone(score, users)
+        judged = torch.unique(users[data.test.counts_by_user[users] > 0])
+        mine = judged[judged % ranks.many == ranks.number]
+        by_user = torch.zeros(data.num_users, dtype=torch.float64)
+        if len(mine):
+            by_user[mine] = self._alone(score, mine).ndcg_by_user
+        ranks.add_up([by_user])
+        return RankingResult(float(by_user[judged].mean()), judged, by_user[judged])
+
+    def _alone(self, score: Scorer, users: Tensor) -> RankingResult:
         data = self.world.interactions
         if not len(data.test):  # everything is trained on: there is nothing to judge by
             return RankingResult(float("nan"), users[:0], torch.zeros(0, dtype=torch.float64))
@@ -213,8 +232,13 @@ def _accuracy(model: nn.Module, people: ImagePeople) -> float:
     return accuracy(torch.cat(logits), test.labels)
 
 
-def _mean_squared_error(predict: Predictor, test: Interactions, users: Tensor) -> float:
+def mean_squared_error(predict: Predictor, test: Interactions, users: Tensor, ranks: Ranks = ONE) -> float:
+    """Of what is predicted of some users' ratings; each rank sees to its own users, and hears of the others."""
     chosen = torch.isin(test.users, users)
     assert test.ratings is not None  # checked when the task was made
-    predicted = predict(test.users[chosen], test.items[chosen]).cpu()
-    return float((predicted - test.ratings[chosen]).square().mean())
+    mine = chosen & (test.users % ranks.many == ranks.number)
+    predicted = predict(test.users[mine], test.items[mine]).cpu()
+    squares = torch.zeros(len(test), dtype=predicted.dtype)
+    squares[mine] = (predicted - test.ratings[mine]).square()
+    ranks.add_up([squares])
+    return float(squares[chosen].mean())

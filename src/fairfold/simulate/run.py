@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -22,8 +23,10 @@ from fairfold.protocol.hearing import step_words
 from fairfold.protocol.noising import privacy_facts, privacy_words
 from fairfold.protocol.people import ImagePeople
 from fairfold.protocol.plan import Plan
+from fairfold.protocol.ranks import ONE, Ranks
 from fairfold.protocol.round import Backend, in_turn, run_round
 from fairfold.protocol.storage import Storage
+from fairfold.protocol.turns import CLOCK, words_of
 from fairfold.protocol.words import State, on
 from fairfold.settings import Settings
 from fairfold.settings.privacy import PrivatePrivacy
@@ -47,6 +50,7 @@ class Progress:
         history: Of the rounds done.
         rejections: Answers that were refused.
         good: The first two as they were when quality was best; None where they are too large for a copy.
+        gather: Brings the users' own vectors here, where other processes have some of them.
     """
 
     state: State
@@ -54,6 +58,7 @@ class Progress:
     history: list[RoundReport]
     rejections: Rejections
     good: tuple[State, Weights] | None = None
+    gather: Callable[[], None] = lambda: None
 
     def note(self, report: RoundReport, smaller_is_better: bool) -> None:
         """Add a round, and keep a copy of what is better than all before."""
@@ -95,6 +100,7 @@ def simulate(
     progress: Progress | None = None,
     storage: Storage | None = None,
     callbacks: Sequence[Callback] = (),
+    ranks: Ranks = ONE,
 ) -> Result:
     """Run a federation from its settings.
 
@@ -108,6 +114,7 @@ def simulate(
         progress: Where to go on; from the start if not given.
         storage: Where private vectors of a run from the start are kept; in memory if not given.
         callbacks: Told at the start, after every round and at the end; among them trackers (:mod:`fairfold.trackers`).
+        ranks: Processes that share the clients; each of them runs this, on the same data.
 
     Example:
         >>> world = {"users": 30, "items": 80, "interactions_per_user": 20}
@@ -124,7 +131,12 @@ def simulate(
         moved = references is not None and data.counted is not None
         references = renumbered_scores(references or {}, data) if moved else references
     world = World.of(settings, data)
+    world = replace(world, fleet=replace(world.fleet, ranks=ranks))
     device = choose_device(settings, world.plan)
+    ranks.work_on(device)
+    if settings.algorithm.pooled and ranks.many > 1:
+        given, needed = f"algorithm.kind={settings.algorithm.kind!r} on {ranks.many} ranks", "clients to share out"
+        raise InvalidSettings(given, needed, "All data is in one place here: leave torchrun out.")
     usual = popularity_of(data) if references is None else references
     judge = Judge(world, {**({} if settings.predicts_ratings else usual), **beside}, device)
     if progress is None:
@@ -133,10 +145,12 @@ def simulate(
     if not settings.model.reads_images:  # there the server's part, small and in a fixed order, stays on the CPU
         progress.state = progress.state.to(device)
         world.people.private = progress.private = on(progress.private, device)
+    progress.gather = partial(ranks.gather_private, world.people)
     backend = choose_backend(world, device)
     try:
-        for callback in callbacks:
-            callback.on_start(settings, world.plan.capacities, progress.state.round_number + 1)
+        with ranks.one_for_all():
+            for callback in callbacks:
+                callback.on_start(settings, world.plan.capacities, progress.state.round_number + 1)
         while stop_reason(progress.history, settings) is None:
             started = time.monotonic()
             progress.state = run_round(progress.state, world.fleet, world.people, progress.rejections, backend)
@@ -146,8 +160,9 @@ def simulate(
             progress.note(report, settings.smaller_is_better)
             if diverged(progress.history, settings) is not None:
                 progress.go_back()
-            for callback in callbacks:
-                callback.on_round(report)
+            with ranks.one_for_all():
+                for callback in callbacks:
+                    callback.on_round(report)
             watch(report, progress)
         result = _result(world, judge, progress)
         for callback in callbacks:
@@ -161,14 +176,15 @@ def simulate(
 def on_gpu(plan: Plan) -> bool:
     """Whether rounds of this plan can run on a GPU."""
     fast = takes_steps(plan) and not getattr(plan.algorithm, "prox", 0.0)
-    return fast and plan.settings.run.backend == "batched"
+    in_step = plan.settings.fleet.pace.waits  # else answers of a round begin from different models
+    return fast and in_step and plan.settings.run.backend == "batched"
 
 
 def choose_device(settings: Settings, plan: Plan) -> torch.device:
     """Where a run works."""
     fits, wanted = on_gpu(plan), settings.run.device
     if wanted == "cuda" and not fits:
-        needed = "a built-in model, run.backend='batched', gradient steps and prox=0"
+        needed = "a built-in model, run.backend='batched', gradient steps, prox=0 and rounds that wait (no fleet.pace)"
         remedy = "Use run.device='auto', which takes a GPU where it can be used."
         raise InvalidSettings("run.device='cuda' with settings that run on the CPU only", needed, remedy)
     if wanted == "cuda" and not gpu.available():
@@ -230,20 +246,25 @@ def _report(world: World, judge: Judge, progress: Progress, seconds: float) -> R
     number = progress.state.round_number
     plan = world.plan.algorithm.settled(world.plan, progress.state)
     assignments = plan.assignments(number - 1)
-    cohort = world.fleet.cohort(number - 1)
-    size = world.fleet.size[cohort]
-    traffic = [plan.algorithm.traffic(plan, group, number - 1) for group in range(len(assignments))]
-    moved = torch.tensor(traffic)[size].sum(0)
+    clock = progress.state.moments.get(CLOCK, {})
+    asked = heard = clock.get("asked")
+    if asked is None:
+        asked = heard = world.fleet.cohort(number - 1)
+    else:
+        heard, seconds = clock["heard"], float(clock["seconds"])
+    traffic = torch.tensor([plan.algorithm.traffic(plan, group, number - 1) for group in range(len(assignments))])
     quality = None
     if number == plan.settings.run.rounds or number % plan.settings.run.evaluate_every == 0:
+        progress.gather()
         quality = judge.quality(progress.state, assignments)
-    down, up = int(moved[0]), int(moved[1])
+    down, up = (int(traffic[world.fleet.size[of.cpu()], way].sum()) for way, of in enumerate((asked, heard)))
     if number == 1 and isinstance(world.data, Dataset) and world.data.counted is not None:
         down, up = down + world.data.counted.bytes_down, up + world.data.counted.bytes_up  # of the count before it
-    return RoundReport(number, seconds, len(cohort), down, up, quality)
+    return RoundReport(number, seconds, len(heard), down, up, quality)
 
 
 def _result(world: World, judge: Judge, progress: Progress) -> Result:
+    progress.gather()
     plan = world.plan.algorithm.settled(world.plan, progress.state)
     assignments = plan.assignments(max(progress.state.round_number - 1, 0))
     last = progress.history[-1] if progress.history else None
@@ -265,7 +286,8 @@ def _result(world: World, judge: Judge, progress: Progress) -> Result:
         world.data.counted if isinstance(world.data, Dataset) else None,
         [
             *plan.algorithm.told(plan, progress.state), *_capped(plan, assignments),
-            *_left_out(world, progress.state.round_number), *_hidden(world),
+            *words_of(progress.state.moments, plan.settings.fleet.pace), *_left_out(world, progress.state),
+            *_hidden(world),
         ],
         privacy_facts(plan.settings), judge.differences(progress.state, assignments), judge.by_user,
     )  # fmt: skip
@@ -297,10 +319,10 @@ def _capped(plan: Plan, assignments: list[Assignment]) -> list[str]:
     return [f"Capped by support: of what they may, devices hold {', '.join(shares)}; {why}."] if shares else []
 
 
-def _left_out(world: World, rounds: int) -> list[str]:
+def _left_out(world: World, state: State) -> list[str]:
     """Where some devices were never drawn, that is said."""
-    drawn = torch.zeros(world.people.num_clients, dtype=torch.bool)
-    for number in range(rounds):
+    drawn = state.moments.get(CLOCK, {}).get("drawn", torch.zeros(world.people.num_clients, dtype=torch.bool))
+    for number in range(0 if CLOCK in state.moments else state.round_number):
         drawn[world.fleet.cohort(number)] = True
     missing = len(world.fleet.taking_part) - int(drawn.sum())
     more = "More rounds, or a larger fleet.clients_per_round, would hear them."

@@ -82,8 +82,9 @@ class CoLR(Pointwise):
 
     def apply(self, plan: Plan, state: State, totals: Totals) -> State:
         """The server steps along the mean of A·B."""
-        basis, wider = self.basis(plan, state.round_number), Totals()
+        wider = Totals()
         for sent, answer in totals.parts():
+            basis = self.basis(plan, sent.round_number)
             table = (answer.sums[ITEM].view(-1, len(basis)) @ basis).reshape(-1)
             held: dict[str, Projection] = {ITEM: whole(plan.architecture.tables[ITEM])}
             wider.add(replace(sent, projections=held), Answer({ITEM: table}, answer.weight))

@@ -1,0 +1,87 @@
+"""``[fleet.pace]`` and ``[fleet.clock]``: when the server takes a step, and how long simulated devices take."""
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from fairfold.settings.base import Frozen
+
+if TYPE_CHECKING:
+    from fairfold.settings import Settings
+
+
+class PaceSettings(Frozen):
+    """When a server takes a step: when all whom it has asked have answered (as it is), or sooner.
+
+    With ``answers`` or ``seconds`` rounds do not wait. ``fleet.clients_per_round`` devices are at work at any time: who
+    has answered makes room for another, and who is slow answers to a model that is some steps old.
+
+    Attributes:
+        answers: A step is taken as soon as so many answers have come that count; None waits for all.
+        seconds: A step is taken after so many seconds, if an answer has come by then; None waits however long it takes.
+        staleness: An answer that is more steps behind than this is refused: so many were taken since it was asked for.
+    """
+
+    answers: int | None = Field(None, ge=1, lt=2**31)
+    seconds: float | None = Field(None, gt=0)
+    staleness: int = Field(8, ge=0, le=10_000)
+
+    @property
+    def waits(self) -> bool:
+        """Whether rounds wait for all whom they have asked."""
+        return self.answers is None and self.seconds is None
+
+    def idle(self, key: str) -> bool:
+        """See the base class."""
+        return key == "staleness" and self.waits
+
+    def why_idle(self, key: str) -> str:  # noqa: ARG002
+        """See the base class."""
+        return " where rounds wait for all: it needs fleet.pace.answers or fleet.pace.seconds"
+
+    def late(self, behind: int) -> str | None:
+        """Why an answer that is so many steps behind is refused, or None."""
+        if self.waits or behind <= self.staleness:
+            return None
+        return f"too stale: more than {self.staleness} steps behind"
+
+
+class ClockSettings(Frozen):
+    """How long simulated devices take to answer, by a clock that is simulated as well.
+
+    Attributes:
+        seconds: What a device of usual speed takes for an answer; None has no clock, and rounds take no time.
+        spread: By how much devices differ: the standard deviation of the logarithm of what each takes.
+        slow: The share of devices that are slow.
+        slower: How many times as long as others these take.
+    """
+
+    seconds: float | None = Field(None, gt=0)
+    spread: float = Field(0.0, ge=0, le=10)
+    slow: float = Field(0.0, ge=0, le=1)
+    slower: float = Field(10.0, ge=1)
+
+    def idle(self, key: str) -> bool:
+        """See the base class."""
+        return (key != "seconds" and self.seconds is None) or (key == "slower" and not self.slow)
+
+    def why_idle(self, key: str) -> str:  # noqa: ARG002
+        """See the base class."""
+        return f": it needs fleet.clock.{'seconds' if self.seconds is None else 'slow'}"
+
+
+def problem_of_time(settings: "Settings") -> str | None:
+    """Why rounds that do not wait, or a clock, do not go with the other tables, or None."""
+    fleet, algorithm, privacy = settings.fleet, settings.algorithm, settings.privacy
+    if algorithm.pooled and not (fleet.pace.waits and fleet.clock.seconds is None):
+        return "fleet.pace and fleet.clock where all data is in one place: there is nobody to wait for"
+    if fleet.pace.waits:
+        return None
+    if fleet.replacement:
+        return "fleet.pace with fleet.replacement: a device is at work on one order at a time"
+    if privacy.sums_alone:
+        level = f"privacy.level={privacy.level!r}"
+        return f"fleet.pace with {level}: masks cancel in the sum of all who were asked, for whom rounds wait"
+    if getattr(algorithm, "step_per", "round") == "client":
+        return "fleet.pace with algorithm.step_per='client': how many answer is not known before a step"
+    return None

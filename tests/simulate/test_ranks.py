@@ -1,0 +1,139 @@
+"""Clients shared out over processes: the same numbers with one, two and three of them."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fairfold.errors import InvalidSettings
+from fairfold.protocol.ranks import Ranks
+from fairfold.runs import checkpoint
+from fairfold.simulate.run import simulate
+from tests.federations import tiny_data
+from tests.flat import flat
+from tests.simulate.ranks import CASES, EXACT, QUICK, TABLES, outcome, start
+
+SMALL = [
+    "train", "--recipe", "least-squares", "--set", "data.users=40", "--set", "data.items=80",
+    "--set", "data.interactions_per_user=12", "--set", "fleet.clients_per_round=9", "--set", "run.references=false",
+]  # fmt: skip
+
+
+def shared(folder: Path, many: int, cases: list[str]) -> dict[str, Any]:
+    """What so many processes end with."""
+    folder.mkdir()
+    for rank, process in enumerate(start(folder, many, cases=cases)):
+        assert process.wait(600) == 0, (folder / f"rank-{rank}.log").read_text()
+    found: dict[str, Any] = torch.load(folder / "outcomes.pt", weights_only=False)
+    return found
+
+
+def same(one: Any, other: Any, exact: bool, where: str) -> None:
+    if isinstance(one, torch.Tensor):
+        if exact or not one.is_floating_point():
+            assert torch.equal(one, other), where
+        else:
+            most = float(one.abs().max()) if one.numel() else 0.0
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9 * most, msg=where)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key, value in one.items():
+            same(value, other[key], exact, f"{where} {key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), where
+        for value, beside in zip(one, other, strict=True):
+            same(value, beside, exact, where)
+    elif isinstance(one, float):
+        assert one == pytest.approx(other, rel=0 if exact else 1e-6, nan_ok=True), where
+    elif hasattr(one, "__dataclass_fields__"):
+        same(vars(one), vars(other), exact, where)
+    else:
+        assert one == other, where
+
+
+def check(cases: list[str], found: dict[int, dict[str, Any]]) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        alone = {case: outcome(case) for case in cases}
+    finally:
+        torch.set_default_dtype(before)
+    for case, expected in alone.items():
+        for many, ends in found.items():
+            same(expected, ends[case], case in EXACT, f"{case}, {many} processes:")
+        assert expected["rejections"] or "faults" not in {**CASES, **TABLES}[case], "somebody was refused"
+
+
+def test_the_same_numbers_with_two_processes(tmp_path: Path) -> None:
+    check(QUICK, {2: shared(tmp_path / "two", 2, QUICK)})
+
+
+@pytest.mark.slow
+def test_the_same_numbers_with_one_two_and_three_processes(tmp_path: Path) -> None:
+    cases = [*CASES, *TABLES]
+    check(cases, {many: shared(tmp_path / str(many), many, cases) for many in (2, 3)})
+
+
+def finished(folder: Path, many: int, *words: str) -> list[int]:
+    return [process.wait(120) for process in start(folder, many, "-m", "fairfold", *words)]
+
+
+@pytest.mark.slow
+def test_a_run_of_two_processes_is_written_once_and_goes_on(tmp_path: Path) -> None:
+    paths = {"one": tmp_path / "one", "two": tmp_path / "two"}
+    for many, path in enumerate(paths.values(), 1):
+        assert finished(tmp_path, many, *SMALL, "--rounds", "3", "--out", str(path)) == [0] * many
+    assert finished(tmp_path, 1, "train", "--out", str(paths["one"]), "--rounds", "5", "--resume") == [0]
+    assert finished(tmp_path, 2, "train", "--out", str(paths["two"]), "--rounds", "5", "--resume") == [0, 0]
+    assert not (tmp_path / "rank-1.log").read_text(), "only the first one speaks"
+    assert "Going on after round 3" in (tmp_path / "rank-0.log").read_text()
+    ends = [checkpoint.require(path / "checkpoints").progress for path in paths.values()]
+    for part in ("full", "private"):
+        one, other = (end.private if part == "private" else end.state.full for end in ends)
+        for name, tensor in one.items():
+            torch.testing.assert_close(tensor, other[name], rtol=1e-4, atol=1e-5)
+    results = [json.loads((path / "result.json").read_text()) for path in paths.values()]
+    assert results[0]["server"]["quality"] == pytest.approx(results[1]["server"]["quality"], abs=1e-6)
+
+
+def test_where_there_is_one_client_nothing_is_shared() -> None:
+    two = Ranks()
+    two.many = 2
+    with pytest.raises(InvalidSettings, match="leave torchrun out"):
+        simulate(flat(method="central", local_optimiser="adam"), data=tiny_data(), ranks=two)
+
+
+@pytest.mark.slow
+def test_an_error_of_one_process_ends_all_with_its_reason(tmp_path: Path) -> None:
+    began = time.monotonic()
+    refused = finished(tmp_path, 2, *SMALL, "--set", "fleet.clients_per_round=99", "--out", str(tmp_path / "run"))
+    assert refused == [2, 2]
+    for rank in range(2):
+        assert "clients_per_round = 99 of 40 clients" in (tmp_path / f"rank-{rank}.log").read_text()
+    (tmp_path / "failing.py").write_text(FAILING)
+    words = (str(tmp_path / "failing.py"), *SMALL, "--rounds", "3", "--out", str(tmp_path / "other"))
+    assert [process.wait(120) for process in start(tmp_path, 2, *words)] == [2, 1]
+    assert "no electricity" in (tmp_path / "rank-1.log").read_text()
+    assert "rank 1 of 2: ValueError: no electricity" in (tmp_path / "rank-0.log").read_text()
+    assert time.monotonic() - began < 240, "nobody waits for whom there is no more"
+
+
+FAILING = """
+import os
+from fairfold.algorithms.least_squares import LeastSquares
+from fairfold.cli import app
+
+if os.environ["RANK"] == "1":
+    true, LeastSquares.number = LeastSquares.together, 0
+
+    def fails(self, plan, sent, people, clients):
+        if sent.round_number == 1:
+            raise ValueError("no electricity")
+        return true(self, plan, sent, people, clients)
+
+    LeastSquares.together = fails
+app()
+"""
