@@ -218,7 +218,7 @@ def test_a_pipe_gets_lines_and_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -
             break
         display._over.wait(0.01)
     display.close()
-    assert "round 1/15 goes on" in out.getvalue()
+    assert f"round 1/{settings.run.rounds} goes on" in out.getvalue()
 
 
 def test_settings_that_do_not_exist_are_refused_with_the_nearest() -> None:

@@ -51,10 +51,7 @@ class ByRows(Remembering):
 
     def stored_scorer(self, plan: Plan, held: Mapping[str, Projection], stored: Weights, people: People) -> Scorer:
         """See the base class: numbers are never made of all the bytes of the table."""
-        listed = held[LISTED].unpacked(stored[LISTED]).view(-1, 3)
-        rows = held[ROWS].table(stored[ROWS])  # type: ignore[attr-defined]
-        near = held[NEAR].unpacked(stored[NEAR]) if NEAR in held else None
-        return self._scorer(Served(rows, listed, self.pair_weight, _rows_of(near)), plan, people)
+        return self._scorer(stored_model(held, stored, self.pair_weight), plan, people)
 
     def _scorer(self, served: Served, plan: Plan, people: People) -> Scorer:
         everything, of = torch.arange(plan.public.items), people.train.of
@@ -80,6 +77,14 @@ class ByRows(Remembering):
             if pairs is not None and not bool(((pairs[:, :2] >= 0) & (pairs[:, :2] < head)).all()):
                 raise InvalidMessage("a list of pairs of items that are none", f"items below {head}", "Train anew.")
         return Served(rows[rows[:, 1] > 0], listed, self.pair_weight, near)
+
+
+def stored_model(held: Mapping[str, Projection], stored: Weights, pair_weight: float) -> Served:
+    """What a device does with its tensors as they are stored."""
+    listed = held[LISTED].unpacked(stored[LISTED]).view(-1, 3)
+    rows = held[ROWS].table(stored[ROWS])  # type: ignore[attr-defined]
+    near = held[NEAR].unpacked(stored[NEAR]) if NEAR in held else None
+    return Served(rows, listed, pair_weight, _rows_of(near))
 
 
 def _rows_of(near: Tensor | None) -> Tensor | None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fairfold.settings import Settings
     from fairfold.simulate.result import Result
     from fairfold.simulate.world import World
-    from fairfold.trackers import Callback, Tracker
+    from fairfold.trackers import Callback
 
 
 def train(
@@ -104,7 +104,7 @@ def train(
     from fairfold.runs.references import rating_rows, strong_references
     from fairfold.runs.train import run
     from fairfold.settings.privacy import PrivatePrivacy
-    from fairfold.trackers import tracker
+    from fairfold.trackers import Tracker, tracker
 
     console, places = Terminal(), list[Path]()
     if resume and out is None:

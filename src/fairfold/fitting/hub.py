@@ -16,8 +16,8 @@ import numpy
 import torch
 
 from fairfold import files
-from fairfold.algorithms.by_rows import ByRows
-from fairfold.algorithms.served import Served
+from fairfold.algorithms.by_rows import ByRows, stored_model
+from fairfold.algorithms.pair_architecture import LISTED
 from fairfold.errors import InvalidCheckpoint, InvalidData, InvalidSettings, nearest
 from fairfold.fitting.show import as_rows
 from fairfold.fitting.suggest import Suggestions
@@ -58,9 +58,7 @@ class Pretrained:
         numbers = torch.tensor(sorted({self._number(item) for item in history}), dtype=torch.int64)
         if not len(numbers):
             raise InvalidData("an empty history", "at least one item", "Give the items that the user has.")
-        held, stored = self.device.projections, self.device.stored()
-        rows = held["rows"].table(stored["rows"])  # type: ignore[attr-defined]
-        served = Served(rows, held["pairs"].unpacked(stored["pairs"]).view(-1, 3), self.told["pair_weight"])
+        served = stored_model(self.device.projections, self.device.stored(), self.told["pair_weight"])
         scores = served.scores(served.histories([numbers]), torch.arange(len(self.items)))
         scores[0, numbers] = -torch.inf
         values, best = first_by_score(scores, min(k, len(self.items) - len(numbers)))
@@ -139,7 +137,7 @@ def from_pretrained(folder: str | Path) -> Pretrained:
     if (kind, version) != (KIND, FORMAT):
         raise InvalidCheckpoint(f"{place}: {kind}, format {version}", f"{KIND}, format {FORMAT}", "Update fairfold.")
     device, _ = read_device_model(place / WEIGHTS)
-    known = device.projections.get("pairs")
+    known = device.projections.get(LISTED)
     if known is None or getattr(known, "items", 0) > len(items) or (titles is not None and len(titles) != len(items)):
         raise InvalidCheckpoint(f"{place}: {len(items)} items", "the names of the model's items", "Fetch it again.")
     return Pretrained(device, items, titles, told | {"pair_weight": weight})
