@@ -103,12 +103,15 @@ class Plan:
         return alone.projections, any(alone.projections == of.projections for of in held), joins
 
     def size_for(self, capacity: Capacity) -> int | None:
-        """The largest size of the scheme that a device can hold, of equal ones its own; None if it can hold none."""
+        """A device's own size, where the scheme names it; else the largest that it can hold; None if it can hold none.
+
+        A model of another size may take as few bytes, and what a device of that size says may be more.
+        """
         tensors, held = self.architecture.tensors, self.assignments(0)
         known = {size: of.projections for size, of in enumerate(held) if of.projections is not None}
         fitting = [size for size, projections in known.items() if self.method.fits(tensors, projections, capacity)]
         own = self.capacities.index(capacity) if capacity in self.capacities else None
-        return max(fitting, key=lambda size: (held[size].size(), size == own), default=None)
+        return own if own in fitting else max(fitting, key=lambda size: held[size].size(), default=None)
 
     def initial(self, storage: Storage | None = None) -> tuple[State, Weights]:
         """The server's state, and the users' own vectors, kept in ``storage``, before training."""
