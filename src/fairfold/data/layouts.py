@@ -157,7 +157,7 @@ def _other_ids(plain_names: list[str], user: int) -> list[int]:
 def _command(path: Path, names: list[str], user: int | None) -> str:
     """What to type where columns are not known, with the names that are there."""
     free = [name for place, name in enumerate(names) if place != user]
-    mine = free.pop(0) if user is None and len(free) > 1 else names[user or 0]
+    mine = free.pop(0) if user is None and len(free) > 1 else [*names, "NAME"][user or 0]  # of no columns none has one
     words = ["--user-column", mine, "--item-column", free[0] if free else "NAME"]
     columns = shlex.join(word if len(word) <= 40 else "NAME" for word in words)
     return (
