@@ -37,7 +37,7 @@ test-oldest:  ## tests with the oldest versions of all that is needed, in an env
 KILLS ?= 200
 LOSSES ?= 3
 SEED ?= 1
-test-faults: $(STAMP)  ## kill, refuse and cut off every kind of run folder at every call (an hour; KILLS=, LOSSES=, SEED=)
+test-faults: $(STAMP)  ## kill, refuse and cut off every kind of run folder at every call (20 minutes; KILLS=, LOSSES=, SEED=)
 	$(BIN)/python tests/faults/walk.py --kills $(KILLS) --losses $(LOSSES) --seed $(SEED)
 
 MINUTES ?= 10
