@@ -314,7 +314,7 @@ Kind = TypeVar("Kind", bound=Message)
 
 
 def opened(kind: type[Kind], data: bytes | memoryview, session: bytes | None) -> Kind:
-    """A message of one kind, of this session (None: of any, which only an invitation is)."""
+    """A message of one kind, of the session given (None: of any, which only an invitation is)."""
     reader = Reader(data)
     if reader.take(len(MAGIC)) != MAGIC or reader.number(1, 255) != VERSION:
         raise unreadable("no message of this version")
