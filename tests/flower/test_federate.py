@@ -22,6 +22,9 @@ from fairfold.flower.keys import make_certificates, make_node_key
 from fairfold.flower.local import LocalFile
 from fairfold.flower.processes import Program, descendants, free_ports, stopping, wait_for_port
 from fairfold.runs.nodes import read_events, who_took_part
+from fairfold.runs.read import DATA
+from fairfold.settings import read_settings
+from fairfold.settings.files import read_toml
 from tests.flat import flat
 
 SMALL = flat(rounds=2, world={"users": 20, "items": 60, "interactions_per_user": 10})
@@ -92,6 +95,17 @@ def test_every_node_gets_a_file_of_its_own(tmp_path: Path) -> None:
     assert len(seen) == 20
     assert trial.server.items == 60
     assert trial.server.settings().plain() | {"data": None} == trial.settings.plain() | {"data": None}
+
+
+def test_which_data_it_was_is_written_down_whatever_is_left_open(tmp_path: Path) -> None:
+    """An audit replays it; TOML has no word for what settings leave open."""
+    path = tmp_path / "mine.csv"
+    path.write_text("user,item\n" + "".join(f"{user},{item}\n" for user in range(8) for item in range(user, user + 6)))
+    trial, data = trial_of(flat(rounds=2, data=str(path)), "1x,4x", tmp_path / "trial")
+    trial.prepare(data)
+    found = read_settings({"data": read_toml(trial.folder / DATA)})
+    assert found.plain()["data"] == trial.settings.plain()["data"]
+    assert None in found.plain()["data"].values()
 
 
 @pytest.mark.parametrize(("nodes", "complaint"), [("", "what each node can hold"), ("1x,many", "many"), ("0x", "0x")])

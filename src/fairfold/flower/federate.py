@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
 from fairfold.data import Dataset, Interactions
 from fairfold.errors import InvalidSettings, InvalidState
 from fairfold.files import make_folder, make_private, write_atomically
@@ -25,6 +23,7 @@ from fairfold.flower.server import ServerFolder
 from fairfold.runs.nodes import read_events, who_took_part
 from fairfold.runs.read import DATA, LOG, METRICS, RESULT, read_values
 from fairfold.settings import Settings
+from fairfold.settings.files import tables_to_toml
 from fairfold.settings.privacy import PrivatePrivacy, SecurePrivacy
 from fairfold.simulate.world import load_catalogued
 from fairfold.subspace import Capacity, assign_groups
@@ -61,7 +60,7 @@ class Trial:
             self.folder / "server", self.settings, HOST, port=self.port, items=data.num_items, rounds=options
         )
         make_folder(self.folder / "logs")
-        write_atomically(self.folder / DATA, tomli_w.dumps(self.settings.plain()["data"]).encode())
+        write_atomically(self.folder / DATA, tables_to_toml(self.settings.plain()["data"]).encode())
         groups = assign_groups(data.num_users, len(self.capacities))
         for number in range(len(self.capacities)):
             users = (groups == number).nonzero().flatten().tolist()

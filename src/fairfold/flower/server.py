@@ -146,12 +146,13 @@ class ServerFolder:
     def choose_privacy(self, devices: int) -> list[str]:
         """Decide what the server of a new run sees, where settings do not: what was chosen, and why."""
         from fairfold.flower.opening import with_privacy
+        from fairfold.settings.files import tables_to_toml
 
         if self.says_privacy():
             return []
         remove(self.folder / PRIVACY)
         chosen, words = with_privacy(self.settings(), devices, asked=False)
-        write_atomically(self.folder / PRIVACY, tomli_w.dumps(chosen.plain()["privacy"]).encode())
+        write_atomically(self.folder / PRIVACY, tables_to_toml(chosen.plain()["privacy"]).encode())
         return words
 
     def invite(self, valid: float) -> Token:

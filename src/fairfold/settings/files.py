@@ -72,6 +72,11 @@ def load_settings(path: Path | None, changes: Mapping[str, Any], recipe: str | N
 def to_toml(settings: Settings, without: Container[str] = ()) -> str:
     """The settings as a file from which :func:`load_settings` reads the same; without some tables, if told so."""
     tables = {name: table for name, table in settings.plain().items() if name not in without}
+    return tables_to_toml(tables)
+
+
+def tables_to_toml(tables: Mapping[str, Any]) -> str:
+    """Some of what settings say, as they read it: TOML has no word for None, so they have one."""
     return tomli_w.dumps(_without_none(tables))
 
 
