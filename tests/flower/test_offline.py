@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from fairfold.cli import app
 from fairfold.data import Interactions
 from fairfold.errors import InvalidMessage, InvalidState
-from fairfold.flower.offline import MODEL_FILE, given_model, keep_model, parsed, read_model
+from fairfold.flower.offline import MODEL_FILE, StoredModel, given_model, keep_model, parsed, read_model
 from fairfold.projections import CodedRows, PairList, Projection
 from fairfold.runs.device import DeviceModel, contents, read_device_model
 from fairfold.runs.nodes import read_events
@@ -225,6 +225,20 @@ def test_a_server_that_lies_about_sizes_makes_a_device_allocate_nothing(
     with pytest.raises(InvalidMessage, match=r"shorter than it says|sizes that are none"):
         keep_model(tmp_path, given_model(sealed), "1MB")
     assert not (tmp_path / MODEL_FILE).exists()
+
+
+@pytest.mark.parametrize(("many", "items", "listed"), [(0, 10, 0), (3, 10, 4 + 2 * 3 + 3 * 3), (3, 4, 4 + 4 + 3 * 3)])
+def test_not_a_byte_less_than_it_says(many: int, items: int, listed: int) -> None:
+    """Two rows of two factors and one column of a byte; a unit, the rarer items or their counts, others, values."""
+    told = {"projections": {"rows": {"kept": [2, 3], "bits": 8}, "pairs": {"kept": [many, 3], "items": items}}}
+
+    def model(rows: int, pairs: int) -> StoredModel:
+        return StoredModel({"rows": numpy.zeros(rows, numpy.uint8), "pairs": numpy.zeros(pairs, numpy.uint8)}, told)
+
+    model(6, listed).require_agreeing()
+    for rows, pairs in [(5, listed), (6, listed - 1)] if listed else [(5, 0)]:
+        with pytest.raises(ValueError, match="shorter than it says"):
+            model(rows, pairs).require_agreeing()
 
 
 def test_commands_serve_a_federations_run(fleet: tuple[Nodes, Path], tmp_path: Path) -> None:

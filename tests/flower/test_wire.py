@@ -202,10 +202,10 @@ def test_no_spoiled_message_takes_more_than_twice_what_was_agreed() -> None:
     assert "at most twice what was agreed" in done.stdout
 
 
-def trained(items: int = 40) -> tuple[Order, LocalData]:
+def trained(items: int = 40, support: int = 1) -> tuple[Order, LocalData]:
     """An order of a model of pairs that was made of twelve users."""
     settings = Settings(
-        algorithm={"kind": "correlations", "support": 1, "choose": False}, fleet={"capacities": "1x-4x"},
+        algorithm={"kind": "correlations", "support": support, "choose": False}, fleet={"capacities": "1x-4x"},
         run={"rounds": 1},
     )  # fmt: skip
     raw = tiny_data(1, 12, items)
@@ -234,6 +234,22 @@ def test_a_catalogue_far_beyond_the_model_costs_a_device_nothing(block: int, mon
     monkeypatch.setattr(type(order.settings.algorithm), "block_scores", counted)
     assert DeviceWork(replace(order, items=2**31), data, DeviceState(run=5), 1).quality() == whole
     assert 0 < looked_at < 1_000
+
+
+@pytest.mark.parametrize("support", [1, 6, 7])
+def test_looking_at_all_items_finds_nothing_better(support: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of few items fills the first places with others, in their order."""
+    order, data = trained(support=support)
+
+    def first() -> torch.Tensor:
+        work = DeviceWork(order, data, DeviceState(run=5), 1)
+        vectors = work.plan.algorithm.own_vectors(work.plan, work.sent, work.people, work.users)
+        return work._best(vectors, work.users, 20)
+
+    some = first()
+    assert (order.sent.projections["rows"].shape[0] < 20) == (support > 1)
+    monkeypatch.setattr(type(order.settings.algorithm), "candidates", lambda *_: 40)
+    assert torch.equal(first(), some)
 
 
 def test_items_without_a_score_come_in_their_order_in_whatever_blocks() -> None:
