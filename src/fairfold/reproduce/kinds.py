@@ -294,7 +294,7 @@ class _FedRec(_Made):
 
     def run_after(self, values: Values, seed: int, folder: Path, tell: Tell, tried: dict[str, Outcome]) -> Outcome:  # noqa: ARG002
         started = time.monotonic()
-        found = {name: outcome.last or 0.0 for name, outcome in tried.items()}
+        found = {name: (outcome.best_round or 0.0, outcome.best or 0.0) for name, outcome in tried.items()}
         facts, by_user = measured_fedrec(self.settings(values), seed, found, tell)
         seconds = time.monotonic() - started
         facts["measures"]["seconds"] = seconds
@@ -307,10 +307,11 @@ class _FedRecTrial(_FedRec):
     def trials(self, values: Values) -> dict[str, tuple[str, Values]]:  # noqa: ARG002
         return {}
 
-    def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:  # noqa: ARG002
+    def run_after(self, values: Values, seed: int, folder: Path, tell: Tell, tried: dict[str, Outcome]) -> Outcome:  # noqa: ARG002
         started = time.monotonic()
         found = tried_fedrec(self.settings(values), tell)
-        return Outcome.of_value(found, 0.0, seconds=time.monotonic() - started, facts={"metric": "NDCG@10, held out"})
+        facts = {"metric": "NDCG@10, held out"}
+        return Outcome.of_curve(found, "NDCG@10", seconds=time.monotonic() - started, facts=facts)
 
 
 KINDS: dict[str, Kind] = {
