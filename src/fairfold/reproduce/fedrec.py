@@ -158,7 +158,7 @@ def _trained(
     """A scorer, and what it costs a device; ``after`` every round it can be asked for another."""
     if given.method in CENTRAL - {"ncf"}:
         return Popularity(data.train) if given.method == "popularity" else _counter(given, data, rounds, seed), {}
-    settings = _settings(given, chosen, seed, rounds, data.num_users)
+    settings = settings_of(given, chosen, seed, rounds, data.num_users)
     world = World.of(settings, data)
     if given.outside == "all ratings":
         world.people.outside = _joined(data.train, data.test)
@@ -184,7 +184,8 @@ def _trained(
     return _by_size(world, state), {} if settings.algorithm.pooled else cost
 
 
-def _settings(given: FedRecSettings, chosen: dict[str, float], seed: int, rounds: int, users: int) -> Settings:
+def settings_of(given: FedRecSettings, chosen: dict[str, float], seed: int, rounds: int, users: int) -> Settings:
+    """Of the run of a cell."""
     data = {"data": {"kind": "interactions", "name": given.data}, "run": {"seed": seed}}
     if given.method == "ours":
         return read_settings(merged(data, {"fleet": {"capacities": given.capacities, "clients_per_round": None}}))

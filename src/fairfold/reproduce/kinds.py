@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import count
 from json import dumps, loads
 from pathlib import Path
 from statistics import mean
@@ -24,6 +25,7 @@ from fairfold.reproduce.fedrec import measured as measured_fedrec
 from fairfold.reproduce.fedrec import tried as tried_fedrec
 from fairfold.reproduce.memory import MemorySettings, Tell, measured
 from fairfold.reproduce.newest import newest_left_out
+from fairfold.reproduce.overheard import AUC, OverheardSettings, overheard
 from fairfold.reproduce.paired import packed
 from fairfold.reproduce.records import Outcome
 from fairfold.settings import Settings, merged, read_settings
@@ -314,6 +316,22 @@ class _FedRecTrial(_FedRec):
         return Outcome.of_curve(found, "NDCG@10", seconds=time.monotonic() - started, facts=facts)
 
 
+class _Overheard(_FedRec):
+    """One answer of such a recommender, attacked."""
+
+    def trials(self, values: Values) -> dict[str, tuple[str, Values]]:  # noqa: ARG002
+        return {}
+
+    def work(self, values: Values) -> float:
+        return float(self.settings(values).rounds + 1)
+
+    def run_after(self, values: Values, seed: int, folder: Path, tell: Tell, tried: dict[str, Outcome]) -> Outcome:  # noqa: ARG002
+        given, started, done = self.settings(values), time.monotonic(), count(1)
+        facts, by_user = overheard(given, seed, lambda: tell(min(next(done), given.targets), given.targets))
+        facts["measures"]["seconds"] = seconds = time.monotonic() - started
+        return Outcome.of_value(facts["measures"][AUC], 0.0, seconds=seconds, facts=facts, by_user=by_user)
+
+
 KINDS: dict[str, Kind] = {
     "federated": _Federated(),
     "references": _References(),
@@ -321,4 +339,5 @@ KINDS: dict[str, Kind] = {
     "memory": _Memory("memory", MemorySettings),
     "fedrec": _FedRec("fedrec", FedRecSettings),
     "fedrec-trial": _FedRecTrial("fedrec-trial", FedRecSettings),
+    "fedrec-audit": _Overheard("fedrec-audit", OverheardSettings),
 }
