@@ -255,6 +255,12 @@ def test_settings_are_those_of_the_best_trial_however_negatives_are_drawn(monkey
     assert fedrec.trials_of(values | {"search_rounds": 0}) == {}
 
 
+def test_a_trial_that_diverges_is_the_worst_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedrec, "newest_left_out", lambda _name: small())
+    given = fedrec.FedRecSettings("fedncf", rounds=4, check_every=1, factors=4, trial={"server_step": 1e38})
+    assert fedrec.tried(given, lambda _done, _of: None) == [(4.0, 0.0)]
+
+
 def test_references_are_chosen_by_the_same_items_as_rivals(monkeypatch: pytest.MonkeyPatch) -> None:
     """The best of the values is the one that finds the items before the newest."""
     data = small()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fairfold.backends.batched import batched
 from fairfold.data.interactions import Dataset, Interactions
-from fairfold.errors import InvalidSettings
+from fairfold.errors import InvalidSettings, InvalidVector
 from fairfold.metrics.one_left_out import OneLeftOut, rank_one_left_out
 from fairfold.metrics.ranking import Scorer
 from fairfold.metrics.reference_rows import STRONG
@@ -88,7 +88,10 @@ def tried(given: FedRecSettings, tell: Tell) -> list[tuple[float, float]]:
         if done % given.check_every == 0 or done == given.rounds:
             found.append((float(done), float(rank_one_left_out(scorer(), data.train, held, 0).gains()[1].mean())))
 
-    _trained(given, held_back, given.trial, SEARCH_SEED, given.rounds, after)
+    try:
+        _trained(given, held_back, given.trial, SEARCH_SEED, given.rounds, after)
+    except InvalidVector:  # these steps diverge: a finding like any other, and the worst
+        return [(float(given.rounds), 0.0)]
     return found
 
 
