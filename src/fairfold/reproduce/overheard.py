@@ -76,4 +76,4 @@ def _devices(settings: Settings, data: Dataset, given: OverheardSettings) -> Dev
 
 def _error(values: list[float]) -> float:
     known = torch.tensor([value for value in values if value == value], dtype=torch.float64)
-    return float(known.std(unbiased=False)) / max(len(known), 1) ** 0.5
+    return float(known.std(unbiased=False) / max(len(known), 1) ** 0.5)
