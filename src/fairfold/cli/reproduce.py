@@ -69,9 +69,7 @@ def reproduce(
     ] = None,
     check: Annotated[
         int,
-        typer.Option(
-            min=0, help="Run so many kept cells again, in the order of their names' SHA-256, and compare."
-        ),
+        typer.Option(min=0, help="Run so many kept cells again, in the order of their names' SHA-256, and compare."),
     ] = 0,
     longest: Annotated[
         float, typer.Option(help="With --check: of the cells that took at most so many seconds when they were run.")
