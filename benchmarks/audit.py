@@ -28,6 +28,9 @@ BARE = {"algorithm.crowd": 0}
 Row = tuple[str, str, str, int, dict[str, Any]]
 """Data, algorithm, capacities, devices of a sum (1: an answer, 0: the run's own), and changes."""
 
+HEADINGS = ("data", "algorithm", "capacities", "changes", "seen", "attack", "devices", "value", "low", "high", "users",
+            "note", "seconds")  # fmt: skip
+
 COHORTS = (5, 20, 100)
 ROWS: list[Row] = [
     *[(data, "correlations", "1x", 0, PRIVATE) for data in ("ml-100k", "ml-1m")],
@@ -88,7 +91,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="Rows in which this word stands.")
     chosen = parser.parse_args()
     out = csv.writer(sys.stdout)
-    out.writerow("data algorithm capacities changes seen attack devices value low high users note seconds".split())
+    out.writerow(HEADINGS)
     jobs = [(row, chosen.users) for row in ROWS if chosen.only in str(row)]
     with multiprocessing.get_context("spawn").Pool(chosen.jobs, maxtasksperchild=1) as pool:
         for lines in pool.imap_unordered(attacked, jobs):
