@@ -47,7 +47,7 @@ class Progress:
     Attributes:
         state: The server's.
         private: The users' own vectors.
-        history: Of the rounds done.
+        history: Reports of the rounds done.
         rejections: Answers that were refused.
         good: The first two as they were when quality was best; None where they are too large for a copy.
         gather: Brings the users' own vectors here, where other processes have some of them.
@@ -105,7 +105,7 @@ def simulate(
     """Run a federation from its settings.
 
     Args:
-        settings: Of the run; those of the best recipe if not given.
+        settings: Settings of the run; those of the best recipe if not given.
         watch: Told of every round as it ends, after all callbacks, with where the run stands.
         data: Used instead of loading ``settings.data``; its items are numbered anew under ``popularity="counts"``,
             as the result's ``counted`` says, unless they have been.
