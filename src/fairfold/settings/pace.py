@@ -40,9 +40,9 @@ class PaceSettings(Frozen):
         """See the base class."""
         return " where rounds wait for all: it needs fleet.pace.answers or fleet.pace.seconds"
 
-    def late(self, behind: int) -> str | None:
-        """Why an answer that is so many steps behind is refused, or None."""
-        if self.waits or behind <= self.staleness:
+    def late(self, behind: int, *, ages: bool) -> str | None:
+        """Why an answer that is so many steps behind is refused, or None: where it ages, by a bound."""
+        if not ages or self.waits or behind <= self.staleness:
             return None
         return f"too stale: more than {self.staleness} steps behind"
 
