@@ -19,7 +19,7 @@ from fairfold.protocol.words import Sent
 from fairfold.settings.privacy import USUAL_COHORT
 from fairfold.values import Weights
 
-CROWD = 15
+CROWD = 10
 """Users of a secure sum that are expected to have an item, for it to be spoken of (docs/privacy.md)."""
 
 

@@ -11,7 +11,7 @@ from fairfold.cli.choose import ItemColumn, MinRating, RatingColumn, Separator, 
 from fairfold.cli.console import Terminal
 
 if TYPE_CHECKING:
-    from fairfold.data.prepare import Prepared
+    from fairfold.data.preparing import Prepared
 
 data = typer.Typer(help="Bring data in, see what is there.", no_args_is_help=True)
 
@@ -42,7 +42,7 @@ def prepare_command(
     cache: Cache = None,
 ) -> None:
     """Read a data set, choose, number and split it, and keep it in the cache."""
-    from fairfold.data.prepare import prepare
+    from fairfold.data.preparing import prepare
 
     prepared = prepare(
         source, cache=cache, stages=stages, refresh=refresh, top_users=top_users, core=core, ratings=ratings,

@@ -93,10 +93,10 @@ class LocalImages:
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A CSV or SQLite file with one interaction a row.
+    """A CSV or SQLite file with one interaction per row.
 
     Attributes:
-        path: Of the file.
+        path: The file.
         item: Column of the item: its number in the catalogue, or its name in ``catalogue``.
         user: Column of the user; a file without it is one person's.
         rating: Column of the rating, for models that predict ratings.
@@ -104,7 +104,7 @@ class LocalFile:
         test: File of the same form with what is to be guessed.
         holdout: Share of the rows kept back to be guessed, where there is no such file. Which ones depends on user and
             item alone, so that what was kept back once is never trained on.
-        table: Of a SQLite file; its only one if not given.
+        table: Table of a SQLite file; its only one if not given.
     """
 
     path: str | Path

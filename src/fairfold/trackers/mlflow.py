@@ -15,10 +15,10 @@ class MLflow(Tracker):
     """Logs to an MLflow run: the one that is active, which stays open, or else a new one.
 
     Args:
-        experiment: Its name; made where there is none.
-        uri: Of the tracking server or database; MLflow's own choice if not given (``MLFLOW_TRACKING_URI``).
-        name: Of a new run.
-        kept: A file that keeps the run's id, for a run that is gone on with.
+        experiment: Name of the experiment; it is made where there is none.
+        uri: Address of the tracking server or database; MLflow's own choice if not given (``MLFLOW_TRACKING_URI``).
+        name: Name of a new run.
+        kept: A file that keeps the run's id, so that a resumed run stays one run.
     """
 
     TITLE, MODULE, EXTRA = "MLflow", "mlflow", "mlflow"
