@@ -56,7 +56,8 @@ def overheard(
         found = attack_words(devices, reader, users, source, advance)
     else:
         found = attack_sums(devices, reader, given.cohort, given.targets, source, advance)
-    each = {AUC: [one.auc for one in found if one.inside], FOUND: [one.precision for one in found if one.inside]}
+    known = [one for one in found if one.inside and one.auc == one.auc]  # NaN: none of the items has an equal
+    each = {AUC: [one.auc for one in known], FOUND: [one.precision for one in known]}
     figures = {name: Figure.of(values) for name, values in each.items()}
     facts = {
         "measures": {name: figure.value for name, figure in figures.items()},
@@ -75,5 +76,4 @@ def _devices(settings: Settings, data: Dataset, given: OverheardSettings) -> Dev
 
 
 def _error(values: list[float]) -> float:
-    known = torch.tensor([value for value in values if value == value], dtype=torch.float64)
-    return float(known.std(unbiased=False) / max(len(known), 1) ** 0.5)
+    return float(torch.tensor(values, dtype=torch.float64).std(unbiased=False) / max(len(values), 1) ** 0.5)
