@@ -52,7 +52,7 @@ REFERENCES = ("EASE", "iALS", "item-kNN")
 
 
 class AllPairs(Correlations):
-    """Devices of all sizes say all of their pairs; a model that differs from another in having fewer columns is that."""
+    """Devices of all sizes say all of their pairs; a model with fewer columns than another like it is that one."""
 
     def spoken(self, plan: Plan, size: int) -> LeadingBlock:  # noqa: ARG002
         """All of them."""
