@@ -88,6 +88,7 @@ class Correlations(ByRows):
     }
 
     follows: ClassVar[bool] = True
+    ages: ClassVar[bool] = False
     grids: ClassVar = {SUM: UNIT, QUALITY: UNIT}
     prefixes: ClassVar = frozenset({SUM})
     releases: ClassVar = noisy.releases(SUM)

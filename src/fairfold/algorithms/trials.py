@@ -202,8 +202,10 @@ class Trials:
         for name, mine, tried, one in zip(names, held, self.shapes, shapes, strict=True):
             rows, lists = mine[ROWS].facts(), {LISTED: "pairs", NEAR: "neighbours"}
             beside = [(mine[of].facts()["kept"][0], word) for of, word in lists.items() if of in mine]
-            what = f"{rows['kept'][0]:,} of {mine[ROWS].shape[0]:,} rows, {rows['kept'][1] - FACTORS} columns of "
-            what += f"{rows['bits']} bits" + "".join(f", {many:,} {word}" for many, word in beside if many)
+            many, wide = rows["kept"][0], rows["kept"][1] - FACTORS
+            what = f"{many:,} of {mine[ROWS].shape[0]:,} rows, "
+            what += f"{wide} columns of {rows['bits']} bits" if wide else "no columns"
+            what += "".join(f", {many:,} {word}" for many, word in beside if many)
             told.append(f"{name}: {what}, {one.words(len(tried))}.")
         return told
 

@@ -4,8 +4,9 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -123,7 +124,22 @@ def status(folder: Folder = DEFAULT, as_json: Json = False) -> None:
     table.add_row("can hold", told["capacity"])
     table.add_row("data", told["data"])
     table.add_row("answers", f"{told.get('answers', 0)}, and {told.get('failures', 0)} failures")
+    for what, how in _privacy(told["privacy"]):
+        table.add_row(what, how)
     if last := told.get("last"):
         peak = f", peak memory {human_bytes(last['peak'])}" if last.get("peak") else ""
         table.add_row("last work", f"{human_seconds(last.get('seconds') or 0.0)}{peak}")
     Terminal().print(table)
+
+
+def _privacy(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What this device lets out, and what that has cost; nothing is spent where sums have no noise."""
+    asks = {"plain": "nothing: it answers whatever it is asked", "secure": "sums under masks", "private": "noisy sums"}
+    few = f", of {told['smallest cohort']:,} devices or more" if "smallest cohort" in told else ""
+    yield "privacy it asks for", asks[told["level"]] + (few if told["level"] != "plain" else "")
+    if "problem" in told:
+        yield "ε spent", f"not known: {told['problem']}"
+    elif told["sums"] or told["level"] == "private":
+        left = "" if told["spent"] < told["epsilon"] * 0.999 else "; it takes no further part in noisy sums"
+        allowed = f"{told['spent']:.3f} of {told['epsilon']:g} (δ = {told['delta']:g})"
+        yield "ε spent", f"{allowed}, in {told['sums']} sums{left}"

@@ -73,6 +73,13 @@ def reproduce(
             help="Also write the tables in the Markdown pages of this folder again, and name figures without a record."
         ),
     ] = None,
+    check: Annotated[
+        int,
+        typer.Option(min=0, help="Run so many kept cells again, in the order of their names' SHA-256, and compare."),
+    ] = 0,
+    longest: Annotated[
+        float, typer.Option(help="With --check: of the cells that took at most so many seconds when they were run.")
+    ] = float("inf"),
     list_them: Annotated[bool, typer.Option("--list", help="Show the experiments and what they hold.")] = False,
 ) -> None:
     """Run a table of the paper again, and show its figures beside ours, with the spread over seeds.
@@ -109,6 +116,9 @@ def reproduce(
         return
     title = experiments[0].folder if len(experiments) == 1 else f"{name}-quick" if quick else name
     display = Display(console, title)
+    if check:
+        _check(console, experiments, out, check, longest, jobs, display)
+        return
     try:
         outcomes = execute_all(experiments, out, jobs, display, run=not show, only=only or (), again=again)
     except KeyboardInterrupt:
@@ -126,6 +136,33 @@ def reproduce(
     missing = [entry for results in finished for grid in results.grids for entry in grid.entries]
     if missing and all(entry.state == "no data" for entry in missing):
         raise InvalidData(missing[0].reason.split("; needed")[0], "data for at least one cell", missing[0].reason)
+
+
+def _check(
+    console: Terminal,
+    experiments: list[Experiment],
+    out: Path,
+    many: int,
+    longest: float,
+    jobs: int | None,
+    display: Display,
+) -> None:
+    from fairfold.reproduce.check import check
+
+    try:
+        found = check(experiments, out, many, longest, jobs, display)
+    finally:
+        display.close()
+    table = Table("cell", "kept", "now", "seeds apart", "")
+    for one in found:
+        word = "same" if one.same else "agrees" if one.agrees else "DIFFERS"
+        figures = f"{one.kept:.4f}", f"{one.now:.4f}", f"{one.range:.4f}"
+        table.add_row(escape(f"{one.cell.experiment} {one.cell.label}"), *figures, word)
+    console.print(table)
+    agree, same = sum(one.agrees for one in found), sum(one.same for one in found)
+    console.say(f"{agree} of {len(found)} agree: {same} to four digits, the others within what seeds are apart.")
+    if agree < len(found):
+        raise typer.Exit(1)
 
 
 def _write(console: Terminal, experiment: Experiment, outcomes: dict[Cell, Outcome], out: Path) -> Results:

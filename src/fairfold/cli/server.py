@@ -164,8 +164,8 @@ def status(folder: Folder, as_json: Json = False) -> None:
 
 def _say_privacy(console: Terminal, settings: "Settings | None") -> None:
     """What the server sees of its devices; or, where nobody has said, how that is decided."""
+    from fairfold.privacy.ledger import USUAL_COHORT
     from fairfold.protocol.noising import privacy_facts, privacy_words
-    from fairfold.settings.privacy import USUAL_COHORT
 
     if settings is None:
         console.say(
@@ -190,6 +190,7 @@ def _table(told: dict[str, Any]) -> Any:
             states[node["state"]] = states.get(node["state"], 0) + 1
         table.add_row("devices", ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "none")
         table.add_row("invitations", ", ".join(f"{count} {state}" for state, count in told["invites"].items()))
+    table.add_row("privacy", " ".join(told["privacy"]))
     run = told["run"]
     quality = f", {run['metric']} {run['quality']:.4f}" if run.get("quality") is not None else ""
     ended = "ended" if run["result"] else "not ended"

@@ -24,7 +24,7 @@ from fairfold.errors import InvalidSettings, InvalidState
 from fairfold.flower.client import name_of
 from fairfold.flower.protocol import KEYS, REVEAL, SHARES, SIGN, WINDOW
 from fairfold.flower.secure_wire import has_secure, pack_masked, pack_secure, secure_in
-from fairfold.privacy.ledger import USUAL_DELTA, USUAL_EPSILON, Entry, Ledger
+from fairfold.privacy.ledger import LEDGER, USUAL_COHORT, USUAL_DELTA, USUAL_EPSILON, Entry, Ledger
 from fairfold.secure.device import Device as Machine
 from fairfold.secure.folder import SecureFolder
 from fairfold.secure.keys import refuse
@@ -41,7 +41,6 @@ log = logging.getLogger("fairfold.flower")
 Say = Callable[[Callable[[int], "Encoding"], "Heard", int], RecordDict]
 """From an encoding by the number of devices, what is said, and a size, to an answer under masks."""
 
-USUAL_COHORT = 100
 LEVELS = ("plain", "secure", "private")
 SURVEY_PURPOSE = "survey"
 
@@ -79,7 +78,7 @@ def ledger(device: Device, context: Context) -> Ledger:
                 f"{key}={given!r}", f"a number above 0 and below {most:g}", "Correct it in --node-config."
             )
         found[key] = float(given)
-    return Ledger(device.folder(context) / "ledger", found["epsilon"], found["delta"], smallest_cohort(context))
+    return Ledger(device.folder(context) / LEDGER, found["epsilon"], found["delta"], smallest_cohort(context))
 
 
 def entry_of(session: Session, devices: int) -> Entry:

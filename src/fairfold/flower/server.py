@@ -143,6 +143,21 @@ class ServerFolder:
 
         return "privacy" in read_toml(self.folder / SETTINGS)
 
+    def privacy_words(self) -> list[str]:
+        """What the server of its run sees, and what that costs a user; or who is to decide that."""
+        from fairfold.protocol.noising import privacy_facts, privacy_words
+        from fairfold.settings.privacy import PrivatePrivacy
+
+        if not self.says_privacy() and not (self.folder / PRIVACY).exists():
+            return ["Decided when a run begins, by how many devices are there."]
+        settings = self.settings()
+        words = privacy_words(privacy_facts(settings))
+        if not isinstance(settings.privacy, PrivatePrivacy):
+            return words
+        ended = (self.run / "result.json").exists()
+        spent = "Spent" if ended else "Being spent" if self.run.exists() else "Nothing of it is spent yet"
+        return [*words, f"{spent}; every device keeps an account of its own (fairfold node status)."]
+
     def choose_privacy(self, devices: int) -> list[str]:
         """Decide what the server of a new run sees, where settings do not: what was chosen, and why."""
         from fairfold.flower.opening import with_privacy
@@ -242,6 +257,7 @@ class ServerFolder:
         with contextlib.suppress(OSError, ValueError, KeyError):
             result = json.loads((self.run / "result.json").read_text())
             found["run"] |= {key: result[key] for key in ("metric", "quality") if key in result}
+        found["privacy"] = self.privacy_words()
         try:
             return found | self.ask("nodes") | self.ask("runs")
         except InvalidState as error:

@@ -267,7 +267,7 @@ class FairStrategy(Strategy):
             totals.add(sent, answer)
         for node in opened.survived():
             self._used(node, opened.orders[self._key(node)])
-        if not opened.used and opened.secure is None:  # it does not count; a sum that is lost does: none is tried twice
+        if not opened.used:  # nobody answered, or a secure sum is lost: it does not count
             if self._record is not None:
                 self._record.note_round(number, opened)
             return None, None

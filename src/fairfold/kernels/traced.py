@@ -92,10 +92,12 @@ def _add_span(values: Tensor, layout: list[int], start: int, count: int) -> Tens
     return sums.to(values.dtype)
 
 
-rows_of = custom_op("fairfold::rows", _rows, mutates_args=())
-add_rows = custom_op("fairfold::add_rows", _add_rows, mutates_args=())
-span_of = custom_op("fairfold::span", _span, mutates_args=())
-add_span = custom_op("fairfold::add_span", _add_span, mutates_args=())
+_BY_ROWS = "(Tensor memory, Tensor rows, SymInt[] layout, SymInt row_size) -> Tensor"
+_BY_SPAN = "(Tensor memory, SymInt[] layout, SymInt start, SymInt count) -> Tensor"
+rows_of = custom_op("fairfold::rows", _rows, mutates_args=(), schema=_BY_ROWS)
+add_rows = custom_op("fairfold::add_rows", _add_rows, mutates_args=(), schema=_BY_ROWS.replace("memory", "values"))
+span_of = custom_op("fairfold::span", _span, mutates_args=(), schema=_BY_SPAN)
+add_span = custom_op("fairfold::add_span", _add_span, mutates_args=(), schema=_BY_SPAN.replace("memory", "values"))
 
 
 @rows_of.register_fake

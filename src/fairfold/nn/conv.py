@@ -103,7 +103,7 @@ class FairConv2d(FairLayer):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: torch 2.4 cannot compile what reads them
 class _Convolution(Geometry):
     stride: tuple[int, int]
     padding: tuple[int, int]

@@ -19,7 +19,8 @@ class PaceSettings(Frozen):
     Attributes:
         answers: A step is taken as soon as this many answers that count have come; None waits for all.
         seconds: A step is taken after this many seconds, if an answer has come by then; None waits without a limit.
-        staleness: An answer is refused if more than this many steps were taken since it was asked for.
+        staleness: An answer is refused if more than this many steps were taken since it was asked for. Not of
+            ``correlations``: what a device says there does not depend on the model that it was sent.
     """
 
     answers: int | None = Field(None, ge=1, lt=2**31)
@@ -39,9 +40,9 @@ class PaceSettings(Frozen):
         """See the base class."""
         return " where rounds wait for all: it needs fleet.pace.answers or fleet.pace.seconds"
 
-    def late(self, behind: int) -> str | None:
-        """Why an answer that is so many steps behind is refused, or None."""
-        if self.waits or behind <= self.staleness:
+    def late(self, behind: int, *, ages: bool) -> str | None:
+        """Why an answer that is so many steps behind is refused, or None: where it ages, by a bound."""
+        if not ages or self.waits or behind <= self.staleness:
             return None
         return f"too stale: more than {self.staleness} steps behind"
 

@@ -286,7 +286,7 @@ def _result(world: World, judge: Judge, progress: Progress) -> Result:
         world.data.counted if isinstance(world.data, Dataset) else None,
         [
             *plan.algorithm.told(plan, progress.state), *_capped(plan, assignments),
-            *words_of(progress.state.moments, plan.settings.fleet.pace), *_left_out(world, progress.state),
+            *words_of(progress.state.moments, plan.settings), *_left_out(world, progress.state),
             *_hidden(world),
         ],
         privacy_facts(plan.settings), judge.differences(progress.state, assignments), judge.by_user,
