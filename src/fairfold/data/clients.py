@@ -84,7 +84,9 @@ def by_label(labels: Tensor, num_clients: int, concentration: float, seed: int =
     """
     if num_clients < 1 or not concentration > 0:
         given = f"{num_clients} clients with concentration {concentration}"
-        raise InvalidData(given, "at least one client and a concentration above 0", "Change them.")
+        raise InvalidData(
+            given, "at least one client and a concentration above 0", "Change num_clients or concentration."
+        )
     known = labels.numpy()
     owners = numpy.empty(len(known), dtype=numpy.int64)
     for label in range(int(known.max()) + 1 if len(known) else 0):

@@ -148,11 +148,11 @@ class LocalFile:
             found = self._database(path, ratings) if is_database else self._text(path, ratings)
             for user, item, rating in found:
                 if item is None or str(item).strip() == "":
-                    raise InvalidData(f"{path}: a row without an item", "an item in every row", "Mend the file.")
+                    raise InvalidData(f"{path}: a row without an item", "an item in every row", "Correct the file.")
                 try:
                     number = None if rating is None else float(rating)
                 except ValueError:
-                    raise InvalidData(f"{path}: rating {rating!r}", "a number", "Mend the file.") from None
+                    raise InvalidData(f"{path}: rating {rating!r}", "a number", "Correct the file.") from None
                 yield str(user), str(item).strip(), number
         except (OSError, UnicodeDecodeError, csv.Error, sqlite3.Error) as error:
             raise InvalidData(f"{path}: {error}", "a CSV or SQLite file", "Check the file.") from None

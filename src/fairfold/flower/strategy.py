@@ -80,7 +80,7 @@ class FairStrategy(Strategy):
         picture: tuple[int, int, int] | None = None,
     ) -> None:
         if resume and folder is None:
-            raise InvalidSettings("resume without a folder", "the folder of the run", "Name it.")
+            raise InvalidSettings("resume without a folder", "the folder of the run", "Give folder=...")
         self.settings = on_devices(Settings() if settings is None else settings, num_items)
         opening.refuse_unserved(self.settings)
         self.num_items, self.picture = num_items, picture

@@ -95,7 +95,7 @@ def _found(name: str) -> type[Recommender]:
         kind = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         needed = "'package.module:Class', which Python can import"
-        raise InvalidSettings(f"model={name!r}: {error}", needed, "Install it, or mend the name.") from None
+        raise InvalidSettings(f"model={name!r}: {error}", needed, "Install it, or correct the name.") from None
     if not (isinstance(kind, type) and issubclass(kind, Recommender)):
         raise InvalidSettings(f"model={name!r}", "a subclass of fairfold.models.Recommender", "Derive it from that.")
     return kind

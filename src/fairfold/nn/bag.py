@@ -131,7 +131,9 @@ class FairEmbeddingBag(FairTable):
             )
         if weights.shape != ids.shape:
             raise InvalidVector(
-                f"per_sample_weights of shape {tuple(weights.shape)}", f"shape {tuple(ids.shape)}", "One weight an id."
+                f"per_sample_weights of shape {tuple(weights.shape)}",
+                f"shape {tuple(ids.shape)}",
+                "Give one weight per id.",
             )
         check_same_device("per_sample_weights", weights, self.memory)
         if weights.dtype != self.memory.dtype:

@@ -64,7 +64,9 @@ class FairConv2d(FairLayer):
                 "Use groups=1 for an ordinary convolution.",
             )
         if padding_mode not in PADDING_MODES:
-            raise InvalidSettings(f"padding_mode={padding_mode!r}", f"one of {', '.join(PADDING_MODES)}", "Check it.")
+            raise InvalidSettings(
+                f"padding_mode={padding_mode!r}", f"one of {', '.join(PADDING_MODES)}", "Check the spelling."
+            )
         kernel = _pair("kernel_size", kernel_size)
         super().__init__((self_out, self_in // groups, *kernel), bias, device, dtype, placement)
         self.in_channels, self.out_channels, self.kernel_size = self_in, self_out, kernel

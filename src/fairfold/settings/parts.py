@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
+from fairfold.errors import nearest
 from fairfold.protocol.plugins import registered
 from fairfold.settings.base import Frozen
 from fairfold.settings.pace import ClockSettings, PaceSettings
@@ -161,7 +162,8 @@ class ModelSettings(Frozen):
         if name == "mf-ratings":
             raise ValueError("it is now algorithm.kind='ratings' (--recipe ratings)")
         if name not in known and not OWN_MODEL.fullmatch(name):
-            raise ValueError(f"not one of {', '.join(map(repr, known))}, and not 'package.module:Class'")
+            near = nearest(name, known)
+            raise ValueError(f"not one of {', '.join(map(repr, known))}, and not 'package.module:Class'{near}")
         return name
 
     def idle(self, key: str) -> bool:

@@ -4,10 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from fairfold.privacy.ledger import USUAL_COHORT
 from fairfold.settings.base import Frozen
-
-USUAL_COHORT = 100
-"""Devices in a sum: of fewer, what single users have can be read from exact sums (docs/privacy.md)."""
 
 
 class PlainPrivacy(Frozen):

@@ -315,8 +315,8 @@ def _capped(plan: Plan, assignments: list[Assignment]) -> list[str]:
             share = plan.method.used(tensors, held.projections, capacity)
             shares += [f"{capacity} {share:.0%}"] if share < MUCH else []
     few = f"fewer than {support}" if not plan.settings.privacy.sums_alone else "too few"  # of a sum: told beside it
-    why = f"items that {few} users have own no row, and what is not needed is not held"
-    return [f"Capped by support: of what they may, devices hold {', '.join(shares)}; {why}."] if shares else []
+    why = f"items that {few} users have own no row, and nothing else needs the room"
+    return [f"Capped by support: devices hold less than they may ({', '.join(shares)}): {why}."] if shares else []
 
 
 def _left_out(world: World, state: State) -> list[str]:

@@ -133,7 +133,7 @@ def assign_groups(
     """
     if groups < 1 or num_devices < groups:
         given = f"{groups} capacities for {num_devices} devices"
-        raise InvalidCapacity(given, "at least one device a capacity", "Name fewer capacities.")
+        raise InvalidCapacity(given, "at least one device per capacity", "Name fewer capacities.")
     group = torch.arange(num_devices) * groups // num_devices
     if shares is not None:
         ends = torch.tensor(shares, dtype=torch.float64).cumsum(0)

@@ -54,7 +54,9 @@ class MLflow(Tracker):
                 self._client.log_batch(self._run, params=parameters[first : first + PARAMETERS_AT_ONCE])
         except mlflow.MlflowException as error:
             remedy = "Check MLFLOW_TRACKING_URI, or name a database: MLflow(uri='sqlite:///mlflow.db')."
-            raise InvalidSettings(f"MLflow at {mlflow.get_tracking_uri()}: {error}", "a run there", remedy) from error
+            raise InvalidSettings(
+                f"MLflow at {mlflow.get_tracking_uri()}: {error}", "a run that can be opened there", remedy
+            ) from error
         return self._run
 
     def _new(self) -> str:
