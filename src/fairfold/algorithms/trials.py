@@ -98,7 +98,7 @@ class Verdict:
         if not self.users:
             return "the default, as nobody holds anything back"
         if not self.chosen:
-            return f"the default: {self.users:,} users find no other of {candidates} surely better"
+            return f"the default ({self.users:,} users find no other of {candidates} surely better)"
         by = f"{self.better:+.4f} ± {self.error:.4f} NDCG on what {self.users:,} users hold back"
         return f"the best of {candidates} ({by})"
 

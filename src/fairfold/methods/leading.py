@@ -94,7 +94,7 @@ class Leading(Method):
 
     Attributes:
         method: Its name.
-        reference_factors: 1x is the bytes of a table of so many single-precision numbers for every item.
+        reference_factors: 1x is the bytes of a table of this many single-precision numbers for every item.
     """
 
     ordered: ClassVar[bool] = True
