@@ -31,7 +31,7 @@ def gaps(grid: Grid) -> Iterator[tuple[str, dict[tuple[str, str], Difference]]]:
             other = _other(grid, known, name, place)
             if other is not None and len(other) == len(mine):
                 apart.setdefault(len(mine), {})[place] = mine - other
-        found = {}
+        found = dict[tuple[str, str], Difference]()
         for pairs in apart.values():
             found |= dict(zip(pairs, intervals(numpy.stack(list(pairs.values()))), strict=True))
         if found:
