@@ -246,7 +246,7 @@ class Device:
         """Check whose vectors are in the sum, and sign that."""
         survivors = opened(Survivors, message, self.bound)
         if self.survivors is not None and survivors != self.survivors:
-            raise refuse("a second set of survivors, to have both shares of a device", "one set a round")
+            raise refuse("a second set of survivors, to have both shares of a device", "one set per round")
         self._only_after(Step.MASKED, "survivors")
         self._check_set(survivors.staying, survivors.of, "gave its vector")
         if not survivors.staying <= self.sharing:
