@@ -38,7 +38,6 @@ from fairfold.data.holdout import hold_out
 from fairfold.metrics.ranking import RankingResult, evaluate_ranking
 from fairfold.metrics.reference_rows import STRONG, strong_rows
 from fairfold.projections import Assignment, LeadingBlock
-from fairfold.projections.coded import FACTORS
 from fairfold.protocol.plan import Plan
 from fairfold.settings import Settings, read_settings
 from fairfold.simulate import simulate
@@ -53,7 +52,7 @@ REFERENCES = ("EASE", "iALS", "item-kNN")
 
 
 class AllPairs(Correlations):
-    """Devices of all sizes say all of their pairs; models that differ in columns alone are made once, with all."""
+    """Devices of all sizes say all of their pairs; a model with fewer columns than another like it is that one."""
 
     def spoken(self, plan: Plan, size: int) -> LeadingBlock:  # noqa: ARG002
         """All of them."""
@@ -62,14 +61,13 @@ class AllPairs(Correlations):
 
     def model(self, plan: Plan, sums: torch.Tensor, made: Made) -> Weights:
         """See the base class."""
-        made = made._replace(columns=plan.architecture.tables[ROWS][1] - FACTORS)
-        key = (float(sums.sum()), float(sums.square().sum()), *made)
-        if key not in MADE:
-            MADE[key] = super().model(plan, sums, made)
-        return MADE[key]
+        key = (float(sums.sum()), float(sums.square().sum()), *made._replace(columns=0))
+        if key not in MADE or MADE[key][0] < made.columns:
+            MADE[key] = made.columns, super().model(plan, sums, made)
+        return MADE[key][1]
 
 
-MADE: dict[tuple[float, ...], Weights] = {}
+MADE: dict[tuple[float, ...], tuple[float, Weights]] = {}
 
 
 def split_anew(data: Dataset, seed: int, top_users: int | None) -> Dataset:
@@ -240,7 +238,7 @@ def main() -> None:
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
     seeds = {name: seeds_of(chosen.out, name, chosen.splits) for name in chosen.data}
-    whats = [chosen.sizes, *(reversed(MIXED) if chosen.mixed else ()), *REFERENCES]  # what takes longest comes first
+    whats = [chosen.sizes, *REFERENCES, *(MIXED if chosen.mixed else ())]  # what takes longest, and matters most, first
     splits = [(name, seed) for name in chosen.data for seed in seeds[name]]
     units = [Unit(name, seed, what, chosen.head, chosen.out) for what in whats for name, seed in splits]
     missing = [] if chosen.table else [unit for unit in units if not unit.made]

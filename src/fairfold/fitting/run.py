@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from fairfold.errors import InvalidSettings
 from fairfold.fitting.model import Model
-from fairfold.fitting.tables import Taken, numbered_ids, take
+from fairfold.fitting.tables import Taken, known_options, numbered_ids, take
 from fairfold.fitting.warm import going_on, joined
 from fairfold.protocol.faults import Rejections
 from fairfold.runs.checkpoint import data_facts
@@ -79,6 +80,7 @@ def fit(
         >>> len(items), len(scores)
         (5, 5)
     """
+    known_options(options, beside=signature(fit).parameters)
     chosen = _settings(interactions, settings, start, recipe, {
         "fleet.capacities": capacities, "subspace.method": method, "run.rounds": rounds, "run.seed": seed,
     })  # fmt: skip

@@ -123,6 +123,8 @@ def _(values: Tensor, layout: list[int], start: int, count: int) -> Tensor:  # n
 def _remember_rows(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ARG001
     _, rows, ctx.layout, ctx.row_size = inputs
     ctx.save_for_backward(rows)
+    if hasattr(ctx, "save_for_forward"):  # of a function; operators have no forward slopes
+        ctx.save_for_forward(rows)
 
 
 def _remember_span(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ARG001
@@ -168,6 +170,12 @@ def _transformable(compute: Callable[..., Tensor], remember: Any, backward_by: A
         @staticmethod
         def backward(ctx: Any, gradient: Tensor) -> Any:
             return backward_by(adjoint().apply)(ctx, gradient)
+
+        @staticmethod
+        def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+            """Linear: what the result changes by is the operator of what its first argument changes by."""
+            found: Tensor = backward_by(Linear.apply)(ctx, tangent)[0]
+            return found
 
         @staticmethod
         def vmap(info: Any, dims: tuple[Any, ...], *given: Any) -> tuple[Tensor, int]:

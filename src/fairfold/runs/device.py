@@ -38,7 +38,7 @@ LEADING = "leading"
 """Name of the items that come first, beside the tensors of a device."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DeviceModel:
     """What a device of one capacity holds.
 
@@ -57,6 +57,10 @@ class DeviceModel:
     def size(self) -> int:
         """Numbers held."""
         return sum(projection.size for projection in self.projections.values())
+
+    def __repr__(self) -> str:
+        held = ", ".join(f"{name} {projection.size:,}" for name, projection in self.projections.items())
+        return f"<fairfold.DeviceModel of {self.capacity}: {self.size:,} numbers ({held})>"
 
     def stored(self) -> Weights:
         """The same as it is written to a file."""

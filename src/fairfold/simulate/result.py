@@ -156,10 +156,17 @@ class Judge:
         by_group: list[float | None] = []
         for number, (held, sent) in enumerate(zip(assignments, reduced(state.full, assignments), strict=True)):
             members = self.members(number)
-            usable = sent is not None and len(members)
+            usable = sent is not None and self._judge(members)
             by_group.append(self._of_size(held, sent, members) if usable else None)
         # Ranks decide by it when to end, and have to decide alike.
         return self._ranks.tell(Quality(self._server(state, assignments), tuple(by_group)))
+
+    def _judge(self, members: Tensor) -> bool:
+        """Whether some users can judge a model: one of them has something to find, where anybody has."""
+        data = self.world.data
+        if isinstance(data, ImageDataset) or not len(data.test):
+            return len(members) > 0
+        return bool(data.test.counts_by_user[members].any())
 
     def _server(self, state: State, assignments: list[Assignment]) -> float:
         plan = self.world.plan
