@@ -58,7 +58,7 @@ bench: $(STAMP)  ## CPU kernels against nn.Embedding and a plain copy (minutes)
 docs: $(STAMP)  ## the pages as a site in build/docs, which opens without a network
 	@$(BIN)/python -c 'import furo, myst_parser, sphinx' 2> /dev/null || \
 	  $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
-	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs build/docs
+	$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet -b html docs build/docs
 	@echo "Open build/docs/index.html"
 
 # cibuildwheel has images with an old glibc for this (pyproject.toml). Beside a newer glibc it takes old versions of two functions, and

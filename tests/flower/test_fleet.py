@@ -45,6 +45,9 @@ from fairfold.flower.server import ServerFolder, read_catalogue
 from fairfold.flower.superlink import Gate
 from fairfold.flower.tokens import Invitations, Token, seconds_of
 from fairfold.flower.tokens import Refused as TokenRefused
+from fairfold.privacy.accounting import part_of, sigma_for
+from fairfold.privacy.ledger import LEDGER, Entry, Ledger
+from fairfold.settings import Settings
 from tests.flat import flat
 
 AUTHORITY = bytes(range(32))
@@ -531,6 +534,51 @@ def test_the_commands_say_what_is_missing(server: ServerFolder, tmp_path: Path) 
     assert Token.parse(token).authority == fingerprint(server.authority.read_bytes())
     status = CliRunner().invoke(app, ["server", "status", str(server.folder), "--json"])
     assert json.loads(status.output)["running"] is False
+
+
+def words_of(table: str) -> str:
+    """Without the lines of the table."""
+    return " ".join(table.replace("│", " ").split())
+
+
+def test_a_device_tells_its_owner_what_was_spent(tmp_path: Path) -> None:
+    def status(*more: str) -> str:
+        return words_of(CliRunner().invoke(app, ["node", "status", str(tmp_path), *more]).output)
+
+    NodeFolder(tmp_path, "a.example:8000", "/mine.csv", "1x").save()
+    assert "nothing: it answers whatever it is asked" in status()
+    assert "ε spent" not in status()
+    node = NodeFolder(tmp_path, "a.example:8000", "/mine.csv", "1x", privacy="private", epsilon=4, smallest_cohort=150)
+    node.save()
+    assert "noisy sums, of 150 devices or more" in status()
+    assert "0.000 of 4 (δ = 1e-05), in 0 sums" in status()
+    account = Ledger(node.state / LEDGER, 4, 1e-5, 150)
+    account.spend(Entry("a", "survey", part_of(sigma_for(4, 1e-5), 0.1), 200))
+    assert f"{account.spent():.3f} of 4" in status()
+    assert "takes no further part" not in status()
+    account.spend(Entry("a", "train 0", part_of(sigma_for(4, 1e-5), 0.9), 200))
+    assert "4.000 of 4 (δ = 1e-05), in 2 sums; it takes no further part" in status()
+    told = json.loads(status("--json"))["privacy"]
+    assert (told["sums"], told["epsilon"], told["smallest cohort"]) == (2, 4, 150)
+    (node.state / LEDGER / "ledger.json").write_text("{}")
+    assert "not known: " in status()
+
+
+def test_a_server_tells_what_its_run_costs_a_user(server: ServerFolder, tmp_path: Path) -> None:
+    def status(folder: Path) -> str:
+        return words_of(CliRunner().invoke(app, ["server", "status", str(folder)]).output)
+
+    assert "Privacy: plain" in status(server.folder)
+    open_yet = ServerFolder.create(tmp_path / "open", flat(rounds=2), "localhost", items=60, privacy=False)
+    assert "Decided when a run begins" in status(open_yet.folder)
+    settings = Settings(algorithm={"kind": "correlations"}, privacy={"level": "private", "epsilon": 4.0})
+    private = ServerFolder.create(tmp_path / "private", settings, "localhost", items=60)
+    assert "ε = 4, δ = 1e-05" in status(private.folder)
+    assert "Nothing of it is spent yet" in status(private.folder)
+    private.run.mkdir()
+    assert "Being spent" in status(private.folder)
+    (private.run / "result.json").write_text("{}")
+    assert "Spent; every device keeps an account of its own" in status(private.folder)
 
 
 @pytest.mark.parametrize("text", ["item,title\na,A\nb,B\n", "a\nb\n", "\ufeffitem\na\nb\n", "title;item\nA;a\nB;b"])

@@ -3,6 +3,8 @@
 import copy
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -23,6 +25,14 @@ def refused(caplog: pytest.LogCaptureFixture, reason: str) -> None:
     assert caplog.records[-1].name == "fairfold.secure"
 
 
+@contextmanager
+def refuses(caplog: pytest.LogCaptureFixture, reason: str) -> Iterator[None]:
+    """A device refuses, and its own log has the reason."""
+    with pytest.raises(Refused, match=reason) as found:
+        yield
+    refused(caplog, str(found.value))
+
+
 @pytest.fixture(autouse=True)
 def _hear_logs(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "fairfold.secure")
@@ -35,7 +45,7 @@ def cohort_of(play: Play) -> Cohort:
 def test_too_small_a_cohort(caplog: pytest.LogCaptureFixture) -> None:
     play = Play(a_session(4), 6).until(Phase.SHARES)
     play[0].memory.smallest = 7  # the device's own minimum, whatever the server says
-    with pytest.raises(Refused, match="a cohort of 6 devices; needed: at least 7"):
+    with refuses(caplog, "a cohort of 6 devices; needed: at least 7"):
         play[0].share(play.told[1000])
     refused(caplog, "a cohort of 6 devices")
 
@@ -44,7 +54,7 @@ def test_a_thin_segment(caplog: pytest.LogCaptureFixture) -> None:
     play = Play(a_session(4, 9, smallest=4), 6).until(Phase.SHARES)
     cohort = cohort_of(play)
     lying = replace(cohort, sizes=(1, 1, 1, 0, 0, 0)).packed(play.server.bound)
-    with pytest.raises(Refused, match=r"a segment \(1\) that 3 devices have"):
+    with refuses(caplog, r"a segment \(1\) that 3 devices have"):
         play[0].share(lying)
     refused(caplog, "at least 4")
 
@@ -52,7 +62,7 @@ def test_a_thin_segment(caplog: pytest.LogCaptureFixture) -> None:
 def test_keys_that_nobody_enrolled(caplog: pytest.LogCaptureFixture) -> None:
     roster = frozenset(identity(number).enrolled for number in range(5))
     play = Play(a_session(4), 6, roster=roster).until(Phase.SHARES)
-    with pytest.raises(Refused, match="not on the roster"):
+    with refuses(caplog, "not on the roster"):
         play[0].share(play.told[1000])
     refused(caplog, "device 3ed")  # the sixth, 1005
 
@@ -60,18 +70,20 @@ def test_keys_that_nobody_enrolled(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_name_that_comes_with_another_key(caplog: pytest.LogCaptureFixture) -> None:
     play = Play(a_session(4), 6).until(Phase.SHARES)
     play[0].memory.trust.seen[1003] = identity(9).enrolled
-    with pytest.raises(Refused, match="another key than before"):
+    with refuses(caplog, "another key than before"):
         play[0].share(play.told[1000])
     refused(caplog, "device 3eb")
 
 
-def test_devices_of_the_servers_invention_are_not_believed_when_they_lack_a_certificate() -> None:
+def test_devices_of_the_servers_invention_are_not_believed_when_they_lack_a_certificate(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     play = Play(a_session(4), 6).until(Phase.SHARES)
     cohort, stranger = cohort_of(play), Identity.made(1005, ec.generate_private_key(ec.SECP384R1()))
     claimed = Identity(1005, identity(5).enrolled, stranger.signer, stranger.certificate)  # another's enrolled key
     forged = claimed.advertises(play.server.bound, os.urandom(32), os.urandom(32))
     lying = replace(cohort, members=(*cohort.members[:5], forged)).packed(play.server.bound)
-    with pytest.raises(Refused, match="whose enrolled key did not sign"):
+    with refuses(caplog, "whose enrolled key did not sign"):
         play[0].share(lying)
 
 
@@ -80,7 +92,7 @@ def test_replayed_keys(caplog: pytest.LogCaptureFixture) -> None:
     play = Play(a_session(4, number=2), 6).until(Phase.SHARES)
     old, new = cohort_of(before), cohort_of(play)
     lying = replace(new, members=(*new.members[:5], old.members[5])).packed(play.server.bound)
-    with pytest.raises(Refused, match="did not sign for this round"):
+    with refuses(caplog, "did not sign for this round"):
         play[0].share(lying)
     refused(caplog, "keys of this round, and not of another")
     with pytest.raises(InvalidMessage, match="another run, round or sum"):  # nor a whole message of another round
@@ -90,34 +102,34 @@ def test_replayed_keys(caplog: pytest.LogCaptureFixture) -> None:
         play[2].share(other_run.told[1002])
 
 
-def test_one_device_that_is_in_the_cohort_twice() -> None:
+def test_one_device_that_is_in_the_cohort_twice(caplog: pytest.LogCaptureFixture) -> None:
     play = Play(a_session(4), 6).until(Phase.SHARES)
     cohort = cohort_of(play)
     twin = identity(5).advertises(play.server.bound, os.urandom(32), os.urandom(32))
     lying = Cohort((*cohort.members, replace(twin, name=77)), (*cohort.sizes, 0)).packed(play.server.bound)
-    with pytest.raises(Refused, match="comes twice"):
+    with refuses(caplog, "comes twice"):
         play[0].share(lying)
 
 
-def test_a_cohort_without_the_device_itself() -> None:
+def test_a_cohort_without_the_device_itself(caplog: pytest.LogCaptureFixture) -> None:
     play = Play(a_session(4), 6).until(Phase.SHARES)
     cohort = cohort_of(play)
     lying = Cohort(cohort.members[1:], cohort.sizes[1:]).packed(play.server.bound)
-    with pytest.raises(Refused, match="without this device"):
+    with refuses(caplog, "without this device"):
         play[0].share(lying)
 
 
 def test_a_second_cohort_for_one_round(caplog: pytest.LogCaptureFixture) -> None:
     play = Play(a_session(4), 6).until(Phase.VECTORS)
     cohort = Cohort(play.server.cohort.members[:5], play.server.cohort.sizes[:5])  # the same without one
-    with pytest.raises(Refused, match="a second cohort for one round"):
+    with refuses(caplog, "a second cohort for one round"):
         play[0].share(cohort.packed(play.server.bound))
     refused(caplog, "a second cohort for one round")
     again = Device(play.session, identity(0), play[0].memory)  # invited to the same round once more
-    with pytest.raises(Refused, match="a repeated cohort"):
+    with refuses(caplog, "a repeated cohort"):
         again.advertise()
     earlier = Device(a_session(4, number=0), identity(0), Memory(spoken={(7, "train"): 3}))
-    with pytest.raises(Refused, match="train 0 again, after 3"):
+    with refuses(caplog, "train 0, turn 0 again, after 3"):
         earlier.advertise()
     assert Device(a_session(4, number=4), identity(0), Memory(spoken={(7, "train"): 3})).advertise()
 
@@ -142,7 +154,7 @@ def test_too_many_shares_that_do_not_decrypt(caplog: pytest.LogCaptureFixture) -
     play = Play(a_session(4), 6).until(Phase.VECTORS)
     delivery = delivered(play, 0)
     junk = dict.fromkeys(delivery.sealed, os.urandom(SEALED))
-    with pytest.raises(Refused, match="0 shares that decrypt, of 5"):
+    with refuses(caplog, "0 shares that decrypt, of 5"):
         play[0].receive(replace(delivery, sealed=junk).packed(play.server.bound))
     refused(caplog, "shares that decrypt")
 
@@ -155,22 +167,22 @@ def test_a_share_of_another_cohort_or_for_another_device() -> None:
     assert 2 not in play[0].received
 
 
-def test_shares_that_are_withheld() -> None:
+def test_shares_that_are_withheld(caplog: pytest.LogCaptureFixture) -> None:
     play = Play(a_session(4), 6).until(Phase.VECTORS)
     delivery = delivered(play, 0)
     fewer = {member: box for member, box in delivery.sealed.items() if member != 3}
-    with pytest.raises(Refused, match="shares withheld"):
+    with refuses(caplog, "shares withheld"):
         play[0].receive(replace(delivery, sealed=fewer).packed(play.server.bound))
 
 
-def test_a_server_that_shrinks_the_cohort_before_vectors_are_said() -> None:
+def test_a_server_that_shrinks_the_cohort_before_vectors_are_said(caplog: pytest.LogCaptureFixture) -> None:
     play = Play(a_session(4), 6).until(Phase.VECTORS)
     delivery = delivered(play, 0)
     some = {member: box for member, box in delivery.sealed.items() if member < 3}
     lying = Delivery(frozenset({0, *some}), 6, some).packed(play.server.bound)
-    with pytest.raises(Refused, match="3 of 6 devices left; needed: at least 4"):
+    with refuses(caplog, "3 of 6 devices left; needed: at least 4"):
         play[0].receive(lying)
-    with pytest.raises(Refused, match="all at once"):
+    with refuses(caplog, "all at once"):
         play[1].receive(replace(delivered(play, 1), of=8).packed(play.server.bound))
 
 
@@ -179,7 +191,7 @@ def test_a_server_that_shrinks_the_cohort_before_vectors_are_said() -> None:
 
 def test_a_server_that_calls_a_live_device_dead(caplog: pytest.LogCaptureFixture) -> None:
     play = Play(a_session(4), 6).until(Phase.SIGNATURES)
-    with pytest.raises(Refused, match="says this device is dead, though it gave its vector"):
+    with refuses(caplog, "says this device is dead, though it gave its vector"):
         play[0].sign(Survivors(frozenset({1, 2, 3, 4, 5}), 6).packed(play.server.bound))
     refused(caplog, "this device is dead")
 
@@ -187,7 +199,7 @@ def test_a_server_that_calls_a_live_device_dead(caplog: pytest.LogCaptureFixture
 def test_a_server_that_asks_for_both_shares(caplog: pytest.LogCaptureFixture) -> None:
     play = Play(a_session(4), 6).until(Phase.SIGNATURES)
     play[0].sign(play.told[1000])
-    with pytest.raises(Refused, match="both shares"):
+    with refuses(caplog, "both shares"):
         play[0].sign(Survivors(frozenset({0, 1, 2, 3, 4}), 6).packed(play.server.bound))
     refused(caplog, "a second set of survivors")
     play.until(Phase.SIGNATURES)
@@ -196,24 +208,24 @@ def test_a_server_that_asks_for_both_shares(caplog: pytest.LogCaptureFixture) ->
     play.told = play.server.close()
     revealed = opened(Revealed, play[1].reveal(play.told[1001]), play.server.bound)
     assert len(revealed.shares) == 5  # one of each neighbour, of one kind
-    with pytest.raises(Refused, match="a second request for shares"):
+    with refuses(caplog, "a second request for shares"):
         play[1].reveal(play.told[1001])
 
 
 def test_survivors_that_are_named_before_a_device_has_spoken_or_once_more(caplog: pytest.LogCaptureFixture) -> None:
     play = Play(a_session(4), 6).until(Phase.VECTORS)
     everybody = Survivors(frozenset(range(6)), 6).packed(play.server.bound)
-    with pytest.raises(Refused, match="survivors after it has shared"):
+    with refuses(caplog, "survivors after it has shared"):
         play[0].sign(everybody)
     refused(caplog, "survivors after it has shared")
     play.until(Phase.SIGNATURES)[0].sign(everybody)
-    with pytest.raises(Refused, match="survivors after it has signed"):
+    with refuses(caplog, "survivors after it has signed"):
         play[0].sign(everybody)
 
 
 def test_too_few_survivors_for_the_noise(caplog: pytest.LogCaptureFixture) -> None:
     play = Play(replace(a_session(4), staying=70, sigma=1.0), 10).until(Phase.SIGNATURES)
-    with pytest.raises(Refused, match="6 devices left in segment 0; needed: at least 7, for which noise is sized"):
+    with refuses(caplog, "6 devices left in segment 0; needed: at least 7, for which noise is sized"):
         play[0].sign(Survivors(frozenset(range(6)), 10).packed(play.server.bound))
     refused(caplog, "for which noise is sized")
     play[1].sign(Survivors(frozenset(range(7)), 10).packed(play.server.bound))
@@ -222,18 +234,18 @@ def test_too_few_survivors_for_the_noise(caplog: pytest.LogCaptureFixture) -> No
         Play(replace(a_session(4), staying=70, sigma=1.0), 10, leaving).until(Phase.SIGNATURES)
 
 
-def test_a_server_that_shrinks_the_survivors() -> None:
+def test_a_server_that_shrinks_the_survivors(caplog: pytest.LogCaptureFixture) -> None:
     play = Play(a_session(4), 10).until(Phase.SIGNATURES)
-    with pytest.raises(Refused, match="5 of 10 devices left; needed: at least 6"):
+    with refuses(caplog, "5 of 10 devices left; needed: at least 6"):
         play[0].sign(Survivors(frozenset(range(5)), 10).packed(play.server.bound))
     play = Play(a_session(4, smallest=8), 10).until(Phase.SIGNATURES)
-    with pytest.raises(Refused, match="7 devices left in segment 0; needed: at least 8"):
+    with refuses(caplog, "7 devices left in segment 0; needed: at least 8"):
         play[0].sign(Survivors(frozenset(range(7)), 10).packed(play.server.bound))
 
 
-def test_survivors_who_gave_no_shares() -> None:
+def test_survivors_who_gave_no_shares(caplog: pytest.LogCaptureFixture) -> None:
     play = Play(a_session(4), 10, {9: Phase.SHARES}).until(Phase.SIGNATURES)
-    with pytest.raises(Refused, match="survivors who gave no shares"):
+    with refuses(caplog, "survivors who gave no shares"):
         play[0].sign(Survivors(frozenset(range(10)), 10).packed(play.server.bound))
 
 
@@ -246,7 +258,7 @@ def test_survivors_that_leave_somebody_alone(monkeypatch: pytest.MonkeyPatch, ca
         return 3 if len(ring.order) == 3 else None
 
     monkeypatch.setattr(Ring, "alone", alone)
-    with pytest.raises(Refused, match="survivors that leave device 3eb alone"):
+    with refuses(caplog, "survivors that leave device 3eb alone"):
         play[0].sign(play.told[1000])
     refused(caplog, "enough neighbours of everybody")
     assert asked == [(6, set(range(6))), (3, set(range(6)))]  # in every segment
@@ -256,15 +268,15 @@ def test_survivors_that_too_few_have_signed(caplog: pytest.LogCaptureFixture) ->
     play = Play(a_session(4), 6).until(Phase.REVEALED)
     right = opened(Signatures, play.told[1000], play.server.bound).by_member
     few = Signatures({member: right[member] for member in (0, 1, 2)}).packed(play.server.bound)
-    with pytest.raises(Refused, match="survivors that 3 devices have signed; needed: at least 4"):
+    with refuses(caplog, "survivors that 3 devices have signed; needed: at least 4"):
         play[0].reveal(few)
     refused(caplog, "have signed")
     forged = Signatures(dict.fromkeys(range(6), right[0])).packed(play.server.bound)  # one under many names
-    with pytest.raises(Refused, match="survivors that 1 devices have signed"):
+    with refuses(caplog, "survivors that 1 devices have signed"):
         play[1].reveal(forged)
 
 
-def test_two_views_of_the_survivors_are_not_both_signed_by_enough() -> None:
+def test_two_views_of_the_survivors_are_not_both_signed_by_enough(caplog: pytest.LogCaptureFixture) -> None:
     """A server that tells half of the devices one thing and half another gets no shares from either."""
     play = Play(a_session(4), 10).until(Phase.SIGNATURES)
     views = [Survivors(frozenset(range(9)), 10), Survivors(frozenset(range(1, 10)), 10)]
@@ -273,7 +285,7 @@ def test_two_views_of_the_survivors_are_not_both_signed_by_enough() -> None:
         message = views[number % 2].packed(play.server.bound)
         signed[number % 2][number] = play[number].sign(message)[-64:]
     for number in range(1, 9):
-        with pytest.raises(Refused, match="4 devices have signed; needed: at least 6"):
+        with refuses(caplog, "4 devices have signed; needed: at least 6"):
             play[number].reveal(Signatures(signed[number % 2]).packed(play.server.bound))
 
 

@@ -11,15 +11,15 @@ from fairfold.algorithms.pair_architecture import LISTED, NEAR, ROWS
 from fairfold.algorithms.served import Served
 from fairfold.errors import InvalidMessage
 from fairfold.metrics.ranking import Scorer
+from fairfold.privacy.ledger import USUAL_COHORT
 from fairfold.projections import Projection
 from fairfold.projections.coded import FACTORS
 from fairfold.protocol.people import People
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.words import Sent
-from fairfold.settings.privacy import USUAL_COHORT
 from fairfold.values import Weights
 
-CROWD = 15
+CROWD = 10
 """Users of a secure sum that are expected to have an item, for it to be spoken of (docs/privacy.md)."""
 
 

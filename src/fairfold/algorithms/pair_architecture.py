@@ -8,10 +8,11 @@ import torch
 from fairfold.methods import Tensors
 from fairfold.methods.base import Shape
 from fairfold.methods.leading import NEIGHBOURS
+from fairfold.privacy.ledger import USUAL_COHORT
 from fairfold.projections.coded import FACTORS
 from fairfold.protocol.architecture import Architecture
 from fairfold.protocol.storage import Storage
-from fairfold.settings.privacy import USUAL_COHORT, PrivatePrivacy, SecurePrivacy
+from fairfold.settings.privacy import PrivatePrivacy, SecurePrivacy
 from fairfold.values import Weights
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ ROWS, LISTED, NEAR = "rows", "pairs", "near"
 JUDGED = "judged"
 """Name of what a user keeps: 1 + their quality under the first trial."""
 
-LIST_PER_ITEM = 8
+LIST_PER_ITEM = 16
 """Pairs in the server's list, by item."""
 
 

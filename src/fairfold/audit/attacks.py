@@ -20,7 +20,7 @@ from fairfold.data import Dataset
 from fairfold.errors import FairfoldError
 from fairfold.privacy.accounting import sigma_for
 from fairfold.settings import Settings
-from fairfold.settings.privacy import PlainPrivacy, PrivatePrivacy
+from fairfold.settings.privacy import PlainPrivacy, PrivatePrivacy, SecurePrivacy
 from fairfold.simulate.world import World
 
 COHORTS = (5, 20, 100)
@@ -69,24 +69,36 @@ class Auditor:
         private = isinstance(privacy, PrivatePrivacy)
         drawn = min(self.settings.fleet.clients_per_round or everybody, everybody)
         name = f"the sum of {drawn:,}{' with noise' if private else ''}"
-        one = View("one answer", self._at("plain"), 1, own=not privacy.sums_alone)
-        found = [View(name, self.settings, drawn, own=True)] if privacy.sums_alone else [one]
+        one = View("one answer", self.at("plain"), 1, own=not privacy.sums_alone)
+        found = [View(name, self._with_some_outside(), drawn, own=True)] if privacy.sums_alone else [one]
         if not compare:
             return found
         found += [one] if privacy.sums_alone else []
         cohorts = {min(cohort, everybody) for cohort in COHORTS} | ({drawn} if private else set())
         for cohort in sorted(cohorts - ({drawn} if privacy.sums_alone and not private else set())):
             try:
-                found.append(View(f"the sum of {cohort:,}", self._at("secure", cohort), cohort, own=False))
+                found.append(View(f"the sum of {cohort:,}", self.at("secure", cohort), cohort, own=False))
             except FairfoldError:  # a method whose answers are no sums
                 break
         return found
 
-    def _at(self, level: str, cohort: int | None = None) -> Settings:
+    def _with_some_outside(self) -> Settings:
+        """The run's, in which a sum may do without some: else there is nobody to compare with."""
+        privacy, most = self.settings.privacy, self._most()
+        if not isinstance(privacy, SecurePrivacy) or privacy.smallest_cohort <= most:
+            return self.settings
+        return self.settings.with_changes({"privacy.smallest_cohort": most})
+
+    def _most(self) -> int:
+        """Of all clients, without a fifth who are left out of a sum, and another who may be targets."""
+        return max(2, self.data.num_users - 2 * (self.data.num_users // 5))
+
+    def at(self, level: str, cohort: int | None = None) -> Settings:
+        """The run's at another level, with sums of so many."""
         changes: dict[str, object] = {"privacy.level": level}
         if cohort is not None:
             everybody = self.data.num_users
-            changes["privacy.smallest_cohort"] = max(2, min(cohort, everybody - everybody // 5))  # some are outside
+            changes["privacy.smallest_cohort"] = max(2, min(cohort, self._most()))
             changes["fleet.clients_per_round"] = cohort if cohort < everybody else None
         return self.settings.with_changes(changes)
 
@@ -147,18 +159,19 @@ class Auditor:
     def _ranked(self, view: View, devices: Devices, targets: list[Target]) -> list[Finding]:
         """By size of device where each answer is seen alone; of sums also what is found of who has no part in them."""
         found, names = list[Finding](), [str(capacity) for capacity in devices.fleet.plan.capacities]
+        inside = [one for one in targets if one.inside]
         groups = [
-            (names[size], [one for one in targets if one.size == size]) for size in sorted({t.size for t in targets})
+            (names[size], [one for one in inside if one.size == size]) for size in sorted({t.size for t in targets})
         ]
         if view.cohort > 1:
-            groups = [("all", [one for one in targets if one.inside])]
+            groups = [("all", inside)]
         for group, of in groups:
             for attack, key, chance in ((findings.RANKED, "auc", 0.5), (findings.FIRST, "precision", None)):
                 figure = Figure.of([getattr(target, key) for target in of])
                 found.append(Finding.of(view.name, attack, figure, chance, own=view.own, group=group))
         without = {target.user: target for target in targets if not target.inside}
         if without:
-            pairs = [(one, without[one.user]) for one in targets if one.inside and one.user in without]
+            pairs = [(one, without[one.user]) for one in inside if one.user in without]
             others = Figure.of([other.auc for _, other in pairs])
             beyond = Figure.of([0.5 + one.auc - other.auc for one, other in pairs])
             found.append(Finding.of(view.name, findings.OTHERS, others, 0.5, own=view.own))

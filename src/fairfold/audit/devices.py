@@ -28,6 +28,12 @@ from fairfold.values import Weights
 AT_ONCE = 10
 """Targets in each of several cohorts."""
 
+LARGE = 4
+"""Cohorts of most clients that are looked at."""
+
+ASIDE = 20
+"""Others with whose items those of a target are compared."""
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -39,11 +45,23 @@ class Seen:
 
 @dataclass(frozen=True)
 class Cohort:
-    """Clients whose words are added up; some of them are targets, and others, who are not in the sum, stand by."""
+    """Clients whose words are added up; some of them are targets.
+
+    Attributes:
+        members: Of the sum.
+        targets: Some of them.
+        outside: Others, who take the place of the targets in a sum without these.
+        aside: Others, who are in neither sum: their items are compared with those of the targets.
+    """
 
     members: list[int]
     targets: list[int]
     outside: list[int]
+    aside: list[int]
+
+    def beside(self, source: torch.Generator) -> list[int]:
+        """Some of those who are in neither sum, drawn by chance."""
+        return [self.aside[place] for place in torch.randperm(len(self.aside), generator=source)[:ASIDE].tolist()]
 
     @property
     def without(self) -> list[int]:
@@ -149,19 +167,20 @@ class Devices:
         return self._heard(Hearing(_Unchanged(self.people)), clients)
 
     def cohorts(self, size: int, users: int, source: torch.Generator) -> "list[Cohort]":
-        """Sets of clients drawn by chance, with as many targets as ``users`` in all, and as many who are outside.
+        """Sets of clients drawn by chance, with as many targets as ``users`` in all; half at least of others are aside.
 
         Where a set would be everybody some are left out, to compare with, as far as a sum may do without them. Where a
-        set is most of the clients one set has all the targets: others would be much the same.
+        set is most of the clients a few sets have all the targets: others would be much the same.
         """
         everybody, smallest = self.fleet.taking_part, getattr(self.people.plan.settings.privacy, "smallest_cohort", 1)
         size = min(size, len(everybody) - max(0, min(len(everybody) // 5, len(everybody) - smallest)))
-        at_once = users if 2 * size >= len(everybody) else min(AT_ONCE, size, users)
+        at_once = min(max(AT_ONCE, -(-users // LARGE) if 2 * size >= len(everybody) else 0), size, users)
         found = []
         for first in range(0, users, at_once):
             drawn, many = torch.randperm(len(everybody), generator=source), min(at_once, users - first)
-            members, outside = everybody[drawn[:size]].tolist(), everybody[drawn[size:]].tolist()
-            found.append(Cohort(members, members[:many], outside[:many]))
+            members, others = everybody[drawn[:size]].tolist(), everybody[drawn[size:]].tolist()
+            replacing = min(many, len(others) // 2)
+            found.append(Cohort(members, members[:many], others[:replacing], others[replacing:]))
         return found
 
     def made_up(self, many: int, source: torch.Generator) -> "Devices":

@@ -18,9 +18,10 @@ VECTOR, DIRECTION = "user's vector, relative error", "direction of the user's ve
 RANKED, FIRST = "history, AUC", "history, precision"
 DECODED, NAMED = "pairs (user, item) read", "users named"
 ONE_ITEM = "one item"
-OTHERS, BEYOND, ITEM_OTHERS = "AUC from others alone", "AUC of their own part", "one item, others alone"
-"""Of the same people where they have no part in the sum, which is what everybody's data say of anybody; and a half, and
-what their part adds to that."""
+OTHERS, BEYOND = "history, AUC, had they not been there", "history, AUC, their own part"
+ITEM_OTHERS = "one item, had they not been there"
+"""Of the same people where others are in their place, which is what everybody's data say of anybody; and a half, and
+what their being there adds to that."""
 
 ONE_PERSON, DIFFERENCE = "person, by history", "person, by difference"
 

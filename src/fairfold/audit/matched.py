@@ -1,7 +1,10 @@
 """How well scores find a history: against items as popular as its own, and among all.
 
 Popularity alone finds much of anybody's history, so only a comparison with *equally popular* items says what a word
-tells of a person. Each item of a history is paired with one that the user does not have, and that as many others do.
+tells of a person. Items that a person has and another one has not are compared with equally popular ones that the other
+has and the person has not. So an order of items that comes from neither of the two, whatever it is, finds the
+histories of both equally well: a half, in the mean. Items of the catalogue would not do. Of two that as many have, one
+that people with short histories have is more often somebody's, and an order by that would seem to find histories.
 """
 
 from dataclasses import dataclass
@@ -11,11 +14,14 @@ from torch import Tensor
 
 from fairfold.data import Interactions
 
-NEAR = 4
-"""Items on either side in the order of popularity among which the one to compare with is drawn."""
-
 ALIKE = 0.1
 """How far, as a share, the popularity of two items may be apart for them to be called equal."""
+
+MOST = 256
+"""Items of a history that are compared with those of another."""
+
+Pairs = tuple[Tensor, Tensor]
+"""Items of a user, and for each of them an equal of somebody else's."""
 
 DRAWS = 2_000
 """Of the bootstrap."""
@@ -42,33 +48,34 @@ class Figure:
         return cls(float(found.mean()), low, high, len(found))
 
 
-def matched_items(train: Interactions, user: int, source: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Those of a user's items that have equals, and for each an item that as many others have, and the user has not."""
-    mine = train.of(user)
-    popularity = train.counts_by_item.clone()
-    popularity[mine] -= 1  # what others have: the user's own share would tell
-    others = torch.ones(train.num_items, dtype=torch.bool)
-    others[mine] = False
-    others = others.nonzero().flatten()
-    if not len(others):
-        return mine[:0], mine[:0]
-    # By chance among equals: the numbers of items may go by popularity, in which the user took part.
-    chance = torch.rand(train.num_items, generator=source, dtype=torch.float64)
-    keys = popularity + chance
-    ordered, order = keys[others].sort()
-    place = torch.searchsorted(ordered, keys[mine])
-    step = torch.randint(NEAR, (len(mine),), generator=source)
-    above = torch.randint(2, (len(mine),), generator=source).bool()
-    chosen = torch.where(above, place + step, place - 1 - step).clamp(0, len(others) - 1)
-    equals = others[order[chosen]]
-    off = (popularity[mine] - popularity[equals]).abs()
-    alike = off <= (ALIKE * popularity[mine]).clamp(min=1)  # what has no equal says nothing
-    return mine[alike], equals[alike]
+def matched_items(train: Interactions, user: int, others: list[int], source: torch.Generator) -> list[Pairs]:
+    """All pairs of a user's items with equals of each of some others; items that both have are left out.
+
+    Of long histories some items are drawn.
+    """
+    mine, popularity, found = train.of(user), train.counts_by_item, list[Pairs]()
+    for other in others:
+        theirs = train.of(other)
+        own = _some(mine[~torch.isin(mine, theirs)], source)
+        equals = _some(theirs[~torch.isin(theirs, mine)], source)
+        # Each is had by one of the two: without them both are as popular as they are with them.
+        many, as_many = popularity[own][:, None].double(), popularity[equals].double()
+        first, second = ((many - as_many).abs() <= ALIKE * torch.maximum(many, as_many)).nonzero().T
+        found.append((own[first], equals[second]))
+    return found
 
 
-def matched_auc(scores: Tensor, mine: Tensor, equals: Tensor) -> float:
+def _some(items: Tensor, source: torch.Generator) -> Tensor:
+    return items if len(items) <= MOST else items[torch.randperm(len(items), generator=source)[:MOST]]
+
+
+def matched_auc(scores: Tensor, pairs: list[Pairs]) -> float:
     """The chance that an item of a history scores above its equal: a half where scores say nothing, NaN of no items."""
-    ahead, behind = scores[mine], scores[equals]
+    found = [_above(scores[mine], scores[equals]) for mine, equals in pairs if len(mine)]
+    return sum(found) / len(found) if found else float("nan")
+
+
+def _above(ahead: Tensor, behind: Tensor) -> float:
     return float(((ahead > behind).double() + 0.5 * (ahead == behind)).mean())
 
 

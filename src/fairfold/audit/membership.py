@@ -86,7 +86,7 @@ def one_item(
     found: tuple[list[float], list[float]] = ([], [])
     usual, exact = dict[int, Usual](), devices.fleet.plan.algorithm.from_history
     for drawn in devices.cohorts(cohort, users, source):
-        asked = {user: _asked(devices, user, source) for user in drawn.targets}
+        asked = {user: _asked(devices, user, drawn.beside(source), source) for user in drawn.targets}
         for told, members in zip(found, (drawn.members, drawn.without), strict=True):
             if told is found[1] and (cohort == 1 or not drawn.outside):
                 continue
@@ -108,9 +108,13 @@ def one_item(
     return found
 
 
-def _asked(devices: Devices, user: int, source: torch.Generator) -> tuple[Tensor, tuple[int, int]] | None:
-    """What is known of a user, and the item that is not, beside its equal; None of who has too few."""
-    (mine, equals), everything = matched_items(devices.people.train, user, source), devices.people.train.of(user)
+def _asked(
+    devices: Devices, user: int, others: list[int], source: torch.Generator
+) -> tuple[Tensor, tuple[int, int]] | None:
+    """What is known of a user, and the item that is not, beside an equal of somebody else's; None of who has none."""
+    train = devices.people.train
+    found, everything = matched_items(train, user, others, source), train.of(user)
+    mine, equals = (torch.cat([train.items[:0], *(pairs[side] for pairs in found)]) for side in (0, 1))
     if not len(mine) or len(everything) < 2:
         return None
     place = int(torch.randint(len(mine), (1,), generator=source))
@@ -161,7 +165,7 @@ def one_person(
     usual: dict[int, Usual] = {}
     for drawn in devices.cohorts(cohort, users, source):
         sums = devices.sums(drawn.members)
-        for user, other in zip(drawn.targets, drawn.outside, strict=False):
+        for user, other in zip(drawn.targets, drawn.outside + drawn.aside, strict=False):
             fits = list[float]()
             for one in (user, other):
                 size = int(devices.fleet.size[one])

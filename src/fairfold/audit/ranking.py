@@ -7,8 +7,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from fairfold.audit.devices import AT_ONCE, Devices, Seen
-from fairfold.audit.matched import matched_auc, matched_items, precision
+from fairfold.audit.devices import ASIDE, AT_ONCE, Devices, Seen
+from fairfold.audit.matched import Pairs, matched_auc, matched_items, precision
 from fairfold.audit.rows import Reader
 
 SHADOWS = 24
@@ -37,16 +37,16 @@ class Tuned:
     Half of the words say what is usual, the other half which score finds the histories that it knows of them.
     """
 
-    def __init__(self, scores: list[Scores], equals: list[list[tuple[Tensor, Tensor]]]) -> None:
+    def __init__(self, scores: list[Scores], equals: list[list[list[Pairs]]]) -> None:
         half = max(len(scores) // 2, 1)
         self._usual = {}
         for name in scores[0]:
             of = torch.stack([one[name] for one in scores[:half]])
             self._usual[name] = (of.mean(0), of.std(0, unbiased=False))
         known = zip(scores[half:] or scores, equals[half:] or equals, strict=True)
-        tried = [(one, pair) for one, pairs in known for pair in pairs if len(pair[0])]
+        tried = [(one, pairs) for one, of in known for pairs in of if any(len(mine) for mine, _ in pairs)]
         found = {
-            way: sum(matched_auc(self.read(one, way), *pair) for one, pair in tried) / max(len(tried), 1)
+            way: sum(matched_auc(self.read(one, way), pairs) for one, pairs in tried) / max(len(tried), 1)
             for way in product(self._usual, ("as it is", "turned round", "beside what is usual"))
         }
         self._way = max(found, key=lambda way: found[way])
@@ -67,14 +67,22 @@ class Tuned:
 def attack_words(
     devices: Devices, reader: Reader, users: list[int], source: torch.Generator, advance: Callable[[], None]
 ) -> list[Target]:
-    """One word of one device."""
+    """One word of one device, and beside it what the word of another of its size says of the same user."""
     found, tuned = list[Target](), dict[int, Tuned]()
+    everybody = devices.fleet.taking_part.tolist()
+    before: dict[int, tuple[int, Tensor]] = {}
     for user, seen in zip(users, devices.words(users), strict=True):
         size = seen.sent.size
         if size not in tuned:
             tuned[size] = _tuned_to_words(devices, reader, size, source)
-        equals = matched_items(devices.people.train, user, source)
-        found.append(_found(devices, user, tuned[size].read(reader.scores(seen)), equals, source))
+        scores = tuned[size].read(reader.scores(seen))
+        last, said = before.get(size, (user, None))
+        some = [everybody[place] for place in torch.randint(len(everybody), (ASIDE,), generator=source).tolist()]
+        pairs = matched_items(devices.people.train, user, [one for one in some if one not in (user, last)], source)
+        found.append(_found(devices, user, scores, pairs, source))
+        if said is not None:
+            found.append(_found(devices, user, said, pairs, source, inside=False))
+        before[size] = (user, scores)
         advance()
     return found
 
@@ -83,7 +91,8 @@ def _tuned_to_words(devices: Devices, reader: Reader, size: int, source: torch.G
     others = devices.made_up(SHADOWS, source)
     others.fleet.size.fill_(size)
     train, everybody = others.people.train, list(range(SHADOWS))
-    equals = [[matched_items(train, user, source)] for user in everybody]
+    rest = [[other for other in everybody if other != user] for user in everybody]
+    equals = [[matched_items(train, user, rest[user], source)] for user in everybody]
     return Tuned([reader.scores(word) for word in others.words(everybody)], equals)
 
 
@@ -99,21 +108,23 @@ def attack_sums(
 
     What the latter says of the targets is what everybody's data say of them: only what is beyond that is their own.
     """
-    known: dict[int, tuple[list[Scores], list[list[tuple[Tensor, Tensor]]]]] = {}
+    known: dict[int, tuple[list[Scores], list[list[list[Pairs]]]]] = {}
     many = min(cohort, len(devices.fleet.taking_part))
     pool = devices.made_up(many + max(many // 4, MORE), source)
     for _ in range(SHADOWS):
-        members = pool.cohorts(many, 1, source)[0].members
+        drawn = pool.cohorts(many, 1, source)[0]
+        members, aside = drawn.members, drawn.beside(source)
         for seen in pool.sums(members, rough=True):
             scores, equals = known.setdefault(seen.sent.size, ([], []))
             scores.append(reader.scores(seen))
             mine = [user for user in members if int(pool.fleet.size[user]) == seen.sent.size] or members
-            equals.append([matched_items(pool.people.train, user, source) for user in mine[:AT_ONCE]])
+            equals.append([matched_items(pool.people.train, user, aside, source) for user in mine[:AT_ONCE]])
         advance()
     tuned = {size: Tuned(*of) for size, of in known.items()}
     found = list[Target]()
     for drawn in devices.cohorts(cohort, users, source):
-        pairs = {user: matched_items(devices.people.train, user, source) for user in drawn.targets}
+        train = devices.people.train
+        pairs = {user: matched_items(train, user, drawn.beside(source), source) for user in drawn.targets}
         for inside, members in ((True, drawn.members), (False, drawn.without)):
             sums = devices.sums(members) if drawn.outside or inside else []
             ranked = {
@@ -140,10 +151,10 @@ def _found(
     devices: Devices,
     user: int,
     scores: Tensor,
-    equals: tuple[Tensor, Tensor],
+    pairs: list[Pairs],
     source: torch.Generator,
     *,
     inside: bool = True,
 ) -> Target:
     mine, size = devices.people.train.of(user), int(devices.fleet.size[user])
-    return Target(user, size, matched_auc(scores, *equals), precision(scores, mine, source), inside)
+    return Target(user, size, matched_auc(scores, pairs), precision(scores, mine, source), inside)

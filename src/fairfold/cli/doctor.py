@@ -20,7 +20,11 @@ MISSING = "[yellow]missing[/yellow]"
 
 
 def doctor() -> None:
-    """Say what is installed, what is missing and what it would give."""
+    """Say what is installed, what is missing, and what it would be good for.
+
+    Examples:
+        fairfold doctor
+    """
     import torch
 
     from fairfold.kernels.gpu import triton_problem

@@ -187,7 +187,7 @@ def _json(path: Path, first: str, wanted: Options) -> Layout:
         "".join(names).encode()  # half of a character, which JSON can write, is no name of a column
     except ValueError as error:
         raise InvalidData(
-            f"the first line of {path.name} is not JSON ({error})", "one JSON object a line", "Check the file."
+            f"the first line of {path.name} is not JSON ({error})", "one JSON object per line", "Check the file."
         ) from error
     layout = _named("json", path, names, wanted)
     return _scaled(layout, names, goodreads=plain(str(layout.item)) == "bookid")
@@ -228,7 +228,7 @@ def _delimited(path: Path, first: str, wanted: Options) -> Layout:
     if len(names) < 2:
         raise InvalidData(
             f"the first line of {path.name} is {first[:60]!r}, one field with the separator {separator!r}",
-            "at least a user and an item a line",
+            "at least a user and an item per line",
             "Give the separator with --separator.",
         )
     quote = '"' if len(separator.encode()) == 1 else None

@@ -74,10 +74,10 @@ class Model:
 
         Args:
             user: An id of the interactions; or a list of item ids, the history of a user who is new.
-            k: How many.
+            k: How many items.
             history: The same as such a list; for a model of ratings a dict of items and ratings.
             users: Several ids, for arrays of a row per user.
-            capacity: By the bytes of a device of this size (``"16x"``, ``"40MB"``); else by the server's model.
+            capacity: Use the model that a device of this size holds (``"16x"``, ``"40MB"``); else the server's.
         """
         listed = not isinstance(user, str | bytes) and hasattr(user, "__iter__")
         history, user = (user, None) if listed and history is None else (history, user)
@@ -170,7 +170,7 @@ class Model:
             test: What to find instead of what was held out, in any form that :func:`fairfold.fit` takes but a path.
                 Users and items that the model does not know are left out and counted as such, and so is what it was
                 trained on, which it does not recommend again.
-            k: Of NDCG@k; that of the run if not given.
+            k: The k of NDCG@k; that of the run if not given.
             references: Also EASE, iALS and item-kNN, tuned on the same data (minutes on large data).
         """
         world, told = self.opened.world, dict[str, Any]()

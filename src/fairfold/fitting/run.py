@@ -60,9 +60,9 @@ def fit(
             third of the users.
         recipe: ``"best"`` for rankings (the default), ``"ratings"``, ``"least-squares"`` or ``"paper"``.
         method: Which devices hold what, e.g. ``"fair"``.
-        rounds: How many.
-        seed: Of everything random; the same seed gives the same model.
-        settings: Others, by ``"table.key"`` (docs/settings.md), or whole settings.
+        rounds: How many rounds to train; the recipe decides if not given.
+        seed: Seed of everything random; the same seed gives the same model.
+        settings: Other settings, by ``"table.key"`` (docs/settings.md), or a whole :class:`fairfold.Settings`.
         titles: Names of items, by their ids: a dict or a pandas Series.
         test: What to hold out, a table like ``interactions``: a split that was made elsewhere (by LensKit, say).
         start: A model to go on from, with interactions that are new, of known users or of others.

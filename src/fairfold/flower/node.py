@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fairfold.errors import InvalidSettings, InvalidState
+from fairfold.errors import FairfoldError, InvalidSettings, InvalidState
 from fairfold.files import locked, make_private, write_atomically
 from fairfold.flower.link import Line, Refused, address_of, detail_of, public_form, read_key
 from fairfold.flower.tokens import Token
@@ -73,7 +73,9 @@ class NodeFolder:
             raise InvalidState(f"{folder}, where no device has enrolled", f"a folder with {FILE}", remedy) from None
         except (OSError, ValueError, TypeError) as error:
             raise InvalidState(
-                f"{path}: {error}", "what `fairfold node enrol` wrote", "Mend it, or enrol anew."
+                f"{path}: {error}",
+                "what `fairfold node enrol` wrote",
+                "Correct the file, or enrol again with a new token.",
             ) from None
 
     def save(self) -> None:
@@ -110,7 +112,19 @@ class NodeFolder:
             found = {}
         if not self.running():
             found |= {"state": "stopped", "words": "its process is not running: fairfold node start"}
-        return {"server": self.server, "capacity": self.capacity, "data": self.data} | found
+        known = {"server": self.server, "capacity": self.capacity, "data": self.data, "privacy": self.account()}
+        return known | found
+
+    def account(self) -> dict[str, Any]:
+        """What it asks of whoever adds up its words, and what sums with noise have cost its users, by its ledger."""
+        from fairfold.privacy.ledger import LEDGER, USUAL_COHORT, USUAL_DELTA, USUAL_EPSILON, Ledger
+
+        least, level = self.smallest_cohort or USUAL_COHORT, {"level": self.privacy or "plain"}
+        ledger = Ledger(self.state / LEDGER, self.epsilon or USUAL_EPSILON, self.delta or USUAL_DELTA, least)
+        try:
+            return level | ledger.told()
+        except FairfoldError as error:
+            return level | {"problem": str(error)}
 
 
 def enrol(node: NodeFolder, token: Token, patience: float = 0.0) -> int:

@@ -16,6 +16,7 @@ from fairfold.flower.nodes import Node
 from fairfold.flower.protocol import NUMBERING, SURVEY, new_word
 from fairfold.flower.secure_round import survey as secure_survey
 from fairfold.flower.wire import ask, tell, unpack_survey, windows
+from fairfold.privacy.ledger import USUAL_COHORT
 from fairfold.protocol.algorithm import COUNTS
 from fairfold.protocol.dry_run import try_out
 from fairfold.protocol.noising import privacy_facts, privacy_words
@@ -23,7 +24,7 @@ from fairfold.protocol.plan import Plan
 from fairfold.protocol.words import Answer, Public, State
 from fairfold.settings import Settings
 from fairfold.settings.parts import FaultSettings
-from fairfold.settings.privacy import USUAL_COHORT, PrivatePrivacy, SecurePrivacy
+from fairfold.settings.privacy import PrivatePrivacy, SecurePrivacy
 from fairfold.simulate.numbering import order_by
 from fairfold.values import BYTES, Weights
 
@@ -78,7 +79,9 @@ def first_plan(settings: Settings, num_items: int, picture: Picture | None) -> P
     if picture is None:
         try_out(settings)
         if num_items < 1:
-            raise InvalidSettings(f"num_items = {num_items}", "the size of the catalogue", "Name it.")
+            raise InvalidSettings(
+                f"num_items = {num_items}", "the size of the catalogue", "Give num_items=..., the number of items."
+            )
     return Plan.of(settings, Public(num_items), picture)
 
 

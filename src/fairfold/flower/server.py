@@ -126,7 +126,7 @@ class ServerFolder:
             remedy = "Run `fairfold server init FOLDER --host ...` first."
             raise InvalidState(f"{folder}, which holds no server", f"a folder with {FILE}", remedy) from None
         except (OSError, ValueError, TypeError) as error:
-            raise InvalidState(f"{path}: {error}", "what `fairfold server init` wrote", "Mend the file.") from None
+            raise InvalidState(f"{path}: {error}", "what `fairfold server init` wrote", "Correct the file.") from None
 
     def settings(self, rounds: int = 0) -> Settings:
         """What is trained; for so many rounds, if any are given."""
@@ -142,6 +142,21 @@ class ServerFolder:
         from fairfold.settings.files import read_toml
 
         return "privacy" in read_toml(self.folder / SETTINGS)
+
+    def privacy_words(self) -> list[str]:
+        """What the server of its run sees, and what that costs a user; or who is to decide that."""
+        from fairfold.protocol.noising import privacy_facts, privacy_words
+        from fairfold.settings.privacy import PrivatePrivacy
+
+        if not self.says_privacy() and not (self.folder / PRIVACY).exists():
+            return ["Decided when a run begins, by how many devices are there."]
+        settings = self.settings()
+        words = privacy_words(privacy_facts(settings))
+        if not isinstance(settings.privacy, PrivatePrivacy):
+            return words
+        ended = (self.run / "result.json").exists()
+        spent = "Spent" if ended else "Being spent" if self.run.exists() else "Nothing of it is spent yet"
+        return [*words, f"{spent}; every device keeps an account of its own (fairfold node status)."]
 
     def choose_privacy(self, devices: int) -> list[str]:
         """Decide what the server of a new run sees, where settings do not: what was chosen, and why."""
@@ -242,6 +257,7 @@ class ServerFolder:
         with contextlib.suppress(OSError, ValueError, KeyError):
             result = json.loads((self.run / "result.json").read_text())
             found["run"] |= {key: result[key] for key in ("metric", "quality") if key in result}
+        found["privacy"] = self.privacy_words()
         try:
             return found | self.ask("nodes") | self.ask("runs")
         except InvalidState as error:
@@ -264,7 +280,7 @@ def read_catalogue(path: Path) -> list[str]:
         raise InvalidData(f"{path}: {error}", "a file with the names of the items", "Check the path.") from None
     if not names or not all(names) or len(set(names)) < len(names):
         given = f"{path}: {len(names)} names, {len(names) - len(set(filter(None, names)))} of them empty or repeated"
-        raise InvalidData(given, "a name for every item, each once", "Mend the file.")
+        raise InvalidData(given, "a name for every item, each once", "Correct the file.")
     return names
 
 

@@ -20,13 +20,16 @@ from fairfold.files import locked, make_private, remove_leftovers, write_atomica
 from fairfold.privacy.accounting import epsilon_of, together
 from fairfold.sealed import Damaged, content_of, reading, sealed_values, values_in
 
-FILE = "ledger.json"
+LEDGER, FILE = "ledger", "ledger.json"
+"""The folder in a device's own, and the file."""
+
 FORMAT = 2
 LONGEST = 1 << 24
 """Bytes of a ledger that are read."""
 
-USUAL_EPSILON, USUAL_DELTA = 8.0, 1e-5
-"""What a device allows in all where its owner says nothing."""
+USUAL_EPSILON, USUAL_DELTA, USUAL_COHORT = 8.0, 1e-5, 100
+"""What a device allows in all where its owner says nothing, and devices of a sum: of fewer, what single users have can
+be read from exact sums (docs/privacy.md)."""
 
 TOLERANCE = 1e-6
 """Of ε, for what rounding brings."""
@@ -75,6 +78,14 @@ class Ledger:
     def spent(self) -> float:
         """ε of all that was let out together."""
         return self._cost(self.entries())
+
+    def told(self) -> dict[str, float]:
+        """For its owner: ε spent and allowed, δ, sums that were let out, the fewest devices among which that may be."""
+        entries = self.entries()
+        return {
+            "spent": self._cost(entries), "epsilon": self.epsilon, "delta": self.delta,
+            "sums": len({(one.run, one.release) for one in entries}), "smallest cohort": self.smallest_cohort,
+        }  # fmt: skip
 
     def require(self, entry: Entry) -> float:
         """Refuse what must not be let out; else what would have been spent then. Nothing is written."""

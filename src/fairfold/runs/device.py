@@ -158,7 +158,18 @@ def contents(
 
 
 def read_device_model(path: Path) -> tuple[DeviceModel, dict[str, Any]]:
-    """A device's model as written, and what was written with it; needs neither the run nor its data."""
+    """The model of a device as `fairfold export` wrote it, and its metadata; needs neither the run nor its data.
+
+    Example:
+        >>> import fairfold, tempfile
+        >>> readings = [(reader, book) for reader in range(20) for book in range(reader % 5, 40, 2)]
+        >>> model = fairfold.fit(readings, "1x-4x", rounds=2, progress=False)
+        >>> path = Path(tempfile.mkdtemp()) / "small.safetensors"
+        >>> _ = model.export("4x", path)
+        >>> device, told = read_device_model(path)
+        >>> str(device.capacity), told["quality"]["metric"]
+        ('4x', 'NDCG@20')
+    """
     tensors, told = read_values(path, AGAIN, version=FORMAT)
     with reading(path, InvalidCheckpoint, "a device model", AGAIN):
         values: dict[str, Any] = told | {key: json.loads(told[key]) for key in PLAIN}
