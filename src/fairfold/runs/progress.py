@@ -62,7 +62,8 @@ class Display(Callback):
         while not self._over.wait(LINE_SECONDS / 2):
             silent = time.monotonic() - self._spoke
             if self._live is None and silent >= LINE_SECONDS:
-                self._say(f"round {self._now}/{self._rounds} goes on: {human_seconds(self._elapsed)} so far")
+                now = min(self._now, self._rounds)  # after the last one models are judged
+                self._say(f"round {now}/{self._rounds} goes on: {human_seconds(self._elapsed)} so far")
 
     @property
     def _elapsed(self) -> float:
