@@ -15,7 +15,7 @@ from torch import Tensor
 from fairfold.data import Dataset, Interactions
 from fairfold.data.counted import items_at, ranks_of
 from fairfold.data.images import ImageDataset
-from fairfold.errors import InvalidSettings
+from fairfold.errors import InvalidSettings, nearest
 from fairfold.metrics.ranking import Scorer
 from fairfold.projections import Assignment
 from fairfold.protocol.people import People
@@ -145,7 +145,7 @@ def find_user(data: Dataset, wanted: str) -> int:
         except ValueError:
             some = ", ".join(data.user_ids[:3])
             raise InvalidSettings(
-                f"user {wanted!r}",
+                f"user {wanted!r}{nearest(text, data.user_ids)}",
                 f"an id of {data.name} (such as {some}), or #0 to #{data.num_users - 1}",
                 "Check the id.",
             ) from None
