@@ -29,7 +29,7 @@ def test_a_command_ends_its_help_with_what_can_be_typed(name: str) -> None:
     for line in command.examples:
         assert line.startswith(f"fairfold {name}")
         refuse_unknown(line)
-    assert all(option.help for option in command.params if "--help" not in option.opts)
+    assert all(getattr(option, "help", None) for option in command.params if "--help" not in option.opts)
 
 
 def test_the_help_that_is_shown_has_its_examples() -> None:

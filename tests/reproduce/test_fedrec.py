@@ -1,5 +1,6 @@
 """The fair table: ranks against a brute force, the split by time, and rivals against plain loops of torch."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,9 +187,10 @@ def test_ranks_are_those_of_a_brute_force() -> None:
     assert float(found.gains(1)[1].sum()) == float(found.hits(1)[1].sum())
 
 
-def test_scores_that_are_all_alike_find_nothing() -> None:
+@pytest.mark.parametrize("value", [0.0, torch.nan])
+def test_scores_that_are_all_alike_or_no_numbers_find_nothing(value: float) -> None:
     data = small()
-    hits = rank_one_left_out(lambda users: torch.zeros(len(users), ITEMS), data.train, data.test).hits()
+    hits = rank_one_left_out(lambda users: torch.full((len(users), ITEMS), value), data.train, data.test).hits()
     assert float(hits[0].sum()) == float(hits[1].sum()) == 0
 
 
@@ -259,6 +261,9 @@ def test_a_trial_that_diverges_is_the_worst_and_no_error(monkeypatch: pytest.Mon
     monkeypatch.setattr(fedrec, "newest_left_out", lambda _name: small())
     given = fedrec.FedRecSettings("fedncf", rounds=4, check_every=1, factors=4, trial={"server_step": 1e38})
     assert fedrec.tried(given, lambda _done, _of: None) == [(4.0, 0.0)]
+    facts, _ = fedrec.measured(replace(given, tried={"server_step": [1e38]}), 0, {}, lambda _done, _of: None)
+    assert facts["measures"]["rounds"] < 4  # and a cell has what it had before
+    assert 0 <= facts["measures"]["NDCG@10"] <= 1
 
 
 def test_references_are_chosen_by_the_same_items_as_rivals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,18 +81,17 @@ def tried(given: FedRecSettings, tell: Tell) -> list[tuple[float, float]]:
     """How well a trial finds the item before the newest among all items, NDCG@10, after so many rounds each time."""
     data, found = newest_left_out(given.data), list[tuple[float, float]]()
     assert data.valid is not None
-    held, held_back = data.valid, replace(data, test=data.valid, valid=None)
+    held, held_back, told = data.valid, replace(data, test=data.valid, valid=None), list[int]()
 
     def after(done: int, scorer: Callable[[], Scorer]) -> None:
+        told.append(done)
         tell(done, given.rounds)
         if done % given.check_every == 0 or done == given.rounds:
             found.append((float(done), float(rank_one_left_out(scorer(), data.train, held, 0).gains()[1].mean())))
 
-    try:
-        _trained(given, held_back, given.trial, SEARCH_SEED, given.rounds, after)
-    except InvalidVector:  # these steps diverge: a finding like any other, and the worst
-        return [(float(given.rounds), 0.0)]
-    return found
+    _trained(given, held_back, given.trial, SEARCH_SEED, given.rounds, after)
+    diverged = given.rounds not in told  # a finding like any other, and the worst
+    return [(float(given.rounds), 0.0)] if diverged else found
 
 
 def measured(
@@ -158,7 +157,10 @@ def _summary(found: OneLeftOut) -> tuple[dict[str, float], dict[str, float], dic
 def _trained(
     given: FedRecSettings, data: Dataset, chosen: dict[str, float], seed: int, rounds: int, after: After
 ) -> tuple[Scorer, dict[str, float]]:
-    """A scorer, and what it costs a device; ``after`` every round it can be asked for another."""
+    """A scorer, and what it costs a device; ``after`` every round it can be asked for another.
+
+    Where steps diverge, training ends with what it had before: ``after`` is not called for the rounds that are left.
+    """
     if given.method in CENTRAL - {"ncf"}:
         return Popularity(data.train) if given.method == "popularity" else _counter(given, data, rounds, seed), {}
     settings = settings_of(given, chosen, seed, rounds, data.num_users)
@@ -166,13 +168,17 @@ def _trained(
     if given.outside == "all ratings":
         world.people.outside = _joined(data.train, data.test)
     state, rejections = world.initial(), Rejections()
-    moved = torch.zeros(2, dtype=torch.float64)
+    moved, done = torch.zeros(2, dtype=torch.float64), 0
     for number in range(settings.run.rounds):
         plan = settings.algorithm.settled(world.plan, state)
         each = [settings.algorithm.traffic(plan, size, number) for size in range(len(plan.capacities))]
         moved += torch.tensor(each, dtype=torch.float64)[world.fleet.size[world.fleet.cohort(number)]].sum(0)
-        state = run_round(state, world.fleet, world.people, rejections, batched)
-        after(number + 1, lambda state=state: _by_size(world, state))  # type: ignore[misc]
+        try:
+            state = run_round(state, world.fleet, world.people, rejections, batched)
+        except InvalidVector:
+            break
+        done = number + 1
+        after(done, lambda state=state: _by_size(world, state))  # type: ignore[misc]
     plan = settings.algorithm.settled(world.plan, state)
     bits = getattr(settings.algorithm, "BITS", 8 * BYTES)
     held = [one.bytes() * bits // (8 * BYTES) for one in plan.assignments(0)]
@@ -182,7 +188,7 @@ def _trained(
         "bytes held": mean(held[size] for size in world.fleet.size.tolist()) + own,
         "bytes down": down,
         "bytes up": up,
-        "rounds": settings.run.rounds,
+        "rounds": done,
     }
     return _by_size(world, state), {} if settings.algorithm.pooled else cost
 

@@ -85,7 +85,7 @@ class Display(Callback):
             self._last, self._last_round = report.quality, report.round_number
         left, self._now = self._left(report.round_number), report.round_number + 1
         if self._live is not None:
-            self._bar.update(self._task, completed=report.round_number, left=f"{left} left")
+            self._bar.update(self._task, completed=report.round_number, left=left)
             self._live.update(self._view())
             return
         if self._cell is not None or report.quality is not None or time.monotonic() - self._spoke > LINE_SECONDS:
@@ -99,8 +99,8 @@ class Display(Callback):
             self._live = None
 
     def _left(self, number: int) -> str:
-        done = number - self._first + 1
-        return human_seconds(self._elapsed / done * (self._rounds - number))
+        done, more = number - self._first + 1, self._rounds - number
+        return f"{human_seconds(self._elapsed / done * more)} left" if more else ""
 
     def _line(self, report: RoundReport, left: str) -> str:
         words = [f"round {report.round_number}/{self._rounds}"]
@@ -110,8 +110,8 @@ class Display(Callback):
                 for size, value in zip(self._sizes, report.quality.groups, strict=True)
             )
             words.append(f"{self._metric} {report.quality.server:.4f} ({sizes})")
-        words += [f"{human_bytes(self._down)} down, {human_bytes(self._up)} up", f"{left} left"]
-        return "  ".join(words)
+        words += [f"{human_bytes(self._down)} down, {human_bytes(self._up)} up", left]
+        return "  ".join(filter(None, words))
 
     def _view(self) -> Group:
         table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
