@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,11 +113,9 @@ def test_another_format_or_noise_that_is_none_is_not_read(tmp_path: Path) -> Non
     mine, path = ledger(tmp_path), tmp_path / "state" / FILE
     mine.spend(entry(0.1))
     kept = values_in(path.read_bytes())
-    for other in (
-        {"format": 1},
-        {"format": 3},
-        *({"entries": [asdict(replace(entry(0.1), sigma=of))]} for of in (0, -1)),
-    ):
+    others: list[dict[str, Any]] = [{"format": 1}, {"format": 3}]
+    others += [{"entries": [asdict(replace(entry(0.1), sigma=none))]} for none in (0.0, -1.0)]
+    for other in others:
         path.write_bytes(sealed_values(kept | other))
         with pytest.raises(InvalidState, match="lets out nothing more"):
             mine.spent()
