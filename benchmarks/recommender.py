@@ -52,7 +52,7 @@ REFERENCES = ("EASE", "iALS", "item-kNN")
 
 
 class AllPairs(Correlations):
-    """Devices of all sizes say all of their pairs, and models that differ in nothing are made once."""
+    """Devices of all sizes say all of their pairs; a model with fewer columns than another like it is that one."""
 
     def spoken(self, plan: Plan, size: int) -> LeadingBlock:  # noqa: ARG002
         """All of them."""
@@ -61,13 +61,13 @@ class AllPairs(Correlations):
 
     def model(self, plan: Plan, sums: torch.Tensor, made: Made) -> Weights:
         """See the base class."""
-        key = (float(sums.sum()), float(sums.square().sum()), *made)
-        if key not in MADE:
-            MADE[key] = super().model(plan, sums, made)
-        return MADE[key]
+        key = (float(sums.sum()), float(sums.square().sum()), *made._replace(columns=0))
+        if key not in MADE or MADE[key][0] < made.columns:
+            MADE[key] = made.columns, super().model(plan, sums, made)
+        return MADE[key][1]
 
 
-MADE: dict[tuple[float, ...], Weights] = {}
+MADE: dict[tuple[float, ...], tuple[float, Weights]] = {}
 
 
 def split_anew(data: Dataset, seed: int, top_users: int | None) -> Dataset:
@@ -121,7 +121,7 @@ class Shelf:
 
 @dataclass(frozen=True)
 class Unit:
-    """What one process makes at a time: a reference, or a fleet, of one split."""
+    """What one process makes at a time: a reference, a fleet, or fleets of one size each (1x,4x), of one split."""
 
     name: str
     seed: int
@@ -137,7 +137,7 @@ class Unit:
     @property
     def made(self) -> bool:
         """Whether they are there."""
-        return all(self.shelf.path(row).exists() for row in labels(self.what))
+        return all(self.shelf.path(row).exists() for fleet in self.what.split(",") for row in labels(fleet))
 
     def load(self) -> Dataset:
         """The split."""
@@ -156,13 +156,17 @@ def make(unit: Unit) -> None:
         name, result = next(strong_rows(data, known, kinds=kinds))  # that on the same items comes first
         unit.shelf.keep(unit.what, result, **about, seconds=round(time.monotonic() - started, 1), chosen=name)
         return
-    algorithm = (Correlations if "-" in unit.what else AllPairs)(head=unit.head)
-    settings = settings_of(unit.what, algorithm)
-    world, ended = World.of(settings, data), simulate(settings, data=data)
-    for size, (row, group) in enumerate(zip(labels(unit.what), ended.groups, strict=True)):
-        seconds, chosen = round(time.monotonic() - started, 1), " ".join(ended.told)
-        held = {"bytes": group.bytes_held, "sent": group.bytes_up, "seconds": seconds, "chosen": chosen}
-        unit.shelf.keep(row, by_user(ended, world, size), **about, **held)
+    for fleet in unit.what.split(","):
+        algorithm, started = (Correlations if "-" in fleet else AllPairs)(head=unit.head), time.monotonic()
+        if all(unit.shelf.path(row).exists() for row in labels(fleet)):
+            continue
+        settings = settings_of(fleet, algorithm)
+        world, ended = World.of(settings, data), simulate(settings, data=data)
+        for size, (row, group) in enumerate(zip(labels(fleet), ended.groups, strict=True)):
+            result, chosen = by_user(ended, world, size), " ".join(ended.told)
+            seconds = round(time.monotonic() - started, 1)
+            held = {"bytes": group.bytes_held, "sent": group.bytes_up, "seconds": seconds, "chosen": chosen}
+            unit.shelf.keep(row, result, **about, **held)
     MADE.clear()
 
 
@@ -234,7 +238,7 @@ def main() -> None:
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
     seeds = {name: seeds_of(chosen.out, name, chosen.splits) for name in chosen.data}
-    whats = [*REFERENCES, *chosen.sizes.split(","), *(MIXED if chosen.mixed else ())]
+    whats = [chosen.sizes, *REFERENCES, *(MIXED if chosen.mixed else ())]  # what takes longest, and matters most, first
     splits = [(name, seed) for name in chosen.data for seed in seeds[name]]
     units = [Unit(name, seed, what, chosen.head, chosen.out) for what in whats for name, seed in splits]
     missing = [] if chosen.table else [unit for unit in units if not unit.made]
@@ -247,7 +251,9 @@ def main() -> None:
     else:
         for unit in missing:
             make(unit)
-    rows = [*REFERENCES, *SIZES, *(row for scheme in MIXED for row in labels(scheme))]
+    sizes = dict.fromkeys([*SIZES, *chosen.sizes.split(",")])
+    ordered = sorted(sizes, key=lambda size: float(size.removesuffix("x")))
+    rows = [*REFERENCES, *ordered, *(row for scheme in MIXED for row in labels(scheme))]
     for name in chosen.data:
         shelves = [Shelf(chosen.out, name, seed) for seed in seeds[name]]
         text = f"\n{name}\n\n" + "\n".join(table(shelves, rows)) + "\n"

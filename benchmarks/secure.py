@@ -54,7 +54,7 @@ def measure(devices: int, words: int, leaving: float, rounds: int) -> None:
     print(f"{devices} devices, {words:,} words, {chosen.degree} neighbours, threshold {chosen.threshold}, "
           f"{leaving:.0%} leave after giving shares; load {os.getloadavg()[0]:.1f}")  # fmt: skip
     for number in range(rounds):
-        session = Session(1, number, "train", 2, Layout.nested((words,)))
+        session = Session(1, number, "train", 2, Layout.nested((words,)), turn=number)
         clock, up = Clock(), defaultdict[int, int](int)
         people_of = {
             one.name: Device(session, one, memory) for one, memory in zip(people, memories, strict=True)

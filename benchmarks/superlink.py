@@ -1,6 +1,7 @@
 """What one SuperLink bears: what idle devices cost, what looking up who is there costs, what answers cost.
 
     python benchmarks/superlink.py idle --nodes 50 200       # processor time of the server per device that waits
+    python benchmarks/superlink.py idle --nodes 1000 5000 --processes 12      # with cores for those who ask
     python benchmarks/superlink.py nodes --connected 1000 10000 100000
     python benchmarks/superlink.py answers --devices 3 --megabytes 0.1 1 10
 
@@ -9,17 +10,25 @@ start`` sends while it waits. Shown is the processor time of the server, which o
 """
 
 import argparse
+import multiprocessing
 import os
+import random
 import resource
+import ssl
+import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, EllipticCurvePrivateKey, generate_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from fairfold import Settings
 from fairfold.flower.federate import trial_of
@@ -28,7 +37,7 @@ from fairfold.flower.processes import OFFLINE, Program, descendants, free_ports,
 from fairfold.flower.server import ServerFolder
 from fairfold.flower.watch import IDLE
 
-SECONDS = 20.0  # that are measured
+SECONDS = 30.0  # that are measured
 TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -71,45 +80,115 @@ def resident(pid: int) -> float:
     return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0]) / 1000
 
 
-def idle(many: int, threads: int = 8) -> None:
+@dataclass
+class Fleet:
+    """Devices that wait, in a process of their own: what ``fairfold node start`` sends, when it sends it.
+
+    Attributes:
+        server: Address of the server.
+        authority: Certificate of its authority.
+        keys: Of the devices, as they are written.
+        first: Seconds after the start when each of them comes in.
+        threads: That share the devices out.
+        begins: When (``time.time``) what is asked begins to be counted.
+        ends: And when all is over.
+    """
+
+    server: str
+    authority: Path
+    keys: list[bytes]
+    first: list[float]
+    threads: int
+    begins: float
+    ends: float
+
+    def run(self, told: "SimpleQueue[tuple[list[float], dict[str, int], float]]") -> None:
+        """Be these devices until the end; tell how long answers took, why others were refused, how late they asked."""
+        context, start = ssl.create_default_context(cafile=str(self.authority)), time.time()
+        seconds, refused, late = list[float](), dict[str, int](), list[float]()
+
+        def live(mine: list[tuple[float, Link]]) -> None:
+            line = [(start + first, number) for number, (first, _) in enumerate(mine)]
+            heapify(line)
+            names, beats, tries = dict[int, int](), dict[int, float](), dict[int, int]()
+            while line and time.time() < self.ends:
+                due, place = heappop(line)
+                time.sleep(max(0.0, min(due, self.ends) - time.time()))
+                began, link = time.time(), mine[place][1]
+                counts = began >= self.begins
+                try:
+                    if place not in names:
+                        names[place], beats[place] = link.activate(), 0.0
+                    if began >= beats[place]:
+                        if not link.beat(names[place]):
+                            raise Refused("lost", "gone")
+                        beats[place] = time.time() + link.heartbeat * random.uniform(0.6, 0.8)
+                        if counts:
+                            seconds.append(time.time() - began)
+                        began = time.time()
+                    link.pull(names[place])
+                    tries[place] = 0
+                    if counts:
+                        seconds.append(time.time() - began)
+                        late.append(began - due)
+                    waits = max(IDLE, link.pause * random.uniform(0.8, 1.2))
+                except Refused as why:
+                    refused[why.kind] = refused.get(why.kind, 0) + counts
+                    if why.kind not in ("unreachable", "busy", "broken"):
+                        names.pop(place, None)
+                    waits = min(2.0 ** tries.get(place, 0), 20.0) * random.uniform(0.8, 1.2)
+                    tries[place] = min(tries.get(place, 0) + 1, 10)
+                heappush(line, (time.time() + waits, place))
+
+        links = []
+        for key, first in zip(self.keys, self.first, strict=True):
+            link = Link(self.server, self.authority, load_pem_private_key(key, None))  # type: ignore[arg-type]
+            link._context = context  # else each takes half a megabyte here
+            links.append((first, link))
+        workers = [Thread(target=live, args=(links[of :: self.threads],), daemon=True) for of in range(self.threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        told.put((seconds, refused, statistics.median(late) if late else float("nan")))
+
+
+def idle(many: int, processes: int, threads: int, arrive: float, settle: float) -> None:
     """Devices that wait for work."""
     with tempfile.TemporaryDirectory() as place, serving(Path(place), many) as (server, program, keys):
         before = resident(program.pid)
-        links = [Link(f"127.0.0.1:{server.port}", server.authority, key) for key in keys]
-        counts, over, there = [0] * threads, threading.Event(), threading.Barrier(threads + 1)
-
-        def wait(first: int) -> None:
-            mine = [(link, link.activate()) for link in links[first::threads]]
-            there.wait()
-            turn = 0
-            while not over.is_set():
-                began = time.monotonic()
-                for place, (link, node) in enumerate(mine):
-                    with suppress(Refused):
-                        link.pull(node)
-                    if (turn + place) % round(0.7 * link.heartbeat / max(IDLE, link.pause)) == 0:
-                        with suppress(Refused):
-                            link.beat(node)
-                        counts[first] += 1
-                    counts[first] += 1
-                turn += 1
-                waits = max(IDLE, max((link.pause for link, _ in mine), default=0.0))
-                time.sleep(max(waits - (time.monotonic() - began), 0.0))
-
-        workers = [threading.Thread(target=wait, args=(first,), daemon=True) for first in range(threads)]
-        for worker in workers:
-            worker.start()
-        there.wait()
-        time.sleep(15.0)  # by then the server has told how often it wants to be asked
-        took, asked, began = seconds_of(program.pid), sum(counts), time.monotonic()
-        time.sleep(SECONDS)
-        took, asked, seconds = seconds_of(program.pid) - took, sum(counts) - asked, time.monotonic() - began
-        over.set()
-        for worker in workers:
-            worker.join()
-        grown = resident(program.pid) - before
-        print(f"{many:>6,} idle: {asked / seconds:6.1f} requests per s, {1000 * took / asked:5.2f} ms of processor "
-              f"time each, {100 * took / seconds:5.1f} % of a core, memory {before:.0f} + {grown:.0f} MB")  # fmt: skip
+        written = [key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) for key in keys]
+        first = [number / arrive for number in range(many)]
+        begins = time.time() + 5.0 + many / arrive + settle
+        spawning, address = multiprocessing.get_context("spawn"), f"127.0.0.1:{server.port}"
+        told = spawning.SimpleQueue()
+        started = []
+        for of in range(processes):
+            part = slice(of, None, processes)
+            fleet = Fleet(address, server.authority, written[part], first[part], threads, begins, begins + SECONDS)
+            started.append(spawning.Process(target=fleet.run, args=(told,), daemon=True))
+            started[-1].start()
+        time.sleep(max(0.0, begins - time.time()))
+        took, began = seconds_of(program.pid), time.monotonic()
+        time.sleep(SECONDS - 1.0)
+        took, took_for = seconds_of(program.pid) - took, time.monotonic() - began
+        memory, online = resident(program.pid), server.online()[0]
+        parts = [told.get() for _ in started]
+        for process in started:
+            process.join()
+        asked = sorted(second for seconds, _, _ in parts for second in seconds)
+        refused: dict[str, int] = {}
+        for _, kinds, _ in parts:
+            refused |= {kind: refused.get(kind, 0) + count for kind, count in kinds.items()}
+        rate, late = len(asked) / SECONDS, max(late for _, _, late in parts)
+        share = took / took_for
+        print(
+            f"{many:>6,} idle: {online:,} online, {rate:6.1f} requests per s, {1000 * share / rate:5.2f} ms of "
+            f"processor time each, {100 * share:5.1f} % of a core, memory {before:.0f} + "
+            f"{memory - before:.0f} MB, answered in {1000 * asked[len(asked) // 2]:.0f} ms (median), "
+            f"{1000 * asked[-1 - len(asked) // 100]:.0f} ms (99 of 100), asked {late:.2f} s late, refused {refused}",
+            flush=True,
+        )
 
 
 def nodes(many: int) -> None:
@@ -171,6 +250,10 @@ def main() -> None:
     what = parser.add_subparsers(dest="what", required=True)
     one = what.add_parser("idle")
     one.add_argument("--nodes", type=int, nargs="+", default=[50, 200])
+    one.add_argument("--processes", type=int, default=1, help="that stand for the devices")
+    one.add_argument("--threads", type=int, default=8, help="of each of these")
+    one.add_argument("--arrive", type=float, default=40.0, help="devices that come in per second")
+    one.add_argument("--settle", type=float, default=20.0, help="seconds between the last of these and measuring")
     one = what.add_parser("nodes")
     one.add_argument("--connected", type=int, nargs="+", default=[1_000, 10_000, 100_000])
     one = what.add_parser("answers")
@@ -184,8 +267,12 @@ def main() -> None:
         for size in given.megabytes:
             answers(size, given.devices, given.rounds)
         return
-    for many in given.nodes if given.what == "idle" else given.connected:
-        (idle if given.what == "idle" else nodes)(many)
+    if given.what == "idle":
+        for many in given.nodes:
+            idle(many, given.processes, given.threads, given.arrive, given.settle)
+        return
+    for many in given.connected:
+        nodes(many)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The site of these pages: `make docs` builds it into build/docs with all it needs, so that it opens from a disk.
 
-Pages are Markdown as they stand in the repository. README, CHANGELOG and CONTRIBUTING are pages of the site as well. A
-link to a file beside docs/ gives the file; folders and pages that are not here are named alone.
+Pages are Markdown as they stand in the repository. The files in ``ABOVE`` are pages of the site
+as well. A link to a file beside docs/ gives the file; folders and pages that are not here are named alone.
 """
 
 import posixpath
@@ -12,7 +12,12 @@ from typing import Any
 from fairfold.version import __version__ as release
 
 ROOT = Path(__file__).parents[1]
-ABOVE = {"index": "README.md", "changes": "CHANGELOG.md", "contributing": "CONTRIBUTING.md"}
+ABOVE = {
+    "index": "README.md",
+    "changes": "CHANGELOG.md",
+    "contributing": "CONTRIBUTING.md",
+    "security": "SECURITY.md",
+}
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 project, version = "fairfold", release

@@ -237,10 +237,10 @@ def test_the_strongest_pairs_are_those_of_a_full_search(monkeypatch: pytest.Monk
     source = torch.Generator().manual_seed(3)
     matrix = torch.randn(30, 30, generator=source, dtype=torch.float64)
     matrix = (matrix + matrix.T).fill_diagonal_(0)
-    rows, counts = torch.randn(30, 3, generator=source, dtype=torch.float64), torch.arange(60, 30, -1)
-    left = (matrix - rows @ rows.T).abs() * (counts[:, None] * counts) ** 0.25
+    counts = torch.arange(60, 30, -1)
+    left = matrix.abs() * (counts[:, None] * counts) ** 0.25
     ranked = sorted(((float(left[i, j]), i, j) for i in range(30) for j in range(i)), reverse=True)[:many]
-    found = spectrum.strongest(matrix, rows, counts, many)
+    found = spectrum.strongest(matrix, counts, many)
     assert found.shape == (many, 3)
     wanted = torch.tensor([[i, j, matrix[i, j]] for _, i, j in ranked])
     torch.testing.assert_close(found[: len(ranked)], wanted.double(), rtol=0, atol=1e-6)
@@ -287,12 +287,13 @@ def test_the_model_may_be_asked_for_at_any_time() -> None:
 def test_a_cut_keeps_within_its_bytes(
     budget: int, rows: int, columns: int, wide: int, share: float, users: int
 ) -> None:
-    for shape in (Shape(wide, share), Shape(wide, share, 5), *shapes_for(budget, rows, columns, users)):
+    given = [Shape(wide, share), Shape(0, share), Shape(wide, share, 5)]
+    for shape in (*given, *shapes_for(budget, rows, columns, users)):
         cut = cut_to(budget, rows, columns, shape)
         if cut is None:
             continue
         assert 1 <= cut.rows <= rows
-        assert 1 <= cut.columns <= columns
+        assert min(shape.columns, 1) <= cut.columns <= columns
         lists = [PairList((many + 1, 3), (many, 3), rows) for many in (cut.pairs, cut.near)]
         table = CodedRows((rows, columns + 2), (cut.rows, cut.columns + 2), cut.bits)
         assert table.bytes + sum(listed.bytes for listed in lists) <= budget
@@ -338,6 +339,25 @@ def test_neighbours_are_held_where_they_leave_room_and_tried_where_they_do_not()
     assert 0 < cut.near < rows
 
 
+def test_rows_without_columns_are_their_factors() -> None:
+    table = torch.rand(20, 12, generator=torch.Generator().manual_seed(0)) + 0.1
+    held = CodedRows((20, 12), (9, 2), 8)
+    compact = held.reduce(table.view(-1))
+    stored = held.packed(compact)
+    assert len(stored) == held.bytes == 18
+    assert held.unpacked(stored).equal(compact)
+    torch.testing.assert_close(compact.view(9, 2), table[:9, :2], rtol=np.exp(1 / 32) - 1, atol=0)
+    assert projection_of(facts_of(held)) == held
+    given, hidden = [torch.tensor([1, 4])], torch.arange(9)
+    listed = torch.tensor([[5, 1, 0.5], [7, 4, 0.25], [8, 5, 0.1]])
+    scores = []
+    for rows in (compact.view(9, 2), held.table(stored)):
+        served = Served(rows, listed, 1.0)
+        scores.append(served.scores(served.histories(given), hidden)[0])
+    assert scores[0].equal(scores[1])
+    assert scores[0].argsort(descending=True, stable=True)[:3].tolist() == [5, 7, 0]
+
+
 @pytest.mark.parametrize("bits", [3, 4, 8])
 def test_what_is_stored_is_what_is_held(bits: int) -> None:
     table = torch.randn(20, 12, generator=torch.Generator().manual_seed(0))
@@ -377,7 +397,7 @@ def test_a_list_of_pairs_is_stored_as_it_is_held() -> None:
 
 
 @pytest.mark.parametrize(
-    "facts", [{"kept": [2, 3], "bits": 9}, {"kept": [2, 3], "bits": True}, {"kept": [9, 3]}, {"kept": [2, 2]}]
+    "facts", [{"kept": [2, 3], "bits": 9}, {"kept": [2, 3], "bits": True}, {"kept": [9, 3]}, {"kept": [2, 1]}]
 )
 def test_facts_of_no_block_are_refused(facts: dict[str, Any]) -> None:
     with pytest.raises((ValueError, KeyError)):
@@ -387,7 +407,7 @@ def test_facts_of_no_block_are_refused(facts: dict[str, Any]) -> None:
 
 
 def test_pairs_make_up_for_what_rows_miss() -> None:
-    """With every pair listed and counted in full, a table cut to one column scores as all correlations do."""
+    """With every pair listed and counted in full, a table of few columns, or none, scores as all correlations do."""
     world = world_of(tiny_data(2, 30, 9), pair_weight=1.0, model={"factors": 9})
     plan, state = world.plan, after_rounds(world, world.initial(), 1)
     head = plan.architecture.tables[ROWS][0]
@@ -397,17 +417,18 @@ def test_pairs_make_up_for_what_rows_miss() -> None:
     table = state.full[ROWS].view(head, -1).clone()
     listed = spectrum.strongest(Precision.of(
         pairs.matrix_of(state.moments[SUM][SUM]), plan.public.survey["counts"][:head], 0.15, ridge
-    ).correlations(), torch.zeros(head, 1).double(), torch.ones(head), head * head)  # fmt: skip
+    ).correlations(), torch.ones(head), head * head)  # fmt: skip
     rarer, other = listed[:, :2].long().T
     listed[:, 2] *= table[rarer, 1] * table[other, 0]
-    served = Served(table[:, :3], listed.float(), 1.0)
-    made = served.histories([world.people.train.of(user) for user in range(30)])
-    score = served.scores(made, torch.arange(head))
+    histories = [world.people.train.of(user) for user in range(30)]
     x = torch.from_numpy(dense(world.people.train))[:, :head]
     roots, scales = precision.roots.clone(), precision.scales
     wanted = (x * scales * roots) @ precision.correlations() / roots
     new = x == 0  # what an item says of itself, the rows tell and a regression leaves out
-    torch.testing.assert_close(score[:, :head].double()[new], wanted[new], rtol=1e-4, atol=1e-5)
+    for columns in (0, 1, 4):
+        served = Served(table[:, : 2 + columns], listed.float(), 1.0)
+        score = served.scores(served.histories(histories), torch.arange(head))
+        torch.testing.assert_close(score.double()[new], wanted[new], rtol=1e-4, atol=1e-5)
 
 
 # -- trials ------------------------------------------------------------------------------------------------------------

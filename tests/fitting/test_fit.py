@@ -72,6 +72,8 @@ def test_a_new_user_is_their_history(model: Model) -> None:
         model.recommend(999)
     with pytest.raises(InvalidData, match="item 'none'"):
         model.recommend(["none"])
+    with pytest.raises(InvalidData, match=r"item 'ii3' \(did you mean 'i3'\?\)"):
+        model.similar("ii3")
     with pytest.raises(InvalidSettings, match="one of them"):
         model.recommend()
 
@@ -98,6 +100,13 @@ def test_quality_of_what_was_held_out_and_of_other_interactions(model: Model) ->
     again = model.evaluate(test)
     assert again["left_out"] == 1
     assert again["server"] == pytest.approx(told["server"])
+    one = test.filter(polars.col("user") == test["user"][0])  # nobody with another size has something to find
+    assert model.evaluate(one)["sizes"].keys() == {"1x", "4x"}
+    trained = data.train.users.tolist()[:3], data.train.items.tolist()[:3]
+    seen = [(data.user_ids[user], data.item_ids[item]) for user, item in zip(*trained, strict=True)]  # type: ignore[index]
+    assert model.evaluate([*test.rows(), *seen])["server"] == pytest.approx(told["server"])
+    with pytest.raises(InvalidData, match="a test of 3 interactions"):
+        model.evaluate(seen)
     everything = fitted(rows(), split=1.0)
     with pytest.raises(InvalidData, match=r"split=0\.7"):
         everything.evaluate()
@@ -112,7 +121,7 @@ def test_saved_and_loaded_it_is_the_same(model: Model, tmp_path: Path) -> None:
     assert (again.recommend(7).items == model.recommend(7).items).all()
     assert again.recommend(7).titles[0] == model.recommend(7).titles[0]
     again.save(tmp_path / "copy")
-    with pytest.raises(InvalidSettings, match="a new or empty folder"):
+    with pytest.raises(InvalidSettings, match=r"save to .* a new or empty folder\. Name another, or remove it"):
         model.save(tmp_path / "copy")
 
 
@@ -123,6 +132,7 @@ def test_a_device_model_as_a_file(model: Model, tmp_path: Path) -> None:
     assert again.size == device.size
     assert (told["capacity"], told["trained"]) == ("4x", True)
     assert sum(held.bytes for held in device.projections.values()) < 4 * 80 * 80
+    assert repr(device).startswith(f"<fairfold.DeviceModel of 4x: {device.size:,} numbers (rows ")
 
 
 def test_new_interactions_join_those_of_a_model(model: Model) -> None:
@@ -226,3 +236,5 @@ def test_settings_that_do_not_exist_are_refused_with_the_nearest() -> None:
         fairfold.fit(rows(), settings={"run.round": 3})
     with pytest.raises(InvalidSettings, match="did you mean 'best'"):
         fairfold.fit(rows(), recipe="bets")
+    with pytest.raises(InvalidSettings, match="did you mean 'capacities'"):
+        fairfold.fit(rows(), capacity="1x")

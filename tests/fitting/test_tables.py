@@ -113,8 +113,10 @@ def test_text_stays_text_and_titles_go_with_ids() -> None:
 
 
 def test_what_cannot_be_read_is_refused_with_what_would_be() -> None:
-    with pytest.raises(InvalidData, match=r"item_column"):
+    with pytest.raises(InvalidData, match=r"the table has no column .* fairfold\.fit\(.*item_column='thing'\)\.$"):
         take(polars.DataFrame({"user": [1], "thing": [2]}), {})
+    with pytest.raises(InvalidData, match=r"Name it by item_column=\.$"):
+        take(polars.DataFrame({"user": [1], "thing": [2]}), {"item_column": "think"})
     assert take(polars.DataFrame({"user": [1], "thing": [2]}), {"item_column": "thing"}).data.num_items == 1
     with pytest.raises(InvalidData, match="csr_array"):
         take(numpy.ones((5, 7)), {})

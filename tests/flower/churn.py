@@ -1,11 +1,14 @@
 """A day of churn, compressed: real server, real protocol, devices that come and go in every way, the server killed.
 
-    python -m tests.flower.churn DAY --minutes 20 --real 3 --light 24 --kills 20
+    python -m tests.flower.churn DAY --minutes 50 --real 3 --steady 2 --light 12 --kills 20 --calm 0.4
 
 A day of events is drawn from a seed and squeezed into the minutes given: devices enrol, die (some between training and
 sending), stop in good order, come back, change size, have full disks and wrong clocks; the server is killed: all of its
 programs, its SuperLink, or the run's own, and the command that trains with them. Whoever supervises (systemd, by the
 units in ``deploy/``) is stood in for by :class:`Supervisor`, which starts again what has ended; nobody does more.
+Steady devices neither die nor stop, and in the calm end of the day the server is not killed: so there are processes
+that live long, whose memory is to stay as it is. When the day is over training is stopped in good order, and gone on
+with for its last rounds.
 
 Compressed are the times between events, deadlines (a round has 15 s), heartbeats and pauses (:mod:`.herd`). Rounds,
 TLS, checkpoints and restarts take the time that they take, so there are fewer rounds between two events than in a day.
@@ -26,7 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import linear_regression, median
 from typing import Any
 
 import torch
@@ -48,7 +51,9 @@ DAY = 24 * 60.0  # minutes
 SIZES = ["1x", "2x", "4x"]
 CLOCKS = [7200.0, -7200.0, 60.0, -50 * 365 * 86400.0]
 ROUND_SECONDS = 15.0
-HERD = "herd"
+ENDLESS, LAST = 100_000, 2  # rounds: more than a day has, and those that end the run
+SETTLED = 60.0  # seconds after which a program has loaded what it needs
+FLAT_SHARE, FLAT_MB = 0.02, 2.0  # what memory may grow by and be called flat, of itself and beside that
 
 
 @dataclass
@@ -102,9 +107,11 @@ class Day:
     trial: Trial
     minutes: float
     real: int
+    steady: int  # of the real ones, those that neither die nor stop
     kills: int
-    rounds: int
+    calm: float  # of the day, at its end, in which the server is not killed
     dice: random.Random
+    rounds: int = ENDLESS
     devices: list[Device] = field(default_factory=list)
     herd: subprocess.Popen[str] | None = None
     counts: dict[str, int] = field(default_factory=dict)
@@ -124,11 +131,11 @@ class Day:
             for what, often, shortest, longest in (
                 ("die", 4, 10, 90), ("stop", 2, 10, 90), ("size", 1, 5, 20), ("disk", 1, 60, 120), ("clock", 1, 30, 90),
             ):  # fmt: skip
-                for _ in range(often):
+                for _ in range(0 if device < self.steady and what in ("die", "stop", "size") else often):
                     when = dice.uniform(born + 30, DAY - 100)
                     found += [(when, what, device), (when + dice.uniform(shortest, longest), f"end of {what}", device)]
-        for kill in range(self.kills):  # one per so many minutes, at a random moment, none in the last tenth
-            span = 0.9 * DAY / self.kills
+        for kill in range(self.kills):  # one per so many minutes, at a random moment, none in the calm end
+            span = (1 - self.calm) * DAY / self.kills
             found.append((kill * span + dice.uniform(0.2, 1.0) * span, "kill", kill))
         return sorted(found)
 
@@ -238,9 +245,16 @@ class Day:
         return found
 
     def sample(self, began: float, server: Supervisor) -> None:
-        """Note how much memory and disk the server takes."""
-        now = time.monotonic() - began
-        for what, pid in self.programs(server).items():
+        """Note how much memory the server and the devices that last take, and the server's disk."""
+        now, found = time.monotonic() - began, self.programs(server)
+        for device in self.devices[: self.steady]:
+            if device.program is not None and device.alive:
+                found[f"device {device.number}"] = device.program.pid
+                for pid in descendants([device.program.pid]):
+                    found[f"worker of device {device.number}"] = pid
+        if self.herd is not None:
+            found["light devices"] = self.herd.pid
+        for what, pid in found.items():
             with contextlib.suppress(OSError, IndexError):
                 status = Path(f"/proc/{pid}/status").read_text()
                 self.memory.append((now, what, pid, int(status.split("VmRSS:")[1].split()[0])))
@@ -258,7 +272,7 @@ class Day:
                 "run", "server", "train", str(trial.server.folder), "--rounds", str(self.rounds), "--resume",
                 "--wait-for", "2", "--patience", "600",
             ),
-            done=lambda: (trial.run_folder / "result.json").exists(),
+            done=lambda: self.rounds < ENDLESS and (trial.run_folder / "result.json").exists(),
         )  # fmt: skip
         command = [sys.executable, "-m", "tests.flower.herd", "many"]
         log = (trial.folder / "logs" / "herd.log").open("ab")
@@ -283,7 +297,7 @@ class Day:
     def _pass(self, server: Supervisor, training: Supervisor, say: Callable[[str], None]) -> None:
         waiting, began, looked, told = self.events(), time.monotonic(), 0.0, 0
         limit = 60 * self.minutes + 1200.0
-        while not training.done() or waiting:
+        while not training.done():
             now = time.monotonic() - began
             assert now < limit, f"{self.newest()} of {self.rounds} rounds after {now:.0f} s"
             while waiting and waiting[0][0] * self.minutes / DAY * 60 <= now:
@@ -295,6 +309,8 @@ class Day:
                     assert what == "join"
                     waiting.append((when + DAY / self.minutes / 12, what, number))
                     waiting.sort()
+            if now > 60 * self.minutes and not waiting and self.rounds == ENDLESS:
+                self.finish(training)
             server.look()
             if any(device.enrolled for device in self.devices):
                 training.look()
@@ -303,15 +319,26 @@ class Day:
                 self.sample(began, server)
                 if now // 60 > told:
                     told = int(now // 60)
-                    say(f"{told} min: round {self.newest()} of {self.rounds}, {json.dumps(self.counts)}")
+                    say(f"{told} min: round {self.newest()}, {json.dumps(self.counts)}")
             time.sleep(0.1)
 
+    def finish(self, training: Supervisor) -> None:
+        """Stop training in good order; it is then started for its last rounds."""
+        assert training.program is not None
+        training.program.ask_to_end()
+        assert training.program.wait(120.0) is not None, "training stops when it is asked to"
+        self.rounds = self.newest() + LAST
+        self.counts["training stopped in good order"] = 1
+        training.program = None
 
-def prepared(folder: Path, minutes: float, real: int, light: int, kills: int, rounds: int, seed: int) -> Day:
+
+def prepared(
+    folder: Path, *, minutes: float, real: int, light: int, kills: int, steady: int = 0, calm: float = 0.1, seed: int
+) -> Day:
     """A day that can begin."""
     many = real + light
     world = {"users": 3 * many, "items": 200, "interactions_per_user": 20}
-    settings = flat(solver="least_squares", rounds=rounds, evaluate_every=10**6, world=world, factors=4, support=2)
+    settings = flat(solver="least_squares", rounds=ENDLESS, evaluate_every=10**6, world=world, factors=4, support=2)
     capacities = ",".join(SIZES[number % len(SIZES)] for number in range(many))
     trial, data = trial_of(settings, capacities, folder)
     trial.settings = trial.settings.with_changes({
@@ -326,7 +353,7 @@ def prepared(folder: Path, minutes: float, real: int, light: int, kills: int, ro
             ["mount", "-t", "tmpfs", "-o", "size=4m,mode=700", "churn", place], capture_output=True, check=False
         )
     trial.prepare(data)
-    day = Day(trial, minutes, real, kills, rounds, random.Random(seed))
+    day = Day(trial, minutes, real, steady, kills, calm, random.Random(seed))
     day.devices = [Device(number, trial.node(number), number < real) for number in range(many)]
     return day
 
@@ -380,22 +407,33 @@ def judged(day: Day) -> dict[str, Any]:
 
 
 def memory_told(day: Day) -> dict[str, Any]:
-    """Of each of the server's programs: how many there were, its median, and how much the longest-lived one grew."""
+    """Of each program: how many there were, what they took early and late in the day, how the longest-lived one grew.
+
+    Flat is who takes no more late in the day than early (each life once it has settled), and whose longest life does
+    not grow in its second half.
+    """
     told = dict[str, Any]()
     for what in sorted({what for _, what, _, _ in day.memory}):
-        lives = dict[int, list[tuple[float, int]]]()
+        lives = dict[int, list[tuple[float, float]]]()
         for when, of, pid, size in day.memory:
             if of == what:
-                lives.setdefault(pid, []).append((when, size))
-        longest = max(lives.values(), key=lambda life: life[-1][0] - life[0][0])
-        third = max(1, len(longest) // 3)
-        settled = longest[third:]  # the first third is loading and warming up
-        half = max(1, len(settled) // 2)
-        told[what] = {
-            "processes": len(lives), "peak MB": round(max(size for life in lives.values() for _, size in life) / 1000),
-            "longest life, s": round(longest[-1][0] - longest[0][0]),
-            "its middle, MB": round(median(size for _, size in settled[:half]) / 1000, 1),
-            "its end, MB": round(median(size for _, size in settled[-half:]) / 1000, 1),
+                lives.setdefault(pid, []).append((when, size / 1000))
+        settled = [life for of in lives.values() if (life := [at for at in of if at[0] - of[0][0] >= SETTLED])]
+        told[what] = {"processes": len(lives), "peak MB": round(max(size for of in lives.values() for _, size in of))}
+        if not settled:
+            continue
+        each = [median(size for _, size in life) for life in settled]
+        early, late = median(each[: -(-len(each) // 2)]), median(each[len(each) // 2 :])
+        longest = max(settled, key=lambda life: life[-1][0] - life[0][0])
+        half = longest[len(longest) // 2 :]
+        slope = linear_regression(*zip(*half, strict=True)).slope if len(half) > 2 else 0.0
+        grown, seconds = slope * (half[-1][0] - half[0][0]), longest[-1][0] - longest[0][0]
+        bound = FLAT_SHARE * early + FLAT_MB
+        told[what] |= {
+            "lives that settled": len(settled), "early, MB": round(early, 1), "late, MB": round(late, 1),
+            "longest life, s": round(seconds), "its middle, MB": round(half[0][1], 1),
+            "its end, MB": round(half[-1][1], 1), "grown in its second half, MB": round(grown, 2),
+            "flat": late - early <= bound and grown <= bound, "bound, MB": round(bound, 1),
         }  # fmt: skip
     return told
 
@@ -422,12 +460,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--minutes", type=float, default=20.0, help="in which the day passes")
     parser.add_argument("--real", type=int, default=3, help="devices with processes of their own")
+    parser.add_argument("--steady", type=int, default=1, help="of these, devices that neither die nor stop")
     parser.add_argument("--light", type=int, default=24, help="devices that are threads")
     parser.add_argument("--kills", type=int, default=20, help="of the server")
-    parser.add_argument("--rounds", type=int, default=80)
+    parser.add_argument("--calm", type=float, default=0.1, help="share of the day, at its end, without a kill")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    day = prepared(given.folder, given.minutes, given.real, given.light, given.kills, given.rounds, given.seed)
+    day = prepared(**vars(given))
     began = time.monotonic()
     try:
         day.run(lambda words: print(words, flush=True))  # noqa: T201

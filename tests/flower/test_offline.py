@@ -14,6 +14,7 @@ from examples.serving import load
 from flwr.app import Message
 from typer.testing import CliRunner
 
+from fairfold.algorithms.pair_architecture import LIST_PER_ITEM
 from fairfold.cli import app
 from fairfold.data import Interactions
 from fairfold.errors import InvalidMessage, InvalidState
@@ -71,7 +72,7 @@ def test_a_device_scores_as_the_product_does(fleet: tuple[Nodes, Path], number: 
 
 
 @pytest.mark.parametrize("many", [0, 60, 400])
-@pytest.mark.parametrize(("rows", "columns", "bits"), [(159, 6, 8), (120, 5, 4), (70, 3, 3), (1, 1, 8)])
+@pytest.mark.parametrize(("rows", "columns", "bits"), [(159, 6, 8), (120, 5, 4), (70, 3, 3), (1, 1, 8), (120, 0, 8)])
 def test_all_forms_that_a_file_can_have(
     fleet: tuple[Nodes, Path], rows: int, columns: int, bits: int, many: int, tmp_path: Path
 ) -> None:
@@ -80,7 +81,8 @@ def test_all_forms_that_a_file_can_have(
     run, state = open_run(place / "run"), nodes.strategy.progress.state
     head = nodes.strategy.plan.architecture.tables["rows"][0]
     held: dict[str, Projection] = {
-        "rows": CodedRows((head, 8), (rows, 2 + columns), bits), "pairs": PairList((8 * head, 3), (many, 3), head),
+        "rows": CodedRows((head, 8), (rows, 2 + columns), bits),
+        "pairs": PairList((LIST_PER_ITEM * head, 3), (many, 3), head),
         "near": PairList((5 * head, 3), (many, 3), head),
     }  # fmt: skip
     model = DeviceModel(Capacity.parse("2x"), held, {name: of.reduce(state.full[name]) for name, of in held.items()})

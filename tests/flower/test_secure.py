@@ -54,8 +54,9 @@ def data(users: int = USERS) -> Dataset:
 
 def federation(case: str, folder: Path, **options: Any) -> Nodes:
     more = {key: options.pop(key) for key in ("smallest", "capacities", "rounds") if key in options}
-    users = options.pop("users", USERS)
-    return in_process(data(users), settings_of(case, **more), users, folder, **options)
+    users, tries = options.pop("users", USERS), options.pop("tries", None)
+    settings = settings_of(case, **more).with_changes({"fleet.network.empty_rounds": tries})
+    return in_process(data(users), settings, users, folder, **options)
 
 
 @pytest.mark.parametrize("case", list(ALGORITHMS))
@@ -159,12 +160,21 @@ def test_a_node_leaves_in_every_phase_and_the_sums_are_those_of_the_survivors(
         assert nodes.kept(number) is not None
 
 
-def test_too_few_that_stay_lose_the_round_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes, _ = leaving("gradient", tmp_path, {"query.secure_sign": 1}, monkeypatch, smallest=8, capacities="1x")
-    nodes.run()
+@pytest.mark.parametrize(("case", "phase"), [("gradient", "query.secure_sign"), ("correlations", "train")])
+def test_a_sum_that_is_lost_does_not_count_and_is_tried_again(
+    case: str, phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes, _ = leaving(case, tmp_path, {phase: 1}, monkeypatch, smallest=8, capacities="1x")
+    state = nodes.run()
     strategy = nodes.strategy
-    assert [report.clients for report in strategy.progress.history] == [0, 8]
-    assert strategy.progress.rejections.counts == {"a secure sum that is lost": 8}
+    assert [(report.round_number, report.clients) for report in strategy.progress.history] == [(1, 8), (2, 8)]
+    failed = {"the device failed": 1} if phase == "train" else {}
+    lost = 8 - len(failed)
+    assert strategy.progress.rejections.counts == {"a secure sum that is lost": lost} | failed
+    assert f"round 1: nobody's answer can be used (8 were asked: {lost} × a secure sum that is lost" in caplog.text
+    if case == "correlations":  # as if nothing had happened; with gradients users' own vectors have gone on
+        expected, _, _ = simulated(data(), settings_of(case, smallest=8, capacities="1x"), as_devices)
+        assert_same(state.full, expected.full)
 
 
 def test_a_survey_that_is_lost_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,14 +201,32 @@ def test_a_device_refuses_smaller_cohorts_and_plain_questions_in_its_own_log(
     assert plain.strategy.progress.rejections.counts == {"the device failed": 2}
 
 
-def test_a_round_that_the_server_repeats_is_refused_by_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As a server does that goes on from an older checkpoint: that round is empty, and the next is not."""
+def test_a_server_that_goes_on_from_an_older_checkpoint_asks_in_a_new_sum(tmp_path: Path) -> None:
     nodes = federation("gradient", tmp_path, rounds=3)
     nodes.run(num_rounds=2)
     nodes.strategy.progress.state = replace(nodes.strategy.progress.state, round_number=1)
     nodes.run(num_rounds=2)
-    assert [report.clients for report in nodes.strategy.progress.history] == [8, 8, 0, 8]
-    assert "train 1 again, after 1 (a repeated cohort)" in caplog.text
+    assert [report.clients for report in nodes.strategy.progress.history] == [8, 8, 8, 8]
+    assert not nodes.strategy.progress.rejections.counts
+
+
+def test_a_sum_that_the_server_repeats_is_refused_by_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same turn once more: no round comes of it, and the run ends with the reason."""
+    monkeypatch.setattr(secure_round, "new_turn", lambda: 5)
+    nodes = federation("gradient", tmp_path, tries=2)
+    with pytest.raises(InvalidState, match=r"round 2, tried 2 times .* no keys or shares"):
+        nodes.run()
+    assert [report.clients for report in nodes.strategy.progress.history] == [8]
+    assert "train 1, turn 5 again, after 5 (a repeated cohort)" in caplog.text
+
+
+def refused_by_all(nodes: Nodes) -> None:
+    """No round comes of it."""
+    with pytest.raises(InvalidState, match="round 1, tried 1 times without an answer that could be used"):
+        nodes.run(num_rounds=1)
+    assert not nodes.strategy.progress.history
 
 
 def test_settings_that_contradict_the_message_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -210,8 +238,8 @@ def test_settings_that_contradict_the_message_are_refused(tmp_path: Path, caplog
             assert isinstance(facts, ConfigRecord)
             del facts[SECURE]
 
-    nodes = federation("gradient", tmp_path, inspect=unveil)
-    nodes.run(num_rounds=1)
+    nodes = federation("gradient", tmp_path, inspect=unveil, tries=1)
+    refused_by_all(nodes)
     assert "settings and a message that contradict each other" in caplog.text
     assert nodes.strategy.progress.rejections.counts == {"the device failed": 8}
 
@@ -239,10 +267,10 @@ def test_a_sum_that_is_not_that_of_the_question_is_refused(
         return replace(session, **change) if session.purpose == "train" else session
 
     monkeypatch.setattr(secure_round, "Session", other)
-    nodes = federation("gradient", tmp_path)
+    nodes = federation("gradient", tmp_path, tries=1)
     for context in nodes.grid.contexts.values():
         context.node_config["smallest-cohort"] = 2
-    nodes.run(num_rounds=1)
+    refused_by_all(nodes)
     assert reason in caplog.text
     assert nodes.strategy.progress.rejections.counts == {"the device failed": 8}
 

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import NoReturn
 
 import pytest
@@ -10,8 +9,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-if find_spec("triton") is None:
-    pytest.skip("Triton is not installed (pip install 'fairfold[gpu]')", allow_module_level=True)
+from fairfold.kernels.gpu import triton_problem
+
+if (problem := triton_problem()) is not None:
+    pytest.skip(problem, allow_module_level=True)
 
 DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 if DEVICE.type == "cpu":

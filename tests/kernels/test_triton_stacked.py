@@ -1,13 +1,14 @@
 """Triton's steps of a stacked cohort give what plain torch gives: on a GPU, else in Triton's interpreter."""
 
 import os
-from importlib.util import find_spec
 
 import pytest
 import torch
 
-if find_spec("triton") is None:
-    pytest.skip("Triton is not installed (pip install 'fairfold[gpu]')", allow_module_level=True)
+from fairfold.kernels.gpu import triton_problem
+
+if (problem := triton_problem()) is not None:
+    pytest.skip(problem, allow_module_level=True)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":

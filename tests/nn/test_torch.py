@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, vmap
 from torch.nn import functional
 
 from fairfold import compress
@@ -181,6 +181,35 @@ def test_made_on_meta_and_filled_later() -> None:
     model.to_empty(device="cpu").load_state_dict(real.state_dict())
     ids = torch.arange(50)
     assert torch.equal(model(ids), real(ids))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_model_on_meta_is_compressed_to_one_that_is_filled_later(shared: bool) -> None:
+    with torch.device("meta"):
+        sketch = Model()
+    empty = compress(sketch, "4x", min_size=100, shared=shared)
+    assert all(parameter.is_meta for parameter in empty.parameters())
+    real = compress(Model(), "4x", min_size=100, shared=shared)
+    empty.to_empty(device="cpu").load_state_dict(real.state_dict())
+    given = torch.tensor([1, 2, 3]), torch.tensor([4, 5, 6]), torch.ones(3, 4, dtype=torch.int64)
+    assert torch.equal(empty(*given), real(*given))
+
+
+@pytest.mark.parametrize("name", ["embedding", "padding", "bag mean", "linear", "conv"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, as it prepares forward slopes
+def test_slopes_forward(name: str) -> None:
+    torch.manual_seed(0)
+    make, given = LAYERS[name]
+    layer = make()
+    assert layer.compact is not None
+
+    def loss(memory: Tensor) -> Tensor:
+        found: Tensor = functional_call(layer, {"compact": memory}, given)
+        return found.pow(4).sum()
+
+    at = layer.compact.detach()
+    assert torch.allclose(jacfwd(loss)(at), grad(loss)(at), rtol=1e-4, atol=1e-4)
+    assert torch.allclose(hessian(loss)(at), jacrev(jacrev(loss))(at), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", [FairEmbedding, FairEmbeddingBag])

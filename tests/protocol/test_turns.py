@@ -81,7 +81,7 @@ def test_who_is_busy_is_not_asked_and_what_is_behind_is_bounded(kind: str) -> No
         before = still
     behind = state.moments[CLOCK]["behind"].tolist()
     refused = sum(many for reason, many in rejections.counts.items() if reason.startswith("too stale"))
-    assert behind[-1] == refused
+    assert behind[-1] == refused if kind != "correlations" else not refused  # these do not age
     assert sum(behind[1:-1]) > 0, "some are behind"
     assert sum(behind) == sum(len(one.moments[CLOCK]["heard"]) for one in states)
 
@@ -104,6 +104,24 @@ def test_the_sums_hold_what_every_device_keeps() -> None:
     torch.testing.assert_close(said, gram.view(-1), rtol=1e-5, atol=1e-7)
 
 
+def test_what_does_not_depend_on_the_model_is_never_too_late() -> None:
+    """Pairs that a device has together: the slowest is heard too, and the sum is that of rounds that wait."""
+
+    def everybody(pace: dict[str, Any], rounds: int) -> Settings:
+        settings = chosen("correlations", pace, SLOW, rounds, clients_per_round="none")
+        return settings.with_changes({"algorithm.choose": False})
+
+    pace = {"answers": 2, "staleness": 0}
+    waited = after(everybody({}, 2))[0]
+    state, _, rejections, states = after(everybody(pace, 90))
+    assert not rejections.counts
+    assert float(states[-1].moments[CLOCK]["now"]) > SLOW["slower"], "the slowest have answered"
+    assert int(states[-1].moments[CLOCK]["behind"][-1]) > 0, "some were beyond the bound"
+    assert torch.equal(state.moments["sum"]["sum"], waited.moments["sum"]["sum"])
+    told = simulate(everybody(pace, 9), data=tiny_data(3, 20, 60)).told
+    assert any("does not depend on the model that they were sent" in words for words in told)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_backends_agree(kind: str) -> None:
     settings = chosen(kind, {"seconds": 1.5, "staleness": 2}, SLOW, faults={"nan": 0.1, "drop": 0.1})
@@ -118,13 +136,14 @@ def test_a_step_comes_after_so_many_answers_or_seconds_but_not_before_one() -> N
 
     waiting = [order(0, 9.0), order(1, 2.0), order(2, 4.0), order(3, 3.0, asked=1)]
 
-    def heard(**pace: Any) -> tuple[list[int], float]:
-        found, then = before_step(waiting, PaceSettings(**pace), 5, 1.0)
+    def heard(ages: bool = True, **pace: Any) -> tuple[list[int], float]:
+        found, then = before_step(waiting, PaceSettings(**pace), 5, 1.0, ages=ages)
         return [one.client for one in found], then
 
     assert heard(answers=1) == ([1], 2.0)
     assert heard(answers=2) == ([1, 3], 3.0)
     assert heard(answers=2, staleness=3) == ([1, 3, 2], 4.0), "who is too far behind does not count"
+    assert heard(ages=False, answers=2, staleness=3) == ([1, 3], 3.0), "unless it does not matter"
     assert heard(seconds=2.5) == ([1, 3], 3.5)
     assert heard(seconds=0.5) == ([1], 2.0), "not before one has come"
     assert heard(answers=3, seconds=2.5) == ([1, 3], 3.5)
@@ -177,7 +196,7 @@ def test_what_is_told() -> None:
     result = simulate(chosen("least_squares", PACE, SLOW), data=tiny_data(3, 20, 60))
     (told,) = [words for words in result.told if words.startswith("Rounds did not wait")]
     assert "more than 4 behind" in told
-    assert behind_words([5, 3, 2, 1], PaceSettings(answers=1, staleness=2)) == (
+    assert behind_words([5, 3, 2, 1], PaceSettings(answers=1, staleness=2), ages=True) == (
         "Rounds did not wait: 10 answers counted, 0.7 steps behind on the average and 2 at the most; 1 were refused, "
         "being more than 2 behind."
     )

@@ -1,5 +1,6 @@
 """The fair table: ranks against a brute force, the split by time, and rivals against plain loops of torch."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from fairfold.backends.batched import batched
 from fairfold.data.interactions import Dataset, Interactions
 from fairfold.errors import InvalidData, InvalidSettings
 from fairfold.metrics.one_left_out import rank_one_left_out
+from fairfold.metrics.references import BinaryMatrix, Ease
 from fairfold.protocol.faults import Rejections
 from fairfold.protocol.round import Backend, in_turn, run_round
 from fairfold.protocol.words import State
@@ -185,9 +187,10 @@ def test_ranks_are_those_of_a_brute_force() -> None:
     assert float(found.gains(1)[1].sum()) == float(found.hits(1)[1].sum())
 
 
-def test_scores_that_are_all_alike_find_nothing() -> None:
+@pytest.mark.parametrize("value", [0.0, torch.nan])
+def test_scores_that_are_all_alike_or_no_numbers_find_nothing(value: float) -> None:
     data = small()
-    hits = rank_one_left_out(lambda users: torch.zeros(len(users), ITEMS), data.train, data.test).hits()
+    hits = rank_one_left_out(lambda users: torch.full((len(users), ITEMS), value), data.train, data.test).hits()
     assert float(hits[0].sum()) == float(hits[1].sum()) == 0
 
 
@@ -235,7 +238,8 @@ def test_settings_are_those_of_the_best_trial_however_negatives_are_drawn(monkey
     values: dict[str, Any] = {
         "method": "fedmf",
         "rounds": 2,
-        "search_rounds": 1,
+        "search_rounds": 3,
+        "check_every": 2,
         "factors": 4,
         "tried": {"server_step": [0.1, 0.3]},
     }
@@ -243,12 +247,49 @@ def test_settings_are_those_of_the_best_trial_however_negatives_are_drawn(monkey
     assert trials == fedrec.trials_of(values | {"outside": "all ratings"})
     assert [of["trial"] for of in trials.values()] == [{"server_step": 0.1}, {"server_step": 0.3}]
     found = {name: fedrec.tried(fedrec.FedRecSettings(**of), lambda _done, _of: None) for name, of in trials.items()}
-    assert all(0 <= value <= 1 for value in found.values())
+    assert all([rounds for rounds, _ in curve] == [2, 3] for curve in found.values())
+    assert all(0 <= value <= 1 for curve in found.values() for _, value in curve)
     for best in (0.1, 0.3):
-        reached = {name: float(of["trial"]["server_step"] == best) for name, of in trials.items()}
+        reached = {name: (1.0, float(of["trial"]["server_step"] == best)) for name, of in trials.items()}
         facts, _ = fedrec.measured(fedrec.FedRecSettings(**values), 0, reached, lambda _done, _of: None)
-        assert facts["chosen"] == {"server_step": best}
+        assert facts["chosen"] == {"server_step": best, "rounds": 1}
+        assert facts["measures"]["rounds"] == 1
     assert fedrec.trials_of(values | {"search_rounds": 0}) == {}
+
+
+def test_a_trial_that_diverges_is_the_worst_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedrec, "newest_left_out", lambda _name: small())
+    given = fedrec.FedRecSettings("fedncf", rounds=4, check_every=1, factors=4, trial={"server_step": 1e38})
+    assert fedrec.tried(given, lambda _done, _of: None) == [(4.0, 0.0)]
+    facts, _ = fedrec.measured(replace(given, tried={"server_step": [1e38]}), 0, {}, lambda _done, _of: None)
+    assert facts["measures"]["rounds"] < 4  # and a cell has what it had before
+    assert 0 <= facts["measures"]["NDCG@10"] <= 1
+
+
+def test_references_are_chosen_by_the_same_items_as_rivals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best of the values is the one that finds the items before the newest."""
+    data = small()
+    assert data.valid is not None
+    monkeypatch.setattr(fedrec, "newest_left_out", lambda _name: data)
+    facts, _ = fedrec.measured(fedrec.FedRecSettings("EASE"), 0, {}, lambda _done, _of: None)
+    reached = facts["tried on held-out items"]
+    for penalty in (10.0, 3000.0):
+        score = Ease(BinaryMatrix(data.train), penalty)
+        expected = float(rank_one_left_out(score, data.train, data.valid).gains()[1].mean())
+        assert reached[f"penalty {penalty:g}"] == pytest.approx(expected, abs=1e-6)
+    assert facts["chosen"]["settings"] == max(reached, key=reached.__getitem__)
+
+
+def test_an_order_from_some_users_renumbers_items_and_changes_no_history() -> None:
+    data = small()
+    assert fedrec._numbered(data, 1.0, 0) is data
+    half = fedrec._numbered(data, 0.5, 0)
+    assert half.item_ids is not None
+    for user in range(USERS):
+        assert {int(half.item_ids[item]) for item in half.train.of(user)} == set(data.train.of(user).tolist())
+    everybody = fedrec._numbered(data, 0.9999, 0).train.counts_by_item
+    assert bool((everybody.diff() <= 0).all())
+    assert not bool((half.train.counts_by_item.diff() <= 0).all())
 
 
 def test_an_unknown_method_is_refused() -> None:
@@ -311,11 +352,16 @@ rows = {{ FedMF = {{ method = "fedmf", tried = {{ server_step = [0.1, 0.3] }} }}
     assert [label for label in run if "server_step" in label] == [
         f"honest FedMF server_step {step} seed 0" for step in (0.1, 0.3)
     ]
-    tried = {cell.column: outcome.last for cell, outcome in found.items() if cell.is_trial and cell.table == "leak"}
+    trials = {cell: outcome for cell, outcome in found.items() if cell.is_trial and cell.table == "leak"}
+    for cell, outcome in trials.items():
+        assert outcome.facts["metric"] == "NDCG@10, held out"
+        given = fedrec.FedRecSettings(**cell.values)
+        assert list(outcome.curve) == fedrec.tried(given, lambda _done, _of: None)  # of its own settings, not of others
+    tried = {cell.column: (outcome.best_round, outcome.best) for cell, outcome in trials.items()}
     for cell, outcome in found.items():
         if cell.row == "FedMF" and not cell.is_trial:
             assert outcome.facts["tried on held-out items"] == tried
-            best = max(tried, key=lambda name: tried[name] or 0.0)
+            best = max(tried, key=lambda name: tried[name][1] or 0.0)
             assert f"server_step {outcome.facts['chosen']['server_step']:g}" == best
     honest = grids(experiment, found)[0]
     assert [(entry.row, entry.column) for entry in honest.entries][:2] == [

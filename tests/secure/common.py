@@ -22,7 +22,7 @@ def identity(number: int) -> Identity:
 
 
 def a_session(*lengths: int, number: int = 0, smallest: int = 2, run: int = 7) -> Session:
-    return Session(run, number, "train", smallest, Layout.nested(lengths))
+    return Session(run, number, "train", smallest, Layout.nested(lengths), turn=number)
 
 
 def vectors(generator: numpy.random.Generator, words: int) -> Words:

@@ -129,7 +129,7 @@ def test_a_second_cohort_for_one_round(caplog: pytest.LogCaptureFixture) -> None
     with refuses(caplog, "a repeated cohort"):
         again.advertise()
     earlier = Device(a_session(4, number=0), identity(0), Memory(spoken={(7, "train"): 3}))
-    with refuses(caplog, "train 0 again, after 3"):
+    with refuses(caplog, "train 0, turn 0 again, after 3"):
         earlier.advertise()
     assert Device(a_session(4, number=4), identity(0), Memory(spoken={(7, "train"): 3})).advertise()
 

@@ -237,7 +237,7 @@ def test_devices_go_on_in_other_processes(tmp_path: Path) -> None:
         assert all(path.stat().st_mode & 0o77 == 0 for path in folder.folder.iterdir())
         with pytest.raises(Refused, match="again"):  # it remembers the round in another process
             folder.begin(session.packed(session.digest))
-        later = Session(session.run, 1, session.purpose, 3, session.layout)
+        later = Session(session.run, 1, session.purpose, 3, session.layout, turn=1)
         assert folder.begin(later.packed(later.digest))
 
 

@@ -92,9 +92,9 @@ def data_of(settings: Settings) -> Dataset | ImageDataset:
     return pictures() if settings.model.reads_images else tiny_data(3, 17, 40, settings.predicts_ratings)
 
 
-def outcome(case: str, ranks: Ranks = ONE) -> dict[str, Any]:
+def outcome(case: str, ranks: Ranks = ONE, device: str = "auto") -> dict[str, Any]:
     """All that is left of a run."""
-    settings = settings_of(case)
+    settings = settings_of(case).with_changes({"run.device": device})
     checkpoints = list[Any]()
 
     def watch(report: Any, progress: Any) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from fairfold.backends.distributed import TorchRanks
 from fairfold.errors import InvalidSettings
 from fairfold.protocol.ranks import Ranks
 from fairfold.runs import checkpoint
@@ -75,6 +77,40 @@ def test_the_same_numbers_with_two_processes(tmp_path: Path) -> None:
 def test_the_same_numbers_with_one_two_and_three_processes(tmp_path: Path) -> None:
     cases = [*CASES, *TABLES]
     check(cases, {many: shared(tmp_path / str(many), many, cases) for many in (2, 3)})
+
+
+class OneOfTwo(Ranks):
+    """A process whose neighbour has nothing to say."""
+
+    many = 2
+
+
+class GroupOfOne(TorchRanks):
+    """The same, with sums that go through torch.distributed: NCCL takes one process per GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.many = 2
+
+    def gathered(self, values: list[Any]) -> list[Any]:
+        return values
+
+
+ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
+
+
+@pytest.mark.parametrize("case", ["least squares, faults", "gradient", "correlations"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
+def test_sums_pass_through_a_group_as_they_are(case: str, device: str, tmp_path: Path) -> None:
+    kind = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(kind, init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        found = outcome(case, GroupOfOne(), device)
+    finally:
+        dist.destroy_process_group()
+    expected = outcome(case, OneOfTwo(), device)
+    for key in ("full", "moments", "moved", "rejections"):  # what others keep for themselves nobody brings here
+        same(expected[key], found[key], device == "cpu", f"{case}, {device}, {key}:")
 
 
 def finished(folder: Path, many: int, *words: str) -> list[int]:

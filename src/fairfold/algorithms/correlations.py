@@ -71,13 +71,13 @@ class Correlations(ByRows):
         beta: Items weigh by the power −β of how many have them, before they are correlated.
         ridge: λ, what is added to the diagonal before the inverse, for histories of 75 items; of other lengths it is
             less or more, by the root of their mean (:func:`.spectrum.penalty`).
-        support: Items that fewer users have are outside the head.
-        crowd: The same of items that fewer users of one secure sum are expected to have: they would show who has them.
+        support: Items that fewer users have are left out of the head.
+        crowd: Items that fewer users of one secure sum are expected to have are left out of it; 0 leaves out none.
         head: The most items that are correlated: the server inverts a matrix of so many rows, and a device of full size
             sends head · (head + 1) / 2 numbers.
-        pair_weight: What a pair of the list counts, against 1 of what the rows say.
+        pair_weight: How much a pair of the list counts, against 1 for what the rows say.
         near: What the likeness of a neighbour, 1 at the most, adds to a score.
-        choose: Whether all this is chosen by trials, where there are rounds for them; else the first is taken.
+        choose: Whether shapes, λ, β, support and near are chosen by trials, where there are rounds for them.
     """
 
     DEFAULTS: ClassVar = {
@@ -88,6 +88,7 @@ class Correlations(ByRows):
     }
 
     follows: ClassVar[bool] = True
+    ages: ClassVar[bool] = False
     grids: ClassVar = {SUM: UNIT, QUALITY: UNIT}
     prefixes: ClassVar = frozenset({SUM})
     releases: ClassVar = noisy.releases(SUM)

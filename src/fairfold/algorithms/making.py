@@ -78,7 +78,7 @@ def model_of(gram: Tensor, counts: Tensor, made: Made, architecture: PairArchite
     precision = Precision.of(gram, counts, made.beta, made.ridge)
     values, vectors = precision.spectrum(min(int(made.columns), len(gram)))
     rows, into, out = vectors * values.clamp(min=0).sqrt(), precision.scales * precision.roots, 1 / precision.roots
-    listed = strongest(precision.correlations(), rows, counts, lists[LISTED][0])
+    listed = strongest(precision.correlations(), counts, lists[LISTED][0])
     rarer, other = listed[:, :2].long().T
     listed[:, 2] *= out[rarer] * into[other]
     table = torch.zeros(head, width, dtype=rows.dtype)

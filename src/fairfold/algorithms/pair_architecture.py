@@ -24,7 +24,7 @@ ROWS, LISTED, NEAR = "rows", "pairs", "near"
 JUDGED = "judged"
 """Name of what a user keeps: 1 + their quality under the first trial."""
 
-LIST_PER_ITEM = 8
+LIST_PER_ITEM = 16
 """Pairs in the server's list, by item."""
 
 

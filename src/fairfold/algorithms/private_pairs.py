@@ -14,7 +14,7 @@ usual would take most of the norm, and all that the server learned of it is know
 * *λ = 2 e*, twice that edge, and *β = 0.3*.
 
 The constants were found on MovieLens 1M, 2,000 of its users, MovieLens 100K and Gowalla at ε of 2, 4 and 8
-(docs/privacy.md): there H of a third more or less and λ of half or twice as much cost little.
+(docs/privacy-evidence.md): there H of a third more or less and λ of half or twice as much cost little.
 """
 
 from math import sqrt

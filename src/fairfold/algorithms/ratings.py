@@ -175,7 +175,8 @@ class RatingSquares(Remembering):
 
     def survey(self, settings: Any, histories: Interactions, items: range) -> Answer:
         if histories.ratings is None:
-            raise InvalidSettings("data without ratings for algorithm.kind='ratings'", "ratings", "Use another one.")
+            lacking = "data without ratings for algorithm.kind='ratings'"
+            raise InvalidSettings(lacking, "ratings", "Use other data (such as --data ml-1m), or another recipe.")
         given = histories.ratings.double()
         sums = {COUNTS: count_of(histories, items)}
         if items.start == 0:

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from fairfold.kernels import ops
 from fairfold.kernels.few_bits import PackedRows
@@ -69,7 +70,7 @@ class Served:
         return {TASTE: (worn[:, : self.known] * self.into) @ self.rows, WORN: worn}
 
     def scores(self, made: Weights, items: Tensor) -> Tensor:
-        """Of some ascending items, [users, items]: those without a score after all others, in their order."""
+        """Of items that follow each other, [users, items]: those without a score after all others, in their order."""
         taste, worn = made[TASTE], made[WORN]
         least = self._least(taste, worn)
         behind = 1 - 1 / (items + 2).to(worn.dtype)  # the same in every block of items
@@ -82,9 +83,10 @@ class Served:
         ends = torch.stack([items[0], items[-1] + 1]) if len(items) else items.new_zeros(2)
         low, high = torch.searchsorted(self._to, ends).tolist()
         if high > low:
-            place = torch.searchsorted(items, self._to[low:high])
-            part = worn[:, self._from[low:high]] * self._values[low:high]
-            added = torch.zeros_like(found).index_add_(1, place, part)
+            first = torch.searchsorted(self._to[low:high], items)
+            added = embedding_bag(
+                self._from[low:high], worn.T.contiguous(), first, mode="sum", per_sample_weights=self._values[low:high]
+            ).T  # by item: the pairs that score it, of all users at once
             beyond = ~here & (added != 0)
             found = torch.where(beyond, added, found + torch.where(here, added, 0))
         return found

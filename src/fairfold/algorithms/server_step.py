@@ -35,8 +35,8 @@ class ServerStep(Frozen):
         weighting: Clients count by their number of samples (``"data"``, the paper), alike (``"equal"``), or by a power
             of that number in between (0.5; 1 is ``"data"`` and 0 ``"equal"``).
         aggregation: ``"paper"``: θ ← Σ pᵢ Sᵢψᵢ′. ``"delta"``: θ ← θ + what the optimiser makes of Σ pᵢ Sᵢ(ψᵢ′ − ψᵢ).
-        server_optimiser: For the delta rule: ``"sgd"``, ``"momentum"``, ``"adam"``, ``"yogi"`` or ``"adagrad"``.
-        server_step: Its step size, η.
+        server_optimiser: With the delta rule: ``"sgd"``, ``"momentum"``, ``"adam"``, ``"yogi"`` or ``"adagrad"``.
+        server_step: The step size of the server's optimiser, η.
         step_per: What a step is for: a ``"round"``, so that the clients' mean change is what counts, however many they
             are; or a ``"client"``, η times the clients of a round, so that as many visits go as far in fewer rounds
             (docs/beyond.md).

@@ -40,9 +40,6 @@ TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-7}
 MOST_PER_ITEM = 255
 """Pairs that are listed under an item."""
 
-LISTED_COLUMNS = 24
-"""Pairs are listed that so many columns do not explain: as many as small devices hold."""
-
 ROWS_AT_ONCE = 256
 """Rows of S that are searched at a time."""
 
@@ -94,6 +91,8 @@ class Precision:
 
     def spectrum(self, many: int) -> tuple[Tensor, Tensor]:
         """The largest eigenvalues of S, falling, and their vectors as columns."""
+        if not many:
+            return self.matrix.new_empty(0), self.matrix.new_empty(len(self.matrix), 0)
         values, vectors = leading(self.matrix, self.roots, many)
         signs = vectors.gather(0, vectors.abs().argmax(0)[None]).sign()
         return 1 - 1 / values, vectors * signs
@@ -152,19 +151,17 @@ def neighbours(gram: Tensor, counts: Tensor, many: int) -> Tensor:
     return torch.stack([torch.arange(size).repeat(many).double(), place.view(-1).double(), value.view(-1).double()], 1)
 
 
-def strongest(correlations: Tensor, rows: Tensor, counts: Tensor, many: int) -> Tensor:
-    """Pairs of which the rows' leading columns say least, [many, 3]: the rarer item, the other, their correlation.
+def strongest(correlations: Tensor, counts: Tensor, many: int) -> Tensor:
+    """The pairs that say most, [many, 3]: the rarer item, the other, their correlation.
 
-    By the size of what is left, |S − W Wᵀ|, times (c_i c_j)^¼: pairs of items that occur together often. No item is the
-    rarer one of more than 255, which a byte can count.
+    By |S_ij| (c_i c_j)^¼: pairs of items that occur together often. No item is the rarer one of more than 255, which a
+    byte can count.
     """
-    rows = rows[:, :LISTED_COLUMNS]
     popular = (counts.double().clamp(min=1) ** 0.25).to(correlations.dtype)
     value, place, least = correlations.new_empty(0), torch.empty(0, dtype=torch.int64), 0.0
     for start in range(0, len(correlations), ROWS_AT_ONCE):
         here, stop = slice(start, start + ROWS_AT_ONCE), start + ROWS_AT_ONCE
-        left = torch.addmm(correlations[here, :stop], rows[here], rows[:stop].T, alpha=-1).abs_()
-        left.mul_(popular[here, None]).mul_(popular[:stop]).tril_(start - 1)
+        left = correlations[here, :stop].abs().mul_(popular[here, None]).mul_(popular[:stop]).tril_(start - 1)
         first, second = (left > least).nonzero(as_tuple=True)
         value = torch.cat([value, left[first, second]])
         place = torch.cat([place, (first + start) * len(correlations) + second])

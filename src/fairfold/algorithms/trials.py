@@ -98,7 +98,7 @@ class Verdict:
         if not self.users:
             return "the default, as nobody holds anything back"
         if not self.chosen:
-            return f"the default: {self.users:,} users find no other of {candidates} surely better"
+            return f"the default ({self.users:,} users find no other of {candidates} surely better)"
         by = f"{self.better:+.4f} ± {self.error:.4f} NDCG on what {self.users:,} users hold back"
         return f"the best of {candidates} ({by})"
 
@@ -202,8 +202,10 @@ class Trials:
         for name, mine, tried, one in zip(names, held, self.shapes, shapes, strict=True):
             rows, lists = mine[ROWS].facts(), {LISTED: "pairs", NEAR: "neighbours"}
             beside = [(mine[of].facts()["kept"][0], word) for of, word in lists.items() if of in mine]
-            what = f"{rows['kept'][0]:,} of {mine[ROWS].shape[0]:,} rows, {rows['kept'][1] - FACTORS} columns of "
-            what += f"{rows['bits']} bits" + "".join(f", {many:,} {word}" for many, word in beside if many)
+            many, wide = rows["kept"][0], rows["kept"][1] - FACTORS
+            what = f"{many:,} of {mine[ROWS].shape[0]:,} rows, "
+            what += f"{wide} columns of {rows['bits']} bits" if wide else "no columns"
+            what += "".join(f", {many:,} {word}" for many, word in beside if many)
             told.append(f"{name}: {what}, {one.words(len(tried))}.")
         return told
 

@@ -56,7 +56,9 @@ class Reader:
         for name in tables:
             held, before = sent.projections[name], sent.vectors[name]
             change = algorithm.change(sent, name, answer.sums[name], answer.weight)
-            if not held.linear:
+            if len(change) != len(before) and len(change) % len(items) == 0:  # rows of other lengths than the table's
+                found.append(change.view(len(items), -1))
+            elif not held.linear:
                 found.append(held.rows(before + change, items) - held.rows(before, items))
             else:
                 found.append(held.rows(change, items))

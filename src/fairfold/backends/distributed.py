@@ -61,7 +61,7 @@ class TorchRanks(Ranks):
         dist.all_gather_object(told, problem)
         if not problem:
             reasons = "; ".join(f"rank {number} of {self.many}: {words}" for number, words in enumerate(told) if words)
-            raise RankFailed(reasons, "ranks that all go on", "Mend it there.")
+            raise RankFailed(reasons, "ranks that all go on", "Correct what that rank says, and start all ranks again.")
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         """See the base class."""

@@ -14,6 +14,7 @@ with interruptible():  # what follows takes part of a second, in which Ctrl-C ma
     from fairfold.cli.errors import TOLD, Guarded, tell
     from fairfold.cli.export import export
     from fairfold.cli.federate import federate
+    from fairfold.cli.help import Explained
     from fairfold.cli.node import node
     from fairfold.cli.node_recommend import node_recommend
     from fairfold.cli.plan import plan
@@ -41,7 +42,7 @@ class _Application(typer.Typer):
 app = _Application(
     cls=Guarded,
     name="fairfold",
-    help="Federated learning of embedding tables on devices of every size.",
+    help="Train recommenders on devices of every size, simulated or real. `fairfold COMMAND --help` says more.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,
@@ -59,14 +60,17 @@ def _show_version(asked: bool) -> None:
 @app.callback()
 def _all(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version, and end.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     pass
 
 
-for command in (demo, train, federate, report, audit, reproduce, recommend, export, watch, doctor, plan):
+for command in (demo, train, recommend, report, export, plan, audit, watch, federate, reproduce, doctor):
     app.command()(command)
 node.command("recommend")(node_recommend)
 for name, group in (("data", data), ("server", server), ("node", node)):
     app.add_typer(group, name=name)
+for commands in (app, data, server, node):
+    for known in commands.registered_commands:
+        known.cls = Explained

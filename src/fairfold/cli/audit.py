@@ -12,20 +12,26 @@ from fairfold.cli.console import Terminal
 
 def audit(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")],
-    users: Annotated[int, typer.Option(min=2, help="Users that are attacked, drawn by chance.")] = 100,
-    seed: Annotated[int, typer.Option(min=0, help="Of who is drawn.")] = 0,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds over which users are to be named.")] = 12,
+    users: Annotated[int, typer.Option(min=2, help="How many users are attacked, drawn at random.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draw.")] = 0,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of rounds over which users are to be named.")] = 12,
     data: Annotated[
-        str | None, typer.Option(help="What to replay a run with whose data lies on devices: a name or a folder.")
+        str | None,
+        typer.Option(help="Data to replay a fleet's run with, a name or a folder: its own data lies on devices."),
     ] = None,
-    compare: Annotated[bool, typer.Option(help="Beside it single answers, and exact sums of 5, 20 and 100.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, and no table.")] = False,
+    compare: Annotated[
+        bool, typer.Option(help="Also attack single answers, and exact sums of 5, 20 and 100 devices.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON instead of a table.")] = False,
 ) -> None:
     """Attack a run: what could a curious server find out about its users from what it saw?
 
     The run is replayed from its settings, data and seed, and what its server sees at the run's level of privacy is
     attacked: users' vectors, histories, pairs read from sums, users named over rounds, membership. The figures are also
-    written to audit.json in the run's folder, where `fairfold report` finds them. Attacks that fail prove nothing.
+    written to audit.json in the run's folder, where `fairfold report` finds them. An attack that fails proves nothing.
+
+    Examples:
+        fairfold audit runs/first --users 60
     """
     import json
 

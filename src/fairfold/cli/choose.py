@@ -33,23 +33,35 @@ OPTIONS = {
 """Where the values of options stand in the settings."""
 
 ALGORITHM = "algorithm.kind"
-Data = Annotated[str | None, typer.Option(help="'synthetic', a name from `fairfold data list`, or a folder or file.")]
+Data = Annotated[
+    str | None, typer.Option(help="A file or folder, a name from `fairfold data list`, or 'synthetic' (the default).")
+]
 UserColumn = Annotated[str | None, typer.Option(help="Name of the user column, or its place, counted from 1.")]
-ItemColumn = Annotated[str | None, typer.Option(help="Name of the item column, or its place.")]
-RatingColumn = Annotated[str | None, typer.Option(help="Name of the rating column, or its place.")]
-Separator = Annotated[str | None, typer.Option(help="What stands between fields; `tab` for a tab.")]
-TopUsers = Annotated[int | None, typer.Option(help="Keep the N users with most interactions.")]
-MinRating = Annotated[float | None, typer.Option(help="Keep what is rated so high or higher, as likes.")]
-Core = Annotated[int | None, typer.Option(help="Keep users and items with at least this many interactions.")]
+ItemColumn = Annotated[str | None, typer.Option(help="Name of the item column, or its place, counted from 1.")]
+RatingColumn = Annotated[str | None, typer.Option(help="Name of the rating column, or its place, counted from 1.")]
+Separator = Annotated[
+    str | None,
+    typer.Option(help="The character between two fields of a line; `tab` for a tab. Default: found by itself."),
+]
+TopUsers = Annotated[int | None, typer.Option(help="Keep only the N users with the most interactions. Default: all.")]
+MinRating = Annotated[
+    float | None, typer.Option(help="Keep only what is rated this high or higher, as likes. Default: everything.")
+]
+Core = Annotated[
+    int | None, typer.Option(help="Keep only users and items with at least this many interactions. Default: all.")
+]
 Recipe = Annotated[
     str | None,
     typer.Option(
-        help="Settings that come with fairfold: 'best' (the default), 'ratings' (the best for those), 'least-squares' "
-        "(FAIR's tables), or 'paper', the authors' example."
+        help="Settings that come with fairfold: 'best' (rankings, the default), 'ratings', 'least-squares' (FAIR's "
+        "tables), or 'paper' (the authors' example)."
     ),
 ]
 Change = Annotated[
-    list[str] | None, typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Any other setting; may be repeated.")
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="TABLE.KEY=VALUE", help="Change any other setting (docs/settings.md); may be repeated."
+    ),
 ]
 
 

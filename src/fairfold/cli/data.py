@@ -11,9 +11,9 @@ from fairfold.cli.choose import ItemColumn, MinRating, RatingColumn, Separator, 
 from fairfold.cli.console import Terminal
 
 if TYPE_CHECKING:
-    from fairfold.data.prepare import Prepared
+    from fairfold.data.preparing import Prepared
 
-data = typer.Typer(help="Bring data in, see what is there.", no_args_is_help=True)
+data = typer.Typer(help="Prepare data sets, and list those that are known.", no_args_is_help=True)
 
 Cache = Annotated[
     Path | None,
@@ -23,26 +23,39 @@ Cache = Annotated[
 
 @data.command("prepare")
 def prepare_command(
-    source: Annotated[str, typer.Argument(metavar="NAME|FILE|FOLDER", help="A name from `data list`, or a path.")],
+    source: Annotated[
+        str, typer.Argument(metavar="NAME|FILE|FOLDER", help="A name from `fairfold data list`, a file or a folder.")
+    ],
     top_users: TopUsers = None,
-    core: Annotated[int, typer.Option(help="Keep users and items with at least this many interactions.")] = 0,
+    core: Annotated[int, typer.Option(help="Keep only users and items with at least this many interactions.")] = 0,
     ratings: Annotated[bool, typer.Option("--ratings", help="Keep ratings; leave out what is not rated.")] = False,
     min_rating: MinRating = None,
-    split: Annotated[float | None, typer.Option(help="Share to train on.", show_default="0.7")] = None,
-    resplit: Annotated[bool, typer.Option("--resplit", help="Pool a published split and split anew.")] = False,
-    valid: Annotated[float, typer.Option(help="Share of train to put aside for validation.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of the random part.")] = 0,
+    split: Annotated[
+        float | None, typer.Option(help="Share of every user's interactions to train on.", show_default="0.7")
+    ] = None,
+    resplit: Annotated[bool, typer.Option("--resplit", help="Pool a published split, and split again.")] = False,
+    valid: Annotated[float, typer.Option(help="Share of the training part to put aside for validation.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the split.")] = 0,
     user_column: UserColumn = None,
     item_column: ItemColumn = None,
     rating_column: RatingColumn = None,
     separator: Separator = None,
     scale: Annotated[tuple[float, float] | None, typer.Option(help="Lowest and highest possible rating.")] = None,
     images: Annotated[str | None, typer.Option(help="Folder of the images, for a folder of writers.")] = None,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Prepare again even if it is there.")] = False,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Prepare again, even if the result is in the cache.")
+    ] = False,
     cache: Cache = None,
 ) -> None:
-    """Read a data set, choose, number and split it, and keep it in the cache."""
-    from fairfold.data.prepare import prepare
+    """Read a data set, choose, number and split it, and keep it in the cache.
+
+    It ends with a table of what was kept, repaired and left out. `fairfold train --data` then finds it prepared.
+
+    Examples:
+        fairfold data prepare ratings.csv --top-users 100
+        fairfold data prepare ml-1m --min-rating 4
+    """
+    from fairfold.data.preparing import prepare
 
     prepared = prepare(
         source, cache=cache, stages=stages, refresh=refresh, top_users=top_users, core=core, ratings=ratings,
@@ -55,7 +68,11 @@ def prepare_command(
 
 @data.command("list")
 def list_command(cache: Cache = None) -> None:
-    """Show the known data sets, where they come from, and what is on this machine."""
+    """Show the known data sets, where they come from, and what is on this machine.
+
+    Examples:
+        fairfold data list
+    """
     from rich.table import Table
 
     from fairfold.data.files import cache_folder

@@ -25,14 +25,17 @@ USER = 17
 
 
 def demo(
-    users: Annotated[int, typer.Option(min=20, help="Users of the synthetic world.")] = 600,
-    items: Annotated[int, typer.Option(min=80, help="Its books.")] = 4_000,
+    users: Annotated[int, typer.Option(min=20, help="Readers of the synthetic world.")] = 600,
+    items: Annotated[int, typer.Option(min=80, help="Books of the synthetic world.")] = 4_000,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of every federation.")] = 8,
-    picture: Annotated[Path, typer.Option(help="Where the picture goes (.svg or .png).")] = Path("why.svg"),
+    picture: Annotated[Path, typer.Option(help="File for the picture (.svg or .png).")] = Path("why.svg"),
 ) -> None:
-    """Compare four federations of devices on one world of readers and books: bytes held against quality.
+    """Show why devices of every size should train together: four federations, one table, one picture.
 
-    1x is the whole table of items, 16x a sixteenth of it.
+    The readers and books are made up. A device of 1x holds the whole table of books, one of 16x holds a sixteenth.
+
+    Examples:
+        fairfold demo --picture why.svg
     """
     from fairfold.fitting import fit
 

@@ -20,9 +20,14 @@ MISSING = "[yellow]missing[/yellow]"
 
 
 def doctor() -> None:
-    """Say what is installed, what is missing and what it would give."""
+    """Say what is installed, what is missing, and what it would be good for.
+
+    Examples:
+        fairfold doctor
+    """
     import torch
 
+    from fairfold.kernels.gpu import triton_problem
     from fairfold.kernels.native import status
     from fairfold.version import __version__
 
@@ -43,7 +48,9 @@ def doctor() -> None:
     packages = importlib.metadata.packages_distributions()  # a module may come from a package of another name
     for module, gives, remedy in EXTRAS:
         if module in packages:
-            table.add_row(module, importlib.metadata.version(packages[module][0]), gives)
+            problem = triton_problem() if module == "triton" else None  # which may be too old for the kernels
+            state = importlib.metadata.version(packages[module][0])
+            table.add_row(module, state, gives if problem is None else escape(f"{gives}: {problem}"))
         else:
             table.add_row(module, MISSING, escape(f"{gives}: {remedy}"))
     Console().print(table)

@@ -9,20 +9,28 @@ from fairfold.cli.console import Terminal
 
 Run = Annotated[Path, typer.Argument(help="Folder of a run.")]
 Newest = Annotated[
-    bool, typer.Option("--newest", help="Insist on the newest checkpoint, even if only an older one is whole.")
+    bool,
+    typer.Option(
+        "--newest", help="Refuse if the newest checkpoint is damaged; otherwise the newest whole one is taken."
+    ),
 ]
 
 
 def export(
     run: Run,
-    capacity: Annotated[str, typer.Option(help="Size of the device: 16x, 1/16 or 40MB; it need not have taken part.")],
-    out: Annotated[Path | None, typer.Option(help="File to write; default RUN/device-CAPACITY.safetensors.")] = None,
+    capacity: Annotated[
+        str, typer.Option(help="Size of the device: 16x, 1/16 or 40MB. Such devices need not have taken part.")
+    ],
+    out: Annotated[Path | None, typer.Option(help="File to write. Default: RUN/device-CAPACITY.safetensors.")] = None,
     newest: Newest = False,
 ) -> None:
-    """Write a device's model and print its quality on the test set.
+    """Write the model of a device to a file, and print its quality on the test set.
 
-    The file (safetensors) holds the compact vectors and, as metadata, what is needed to use them: shapes, sizes,
-    seeds and mapping of the hash, settings, data, quality. Read it with fairfold.runs.device.read_device_model.
+    The file (safetensors) holds all that is needed to recommend, without the run and its data; docs/export.md describes
+    it. In Python fairfold.runs.device.read_device_model reads it.
+
+    Examples:
+        fairfold export runs/first --capacity 16x --out small.safetensors
     """
     from fairfold.cli.plan import cut_of
     from fairfold.runs.device import device_model, quality, write_device_model

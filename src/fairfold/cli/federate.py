@@ -19,24 +19,31 @@ ROUNDS = 5  # where nobody says how many
 
 def federate(
     nodes: Annotated[
-        str, typer.Option(help='What each node can hold: "1x,4x*3,16x" (three of 4x), or bytes: "1MB,200kB".')
+        str, typer.Option(help='What each device can hold: "1x,4x*3,16x" (three of 4x), or in bytes "1MB,200kB".')
     ] = "1x,4x,16x,64x",
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Number of rounds; 5, unless what is trained decides it.")
+        int | None, typer.Option(min=1, help="Number of rounds. Default: 5, or 1 where a run is private.")
     ] = None,
     data: Data = "synthetic",
     recipe: Recipe = None,
-    method: Annotated[str | None, typer.Option(help="fair, fair_hom, full_trn, fedavg, fedhm or heterofl.")] = None,
-    half: Annotated[bool, typer.Option("--half", help="Send vectors in half precision.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the model and the data.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder for everything; default runs/DATE-TIME-federation.")] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help="What devices of each size hold: fair, fair_hom, full_trn, fedavg, fedhm or heterofl."),
+    ] = None,
+    half: Annotated[bool, typer.Option("--half", help="Send vectors in half precision: half the bytes.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the model and the data.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for everything. Default: runs/DATE-TIME-federation.")] = None,
     change: Change = None,
 ) -> None:
-    """Try a real fleet out: a server and devices of different sizes on this machine, as the commands of one start them.
+    """Try out a real fleet on this machine: a server and devices of several sizes, as separate programs.
 
-    Every device has a file of its own, which is not sent: what travels are sums over its users, under masks where
-    privacy.level says so or 100 devices take part. Ends with who took part, with which memory and bytes, and how well
-    the model serves each, before and after.
+    Every device has a file of its own, which is not sent. It sends sums over its users, under masks where privacy.level
+    says so or 100 devices take part. At the end you see who took part, with which memory and bytes, and how well the
+    model serves each device before and after.
+
+    Examples:
+        fairfold federate --nodes "1x,4x*3,16x" --rounds 3
+        fairfold federate --data ratings.csv --nodes "1x,16x" --out trial
     """
     require_flower()
     from fairfold.flower.federate import trial_of

@@ -15,22 +15,27 @@ from fairfold.cli.server import Json, require_flower
 
 PATIENCE = 60.0  # seconds to wait for a server that does not listen yet
 DEFAULT = Path("~/.local/state/fairfold/node")
-node = typer.Typer(help="A device of a fleet: enrol it, start it, see how it is.", no_args_is_help=True)
+node = typer.Typer(help="Run a device of a fleet: enrol it, start it, see how it is, recommend.", no_args_is_help=True)
 Folder = Annotated[Path, typer.Argument(help="Folder of the device.")]
 
 
 @node.command()
 def enrol(
-    token: Annotated[str, typer.Argument(help="What `fairfold server invite` printed.")],
-    server: Annotated[str, typer.Option(help="The server: https://server.example.org:8000.")],
-    data: Annotated[Path, typer.Option(help="This device's own CSV or SQLite file; it is read where it lies.")],
+    token: Annotated[str, typer.Argument(help="The token that `fairfold server invite` printed.")],
+    server: Annotated[str, typer.Option(help="Address of the server: https://server.example.org:8000.")],
+    data: Annotated[
+        Path, typer.Option(help="CSV or SQLite file of what the device's users have; it is read where it lies.")
+    ],
     capacity: Annotated[str, typer.Option(help="What the device can hold: 40MB, or 16x for a sixteenth of the model.")],
-    folder: Annotated[Path, typer.Option(help="Folder for its key and all that it keeps.")] = DEFAULT,
-    test: Annotated[Path | None, typer.Option(help="File of the same form with what the model should guess.")] = None,
+    folder: Annotated[Path, typer.Option(help="Folder for the device's key and all that it keeps.")] = DEFAULT,
+    test: Annotated[
+        Path | None, typer.Option(help="File of the same form with what the model should guess, to judge it by.")
+    ] = None,
     holdout: Annotated[
-        float, typer.Option(min=0, max=0.5, help="Without such a file: the share of the data to keep back for that.")
+        float,
+        typer.Option(min=0, max=0.5, help="Without --test: the share of the data to keep back to judge the model by."),
     ] = 0.0,
-    model: Annotated[str, typer.Option(help="A model of your own that it trains, package.module:Class.")] = "",
+    model: Annotated[str, typer.Option(help="A model of your own to train, package.module:Class.")] = "",
     app: Annotated[str, typer.Option(help="A ClientApp of your own, package.module:app, in place of fairfold's.")] = "",
     secure: Annotated[
         bool, typer.Option("--secure", help="Refuse whatever is not summed under masks with other devices.")
@@ -39,19 +44,25 @@ def enrol(
         bool, typer.Option("--private", help="Refuse whatever is not summed under masks and with noise.")
     ] = False,
     epsilon: Annotated[
-        float, typer.Option(min=1e-6, max=100, help="What noisy sums may cost in all of its lifetime.")
+        float,
+        typer.Option(min=1e-6, max=100, help="ε: what all noisy sums of the device's lifetime may cost together."),
     ] = 8.0,
     smallest_cohort: Annotated[
-        int, typer.Option(min=2, help="Take part in no such sum over fewer devices, whatever the server says.")
+        int, typer.Option(min=2, help="Take part in no secure sum over fewer devices, whatever the server says.")
     ] = 100,
     roster: Annotated[
         Path | None, typer.Option(help="File of all devices' public keys, from somebody who is not the server.")
     ] = None,
-    begin: Annotated[bool, typer.Option("--start", help="And start it, as `fairfold node start` does.")] = False,
+    begin: Annotated[
+        bool, typer.Option("--start", help="Also start the device, as `fairfold node start` does.")
+    ] = False,
 ) -> None:
     """Make a key on this device, pin the server's authority, and register the key with a token.
 
     The private key does not leave the device; the token is shown only to the server that gave it out.
+
+    Examples:
+        fairfold node enrol TOKEN --server https://server.example.org:8000 --data mine.csv --capacity 40MB
     """
     require_flower()
     from fairfold.flower.node import NodeFolder
@@ -75,7 +86,11 @@ def enrol(
 
 @node.command()
 def start(folder: Folder = DEFAULT) -> None:
-    """Be this device, in the foreground, until Ctrl-C or SIGTERM: one process that waits for work and does it."""
+    """Run this device in the foreground, until Ctrl-C or SIGTERM: it waits for work and does it.
+
+    Examples:
+        fairfold node start device1
+    """
     require_flower()
     from fairfold.flower.node import NodeFolder
 
@@ -87,7 +102,11 @@ def start(folder: Folder = DEFAULT) -> None:
 
 @node.command()
 def status(folder: Folder = DEFAULT, as_json: Json = False) -> None:
-    """Say how this device is: connected, waiting, refused (and why), working or stopped."""
+    """Say how this device is: connected, waiting, refused (and why), working or stopped.
+
+    Examples:
+        fairfold node status device1
+    """
     require_flower()
     from rich.table import Table
 

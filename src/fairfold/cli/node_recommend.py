@@ -12,10 +12,14 @@ from fairfold.cli.console import Terminal
 def node_recommend(
     folder: Annotated[Path, typer.Argument(help="Folder of the device.")],
     user: Annotated[str | None, typer.Option(help="Which of its users, where it has several.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many items.")] = 10,
+    top: Annotated[int, typer.Option(min=1, help="How many items to recommend.")] = 10,
     data: Annotated[Path | None, typer.Option(help="The device's own file; default as it was enrolled.")] = None,
 ) -> None:
-    """Recommend items by the newest model that this device was given, and by what its user has: nothing is sent."""
+    """Recommend items on this device, by the newest model that it was given and by its own file; nothing is sent.
+
+    Examples:
+        fairfold node recommend device3 --user 100 --top 3
+    """
     import tomllib
 
     from fairfold.errors import InvalidSettings, InvalidState
@@ -36,7 +40,11 @@ def node_recommend(
     histories = source.histories(read_model(state).items)
     if user is None and len(histories) > 1:
         some = ", ".join(sorted(histories)[:3])
-        raise InvalidSettings(f"a device with {len(histories)} users", f"--user, such as {some}", "Name whom to serve.")
+        raise InvalidSettings(
+            f"a device with {len(histories)} users",
+            f"--user, such as {some}",
+            "Add --user with the name of one of them.",
+        )
     chosen = next(iter(histories), "") if user is None else user
     if chosen not in histories:
         raise InvalidSettings(f"user {chosen!r}", f"a user of {data}", "Check the name.")

@@ -16,35 +16,48 @@ if TYPE_CHECKING:
 
 
 def plan(
-    items: Annotated[int | None, typer.Option(help="Rows of the table.", min=1)] = None,
+    items: Annotated[int | None, typer.Option(help="Rows of the table: the number of items.", min=1)] = None,
     dim: Annotated[int | None, typer.Option(help="Numbers per row (factors).", min=1)] = None,
     budget: Annotated[
         list[str] | None,
-        typer.Option(help="What a device may store: 64MB, 16x or 1/16. Give it again for each kind of device."),
+        typer.Option(help="What a device may store: 64MB, 16x or 1/16; may be repeated, once per kind of device."),
     ] = None,
     data: Data = None,
-    capacities: Annotated[str | None, typer.Option(help="With --data: capacity scheme, e.g. 1x-4x-16x.")] = None,
+    capacities: Annotated[str | None, typer.Option(help="With --data: sizes of the devices, e.g. 1x-4x-16x.")] = None,
     recipe: Recipe = None,
     change: Change = None,
-    mapping: Annotated[str, typer.Option(help="element, chunk or ranked; left out, by the chunk.")] = "",
-    chunk: Annotated[int, typer.Option(help="Neighbouring weights that share one hash.", min=1)] = 1,
-    batch: Annotated[int, typer.Option(help="Rows looked up at once.", min=1)] = 512,
-    interactions: Annotated[int, typer.Option(help="Interactions a device trains on in a round.", min=1)] = 1000,
+    mapping: Annotated[
+        str, typer.Option(help="element, chunk or ranked. Default: chunk if --chunk is above 1, else element.")
+    ] = "",
+    chunk: Annotated[int, typer.Option(help="How many neighbouring weights share one hash.", min=1)] = 1,
+    batch: Annotated[int, typer.Option(help="Rows that are looked up at once.", min=1)] = 512,
+    interactions: Annotated[int, typer.Option(help="Interactions that a device trains on in a round.", min=1)] = 1000,
     negatives: Annotated[int, typer.Option(help="Sampled items per interaction.", min=0)] = 4,
     item_bias: Annotated[
         bool, typer.Option("--item-bias", help="One number per item beside the table, held whole by every device.")
     ] = False,
-    measure: Annotated[bool, typer.Option(help="Train one device of each size in a process; show its peak.")] = False,
+    measure: Annotated[
+        bool, typer.Option(help="Train one device of each size in a process of its own, and show its peak of memory.")
+    ] = False,
 ) -> None:
-    """Show the size, memory and traffic of devices, one line per budget.
+    """Show what devices hold, how much memory they need and what they send, before anything is trained.
 
-    With --data: what `fairfold train` with the same options gives to every size, before anything is trained.
+    Give a table by --items, --dim and --budget; or give --data, and see what `fairfold train` with the same options
+    gives to every size.
+
+    Examples:
+        fairfold plan --items 1000000 --dim 64 --budget 16MB --budget 64x
+        fairfold plan --data ratings.csv --capacities 1x-4x-16x
     """
     from fairfold.errors import InvalidSettings
 
     if data is not None:
         if items is not None or dim is not None or budget:
-            raise InvalidSettings("--data with --items, --dim or --budget", "one of them", "Use --capacities.")
+            raise InvalidSettings(
+                "--data with --items, --dim or --budget",
+                "one of them",
+                "With --data give the sizes by --capacities, e.g. --capacities 1x-16x.",
+            )
         _of_data(*choose(None, recipe, changes_of({"data": data, "capacities": capacities}, change or [])))
     elif items is None or dim is None or not budget:
         raise InvalidSettings(
@@ -132,7 +145,11 @@ def _of_table(
     for heading in [*headings, *(["measured peak"] if measure else [])]:
         table.add_column(heading, justify="right", overflow="fold")
     if item_bias and measure:
-        raise InvalidSettings("--measure with --item-bias", "one of them", "What is measured is a table alone.")
+        raise InvalidSettings(
+            "--measure with --item-bias",
+            "one of them",
+            "Leave out --item-bias: --measure trains a table without biases.",
+        )
     chosen = {"mapping": mapping or "element"} if chunk == 1 else {"mapping": mapping or "chunk", "chunk": chunk}
     method = read_settings({"algorithm": {"kind": "gradient"}, "subspace": chosen}).subspace
     for text in budget:

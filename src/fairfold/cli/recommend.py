@@ -12,21 +12,29 @@ from fairfold.cli.export import Newest, Run
 
 def recommend(
     run: Run,
-    user: Annotated[str | None, typer.Option(help="Id as in the source file, or #number.")] = None,
+    user: Annotated[
+        str | None, typer.Option(help="A user of the data: the id as in the source file, or #number.")
+    ] = None,
     history: Annotated[
         str | None,
         typer.Option(
-            help="Instead: a new user's items: 1,5,9, or a file with one id (or #number) per line, followed by the "
-            "user's rating for a model of ratings, or a CSV file with a column 'item'."
+            help="Or the items of a new user: 1,5,9; a file with one id (or #number) per line, followed by the rating "
+            "for a model of ratings; or a CSV file with a column 'item'."
         ),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many items.")] = 10,
+    top: Annotated[int, typer.Option(min=1, help="How many items to recommend.")] = 10,
     capacity: Annotated[
-        str | None, typer.Option(help="By the model of a device of this size (16x, 40MB); else by the server's.")
+        str | None,
+        typer.Option(help="Use the model of a device of this size (16x, 40MB). Default: the server's model."),
     ] = None,
     newest: Newest = False,
 ) -> None:
-    """Recommend items to a user, known or new: ids, titles where the data has them, what the user has left out."""
+    """Recommend items to a user of the data, or to a new one by their items. Items that the user has are left out.
+
+    Examples:
+        fairfold recommend runs/first --user 17 --top 5
+        fairfold recommend runs/first --history 1,5,9 --capacity 16x
+    """
     from fairfold.errors import InvalidSettings
     from fairfold.fitting.suggest import best_items
     from fairfold.runs.opened import find_user, item_name, open_run
@@ -36,7 +44,9 @@ def recommend(
     opened = open_run(run, console.say, newest=newest)
     data, state, rated = opened.interactions, opened.progress.state, opened.settings.predicts_ratings
     if (user is None) == (history is None):
-        raise InvalidSettings("neither or both of --user and --history", "one of them", "Name whom to recommend to.")
+        raise InvalidSettings(
+            "neither or both of --user and --history", "one of them", "Add --user ID, or --history 1,5,9."
+        )
     new = None if history is None else opened.history(history)
     if user is not None and opened.settings.data.kind == "devices":
         given = f"--user {user}, whose data is on a device"

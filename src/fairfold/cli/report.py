@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or a folder of such folders.")],
     out: Annotated[Path, typer.Option(help="Folder for the page (report.html) and the plots.")] = Path("report"),
-    page: Annotated[bool, typer.Option(help="Write page and plots, or only show the table.")] = True,
+    page: Annotated[bool, typer.Option(help="Write the page and the plots, or only show the table.")] = True,
 ) -> None:
-    """Compare runs: method, scheme, quality, time and bytes, by device size, beside the reference rows.
+    """Compare runs in a table and on a page: quality by device size, time and bytes, beside reference methods.
 
-    The page opens offline and can be mailed: plots are inside, nothing is fetched. Each plot is also a PNG file.
+    The page opens offline and can be mailed: plots are inside, and nothing is fetched. Each plot is also a PNG file.
+
+    Examples:
+        fairfold report runs/first
+        fairfold report runs --out comparison
     """
     from fairfold.runs.report import write_report
     from fairfold.runs.summary import by_data, read_runs

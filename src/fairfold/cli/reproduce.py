@@ -32,47 +32,64 @@ def reproduce(
         str | None,
         typer.Argument(
             help="An experiment (--list shows them), 'all' (the paper's), 'ours' (what explains it or goes beyond), "
-            "or one's own .toml file."
+            "or a .toml file of your own."
         ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A small, honest version; marked so in the results.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Run a small version, which is marked as such in the results.")
+    ] = False,
     seeds: Annotated[
-        int | None, typer.Option(help="How many seeds, counted from 0; default: the experiment's.")
+        int | None, typer.Option(help="How many seeds, counted from 0. Default: that of the experiment.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the results, one of its own inside for each.")] = DEFAULT_OUT,
+    out: Annotated[
+        Path, typer.Option(help="Folder for the results; each experiment has a folder in it.")
+    ] = DEFAULT_OUT,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes of one thread each, which share a GPU; default: a core each.")
+        int | None, typer.Option(min=1, help="Processes of one thread each, which share a GPU. Default: one per core.")
     ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Run these cells alone: table, table/row or table/row/column, with * and ? (may be given again). "
-            "Others are shown as they are kept."
+            help="Run only these cells: table, table/row or table/row/column, with * and ?; may be repeated. Others "
+            "are shown as they are kept."
         ),
     ] = None,
     again: Annotated[
         bool,
-        typer.Option("--again", help="Run again the cells whose records lack commit, versions or what each user got."),
+        typer.Option(
+            "--again", help="Run the cells again whose records lack the commit, versions or what each user got."
+        ),
     ] = False,
     search: Annotated[
         bool,
         typer.Option("--search", help="Choose settings (learning rates) in short runs on held-out data, and stop."),
     ] = False,
     show: Annotated[
-        bool, typer.Option("--show", help="Write tables and page from the cells that are kept; run nothing.")
+        bool, typer.Option("--show", help="Write tables and a page from the cells that are kept, and run nothing.")
     ] = False,
     pages: Annotated[
         Path | None,
         typer.Option(
-            help="Beside, write the tables in the Markdown pages of this folder anew, and name unheld figures."
+            help="Also write the tables in the Markdown pages of this folder again, and name figures without a record."
         ),
     ] = None,
+    check: Annotated[
+        int,
+        typer.Option(min=0, help="Run so many kept cells again, in the order of their names' SHA-256, and compare."),
+    ] = 0,
+    longest: Annotated[
+        float, typer.Option(help="With --check: of the cells that took at most so many seconds when they were run.")
+    ] = float("inf"),
     list_them: Annotated[bool, typer.Option("--list", help="Show the experiments and what they hold.")] = False,
 ) -> None:
-    """Run a table of the paper again: its figure, ours with the spread over seeds, the difference, rounds and seconds.
+    """Run a table of the paper again, and show its figures beside ours, with the spread over seeds.
 
     Cells that are done are kept and not run again; one that was interrupted goes on from its checkpoint. Results are
     Markdown, CSV, PNG and one page that opens offline.
+
+    Examples:
+        fairfold reproduce --list
+        fairfold reproduce ranking --quick
     """
     from fairfold.reproduce.execute import execute_all, named_by
     from fairfold.reproduce.experiment import named, read_experiment
@@ -99,6 +116,9 @@ def reproduce(
         return
     title = experiments[0].folder if len(experiments) == 1 else f"{name}-quick" if quick else name
     display = Display(console, title)
+    if check:
+        _check(console, experiments, out, check, longest, jobs, display)
+        return
     try:
         outcomes = execute_all(experiments, out, jobs, display, run=not show, only=only or (), again=again)
     except KeyboardInterrupt:
@@ -116,6 +136,33 @@ def reproduce(
     missing = [entry for results in finished for grid in results.grids for entry in grid.entries]
     if missing and all(entry.state == "no data" for entry in missing):
         raise InvalidData(missing[0].reason.split("; needed")[0], "data for at least one cell", missing[0].reason)
+
+
+def _check(
+    console: Terminal,
+    experiments: list[Experiment],
+    out: Path,
+    many: int,
+    longest: float,
+    jobs: int | None,
+    display: Display,
+) -> None:
+    from fairfold.reproduce.check import check
+
+    try:
+        found = check(experiments, out, many, longest, jobs, display)
+    finally:
+        display.close()
+    table = Table("cell", "kept", "now", "seeds apart", "")
+    for one in found:
+        word = "same" if one.same else "agrees" if one.agrees else "DIFFERS"
+        figures = f"{one.kept:.4f}", f"{one.now:.4f}", f"{one.range:.4f}"
+        table.add_row(escape(f"{one.cell.experiment} {one.cell.label}"), *figures, word)
+    console.print(table)
+    agree, same = sum(one.agrees for one in found), sum(one.same for one in found)
+    console.say(f"{agree} of {len(found)} agree: {same} to four digits, the others within what seeds are apart.")
+    if agree < len(found):
+        raise typer.Exit(1)
 
 
 def _write(console: Terminal, experiment: Experiment, outcomes: dict[Cell, Outcome], out: Path) -> Results:

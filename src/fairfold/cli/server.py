@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from fairfold.flower.server import ServerFolder
     from fairfold.settings import Settings
 
-server = typer.Typer(help="The server of a fleet: make it, start it, invite devices, train.", no_args_is_help=True)
+server = typer.Typer(help="Run the server of a fleet: make it, start it, invite devices, train.", no_args_is_help=True)
 Folder = Annotated[Path, typer.Argument(help="Folder of the server.")]
-Json = Annotated[bool, typer.Option("--json", help="For programs: one object.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
 
 
 def opened(folder: Path) -> "ServerFolder":
@@ -37,21 +37,29 @@ def require_flower() -> None:
 
 @server.command()
 def init(
-    folder: Annotated[Path, typer.Argument(help="A new folder, which will hold all that the server has.")],
-    host: Annotated[str, typer.Option(help="The name or address by which devices reach it.")],
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The one port that it listens on.")] = 8000,
-    items: Annotated[int | None, typer.Option(min=1, help="Size of the catalogue, where items have numbers.")] = None,
-    catalogue: Annotated[
-        Path | None, typer.Option(help="Names of the items, a line each, or a CSV file with a column `item`.")
+    folder: Annotated[Path, typer.Argument(help="A new folder, which will hold everything of the server.")],
+    host: Annotated[str, typer.Option(help="The name or address by which devices reach the server.")],
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port that the server listens on.")] = 8000,
+    items: Annotated[
+        int | None, typer.Option(min=1, help="Number of items, where devices name items by numbers from 0.")
     ] = None,
-    capacities: Annotated[str | None, typer.Option(help="Sizes that are served, e.g. 1x-4x-16x.")] = None,
+    catalogue: Annotated[
+        Path | None,
+        typer.Option(help="File of the names of the items: one per line, or a CSV file with a column `item`."),
+    ] = None,
+    capacities: Annotated[
+        str | None, typer.Option(help="Sizes of devices that are served. Default: 1x-4x-16x.")
+    ] = None,
     recipe: Recipe = None,
     change: Change = None,
 ) -> None:
-    """Make a server: certificates with the right names, an authority of its own, settings, the catalogue.
+    """Make a server: certificates, an authority of its own, settings and the catalogue, in one folder.
 
-    Nothing is overwritten. Items are in the order of popularity where that is known; with --catalogue devices may
-    name items in their files.
+    Nothing is overwritten. List the items in the order of popularity where you know it. With --catalogue devices may
+    use the names of items in their files.
+
+    Examples:
+        fairfold server init fleet --host server.example.org --catalogue items.csv
     """
     require_flower()
     from fairfold.flower.server import ServerFolder
@@ -76,6 +84,9 @@ def start(context: typer.Context, folder: Folder) -> None:
     """Run the server in the foreground until Ctrl-C or SIGTERM; its program is started again when it ends.
 
     Further options go to the SuperLink: --node-quota MB, --total-quota MB, --control-from ADDRESS, and Flower's own.
+
+    Examples:
+        fairfold server start fleet
     """
     console, found = Terminal(), opened(folder)
     try:
@@ -87,9 +98,15 @@ def start(context: typer.Context, folder: Folder) -> None:
 @server.command()
 def invite(
     folder: Folder,
-    valid: Annotated[str, typer.Option(help="How long it is valid: 30m, 24h or 7d.")] = "24h",
+    valid: Annotated[
+        str, typer.Option(help="How long the token is valid: minutes (30m), hours (24h) or days (7d, at most 30d).")
+    ] = "24h",
 ) -> None:
-    """Print a token that lets one device enrol, once, within some time."""
+    """Print a token that lets one device enrol, once, within some time.
+
+    Examples:
+        fairfold server invite fleet --valid 7d
+    """
     from fairfold.flower.tokens import seconds_of
 
     typer.echo(str(opened(folder).invite(seconds_of(valid))))
@@ -99,19 +116,22 @@ def invite(
 def train(
     folder: Folder,
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Rounds in all; those of settings.toml if not given.")
+        int | None, typer.Option(min=1, help="Number of rounds in all. Default: that of settings.toml.")
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in the folder, if there is one.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder, if there is one.")] = False,
     wait_for: Annotated[
-        int | None, typer.Option(min=1, help="Devices to wait for before the first round; all that have enrolled.")
+        int | None,
+        typer.Option(min=1, help="Devices to wait for before the first round. Default: all that have enrolled."),
     ] = None,
-    patience: Annotated[float, typer.Option(min=0, help="Seconds to wait for them.")] = 120.0,
+    patience: Annotated[float, typer.Option(min=0, help="Seconds to wait for them at most.")] = 120.0,
 ) -> None:
-    """Train with the devices that are connected, and watch. The run is written to FOLDER/run.
+    """Train with the devices that are connected, and show how it goes. The run is written to FOLDER/run.
 
     A run that breaks off because the server was started again goes on by itself. Ctrl-C stops the run.
+
+    Examples:
+        fairfold server train fleet --rounds 15 --wait-for 10
+        fairfold server train fleet --resume
     """
     console, found = Terminal(), opened(folder)
     from fairfold.flower.launch import Launch
@@ -130,7 +150,11 @@ def train(
 
 @server.command()
 def status(folder: Folder, as_json: Json = False) -> None:
-    """Say how the server is: whether it runs, its devices by state, its run."""
+    """Say how the server is: whether it runs, its devices by state, its run.
+
+    Examples:
+        fairfold server status fleet
+    """
     told = opened(folder).status()
     if as_json:
         typer.echo(json.dumps(told))

@@ -41,46 +41,51 @@ if TYPE_CHECKING:
 
 
 def train(
-    file: Annotated[Path | None, typer.Argument(help="Settings (TOML). Without: the built-in example.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="File of settings (TOML). Default: a recipe.")] = None,
     recipe: Recipe = None,
     data: Data = None,
     model: Annotated[
         str | None,
         typer.Option(
-            help="mf, neumf (rankings), neumf-mlp (ratings), mlp, lenet (images: --data mnist), a registered one, or "
-            "your own: package.module:Class."
+            help="The model: mf, neumf (rankings), neumf-mlp (ratings), mlp, lenet (images: --data mnist), a "
+            "registered one, or your own as package.module:Class. Default: mf."
         ),
     ] = None,
     method: Annotated[
         str | None,
         typer.Option(
-            help="fair, fair_hom, full_trn, fedavg; with gradient steps (--recipe paper) also fedhm, heterofl, "
-            "inconsistent; or central: all data in one place."
+            help="What devices of each size hold: fair, fair_hom, full_trn, fedavg; with gradient steps (--recipe "
+            "paper) also fedhm, heterofl, inconsistent; or central: all data in one place."
         ),
     ] = None,
-    capacities: Annotated[str | None, typer.Option(help="Capacity scheme, e.g. 1x-4x-16x.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of everything random.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the results; default runs/DATE-TIME-DATA.")] = None,
+    capacities: Annotated[
+        str | None,
+        typer.Option(help="Sizes of the devices: 1x is the whole model, 16x a sixteenth. Default: 1x-4x-16x."),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds. Default: that of the recipe.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random. Default: 0.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results. Default: runs/DATE-TIME-DATA.")] = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Go on with the run in --out, from its newest whole checkpoint, as if unbroken."),
+        typer.Option("--resume", help="Resume the run in --out from its newest whole checkpoint."),
     ] = False,
     checkpoint_every: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Rounds between checkpoints; default: every round, or as often as costs 10 % of the time."
+            min=1, help="Rounds between checkpoints. Default: 1, or as many as keep them below 10 % of the time."
         ),
     ] = None,
     track: Annotated[
         list[str] | None,
-        typer.Option(help="Also tell tensorboard, mlflow or wandb how it goes (repeat for several; each is an extra)."),
+        typer.Option(
+            help="Send figures to tensorboard, mlflow or wandb; may be repeated. Each is an extra to install."
+        ),
     ] = None,
     attacked: Annotated[
         bool | None,
         typer.Option(
             "--audit/--no-audit",
-            help="End with attacks on what the server saw, as `fairfold audit` does; so do private runs, if not told.",
+            help="End with attacks on what the server saw, as `fairfold audit` does. Default: for private runs only.",
         ),
     ] = None,
     user_column: UserColumn = None,
@@ -92,10 +97,14 @@ def train(
     core: Core = None,
     change: Change = None,
 ) -> None:
-    """Train a federation. Without arguments: devices of sizes 1x-4x-16x in a synthetic world, under a minute.
+    """Train a federation of simulated devices; without arguments on a small synthetic world.
 
-    The folder holds the settings as run, metrics of every round, a log, the last two checkpoints, the closing table
-    and the model. A run that was interrupted, however hard, goes on with --resume and ends with the same numbers.
+    The run is written to a folder: settings, figures of every round, a log, the last two checkpoints, the closing table
+    and the model. A run that was interrupted or killed can be resumed, and ends with the same numbers.
+
+    Examples:
+        fairfold train --data ratings.csv --capacities 1x-4x-16x --out runs/first
+        fairfold train --out runs/first --resume
     """
     from fairfold.backends.distributed import ranks_here
     from fairfold.cli.data import stages

@@ -10,17 +10,21 @@ from fairfold.cli.console import Terminal
 
 def watch(
     run: Annotated[Path, typer.Argument(help="Folder of a run, of `fairfold train` or of a fleet.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes any port that is free.")] = 8050,
-    host: Annotated[str, typer.Option(help="Address to listen on; another than this machine's own needs a token.")] = (
-        "127.0.0.1"
-    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any free one.")] = 8050,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Any other than that of this machine alone needs --token.")
+    ] = ("127.0.0.1"),
     token: Annotated[
-        str | None, typer.Option(envvar="FAIRFOLD_WATCH_TOKEN", help="What whoever looks has to bring.")
+        str | None, typer.Option(envvar="FAIRFOLD_WATCH_TOKEN", help="Word that the page asks for.")
     ] = None,
 ) -> None:
-    """Show a run while it goes: rounds, quality per size, nodes, who was left out and why, bytes, time per phase.
+    """Show a run in a browser while it goes: rounds, quality per size, devices, who was left out and why, bytes.
 
-    The folder is read, and nothing is written; /metrics has the figures for Prometheus, /status.json all of it.
+    Only the run's folder is read, and nothing is written. /metrics has the figures for Prometheus, /status.json has all
+    of them.
+
+    Examples:
+        fairfold watch runs/first
     """
     import asyncio
     import socket
@@ -38,7 +42,11 @@ def watch(
         ) from None
     require_run(run)
     if host not in LOOPBACK and not token:
-        raise InvalidSettings(f"--host {host} without a token", "--token", "Choose a long one, and put TLS before it.")
+        raise InvalidSettings(
+            f"--host {host} without a token",
+            "--token",
+            "Add --token with a long random word, and put TLS before the page.",
+        )
     console = Terminal()
     app = watching(Watched(run), token or None)
     config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")

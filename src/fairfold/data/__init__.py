@@ -11,15 +11,12 @@ from fairfold.data.images import ImageDataset, Images
 from fairfold.data.interactions import Dataset, Interactions
 
 if TYPE_CHECKING:
-    from fairfold.data.prepare import Prepared, load, load_images, prepare
+    from fairfold.data.preparing import Prepared, load, load_images, prepare
 
 __all__ = ["Dataset", "ImageDataset", "Images", "Interactions", "Prepared", "load", "load_images", "prepare"]
 
 
 def __getattr__(name: str) -> Any:
     if name in ("Prepared", "load", "load_images", "prepare"):
-        module = import_module("fairfold.data.prepare")
-        # All at once: importing the module has put it in the place of its function of the same name.
-        globals().update({known: getattr(module, known) for known in ("Prepared", "load", "load_images", "prepare")})
-        return globals()[name]
+        return getattr(import_module("fairfold.data.preparing"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -45,12 +45,23 @@ class Clients:
 
 
 def by_user(interactions: Interactions) -> Clients:
-    """One client per user. Interactions are grouped by user already, so nothing is copied."""
+    """One client per user. Interactions are grouped by user already, so nothing is copied.
+
+    Example:
+        >>> from fairfold.data.synthetic import SyntheticWorld
+        >>> len(by_user(SyntheticWorld(users=20, items=50, interactions_per_user=10).dataset().train))
+        20
+    """
     return Clients(interactions.offsets)
 
 
 def by_writer(writers: Tensor) -> Clients:
-    """One client per writer of images, given the writer of every image, in the writers' order."""
+    """One client per writer of images, given the writer of every image, in the writers' order.
+
+    Example:
+        >>> by_writer(torch.tensor([0, 0, 1, 2, 1])).of(1)
+        tensor([2, 4])
+    """
     if int(writers.min()) < 0:
         raise InvalidData(f"the writer {int(writers.min())}", "numbers from 0 on", "Number the writers densely.")
     return _grouped(writers, int(writers.max()) + 1)
@@ -73,7 +84,9 @@ def by_label(labels: Tensor, num_clients: int, concentration: float, seed: int =
     """
     if num_clients < 1 or not concentration > 0:
         given = f"{num_clients} clients with concentration {concentration}"
-        raise InvalidData(given, "at least one client and a concentration above 0", "Change them.")
+        raise InvalidData(
+            given, "at least one client and a concentration above 0", "Change num_clients or concentration."
+        )
     known = labels.numpy()
     owners = numpy.empty(len(known), dtype=numpy.int64)
     for label in range(int(known.max()) + 1 if len(known) else 0):

@@ -246,7 +246,7 @@ def _femnist_file(path: Path, writers: dict[str, int]) -> list[Arrays]:
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise InvalidData(
             f"{path.name} cannot be read ({type(error).__name__}: {error})",
-            "LEAF's form: users, and user_data with x (784 numbers from 0 to 1 an image) and y for each of them",
+            "LEAF's form: users, and user_data with x (784 numbers from 0 to 1 per image) and y for each of them",
             "Write it again with LEAF's preprocess.sh.",
         ) from error
     return pieces

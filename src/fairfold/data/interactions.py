@@ -26,6 +26,12 @@ class Interactions:
         offsets: int64 [num_users + 1]; the items of user u are ``items[offsets[u]:offsets[u + 1]]``.
         items: int64 [interactions]; ascending within a user, without repeats.
         ratings: float32 aligned with ``items``, or None for implicit feedback.
+
+    Example:
+        >>> users, items = torch.tensor([0, 0, 1]), torch.tensor([7, 2, 5])
+        >>> interactions = Interactions.from_pairs(users, items, num_users=2, num_items=10)
+        >>> len(interactions), interactions.of(0)
+        (3, tensor([2, 7]))
     """
 
     num_users: int
@@ -41,7 +47,7 @@ class Interactions:
         """Build from parallel lists of dense user and item ids, in any order; of repeated pairs the last one counts."""
         if users.shape != items.shape or (ratings is not None and ratings.shape != items.shape):
             lengths = [users.numel(), items.numel(), *([] if ratings is None else [ratings.numel()])]
-            raise InvalidData(f"columns of lengths {lengths}", "one length", "Give one user and item a row.")
+            raise InvalidData(f"columns of lengths {lengths}", "one length", "Give one user and one item per row.")
         for name, ids, limit in (("user", users, num_users), ("item", items, num_items)):
             if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < limit):
                 raise InvalidData(

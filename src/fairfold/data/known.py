@@ -1,5 +1,6 @@
 """The public data sets known by name: where they come from, under which terms, and which files they are."""
 
+import difflib
 import os
 import tomllib
 from dataclasses import dataclass
@@ -54,7 +55,9 @@ def resolve(source: str | Path, cache: str | Path | None = None, stages: Stages 
         return path
     known = KNOWN.get(str(source))
     if known is None:
-        close = ", ".join(name for name in KNOWN if str(source).lower().split("-")[0] in name)
+        word = str(source).lower()[:200]
+        close = ", ".join(name for name in KNOWN if word.split("-")[0] in name or word in name.replace("-", ""))
+        close = close or ", ".join(difflib.get_close_matches(word, KNOWN, n=2))
         raise InvalidData(
             f"{str(source)[:200]} is neither a file or folder nor a known data set",
             "a path that exists, or a name from `fairfold data list`",

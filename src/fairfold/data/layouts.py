@@ -14,6 +14,9 @@ from fairfold.errors import InvalidData, nearest
 
 Kind = Literal["lines", "delimited", "json", "parquet"]
 
+TABLE = Path("the table")
+"""What messages call a table in memory, which has no file; what to do is then said in Python."""
+
 # Names under which publishers and people keep the three columns, compared without case, blanks, `_` and `-`.
 NAMES = {
     "user": (
@@ -133,7 +136,9 @@ def find_columns(path: Path, names: list[str], wanted: Options) -> tuple[int, in
             raise InvalidData(
                 f"{path.name} has no column {named!r}{nearest(named, names)}; it has {_shown(names)}",
                 f"the column of the {role}",
-                f"Name it with --{role}-column, or give the separator with --separator.",
+                f"Name it by {role}_column=."
+                if path == TABLE
+                else f"Name it with --{role}-column, or give the separator with --separator.",
             )
         elif candidates:
             found[role] = candidates[0]
@@ -158,7 +163,10 @@ def _command(path: Path, names: list[str], user: int | None) -> str:
     """What to type where columns are not known, with the names that are there."""
     free = [name for place, name in enumerate(names) if place != user]
     mine = free.pop(0) if user is None and len(free) > 1 else [*names, "NAME"][user or 0]  # of no columns none has one
-    words = ["--user-column", mine, "--item-column", free[0] if free else "NAME"]
+    item = free[0] if free else "NAME"
+    if path == TABLE:
+        return f"Say which they are: fairfold.fit(interactions, user_column={mine!r}, item_column={item!r})."
+    words = ["--user-column", mine, "--item-column", item]
     columns = shlex.join(word if len(word) <= 40 else "NAME" for word in words)
     return (
         f"Say which they are: fairfold train --data {shlex.quote(path.name)} {columns} (in Python user_column=, "
@@ -178,7 +186,7 @@ def _json(path: Path, first: str, wanted: Options) -> Layout:
         "".join(names).encode()  # half of a character, which JSON can write, is no name of a column
     except ValueError as error:
         raise InvalidData(
-            f"the first line of {path.name} is not JSON ({error})", "one JSON object a line", "Check the file."
+            f"the first line of {path.name} is not JSON ({error})", "one JSON object per line", "Check the file."
         ) from error
     layout = _named("json", path, names, wanted)
     return _scaled(layout, names, goodreads=plain(str(layout.item)) == "bookid")
@@ -219,7 +227,7 @@ def _delimited(path: Path, first: str, wanted: Options) -> Layout:
     if len(names) < 2:
         raise InvalidData(
             f"the first line of {path.name} is {first[:60]!r}, one field with the separator {separator!r}",
-            "at least a user and an item a line",
+            "at least a user and an item per line",
             "Give the separator with --separator.",
         )
     quote = '"' if len(separator.encode()) == 1 else None

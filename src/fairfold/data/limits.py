@@ -39,7 +39,9 @@ def check_unpacked(path: Path, packed: int, unpacked: int) -> None:
         given = f"{path.name} makes {unpacked:,} bytes or more of {packed:,}"
         raise InvalidData(given, f"at most {ratio} bytes from one", f"{remedy} {RATIO}.")
     if unpacked > total:
-        raise InvalidData(f"{path.name} unpacks to more than {total:,} bytes", "less", f"{remedy} {TOTAL}.")
+        raise InvalidData(
+            f"{path.name} unpacks to more than {total:,} bytes", f"at most {total:,} bytes", f"{remedy} {TOTAL}."
+        )
 
 
 def check_line(path: Path, length: int) -> None:

@@ -69,6 +69,6 @@ def _check_type(path: Path, role: str, name: str, found: polars.DataType) -> Non
     if bad:
         raise InvalidData(
             f"the column {name!r} of {path.name} holds {found}",
-            "one number a row" if role == "rating" else "one number or text a row",
-            f"Name another with --{role}-column, or write the column anew.",
+            "one number per row" if role == "rating" else "one number or text per row",
+            f"Name another with --{role}-column, or write the column again.",
         )

@@ -91,7 +91,7 @@ def _user_lines(path: Path, block: bytes, _layout: Layout, repairs: Counter[str]
             raise InvalidData(
                 f"a {SEPARATORS[separator.decode()]} in {path.name}",
                 "lines of the form `user item item …` with blanks between them",
-                "Name the columns (--user-column, --item-column) if this is a table with one interaction a line.",
+                "Name the columns (--user-column, --item-column) if this is a table with one interaction per line.",
             )
     fields = polars.Series("line", block.decode().split("\n"), dtype=polars.String).str.strip_chars()
     fields = fields.filter(fields != "").str.split(" ")

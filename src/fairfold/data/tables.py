@@ -37,7 +37,9 @@ def build_table(spool: Spool, options: Options, *, published_split: bool, repair
     """Choose, clean, number and split the interactions of a source; repairs are counted."""
     if not spool.users.height:
         raise InvalidData(
-            "no interactions are left", "at least one", "Ask for less: fewer conditions, a lower min_rating."
+            "no interactions are left",
+            "at least one",
+            "Leave out some of the conditions (core, top_users, min_rating), or lower them.",
         )
     if options.top_users is None:
         frame = spool.scan().collect(engine="streaming")

@@ -11,7 +11,7 @@ import numpy
 import torch
 
 from fairfold.data import Dataset, Interactions
-from fairfold.errors import InvalidData, InvalidSettings
+from fairfold.errors import InvalidData, InvalidSettings, nearest
 from fairfold.fitting.frames import as_qrels, as_run
 from fairfold.fitting.show import as_html, as_rows, figure
 from fairfold.fitting.suggest import Suggestions, best_items, pandas
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TOP = 10
+COMPARED = 10_000
+"""Ids among which the one most like a wrong one is looked for: of more it would take seconds."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,10 +76,10 @@ class Model:
 
         Args:
             user: An id of the interactions; or a list of item ids, the history of a user who is new.
-            k: How many.
+            k: How many items.
             history: The same as such a list; for a model of ratings a dict of items and ratings.
             users: Several ids, for arrays of a row per user.
-            capacity: By the bytes of a device of this size (``"16x"``, ``"40MB"``); else by the server's model.
+            capacity: Use the model that a device of this size holds (``"16x"``, ``"40MB"``); else the server's.
         """
         listed = not isinstance(user, str | bytes) and hasattr(user, "__iter__")
         history, user = (user, None) if listed and history is None else (history, user)
@@ -115,9 +117,10 @@ class Model:
         text = str(given.item() if hasattr(given, "item") else given)
         if text not in known:
             some = ", ".join(list(known)[:3])
+            near = nearest(text, known) if len(known) <= COMPARED else ""
             remedy = "A new user is asked for by their items: model.recommend(history=[...])."
-            remedy = remedy if role == "user" else "Give one of the interactions' items."
-            raise InvalidData(f"{role} {given!r}", f"a {role} of the interactions (such as {some})", remedy)
+            remedy = remedy if role == "user" else "Give an item that they have."
+            raise InvalidData(f"{role} {given!r}{near}", f"one of the interactions (such as {some})", remedy)
         return known[text]
 
     def _numbers(self, role: str) -> dict[str, int]:
@@ -165,9 +168,10 @@ class Model:
         """Quality of the server's model and of every size's, for all users where that has a meaning.
 
         Args:
-            test: What to find instead of what was held out, in any form that :func:`fairfold.fit` takes. Users and
-                items that the model does not know are left out, and counted as such.
-            k: Of NDCG@k; that of the run if not given.
+            test: What to find instead of what was held out, in any form that :func:`fairfold.fit` takes but a path.
+                Users and items that the model does not know are left out and counted as such, and so is what it was
+                trained on, which it does not recommend again.
+            k: The k of NDCG@k; that of the run if not given.
             references: Also EASE, iALS and item-kNN, tuned on the same data (minutes on large data).
         """
         world, told = self.opened.world, dict[str, Any]()
@@ -208,8 +212,13 @@ class Model:
         columns = [torch.tensor([pair[place] for pair in known]) for place in range(frame.width)]
         users, items, *ratings = columns
         rated = ratings[0] if ratings and self.opened.settings.predicts_ratings else None
-        size = data.num_users, data.num_items
-        return Interactions.from_pairs(users.long(), items.long(), *size, rated), len(pairs) - len(known)
+        test = Interactions.from_pairs(users.long(), items.long(), data.num_users, data.num_items, rated)
+        trained = data.train.users * data.num_items + data.train.items
+        test = test.where(~torch.isin(test.users * data.num_items + test.items, trained))
+        if not len(test):
+            given = f"a test of {len(pairs):,} interactions, {len(known):,} of them of users and items that are known"
+            raise InvalidData(given, "one that the model was not trained on", "Give others, or fit with split=0.7.")
+        return test, len(pairs) - len(test)
 
     def to_run(self, k: int | None = None, *, capacity: str | None = None) -> Any:
         """The best ``k`` items of everybody with something held out, as programs that evaluate take them.
@@ -233,8 +242,10 @@ class Model:
 
         It holds the interactions as well: a user's recommendations follow from them.
         """
-        opened, settings = self.opened, self.opened.settings
-        folder = RunFolder.create(settings, Path(path))
+        opened, settings, place = self.opened, self.opened.settings, Path(path)
+        if place.exists() and (not place.is_dir() or any(place.iterdir())):
+            raise InvalidSettings(f"save to {place}", "a new or empty folder", "Name another, or remove it.")
+        folder = RunFolder.create(settings, place)
         with folder.locked():
             folder.begin(settings, opened.progress.history)
             keep_data(folder.path, self.kept)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from fairfold.errors import InvalidSettings
 from fairfold.fitting.model import Model
-from fairfold.fitting.tables import Taken, numbered_ids, take
+from fairfold.fitting.tables import Taken, known_options, numbered_ids, take
 from fairfold.fitting.warm import going_on, joined
 from fairfold.protocol.faults import Rejections
 from fairfold.runs.checkpoint import data_facts
@@ -59,9 +60,9 @@ def fit(
             third of the users.
         recipe: ``"best"`` for rankings (the default), ``"ratings"``, ``"least-squares"`` or ``"paper"``.
         method: Which devices hold what, e.g. ``"fair"``.
-        rounds: How many.
-        seed: Of everything random; the same seed gives the same model.
-        settings: Others, by ``"table.key"`` (docs/settings.md), or whole settings.
+        rounds: How many rounds to train; the recipe decides if not given.
+        seed: Seed of everything random; the same seed gives the same model.
+        settings: Other settings, by ``"table.key"`` (docs/settings.md), or a whole :class:`fairfold.Settings`.
         titles: Names of items, by their ids: a dict or a pandas Series.
         test: What to hold out, a table like ``interactions``: a split that was made elsewhere (by LensKit, say).
         start: A model to go on from, with interactions that are new, of known users or of others.
@@ -79,6 +80,7 @@ def fit(
         >>> len(items), len(scores)
         (5, 5)
     """
+    known_options(options, beside=signature(fit).parameters)
     chosen = _settings(interactions, settings, start, recipe, {
         "fleet.capacities": capacities, "subspace.method": method, "run.rounds": rounds, "run.seed": seed,
     })  # fmt: skip

@@ -62,7 +62,7 @@ class Suggestions:
 
     Attributes:
         items: Ids as the caller knows them, an array [k], or [users, k] where several users were asked for.
-        scores: Of the same shape.
+        scores: Their scores, of the same shape.
         titles: Names of the items, where they have any.
     """
 

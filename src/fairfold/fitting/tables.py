@@ -14,7 +14,7 @@ from torch.utils import data as torch_data
 
 import fairfold.data
 from fairfold.data import Dataset
-from fairfold.data.layouts import NAMES, find_columns
+from fairfold.data.layouts import NAMES, TABLE, find_columns
 from fairfold.data.options import Options
 from fairfold.data.store import read_dataset
 from fairfold.errors import InvalidData, InvalidSettings, nearest
@@ -23,8 +23,6 @@ FORMS = (
     "a pandas or polars DataFrame, a scipy sparse matrix (users × items), an array of user, item and perhaps rating, "
     "a tuple of such columns, a torch Dataset of such rows, or the path of a file"
 )
-GIVEN = Path("the interactions")
-"""What messages call a table that has no file."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +75,16 @@ def _alike(frame: polars.DataFrame, other: polars.DataFrame) -> polars.DataFrame
     return frame.select(shared).with_columns(polars.col(as_text).cast(polars.String))
 
 
-def known_options(options: Mapping[str, Any]) -> Options:
-    """The options of :func:`fairfold.data.load`; another word is refused with the one that is most like it."""
+def known_options(options: Mapping[str, Any], beside: Iterable[str] = ()) -> Options:
+    """The options of :func:`fairfold.data.load`; another word is refused with the one that is most like it.
+
+    Like it may also be a word of those that are taken ``beside`` them.
+    """
     known = [field.name for field in fields(Options)]
     for name in options:
         if name not in known:
             raise InvalidSettings(
-                f"unknown option {name!r}{nearest(name, known)}",
+                f"unknown option {name!r}{nearest(name, [*known, *beside])}",
                 f"one of {', '.join(known)}",
                 "Settings are given by their keys: settings={'run.rounds': 20}.",
             )
@@ -125,7 +126,7 @@ def _values_of(frame: Any) -> Any:
 
 def _chosen(names: list[str], column: Any, options: Options) -> polars.DataFrame:
     """The columns that are wanted, or that have a known name."""
-    user, item, rating = find_columns(GIVEN, names, options)
+    user, item, rating = find_columns(TABLE, names, options)
     return _columns([_plain(column(names[place])) for place in (user, item, rating) if place is not None])
 
 

@@ -93,10 +93,10 @@ class LocalImages:
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A CSV or SQLite file with one interaction a row.
+    """A CSV or SQLite file with one interaction per row.
 
     Attributes:
-        path: Of the file.
+        path: The file.
         item: Column of the item: its number in the catalogue, or its name in ``catalogue``.
         user: Column of the user; a file without it is one person's.
         rating: Column of the rating, for models that predict ratings.
@@ -104,7 +104,7 @@ class LocalFile:
         test: File of the same form with what is to be guessed.
         holdout: Share of the rows kept back to be guessed, where there is no such file. Which ones depends on user and
             item alone, so that what was kept back once is never trained on.
-        table: Of a SQLite file; its only one if not given.
+        table: Table of a SQLite file; its only one if not given.
     """
 
     path: str | Path
@@ -148,11 +148,11 @@ class LocalFile:
             found = self._database(path, ratings) if is_database else self._text(path, ratings)
             for user, item, rating in found:
                 if item is None or str(item).strip() == "":
-                    raise InvalidData(f"{path}: a row without an item", "an item in every row", "Mend the file.")
+                    raise InvalidData(f"{path}: a row without an item", "an item in every row", "Correct the file.")
                 try:
                     number = None if rating is None else float(rating)
                 except ValueError:
-                    raise InvalidData(f"{path}: rating {rating!r}", "a number", "Mend the file.") from None
+                    raise InvalidData(f"{path}: rating {rating!r}", "a number", "Correct the file.") from None
                 yield str(user), str(item).strip(), number
         except (OSError, UnicodeDecodeError, csv.Error, sqlite3.Error) as error:
             raise InvalidData(f"{path}: {error}", "a CSV or SQLite file", "Check the file.") from None

@@ -73,7 +73,9 @@ class NodeFolder:
             raise InvalidState(f"{folder}, where no device has enrolled", f"a folder with {FILE}", remedy) from None
         except (OSError, ValueError, TypeError) as error:
             raise InvalidState(
-                f"{path}: {error}", "what `fairfold node enrol` wrote", "Mend it, or enrol anew."
+                f"{path}: {error}",
+                "what `fairfold node enrol` wrote",
+                "Correct the file, or enrol again with a new token.",
             ) from None
 
     def save(self) -> None:

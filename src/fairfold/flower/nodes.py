@@ -147,7 +147,8 @@ class Nodes:
             return
         self._looks += 1
         self._connected = set(grid.get_node_ids())
-        self._candidates = [node for node in self._connected if node not in self.left_out and self._is_due(node)]
+        later = {node for node in self._silent if not self._is_due(node)}
+        self._candidates = list(self._connected - self.left_out.keys() - later)
         if all(node in self.usable for node in self._candidates):  # the places that a simulation gives them
             self._candidates.sort(key=lambda node: (self.usable[node].number, node))
         else:

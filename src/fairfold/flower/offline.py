@@ -164,7 +164,7 @@ def read_model(folder: Path) -> StoredModel:
     try:
         return parsed(path.read_bytes())
     except OSError as error:
-        raise InvalidState(f"{path}: {error.strerror}", "a file that can be read", "Check it.") from None
+        raise InvalidState(f"{path}: {error.strerror}", "a file that can be read", "Check its permissions.") from None
     except SENSELESS as error:
         raise InvalidState(f"{path}: damaged ({error})", "the model that this device was given", remedy) from None
 

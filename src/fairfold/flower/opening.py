@@ -79,7 +79,9 @@ def first_plan(settings: Settings, num_items: int, picture: Picture | None) -> P
     if picture is None:
         try_out(settings)
         if num_items < 1:
-            raise InvalidSettings(f"num_items = {num_items}", "the size of the catalogue", "Name it.")
+            raise InvalidSettings(
+                f"num_items = {num_items}", "the size of the catalogue", "Give num_items=..., the number of items."
+            )
     return Plan.of(settings, Public(num_items), picture)
 
 

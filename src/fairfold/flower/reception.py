@@ -72,7 +72,7 @@ class Reception:
             return refusal(refused.status, str(refused))
         log.info("a device was enrolled as node %d", node)
         names = (self.folder / "catalogue.txt").exists()
-        return Answer(200, {"node": f"{node:x}", "items": self.items, "catalogue": names})
+        return Answer(200, {"node": str(node), "items": self.items, "catalogue": names})
 
     def _register(self, state: Any, key: bytes, *, first: bool) -> int:
         from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
@@ -87,7 +87,7 @@ class Reception:
     def nodes(self, state: Any, _body: bytes) -> Answer:
         """Everybody who is registered, and whether they are connected."""
         found = [
-            {"node": f"{one.node_id:x}", "state": one.status, "since": one.last_activated_at or one.registered_at}
+            {"node": str(one.node_id), "state": one.status, "since": one.last_activated_at or one.registered_at}
             for one in state.get_node_info()
         ]
         return Answer(200, {"nodes": found, "invites": self.invitations.counts()})

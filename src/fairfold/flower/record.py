@@ -111,7 +111,8 @@ class Record:
     def _result(self, progress: Progress, among: Nodes) -> Result:
         last = next((report.quality for report in reversed(progress.history) if report.quality is not None), None)
         pace, steps = self.plan.settings.fleet.pace, progress.state.moments.get(BEHIND, {}).get("steps")
-        behind = [] if pace.waits or steps is None else [behind_words(steps.tolist(), pace)]
+        ages = self.plan.algorithm.ages
+        behind = [] if pace.waits or steps is None else [behind_words(steps.tolist(), pace, ages=ages)]
         groups, known = [], privacy_facts(self.plan.settings)
         for number, (capacity, held) in enumerate(zip(self.plan.capacities, self._settled.assignments(0), strict=True)):
             members = sum(node.group == number for node in among.usable.values())

@@ -45,7 +45,7 @@ def usable_answers(
         behind = strategy.progress.state.round_number - order.sent.round_number if trained else 0
         if trained and not pace.waits:
             opened.behind[node.node_id] = behind
-        if (late := pace.late(behind)) is not None:
+        if (late := pace.late(behind, ages=algorithm.ages)) is not None:
             _reject(strategy, number, node, late)  # the sums hold its word from before, as its next order will say
             continue
         sizes = algorithm.answer_shapes(strategy.plan, order.sent) if trained else {}

@@ -56,7 +56,7 @@ def smallest_cohort(context: Context) -> int:
     """Of the sums that this device takes part in."""
     found = context.node_config.get("smallest-cohort", USUAL_COHORT)
     if type(found) is not int or found < 2:
-        raise InvalidSettings(f"smallest-cohort={found!r}", "2 or more devices", "See --node-config.")
+        raise InvalidSettings(f"smallest-cohort={found!r}", "2 or more devices", "Correct it in --node-config.")
     return found
 
 
@@ -64,7 +64,7 @@ def least_privacy(context: Context) -> str:
     """That this device asks for."""
     found = str(context.node_config.get("privacy", "plain"))
     if found not in LEVELS:
-        raise InvalidSettings(f"privacy={found!r}", " or ".join(LEVELS), "See --node-config.")
+        raise InvalidSettings(f"privacy={found!r}", " or ".join(LEVELS), "Correct it in --node-config.")
     return found
 
 
@@ -74,7 +74,9 @@ def ledger(device: Device, context: Context) -> Ledger:
     for key, usual, most in (("epsilon", USUAL_EPSILON, 1e3), ("delta", USUAL_DELTA, 1.0)):
         given = config.get(key, usual)
         if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given < most:
-            raise InvalidSettings(f"{key}={given!r}", f"a number above 0 and below {most:g}", "See --node-config.")
+            raise InvalidSettings(
+                f"{key}={given!r}", f"a number above 0 and below {most:g}", "Correct it in --node-config."
+            )
         found[key] = float(given)
     return Ledger(device.folder(context) / LEDGER, found["epsilon"], found["delta"], smallest_cohort(context))
 

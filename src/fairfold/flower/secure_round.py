@@ -6,6 +6,7 @@ rightly, has left. Nothing here knows what is summed: an encoding says it.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -31,6 +32,13 @@ from fairfold.settings.privacy import PrivatePrivacy, SecurePrivacy
 log = logging.getLogger("fairfold.flower")
 
 PATIENCE = 120.0  # seconds for a phase in which nothing is computed, at most
+_turns = [0]
+
+
+def new_turn() -> int:
+    """Later than any before, also of a server that was killed: milliseconds by its clock."""
+    _turns[0] = max(_turns[0] + 1, time.time_ns() // 1_000_000)
+    return _turns[0]
 
 
 @dataclass
@@ -64,7 +72,7 @@ class SecureRound:
         noise = (0, 0.0)
         if isinstance(chosen, PrivatePrivacy):
             noise = (STAYING, sigma_of(self.settings, {name for of in said.shapes.values() for name in of}))
-        session = Session(run, number, purpose, chosen.smallest_cohort, segments_of(said), *noise)
+        session = Session(run, number, purpose, chosen.smallest_cohort, segments_of(said), *noise, new_turn())
         self.server = Server(session, {name: places[self.sizes[name]] for name in self.nodes}, room=None)
         invitation = session.packed(session.digest)
         try:

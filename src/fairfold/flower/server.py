@@ -126,7 +126,7 @@ class ServerFolder:
             remedy = "Run `fairfold server init FOLDER --host ...` first."
             raise InvalidState(f"{folder}, which holds no server", f"a folder with {FILE}", remedy) from None
         except (OSError, ValueError, TypeError) as error:
-            raise InvalidState(f"{path}: {error}", "what `fairfold server init` wrote", "Mend the file.") from None
+            raise InvalidState(f"{path}: {error}", "what `fairfold server init` wrote", "Correct the file.") from None
 
     def settings(self, rounds: int = 0) -> Settings:
         """What is trained; for so many rounds, if any are given."""
@@ -280,7 +280,7 @@ def read_catalogue(path: Path) -> list[str]:
         raise InvalidData(f"{path}: {error}", "a file with the names of the items", "Check the path.") from None
     if not names or not all(names) or len(set(names)) < len(names):
         given = f"{path}: {len(names)} names, {len(names) - len(set(filter(None, names)))} of them empty or repeated"
-        raise InvalidData(given, "a name for every item, each once", "Mend the file.")
+        raise InvalidData(given, "a name for every item, each once", "Correct the file.")
     return names
 
 

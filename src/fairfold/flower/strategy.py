@@ -48,14 +48,14 @@ class FairStrategy(Strategy):
     """Any algorithm and any method over a network.
 
     Args:
-        settings: Of the run; those of the best recipe if not given. ``fleet.capacities`` names the sizes that are
-            served, and every device gets the largest it can hold. ``fleet.clients_per_round`` nodes take part in a
+        settings: Settings of the run; those of the best recipe if not given. ``fleet.capacities`` names the sizes that
+            are served, and every device gets the largest it can hold. ``fleet.clients_per_round`` nodes take part in a
             round, or all if there are fewer.
         num_items: Size of the catalogue; items are numbered by falling popularity where that is known (``ranked``).
         folder: Where the run is written, checkpoints included; nothing is written if not given.
         resume: Go on from the newest whole checkpoint in ``folder``, where there is one.
         half: Vectors travel in half precision, both ways.
-        min_nodes: Wait for so many before a round; this and the next two are those of ``fleet.network`` if not given.
+        min_nodes: Wait for this many nodes before a round. Like the next two, by default that of ``fleet.network``.
         patience: Seconds to wait for them; then those who are there train.
         round_timeout: Seconds devices have to answer.
         largest_weight: The most one node may count: its number of users, or of samples with ``weighting="data"``.
@@ -80,7 +80,7 @@ class FairStrategy(Strategy):
         picture: tuple[int, int, int] | None = None,
     ) -> None:
         if resume and folder is None:
-            raise InvalidSettings("resume without a folder", "the folder of the run", "Name it.")
+            raise InvalidSettings("resume without a folder", "the folder of the run", "Give folder=...")
         self.settings = on_devices(Settings() if settings is None else settings, num_items)
         opening.refuse_unserved(self.settings)
         self.num_items, self.picture = num_items, picture
@@ -140,7 +140,7 @@ class FairStrategy(Strategy):
         Args:
             grid: Flower's way to the nodes.
             initial_arrays: Full tensors to start from, in place of random ones; not with a run that is gone on with.
-            num_rounds: How many; those that the settings still ask for, if not given.
+            num_rounds: How many rounds; those that the settings still ask for, if not given.
             timeout: Seconds devices have to answer; that of the strategy if not given.
             train_config: Not used: what devices need comes from the settings.
             evaluate_config: Not used.
@@ -267,7 +267,7 @@ class FairStrategy(Strategy):
             totals.add(sent, answer)
         for node in opened.survived():
             self._used(node, opened.orders[self._key(node)])
-        if not opened.used and opened.secure is None:  # it does not count; a sum that is lost does: none is tried twice
+        if not opened.used:  # nobody answered, or a secure sum is lost: it does not count
             if self._record is not None:
                 self._record.note_round(number, opened)
             return None, None

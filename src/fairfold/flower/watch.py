@@ -112,7 +112,7 @@ class Watch:
             try:
                 if self.number is None:
                     self.number = link.activate()
-                    self._note("connected", f"connected to {self.node.server} as node {self.number:x}")
+                    self._note("connected", f"connected to {self.node.server} as node {self.number}")
                 self._stay(link, self.number)
             except Refused as refused:
                 if refused.kind not in ("unreachable", "busy", "broken"):
@@ -197,7 +197,7 @@ class Watch:
             self.told |= {"state": state, "words": words, "since": time.time()}
         self.told["answers"] += answers
         self.told["failures"] += failures
-        self.told |= more | ({} if self.number is None else {"node": f"{self.number:x}"})
+        self.told |= more | ({} if self.number is None else {"node": str(self.number)})
         with contextlib.suppress(Exception):  # a full disk is no reason to go
             write_atomically(self.node.folder / STATUS, json.dumps(self.told).encode())
 

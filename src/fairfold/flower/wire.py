@@ -276,7 +276,7 @@ def unpack_survey(content: RecordDict, settings: Settings, window: range) -> Ans
     sums = unpack(content.get(ARRAYS), [1.0] * len(wanted), wanted, half=False, dtype=DOUBLE)
     counts = sums.get(COUNTS)
     if counts is not None and not bool(((counts >= 0) & (counts <= weight)).all()):
-        raise refused("counts out of range", "at most one a user")
+        raise refused("counts out of range", "at most one per user")
     return Answer(sums, weight)
 
 

@@ -58,7 +58,11 @@ def app_of(node: NodeFolder) -> ClientApp:
         except (ImportError, AttributeError) as error:
             raise InvalidSettings(f"app {node.app!r}: {error}", "package.module:app", "Check the name.") from None
         if not isinstance(found, ClientApp):
-            raise InvalidSettings(f"app {node.app!r}, a {type(found).__name__}", "a ClientApp", "Name another.")
+            raise InvalidSettings(
+                f"app {node.app!r}, a {type(found).__name__}",
+                "a ClientApp",
+                "Name a ClientApp with --app package.module:app.",
+            )
         return found
     from fairfold.flower.client import make_client_app
 

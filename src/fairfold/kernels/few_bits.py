@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class PackedRows:
-    """A table of so many rows and columns, 2 to 8 bits a number, in bytes."""
+    """A table of so many rows and columns, of which there may be none, 2 to 8 bits a number, in bytes."""
 
     content: Tensor
     rows: int
@@ -24,7 +24,8 @@ class PackedRows:
 
     def __getitem__(self, ids: Tensor) -> Tensor:
         """Chosen rows, as numbers."""
-        codes, bits = self.content[2 * self.rows :].view(self.rows, -1)[ids], torch.arange(8, dtype=torch.uint8)
+        width, bits = -(-self.columns * self.bits // 8), torch.arange(8, dtype=torch.uint8)
+        codes = self.content[2 * self.rows :].view(self.rows, width)[ids]
         digits = (codes[..., None] >> bits & 1).flatten(1)[:, : self.columns * self.bits]
         whole = digits.view(len(ids), self.columns, self.bits) << bits[: self.bits]
         found: Tensor = whole.sum(-1, dtype=torch.uint8).float() - (2 ** (self.bits - 1) - 1)

@@ -92,10 +92,12 @@ def _add_span(values: Tensor, layout: list[int], start: int, count: int) -> Tens
     return sums.to(values.dtype)
 
 
-rows_of = custom_op("fairfold::rows", _rows, mutates_args=())
-add_rows = custom_op("fairfold::add_rows", _add_rows, mutates_args=())
-span_of = custom_op("fairfold::span", _span, mutates_args=())
-add_span = custom_op("fairfold::add_span", _add_span, mutates_args=())
+_BY_ROWS = "(Tensor memory, Tensor rows, SymInt[] layout, SymInt row_size) -> Tensor"
+_BY_SPAN = "(Tensor memory, SymInt[] layout, SymInt start, SymInt count) -> Tensor"
+rows_of = custom_op("fairfold::rows", _rows, mutates_args=(), schema=_BY_ROWS)
+add_rows = custom_op("fairfold::add_rows", _add_rows, mutates_args=(), schema=_BY_ROWS.replace("memory", "values"))
+span_of = custom_op("fairfold::span", _span, mutates_args=(), schema=_BY_SPAN)
+add_span = custom_op("fairfold::add_span", _add_span, mutates_args=(), schema=_BY_SPAN.replace("memory", "values"))
 
 
 @rows_of.register_fake
@@ -121,6 +123,8 @@ def _(values: Tensor, layout: list[int], start: int, count: int) -> Tensor:  # n
 def _remember_rows(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ARG001
     _, rows, ctx.layout, ctx.row_size = inputs
     ctx.save_for_backward(rows)
+    if hasattr(ctx, "save_for_forward"):  # of a function; operators have no forward slopes
+        ctx.save_for_forward(rows)
 
 
 def _remember_span(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ARG001
@@ -166,6 +170,12 @@ def _transformable(compute: Callable[..., Tensor], remember: Any, backward_by: A
         @staticmethod
         def backward(ctx: Any, gradient: Tensor) -> Any:
             return backward_by(adjoint().apply)(ctx, gradient)
+
+        @staticmethod
+        def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+            """Linear: what the result changes by is the operator of what its first argument changes by."""
+            found: Tensor = backward_by(Linear.apply)(ctx, tangent)[0]
+            return found
 
         @staticmethod
         def vmap(info: Any, dims: tuple[Any, ...], *given: Any) -> tuple[Tensor, int]:

@@ -19,9 +19,9 @@ class Fair(Method):
 
     Attributes:
         method: Its name.
-        mapping: ``"element"``, ``"chunk"`` or ``"ranked"``.
+        mapping: How coordinates find their slots: ``"element"``, ``"chunk"`` or ``"ranked"`` (docs/concepts.md).
         chunk: Z, how many neighbouring coordinates share one hash (docs/decisions/chunk.md).
-        sign: Random signs.
+        sign: Whether coordinates have random signs.
         rehash: A new hash every round, as in the paper's Algorithm 1, or one for the whole run.
         compress: ``"tables"``: item tables; ``"all"``: every tensor of the model, each in a subspace of its own;
             ``"model"``: all tensors as one vector, so that weights of any layer share slots with those of any other

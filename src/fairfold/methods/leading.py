@@ -22,8 +22,8 @@ from fairfold.values import BYTES, Shapes
 COLUMNS = (12, 24, 48, 96, 192, 384)
 """Columns that are tried."""
 
-PAIRED = (Shape(24, 0.5), Shape(96, 0.5))
-"""Shapes with pairs that are tried."""
+PAIRED = (Shape(0, 0.5), Shape(96, 0.5))
+"""Shapes with pairs that are tried: alone, with no more of a row than its two factors, and beside many columns."""
 
 USERS_PER_COLUMN, FEWEST = (30, 10), (48, 24)
 """What is tried first has a column for so many users, and so many at least, or of few users a column for fewer of them
@@ -94,7 +94,7 @@ class Leading(Method):
 
     Attributes:
         method: Its name.
-        reference_factors: 1x is the bytes of a table of so many single-precision numbers for every item.
+        reference_factors: 1x is the bytes of a table of this many single-precision numbers for every item.
     """
 
     ordered: ClassVar[bool] = True

@@ -87,7 +87,8 @@ def _solved(groups: list[Group], count: int, others: Tensor, unobserved: float, 
             weights = torch.linalg.solve(small, torch.ones(len(rows), members.shape[1], 1))
             found[rows] = (alike.mT @ weights)[..., 0]
         else:
-            normal = torch.baddbmm(everybody, taken.mT, taken) + pull[:, None, None] * identity
+            normal = torch.baddbmm(everybody, taken.mT, taken)
+            normal.diagonal(dim1=1, dim2=2).add_(pull[:, None])
             right = taken.sum(1)[..., None]
             found[rows] = torch.cholesky_solve(right, torch.linalg.cholesky(normal))[..., 0]
     return found

@@ -59,9 +59,9 @@ def rank_one_left_out(score: Scorer, known: Interactions, wanted: Interactions, 
         scores = score(users).detach().double()
         mine = scores.gather(1, wanted.items[users][:, None])
         drawn = sampler.draw(users[:, None].expand(-1, DRAWN), source)
-        sampled = 1 + (scores.gather(1, drawn) >= mine).sum(1)
+        sampled = 1 + (~(scores.gather(1, drawn) < mine)).sum(1)  # what is no number finds nothing
         rows, items = items_of(known, users)
         scores[rows, items] = -torch.inf
-        everywhere = (scores >= mine).sum(1)  # its own place among them
+        everywhere = (~(scores < mine)).sum(1)  # its own place among them
         found.append(torch.stack([sampled, everywhere]))
     return OneLeftOut(*torch.cat(found, dim=1))

@@ -69,7 +69,7 @@ def recommend(score: Scorer, users: Tensor, train: Interactions, k: int) -> Tens
     if given.shape != (len(users), train.num_items):
         raise InvalidVector(
             f"scores of shape {list(given.shape)}",
-            f"[{len(users)}, {train.num_items}], a row a user and a column an item",
+            f"[{len(users)}, {train.num_items}], a row per user and a column per item",
             "Return the scores of the whole catalogue for the users asked for.",
         )
     # A copy, since the scorer may hand out a table of its own.

@@ -37,7 +37,7 @@ def _squared_errors(predicted: Tensor, given: Tensor) -> Tensor:
         raise InvalidVector(
             f"predictions of shape {list(predicted.shape)}",
             f"{list(given.shape)}, one for each rating",
-            "Return one number a pair.",
+            "Return one number per pair.",
         )
     errors = (predicted.detach().cpu().double() - given.cpu().double()).square()
     if bool(errors.isnan().any()):
@@ -51,7 +51,7 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
         raise InvalidVector(
             f"logits of shape {list(logits.shape)}, labels of shape {list(labels.shape)}",
             "[samples, classes] and [samples], at least one sample",
-            "Give one row of logits a label.",
+            "Give one row of logits per label.",
         )
     if bool(logits.isnan().any()):
         raise InvalidVector("logits with NaN", "numbers", "Check the model: training may have diverged.")

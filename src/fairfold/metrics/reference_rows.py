@@ -46,8 +46,9 @@ SEARCHED = 4_000
 ALIKE = 1.5
 """What was chosen for some items serves for all of them, where these are at most so many times as many."""
 
-FEW_MORE = 2.0
-"""All items are ranked as well where they are at most so many times those that a model knows: more take minutes."""
+FEW_MORE, LITTLE_MORE = 2.0, 0.01
+"""All items are ranked as well where they are at most so many times those that a model knows, since more take minutes,
+and where these lack more than such a share of the interactions: less cannot be told from chance."""
 
 Build = Callable[[Interactions, float], Scorer]
 """Makes a recommender from a training set and the value of a setting."""
@@ -212,13 +213,14 @@ def strong_rows(
     largest: int = LARGEST_SIDE,
     kinds: Sequence[Kind] = STRONG,
 ) -> Iterator[tuple[str, RankingResult]]:
-    """EASE, iALS and item-kNN among the items that a model knows (a mask), and among all where these are a few more.
+    """EASE, iALS and item-kNN among the items that a model knows (a mask), and among all where a few more matter.
 
     They are trained on these items alone, and rank all others behind, by their numbers. What needs a matrix larger than
     ``largest`` takes the most popular items that fit, as its name says.
     """
     train, chosen = data.train, dict[str, tuple[int, tuple[float, ...]]]()
-    beyond = 1 < len(known) / max(int(known.sum()), 1) <= FEW_MORE
+    lacking = float((~known[train.items]).double().mean()) if len(train) else 0.0
+    beyond = lacking > LITTLE_MORE and len(known) <= FEW_MORE * max(int(known.sum()), 1)
     masks = [known, torch.ones_like(known)] if beyond else [known]
     for mask in masks:
         items, splits, whole = mask.nonzero().flatten(), dict[int, Splits](), dict[int, BinaryMatrix]()

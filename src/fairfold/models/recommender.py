@@ -16,15 +16,27 @@ from fairfold.kernels.form import Form
 class Recommender(nn.Module):
     """A module with tables of users and of items, whose rows ``combine`` turns into scores.
 
-    A model of one's own makes its tensors in ``__init__(num_users, num_items, factors)`` and defines :meth:`combine`.
-    Which tensors are whose is told by their names. A child whose name begins with ``user`` is an ``nn.Embedding`` with
-    a row a user, which is not sent; one whose name begins with ``item`` has a row an item, and devices
-    hold it compressed. All other parameters are dense: devices hold them whole, unless told to compress everything.
-    In a federation dropout has no effect.
+    Your own model makes its tensors in ``__init__(num_users, num_items, factors)`` and defines :meth:`combine`. The
+    names say which tensors belong to whom. A child whose name begins with ``user`` is an ``nn.Embedding`` with a row
+    per user, which is not sent. One whose name begins with ``item`` has a row per item, and devices hold it
+    compressed. All other parameters are dense: devices hold them whole, unless told to compress everything. In a
+    federation dropout has no effect.
 
     Args:
         num_users: Number of users.
         num_items: Size of the catalogue.
+
+    Example:
+        >>> class Dot(Recommender):
+        ...     def __init__(self, num_users, num_items, factors):
+        ...         super().__init__(num_users, num_items)
+        ...         self.user = nn.Embedding(num_users, factors)
+        ...         self.item = nn.Embedding(num_items, factors)
+        ...
+        ...     def combine(self, users, items):
+        ...         return (users[0] * items[0]).sum(-1)
+        >>> Dot(10, 50, 8)(torch.tensor([3]), torch.tensor([1, 2, 3])).shape
+        torch.Size([3])
     """
 
     def __init__(self, num_users: int, num_items: int) -> None:
@@ -83,7 +95,7 @@ def _found(name: str) -> type[Recommender]:
         kind = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         needed = "'package.module:Class', which Python can import"
-        raise InvalidSettings(f"model={name!r}: {error}", needed, "Install it, or mend the name.") from None
+        raise InvalidSettings(f"model={name!r}: {error}", needed, "Install it, or correct the name.") from None
     if not (isinstance(kind, type) and issubclass(kind, Recommender)):
         raise InvalidSettings(f"model={name!r}", "a subclass of fairfold.models.Recommender", "Derive it from that.")
     return kind

@@ -89,11 +89,17 @@ class ActiveRows(nn.Module):
 def active(table: FairTable, ids: Tensor) -> Iterator[ActiveRows]:
     """Within the block, ``table`` serves from its active rows; they are written back at its end, unless it raises.
 
-    Build the optimiser on the ``parameters()`` of what the block yields::
+    Build the optimiser on the ``parameters()`` of what the block yields, with those of other layers.
 
-        with active(model.items, ids) as rows:
-            optimizer = torch.optim.Adam([*rows.parameters(), *others])
-            ...
+    Example:
+        >>> from fairfold.nn import FairEmbedding
+        >>> table, ids = FairEmbedding(1_000_000, 32, capacity=1 / 64), torch.tensor([3, 14, 15])
+        >>> with active(table, ids) as rows:
+        ...     optimizer = torch.optim.Adam(rows.parameters(), lr=0.01)
+        ...     table(ids).square().mean().backward()
+        ...     optimizer.step()
+        >>> rows
+        ActiveRows(3 rows, 96 slots)
     """
     rows = table.activate(ids)
     before = table.__dict__["_active"]

@@ -27,7 +27,7 @@ class FairEmbeddingBag(FairTable):
         sparse: Gradients of the touched slots only.
         include_last_offset: Whether ``offsets`` ends with the number of ids.
         device: Where the vector lives.
-        dtype: Of the vector.
+        dtype: Type of its numbers.
         placement: See :class:`~fairfold.nn.placement.Placement`.
 
     Example:
@@ -58,7 +58,7 @@ class FairEmbeddingBag(FairTable):
         self.include_last_offset = include_last_offset
 
     def forward(self, ids: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
-        """One line a bag: bags are the lines of 2-D ``ids``, or begin at ``offsets`` in 1-D ``ids``."""
+        """One line per bag: bags are the lines of 2-D ``ids``, or begin at ``offsets`` in 1-D ``ids``."""
         rows = self.rows(ids)
         if per_sample_weights is not None:
             rows = rows * self._checked_weights(per_sample_weights, ids).reshape(-1, 1)
@@ -131,7 +131,9 @@ class FairEmbeddingBag(FairTable):
             )
         if weights.shape != ids.shape:
             raise InvalidVector(
-                f"per_sample_weights of shape {tuple(weights.shape)}", f"shape {tuple(ids.shape)}", "One weight an id."
+                f"per_sample_weights of shape {tuple(weights.shape)}",
+                f"shape {tuple(ids.shape)}",
+                "Give one weight per id.",
             )
         check_same_device("per_sample_weights", weights, self.memory)
         if weights.dtype != self.memory.dtype:

@@ -91,9 +91,9 @@ class FairModule(CompactVector):
     """A layer whose weight tensor exists only as a compact vector, its own or one it shares.
 
     Args:
-        shape: Of the full weight tensor, which is never made.
+        shape: Shape of the full weight tensor, which is never made.
         device: Where the vector lives.
-        dtype: Of the vector.
+        dtype: Type of its numbers.
         placement: See :class:`~fairfold.nn.placement.Placement`.
     """
 

@@ -46,7 +46,8 @@ class FairLayer(FairModule):
         Outside of autocast what torch's layers refuse is refused: another device or another dtype than the weights'.
         """
         kind = operand.device.type
-        if is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        known = torch.compiler.is_compiling() or is_autocast_available(kind)  # torch 2.4 cannot compile that question
+        if known and torch.is_autocast_enabled(kind):
             return operand.to(torch.get_autocast_dtype(kind))
         check_same_device("input", operand, self.memory)
         if operand.dtype != self.memory.dtype:
@@ -63,7 +64,7 @@ class FairLayer(FairModule):
         return product
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: torch 2.4 cannot compile what reads them
 class Part:
     """Outputs whose weights are recovered together, and the inputs they see, in so many groups."""
 
@@ -76,7 +77,7 @@ Slopes = tuple[Tensor | None, Tensor | None, Tensor | None]
 Made = Callable[[], Tensor]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: torch 2.4 cannot compile what reads them
 class Geometry:
     """All of a product of inputs and weights but its numbers; outputs and inputs are the second dimension."""
 

@@ -47,11 +47,11 @@ def compress(
         model: Left as it is.
         capacity: The share of each compressed tensor that is kept (``1/16``, ``"16x"``); or bytes for all parameters
             of the result (``"40MB"``), from which the share follows once what stays dense is paid for.
-        seed: Of the hash. Tables with memories of their own are given seeds seed, seed + 1, … in order, lest layers of
-            one shape all collide alike.
+        seed: Seed of the hash. Tables with memories of their own are given the seeds seed, seed + 1, …, so that layers
+            of one shape do not all collide alike.
         mapping: See :class:`~fairfold.nn.placement.Placement`.
         chunk: How many neighbouring weights share one hash.
-        sign: Random signs.
+        sign: Whether weights have random signs.
         shared: One memory for all compressed layers: weights of any layer share slots with those of any other. It is
             the submodule ``shared_memory`` of the first of them.
         layers: Which layers to compress, whatever their size: names, or a function of name and module. Default: all

@@ -21,9 +21,9 @@ class FairConv2d(FairLayer):
     """A convolution whose filters are recovered from a compact vector, a block of output channels at a time.
 
     Args:
-        in_channels: Of the input.
-        out_channels: Of the output.
-        kernel_size: Of the filters, one number or (height, width).
+        in_channels: Channels of the input.
+        out_channels: Channels of the output.
+        kernel_size: Size of the filters, one number or (height, width).
         stride: As in torch.
         padding: As in torch, with ``"same"`` and ``"valid"``.
         dilation: As in torch.
@@ -31,7 +31,7 @@ class FairConv2d(FairLayer):
         bias: Whether a bias is added; it is kept as it is.
         padding_mode: As in torch.
         device: Where the vectors live.
-        dtype: Of the vectors.
+        dtype: Type of their numbers.
         placement: See :class:`~fairfold.nn.placement.Placement`.
 
     Example:
@@ -64,7 +64,9 @@ class FairConv2d(FairLayer):
                 "Use groups=1 for an ordinary convolution.",
             )
         if padding_mode not in PADDING_MODES:
-            raise InvalidSettings(f"padding_mode={padding_mode!r}", f"one of {', '.join(PADDING_MODES)}", "Check it.")
+            raise InvalidSettings(
+                f"padding_mode={padding_mode!r}", f"one of {', '.join(PADDING_MODES)}", "Check the spelling."
+            )
         kernel = _pair("kernel_size", kernel_size)
         super().__init__((self_out, self_in // groups, *kernel), bias, device, dtype, placement)
         self.in_channels, self.out_channels, self.kernel_size = self_in, self_out, kernel
@@ -101,7 +103,7 @@ class FairConv2d(FairLayer):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: torch 2.4 cannot compile what reads them
 class _Convolution(Geometry):
     stride: tuple[int, int]
     padding: tuple[int, int]

@@ -76,7 +76,9 @@ def _peak_of_process(job: Job) -> int:
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     if process.returncode:
         last = process.stderr.strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
-        raise FairfoldError(f"a device that failed: {last[0]}", "a run to its end", "Try a smaller one.")
+        raise FairfoldError(
+            f"a device that failed: {last[0]}", "a run to its end", "Try a smaller budget or fewer items."
+        )
     return int(json.loads(process.stdout)["peak"])
 
 

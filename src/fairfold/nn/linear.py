@@ -14,14 +14,14 @@ from fairfold.subspace.checks import whole_number
 
 
 class FairLinear(FairLayer):
-    """x·Wᵀ + b with W recovered from a compact vector block by block, in the forward and again in the backward.
+    """x·Wᵀ + b with W recovered from a compact vector block by block, in the forward and again in the backward pass.
 
     Args:
         in_features: Columns of W.
         out_features: Rows of W.
         bias: Whether there is a b; it is kept as it is.
         device: Where the vectors live.
-        dtype: Of the vectors.
+        dtype: Type of their numbers.
         placement: See :class:`~fairfold.nn.placement.Placement`.
 
     Example:

@@ -18,11 +18,11 @@ class Placement(TypedDict, total=False):
         size: m, the number of slots, as it is.
         capacity: A share of the full weights (``1/16``), a compression (``"16x"``) or a budget (``"40MB"``).
         budget: Bytes, as a number or as text (``"40MB"``).
-        seed: Of the hash; layers (devices) nest only if they share it.
+        seed: Seed of the hash; layers (devices) nest only if they share it.
         mapping: ``"element"``, ``"chunk"`` or ``"ranked"``; left out, what ``chunk`` and ``head`` imply.
         chunk: How many neighbouring weights share one hash.
         head: For ``"ranked"``: how many leading weights own their slot; 0 picks half of the size.
-        sign: Random signs, or none.
+        sign: Whether weights have random signs.
     """
 
     size: int | None

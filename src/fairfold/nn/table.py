@@ -32,9 +32,9 @@ class FairTable(FairModule):
         sparse: Gradients of the touched slots only; for torch's optimisers that take sparse ones.
         max_norm: Rows longer than this read as rows of this length. (Slots are shared, so unlike in torch's table the
             stored numbers stay as they are.)
-        norm_type: Of that length, 2 for the usual one.
+        norm_type: The norm by which rows are measured; 2 is the Euclidean one.
         device: Where the vector lives.
-        dtype: Of the vector.
+        dtype: Type of its numbers.
         placement: See :class:`~fairfold.nn.placement.Placement`.
     """
 

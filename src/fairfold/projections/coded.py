@@ -57,7 +57,7 @@ class CodedRows(LeadingBlock):
         """Cut, and bring every row to whole numbers."""
         cut, most = self._cut(full), 2 ** (self.bits - 1) - 1
         factors, numbers = cut[:, :FACTORS], cut[:, FACTORS:]
-        unit = numbers.abs().amax(1, keepdim=True) / most
+        unit = torch.nn.functional.pad(numbers.abs(), (0, 1)).amax(1, keepdim=True) / most  # there may be no numbers
         unit = torch.where(unit > 0, unit, 1)
         whole = (numbers / unit).round().clamp(-most, most)
         return torch.cat([factors_of(bytes_of(factors * unit)), whole], dim=1).reshape(-1)
@@ -67,7 +67,7 @@ class CodedRows(LeadingBlock):
         rows, most = compact.view(self.kept), 2 ** (self.bits - 1) - 1
         factors = bytes_of(rows[:, :FACTORS]).to(torch.uint8).view(-1)
         numbers = (rows[:, FACTORS:] + most).to(torch.uint8)
-        digits = (numbers[..., None] >> torch.arange(self.bits, dtype=torch.uint8) & 1).view(self.kept[0], -1)
+        digits = (numbers[..., None] >> torch.arange(self.bits, dtype=torch.uint8) & 1).flatten(1)
         digits = torch.nn.functional.pad(digits, (0, -digits.shape[1] % 8)).view(-1, 8)
         return torch.cat([factors, (digits << torch.arange(8, dtype=torch.uint8)).sum(1, dtype=torch.uint8)])
 
@@ -88,7 +88,7 @@ class CodedRows(LeadingBlock):
     def of_facts(cls, shape: tuple[int, ...], facts: dict[str, Any]) -> Self:
         """See the base class."""
         kept, bits = LeadingBlock.of_facts(shape, facts).kept, facts["bits"]
-        if type(bits) is not int or not 2 <= bits <= 8 or len(shape) != 2 or kept[1] <= FACTORS:
+        if type(bits) is not int or not 2 <= bits <= 8 or len(shape) != 2 or kept[1] < FACTORS:
             raise ValueError(f"{bits!r} bits for a table of shape {shape}")
         return cls(shape, kept, bits)
 

@@ -42,6 +42,7 @@ class Algorithm(Frozen):
         keeps: What a device keeps for itself after training: what it ``"learned"``, whoever heard of it; or only what
             the server ``"acknowledged"``, for sums that remember what each device last said.
         follows: Whether what a device says again may be about another history than before: what it was is taken back.
+        ages: Whether what a device says depends on the model that it was sent; else its answer is never too late.
         values: Whether an answer is the weighted model itself; else its weighted change, or a sum of another kind.
         whole_rows: Whether rows of tables are never cut.
         images: Whether it trains networks of images; else recommenders.
@@ -61,6 +62,7 @@ class Algorithm(Frozen):
 
     keeps: ClassVar[Literal["learned", "acknowledged"]] = "learned"
     follows: ClassVar[bool] = False
+    ages: ClassVar[bool] = True
     values: ClassVar[bool] = False
     whole_rows: ClassVar[bool] = False
     images: ClassVar[bool] = False

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fairfold.settings import Settings
 
 ITEMS, USERS = 24, 3
-REMEDY = "Mend the plug-in; docs/architecture.md says what is asked of it."
+REMEDY = "Correct the plug-in; docs/architecture.md says what is asked of it."
 
 
 def try_out(settings: "Settings") -> None:

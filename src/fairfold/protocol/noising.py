@@ -81,7 +81,7 @@ def add_noise(
         norm = float(np.linalg.norm(words[first:last].view(np.int32).astype(np.float64))) / steps
         if norm > users * of.norm * (1 + 1e-9):
             given = f"{name!r} with a norm of {norm:.6g} of {users:g} users"
-            raise InvalidState(given, f"{of.norm:.6g} a user: noise is sized for it", "Nothing was sent.")
+            raise InvalidState(given, f"{of.norm:.6g} per user: noise is sized for it", "Nothing was sent.")
         for where, owners in places:
             share = share_for(needed_in(settings, name) * steps, owners)
             start, stop = max(first, where.start), min(last, where.stop)

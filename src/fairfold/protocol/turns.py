@@ -23,6 +23,7 @@ from fairfold.values import Weights
 
 if TYPE_CHECKING:
     from fairfold.protocol.fleet import Fleet
+    from fairfold.settings import Settings
 
 CLOCK = "clock"
 """Name of the moment that says what time it is, which orders are open, and what the last round was like."""
@@ -61,7 +62,7 @@ class Turn:
 
 def turn_of(fleet: "Fleet", state: State) -> Turn:
     """Ask whom a round asks, and hear those whose answers come before its step."""
-    number, chosen = state.round_number, fleet.plan.settings.fleet
+    number, chosen, ages = state.round_number, fleet.plan.settings.fleet, fleet.plan.algorithm.ages
     if chosen.clock.seconds is None:
         cohort = fleet.cohort(number).tolist()
         return Turn(fleet.visits(state, cohort), cohort)
@@ -71,8 +72,8 @@ def turn_of(fleet: "Fleet", state: State) -> Turn:
     if chosen.pace.waits:
         heard, then = waiting, max((order.due for order in waiting), default=now)
     else:
-        heard, then = before_step(waiting, chosen.pace, number, now)
-    late = {order.client: chosen.pace.late(number - order.sent.round_number) for order in heard}
+        heard, then = before_step(waiting, chosen.pace, number, now, ages=ages)
+    late = {order.client: chosen.pace.late(number - order.sent.round_number, ages=ages) for order in heard}
     clients = [order.client for order in heard]
     left = [order for order in waiting if order.client not in late]
     behind = [number - order.sent.round_number for order in heard]
@@ -83,36 +84,43 @@ def turn_of(fleet: "Fleet", state: State) -> Turn:
     return Turn(visits, clients, stale, {CLOCK: clock} | _stored(left, number))
 
 
-def before_step(waiting: list[Open], pace: PaceSettings, number: int, now: float) -> tuple[list[Open], float]:
+def before_step(
+    waiting: list[Open], pace: PaceSettings, number: int, now: float, *, ages: bool
+) -> tuple[list[Open], float]:
     """The answers that come before the next step, and when that is taken: not before one has come that counts."""
     heard, counting = list[Open](), 0
     for order in sorted(waiting, key=lambda order: order.due):
         if counting and pace.seconds is not None and order.due > now + pace.seconds:
             return heard, max(now + pace.seconds, heard[-1].due)
         heard.append(order)
-        counting += pace.late(number - order.sent.round_number) is None
+        counting += pace.late(number - order.sent.round_number, ages=ages) is None
         if counting == pace.answers:
             break
     return heard, max(heard[-1].due, now) if heard else now
 
 
-def words_of(moments: Mapping[str, Weights], pace: PaceSettings) -> list[str]:
+def words_of(moments: Mapping[str, Weights], settings: "Settings") -> list[str]:
     """What is told of a run whose rounds did not wait: how far behind its answers were."""
-    behind = moments.get(CLOCK, {}).get("behind")
+    behind, pace = moments.get(CLOCK, {}).get("behind"), settings.fleet.pace
     if pace.waits or behind is None or not int(behind.sum()):
         return []
-    return [behind_words(behind.tolist(), pace)]
+    return [behind_words(behind.tolist(), pace, ages=settings.algorithm.ages)]
 
 
-def behind_words(counts: list[int], pace: PaceSettings) -> str:
-    """The same of counts of answers by how many steps they were behind, the last of them of those refused for it."""
-    *counted, refused = counts
+def behind_words(counts: list[int], pace: PaceSettings, *, ages: bool) -> str:
+    """The same of counts of answers by how many steps they were behind, the last of them of those beyond the bound."""
+    *counted, beyond = counts
+    if not ages:
+        return (
+            f"Rounds did not wait: {sum(counts):,} answers counted, {beyond:,} of them more than {pace.staleness} "
+            "steps behind: what devices say here does not depend on the model that they were sent."
+        )
     many = sum(counted)
     mean = sum(steps * count for steps, count in enumerate(counted)) / max(many, 1)
     most = max((steps for steps, count in enumerate(counted) if count), default=0)
     return (
         f"Rounds did not wait: {many:,} answers counted, {mean:.1f} steps behind on the average and {most} at the "
-        f"most; {refused:,} were refused, being more than {pace.staleness} behind."
+        f"most; {beyond:,} were refused, being more than {pace.staleness} behind."
     )
 
 

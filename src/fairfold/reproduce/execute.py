@@ -124,8 +124,7 @@ def execute_all(
             processes = default_jobs(len(todo)) if jobs is None else jobs
             for phase in ([job for job in todo if not job.cell.trials], [job for job in todo if job.cell.trials]):
                 ready = [replace(job, tried=_tried(job.cell, marks, found)) for job in phase]
-                alone = processes == 1 or len(ready) < 2
-                for job, outcome in _run_here(ready, watcher) if alone else _run_apart(ready, watcher, processes):
+                for job, outcome in run_jobs(ready, watcher, processes):
                     watcher.on_cell(job.cell, outcome)
                     found[job.mark] = outcome
     finally:
@@ -195,6 +194,12 @@ def run_job(job: Job, tell: Tell) -> Outcome:
         keep(place, new_record(own.label, job.mark, _described(own), outcome))
     shutil.rmtree(job.folder, ignore_errors=True)  # checkpoints of a finished cell serve nobody
     return outcome
+
+
+def run_jobs(jobs: list[Job], watcher: Watcher, processes: int) -> Iterator[tuple[Job, Outcome]]:
+    """Run cells, here or in processes; those that are done first come first."""
+    alone = processes == 1 or len(jobs) < 2
+    return _run_here(jobs, watcher) if alone else _run_apart(jobs, watcher, processes)
 
 
 def _run_here(jobs: list[Job], watcher: Watcher) -> Iterator[tuple[Job, Outcome]]:

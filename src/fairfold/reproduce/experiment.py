@@ -173,7 +173,7 @@ def _completed(name: str, tables: dict[str, TableFile]) -> dict[str, TableFile]:
         if content.like:
             if content.like not in tables:
                 given = f"{name}, table {table!r}: like {content.like!r}{nearest(content.like, tables)}"
-                raise InvalidSettings(given, f"one of {', '.join(tables)}", "Mend it.")
+                raise InvalidSettings(given, f"one of {', '.join(tables)}", "Correct it in the file.")
             other = found[content.like]
             parts = ("rows", "columns", "measures", "against")
             both = {part: getattr(content, part) or getattr(other, part) for part in parts}
@@ -242,7 +242,9 @@ def _refuse_unknown_labels(name: str, table: str, content: TableFile) -> None:
             for known, label in ((content.rows, row), *((content.columns, column) for column in of_row)):
                 if label not in known:
                     raise InvalidSettings(
-                        f"{name}, table {table!r}: {what} names {label!r}", f"one of {', '.join(known)}", "Mend it."
+                        f"{name}, table {table!r}: {what} names {label!r}",
+                        f"one of {', '.join(known)}",
+                        "Correct it in the file.",
                     )
 
 

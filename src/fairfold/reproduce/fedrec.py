@@ -1,7 +1,7 @@
 """One cell of the fair table of federated recommendation: a method, a data set, one way to draw negatives.
 
-Every user's newest item is the test. Settings are chosen by the same search for all rivals, on the item before it; then
-a method trains on both. Quality comes with its standard error over users, and with what a device holds and moves.
+Every user's newest item is the test. Settings, and when to stop, are chosen by the item before it; then a method trains
+on both. Quality comes with its standard error over users, and with what a device holds and moves.
 """
 
 import itertools
@@ -16,10 +16,10 @@ from torch import Tensor
 
 from fairfold.backends.batched import batched
 from fairfold.data.interactions import Dataset, Interactions
-from fairfold.errors import InvalidSettings
+from fairfold.errors import InvalidSettings, InvalidVector
 from fairfold.metrics.one_left_out import OneLeftOut, rank_one_left_out
 from fairfold.metrics.ranking import Scorer
-from fairfold.metrics.reference_rows import STRONG, held_out, judged
+from fairfold.metrics.reference_rows import STRONG
 from fairfold.metrics.references import BinaryMatrix, Popularity
 from fairfold.protocol.faults import Rejections
 from fairfold.protocol.round import run_round
@@ -33,8 +33,10 @@ from fairfold.simulate.world import World
 from fairfold.values import BYTES
 
 RIVALS = {kind.model_fields["kind"].default for kind in map(rivals.__dict__.__getitem__, rivals.__all__)}
-CENTRAL = {"EASE", "iALS", "popularity", "counter", "ncf"}
+SEARCHED = {"EASE", "iALS"}
+CENTRAL = {*SEARCHED, "popularity", "counter", "ncf"}
 SEARCH_SEED = 1000
+After = Callable[[int, Callable[[], Scorer]], None]
 MEASURES = ("HR@10 of 100", "NDCG@10 of 100", "HR@10", "NDCG@10")
 
 
@@ -50,8 +52,10 @@ class FedRecSettings:
     rounds: int = 100
     clients: int = 200  # per round
     search_rounds: int = 30  # of every trial; 0 leaves the search out
+    check_every: int = 10  # rounds of a trial, to find when to stop
     tried: dict[str, list[float]] = field(default_factory=dict)  # keys of [algorithm] and their values
     trial: dict[str, float] = field(default_factory=dict)  # of these one each: what a trial tries
+    order_from: float = 1.0  # the share of the users, drawn by chance, whose counts number the items
 
     def __post_init__(self) -> None:
         known = sorted(RIVALS | CENTRAL | {"ours"})
@@ -73,34 +77,69 @@ def _name(trial: dict[str, float]) -> str:
     return ", ".join(f"{key} {value:g}" for key, value in trial.items())
 
 
-def tried(given: FedRecSettings, tell: Tell) -> float:
-    """How well a trial's settings find the item before the newest among all items: NDCG@10."""
-    data = newest_left_out(given.data)
+def tried(given: FedRecSettings, tell: Tell) -> list[tuple[float, float]]:
+    """How well a trial finds the item before the newest among all items, NDCG@10, after so many rounds each time."""
+    data, found = newest_left_out(given.data), list[tuple[float, float]]()
     assert data.valid is not None
-    held_back = replace(data, test=data.valid, valid=None)
-    score, _ = _trained(given, held_back, given.trial, SEARCH_SEED, given.rounds, _ticks(given.rounds, tell))
-    return float(rank_one_left_out(score, data.train, data.valid, 0).gains()[1].mean())
+    held, held_back, told = data.valid, replace(data, test=data.valid, valid=None), list[int]()
+
+    def after(done: int, scorer: Callable[[], Scorer]) -> None:
+        told.append(done)
+        tell(done, given.rounds)
+        if done % given.check_every == 0 or done == given.rounds:
+            found.append((float(done), float(rank_one_left_out(scorer(), data.train, held, 0).gains()[1].mean())))
+
+    _trained(given, held_back, given.trial, SEARCH_SEED, given.rounds, after)
+    diverged = given.rounds not in told  # a finding like any other, and the worst
+    return [(float(given.rounds), 0.0)] if diverged else found
 
 
 def measured(
-    given: FedRecSettings, seed: int, found: dict[str, float], tell: Tell
+    given: FedRecSettings, seed: int, found: dict[str, tuple[float, float]], tell: Tell
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """All that is found of a cell, by name, and what each user got; ``found`` says what trials reached."""
+    """All that is found of a cell, by name, and what each user got; ``found``: rounds and value of every trial."""
     data = newest_left_out(given.data)
     assert data.valid is not None
     both = _joined(data.train, data.valid)
-    combined = [dict(zip(given.tried, each, strict=True)) for each in itertools.product(*given.tried.values())]
-    chosen = max(combined, key=lambda trial: found.get(_name(trial), 0.0))  # the first, where nothing was tried
-    final = replace(data, train=both, valid=None)
-    score, cost = _trained(given, final, chosen, seed, given.rounds, _ticks(given.rounds, tell))
-    values, errors, by_user = _summary(rank_one_left_out(score, both, data.test, seed))
-    facts = {"measures": values | cost, "errors": errors, "chosen": chosen, "tried on held-out items": found}
+    final = _numbered(replace(data, train=both, valid=None), given.order_from, seed)
+    if given.method in SEARCHED:
+        chosen, reached, score = _searched(given.method, data, both)
+        cost = dict[str, float]()
+    else:
+        combined = [dict(zip(given.tried, each, strict=True)) for each in itertools.product(*given.tried.values())]
+        first = max(combined, key=lambda trial: found.get(_name(trial), (0, 0.0))[1])  # where nothing was tried
+        rounds = int(found.get(_name(first), (given.rounds, 0.0))[0])
+        score, cost = _trained(given, final, first, seed, rounds, lambda done, _: tell(min(done, rounds), rounds))
+        chosen, reached = first | ({"rounds": rounds} if found else {}), dict(found)
+    values, errors, by_user = _summary(rank_one_left_out(score, final.train, final.test, seed))
+    facts = {"measures": values | cost, "errors": errors, "chosen": chosen, "tried on held-out items": reached}
     return facts, by_user
 
 
-def _ticks(steps: int, tell: Tell) -> Callable[[], None]:
-    done = itertools.count(1)
-    return lambda: tell(min(next(done), steps), steps)
+def _searched(method: str, data: Dataset, both: Interactions) -> tuple[dict[str, Any], dict[str, Any], Scorer]:
+    """EASE or iALS: what was chosen by the item before the newest, what was tried, and a model of both."""
+    assert data.valid is not None
+    kind = next(kind for kind in STRONG if kind.name == method)
+    matrix, found = BinaryMatrix(data.train), dict[tuple[float, ...], float]()
+    for value in kind.values:
+        ranks = rank_one_left_out(kind.made(matrix, value), data.train, data.valid, 0)
+        found[value] = float(ranks.gains()[1].mean())
+    best = max(found, key=found.__getitem__)
+    tried_there = {kind.words.format(*value): of for value, of in found.items()}
+    return {"settings": kind.words.format(*best)}, tried_there, kind.made(BinaryMatrix(both), best)
+
+
+def _numbered(data: Dataset, share: float, seed: int) -> Dataset:
+    """The same data with its items numbered by the counts of a share of the users; ties by chance."""
+    if share == 1:
+        return data
+    chance = torch.Generator().manual_seed(seed)
+    data = data.renumbered(torch.randperm(data.num_items, generator=chance))
+    asked = torch.randperm(data.num_users, generator=chance)[: round(share * data.num_users)]
+    counts = torch.bincount(data.train.items[torch.isin(data.train.users, asked)], minlength=data.num_items)
+    place = torch.empty(data.num_items, dtype=torch.int64)
+    place[counts.argsort(descending=True, stable=True)] = torch.arange(data.num_items)
+    return data.renumbered(place)
 
 
 def _summary(found: OneLeftOut) -> tuple[dict[str, float], dict[str, float], dict[str, str]]:
@@ -116,23 +155,30 @@ def _summary(found: OneLeftOut) -> tuple[dict[str, float], dict[str, float], dic
 
 
 def _trained(
-    given: FedRecSettings, data: Dataset, chosen: dict[str, float], seed: int, rounds: int, tick: Callable[[], None]
+    given: FedRecSettings, data: Dataset, chosen: dict[str, float], seed: int, rounds: int, after: After
 ) -> tuple[Scorer, dict[str, float]]:
-    """A scorer, and what it costs a device."""
+    """A scorer, and what it costs a device; ``after`` every round it can be asked for another.
+
+    Where steps diverge, training ends with what it had before: ``after`` is not called for the rounds that are left.
+    """
     if given.method in CENTRAL - {"ncf"}:
-        return _central(given, data, rounds, seed), {}
-    settings = _settings(given, chosen, seed, rounds, data.num_users)
+        return Popularity(data.train) if given.method == "popularity" else _counter(given, data, rounds, seed), {}
+    settings = settings_of(given, chosen, seed, rounds, data.num_users)
     world = World.of(settings, data)
     if given.outside == "all ratings":
         world.people.outside = _joined(data.train, data.test)
     state, rejections = world.initial(), Rejections()
-    moved = torch.zeros(2, dtype=torch.float64)
+    moved, done = torch.zeros(2, dtype=torch.float64), 0
     for number in range(settings.run.rounds):
         plan = settings.algorithm.settled(world.plan, state)
         each = [settings.algorithm.traffic(plan, size, number) for size in range(len(plan.capacities))]
         moved += torch.tensor(each, dtype=torch.float64)[world.fleet.size[world.fleet.cohort(number)]].sum(0)
-        state = run_round(state, world.fleet, world.people, rejections, batched)
-        tick()
+        try:
+            state = run_round(state, world.fleet, world.people, rejections, batched)
+        except InvalidVector:
+            break
+        done = number + 1
+        after(done, lambda state=state: _by_size(world, state))  # type: ignore[misc]
     plan = settings.algorithm.settled(world.plan, state)
     bits = getattr(settings.algorithm, "BITS", 8 * BYTES)
     held = [one.bytes() * bits // (8 * BYTES) for one in plan.assignments(0)]
@@ -142,11 +188,13 @@ def _trained(
         "bytes held": mean(held[size] for size in world.fleet.size.tolist()) + own,
         "bytes down": down,
         "bytes up": up,
+        "rounds": done,
     }
     return _by_size(world, state), {} if settings.algorithm.pooled else cost
 
 
-def _settings(given: FedRecSettings, chosen: dict[str, float], seed: int, rounds: int, users: int) -> Settings:
+def settings_of(given: FedRecSettings, chosen: dict[str, float], seed: int, rounds: int, users: int) -> Settings:
+    """Of the run of a cell."""
     data = {"data": {"kind": "interactions", "name": given.data}, "run": {"seed": seed}}
     if given.method == "ours":
         return read_settings(merged(data, {"fleet": {"capacities": given.capacities, "clients_per_round": None}}))
@@ -184,17 +232,6 @@ def _by_size(world: World, state: State) -> Scorer:
         return found
 
     return score
-
-
-def _central(given: FedRecSettings, data: Dataset, rounds: int, seed: int) -> Scorer:
-    """What sees everybody's data; or learns nothing."""
-    if given.method == "popularity":
-        return Popularity(data.train)
-    if given.method == "counter":
-        return _counter(given, data, rounds, seed)
-    kind = next(kind for kind in STRONG if kind.name == given.method)
-    found = judged(kind.made, kind.values, held_out(data.train), 10)
-    return kind.made(BinaryMatrix(data.train), max(found, key=found.__getitem__))
 
 
 def _counter(given: FedRecSettings, data: Dataset, rounds: int, seed: int) -> Scorer:

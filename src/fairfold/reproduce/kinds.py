@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import count
 from json import dumps, loads
 from pathlib import Path
 from statistics import mean
@@ -24,6 +25,7 @@ from fairfold.reproduce.fedrec import measured as measured_fedrec
 from fairfold.reproduce.fedrec import tried as tried_fedrec
 from fairfold.reproduce.memory import MemorySettings, Tell, measured
 from fairfold.reproduce.newest import newest_left_out
+from fairfold.reproduce.overheard import AUC, OverheardSettings, overheard
 from fairfold.reproduce.paired import packed
 from fairfold.reproduce.records import Outcome
 from fairfold.settings import Settings, merged, read_settings
@@ -294,7 +296,7 @@ class _FedRec(_Made):
 
     def run_after(self, values: Values, seed: int, folder: Path, tell: Tell, tried: dict[str, Outcome]) -> Outcome:  # noqa: ARG002
         started = time.monotonic()
-        found = {name: outcome.last or 0.0 for name, outcome in tried.items()}
+        found = {name: (outcome.best_round or 0.0, outcome.best or 0.0) for name, outcome in tried.items()}
         facts, by_user = measured_fedrec(self.settings(values), seed, found, tell)
         seconds = time.monotonic() - started
         facts["measures"]["seconds"] = seconds
@@ -307,10 +309,27 @@ class _FedRecTrial(_FedRec):
     def trials(self, values: Values) -> dict[str, tuple[str, Values]]:  # noqa: ARG002
         return {}
 
-    def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:  # noqa: ARG002
+    def run_after(self, values: Values, seed: int, folder: Path, tell: Tell, tried: dict[str, Outcome]) -> Outcome:  # noqa: ARG002
         started = time.monotonic()
         found = tried_fedrec(self.settings(values), tell)
-        return Outcome.of_value(found, 0.0, seconds=time.monotonic() - started, facts={"metric": "NDCG@10, held out"})
+        facts = {"metric": "NDCG@10, held out"}
+        return Outcome.of_curve(found, "NDCG@10", seconds=time.monotonic() - started, facts=facts)
+
+
+class _Overheard(_FedRec):
+    """One answer of such a recommender, attacked."""
+
+    def trials(self, values: Values) -> dict[str, tuple[str, Values]]:  # noqa: ARG002
+        return {}
+
+    def work(self, values: Values) -> float:
+        return float(self.settings(values).rounds + 1)
+
+    def run_after(self, values: Values, seed: int, folder: Path, tell: Tell, tried: dict[str, Outcome]) -> Outcome:  # noqa: ARG002
+        given, started, done = self.settings(values), time.monotonic(), count(1)
+        facts, by_user = overheard(given, seed, lambda: tell(min(next(done), given.targets), given.targets))
+        facts["measures"]["seconds"] = seconds = time.monotonic() - started
+        return Outcome.of_value(facts["measures"][AUC], 0.0, seconds=seconds, facts=facts, by_user=by_user)
 
 
 KINDS: dict[str, Kind] = {
@@ -320,4 +339,5 @@ KINDS: dict[str, Kind] = {
     "memory": _Memory("memory", MemorySettings),
     "fedrec": _FedRec("fedrec", FedRecSettings),
     "fedrec-trial": _FedRecTrial("fedrec-trial", FedRecSettings),
+    "fedrec-audit": _Overheard("fedrec-audit", OverheardSettings),
 }

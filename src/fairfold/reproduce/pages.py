@@ -75,7 +75,7 @@ class Pages:
         """One table of an experiment, from what is kept."""
         known = self.grids(experiment)
         if table not in known:
-            raise InvalidData(f"{experiment}/{table}", f"one of {', '.join(known)}", "Mend the comment on the page.")
+            raise InvalidData(f"{experiment}/{table}", f"one of {', '.join(known)}", "Correct the comment on the page.")
         return known[table]
 
     def grids(self, experiment: str) -> dict[str, Grid]:
@@ -86,7 +86,7 @@ class Pages:
                 self._grids[one.name] = {grid.name: grid for grid in grids(one, outcomes)}
         if experiment not in self._grids:
             known = ", ".join(self._grids)
-            raise InvalidData(f"{experiment} in {self._results}", f"one of {known}", "Mend the comment on the page.")
+            raise InvalidData(f"{experiment} in {self._results}", f"one of {known}", "Correct the comment on the page.")
         return self._grids[experiment]
 
     # -- tables that are made ------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def search(experiment: Experiment, out: Path, say: Callable[[str], None], jobs: 
         raise InvalidSettings(
             f"{experiment.name}: search has more values for {sorted(plan.more.keys() - searched)}",
             f"columns of its cells, {sorted(searched)}",
-            "Mend it.",
+            "Correct it in the experiment's file.",
         )
     place = out / experiment.folder
     make_folder(place)
@@ -82,7 +82,7 @@ def _todo(experiment: Experiment, plan: SearchFile) -> Iterator[tuple[Cell, dict
     for labels in plan.cells:
         if labels not in known:
             given = f"{experiment.name}: search names {labels}"
-            raise InvalidSettings(given, "table, row and column of a cell", "Mend it.")
+            raise InvalidSettings(given, "table, row and column of a cell", "Correct it in the experiment's file.")
         values = plan.values | plan.more.get(labels[-1], {})
         for numbers in itertools.product(*values.values()):
             yield known[labels], dict(zip(values, numbers, strict=True))

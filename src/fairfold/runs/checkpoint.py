@@ -32,7 +32,7 @@ from fairfold.simulate.run import Progress
 from fairfold.values import Shapes
 from fairfold.version import __version__
 
-FORMAT = 5
+FORMAT = 6
 """Raised whenever what is in a checkpoint, or in a run's folder, changes its meaning."""
 
 KEPT = 2

@@ -38,7 +38,7 @@ LEADING = "leading"
 """Name of the items that come first, beside the tensors of a device."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DeviceModel:
     """What a device of one capacity holds.
 
@@ -57,6 +57,10 @@ class DeviceModel:
     def size(self) -> int:
         """Numbers held."""
         return sum(projection.size for projection in self.projections.values())
+
+    def __repr__(self) -> str:
+        held = ", ".join(f"{name} {projection.size:,}" for name, projection in self.projections.items())
+        return f"<fairfold.DeviceModel of {self.capacity}: {self.size:,} numbers ({held})>"
 
     def stored(self) -> Weights:
         """The same as it is written to a file."""
@@ -154,7 +158,18 @@ def contents(
 
 
 def read_device_model(path: Path) -> tuple[DeviceModel, dict[str, Any]]:
-    """A device's model as written, and what was written with it; needs neither the run nor its data."""
+    """The model of a device as `fairfold export` wrote it, and its metadata; needs neither the run nor its data.
+
+    Example:
+        >>> import fairfold, tempfile
+        >>> readings = [(reader, book) for reader in range(20) for book in range(reader % 5, 40, 2)]
+        >>> model = fairfold.fit(readings, "1x-4x", rounds=2, progress=False)
+        >>> path = Path(tempfile.mkdtemp()) / "small.safetensors"
+        >>> _ = model.export("4x", path)
+        >>> device, told = read_device_model(path)
+        >>> str(device.capacity), told["quality"]["metric"]
+        ('4x', 'NDCG@20')
+    """
     tensors, told = read_values(path, AGAIN, version=FORMAT)
     with reading(path, InvalidCheckpoint, "a device model", AGAIN):
         values: dict[str, Any] = told | {key: json.loads(told[key]) for key in PLAIN}

@@ -146,7 +146,7 @@ def find_user(data: Dataset, wanted: str) -> int:
             raise InvalidSettings(
                 f"user {wanted!r}",
                 f"an id of {data.name} (such as {some}), or #0 to #{data.num_users - 1}",
-                "Check it.",
+                "Check the id.",
             ) from None
     digits = text.removeprefix("#")
     if not digits.isdecimal() or int(digits) >= data.num_users:

@@ -19,7 +19,7 @@ from fairfold.runs.tensors import bytes_of, read_values, write_sealed
 from fairfold.runs.units import human_seconds
 from fairfold.simulate.world import World
 
-VERSION = 2
+VERSION = 3
 """Raised whenever the references, or how they are chosen, change: kept rows of others are computed again."""
 
 USERS = "users"

@@ -55,15 +55,23 @@ def run(
     """Train and write everything down.
 
     Args:
-        settings: Of the run.
-        out: Its folder; ``runs/DATE-TIME-DATA`` if not given.
+        settings: Settings of the run.
+        out: Folder of the run; ``runs/DATE-TIME-DATA`` if not given.
         resume: Go on from the newest whole checkpoint in ``out``, to the same end as a run that was never interrupted.
         checkpoint_every: Rounds between checkpoints; None writes one after every round, or as often as costs at most
             a tenth of the time.
-        callbacks: Told how it goes; or what makes them once there is a folder.
-        say: Takes messages for a person.
+        callbacks: Objects that are told how it goes; or a function that makes them once there is a folder.
+        say: A function that takes messages for a person.
         beside: Further reference rows of the run, such as :func:`fairfold.runs.references.strong_references`.
         ranks: Processes that share the clients: this is the first of them, and the others :func:`follow` it.
+
+    Example:
+        >>> import tempfile
+        >>> world = {"users": 30, "items": 80, "interactions_per_user": 20}
+        >>> folder = Path(tempfile.mkdtemp()) / "run"
+        >>> finished = run(Settings(data=world, run={"rounds": 2}), folder)
+        >>> finished.stopped, (folder / "result.json").exists()
+        ('all 2 rounds are done', True)
     """
     if out is not None:
         RunFolder(out).require_free(again=resume)

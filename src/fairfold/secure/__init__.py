@@ -11,5 +11,5 @@ both, so that the sum comes out whoever leaves on the way. Integers modulo 2³²
 - :mod:`.device`, :mod:`.server`: the two sides, as machines that read and write messages;
 - :mod:`.folder`: what a device keeps on its disk.
 
-What is assumed and what is not covered stands in docs/privacy.md. No torch and no Flower is needed here.
+What is assumed and what is not covered stands in docs/privacy-protocol.md. No torch and no Flower is needed here.
 """

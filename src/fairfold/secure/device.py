@@ -55,7 +55,7 @@ class Memory:
     Attributes:
         trust: Whom it believes.
         smallest: It takes part in no sum over fewer devices, whatever the server says.
-        spoken: The last round of every run and purpose in which it gave shares.
+        spoken: The last turn of every run and purpose in which it gave shares.
     """
 
     trust: Trust = field(default_factory=Trust)
@@ -112,9 +112,9 @@ class Device:
 
     def _require_new(self) -> None:
         last = self.memory.spoken.get((self.session.run, self.session.purpose), -1)
-        if self.session.round <= last:
-            given = f"{self.session.purpose} {self.session.round} again, after {last}"
-            raise refuse(f"{given} (a repeated cohort)", "a later round")
+        if self.session.turn <= last:
+            given = f"{self.session.purpose} {self.session.round}, turn {self.session.turn} again, after {last}"
+            raise refuse(f"{given} (a repeated cohort)", "a later turn")
 
     @_logged
     def share(self, message: bytes) -> bytes:
@@ -134,7 +134,7 @@ class Device:
             raise refuse(f"a segment ({thin[0]}) that {thin[1]} devices have", f"at least {self.smallest}")
         self.memory.trust.check(self.bound, cohort.members)
         self.cohort = cohort
-        self.memory.spoken[self.session.run, self.session.purpose] = self.session.round
+        self.memory.spoken[self.session.run, self.session.purpose] = self.session.turn
         self.step = Step.SHARED
         neighbours, threshold = self.keepers, self.ring.degrees.threshold
         places = [member + 1 for member in neighbours]
@@ -246,7 +246,7 @@ class Device:
         """Check whose vectors are in the sum, and sign that."""
         survivors = opened(Survivors, message, self.bound)
         if self.survivors is not None and survivors != self.survivors:
-            raise refuse("a second set of survivors, to have both shares of a device", "one set a round")
+            raise refuse("a second set of survivors, to have both shares of a device", "one set per round")
         self._only_after(Step.MASKED, "survivors")
         self._check_set(survivors.staying, survivors.of, "gave its vector")
         if not survivors.staying <= self.sharing:

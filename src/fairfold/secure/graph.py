@@ -6,7 +6,7 @@ for this; every one is a neighbour of the ``degree / 2`` before and behind it. I
 The degree is the smallest (40 at least) at which, with 30 % of devices leaving and 10 % colluding with the server, some
 device has as many colluding neighbours as the threshold with a chance below 1e-6, and some device has fewer neighbours
 left than that with a chance below 1e-3: 40 and a threshold of 16 at 200 devices, 56 and 23 at 1,000. These are chances
-over the order. Somebody who advertises last can try out numbers and so choose among orders (docs/privacy.md).
+over the order. Somebody who advertises last can try out numbers and so choose among orders (docs/privacy-protocol.md).
 """
 
 import hashlib

@@ -89,9 +89,13 @@ def read_enrolled(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise InvalidState(f"{path}: {error}", "a key of ssh-keygen -t ecdsa -b 384", "Name another.") from None
+        raise InvalidState(
+            f"{path}: {error}", "a key of ssh-keygen -t ecdsa -b 384", "Name the file of such a key."
+        ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise InvalidState(f"{path}: another kind of key", "a key of ssh-keygen -t ecdsa -b 384", "Name another.")
+        raise InvalidState(
+            f"{path}: another kind of key", "a key of ssh-keygen -t ecdsa -b 384", "Name the file of such a key."
+        )
     return key
 
 

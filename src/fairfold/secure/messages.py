@@ -18,7 +18,7 @@ from fairfold.secure.masks import Words
 from fairfold.secure.reader import MOST_DEVICES, Reader, set_bytes, set_in, unreadable
 from fairfold.secure.shamir import SHARE_BYTES
 
-VERSION = 2
+VERSION = 3
 MAGIC = b"fairsum"
 POINT, KEY, SIGNATURE, CERTIFICATE, DIGEST = 49, 32, 64, 96, 32
 SEALED = 2 * SHARE_BYTES + 16  # two shares and the tag of their encryption
@@ -50,12 +50,13 @@ class Session(Message):
 
     Attributes:
         run: Number of the run.
-        round: Of what is summed for this purpose; it rises within a run.
+        round: Of what is summed for this purpose.
         purpose: What is summed.
         smallest: A device is not to take part in a sum over fewer devices, in any of its segments.
         layout: Segments and sizes.
         staying: Of a hundred owners of a segment so many have to stay, or its sum is not opened.
         sigma: Noise that devices add to it together, over the norm of a user's part; 0 where they add none.
+        turn: It rises with every sum of a run and purpose: a round whose sum was lost is asked again in a later turn.
     """
 
     KIND: ClassVar[int] = 1
@@ -66,6 +67,7 @@ class Session(Message):
     layout: Layout
     staying: int = 0
     sigma: float = 0.0
+    turn: int = 0
 
     @property
     def digest(self) -> bytes:
@@ -74,8 +76,8 @@ class Session(Message):
 
     def body(self) -> bytes:  # noqa: D102
         purpose, layout = self.purpose.encode("ascii"), self.layout
-        numbers = (self.run, self.round, self.smallest, self.staying, self.sigma, len(purpose))
-        parts = [struct.pack(">QQIBdB", *numbers), purpose]
+        numbers = (self.run, self.round, self.turn, self.smallest, self.staying, self.sigma, len(purpose))
+        parts = [struct.pack(">QQQIBdB", *numbers), purpose]
         parts.append(struct.pack(f">I{len(layout.lengths)}Q", len(layout.lengths), *layout.lengths))
         parts.append(struct.pack(">I", len(layout.sizes)))
         parts += [struct.pack(f">I{len(of)}H", len(of), *of) for of in layout.sizes]
@@ -83,7 +85,8 @@ class Session(Message):
 
     @classmethod
     def read(cls, reader: Reader) -> "Session":  # noqa: D102
-        run, number, smallest = reader.number(8, 2**64 - 1), reader.number(8, 2**63), reader.number(4, MOST_DEVICES, 2)
+        run, number, turn = (reader.number(8, most) for most in (2**64 - 1, 2**63, 2**63))
+        smallest = reader.number(4, MOST_DEVICES, 2)
         staying, (sigma,) = reader.number(1, 100), struct.unpack(">d", reader.take(8))
         if not (math.isfinite(sigma) and sigma >= 0):
             raise unreadable("noise that is none")
@@ -102,7 +105,7 @@ class Session(Message):
         problem = layout.problem()
         if problem is not None:
             raise unreadable(problem)
-        return cls(run, number, purpose, smallest, layout, staying, sigma)
+        return cls(run, number, purpose, smallest, layout, staying, sigma, turn)
 
 
 @dataclass(frozen=True)

@@ -99,4 +99,4 @@ def read_toml(path: Path | Traversable) -> dict[str, Any]:
     except OSError as error:
         raise InvalidSettings(f"{path}: {error.strerror}", "a readable TOML file", "Check the path.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidSettings(f"{path}: {error}", "a TOML file", "Mend that line.") from None
+        raise InvalidSettings(f"{path}: {error}", "a TOML file", "Correct that line.") from None

@@ -11,15 +11,16 @@ if TYPE_CHECKING:
 
 
 class PaceSettings(Frozen):
-    """When a server takes a step: when all whom it has asked have answered (as it is), or sooner.
+    """When a server takes a step: when all devices that it has asked have answered (the default), or sooner.
 
-    With ``answers`` or ``seconds`` rounds do not wait. ``fleet.clients_per_round`` devices are at work at any time: who
-    has answered makes room for another, and who is slow answers to a model that is some steps old.
+    With ``answers`` or ``seconds`` rounds do not wait. ``fleet.clients_per_round`` devices are at work at any time. A
+    device that has answered makes room for another; a slow one answers to a model that is some steps old.
 
     Attributes:
-        answers: A step is taken as soon as so many answers have come that count; None waits for all.
-        seconds: A step is taken after so many seconds, if an answer has come by then; None waits however long it takes.
-        staleness: An answer that is more steps behind than this is refused: so many were taken since it was asked for.
+        answers: A step is taken as soon as this many answers that count have come; None waits for all.
+        seconds: A step is taken after this many seconds, if an answer has come by then; None waits without a limit.
+        staleness: An answer is refused if more than this many steps were taken since it was asked for. Not of
+            ``correlations``: what a device says there does not depend on the model that it was sent.
     """
 
     answers: int | None = Field(None, ge=1, lt=2**31)
@@ -39,9 +40,9 @@ class PaceSettings(Frozen):
         """See the base class."""
         return " where rounds wait for all: it needs fleet.pace.answers or fleet.pace.seconds"
 
-    def late(self, behind: int) -> str | None:
-        """Why an answer that is so many steps behind is refused, or None."""
-        if self.waits or behind <= self.staleness:
+    def late(self, behind: int, *, ages: bool) -> str | None:
+        """Why an answer that is so many steps behind is refused, or None: where it ages, by a bound."""
+        if not ages or self.waits or behind <= self.staleness:
             return None
         return f"too stale: more than {self.staleness} steps behind"
 
@@ -50,10 +51,10 @@ class ClockSettings(Frozen):
     """How long simulated devices take to answer, by a clock that is simulated as well.
 
     Attributes:
-        seconds: What a device of usual speed takes for an answer; None has no clock, and rounds take no time.
-        spread: By how much devices differ: the standard deviation of the logarithm of what each takes.
+        seconds: How long a device of usual speed takes for an answer; None: no clock, and rounds take no time.
+        spread: How much devices differ: the standard deviation of the logarithm of the seconds that each takes.
         slow: The share of devices that are slow.
-        slower: How many times as long as others these take.
+        slower: How many times as long as others the slow devices take.
     """
 
     seconds: float | None = Field(None, gt=0)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
+from fairfold.errors import nearest
 from fairfold.protocol.plugins import registered
 from fairfold.settings.base import Frozen
 from fairfold.settings.pace import ClockSettings, PaceSettings
@@ -45,14 +46,14 @@ class InteractionData(Frozen):
 
     Attributes:
         kind: Of the data.
-        name: Of a known data set, or a folder or file of one's own.
+        name: The name of a known data set, or a folder or file of your own.
         top_users: Keep only the users with most interactions; None keeps all.
         resplit: Pool the publisher's train and test sets and split anew, 70 % of each user to train on.
-        core: Keep users and items with at least so many interactions, until all have them.
-        min_rating: Keep what is rated so high or higher, as likes; None keeps everything.
+        core: Keep users and items with at least this many interactions, until all have them.
+        min_rating: Keep what is rated this high or higher, as likes; None keeps everything.
         user_column: Name of the column of users, or its place, counted from 1; None finds it by itself.
-        item_column: Of items, likewise.
-        rating_column: Of ratings, likewise.
+        item_column: Name or place of the column of items, likewise.
+        rating_column: Name or place of the column of ratings, likewise.
         separator: What stands between the fields of a line; None finds it by itself.
     """
 
@@ -86,12 +87,12 @@ class ImageData(Frozen):
 
     Attributes:
         kind: Of the data.
-        name: Of a known data set, or a folder of one's own.
+        name: The name of a known data set, or a folder of your own.
         split: ``"dirichlet"``: every label's images in shares drawn from a Dirichlet distribution; ``"writer"``: a
             device per writer, where the data names them.
         devices: Number of devices; one that is left without an image does not exist.
         concentration: Parameter of the distribution. Small values leave a device few labels.
-        seed: Of the shares; None takes the run's.
+        seed: The seed of the shares; None takes the run's.
         mean: Subtracted from every pixel, which is a number from 0 to 1. A constant that everybody knows, as no device
             can work out the mean of all.
         deviation: What the result is divided by.
@@ -146,7 +147,7 @@ class ModelSettings(Frozen):
         item_bias: One number more per item, added to its score and 0 at first. Devices of all capacities hold it whole,
             beside their tables: n numbers more to hold, receive and send. Of a capacity in bytes the table gets what
             that leaves, a share such as 16x is one of the table.
-        ratings: Whether a model of one's own predicts ratings; else it ranks. Of the others it is known.
+        ratings: Whether a model of your own predicts ratings; otherwise it ranks. Of built-in models it is known.
     """
 
     kind: str = "mf"
@@ -161,7 +162,8 @@ class ModelSettings(Frozen):
         if name == "mf-ratings":
             raise ValueError("it is now algorithm.kind='ratings' (--recipe ratings)")
         if name not in known and not OWN_MODEL.fullmatch(name):
-            raise ValueError(f"not one of {', '.join(map(repr, known))}, and not 'package.module:Class'")
+            near = nearest(name, known)
+            raise ValueError(f"not one of {', '.join(map(repr, known))}, and not 'package.module:Class'{near}")
         return name
 
     def idle(self, key: str) -> bool:
@@ -196,10 +198,10 @@ class FaultSettings(Frozen):
     """Shares of a round's clients that fail, each in one way.
 
     Attributes:
-        drop: Never answer.
-        late: Answer when the round is over.
-        nan: Send NaN.
-        infinite: Send infinity.
+        drop: The share that never answers.
+        late: The share that answers when the round is over.
+        nan: The share that sends NaN.
+        infinite: The share that sends infinity.
         wrong_size: Send a vector of another length.
         out_of_range: Send values far from what they were sent.
     """
@@ -247,7 +249,7 @@ class FleetSettings(Frozen):
         capacities: Capacity scheme; users, ordered by id, are split into as many near-equal groups.
         shares: How large these groups are, in any unit (``[1, 99]``); each has one user at least. None: near-equal.
         group_seed: Draw the users of each group by chance, with this seed, instead of by id.
-        group_draw: By which generator: ``"torch"``, or ``"numpy"`` (``RandomState(seed).shuffle``, the authors' code).
+        group_draw: The generator: ``"torch"``, or ``"numpy"`` (``RandomState(seed).shuffle``, the authors' code).
         clients_per_round: K, how many clients are drawn per round, or all where there are fewer; None takes everybody.
         replacement: Draw clients with replacement, as the authors' code does.
         faults: Shares of clients that fail, in a simulation.
@@ -299,7 +301,7 @@ class RunSettings(Frozen):
     """How long, how judged, and how the simulation works.
 
     Attributes:
-        seed: Of everything random; the same settings and seed give the same numbers on the same hardware.
+        seed: The seed of everything random; the same settings and seed give the same numbers on the same hardware.
         rounds: T, how many rounds there are.
         evaluate_every: Rounds between evaluations; the last round is always evaluated.
         top: k of NDCG@k (rankings).
@@ -312,7 +314,8 @@ class RunSettings(Frozen):
             can use it.
         user_storage: Where ``fairfold train`` keeps private vectors: ``"memory"``, ``"disk"`` (files in the run's
             folder, mapped into memory), or ``"auto"``: on disk where a table would take over a quarter of the memory.
-        log_format: Of ``run.log``: ``"text"``, or ``"json"``, an object per line, for programs that gather logs.
+        log_format: The form of ``run.log``: ``"text"``, or ``"json"``, an object per line, for programs that collect
+            logs.
     """
 
     seed: int = Field(0, ge=0, lt=2**62)

@@ -37,8 +37,8 @@ class SecurePrivacy(PlainPrivacy):
 
     Attributes:
         level: How answers are protected.
-        smallest_cohort: Devices that a sum has at least; a sum of fewer is not opened. Of exact sums of 20 devices most
-            histories can be read; of 100 it depends on what devices say (docs/privacy.md).
+        smallest_cohort: The fewest devices of a sum; a sum of fewer is not opened. From exact sums of 20 devices most
+            histories can be read; from those of 100 it depends on what devices say (docs/privacy.md).
         bound: Numbers of an answer beyond it are clipped. The smaller it is, the finer are the steps to which numbers
             are rounded.
     """
@@ -65,10 +65,11 @@ class PrivatePrivacy(SecurePrivacy):
 
     Attributes:
         level: How answers are protected.
-        epsilon: ε, spent by all that a run lets out of a user's history together.
+        epsilon: ε, what all that a run lets out about a user's history costs together.
         delta: δ, which should be well below one over the number of users.
-        noise: Who adds it: every ``"devices"`` a share under its mask, so that nobody sees a sum without noise, even if
-            three in ten drop out; or the ``"server"``, which then sees the exact sum, and needs less of it.
+        noise: Who adds the noise. ``"devices"``: every device adds a share under its mask, so that nobody sees a sum
+            without noise, even if three in ten drop out. ``"server"``: the server adds it; less is needed, but the
+            server sees the exact sum.
     """
 
     level: Literal["private"] = "private"  # type: ignore[assignment]

@@ -313,7 +313,9 @@ def read_settings(values: Mapping[str, Any]) -> Settings:
         problems = "; ".join(map(_message, error.errors()))
     except (ValueError, RecursionError, OverflowError) as error:
         problems = str(error)[:2000]
-    raise InvalidSettings(problems, "known keys with values in range", "Mend these.")
+    raise InvalidSettings(
+        problems, "known keys with values in range", "Correct these; docs/settings.md lists all keys."
+    )
 
 
 def nested(changes: Mapping[str, Any]) -> dict[str, Any]:

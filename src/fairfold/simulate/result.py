@@ -57,8 +57,17 @@ class RoundReport:
 class GroupReport:
     """Devices of one capacity: who they are, what they hold and send, how well their own model does.
 
-    ``quality`` is of the users who hold it, ``everybody`` of all users alike, so that sizes can be compared; None where
-    nobody else could use the model, because users' vectors were trained together with it.
+    Attributes:
+        capacity: The size, for example ``"16x"``.
+        users: How many users have such a device.
+        size: Numbers that a device holds.
+        bytes_held: Bytes that it holds.
+        bytes_down: Bytes that it receives per round.
+        bytes_up: Bytes that it sends per round.
+        quality: Quality of its model for the users who hold it.
+        references: Quality of other recommenders for the same users.
+        everybody: Quality of its model for all users, so that sizes can be compared; None where nobody else could use
+            the model, because users' vectors were trained together with it.
     """
 
     capacity: str
@@ -74,7 +83,25 @@ class GroupReport:
 
 @dataclass(frozen=True)
 class Result:
-    """The end of a run."""
+    """The end of a run.
+
+    Attributes:
+        settings: Settings of the run.
+        metric: Name of the quality, for example ``"NDCG@20"``.
+        state: What the server holds.
+        private: Users' private vectors, where the algorithm has any.
+        history: A report per round.
+        groups: A report per size of device.
+        quality: Quality of the server's model over all users.
+        references: Quality of other recommenders on the same data, by their names.
+        users: How many users were judged.
+        rejections: How many answers were refused, by reason.
+        counted: How items were numbered, where devices counted them.
+        told: Sentences about the run, for a person.
+        privacy: The level of privacy, what it cost and what was assumed.
+        differences: The server's model less each reference, with its standard error, paired over users.
+        by_user: Quality for each user by the server's model, by round.
+    """
 
     settings: Settings
     metric: str
@@ -129,10 +156,17 @@ class Judge:
         by_group: list[float | None] = []
         for number, (held, sent) in enumerate(zip(assignments, reduced(state.full, assignments), strict=True)):
             members = self.members(number)
-            usable = sent is not None and len(members)
+            usable = sent is not None and self._judge(members)
             by_group.append(self._of_size(held, sent, members) if usable else None)
         # Ranks decide by it when to end, and have to decide alike.
         return self._ranks.tell(Quality(self._server(state, assignments), tuple(by_group)))
+
+    def _judge(self, members: Tensor) -> bool:
+        """Whether some users can judge a model: one of them has something to find, where anybody has."""
+        data = self.world.data
+        if isinstance(data, ImageDataset) or not len(data.test):
+            return len(members) > 0
+        return bool(data.test.counts_by_user[members].any())
 
     def _server(self, state: State, assignments: list[Assignment]) -> float:
         plan = self.world.plan

@@ -47,7 +47,7 @@ class Progress:
     Attributes:
         state: The server's.
         private: The users' own vectors.
-        history: Of the rounds done.
+        history: Reports of the rounds done.
         rejections: Answers that were refused.
         good: The first two as they were when quality was best; None where they are too large for a copy.
         gather: Brings the users' own vectors here, where other processes have some of them.
@@ -105,7 +105,7 @@ def simulate(
     """Run a federation from its settings.
 
     Args:
-        settings: Of the run; those of the best recipe if not given.
+        settings: Settings of the run; those of the best recipe if not given.
         watch: Told of every round as it ends, after all callbacks, with where the run stands.
         data: Used instead of loading ``settings.data``; its items are numbered anew under ``popularity="counts"``,
             as the result's ``counted`` says, unless they have been.
@@ -286,7 +286,7 @@ def _result(world: World, judge: Judge, progress: Progress) -> Result:
         world.data.counted if isinstance(world.data, Dataset) else None,
         [
             *plan.algorithm.told(plan, progress.state), *_capped(plan, assignments),
-            *words_of(progress.state.moments, plan.settings.fleet.pace), *_left_out(world, progress.state),
+            *words_of(progress.state.moments, plan.settings), *_left_out(world, progress.state),
             *_hidden(world),
         ],
         privacy_facts(plan.settings), judge.differences(progress.state, assignments), judge.by_user,
@@ -315,8 +315,8 @@ def _capped(plan: Plan, assignments: list[Assignment]) -> list[str]:
             share = plan.method.used(tensors, held.projections, capacity)
             shares += [f"{capacity} {share:.0%}"] if share < MUCH else []
     few = f"fewer than {support}" if not plan.settings.privacy.sums_alone else "too few"  # of a sum: told beside it
-    why = f"items that {few} users have own no row, and what is not needed is not held"
-    return [f"Capped by support: of what they may, devices hold {', '.join(shares)}; {why}."] if shares else []
+    why = f"items that {few} users have own no row, and nothing else needs the room"
+    return [f"Capped by support: devices hold less than they may ({', '.join(shares)}): {why}."] if shares else []
 
 
 def _left_out(world: World, state: State) -> list[str]:

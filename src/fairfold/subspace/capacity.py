@@ -83,7 +83,7 @@ class Capacity:
             return self
         if self.budget <= taken:
             needed = f"more than the {taken:,} bytes held beside the table"
-            raise InvalidCapacity(f"a budget of {self}", needed, "Allow more.")
+            raise InvalidCapacity(f"a budget of {self}", needed, "Give a larger budget.")
         return Capacity(budget=self.budget - taken)
 
     def __str__(self) -> str:
@@ -108,7 +108,11 @@ def parse_scheme(text: str) -> list[Capacity]:
     """
     words = [word.strip() for word in re.split(r"[-–]", text)]
     if not text.strip() or not all(words):
-        raise InvalidCapacity(f"scheme {text!r}", 'capacities joined by hyphens, e.g. "1x-4x-16x"', "Fill the gap.")
+        raise InvalidCapacity(
+            f"scheme {text!r}",
+            'capacities joined by hyphens, e.g. "1x-4x-16x"',
+            "Write a capacity between every two hyphens.",
+        )
     capacities: list[Capacity] = []
     for position, word in enumerate(words):
         if word in ("...", "…"):

@@ -76,12 +76,12 @@ def nested_subspaces(
     """One subspace per capacity, all on one chain.
 
     Args:
-        full_size: n.
+        full_size: n, the number of coordinates of the full vector.
         capacities: What each device (or group of devices) can hold, as :meth:`Capacity.parse` reads it.
-        seed: Of the hash all of them share.
+        seed: Seed of the hash that all of them share.
         mapping: See :class:`Subspace`.
-        chunk: Z.
-        sign: Random signs.
+        chunk: Z, how many neighbours share one hash.
+        sign: Whether coordinates have random signs.
         tail_share: For ranked subspaces: all hash into one tail of the same length, this share of the smallest of
             them, and own all other slots. They then nest whatever their sizes are, and no memory is left unused.
             None: each owns and hashes half of its size.
@@ -133,7 +133,7 @@ def assign_groups(
     """
     if groups < 1 or num_devices < groups:
         given = f"{groups} capacities for {num_devices} devices"
-        raise InvalidCapacity(given, "at least one device a capacity", "Name fewer capacities.")
+        raise InvalidCapacity(given, "at least one device per capacity", "Name fewer capacities.")
     group = torch.arange(num_devices) * groups // num_devices
     if shares is not None:
         ends = torch.tensor(shares, dtype=torch.float64).cumsum(0)

@@ -50,6 +50,8 @@ def check_dtype(name: str, dtype: torch.dtype) -> None:
 
 def check_finite(name: str, vector: Tensor) -> None:
     """Refuse NaN and infinity: one such value would spread to every device in a round."""
+    if vector.is_meta:
+        return  # it has a shape, and no values
     length = _FINITE_BLOCK if vector.is_cpu else max(vector.numel(), 1)  # elsewhere every look stops the device
     for start in range(0, vector.numel(), length):
         block = vector[start : start + length]

@@ -28,13 +28,13 @@ class Subspace:
     Args:
         full_size: n, the number of coordinates of the full vector.
         size: m, what the device can hold; 1 <= size <= full_size.
-        seed: Of the hash; subspaces nest only if they share it. 0 <= seed < 2**64.
+        seed: Seed of the hash; subspaces nest only if they share it. 0 <= seed < 2**64.
         mapping: ``"element"`` hashes every coordinate alone; ``"chunk"`` hashes ``chunk`` neighbours together;
             ``"ranked"`` gives the first ``head`` coordinates a slot each and hashes the others (in chunks, if asked),
             for tables whose rows are in order of popularity.
         chunk: Z, how many neighbours share one hash; must divide the hashed part of ``size``.
         head: For ``"ranked"``: how many coordinates own their slot; 0 picks half of ``size``.
-        sign: Random signs (count sketch), or none (count-min sketch, the paper's equations).
+        sign: Whether coordinates have random signs (count sketch), or none (count-min sketch, the paper's equations).
         orthonormal: Scale each column to unit length, as the convergence proof assumes. Reduction is then Sᵀ itself.
             Keeps the counts of all slots (size ``size``) once they are needed.
 

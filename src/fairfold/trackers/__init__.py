@@ -19,6 +19,8 @@ KINDS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow,
 def tracker(name: str) -> type[Tracker]:
     """A kind of tracker by its short name; refused at once where its package is missing."""
     if name not in KINDS:
-        raise InvalidSettings(f"tracker {name!r}{nearest(name, KINDS)}", f"one of {', '.join(KINDS)}", "Name one.")
+        raise InvalidSettings(
+            f"tracker {name!r}{nearest(name, KINDS)}", f"one of {', '.join(KINDS)}", "Give one of these names."
+        )
     KINDS[name].require()
     return KINDS[name]

@@ -11,16 +11,27 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Base of all callbacks; every method may be left as it is. What one raises ends the run."""
+    """Base of all callbacks: override the methods that you need. If one raises an error, the run ends with it.
+
+    Example:
+        >>> from fairfold import Settings, simulate
+        >>> class Printer(Callback):
+        ...     def on_round(self, report):
+        ...         print("round", report.round_number)
+        >>> world = {"users": 30, "items": 80, "interactions_per_user": 20}
+        >>> result = simulate(Settings(data=world, run={"rounds": 2}), callbacks=[Printer()])
+        round 1
+        round 2
+    """
 
     def on_start(self, settings: Settings, capacities: list[Capacity], first_round: int) -> None:
-        """Before the first round, or the first after a resume."""
+        """Called before the first round, or before the first one after a resume."""
 
     def on_round(self, report: RoundReport) -> None:
-        """After every round."""
+        """Called after every round."""
 
     def on_end(self, result: Result) -> None:
-        """After the last."""
+        """Called after the last round."""
 
     def close(self) -> None:
-        """When the run is over, however it ended."""
+        """Called when the run is over, however it ended."""

@@ -15,10 +15,10 @@ class MLflow(Tracker):
     """Logs to an MLflow run: the one that is active, which stays open, or else a new one.
 
     Args:
-        experiment: Its name; made where there is none.
-        uri: Of the tracking server or database; MLflow's own choice if not given (``MLFLOW_TRACKING_URI``).
-        name: Of a new run.
-        kept: A file that keeps the run's id, for a run that is gone on with.
+        experiment: Name of the experiment; it is made where there is none.
+        uri: Address of the tracking server or database; MLflow's own choice if not given (``MLFLOW_TRACKING_URI``).
+        name: Name of a new run.
+        kept: A file that keeps the run's id, so that a resumed run stays one run.
     """
 
     TITLE, MODULE, EXTRA = "MLflow", "mlflow", "mlflow"
@@ -54,7 +54,9 @@ class MLflow(Tracker):
                 self._client.log_batch(self._run, params=parameters[first : first + PARAMETERS_AT_ONCE])
         except mlflow.MlflowException as error:
             remedy = "Check MLFLOW_TRACKING_URI, or name a database: MLflow(uri='sqlite:///mlflow.db')."
-            raise InvalidSettings(f"MLflow at {mlflow.get_tracking_uri()}: {error}", "a run there", remedy) from error
+            raise InvalidSettings(
+                f"MLflow at {mlflow.get_tracking_uri()}: {error}", "a run that can be opened there", remedy
+            ) from error
         return self._run
 
     def _new(self) -> str:

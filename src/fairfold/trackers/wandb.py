@@ -14,10 +14,10 @@ class WeightsAndBiases(Tracker):
     With ``WANDB_MODE=offline`` nothing leaves the machine; ``wandb sync`` sends it later.
 
     Args:
-        project: Its name.
-        name: Of a new run.
+        project: Name of the project.
+        name: Name of a new run.
         folder: Where wandb keeps its files; its own choice if not given.
-        kept: A file that keeps the run's id, for a run that is gone on with.
+        kept: A file that keeps the run's id, so that a resumed run stays one run.
     """
 
     TITLE, MODULE, EXTRA = "Weights & Biases", "wandb", "wandb"
@@ -50,13 +50,13 @@ class WeightsAndBiases(Tracker):
             )
         except wandb.Error as error:
             remedy = "Run `wandb login`, or set WANDB_MODE=offline, which keeps everything on this machine."
-            raise InvalidSettings(f"Weights & Biases: {error}", "a run there", remedy) from error
+            raise InvalidSettings(f"Weights & Biases: {error}", "a run that can be opened there", remedy) from error
         self._run.config.update(dict(settings), allow_val_change=True)
         self._run.define_metric("*", step_metric="round")
         return str(self._run.id)
 
     def send(self, values: Mapping[str, float], round_number: int) -> None:
-        """One record a round."""
+        """One record per round."""
         self._run.log({**values, "round": round_number})
 
     def shut(self, *, ended: bool) -> None:

@@ -40,7 +40,8 @@ class Watched:
     """A run that is looked at again and again."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, whole = folder, folder.absolute()
+        self.name = whole.name if whole.name != "run" else f"{whole.parent.name}/run"  # that of a server says whose
         self._events, self._read = Totals(), 0
         self._kept: dict[str, tuple[float, Any]] = {}
 
@@ -49,7 +50,7 @@ class Watched:
         try:
             return self._told()
         except FairfoldError as error:
-            return {"name": self.folder.name, "state": "damaged", "problem": str(error), "now": time.time()}
+            return {"name": self.name, "state": "damaged", "problem": str(error), "now": time.time()}
 
     def _told(self) -> Told:
         settings: Settings = self._fresh(SETTINGS, lambda: read_run_settings(self.folder))
@@ -61,7 +62,7 @@ class Watched:
         usual = median(row["seconds"] for row in rounds) if rounds else 0.0
         state = "finished" if result else "running" if now - changed < QUIET + 3 * usual else "quiet"
         return {
-            "name": self.folder.name, "state": state, "problem": "", "now": now, "changed": changed,
+            "name": self.name, "state": state, "problem": "", "now": now, "changed": changed,
             "method": settings.subspace.method, "algorithm": settings.algorithm.kind,
             "capacities": settings.fleet.capacities, "metric": settings.metric,
             "smaller_is_better": settings.smaller_is_better, "wanted": settings.run.rounds,

@@ -6,14 +6,31 @@ it along). Slots and signs are those of :mod:`fairfold.kernels.hashing`, bit for
 """
 
 from functools import cache
+from importlib import metadata
 from importlib.util import find_spec
 
 import torch
 
-__all__ = ["available"]
+__all__ = ["available", "triton_problem"]
+
+OLDEST = (3, 2)
+"""Of Triton, which torch 2.6 brings along. Older ones refuse arithmetic of these kernels."""
+
+
+def triton_problem() -> str | None:
+    """Why Triton cannot compile these kernels: there is none, or it is too old."""
+    if find_spec("triton") is None:
+        return "Triton is not installed (pip install 'fairfold[gpu]')"
+    try:
+        found = metadata.version("triton")
+    except metadata.PackageNotFoundError:  # a build of another name; all of these are newer
+        return None
+    if tuple(int(part) for part in found.split(".")[:2]) >= OLDEST:
+        return None
+    return f"Triton {found} is too old; {'.'.join(map(str, OLDEST))} or newer comes with torch 2.6"
 
 
 @cache
 def available() -> bool:
-    """Whether these kernels can serve: Triton is installed and there is a CUDA device."""
-    return find_spec("triton") is not None and torch.cuda.is_available()
+    """Whether these kernels can serve: Triton is installed, recent enough, and there is a CUDA device."""
+    return triton_problem() is None and torch.cuda.is_available()

@@ -94,7 +94,7 @@ def _batch(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, int]:
     if len(shape) != 2 or rows.dim() != 1 or rows.numel() != shape[0]:
         raise InvalidVector(
             f"values of shape {tuple(shape)} for rows of shape {tuple(rows.shape)}",
-            "one line of values a row",
+            "one line of values per row",
             "Flatten a batch of ids, and its values with it.",
         )
     return values.contiguous(), rows.contiguous(), shape[1]

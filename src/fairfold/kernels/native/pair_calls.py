@@ -46,6 +46,6 @@ def packed_sum(table: PackedRows, ids: Tensor, factors: Tensor) -> Tensor:
 
 
 def _form(table: PackedRows, beside: Tensor) -> bytes:
-    if beside.dtype is not torch.float32 or not table.content.is_contiguous():
+    if beside.dtype is not torch.float32 or not table.columns or not table.content.is_contiguous():
         raise NotServed
     return _pack_table(table.content.data_ptr(), table.content.numel(), table.rows, table.columns, table.bits)

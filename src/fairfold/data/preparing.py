@@ -50,12 +50,20 @@ class Prepared:
 
 
 def load(source: str | Path, *, cache: str | Path | None = None, **options: Any) -> Dataset:
-    """Load a data set, preparing it first when the cache does not hold it yet.
+    r"""Load a data set, preparing it first when the cache does not hold it yet.
 
     Args:
         source: A known name (``fairfold data list``), a folder in its publisher's form, a file, or a prepared folder.
         cache: Folder of prepared data; None is FAIRFOLD_CACHE, else ``~/.cache/fairfold``.
         **options: The fields of :class:`fairfold.data.options.Options`, e.g. ``top_users=100, ratings=True``.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> _ = (folder / "mine.csv").write_text("user,item\n1,8\n1,9\n2,8\n2,7\n")
+        >>> data = load(folder / "mine.csv", cache=folder / "cache")
+        >>> data.num_users, data.num_items, data.item_ids[0]
+        (2, 3, '8')
     """
     return read_dataset(_prepared_folder(source, cache, options))
 

@@ -1,0 +1,79 @@
+"""What an answer tells of its user: the attack of ``fairfold audit``, the same for rivals and for ours.
+
+A method's devices train for some rounds. Then some of them answer once more, and the attacker, who has tuned itself on
+devices that it made up, ranks all items by one answer, or by the sum of a cohort.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+
+from fairfold.audit.attacks import Auditor
+from fairfold.audit.devices import Devices
+from fairfold.audit.matched import Figure
+from fairfold.audit.ranking import attack_sums, attack_words
+from fairfold.audit.rows import Reader
+from fairfold.data.interactions import Dataset
+from fairfold.reproduce.fedrec import FedRecSettings, settings_of
+from fairfold.reproduce.newest import newest_left_out
+from fairfold.reproduce.paired import packed
+from fairfold.settings import Settings
+from fairfold.simulate.world import World
+
+AUC, FOUND = "AUC", "history found"
+
+
+@dataclass(frozen=True)
+class OverheardSettings:
+    """Of one cell."""
+
+    method: str  # a rival, or "ours"
+    data: str = "ml-100k"
+    capacities: str = "1x"
+    rounds: int = 5  # before the answer
+    clients: int = 200  # in each of them
+    cohort: int = 1  # answers that the server hears as one sum
+    targets: int = 60  # users who are attacked
+
+    def __post_init__(self) -> None:
+        FedRecSettings(self.method)  # refuses a method that nobody knows
+
+
+def overheard(
+    given: OverheardSettings, seed: int, advance: Callable[[], None]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """AUC against equally popular items, and the share of a history among as many first items; and each target's."""
+    data = newest_left_out(given.data).with_validation()
+    like = FedRecSettings(given.method, given.data, capacities=given.capacities, clients=given.clients)
+    devices = _devices(settings_of(like, {}, seed, max(given.rounds, 1), data.num_users), data, given)
+    reader, source = Reader(devices), torch.Generator().manual_seed(seed)
+    if given.cohort == 1:
+        everybody = devices.fleet.taking_part
+        users = everybody[torch.randperm(len(everybody), generator=source)[: given.targets]].tolist()
+        found = attack_words(devices, reader, users, source, advance)
+    else:
+        found = attack_sums(devices, reader, given.cohort, given.targets, source, advance)
+    known = [one for one in found if one.inside and one.auc == one.auc]  # NaN: none of the items has an equal
+    each = {AUC: [one.auc for one in known], FOUND: [one.precision for one in known]}
+    figures = {name: Figure.of(values) for name, values in each.items()}
+    facts = {
+        "measures": {name: figure.value for name, figure in figures.items()},
+        "errors": {name: _error(values) for name, values in each.items()},
+        "intervals": {name: [figure.low, figure.high] for name, figure in figures.items()},
+        "targets": len(each[AUC]),
+    }
+    return facts, {name: packed(numpy.asarray(values)) for name, values in each.items()}
+
+
+def _devices(settings: Settings, data: Dataset, given: OverheardSettings) -> Devices:
+    if given.cohort > 1:
+        views = Auditor(settings, data).views()
+        settings = next(view.settings for view in views if view.cohort == given.cohort)
+    return Devices.of_run(World.of(settings, data), before=given.rounds)
+
+
+def _error(values: list[float]) -> float:
+    return float(torch.tensor(values, dtype=torch.float64).std(unbiased=False) / max(len(values), 1) ** 0.5)

@@ -1,0 +1,68 @@
+"""Kept cells run again: which ones, and what counts as the same."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fairfold.cli import app
+from fairfold.reproduce.check import Checked, check, chosen
+from fairfold.reproduce.execute import execute_all
+from fairfold.reproduce.experiment import Cell, read_experiment
+from fairfold.reproduce.records import Outcome, Records, keep
+from tests.reproduce.small import write
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """An experiment that was run, and where."""
+    folder = tmp_path_factory.mktemp("kept")
+    path = write(folder)
+    execute_all([read_experiment(path, seeds=1)], folder / "out", 1)
+    return path, folder / "out"
+
+
+def test_cells_run_again_are_the_same_and_records_stay(kept: tuple[str, Path]) -> None:
+    path, out = kept
+    before = (out / "small" / "cells.jsonl").read_bytes()
+    found = check([read_experiment(path, seeds=1)], out, 2, jobs=1)
+    assert len(found) == 2
+    assert all(one.same and one.now > 0 for one in found)
+    assert (out / "small" / "cells.jsonl").read_bytes() == before
+
+
+def test_what_comes_out_otherwise_is_told(kept: tuple[str, Path], tmp_path: Path) -> None:
+    path, out = kept
+    for record in Records(out / "small").by_label.values():
+        (tmp_path / "small").mkdir(exist_ok=True)
+        last = record["outcome"]["last"]
+        moved = {} if last is None else {"last": last + 0.01}
+        keep(tmp_path / "small", record | {"outcome": record["outcome"] | moved})
+    arguments = ["reproduce", path, "--seeds", "1", "--jobs", "1"]
+    ended = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path), "--check", "9"])
+    assert ended.exit_code == 1
+    assert "DIFFERS" in ended.output
+    assert "0 of 2 agree" in ended.output
+    ended = CliRunner().invoke(app, [*arguments, "--out", str(out), "--check", "1"])
+    assert ended.exit_code == 0
+    assert "1 of 1 agree: 1 to four digits" in ended.output
+
+
+def test_names_choose_and_nobody_else() -> None:
+    cells = [Cell("t", f"row {number}", "", "memory", {}, 0, "e") for number in range(9)]
+    found = {cell: Outcome.of_value(1.0, 0.0, seconds=10.0 * number) for number, cell in enumerate(cells)}
+    found[cells[3]] = replace(found[cells[3]], state="N/A")
+    found[cells[4]] = replace(found[cells[4]], data={"sha256": "of other data"})
+    first = chosen(found, 3, 60.0)
+    known = [cell for number, cell in enumerate(cells) if number not in (3, 4, 7, 8)]
+    assert first == sorted(known, key=lambda cell: hashlib.sha256(f"e {cell.label}".encode()).hexdigest())[:3]
+
+
+def test_seeds_say_how_far_apart_is_the_same() -> None:
+    cell = Cell("t", "row", "", "memory", {}, 0, "e")
+    assert Checked(cell, 0.5, 0.50004, 0.0).same
+    assert not Checked(cell, 0.5, 0.5002, 0.0).agrees
+    assert Checked(cell, 0.5, 0.5002, 0.001).agrees
+    assert not Checked(cell, 0.5, 0.502, 0.001).agrees
