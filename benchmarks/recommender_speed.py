@@ -1,7 +1,8 @@
 """How long correlations take to their model, and what they hold on the way.
 
 ``python benchmarks/recommender_speed.py implicit``: MovieLens 1M (70/30) beside the alternating least squares of
-`implicit` (from PyPI; 32 factors, its defaults otherwise), both in one run on one thread, processor and wall seconds.
+`implicit` (from PyPI; 32 factors, its defaults otherwise), both in one run on one thread, processor and wall seconds:
+with settings that are given, and at last with all that trials choose, for which `implicit` has nothing.
 ``... large``: synthetic users and a large catalogue, through the path of `fairfold train`, with the peak of memory;
 what lies outside the head, and how well held-out items are found, beside popularity and (with ``--least-squares 10``,
 rounds of everybody) FAIR's tables.
@@ -68,20 +69,28 @@ def whole(data: Dataset) -> Interactions:
     return Interactions.from_pairs(users, items, data.num_users, data.num_items)
 
 
-def modelled(train: Interactions, head: int, factors: int, test: Interactions | None = None) -> float:
-    """From interactions to the model: processor seconds. With a test set, what it finds of that."""
+def modelled(
+    train: Interactions, head: int, factors: int, test: Interactions | None = None, *, choose: bool = False
+) -> float:
+    """From interactions to the model, perhaps with trials: processor seconds. With a test set, what it finds of it."""
     settings = read_settings(
         {"model": {"factors": factors}, "fleet": {"capacities": "1x"},
-         "algorithm": {"kind": "correlations", "head": head, "choose": False}}
+         "algorithm": {"kind": "correlations", "head": head, "choose": choose}}
     )  # fmt: skip
     given = Dataset("speed", train, train if test is None else test)
     data, first = timed("items numbered by counts", lambda: numbered(given, settings))
     world, second = timed("survey and plan", lambda: World.of(settings, data))
     backend = choose_backend(world, torch.device("cpu"))
-    state, third = timed(
-        "a round: all pairs, and the model",
-        lambda: run_round(world.initial(), world.fleet, world.people, Rejections(), backend),
-    )
+
+    def run(rounds: int) -> State:
+        state = world.initial()
+        for _ in range(rounds):
+            state = run_round(state, world.fleet, world.people, Rejections(), backend)
+        return state
+
+    rounds = settings.run.rounds if choose else 1
+    what = f"{rounds} rounds: pairs, trials, the model" if choose else "a round: all pairs, and the model"
+    state, third = timed(what, lambda: run(rounds))
     assert float(state.full[ROWS].abs().max()) > 0
     known = world.plan.architecture.tables[ROWS][0]
     say(f"head {known:,} of {train.num_items:,} items, {len(train):,} interactions")
@@ -127,6 +136,8 @@ def beside_implicit(chosen: argparse.Namespace) -> None:
         theirs.append(timed("implicit", fit)[1])
     for mine, other in zip(ours, theirs, strict=True):
         say(f"correlations {mine:.2f} s, implicit {other:.2f} s of processor time: {mine / other:.2f} times")
+    used, least = modelled(train, 8_000, 384, choose=True), min(theirs)
+    say(f"with all that trials choose {used:.2f} s: {used / least:.2f} times implicit with settings that are given")
 
 
 def invented(users: int, items: int) -> Interactions:

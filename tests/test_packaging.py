@@ -35,6 +35,14 @@ def test_every_extra_has_bounds() -> None:
         assert pins(PROJECT["project"], [extra])
 
 
+def test_no_file_of_the_package_is_left_out() -> None:
+    """A pattern without a slash in front is any folder of that name, within the package as well."""
+    left_out = PROJECT["tool"]["scikit-build"]["sdist"]["exclude"]
+    inside = {part for path in (ROOT / "src").rglob("*") for part in path.relative_to(ROOT).parts}
+    assert not [pattern for pattern in left_out if pattern in inside]
+    assert all(pattern.removeprefix("/") not in ("src", "native") for pattern in left_out)
+
+
 def test_workflows_call_the_make_targets_that_there_are() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     called = []

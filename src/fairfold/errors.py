@@ -6,15 +6,21 @@ without reading the code that raised it.
 
 import difflib
 from collections.abc import Iterable
+from itertools import islice
 
 LONGEST_WORD = 100
+MOST_WORDS = 10_000
+"""Among which the one most like another is looked for; of more (the ids of a catalogue) it would take seconds."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint at the known word that is most like one that is not known; nothing where none is like it."""
+    words = list(islice(known, MOST_WORDS + 1))
+    if len(words) > MOST_WORDS:
+        return ""
     if len(word) > LONGEST_WORD:  # what came from outside may be of any length, and comparing takes fifty times as much
         return ""
-    near = difflib.get_close_matches(word, list(known), n=1)
+    near = difflib.get_close_matches(word, words, n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 

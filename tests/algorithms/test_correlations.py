@@ -670,11 +670,13 @@ ODD = {
 @pytest.mark.parametrize("name", ODD)
 def test_odd_worlds_are_served(name: str, support: int) -> None:
     world = world_of(ODD[name], support=support)
-    found = scores(world, after_rounds(world, world.initial(), 1))
+    state = after_rounds(world, world.initial(), 1)
+    found, told = scores(world, state), " ".join(world.plan.algorithm.told(world.plan, state))
     assert found.shape == (world.people.num_clients, world.people.train.num_items)
     assert bool(torch.isfinite(found).all())
     if support == 1000:  # one item at most is correlated, with nothing: the order of popularity is left
         assert bool((found[:, 1:-1] >= found[:, 2:]).all())
+    assert ("order of popularity" in told) == (world.plan.architecture.tables[ROWS][0] == 1)
 
 
 def test_a_capacity_without_a_row_is_refused() -> None:

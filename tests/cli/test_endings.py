@@ -63,7 +63,7 @@ def test_closed_streams_do_not_stop_the_work(closed: str, tmp_path: Path) -> Non
     (tmp_path / "own.csv").write_text("user,item\n1,2\n1,3\n2,3\n")
     result = run("data", "prepare", str(tmp_path / "own.csv"), "--cache", str(tmp_path / "cache"), shell=closed)
     assert result.returncode == 0
-    assert result.stderr == ""
+    assert result.stderr.strip() == ""  # rich below 14.3 ends lines that it does not write
     assert list((tmp_path / "cache").glob("*/manifest.json"))
 
 

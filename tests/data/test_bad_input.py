@@ -39,6 +39,8 @@ GOOD = "user_id,item_id,rating\n" + "".join(f"{row % 7},{row},{row % 5 + 1}\n" f
         ("own.csv", "user_id,b,c\n1,2,3\n", "no column that is known to hold the item"),
         ("own.csv", "user_id^item_id\n1^2\n", "one field with the separator"),
         ("own.csv", "1,2,3\n1,2,3\n", "a header that names the columns"),
+        ("own.csv", "ann,dune,3\nbob,emma,4\n", "--user-column 1 --item-column 2 --rating-column 3"),
+        ("own.csv", "ann,dune\nbob,emma\n", "if the first line names no columns, add one"),
         ("own.json", '{"a": 1, "b": 2}\n', "no column that is known to hold the user"),
         ("own.json", '{"user_id": 1, \n', "is not JSON"),
         ("u.data", "1,2,3,4\n", "with a tab between them"),

@@ -288,6 +288,9 @@ class Day:
             finally:
                 self.herd.kill()
                 self.herd.wait()
+                if self.herd.stdin is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        self.herd.stdin.close()
         self.counts |= {
             "restarts of the server": server.restarts, "restarts of training": training.restarts,
             "of these after a kill": server.asked_for + training.asked_for,

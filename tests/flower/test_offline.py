@@ -71,6 +71,24 @@ def test_a_device_scores_as_the_product_does(fleet: tuple[Nodes, Path], number: 
         assert scored.sum() > 10
 
 
+def test_the_server_recommends_by_the_names_of_its_catalogue(fleet: tuple[Nodes, Path]) -> None:
+    """Which are beside the run; items have other numbers in the run than there."""
+    _, place = fleet
+    asked = ["recommend", str(place / "run"), "--top", "5", "--history"]
+    numbers = CliRunner().invoke(app, [*asked, "3,7,30"]).output
+    catalogue = place / "catalogue.txt"
+    try:
+        catalogue.write_text("".join(f"film-{number}\n" for number in range(ITEMS)))
+        names = CliRunner().invoke(app, [*asked, "film-3,film-7,film-30"]).output
+        shown = [[line.split("│")[2].strip() for line in of.splitlines() if "│" in line] for of in (numbers, names)]
+        assert len(shown[0]) == 5
+        assert shown[1] == [f"film-{number}" for number in shown[0]]
+        catalogue.write_text("film-0\n")
+        assert "1 names" in CliRunner().invoke(app, [*asked, "film-0"]).output
+    finally:
+        catalogue.unlink()
+
+
 @pytest.mark.parametrize("many", [0, 60, 400])
 @pytest.mark.parametrize(("rows", "columns", "bits"), [(159, 6, 8), (120, 5, 4), (70, 3, 3), (1, 1, 8), (120, 0, 8)])
 def test_all_forms_that_a_file_can_have(

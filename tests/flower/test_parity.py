@@ -145,6 +145,15 @@ def test_a_node_with_several_users_says_the_sum_of_theirs(name: str, tmp_path: P
     assert_agrees(nodes, expected, world, rejections, within=1e-5 if name.startswith("ratings") else 1e-6)
 
 
+def test_every_shape_that_is_tried_goes_over_flower(tmp_path: Path) -> None:
+    """Rows without columns among them."""
+    name, scheme, changes = "correlations", "1x-16x", {"rounds": 13, "evaluate_every": 13}
+    plan = simulated(*world_of(name, scheme, faults=False))[1].plan
+    tried = [shape for shapes in plan.algorithm.trials(plan).shapes for shape in shapes[:11]]
+    assert {shape.columns == 0 for shape in tried} == {False, True}
+    assert check(name, scheme, tmp_path, faults=False, **changes) == {}
+
+
 def test_images_of_a_device_with_its_own_order(tmp_path: Path) -> None:
     """With chance a device draws its own order; the run goes on, and learns."""
     data, settings = world_of("mlp", "1x-4x", faults=False, shuffle=True, rounds=4, evaluate_every=4)

@@ -10,9 +10,11 @@ import pytest
 import torch
 from examples.plugins.fedprox_momentum import FedProxMomentum
 from examples.plugins.fedrolex import FedRolex, window
-from flwr.app import Array, ArrayRecord
 from torch import Tensor
 from typer.testing import CliRunner
+
+pytest.importorskip("flwr", reason="plug-ins are tried over Flower, too: pip install 'fairfold[flower]'")
+from flwr.app import Array, ArrayRecord
 
 from fairfold.algorithms import Gradient
 from fairfold.cli import app

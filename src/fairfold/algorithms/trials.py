@@ -194,7 +194,11 @@ class Trials:
     def words(
         self, round_number: int, tallies: Mapping[str, Tensor], made: str, names: list[str], held: Sequence[Held]
     ) -> list[str]:
-        """What was chosen, for a reader; nothing before the end of the trials."""
+        """What was chosen, for a reader; nothing before the end of the trials. Where nothing can be: that."""
+        if held[0][ROWS].shape[0] < 2:
+            return [
+                "No two items have enough support to be correlated: everybody is served in the order of popularity."
+            ]
         if round_number < self.schedule.end or not self.schedule.trials:
             return []
         shapes, found = self.verdicts(tallies)

@@ -121,6 +121,8 @@ def status(folder: Folder = DEFAULT, as_json: Json = False) -> None:
     since = f", for {human_seconds(time.time() - told['since'])}" if "since" in told else ""
     table.add_row("state", f"{told.get('state', 'never started')}{since}")
     table.add_row("last word", str(told.get("words", "")))
+    if "node" in told:
+        table.add_row("node", f"{told['node']}, as the server's log has it")
     table.add_row("can hold", told["capacity"])
     table.add_row("data", told["data"])
     table.add_row("answers", f"{told.get('answers', 0)}, and {told.get('failures', 0)} failures")
@@ -129,6 +131,9 @@ def status(folder: Folder = DEFAULT, as_json: Json = False) -> None:
     if last := told.get("last"):
         peak = f", peak memory {human_bytes(last['peak'])}" if last.get("peak") else ""
         table.add_row("last work", f"{human_seconds(last.get('seconds') or 0.0)}{peak}")
+    if model := told.get("model"):
+        given = f"{human_bytes(model['bytes'])}, given {human_seconds(time.time() - model['at'])} ago"
+        table.add_row("model", f"{given}: fairfold node recommend")
     Terminal().print(table)
 
 

@@ -170,7 +170,8 @@ def _command(path: Path, names: list[str], user: int | None) -> str:
     columns = shlex.join(word if len(word) <= 40 else "NAME" for word in words)
     return (
         f"Say which they are: fairfold train --data {shlex.quote(path.name)} {columns} (in Python user_column=, "
-        "item_column=); if the columns look joined, give the separator with --separator."
+        "item_column=); if the columns look joined, give the separator with --separator; if the first line names no "
+        "columns, add one that does, such as user_id,item_id."
     )
 
 
@@ -237,7 +238,10 @@ def _delimited(path: Path, first: str, wanted: Options) -> Layout:
         return Layout("delimited", user, item, 2, 4, separator, scale=(1, 5))
     numbers = [re.fullmatch(r"-?[\d.]+", name) is not None for name in names]
     by_position = all(named is None or named.isdecimal() for named in wanted.columns) and any(wanted.columns)
-    if all(numbers) and not by_position:
+    known = any(plain(name) in words for name in names for words in NAMES.values()) or any(
+        named in names for named in wanted.columns
+    )
+    if any(numbers) and not known and not by_position:  # no header names a column by a number
         rated = " --rating-column 3" if len(names) > 2 else ""
         raise InvalidData(
             f"the first line of {path.name} is {first[:60]!r}",
@@ -245,7 +249,7 @@ def _delimited(path: Path, first: str, wanted: Options) -> Layout:
             f"Say where they are: fairfold train --data {shlex.quote(path.name)} --user-column 1 --item-column 2{rated}"
             " (in Python user_column='1'), or add a first line such as user_id,item_id,rating.",
         )
-    headless = by_position and any(numbers)  # no header names a column by a number
+    headless = by_position and any(numbers)
     if headless:
         names = [str(place + 1) for place in range(len(names))]
     chosen = find_columns(path, names, wanted)

@@ -105,13 +105,18 @@ class NodeFolder:
             return True
 
     def status(self) -> dict[str, Any]:
-        """What it said last of itself."""
+        """What it said last of itself, and which model it keeps."""
+        from fairfold.flower.offline import MODEL_FILE
+
         try:
             found: dict[str, Any] = json.loads((self.folder / STATUS).read_text())
         except (OSError, ValueError):
             found = {}
         if not self.running():
             found |= {"state": "stopped", "words": "its process is not running: fairfold node start"}
+        with contextlib.suppress(OSError):
+            model = (self.state / MODEL_FILE).stat()
+            found["model"] = {"bytes": model.st_size, "at": model.st_mtime}
         known = {"server": self.server, "capacity": self.capacity, "data": self.data, "privacy": self.account()}
         return known | found
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Say = Callable[[str], None]
 
 FORMAT = 1
-FILE, SETTINGS, PRIVACY, CATALOGUE = "server.toml", "settings.toml", "privacy.toml", "catalogue.txt"
+FILE, SETTINGS, PRIVACY = "server.toml", "settings.toml", "privacy.toml"
 CONNECTION = "fleet"  # the server's name in Flower's own configuration
 HOME = "127.0.0.1"
 STEADY = 60.0  # seconds after which a program that ends has been running well
@@ -87,6 +87,7 @@ class ServerFolder:
     ) -> ServerFolder:  # fmt: skip
         """Make a server in a new or empty folder; without ``privacy`` who takes part decides it for each run."""
         from fairfold.flower.opening import first_plan, refuse_unserved
+        from fairfold.runs.federated import CATALOGUE
         from fairfold.settings.files import to_toml
 
         folder = folder.absolute()

@@ -47,7 +47,10 @@ def evaluate_ranking(
     asked = torch.arange(test.num_users) if users is None else torch.unique(users)
     evaluated = asked[test.counts_by_user[asked] > 0]
     if not len(evaluated):
-        raise InvalidData("no user with test items", "at least one", "Check how the data was split.")
+        raise InvalidData(
+            "no user with test items", "at least one",
+            "Check how the data was split: of who has a single item none is held out.",
+        )  # fmt: skip
     step = max(1, BATCH_ELEMENTS // test.num_items)
     hits = torch.zeros(len(evaluated), k, dtype=torch.bool)
     for start in range(0, len(evaluated), step):

@@ -23,7 +23,7 @@ from fairfold.reproduce.paired import packed
 from fairfold.settings import Settings
 from fairfold.simulate.world import World
 
-AUC, FOUND = "AUC", "history found"
+AUC, OTHERS, FOUND = "AUC", "AUC by another's answer", "history found"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,10 @@ class OverheardSettings:
 def overheard(
     given: OverheardSettings, seed: int, advance: Callable[[], None]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """AUC against equally popular items, and the share of a history among as many first items; and each target's."""
+    """AUC among equally popular items, the same by what others said, and the share of a history among the first items.
+
+    Beside it what is found of each target.
+    """
     data = newest_left_out(given.data).with_validation()
     like = FedRecSettings(given.method, given.data, capacities=given.capacities, clients=given.clients)
     devices = _devices(settings_of(like, {}, seed, max(given.rounds, 1), data.num_users), data, given)
@@ -57,7 +60,8 @@ def overheard(
     else:
         found = attack_sums(devices, reader, given.cohort, given.targets, source, advance)
     known = [one for one in found if one.inside and one.auc == one.auc]  # NaN: none of the items has an equal
-    each = {AUC: [one.auc for one in known], FOUND: [one.precision for one in known]}
+    others = [one.auc for one in found if not one.inside and one.auc == one.auc]
+    each = {AUC: [one.auc for one in known], OTHERS: others, FOUND: [one.precision for one in known]}
     figures = {name: Figure.of(values) for name, values in each.items()}
     facts = {
         "measures": {name: figure.value for name, figure in figures.items()},

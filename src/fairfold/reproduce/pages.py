@@ -238,6 +238,8 @@ def _cell(entry: Entry | None) -> str:
         return ""
     if entry.column.startswith("bytes"):
         return human_bytes(round(entry.mean))
+    if entry.column == "rounds":
+        return f"{entry.mean:.0f}"
     if entry.column == "seconds":
         return human_seconds(entry.mean)
     if len(entry.values) == 1 and "errors" not in entry.facts:

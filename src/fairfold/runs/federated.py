@@ -4,10 +4,14 @@ That is the sums before the first round, and the numbers that items got by them.
 be served brings a history.
 """
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
 from fairfold.data import Dataset, Interactions
+from fairfold.errors import InvalidState
 from fairfold.protocol.algorithm import COUNTS
 from fairfold.protocol.architecture import Picture
 from fairfold.protocol.fleet import Fleet
@@ -20,6 +24,9 @@ from fairfold.simulate.world import World
 
 SURVEY, NUMBERING, PLACE = "survey", "numbering", "place"
 """Moments of a server's state: the sums before the first round; which numbers items have in this run."""
+
+CATALOGUE = "catalogue.txt"
+"""In a server's folder, beside its run: the names of the items, a line each, where they have some."""
 
 
 def on_devices(settings: Settings, num_items: int) -> Settings:
@@ -40,7 +47,19 @@ def catalogue_of(state: State) -> Tensor | None:
     return None if place is None else place.argsort()
 
 
-def world_of(settings: Settings, state: State) -> World:
+def names_beside(run: Path, items: int) -> list[str] | None:
+    """The names of the items of a run that lies in its server's folder; None where they have numbers alone."""
+    path = run.absolute().parent / CATALOGUE
+    if not path.is_file():
+        return None
+    names = path.read_text(encoding="utf-8").splitlines()
+    if len(names) != items:
+        given = f"{path}, which has {len(names):,} names"
+        raise InvalidState(given, f"those of the {items:,} items of {run}", "Put back the catalogue of this server.")
+    return names
+
+
+def world_of(settings: Settings, state: State, names: Sequence[str] | None = None) -> World:
     """A federation without its devices: its plan, nobody's history, and how many have each item where that is known."""
     assert isinstance(settings.data, DeviceData)
     items, survey = settings.data.items, state.moments.get(SURVEY, {})
@@ -50,7 +69,8 @@ def world_of(settings: Settings, state: State) -> World:
     known = torch.ones(items, dtype=torch.int64) if counts is None else counts.long()
     nobody.__dict__["counts_by_item"] = known  # what devices said together, in the place of their histories
     order = catalogue_of(state)
-    names = None if order is None else [str(number) for number in order.tolist()]
-    data = Dataset("devices", nobody, nobody, item_ids=names)
+    if order is not None:
+        names = [str(number) if names is None else names[number] for number in order.tolist()]
+    data = Dataset("devices", nobody, nobody, item_ids=None if names is None else list(names))
     none = torch.empty(0, dtype=torch.int64)
     return World(plan, Fleet(plan, none, none), People(plan, nobody, {}), data)

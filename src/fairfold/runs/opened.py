@@ -15,13 +15,13 @@ from torch import Tensor
 from fairfold.data import Dataset, Interactions
 from fairfold.data.counted import items_at, ranks_of
 from fairfold.data.images import ImageDataset
-from fairfold.errors import InvalidSettings
+from fairfold.errors import InvalidSettings, nearest
 from fairfold.metrics.ranking import Scorer
 from fairfold.projections import Assignment
 from fairfold.protocol.people import People
 from fairfold.protocol.plan import Plan
 from fairfold.runs import checkpoint
-from fairfold.runs.federated import world_of
+from fairfold.runs.federated import names_beside, world_of
 from fairfold.runs.folder import RunFolder
 from fairfold.runs.own_data import data_of
 from fairfold.runs.read import require_run
@@ -124,7 +124,8 @@ def open_run(path: Path, say: Callable[[str], None] = lambda _: None, *, newest:
     found = checkpoint.require(RunFolder(path).checkpoints, say, newest_only=newest)
     settings = read_settings(found.settings)
     if isinstance(settings.data, DeviceData):
-        world, facts = world_of(settings, found.progress.state), found.data
+        names = names_beside(path, settings.data.items)
+        world, facts = world_of(settings, found.progress.state, names), found.data
     else:
         data = data_of(path, settings)
         facts = checkpoint.data_facts(data)
@@ -144,7 +145,7 @@ def find_user(data: Dataset, wanted: str) -> int:
         except ValueError:
             some = ", ".join(data.user_ids[:3])
             raise InvalidSettings(
-                f"user {wanted!r}",
+                f"user {wanted!r}{nearest(text, data.user_ids)}",
                 f"an id of {data.name} (such as {some}), or #0 to #{data.num_users - 1}",
                 "Check the id.",
             ) from None

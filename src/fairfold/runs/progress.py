@@ -62,7 +62,8 @@ class Display(Callback):
         while not self._over.wait(LINE_SECONDS / 2):
             silent = time.monotonic() - self._spoke
             if self._live is None and silent >= LINE_SECONDS:
-                self._say(f"round {self._now}/{self._rounds} goes on: {human_seconds(self._elapsed)} so far")
+                now = min(self._now, self._rounds)  # after the last one models are judged
+                self._say(f"round {now}/{self._rounds} goes on: {human_seconds(self._elapsed)} so far")
 
     @property
     def _elapsed(self) -> float:
@@ -84,7 +85,7 @@ class Display(Callback):
             self._last, self._last_round = report.quality, report.round_number
         left, self._now = self._left(report.round_number), report.round_number + 1
         if self._live is not None:
-            self._bar.update(self._task, completed=report.round_number, left=f"{left} left")
+            self._bar.update(self._task, completed=report.round_number, left=left)
             self._live.update(self._view())
             return
         if self._cell is not None or report.quality is not None or time.monotonic() - self._spoke > LINE_SECONDS:
@@ -98,8 +99,8 @@ class Display(Callback):
             self._live = None
 
     def _left(self, number: int) -> str:
-        done = number - self._first + 1
-        return human_seconds(self._elapsed / done * (self._rounds - number))
+        done, more = number - self._first + 1, self._rounds - number
+        return f"{human_seconds(self._elapsed / done * more)} left" if more else ""
 
     def _line(self, report: RoundReport, left: str) -> str:
         words = [f"round {report.round_number}/{self._rounds}"]
@@ -109,8 +110,8 @@ class Display(Callback):
                 for size, value in zip(self._sizes, report.quality.groups, strict=True)
             )
             words.append(f"{self._metric} {report.quality.server:.4f} ({sizes})")
-        words += [f"{human_bytes(self._down)} down, {human_bytes(self._up)} up", f"{left} left"]
-        return "  ".join(words)
+        words += [f"{human_bytes(self._down)} down, {human_bytes(self._up)} up", left]
+        return "  ".join(filter(None, words))
 
     def _view(self) -> Group:
         table = Table(box=None, padding=(0, 2, 0, 0), show_header=True, header_style="dim")
