@@ -26,7 +26,7 @@ test-all: lint types  ## the same with the slow tests
 # versions were deprecated for by newer ones of others, and what torch 2.4 says of itself, is not ours; all other warnings are errors.
 OLDEST ?= .venv-oldest
 TORCH ?=
-TESTS ?= tests $(addprefix --ignore=tests/,flower secure watch audit faults test_blocks.py test_pages.py)
+TESTS ?= tests $(addprefix --ignore=tests/,flower secure watch audit faults reproduce test_blocks.py test_pages.py)
 test-oldest:  ## tests with the oldest versions of all that is needed, in an environment of its own (TORCH=, TESTS=)
 	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	$(PYTHON) tests/oldest.py notebook --torch '$(TORCH)' > $(OLDEST)/oldest.txt

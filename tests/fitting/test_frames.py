@@ -74,9 +74,9 @@ def test_the_programs_themselves(package: str, split: tuple[Any, Any]) -> None:
     else:
         import ranx
 
-        texts = {"user_id": str, "item_id": str}
-        ranked = run.astype(texts).assign(score=-run["rank"].astype(float))
-        judged = qrels.astype(texts).astype({"rating": int})
+        texts, plain = {"user_id": str, "item_id": str}, {"user_id": object, "item_id": object}  # not of pandas 3
+        ranked = run.astype(texts).astype(plain).assign(score=-run["rank"].astype(float))
+        judged = qrels.astype(texts).astype(plain | {"rating": int})
         found = ranx.evaluate(
             ranx.Qrels.from_df(judged, q_id_col="user_id", doc_id_col="item_id", score_col="rating"),
             ranx.Run.from_df(ranked, q_id_col="user_id", doc_id_col="item_id", score_col="score"), "ndcg@20",

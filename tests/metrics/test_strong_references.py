@@ -106,6 +106,17 @@ def test_rows_are_of_the_same_items_and_beside_them_of_all(data: Dataset) -> Non
     assert len({len(kind.values) for kind in STRONG}) == 1  # as many tries for each
 
 
+def test_all_items_are_ranked_as_well_where_a_model_lacks_enough_interactions(data: Dataset) -> None:
+    counts = data.train.counts_by_item
+    rarest = counts.argsort()
+    lacking = counts[rarest].cumsum(0) / len(data.train)
+    for most, rows in ((0.01, 1), (0.03, 2)):
+        known = torch.ones(120, dtype=torch.bool)
+        known[rarest[lacking <= most]] = False
+        assert not bool(known.all())
+        assert len(list(strong_rows(data, known, 10, kinds=STRONG[:1]))) == rows
+
+
 @pytest.fixture
 def scored(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """What references say of the first users in the end, one after the other."""

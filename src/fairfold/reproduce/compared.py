@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 
-from fairfold.reproduce.paired import Difference, Each, differences, over_seeds
+import numpy
+
+from fairfold.reproduce.paired import Difference, Each, intervals, over_seeds
 from fairfold.reproduce.tables import Grid, View, crossed
 
 ABOUT = "What it gives more than {}, mean and 95 % interval, paired over users"
@@ -24,13 +26,16 @@ def gaps(grid: Grid) -> Iterator[tuple[str, dict[tuple[str, str], Difference]]]:
     """What every cell gives more than one that is named, by row and column: a row, a column or a reference."""
     known = {(entry.row, entry.column): over_seeds(entry.by_user) for entry in grid.entries if entry.by_user}
     for name in grid.file.against:
-        pairs = {}
+        apart: dict[int, dict[tuple[str, str], Each]] = {}  # by how many users
         for place, mine in known.items():
             other = _other(grid, known, name, place)
             if other is not None and len(other) == len(mine):
-                pairs[place] = mine, other
-        if pairs:
-            yield name, {place: differences(mine, [other])[0] for place, (mine, other) in pairs.items()}
+                apart.setdefault(len(mine), {})[place] = mine - other
+        found = dict[tuple[str, str], Difference]()
+        for pairs in apart.values():
+            found |= dict(zip(pairs, intervals(numpy.stack(list(pairs.values()))), strict=True))
+        if found:
+            yield name, found
 
 
 def _other(grid: Grid, known: dict[tuple[str, str], Each], name: str, place: tuple[str, str]) -> Each | None:

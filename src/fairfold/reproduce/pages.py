@@ -181,7 +181,7 @@ def _of_grid(grid: Grid, found: Held) -> None:
         mine += [float(figure) for figure in (entry.paper,) if isinstance(figure, float | int)]
         for size in sizes(entry):
             mine += [value for value in (size.quality, size.everybody) if value is not None]
-        mine += list(entry.facts.get("tried on held-out items", {}).values())
+        mine += _numbers(entry.facts.get("tried on held-out items", {}))
         for label in (entry.row, entry.column):
             found.by_row.setdefault(label, []).extend(mine)
         found.everything += mine

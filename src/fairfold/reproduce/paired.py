@@ -65,8 +65,12 @@ def differences(mine: Each, others: Sequence[Each], seed: int = 0) -> list[Diffe
     for other in others:
         if mine.shape != other.shape:
             raise ValueError(f"{len(mine)} and {len(other)} users: only the same users can be compared")
-    apart, random = mine - numpy.stack(others), numpy.random.default_rng(seed)
-    users, found = len(mine), []
+    return intervals(mine - numpy.stack(others), seed)
+
+
+def intervals(apart: Each, seed: int = 0) -> list[Difference]:
+    """Of some differences, each over the same users, [differences, users]: the same draws serve all of them."""
+    random, users, found = numpy.random.default_rng(seed), apart.shape[1], []
     for start in range(0, DRAWS, step := max(1, AT_ONCE // users)):
         many = min(step, DRAWS - start)
         drawn = random.integers(0, users, (many, users)) + users * numpy.arange(many)[:, None]

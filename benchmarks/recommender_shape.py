@@ -1,0 +1,93 @@
+"""One shape of correlations at several sizes, without trials, beside EASE: a quick look.
+
+    python -m benchmarks.recommender_shape gowalla --rows DIR --columns 0 --share 0.5 --sizes 16x,64x
+
+DIR is a folder that ``benchmarks/recommender.py`` wrote: its splits are taken, and what EASE reached on them for each
+user, so that differences are paired over users. λ, β and the weight of pairs are the defaults.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from benchmarks.recommender import AllPairs, Shelf, Unit, seeds_of, settings_of
+
+from fairfold.algorithms.making import Made, leading_block, model_of
+from fairfold.algorithms.pair_architecture import LISTED, NEAR, ROWS, PairArchitecture
+from fairfold.algorithms.pairs import weights_of
+from fairfold.algorithms.served import Served
+from fairfold.algorithms.spectrum import penalty
+from fairfold.data import Dataset
+from fairfold.kernels import ops
+from fairfold.methods.base import Shape
+from fairfold.methods.leading import cut_to
+from fairfold.projections import CodedRows, PairList
+from fairfold.projections.coded import FACTORS
+from fairfold.simulate.numbering import numbered
+from fairfold.simulate.world import World
+from fairfold.values import BYTES, Weights
+
+USUAL, REFERENCE = AllPairs(), 32
+
+
+def made_of(data: Dataset, columns: int) -> tuple[PairArchitecture, Weights]:
+    """The server's tensors from everybody's training data."""
+    held = World.of(settings_of("1x", USUAL), data).plan.architecture
+    assert isinstance(held, PairArchitecture)
+    train, mine = data.train, data.train.items < held.head
+    lengths = torch.bincount(train.users[mine], minlength=train.num_users)
+    ends = lengths.cumsum(0)
+    sums = ops.pair_sums(train.items[mine], ends - lengths, ends, weights_of(lengths), held.head)
+    made = Made(penalty(USUAL.ridge, held.length), columns, USUAL.beta, USUAL.near, held.head)
+    return held, model_of(leading_block(sums, made), train.counts_by_item[: held.head], made, held)
+
+
+def cut(held: PairArchitecture, model: Weights, budget: int, shape: Shape) -> tuple[Served, int]:
+    """What a device holds of them, and its bytes."""
+    found = cut_to(budget, held.head, held.columns, shape)
+    assert found is not None
+    rows = CodedRows(held.tables[ROWS], (found.rows, FACTORS + found.columns), found.bits)
+    lists = {
+        name: PairList(held.dense[name], (min(many, held.dense[name][0]), 3), held.head)
+        for name, many in ((LISTED, found.pairs), (NEAR, found.near))
+    }
+    listed, near = (of.reduce(model[name].float().view(-1)).view(-1, 3) for name, of in lists.items())
+    table = rows.reduce(model[ROWS].float().view(-1)).view(rows.kept)
+    return Served(table, listed, USUAL.pair_weight, near), rows.bytes + sum(of.bytes for of in lists.values())
+
+
+def main() -> None:
+    """See the top of this file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", help="A name, or name:2000 for the users with most.")
+    parser.add_argument("--rows", type=Path, required=True, help="Of benchmarks/recommender.py.")
+    parser.add_argument("--splits", type=int, default=3)
+    parser.add_argument("--columns", type=int, default=0)
+    parser.add_argument("--share", type=float, default=0.5)
+    parser.add_argument("--near", type=int, default=0)
+    parser.add_argument("--sizes", default="16x,64x")
+    chosen = parser.parse_args()
+    shape = Shape(chosen.columns, chosen.share, chosen.near)
+    for seed in seeds_of(chosen.rows, chosen.data, chosen.splits):
+        data = numbered(Unit(chosen.data, seed, "", 0, chosen.rows).load(), settings_of("1x", USUAL))
+        held, model = made_of(data, chosen.columns)
+        users = (data.test.counts_by_user > 0).nonzero().flatten().tolist()
+        kept = json.loads(Shelf(chosen.rows, chosen.data, seed).path("EASE").read_text())
+        ease = torch.tensor(kept["by_user"], dtype=torch.float64)
+        given, wanted = ([part.of(user) for user in users] for part in (data.train, data.test))
+        for size in chosen.sizes.split(","):
+            whole = data.num_items * REFERENCE * BYTES
+            served, many = cut(held, model, int(whole / float(size.removesuffix("x"))), shape)
+            quality = served.judged(given, wanted, data.num_items, 20)
+            left = quality - ease
+            share, error = float(left.mean() / ease.mean()), float(left.std() / len(left) ** 0.5)
+            mine = f"NDCG@20 {float(quality.mean()):.4f}, EASE {float(ease.mean()):.4f}"
+            print(
+                f"{seed} {size}, {many:,} bytes: {mine}, {float(left.mean()):+.4f} ± {error:.4f} ({share:+.1%})",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
