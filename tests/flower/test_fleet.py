@@ -568,9 +568,9 @@ def test_a_server_tells_what_its_run_costs_a_user(server: ServerFolder, tmp_path
     def status(folder: Path) -> str:
         return words_of(CliRunner().invoke(app, ["server", "status", str(folder)]).output)
 
-    assert "Privacy: plain" in status(server.folder)
+    assert "privacy plain. The server sees what every device says" in status(server.folder)
     open_yet = ServerFolder.create(tmp_path / "open", flat(rounds=2), "localhost", items=60, privacy=False)
-    assert "Decided when a run begins" in status(open_yet.folder)
+    assert "decided when a run begins" in status(open_yet.folder)
     settings = Settings(algorithm={"kind": "correlations"}, privacy={"level": "private", "epsilon": 4.0})
     private = ServerFolder.create(tmp_path / "private", settings, "localhost", items=60)
     assert "ε = 4, δ = 1e-05" in status(private.folder)

@@ -1,7 +1,8 @@
 """A device's own account: it refuses to go past its budget, and never takes a damaged file for an empty one."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,7 @@ from fairfold import files
 from fairfold.errors import BudgetSpent, InvalidState
 from fairfold.privacy.accounting import part_of, sigma_for
 from fairfold.privacy.ledger import FILE, Entry, Ledger
+from fairfold.sealed import sealed_values, values_in
 
 
 class Killed(BaseException):
@@ -105,6 +107,20 @@ def test_a_damaged_ledger_lets_nothing_out(tmp_path: Path) -> None:
         path.write_bytes(whole[:at] + flipped + whole[at + 1 :])
         with pytest.raises(InvalidState):
             mine.spend(entry(0.1, "sum"))
+
+
+def test_another_format_or_noise_that_is_none_is_not_read(tmp_path: Path) -> None:
+    mine, path = ledger(tmp_path), tmp_path / "state" / FILE
+    mine.spend(entry(0.1))
+    kept = values_in(path.read_bytes())
+    others: list[dict[str, Any]] = [{"format": 1}, {"format": 3}]
+    others += [{"entries": [asdict(replace(entry(0.1), sigma=none))]} for none in (0.0, -1.0)]
+    for other in others:
+        path.write_bytes(sealed_values(kept | other))
+        with pytest.raises(InvalidState, match="lets out nothing more"):
+            mine.spent()
+    path.write_bytes(sealed_values(kept))
+    assert len(mine.entries()) == 1
 
 
 def test_killed_at_any_moment_it_has_the_entry_or_has_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

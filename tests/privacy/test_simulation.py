@@ -135,9 +135,11 @@ def test_what_exact_sums_leave_out_is_told() -> None:
     def told(level: Any, kind: str = "correlations", **more: Any) -> str:
         return " ".join(privacy_facts(Settings(algorithm={"kind": kind} | more, privacy=level))["warnings"])
 
-    assert "Items that fewer than 10 users of a sum are expected to have are not spoken of" in told("secure")
-    assert "Items that fewer than 3 users of a sum are expected to have (10 are usual)" in told("secure", crowd=3)
-    assert "fewer than 2 users" in told(secure(20))
+    assert "Items that fewer than 10 users of a sum of 100 or more are expected to have are not spoken of" in told(
+        "secure"
+    )
+    assert "fewer than 3 users of a sum of 100 or more are expected to have (10 are usual)" in told("secure", crowd=3)
+    assert "of smaller sums in proportion" in told(secure(20))
     assert "spoken of" not in told("secure", "least_squares") + told("private")
     assert not told("plain")
 
@@ -145,7 +147,7 @@ def test_what_exact_sums_leave_out_is_told() -> None:
 @pytest.mark.parametrize(
     ("privacy", "drawn", "least"),
     [
-        ("plain", None, 3), ("secure", None, 10), ("secure", 100, 100), (secure(20), None, 3), (secure(50), 100, 50),
+        ("plain", None, 3), ("secure", None, 10), ("secure", 100, 100), (secure(20), None, 10), (secure(20), 50, 100),
         ({"level": "secure", "smallest_cohort": 300}, 500, 20),
     ],
 )  # fmt: skip

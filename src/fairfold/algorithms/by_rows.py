@@ -31,10 +31,9 @@ class ByRows(Remembering):
 
     def shows(self, settings: Any) -> str | None:
         """See the base class: an item that one of a sum has alone shows all that goes with it."""
-        least = self.crowd * min(1.0, settings.privacy.smallest_cohort / USUAL_COHORT)
-        usual = "" if least >= CROWD else f" ({CROWD} are usual)"
-        few = f"Items that fewer than {least:g} users of a sum are expected to have{usual} are not spoken of"
-        return f"{few}, since they would show who has them"
+        usual = "" if self.crowd >= CROWD else f" ({CROWD} are usual)"
+        few = f"Items that fewer than {self.crowd} users of a sum of {USUAL_COHORT} or more are expected to have{usual}"
+        return f"{few} are not spoken of, and of smaller sums in proportion, since they would show who has them"
 
     def tells_apart(self, plan: Plan, held: Sequence[Any], items: Tensor) -> Tensor:
         """Those with a row on some of the devices."""

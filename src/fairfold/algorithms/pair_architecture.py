@@ -85,10 +85,10 @@ def crowd_of(crowd: int, settings: "Settings", users: int) -> float:
     """How many of so many users have to have an item, for ``crowd`` of them to be expected in one secure sum.
 
     An item that one device of a sum has alone shows all that goes with it, and what few have shows much. In proportion
-    less where fewer devices than usual are allowed in a sum. 0 where sums have noise, or answers are seen as they are.
+    less where fewer than usual are in a sum. 0 where sums have noise, or answers are seen as they are.
     """
     chosen = settings.privacy
     if not isinstance(chosen, SecurePrivacy) or isinstance(chosen, PrivatePrivacy):
         return 0.0
-    drawn = min(settings.fleet.clients_per_round or users, users)
-    return crowd * min(1.0, chosen.smallest_cohort / USUAL_COHORT) * users / max(drawn, 1)
+    drawn = max(1, min(settings.fleet.clients_per_round or users, users))
+    return crowd * min(1.0, drawn / USUAL_COHORT) * users / drawn

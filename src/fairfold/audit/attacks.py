@@ -12,7 +12,7 @@ from fairfold.audit.decode import Tracks, can_decode, decoded, judged
 from fairfold.audit.devices import Devices
 from fairfold.audit.findings import Audit, Finding, level_words
 from fairfold.audit.matched import Figure
-from fairfold.audit.membership import difference, gaussian_advantage, most_advantage, one_item, one_person
+from fairfold.audit.membership import Known, difference, gaussian_advantage, most_advantage, one_item, one_person
 from fairfold.audit.ranking import Target, attack_sums, attack_words
 from fairfold.audit.rows import Reader
 from fairfold.audit.vectors import vector_error
@@ -183,14 +183,14 @@ class Auditor:
     def _on_sums(
         self, view: View, devices: Devices, reader: Reader, source: torch.Generator, advance: Callable[[], None]
     ) -> list[Finding]:
-        plan, found = devices.fleet.plan, list[Finding]()
+        plan, found, known = devices.fleet.plan, list[Finding](), Known(devices, view.cohort, source)
         targets = attack_sums(devices, reader, view.cohort, self.users, source, advance)
         found += self._ranked(view, devices, targets)
-        guessed, without = one_item(devices, reader, view.cohort, self.users, source, advance)
+        guessed, without = one_item(devices, reader, view.cohort, self.users, source, advance, known)
         found.append(Finding.of(view.name, findings.ONE_ITEM, Figure.of(guessed), 0.5, own=view.own))
         if without:
             found.append(Finding.of(view.name, findings.ITEM_OTHERS, Figure.of(without), 0.5, own=view.own))
-        inside = one_person(devices, view.cohort, self.users, source, advance)
+        inside = one_person(devices, view.cohort, self.users, source, advance, known)
         found.append(Finding.of(view.name, findings.ONE_PERSON, Figure.of(inside), 0.5, own=view.own))
         told = difference(devices, view.cohort, self.users, source, advance)
         note = f"at most {_bound(view.settings.privacy):.3f}"

@@ -84,8 +84,28 @@ def other_sums(devices: Devices, cohort: int, size: int, source: torch.Generator
     return found
 
 
+class Known:
+    """What is usual of sums of so many, by size: worked out when it is first asked for, and once."""
+
+    def __init__(self, devices: Devices, cohort: int, source: torch.Generator) -> None:
+        self._asked, self._found = (devices, cohort, source), dict[int, Usual]()
+
+    def of(self, size: int) -> Usual:
+        """Of the sum that a device of this size is part of; of a single word that is nothing."""
+        devices, cohort, source = self._asked
+        if size not in self._found:
+            self._found[size] = Usual([] if cohort == 1 else other_sums(devices, cohort, size, source))
+        return self._found[size]
+
+
 def one_item(
-    devices: Devices, reader: Reader, cohort: int, users: int, source: torch.Generator, advance: Callable[[], None]
+    devices: Devices,
+    reader: Reader,
+    cohort: int,
+    users: int,
+    source: torch.Generator,
+    advance: Callable[[], None],
+    known: Known | None = None,
 ) -> tuple[list[float], list[float]]:
     """Of each target whether the item that was not known was told from its equal: 1, 0, or a half by chance.
 
@@ -93,7 +113,7 @@ def one_item(
     place of the targets, where all there is to know is which item goes well with the others.
     """
     found: tuple[list[float], list[float]] = ([], [])
-    usual, exact = dict[int, Usual](), devices.fleet.plan.algorithm.from_history
+    usual, exact = known or Known(devices, cohort, source), devices.fleet.plan.algorithm.from_history
     for drawn in devices.cohorts(cohort, users, source):
         asked = {user: _asked(devices, user, drawn.beside(source), source) for user in drawn.targets}
         for told, members in zip(found, (drawn.members, drawn.without), strict=True):
@@ -104,14 +124,11 @@ def one_item(
                 seen = part_of(sums, int(devices.fleet.size[user]))
                 if seen is None or question is None:
                     continue
-                known, pair = question
+                rest, pair = question
                 if exact:
-                    size = seen.sent.size
-                    if size not in usual:
-                        usual[size] = Usual([] if cohort == 1 else other_sums(devices, cohort, size, source))
-                    scores = _by_words(devices, user, seen, known, pair, usual[size])
+                    scores = _by_words(devices, user, seen, rest, pair, usual.of(seen.sent.size))
                 else:
-                    scores = _by_rows(reader, seen, known, pair)
+                    scores = _by_rows(reader, seen, rest, pair)
                 told.append(1.0 if scores[0] > scores[1] else 0.0 if scores[0] < scores[1] else 0.5)
             advance()
     return found
@@ -167,11 +184,15 @@ def _by_rows(reader: Reader, seen: Seen, known: Tensor, pair: tuple[int, int]) -
 
 
 def one_person(
-    devices: Devices, cohort: int, users: int, source: torch.Generator, advance: Callable[[], None]
+    devices: Devices,
+    cohort: int,
+    users: int,
+    source: torch.Generator,
+    advance: Callable[[], None],
+    known: Known | None = None,
 ) -> list[float]:
     """Of pairs of a member and somebody outside, whether the member fits the sum better: 1, 0, or a half by chance."""
-    found = list[float]()
-    usual: dict[int, Usual] = {}
+    found, usual = list[float](), known or Known(devices, cohort, source)
     for drawn in devices.cohorts(cohort, users, source):
         sums = devices.sums(drawn.members)
         for user, other in zip(drawn.targets, drawn.outside + drawn.aside, strict=False):
@@ -181,10 +202,8 @@ def one_person(
                 seen = part_of(sums, size)
                 if seen is None:
                     continue
-                if seen.sent.size not in usual:
-                    usual[seen.sent.size] = Usual(other_sums(devices, cohort, seen.sent.size, source))
                 heard = flat(seen)
-                fits.append(usual[seen.sent.size].fit(heard, _padded(flat(next(devices.words([one]))), heard)))
+                fits.append(usual.of(seen.sent.size).fit(heard, _padded(flat(next(devices.words([one]))), heard)))
             if len(fits) == 2:
                 found.append(1.0 if fits[0] > fits[1] else 0.0 if fits[0] < fits[1] else 0.5)
         advance()

@@ -190,7 +190,7 @@ def _table(told: dict[str, Any]) -> Any:
             states[node["state"]] = states.get(node["state"], 0) + 1
         table.add_row("devices", ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "none")
         table.add_row("invitations", ", ".join(f"{count} {state}" for state, count in told["invites"].items()))
-    table.add_row("privacy", " ".join(told["privacy"]))
+    table.add_row("privacy", " ".join(told["privacy"]).removeprefix("Privacy: "))
     run = told["run"]
     quality = f", {run['metric']} {run['quality']:.4f}" if run.get("quality") is not None else ""
     ended = "ended" if run["result"] else "not ended"

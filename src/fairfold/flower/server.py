@@ -150,7 +150,7 @@ class ServerFolder:
         from fairfold.settings.privacy import PrivatePrivacy
 
         if not self.says_privacy() and not (self.folder / PRIVACY).exists():
-            return ["Decided when a run begins, by how many devices are there."]
+            return ["decided when a run begins, by how many devices are there"]
         settings = self.settings()
         words = privacy_words(privacy_facts(settings))
         if not isinstance(settings.privacy, PrivatePrivacy):
