@@ -38,10 +38,10 @@ LAYERS: list[set[str]] = [
     {"simulate"},
     {"runs"},
     {"fitting"},
+    {"audit"},
     {"reproduce"},
     {"watch"},
     {"flower"},
-    {"audit"},
     {"cli"},
     {"__main__"},
 ]

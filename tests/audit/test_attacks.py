@@ -13,7 +13,7 @@ from fairfold.audit.decode import Tracks, decoded, judged
 from fairfold.audit.devices import Devices, Seen
 from fairfold.audit.findings import Audit, Finding
 from fairfold.audit.matched import Figure, matched_auc, matched_items
-from fairfold.audit.membership import difference, gaussian_advantage, most_advantage, one_item, one_person
+from fairfold.audit.membership import Usual, difference, gaussian_advantage, most_advantage, one_item, one_person
 from fairfold.audit.ranking import attack_sums, attack_words
 from fairfold.audit.rows import Reader
 from fairfold.audit.vectors import vector_error
@@ -288,3 +288,14 @@ def test_noise_that_is_missing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> No
     bare = auditor.audit(compare=False)
     assert "noise is missing" in bare.words[1]
     assert next(one for one in bare.findings if one.attack == findings.DIFFERENCE).value == 1
+
+
+def test_a_sum_of_fewer_sizes_is_compared_with_the_beginning_of_others() -> None:
+    """Where large devices are too few to be heard in one cohort and enough in another, sums differ in length."""
+    draws = source()
+    others = [torch.randn(20, generator=draws) for _ in range(8)]
+    heard, said = torch.randn(12, generator=draws), torch.ones(12)
+    longer, same = Usual(others), Usual([one[:12] for one in others])
+    level = pytest.approx(same.distance(heard, said), rel=0.2)  # the spread is drawn to its mean, which differs
+    assert longer.distance(heard, said) == level
+    assert same.distance(torch.cat([heard, heard]), torch.cat([said, said])) == same.distance(heard, said)

@@ -52,6 +52,9 @@ def test_train_leaves_a_folder_that_can_be_read(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--set", "model.factor=3"], "did you mean 'factors'"),
+        (["--model", "neumff"], "did you mean 'neumf'"),
+        (["--data", "ml100k"], "Did you mean one of: ml-100k?"),
+        (["--data", "goodread-100"], "Did you mean one of: goodreads-100"),
         (["--set", "data.user=3"], "did you mean 'users'"),
         (["--set", "algorithms.ridge=3"], "did you mean 'algorithm'"),
         (["--set", "ridge=2"], "unknown key 'ridge': it is now algorithm.ridge"),

@@ -185,12 +185,12 @@ def test_recommend_says_what_a_history_tells(tmp_path: Path) -> None:
         history.write_text("\n".join(item_name(item, data) for item in items))
         return " ".join(works("recommend", str(out), "--history", str(history), "--top", "4").split())
 
-    assert "say what the user likes" not in asked(0, 1)
-    assert "Of these 1 of 3 say what the user likes" in asked(0, 38, 39)
+    assert "it does not know the others" not in asked(0, 1)
+    assert "The model uses 1 of these 3; it does not know the others" in asked(0, 38, 39)
     nothing = asked(37, 38)
-    assert "Warning: none of the 2 items says what the user likes" in nothing
+    assert "Warning: the model knows none of the 2 items" in nothing
     assert "by popularity alone" in nothing
-    assert "order of popularity" in nothing
+    assert "ranked by popularity" in nothing
     best = counts.argsort(descending=True, stable=True)[:4].tolist()
     assert [item_name(item, data) for item in best] == re.findall(r"│ \d │ (\S+) │", nothing)
     assert f"{int(counts.max())}.0000" in nothing

@@ -54,13 +54,22 @@ class Usual:
 
     def fit(self, heard: Tensor, said: Tensor) -> float:
         """How much a sum looks as if it held a word: 0 on the average where it does not."""
-        scaled = said / self._spread
+        apart, said, spread = self._beside(heard, said)
+        scaled = said / spread
         length = float((said * scaled).sum()) ** 0.5
-        return float(((heard - self._mean) * scaled).sum()) / length if length else 0.0
+        return float((apart * scaled).sum()) / length if length else 0.0
 
     def distance(self, heard: Tensor, said: Tensor) -> float:
         """How far a sum is from one that holds a word and what is usual beside it."""
-        return float(((heard - self._mean - said).square() / self._spread).sum())
+        apart, said, spread = self._beside(heard, said)
+        return float(((apart - said).square() / spread).sum())
+
+    def _beside(self, heard: Tensor, said: Tensor) -> tuple[Tensor, Tensor, Tensor | float]:
+        """The same numbers of all: where some sizes were too few to be heard, a sum is the beginning of another."""
+        if isinstance(self._mean, float) or isinstance(self._spread, float):
+            return heard - self._mean, said, self._spread
+        many = min(len(heard), len(self._mean))
+        return heard[:many] - self._mean[:many], said[:many], self._spread[:many]
 
 
 def other_sums(devices: Devices, cohort: int, size: int, source: torch.Generator) -> list[Tensor]:

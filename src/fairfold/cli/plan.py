@@ -91,8 +91,10 @@ def _of_data(settings: Settings, source: str) -> None:
         table.add_row(*cells, *map(human_bytes, traffic))
     console.print(table)
     if cuts[0]:
-        console.say("Sent where a device says its pairs; a judgement is 16 bytes. Trials may give the same bytes")
-        console.say("another shape (docs/recommender.md): the end of a run says which, `fairfold export` writes it.")
+        console.say("Sent: in the rounds in which a device says its pairs. In a trial it sends 16 bytes.")
+        console.say(
+            "Trials may choose another shape for the same bytes (docs/recommender.md); the end of a run says which."
+        )
 
 
 def cut_of(held: Mapping[str, Projection]) -> dict[str, str]:

@@ -80,8 +80,8 @@ def _what_is_known(telling: int, given: int, rated: bool) -> str:
     """How much of a history the model can use, and what it does without any."""
     why = "nobody had them in training" + ("" if rated else ", or too few to own a row in this model")
     if telling:
-        return f"Of these {telling} of {given} say what the user likes: of the others the model knows nothing ({why})."
+        return f"The model uses {telling} of these {given}; it does not know the others ({why})."
     instead = (
-        "items are ranked by what all think of them" if rated else "this is the order of popularity, scores are users"
+        "items are ranked by what all users think" if rated else "items are ranked by popularity (scores count users)"
     )
-    return f"Warning: none of the {given} items says what the user likes ({why}), so {instead}."
+    return f"Warning: the model knows none of the {given} items ({why}), so {instead}."

@@ -215,7 +215,7 @@ def references_table(result: Result) -> Table:
     title = f"{result.metric} for all users beside the server's model, {result.quality:.4f}"
     table = Table("without federation", title=title)
     table.add_column(result.metric, justify="right")
-    table.add_column("server's model − it", justify="right")
+    table.add_column("server's model − this", justify="right")
     for name, value in result.references.items():
         apart = result.differences.get(name)
         table.add_row(name, f"{value:.4f}", difference_words(apart) if apart else f"{result.quality - value:+.4f}")

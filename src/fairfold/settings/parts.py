@@ -48,7 +48,7 @@ class InteractionData(Frozen):
         kind: Of the data.
         name: The name of a known data set, or a folder or file of your own.
         top_users: Keep only the users with most interactions; None keeps all.
-        resplit: Pool the publisher's train and test sets and split anew, 70 % of each user to train on.
+        resplit: Pool the publisher's train and test sets and split again, 70 % of each user to train on.
         core: Keep users and items with at least this many interactions, until all have them.
         min_rating: Keep what is rated this high or higher, as likes; None keeps everything.
         user_column: Name of the column of users, or its place, counted from 1; None finds it by itself.
@@ -141,7 +141,7 @@ class ModelSettings(Frozen):
 
     Attributes:
         kind: ``"mf"``, ``"neumf"`` (rankings), ``"neumf-mlp"`` (ratings), ``"mlp"`` or ``"lenet"`` (images), the name
-            of a registered model, or a recommender of one's own by where it can be imported from
+            of a registered model, or a recommender of your own by where it can be imported from
             (``"package.module:Class"``, see :class:`fairfold.models.Recommender`).
         factors: d, numbers per item in each of its tables.
         item_bias: One number more per item, added to its score and 0 at first. Devices of all capacities hold it whole,
@@ -229,8 +229,8 @@ class NetworkSettings(Frozen):
         patience: Seconds to wait for them; then those who are there train.
         round_timeout: Seconds devices have to answer an order.
         ask_timeout: Seconds a device that is new has to say what it can hold.
-        empty_rounds: A round to which nobody answers does not count and is tried again. After so many in a row the run
-            ends with an error, and can be gone on with; None never ends it.
+        empty_rounds: A round to which nobody answers does not count and is tried again. After this many in a row the
+            run ends with an error, and can be resumed; None never ends it.
         push: Give every device the final model of its size when training is done, to recommend by on its own.
     """
 

@@ -9,7 +9,7 @@ from fairfold.settings.base import Frozen
 
 
 class PlainPrivacy(Frozen):
-    """Answers as they are: the server sees each one, and can read the history of who sent it.
+    """Answers as they are: the server sees each one, and can read the sender's history from it.
 
     Attributes:
         level: How answers are protected.
