@@ -1,6 +1,6 @@
 """One shape of correlations at several sizes, without trials, beside EASE: a quick look.
 
-    python -m benchmarks.recommender_shape gowalla --rows DIR --columns 0 --share 0.5 --sizes 16x,64x
+    python benchmarks/recommender_shape.py gowalla --rows DIR --columns 0 --share 0.5 --sizes 16x,64x
 
 DIR is a folder that ``benchmarks/recommender.py`` wrote: its splits are taken, and what EASE reached on them for each
 user, so that differences are paired over users. λ, β and the weight of pairs are the defaults.
@@ -8,10 +8,11 @@ user, so that differences are paired over users. λ, β and the weight of pairs 
 
 import argparse
 import json
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
-from benchmarks.recommender import AllPairs, Shelf, Unit, seeds_of, settings_of
 
 from fairfold.algorithms.making import Made, leading_block, model_of
 from fairfold.algorithms.pair_architecture import LISTED, NEAR, ROWS, PairArchitecture
@@ -28,12 +29,13 @@ from fairfold.simulate.numbering import numbered
 from fairfold.simulate.world import World
 from fairfold.values import BYTES, Weights
 
-USUAL, REFERENCE = AllPairs(), 32
+beside: Any = import_module("recommender")  # the file beside this one
+USUAL, REFERENCE = beside.AllPairs(), 32
 
 
 def made_of(data: Dataset, columns: int) -> tuple[PairArchitecture, Weights]:
     """The server's tensors from everybody's training data."""
-    held = World.of(settings_of("1x", USUAL), data).plan.architecture
+    held = World.of(beside.settings_of("1x", USUAL), data).plan.architecture
     assert isinstance(held, PairArchitecture)
     train, mine = data.train, data.train.items < held.head
     lengths = torch.bincount(train.users[mine], minlength=train.num_users)
@@ -69,11 +71,11 @@ def main() -> None:
     parser.add_argument("--sizes", default="16x,64x")
     chosen = parser.parse_args()
     shape = Shape(chosen.columns, chosen.share, chosen.near)
-    for seed in seeds_of(chosen.rows, chosen.data, chosen.splits):
-        data = numbered(Unit(chosen.data, seed, "", 0, chosen.rows).load(), settings_of("1x", USUAL))
+    for seed in beside.seeds_of(chosen.rows, chosen.data, chosen.splits):
+        data = numbered(beside.Unit(chosen.data, seed, "", 0, chosen.rows).load(), beside.settings_of("1x", USUAL))
         held, model = made_of(data, chosen.columns)
         users = (data.test.counts_by_user > 0).nonzero().flatten().tolist()
-        kept = json.loads(Shelf(chosen.rows, chosen.data, seed).path("EASE").read_text())
+        kept = json.loads(beside.Shelf(chosen.rows, chosen.data, seed).path("EASE").read_text())
         ease = torch.tensor(kept["by_user"], dtype=torch.float64)
         given, wanted = ([part.of(user) for user in users] for part in (data.train, data.test))
         for size in chosen.sizes.split(","):
