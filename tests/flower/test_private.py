@@ -369,7 +369,7 @@ def test_a_part_that_is_larger_than_noise_is_sized_for_is_not_said(
     monkeypatch.setattr(Encoding, "encode", lambda *given, **more: encode(*given, **more) * numpy.uint32(2))
     with pytest.raises(InvalidState, match="a survey whose secure sum is lost"):
         federation(tmp_path).run()
-    assert "of 1 users; needed: 1 a user: noise is sized for it" in caplog.text
+    assert "of 1 users; needed: 1 per user: noise is sized for it" in caplog.text
 
 
 def test_noise_of_a_server_is_not_for_networks() -> None:

@@ -224,7 +224,7 @@ def test_bags_with_weights() -> None:
     check_like_standard(layer, torch.tensor([0, 3, 3, 12, 0, 5]), torch.tensor([0, 2, 5]), weights)
     with pytest.raises(InvalidSettings, match="mode='sum'"):
         FairEmbeddingBag(13, 6, "mean", capacity=0.5)(torch.tensor([[1]]), None, torch.ones(1, 1))
-    with pytest.raises(InvalidVector, match="One weight an id"):
+    with pytest.raises(InvalidVector, match="Give one weight per id"):
         layer(torch.tensor([[1]]), None, weights)
     with pytest.raises(InvalidDtype):
         layer(torch.tensor([[1]]), None, torch.ones(1, 1))

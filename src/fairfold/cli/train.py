@@ -178,8 +178,9 @@ def _show(console: Terminal, finished: Finished) -> None:
     if words is not None:
         console.say(words)
     each = sum(report.seconds for report in history) / max(len(history), 1)
+    rounds = "round" if result.state.round_number == 1 else "rounds"
     console.say(
-        f"{result.state.round_number} rounds in {finished.seconds:.1f} s ({human_seconds(each)} per round): "
+        f"{result.state.round_number} {rounds} in {finished.seconds:.1f} s ({human_seconds(each)} per round): "
         f"{finished.stopped}. Results are in {finished.folder.path}"
     )
 

@@ -217,7 +217,7 @@ def stop_reason(history: list[RoundReport], settings: Settings) -> str | None:
             waited = f"{run.patience} evaluation" + ("s" if run.patience > 1 else "")
             return f"no better quality for {waited} (best {found[best][0]:.4g} in round {found[best][1]})"
     if history and history[-1].round_number >= run.rounds:
-        return f"all {run.rounds} rounds are done"
+        return f"all {run.rounds} rounds are done" if run.rounds > 1 else "its one round is done"
     return None
 
 
