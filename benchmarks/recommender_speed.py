@@ -77,7 +77,8 @@ def modelled(
         {"model": {"factors": factors}, "fleet": {"capacities": "1x"},
          "algorithm": {"kind": "correlations", "head": head, "choose": choose}}
     )  # fmt: skip
-    given = Dataset("speed", train, train if test is None else test)
+    nothing = train.where(torch.zeros(len(train), dtype=torch.bool))  # to be numbered beside it
+    given = Dataset("speed", train, nothing if test is None else test)
     data, first = timed("items numbered by counts", lambda: numbered(given, settings))
     world, second = timed("survey and plan", lambda: World.of(settings, data))
     backend = choose_backend(world, torch.device("cpu"))
