@@ -193,8 +193,8 @@ def shown(value: float | str | None, signed: bool = False) -> str:
 def detail(entry: Entry) -> tuple[str, ...]:
     """One line about a cell, as text, in the order of :data:`COLUMNS`."""
     if entry.state != "done":
-        # Where data is missing, the reason names folders of this machine: for the terminal, not for files that travel.
-        reason = "the command says what to put where" if entry.state == "no data" else entry.reason
+        # Some reasons name folders of this machine: for the terminal, not for files that travel.
+        reason = "the command says more" if entry.state in ("no data", "broken") else entry.reason
         return (entry.row, entry.column, shown(entry.paper), entry.state, *[""] * (len(COLUMNS) - 5), reason)
     rounds = f"{mean(entry.rounds):.0f}"
     if isinstance(entry.paper_round, float | int):
