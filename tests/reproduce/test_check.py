@@ -95,7 +95,7 @@ def test_records_of_another_folder_take_the_place_of_older_ones(kept: tuple[str,
     assert "No kept cell was run again." in ended.output
     ended = CliRunner().invoke(app, [*arguments, str(tmp_path / "nowhere")])
     assert ended.exit_code != 0
-    assert "that holds small" in " ".join(str(ended.exception).split())
+    assert "that holds small" in " ".join(ended.output.split())
 
 
 def test_what_lacks_something_replaces_nothing_that_is_whole(kept: tuple[str, Path], tmp_path: Path) -> None:
