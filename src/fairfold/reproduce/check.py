@@ -23,7 +23,7 @@ from fairfold.files import write_atomically
 from fairfold.reproduce.execute import Job, default_jobs, execute_all, mark_as_kept, run_jobs
 from fairfold.reproduce.experiment import Cell, Experiment
 from fairfold.reproduce.kinds import KINDS
-from fairfold.reproduce.records import Outcome, Record, Records, Watcher, file_name, outcome_of, whole
+from fairfold.reproduce.records import SEARCH, Outcome, Record, Records, Watcher, file_name, outcome_of, whole
 
 DIGITS = 0.5e-4
 AGAIN = "again.csv"
@@ -115,8 +115,8 @@ def join(experiments: list[Experiment], out: Path, other: Path) -> list[Checked]
     """Take over what another folder holds of the cells: new ones, and such as were run again, which replace the kept.
 
     Records of other settings than today's stay where they are, and so do those that lack something that is kept
-    (:func:`fairfold.reproduce.records.whole`). How far the new ones are off is written to ``again.csv`` in ``out``,
-    beside what is there of earlier ones, and returned.
+    (:func:`fairfold.reproduce.records.whole`). Trials of a search are taken over as they are. How far the new ones are
+    off is written to ``again.csv`` in ``out``, beside what is there of earlier ones, and returned.
     """
     found, machines = list[Checked](), dict[Cell, tuple[str, str]]()
     for experiment in experiments:
@@ -137,6 +137,8 @@ def join(experiments: list[Experiment], out: Path, other: Path) -> list[Checked]
         machines |= {cell: (_machine(before[cell]), _machine(now[cell])) for cell in now.keys() & before.keys()}
         found += _compared([experiment], before, now)
         mine.join(taken.values())
+        trials = Records(theirs.place, SEARCH).by_label
+        Records(mine.place, SEARCH).join(trials.values())
     _write_again(out / AGAIN, found, machines)
     return found
 

@@ -28,8 +28,7 @@ from fairfold.errors import InvalidData
 from fairfold.reproduce.compared import gaps
 from fairfold.reproduce.execute import execute_all
 from fairfold.reproduce.experiment import known_experiments, read_experiment
-from fairfold.reproduce.records import Records, outcome_of
-from fairfold.reproduce.search import SEARCH
+from fairfold.reproduce.records import SEARCH, Records, outcome_of
 from fairfold.reproduce.tables import Entry, Grid, grids, sizes
 from fairfold.runs.units import human_bytes, human_seconds
 

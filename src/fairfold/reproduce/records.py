@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 """Raised whenever a cell of the same settings would be run in another way: what was kept is then run again."""
 
-CELLS, UNDER_WAY = "cells", ".under-way"
+CELLS, SEARCH, UNDER_WAY = "cells", "search", ".under-way"
 
 Record = dict[str, Any]
 """A line: label, fingerprint, versions, table, row, column, kind, seed, settings, and the outcome."""
