@@ -21,11 +21,11 @@ def test_the_error_falls_like_one_over_t() -> None:
 
 
 def test_a_new_subspace_every_round_forgets() -> None:
-    """The corollary supposes one subspace; with another every round the error stays, but at 1x, where nothing is lost."""
+    """The corollary supposes one; with another every round the error stays, but at 1x, where nothing is lost."""
     for size, falls in ((10, False), (40, True)):
-        federation = ConvexFederation(size=size, rounds=(50, 400), rehash=True)
-        first, last = torch.tensor([federation.errors(seed) for seed in range(4)]).mean(0).tolist()
-        assert (last < 0.5 * first) == falls
+        federation = ConvexFederation(size=size, rounds=(50, 200), rehash=True)
+        first, last = torch.tensor([federation.errors(seed) for seed in range(3)]).mean(0).tolist()
+        assert (last < 0.6 * first) == falls
 
 
 def test_the_slope_tells_rates_apart() -> None:

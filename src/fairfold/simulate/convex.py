@@ -16,7 +16,6 @@ from torch import Tensor
 
 from fairfold.subspace import Subspace, Sums
 
-
 SEED_BITS = 20
 """Problems are numbered below it, rounds above."""
 
