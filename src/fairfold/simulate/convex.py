@@ -82,9 +82,13 @@ class ConvexFederation:
         return Subspace(self.full_size, self.size, seed=seed, orthonormal=True)
 
     def _columns(self, subspace: Subspace) -> Tensor:
-        """S, one column per number of the subspace."""
-        identity = torch.eye(self.size, dtype=torch.float64)
-        return torch.stack([subspace.recover(unit) for unit in identity], dim=1)
+        """S, one column per number of the subspace: a row of it has one number, at the slot of its weight."""
+        numbers = torch.arange(1, self.size + 1, dtype=torch.float64)
+        values = subspace.recover(torch.ones_like(numbers))
+        slots = (subspace.recover(numbers) / values).round().long() - 1
+        columns = torch.zeros(self.full_size, self.size, dtype=torch.float64)
+        columns[torch.arange(self.full_size), slots] = values
+        return columns
 
     def _loss(self, full: Tensor, inputs: Tensor, targets: Tensor) -> float:
         squared = (inputs @ full - targets).square().mean()
