@@ -166,7 +166,7 @@ def _read(name: str) -> tuple[ExperimentFile, str]:
         return file.model_copy(update={"tables": _completed(name, file.tables)}), Path(name).stem
     except ValidationError as error:
         problems = "; ".join(_explain(problem) for problem in error.errors())
-        raise InvalidSettings(f"{name}: {problems}", "the keys of an experiment", "See docs/reproduction.md.") from None
+        raise InvalidSettings(f"{name}: {problems}", "the keys of an experiment", "See docs/experiments.md.") from None
 
 
 def _completed(name: str, tables: dict[str, TableFile]) -> dict[str, TableFile]:

@@ -5,8 +5,8 @@ A page says by comments, which readers do not see, where its figures come from.
 ``<!-- made: fedrec/ml-1m [NDCG@10; bytes held] -->`` … ``<!-- end -->`` holds a table that :func:`made` writes: a line
 per row, and of every column (or measure) its mean with its error. ``NDCG@10 − EASE, central`` is the difference to a
 row (or column, or reference) user by user, ``best: own``, ``: held`` and ``: moved`` are what each size's own model
-reaches (for all users, where that is known), what a device of it holds, and all bytes of a round; ``references`` stands
-for the references' own table.
+reaches (for all users, where that is known), what a device of it holds, and all bytes of a round, ``best: paper`` is
+the paper's figure; ``references`` stands for the references' own table.
 
 ``<!-- figures: beyond/movielens, benchmarks/results/popularity.csv -->`` begins a part, up to the next such comment or
 heading of the second level, whose figures (numbers of three decimals or more) have to be among those that these records
@@ -28,8 +28,7 @@ from fairfold.errors import InvalidData
 from fairfold.reproduce.compared import gaps
 from fairfold.reproduce.execute import execute_all
 from fairfold.reproduce.experiment import known_experiments, read_experiment
-from fairfold.reproduce.records import Records, outcome_of
-from fairfold.reproduce.search import SEARCH
+from fairfold.reproduce.records import SEARCH, Records, outcome_of
 from fairfold.reproduce.tables import Entry, Grid, grids, sizes
 from fairfold.runs.units import human_bytes, human_seconds
 
@@ -235,7 +234,7 @@ def _lines(grid: Grid, columns: list[str]) -> list[str]:
 
 def _cell(entry: Entry | None) -> str:
     if entry is None or entry.mean is None:
-        return ""
+        return "N/A" if entry is not None and entry.state == "N/A" else ""
     if entry.column.startswith("bytes"):
         return human_bytes(round(entry.mean))
     if entry.column == "rounds":
@@ -266,7 +265,11 @@ def _moved(entry: Entry | None) -> str:
     return human_bytes(round(known)) if known else ""
 
 
-SIDES = {"own": _own, "held": _held, "moved": _moved}
+def _paper(entry: Entry | None) -> str:
+    return "" if entry is None or entry.paper is None else str(entry.paper)
+
+
+SIDES = {"own": _own, "held": _held, "moved": _moved, "paper": _paper}
 
 
 def _short(value: float) -> str:
