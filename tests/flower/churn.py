@@ -322,8 +322,9 @@ class Day:
                 self.sample(began, server)
                 if now // 60 > told:
                     told = int(now // 60)
-                    clock = f"{int(told * DAY / self.minutes) // 60}:{int(told * DAY / self.minutes) % 60:02} of the day"
-                    say(f"{told} min ({clock}): round {self.newest()}, {json.dumps(self.counts)}")
+                    hours, minutes = divmod(int(told * DAY / self.minutes), 60)
+                    when = f"{told} min ({hours}:{minutes:02} of the day)"
+                    say(f"{when}: round {self.newest()}, {json.dumps(self.counts)}")
             time.sleep(0.1)
 
     def finish(self, training: Supervisor) -> None:
@@ -479,7 +480,7 @@ def main() -> None:
     (given.folder / "memory.json").write_text(json.dumps(day.memory))
     told = judged(day) | {
         "minutes": round((time.monotonic() - began) / 60, 1),
-        "a day": f"24 hours of events in {given.minutes:g} minutes, {DAY / given.minutes:.0f} to 1, and its last rounds",
+        "a day": f"24 hours of events in {given.minutes:g} minutes, {DAY / given.minutes:.0f} to 1",
     }
     sys.stdout.write(json.dumps(told, indent=1) + "\n")
 
