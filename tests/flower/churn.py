@@ -323,8 +323,8 @@ class Day:
                 if now // 60 > told:
                     told = int(now // 60)
                     hours, minutes = divmod(int(told * DAY / self.minutes), 60)
-                    when = f"{told} min ({hours}:{minutes:02} of the day)"
-                    say(f"{when}: round {self.newest()}, {json.dumps(self.counts)}")
+                    moment = f"{told} min ({hours}:{minutes:02} of the day)"
+                    say(f"{moment}: round {self.newest()}, {json.dumps(self.counts)}")
             time.sleep(0.1)
 
     def finish(self, training: Supervisor) -> None:
