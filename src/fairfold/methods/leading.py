@@ -22,8 +22,9 @@ from fairfold.values import BYTES, Shapes
 COLUMNS = (12, 24, 48, 96, 192, 384)
 """Columns that are tried."""
 
-PAIRED = (Shape(0, 0.5), Shape(96, 0.5))
-"""Shapes with pairs that are tried: alone, with no more of a row than its two factors, and beside many columns."""
+ALONE, BESIDE = Shape(0, 0.5), 0.75
+"""Pairs that are tried: alone, with no more of a row than its two factors; and in what rows leave of the bytes, which
+take no more than such a share of them, with half of the columns that are tried first (24 at least)."""
 
 USERS_PER_COLUMN, FEWEST = (30, 10), (48, 24)
 """What is tried first has a column for so many users, and so many at least, or of few users a column for fewer of them
@@ -86,7 +87,8 @@ def shapes_for(
     others = [Shape(COLUMNS[place]) for place in (first - 1, first - 2, first + 1) if 0 <= place < len(COLUMNS)]
     found = {cut_to(budget, rows, columns, shape): shape for shape in [Shape(COLUMNS[first], near=near)]}
     another = Shape(COLUMNS[first], near=0 if near else min(1, neighbours))
-    for shape in [another, *(replace(other, near=near) for other in (*others, *PAIRED))]:
+    paired = ALONE, Shape(COLUMNS[max(first - 1, 1)], BESIDE)
+    for shape in [another, *(replace(other, near=near) for other in (*others, *paired))]:
         if held(shape) >= FEW * rows:
             found.setdefault(cut_to(budget, rows, columns, shape), shape)
     return list(found.values())
