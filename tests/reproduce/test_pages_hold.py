@@ -1,5 +1,6 @@
 """Pages state what records hold: tables are those that are made from records, and no other figure is without one."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,12 +8,14 @@ import pytest
 from fairfold.errors import InvalidData
 from fairfold.reproduce.experiment import known_experiments, read_experiment
 from fairfold.reproduce.kinds import KINDS
-from fairfold.reproduce.pages import MADE, PART, Held, Pages, parts
+from fairfold.reproduce.pages import APART, CODE, FIGURE, MADE, NONE, PART, Held, Pages, parts
 from fairfold.reproduce.records import Records, fingerprint
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "results"
-TIED = [path for path in sorted((ROOT / "docs").glob("*.md")) if PART.search(path.read_text(encoding="utf-8"))]
+DOCS = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+TIED = [path for path, text in DOCS.items() if PART.search(text) or MADE.search(text)]
+WRONG = "0.77777"
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +25,11 @@ def pages() -> Pages:
 
 def test_pages_about_experiments_are_tied_to_records() -> None:
     names = {path.stem for path in TIED}
-    assert {"beyond", "beyond-derivation", "beyond-diary", "fedrec", "reproduction"} <= names
+    told = {"beyond", "fedrec", "fedrec-tables", "reproduction", "images-evidence"}
+    assert told <= names
+    tables = set(known_experiments())
+    named = {path.stem for path, text in DOCS.items() if any(f"experiments/results/{name}" in text for name in tables)}
+    assert named <= names
 
 
 @pytest.mark.parametrize("path", TIED, ids=lambda path: path.stem)
@@ -30,6 +37,25 @@ def test_a_page_states_what_records_hold(path: Path, pages: Pages) -> None:
     text = path.read_text(encoding="utf-8")
     assert pages.made(text) == text, "run: fairfold reproduce all --show --out experiments/results --pages docs"
     assert pages.unheld(text) == []
+
+
+@pytest.mark.parametrize("path", TIED, ids=lambda path: path.stem)
+def test_no_figure_of_a_page_can_be_changed(path: Path, pages: Pages) -> None:
+    """All of them at once: each that is checked is found; and one of every table that is made."""
+    text = path.read_text(encoding="utf-8")
+
+    def changed(found: re.Match[str]) -> str:
+        return found[0].replace(found["figure"], WRONG)
+
+    checked = APART.sub("", CODE.sub("", MADE.sub("", text)))
+    many = sum(
+        len(FIGURE.findall(part)) for sources, part in parts(checked) if sources is None or not sources.startswith(NONE)
+    )
+    assert len(pages.unheld(FIGURE.sub(changed, text))) == many
+    for table in MADE.finditer(text):
+        told, *lines = table[0].splitlines(keepends=True)
+        wrong = told + "".join([*lines[:2], *(FIGURE.sub(changed, line, count=1) for line in lines[2:])])
+        assert pages.made(wrong) == table[0]
 
 
 def test_a_figure_that_no_record_holds_is_found(pages: Pages) -> None:
