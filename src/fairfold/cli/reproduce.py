@@ -151,6 +151,11 @@ def reproduce(
     missing = [entry for results in finished for grid in results.grids for entry in grid.entries]
     if missing and all(entry.state == "no data" for entry in missing):
         raise InvalidData(missing[0].reason.split("; needed")[0], "data for at least one cell", missing[0].reason)
+    if broken := [outcome.reason for found in outcomes for outcome in found.values() if outcome.state == "broken"]:
+        for reason in broken:
+            console.say(reason)
+        console.say(f"{len(broken)} cells broke off. All others are kept; the same command runs these again.")
+        raise typer.Exit(1)
 
 
 def _check(

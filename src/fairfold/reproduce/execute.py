@@ -11,10 +11,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from traceback import format_exc
 from typing import Any
 
-from fairfold.errors import InvalidData
-from fairfold.files import make_folder
+from fairfold.errors import FairfoldError, InvalidData
+from fairfold.files import make_folder, write_atomically
 from fairfold.reproduce.experiment import Cell, Experiment
 from fairfold.reproduce.kinds import KINDS
 from fairfold.reproduce.machine import machine
@@ -182,17 +183,28 @@ def _described(cell: Cell) -> dict[str, Any]:
 
 
 def run_job(job: Job, tell: Tell) -> Outcome:
-    """Run one cell and keep it; a method's refusal is kept as well, missing data is asked for again next time."""
+    """Run one cell and keep it; a method's refusal is kept as well, missing data is asked for again next time.
+
+    An error that nobody foresaw costs this cell and no other: it is told, and the cell is run again next time.
+    """
     cell, kind = job.cell, KINDS[job.cell.kind]
+    broken = job.folder.with_name(f"{job.folder.name}.traceback.txt")
     try:
         outcome = kind.run_after(cell.values, cell.seed, job.folder, tell, job.tried)
     except InvalidData as error:
         return Outcome("no data", str(error))
+    except FairfoldError:
+        raise
+    except Exception as error:
+        make_folder(broken.parent)
+        write_atomically(broken, format_exc().encode())
+        return Outcome("broken", f"{cell.label} broke off ({type(error).__name__}): see {broken}")
     hardware = {"machine": machine(gpu=kind.on_gpu(cell.values))}
     outcome = replace(outcome, data=kind.data(cell.values), facts=outcome.facts | hardware)
     for place, own in job.homes:
         keep(place, new_record(own.label, job.mark, _described(own), outcome))
     shutil.rmtree(job.folder, ignore_errors=True)  # checkpoints of a finished cell serve nobody
+    broken.unlink(missing_ok=True)
     return outcome
 
 

@@ -34,7 +34,7 @@ Record = dict[str, Any]
 class Outcome:
     """One cell for one seed."""
 
-    state: Literal["done", "N/A", "no data"] = "done"  # N/A: the method cannot serve the capacities
+    state: Literal["done", "N/A", "no data", "broken"] = "done"  # N/A: the method cannot serve the capacities
     reason: str = ""  # why it is not done
     best: float | None = None  # over the evaluations
     best_round: float | None = None
