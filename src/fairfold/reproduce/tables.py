@@ -71,8 +71,9 @@ class Grid:
 
 
 def grids(experiment: Experiment, outcomes: dict[Cell, Outcome]) -> list[Grid]:
-    """The tables of an experiment."""
-    return [_grid(name, file, experiment, outcomes) for name, file in experiment.file.tables.items()]
+    """The tables of an experiment; a quick version may leave one out."""
+    known = {cell.table for cell in experiment.cells}
+    return [_grid(name, file, experiment, outcomes) for name, file in experiment.file.tables.items() if name in known]
 
 
 def _grid(name: str, file: TableFile, experiment: Experiment, outcomes: dict[Cell, Outcome]) -> Grid:
