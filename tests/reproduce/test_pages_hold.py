@@ -59,9 +59,9 @@ def test_no_figure_of_a_page_can_be_changed(path: Path, pages: Pages) -> None:
 
 
 def test_a_figure_that_no_record_holds_is_found(pages: Pages) -> None:
-    entry = next(entry for entry in pages.grid("beyond", "goodreads").entries if entry.column == "best")
+    entry = next(entry for entry in pages.grid("ranking", "goodreads").entries if entry.column == "FAIR-HET")
     assert entry.mean is not None
-    text = f"<!-- figures: beyond/goodreads -->\n| {entry.row} | {{:.4f}} |\n"
+    text = f"<!-- figures: ranking/goodreads -->\n| {entry.row} | {{:.4f}} |\n"
     assert pages.unheld(text.format(entry.mean)) == []
     (wrong,) = pages.unheld(text.format(entry.mean + 0.3))
     assert wrong.startswith(f"{entry.mean + 0.3:.4f} in: | {entry.row}")
@@ -69,8 +69,8 @@ def test_a_figure_that_no_record_holds_is_found(pages: Pages) -> None:
     assert pages.unheld("<!-- figures: none: told -->\nNobody says where 0.468 comes from.") == []
     ended = "<!-- figures: none: told -->\n0.468\n## Another part\n0.468"
     assert len(pages.unheld(ended)) == 1
-    with pytest.raises(InvalidData, match="beyondd"):
-        pages.unheld("<!-- figures: beyondd -->\n0.468")
+    with pytest.raises(InvalidData, match="rankingg"):
+        pages.unheld("<!-- figures: rankingg -->\n0.468")
 
 
 def test_a_line_of_a_table_is_about_its_row() -> None:
@@ -89,11 +89,13 @@ def test_parts_end_with_the_next_heading() -> None:
 
 
 def test_a_table_is_made_from_records(pages: Pages) -> None:
-    text = "<!-- made: beyond/goodreads [best; paper] -->\nold\n<!-- end -->"
+    text = "<!-- made: ranking/goodreads [FAIR-HET; FAIR-HET: paper; FedHM] -->\nold\n<!-- end -->"
     made = pages.made(text)
     assert MADE.fullmatch(made)
-    for entry in pages.grid("beyond", "goodreads").entries:
-        assert entry.column not in ("best", "paper") or f"{entry.mean:.4f}" in made
+    for entry in pages.grid("ranking", "goodreads").entries:
+        if entry.column in ("FAIR-HET", "FedHM"):
+            assert ("N/A" if entry.mean is None else f"{entry.mean:.4f}") in made
+        assert entry.column != "FAIR-HET" or f" {entry.paper} |" in made
     assert pages.made(made) == made
 
 
