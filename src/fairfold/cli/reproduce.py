@@ -280,7 +280,7 @@ def _table(title: str, heading: list[str], rows: list[list[str]]) -> Table:
 
 
 class Display(Watcher):
-    """Cells done, of how many, time left; a bar on a terminal, a line a cell elsewhere."""
+    """Cells done, of how many, time left; a bar on a terminal, a line per cell elsewhere."""
 
     def __init__(self, console: Terminal, name: str) -> None:
         self._console, self._name = console, name

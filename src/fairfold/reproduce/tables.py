@@ -143,7 +143,7 @@ def _measure(outcome: Outcome, column: str, best: bool) -> float | None:
 
 
 def _mean_facts(done: list[Outcome]) -> dict[str, Any]:
-    """Of the first seed, but for what devices reach and take, the mean over the seeds, and seconds a round."""
+    """Of the first seed, but for what devices reach and take, the mean over the seeds, and seconds per round."""
     facts = dict(done[0].facts)
     if "devices" in facts:
         facts["devices"] = {
@@ -178,7 +178,7 @@ def _mean_curve(done: list[Outcome]) -> tuple[tuple[float, float], ...]:
 
 COLUMNS = (
     "row", "column", "paper", "ours", "spread", "difference", "seeds", "round", "at the end", "seconds",
-    "seconds a round", "bytes a round", "note",
+    "seconds per round", "bytes per round", "note",
 )  # fmt: skip
 
 
