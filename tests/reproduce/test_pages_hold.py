@@ -1,10 +1,13 @@
 """Pages state what records hold: tables are those that are made from records, and no other figure is without one."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from fairfold.cli import app
 from fairfold.errors import InvalidData
 from fairfold.reproduce.experiment import known_experiments, read_experiment
 from fairfold.reproduce.kinds import KINDS
@@ -97,6 +100,26 @@ def test_a_table_is_made_from_records(pages: Pages) -> None:
             assert ("N/A" if entry.mean is None else f"{entry.mean:.4f}") in made
         assert entry.column != "FAIR-HET" or f" {entry.paper} |" in made
     assert pages.made(made) == made
+
+
+def test_pages_are_written_by_the_command(tmp_path: Path) -> None:
+    """One whose comment names what is not there stays as it is; the others are written."""
+    shutil.copytree(RESULTS / "memory", tmp_path / "out" / "memory")
+    (tmp_path / "docs").mkdir()
+    texts = {
+        "bad": "<!-- made: nothing/there [a] -->\nold\n<!-- end -->",
+        "good": "<!-- figures: memory -->\n0.77777\n<!-- made: memory/limit [FedHM] -->\nold\n<!-- end -->",
+    }
+    for name, text in texts.items():
+        (tmp_path / "docs" / f"{name}.md").write_text(text)
+    arguments = ["reproduce", "memory", "--show", "--out", str(tmp_path / "out"), "--pages", str(tmp_path / "docs")]
+    ended = CliRunner().invoke(app, arguments)
+    assert ended.exit_code == 0, ended.output
+    said = " ".join(ended.output.split())
+    assert "bad.md is left as it is: nothing" in said
+    assert "no record holds 0.77777" in said
+    assert (tmp_path / "docs" / "bad.md").read_text() == texts["bad"]
+    assert "| N x d | 31.0000 |" in (tmp_path / "docs" / "good.md").read_text()
 
 
 @pytest.mark.parametrize("name", known_experiments())
