@@ -229,11 +229,17 @@ def _write_pages(console: Terminal, folder: Path, out: Path) -> None:
     pages = Pages(out, folder.parent)
     for path in sorted(folder.glob("*.md")):
         text = path.read_text(encoding="utf-8")
-        if (made := pages.made(text)) != text:
+        try:
+            made = pages.made(text)
+            wrong = pages.unheld(made) if PART.search(made) else []
+        except InvalidData as error:  # names records that are not there: its other tables cannot be trusted either
+            console.say(f"{path} is left as it is: {error}")
+            continue
+        if made != text:
             write_atomically(path, made.encode())
             console.say(f"Tables made anew: {path}")
-        for wrong in pages.unheld(made) if PART.search(made) else ():
-            console.say(f"{path}: no record holds {wrong}")
+        for one in wrong:
+            console.say(f"{path}: no record holds {one}")
 
 
 def _list(console: Terminal) -> None:
@@ -280,7 +286,7 @@ def _table(title: str, heading: list[str], rows: list[list[str]]) -> Table:
 
 
 class Display(Watcher):
-    """Cells done, of how many, time left; a bar on a terminal, a line a cell elsewhere."""
+    """Cells done, of how many, time left; a bar on a terminal, a line per cell elsewhere."""
 
     def __init__(self, console: Terminal, name: str) -> None:
         self._console, self._name = console, name

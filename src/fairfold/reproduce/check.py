@@ -168,13 +168,13 @@ def _machine(outcome: Outcome) -> str:
 
 def _write_again(path: Path, found: list[Checked], machines: dict[Cell, tuple[str, str]]) -> None:
     """A line per cell; one that was compared before has the latest alone."""
-    heading = ["experiment", "cell", "kept", "now", "spread of the seeds", "verdict", "kept on", "now on"]
+    heading = ["experiment", "cell", "kept", "now", "apart", "spread of the seeds", "verdict", "kept on", "now on"]
     lines = dict[tuple[str, str], list[str]]()
     if path.exists():
         with path.open(encoding="utf-8", newline="") as file:
             lines = {(line[0], line[1]): line for line in list(csv.reader(file))[1:]}
     for one in found:
-        key, figures = (one.cell.experiment, one.cell.label), (one.kept, one.now, one.spread)
+        key, figures = (one.cell.experiment, one.cell.label), (one.kept, one.now, one.apart, one.spread)
         lines[key] = [*key, *(f"{figure:.6f}" for figure in figures), one.verdict, *machines[one.cell]]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([heading, *(lines[key] for key in sorted(lines))])

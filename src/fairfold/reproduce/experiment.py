@@ -80,7 +80,7 @@ class ExperimentFile(Frozen):
     like: str = ""  # another experiment, whose `set` and `quick` come before this one's
     set: Values = Field(default_factory=dict)
     quick: Values = Field(default_factory=dict)
-    seeds: tuple[int, ...] = (0, 1, 2)  # one run a cell for each
+    seeds: tuple[int, ...] = (0, 1, 2)  # one run per cell for each
     quick_seeds: tuple[int, ...] = (0,)
     notes: tuple[str, ...] = ()
     tables: dict[str, TableFile] = Field(min_length=1)

@@ -69,6 +69,7 @@ class Pages:
     def __init__(self, results: Path, root: Path) -> None:
         self._results, self._root = results, root
         self._grids: dict[str, dict[str, Grid]] = {}
+        self._held: dict[str, Held] = {}
 
     def grid(self, experiment: str, table: str) -> Grid:
         """One table of an experiment, from what is kept."""
@@ -108,7 +109,7 @@ class Pages:
         for sources, part in parts(APART.sub("", CODE.sub("", MADE.sub("", text)))):
             if sources is not None and sources.startswith(NONE):
                 continue
-            held = Held() if sources is None else self.held(sources)
+            held = self.held(sources or "")
             for line in part.splitlines():
                 cells = [cell.strip(" *`") for cell in line.strip().strip("|").split("|")]
                 row = cells[0] if line.lstrip().startswith("|") else None
@@ -119,9 +120,11 @@ class Pages:
         return wrong
 
     def held(self, sources: str) -> Held:
-        """The numbers of some sources, named as on a page."""
-        found = Held()
-        for source in (word.strip() for word in sources.split(",")):
+        """The numbers of some sources, named as on a page; none of no source."""
+        if sources in self._held:
+            return self._held[sources]
+        found = self._held[sources] = Held()
+        for source in filter(None, (word.strip() for word in sources.split(","))):
             if source.endswith(".csv"):
                 self._of_csv(source, found)
                 continue

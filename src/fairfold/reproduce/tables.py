@@ -71,8 +71,9 @@ class Grid:
 
 
 def grids(experiment: Experiment, outcomes: dict[Cell, Outcome]) -> list[Grid]:
-    """The tables of an experiment."""
-    return [_grid(name, file, experiment, outcomes) for name, file in experiment.file.tables.items()]
+    """The tables of an experiment; a quick version may leave one out."""
+    known = {cell.table for cell in experiment.cells}
+    return [_grid(name, file, experiment, outcomes) for name, file in experiment.file.tables.items() if name in known]
 
 
 def _grid(name: str, file: TableFile, experiment: Experiment, outcomes: dict[Cell, Outcome]) -> Grid:
@@ -142,7 +143,7 @@ def _measure(outcome: Outcome, column: str, best: bool) -> float | None:
 
 
 def _mean_facts(done: list[Outcome]) -> dict[str, Any]:
-    """Of the first seed, but for what devices reach and take, the mean over the seeds, and seconds a round."""
+    """Of the first seed, but for what devices reach and take, the mean over the seeds, and seconds per round."""
     facts = dict(done[0].facts)
     if "devices" in facts:
         facts["devices"] = {
@@ -177,7 +178,7 @@ def _mean_curve(done: list[Outcome]) -> tuple[tuple[float, float], ...]:
 
 COLUMNS = (
     "row", "column", "paper", "ours", "spread", "difference", "seeds", "round", "at the end", "seconds",
-    "seconds a round", "bytes a round", "note",
+    "seconds per round", "bytes per round", "note",
 )  # fmt: skip
 
 
