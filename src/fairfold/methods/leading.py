@@ -100,19 +100,23 @@ class Leading(Method):
     Attributes:
         method: Its name.
         reference_factors: 1x is the bytes of a table of this many single-precision numbers for every item.
+        uploads: ``"capacity"``: a small device also sends less; ``"all"``: what is sent does not depend on its size.
     """
 
     ordered: ClassVar[bool] = True
 
     method: Literal["leading"] = "leading"
     reference_factors: int = Field(32, ge=1, lt=2**31)
+    uploads: Literal["capacity", "all"] = "capacity"
 
     def budget(self, tensors: Tensors, capacity: Capacity) -> int:
         """Bytes that a device may hold."""
         return capacity.limit(self._whole(tensors), 1) if capacity.budget is None else capacity.budget
 
     def share(self, tensors: Tensors, capacity: Capacity) -> float:
-        """Which part of the whole that is."""
+        """Which part of all that it could send it does."""
+        if self.uploads == "all":
+            return 1.0
         return min(1.0, self.budget(tensors, capacity) / self._whole(tensors))
 
     def _whole(self, tensors: Tensors) -> int:
