@@ -99,7 +99,7 @@ def test_flwr_runs_it_with_a_hundred_virtual_nodes(tmp_path: Path) -> None:
     found, expected = load_file(folder / "model.safetensors"), simulated(rounds=5, nodes=100)
     assert {name: vector.shape for name, vector in found.items()} == {name: of.shape for name, of in expected.items()}
     for name in ("rows", "near"):
-        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-4)
+        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=5e-4)
 
 
 def simulated(rounds: int, nodes: int) -> Weights:
