@@ -130,7 +130,14 @@ def ranks_here() -> Iterator[Ranks]:
     try:
         yield TorchRanks()
     finally:
-        # torch 2.4 frees a group with the interpreter's lock in its hand and waits for gloo's threads, one of which may
-        # wait for that lock to free its last tensor. A group that nobody frees goes with the process, which ends here.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
-        dist.destroy_process_group()
+        leave()
+
+
+def leave() -> None:
+    """End the group of processes, but never free it.
+
+    torch 2.4 frees a group with the interpreter's lock in its hand and waits for gloo's threads, one of which may wait
+    for that lock to free its last tensor. A group that nobody frees goes with the process.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
+    dist.destroy_process_group()
