@@ -324,4 +324,4 @@ def test_a_reference_has_a_line_where_it_is_and_close_ones_share_a_short_name() 
     axes = Figure().add_subplot()
     for name, values in together(known, 0.1):
         reference(axes, "x", values, name)
-    assert [line.get_xdata()[0] for line in axes.lines] == [0.1, 0.41, 0.45, 0.47]
+    assert [np.asarray(line.get_xdata())[0] for line in axes.lines] == [0.1, 0.41, 0.45, 0.47]
