@@ -15,7 +15,12 @@ BATCH_PAIRS = 1 << 18
 
 
 def evaluate_ratings(predict: Predictor, test: Interactions) -> float:
-    """The mean squared error over all test ratings (not over users).
+    """The mean squared error over all test ratings (not over users); see :func:`rating_errors`."""
+    return float(rating_errors(predict, test).mean())
+
+
+def rating_errors(predict: Predictor, test: Interactions) -> Tensor:
+    """The squared errors of all test ratings.
 
     Args:
         predict: Takes user ids and item ids of one length (int64, on the CPU) and returns as many ratings.
@@ -29,7 +34,14 @@ def evaluate_ratings(predict: Predictor, test: Interactions) -> float:
     for start in range(0, len(test), BATCH_PAIRS):
         part = slice(start, start + BATCH_PAIRS)
         errors[part] = _squared_errors(predict(test.users[part], test.items[part]), test.ratings[part])
-    return float(errors.mean())
+    return errors
+
+
+def error_shares(squares: Tensor, users: Tensor) -> Tensor:
+    """What each user adds to the mean of squared errors, of all users with any, so that their mean is that mean."""
+    sums, counts = torch.bincount(users, weights=squares.double()), torch.bincount(users)
+    shares: Tensor = sums[counts > 0] * (int((counts > 0).sum()) / max(len(squares), 1))
+    return shares
 
 
 def _squared_errors(predicted: Tensor, given: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from fairfold.data.seeds import generator
 from fairfold.errors import FairfoldError, InvalidData
 from fairfold.metrics.ials import ImplicitALS
 from fairfold.metrics.ranking import RankingResult, Scorer, evaluate_ranking
-from fairfold.metrics.rating import evaluate_ratings
+from fairfold.metrics.rating import error_shares, rating_errors
 from fairfold.metrics.rating_references import rating_references
 from fairfold.metrics.references import (
     LARGEST_SIDE,
@@ -91,7 +91,7 @@ class Reference:
     name: str  # with what was chosen for it
     value: float | str  # NDCG@k or mean squared error on the test set, or why it cannot be computed here
     tried: Mapping[Any, float] = field(default_factory=dict)  # on held-out training data, and the NDCG@k there
-    by_user: Tensor | None = None  # NDCG@k of every user with test items
+    by_user: Tensor | None = None  # NDCG@k of every user with test items, or their shares in the error of ratings
 
     @staticmethod
     def words(value: float | tuple[float, ...]) -> str:
@@ -115,6 +115,21 @@ def ranking_rows(data: Dataset, k: int = 20, support: int = 0) -> Iterator[Refer
     if support:
         items = (data.train.counts_by_item >= support).nonzero().flatten()
         yield from _rows_among(data, k, items, f", items of {support} users")
+
+
+def rows_beside(data: Dataset, head: int, support: int, k: int = 20) -> Iterator[Reference]:
+    """NDCG@k of popularity, and of ridge, EASE, iALS and item-kNN among the items that a model of a head knows.
+
+    These are the ``head`` items that most users have, of those that ``support`` users have. Settings are chosen on
+    held-out training data.
+    """
+    counts = data.train.counts_by_item
+    known = torch.zeros(data.num_items, dtype=torch.bool)
+    known[_popular(data.train, (counts >= support).nonzero().flatten(), head)] = True
+    yield _judged("popularity", Popularity(data.train), data, k)
+    kinds = (RIDGE, *STRONG)
+    for kind, (name, found) in zip(kinds, strong_rows(data, known, k, kinds=kinds), strict=False):  # of these first
+        yield Reference(f"{kind.name} ({name.partition(' (')[2]}", found.ndcg, {}, found.ndcg_by_user)
 
 
 def _judged(name: str, score: Scorer, data: Dataset, k: int, tried: Mapping[Any, float] | None = None) -> Reference:
@@ -161,7 +176,8 @@ def rating_rows(data: Dataset) -> Iterator[Reference]:
     if data.train.ratings is None:
         raise InvalidData(f"{data.name} without ratings", "ratings", "Prepare it with ratings kept.")
     for name, predict, tried_values in rating_references(data.train):
-        yield Reference(name, evaluate_ratings(predict, data.test), tried_values)
+        errors = rating_errors(predict, data.test)
+        yield Reference(name, float(errors.mean()), tried_values, error_shares(errors, data.test.users))
 
 
 @dataclass(frozen=True)
@@ -203,6 +219,9 @@ STRONG = (
         "{:g} neighbours, shrinkage {:g}", lambda _users, items: items,
     ),
 )  # fmt: skip
+
+
+RIDGE = Kind("ridge", Ridge, ((10.0,), (30.0,), (100.0,), (300.0,), (1000.0,), (3000.0,)), "penalty {:g}", min)
 
 
 def strong_rows(

@@ -40,11 +40,11 @@ def gaps(grid: Grid) -> Iterator[tuple[str, dict[tuple[str, str], Difference]]]:
 
 def _other(grid: Grid, known: dict[tuple[str, str], Each], name: str, place: tuple[str, str]) -> Each | None:
     row, column = place
-    if name == (row if grid.file.measures else column):
+    if name == row or (name == column and not grid.file.measures):
         return None
     if (name, column) in known or (row, name) in known:
         return known.get((name, column), known.get((row, name)))
-    for reference, text in grid.references_by_user.items():  # named without what was chosen for it
+    for reference, texts in grid.references_by_user.items():  # named without what was chosen for it
         if reference.split(" (")[0] == name:
-            return over_seeds([text])
+            return over_seeds(texts)
     return None

@@ -52,6 +52,9 @@ class TableFile(Frozen):
     rounds_of_best: dict[str, dict[str, Figure]] = Field(default_factory=dict)  # at which the paper found its best
     references: bool = False  # methods without federation beside it, on the same data
     support: int = 0  # the same among items that so many users have, where a row asks for that: what it gets, they get
+    head: int = 0  # and at most so many of these, and among no others
+    splits: bool = False  # whether every seed has a split of its own (data.split_seed), references too
+    by_size: bool = False  # whether a row is what devices of a size hold, for all users, in place of the server's model
     curves: Literal["rounds", "loglog"] = "rounds"  # what runs along the x axis of the plot over time
     notes: tuple[str, ...] = ()  # choices and differences, told under the table
     seeds: tuple[int, ...] | None = None  # other ones than the experiment's
@@ -77,7 +80,7 @@ class ExperimentFile(Frozen):
     like: str = ""  # another experiment, whose `set` and `quick` come before this one's
     set: Values = Field(default_factory=dict)
     quick: Values = Field(default_factory=dict)
-    seeds: tuple[int, ...] = (0, 1, 2)  # one run a cell for each
+    seeds: tuple[int, ...] = (0, 1, 2)  # one run per cell for each
     quick_seeds: tuple[int, ...] = (0,)
     notes: tuple[str, ...] = ()
     tables: dict[str, TableFile] = Field(min_length=1)
@@ -163,7 +166,7 @@ def _read(name: str) -> tuple[ExperimentFile, str]:
         return file.model_copy(update={"tables": _completed(name, file.tables)}), Path(name).stem
     except ValidationError as error:
         problems = "; ".join(_explain(problem) for problem in error.errors())
-        raise InvalidSettings(f"{name}: {problems}", "the keys of an experiment", "See docs/reproduction.md.") from None
+        raise InvalidSettings(f"{name}: {problems}", "the keys of an experiment", "See docs/experiments.md.") from None
 
 
 def _completed(name: str, tables: dict[str, TableFile]) -> dict[str, TableFile]:
@@ -208,17 +211,23 @@ def _cells(
                 for tried, (of_trial, trial) in KINDS[kind].trials(values).items()
             )
             cells += tries
-            cells += [Cell(table, row, column, kind, values, seed, name, tries) for seed in seeds]
+            cells += [
+                Cell(table, row, column, kind, _split(content, values, seed), seed, name, tries) for seed in seeds
+            ]
     if content.references and (content.quick_references or not quick):
-        # Once for each data set and metric; what needs no training has no seed.
+        # Once for each data set, split and metric; what needs no training has no seed but that of its split.
         distinct: list[Values] = []
-        for values in [KINDS["references"].relevant(cell.values) for cell in cells]:
+        for seed, values in [(cell.seed, KINDS[cell.kind].relevant(cell.values)) for cell in cells]:
             if values not in distinct:
                 distinct.append(values)
                 label = str(values["data"].get("name", ""))
-                asked = values | ({"support": content.support} if content.support else {})
-                cells.append(Cell(table, "references", label, "references", asked, 0, name))
+                asked = values | {key: of for key in ("support", "head") if (of := getattr(content, key))}
+                cells.append(Cell(table, "references", label, "references", asked, seed * content.splits, name))
     return cells
+
+
+def _split(content: TableFile, values: Values, seed: int) -> Values:
+    return merged(values, {"data": {"split_seed": seed}}) if content.splits else values
 
 
 def _check(where: str, kind: str, values: Values) -> None:

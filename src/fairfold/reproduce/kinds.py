@@ -6,8 +6,6 @@ A *kind* checks a cell's settings, says what identifies its data, and runs it. N
 import shutil
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from itertools import count
 from json import dumps, loads
@@ -16,10 +14,10 @@ from statistics import mean
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fairfold.errors import InvalidCapacity, InvalidCheckpoint, InvalidSettings
 from fairfold.kernels import gpu
+from fairfold.reproduce.federated import ordered_by_few, outcome_of_run
 from fairfold.reproduce.fedrec import RIVALS, FedRecSettings, trials_of
 from fairfold.reproduce.fedrec import measured as measured_fedrec
 from fairfold.reproduce.fedrec import tried as tried_fedrec
@@ -60,7 +58,7 @@ class Kind(ABC):
 
     def relevant(self, values: Values) -> Values:
         """The settings that decide what a cell trains on and how it is judged, hence its reference rows."""
-        settings = read_settings(values)
+        settings = self.settings(values)
         if settings.model.reads_images:
             return {"data": {"name": settings.data.name}, "model": {"kind": settings.model.kind}}
         found: Values = {"data": settings.data.effective(changed=True)}
@@ -109,25 +107,25 @@ class _Federated(Kind):
 
     def meaning(self, values: Values) -> Values:
         """What differs from the defaults; so settings to come leave kept cells as they are."""
-        found = read_settings(values).plain(changed=True)
+        found: Values = self.settings(values).plain(changed=True)
         found["run"].pop("seed", None)
         if found.get("privacy") == PLAIN:  # a table that came after the first cells
             del found["privacy"]
         return found
 
     def on_gpu(self, values: Values) -> bool:
-        settings = read_settings(values)
+        settings = self.settings(values)
         return _fits_gpu(settings) and settings.run.device != "cpu" and gpu.available()
 
     def needs(self, values: Values) -> str:
-        settings = read_settings(values)
+        settings = self.settings(values)
         if not _fits_gpu(settings):
             return super().needs(values)
         return "a GPU for images" if settings.algorithm.images else "a GPU for tables"
 
     def work(self, values: Values) -> float:
         """Epochs that clients train one after another."""
-        settings = read_settings(values)
+        settings = self.settings(values)
         return float(settings.run.rounds * getattr(settings.algorithm, "local_epochs", 1))
 
     def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:
@@ -142,32 +140,7 @@ class _Federated(Kind):
                 finished = run(settings, folder, callbacks=[_Ticks(tell)])
         except InvalidCapacity as error:
             return Outcome("N/A", error.needed.removeprefix("a capacity it can serve (N/A: ").removesuffix(")"))
-        result, rounds = finished.result, max(len(finished.result.history), 1)
-        facts = {
-            "metric": result.metric,
-            "users": result.users,
-            "seconds a round": sum(report.seconds for report in result.history) / rounds,
-            "bytes a round": sum(report.bytes_down + report.bytes_up for report in result.history) / rounds,
-            "devices": {
-                group.capacity: {
-                    "users": group.users, "numbers held": group.size, "bytes down": group.bytes_down,
-                    "bytes up": group.bytes_up, "quality": group.quality, "everybody": group.everybody,
-                }
-                for group in result.groups
-            },
-            "rejections": dict(result.rejections),
-        }  # fmt: skip
-        curve = [(float(one.round_number), one.quality.server) for one in result.history if one.quality is not None]
-        outcome = Outcome.of_curve(curve, result.metric, seconds=finished.seconds, facts=facts)
-        return replace(outcome, by_user=_by_user(outcome, result.by_user))
-
-
-def _by_user(outcome: Outcome, known: Mapping[int, Tensor]) -> dict[str, str]:
-    """What each user got in the best evaluation and in the last; empty where an earlier sitting made one of them."""
-    rounds = {"best": outcome.best_round, "last": outcome.last_round}
-    if not all(number in known for number in rounds.values()):
-        return {}
-    return {name: packed(known[int(number or 0)].numpy()) for name, number in rounds.items()}
+        return outcome_of_run(finished.result, finished.seconds)
 
 
 def _fits_gpu(settings: Settings) -> bool:
@@ -175,6 +148,24 @@ def _fits_gpu(settings: Settings) -> bool:
     algorithm = settings.algorithm
     steps = getattr(algorithm, "steps", False) and not getattr(algorithm, "prox", 0.0)
     return bool(steps) and not settings.model.own and settings.run.backend == "batched"
+
+
+class _Ordered(_Federated):
+    """The same, with items numbered by the counts of a share of the users: ``order_from``."""
+
+    def settings(self, values: Values) -> Any:
+        return super().settings(_without(values, "order_from"))
+
+    def meaning(self, values: Values) -> Values:
+        return super().meaning(values) | {"order_from": values["order_from"]}
+
+    def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:  # noqa: ARG002
+        settings = read_settings(merged(_without(values, "order_from"), {"run": {"seed": seed}}))
+        return ordered_by_few(settings, float(values["order_from"]), _Ticks(tell))
+
+
+def _without(values: Values, *keys: str) -> Values:
+    return {key: value for key, value in values.items() if key not in keys}
 
 
 class _Ticks(Callback):
@@ -194,27 +185,32 @@ class _Ticks(Callback):
 class _References(Kind):
     """What needs no federation and no training: popularity, neighbours, SVD, ridge, EASE, iALS; means for ratings.
 
-    Beside the settings, ``support`` asks for the same among items that so many users have.
+    Beside the settings, ``support`` asks for the same among items that so many users have, and ``head`` for those of a
+    model that knows so many of these, and for no others.
     """
 
+    ASKED = ("support", "head")
+
     def settings(self, values: Values) -> Any:
-        return read_settings({key: value for key, value in values.items() if key != "support"})
+        return read_settings(_without(values, *self.ASKED))
 
     def earlier(self, values: Values) -> list[Values]:
-        return [{key: value for key, value in values.items() if key != "support"}]
+        return [_without(values, *self.ASKED)]
 
-    def data(self, values: Values) -> dict[str, Any]:
-        return super().data({key: value for key, value in values.items() if key != "support"})
+    def work(self, values: Values) -> float:  # noqa: ARG002
+        """Started first: what is chosen by trials takes long."""
+        return 1e6
 
     def run(self, values: Values, seed: int, folder: Path, tell: Tell) -> Outcome:  # noqa: ARG002
-        from fairfold.metrics.reference_rows import ranking_rows, rating_rows
+        from fairfold.metrics.reference_rows import ranking_rows, rating_rows, rows_beside
         from fairfold.simulate.world import load_interactions
 
-        settings, support = self.settings(values), int(values.get("support", 0))
+        settings, (support, head) = self.settings(values), (int(values.get(key, 0)) for key in self.ASKED)
         data, _ = load_interactions(settings)
-        rated = settings.predicts_ratings
+        rated, top = settings.predicts_ratings, settings.run.top
         started, found, tried, by_user = time.monotonic(), dict[str, Any](), dict[str, Any](), dict[str, str]()
-        for reference in rating_rows(data) if rated else ranking_rows(data, settings.run.top, support):
+        rows = rows_beside(data, head, support, top) if head else ranking_rows(data, top, support)
+        for reference in rating_rows(data) if rated else rows:
             found[reference.name] = reference.value
             if reference.tried:
                 tried[reference.name] = {reference.words(value): ndcg for value, ndcg in reference.tried.items()}
@@ -334,6 +330,7 @@ class _Overheard(_FedRec):
 
 KINDS: dict[str, Kind] = {
     "federated": _Federated(),
+    "ordered": _Ordered(),
     "references": _References(),
     "convex": _Convex("convex", ConvexFederation),
     "memory": _Memory("memory", MemorySettings),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 Each = NDArray[numpy.float64]
 STEPS = 2**16 - 1
-"""Values from 0 to 1 are kept in so many steps."""
+"""Values from 0 to 1, or to the largest where that is more, are kept in so many steps."""
 
 DRAWS = 2_000
 AT_ONCE = 1 << 22
@@ -39,14 +39,19 @@ class Difference(NamedTuple):
 
 
 def packed(each: Sequence[float] | Each) -> str:
-    """Values from 0 to 1, one per user, as text."""
-    steps = numpy.rint(numpy.asarray(each, dtype=numpy.float64) * STEPS).astype("<u2")
-    return base64.b85encode(zlib.compress(steps.tobytes(), 9)).decode("ascii")
+    """Values of 0 and more, one per user, as text; the largest before them where it is above 1."""
+    values = numpy.asarray(each, dtype=numpy.float64)
+    most = max(1.0, float(values.max(initial=0.0)))
+    steps = numpy.rint(values / most * STEPS).astype("<u2")
+    text = base64.b85encode(zlib.compress(steps.tobytes(), 9)).decode("ascii")
+    return text if most == 1 else f"{most!r} {text}"
 
 
 def unpacked(text: str) -> Each:
     """What was packed."""
-    return numpy.frombuffer(zlib.decompress(base64.b85decode(text)), dtype="<u2").astype(numpy.float64) / STEPS
+    most, _, steps = text.rpartition(" ")
+    whole = numpy.frombuffer(zlib.decompress(base64.b85decode(steps)), dtype="<u2").astype(numpy.float64) / STEPS
+    return whole * float(most or 1)
 
 
 def over_seeds(texts: Sequence[str]) -> Each:

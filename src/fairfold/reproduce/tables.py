@@ -6,6 +6,7 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple, cast
 
 from fairfold.reproduce.experiment import SMALLER_IS_BETTER, Cell, Experiment, Figure, TableFile
+from fairfold.reproduce.gathered import over_splits, per_size
 from fairfold.reproduce.paired import error_of, over_seeds
 from fairfold.reproduce.records import Outcome
 from fairfold.runs.units import human_bytes, human_seconds
@@ -61,7 +62,7 @@ class Grid:
     references: dict[str, float | str]  # value (or why there is none) of what needs no training
     machines: tuple[str, ...]
     data: tuple[str, ...]  # what was trained on, in words
-    references_by_user: dict[str, str] = field(default_factory=dict)  # what each user gets of them, packed
+    references_by_user: dict[str, tuple[str, ...]] = field(default_factory=dict)  # what each user gets, one per split
 
     @property
     def smaller_is_better(self) -> bool:
@@ -70,29 +71,31 @@ class Grid:
 
 
 def grids(experiment: Experiment, outcomes: dict[Cell, Outcome]) -> list[Grid]:
-    """The tables of an experiment."""
-    return [_grid(name, file, experiment, outcomes) for name, file in experiment.file.tables.items()]
+    """The tables of an experiment; a quick version may leave one out."""
+    known = {cell.table for cell in experiment.cells}
+    return [_grid(name, file, experiment, outcomes) for name, file in experiment.file.tables.items() if name in known]
 
 
 def _grid(name: str, file: TableFile, experiment: Experiment, outcomes: dict[Cell, Outcome]) -> Grid:
     cells = [cell for cell in experiment.cells if cell.table == name and not cell.is_trial]
     by_place: dict[tuple[str, str], list[Outcome]] = {}
-    references: dict[str, float | str] = {}
-    by_user: dict[str, str] = {}
+    beside: list[Outcome] = []
     for cell in cells:
         known = [outcomes[cell]] if cell in outcomes else []
         if cell.kind != "references":
             by_place.setdefault((cell.row, cell.column), []).extend(known)
-        for outcome in known:
-            references |= outcome.facts.get("references", {})
-            by_user |= outcome.by_user if cell.kind == "references" else {}
+        else:
+            beside += known
     found = [outcomes[cell] for cell in cells if cell in outcomes]
     data = dict.fromkeys(_described(outcome.data) for outcome in found if outcome.data)
     machines = dict.fromkeys(str(outcome.facts["machine"]) for outcome in found if "machine" in outcome.facts)
     places = [(row, column, known) for (row, column), known in by_place.items()]
     if file.measures:  # a column each
         places = [(row, measure, known) for row, _, known in places for measure in file.measures]
+    if file.by_size:  # a row each
+        places = [place for row, column, known in places for place in per_size(row, column, known)]
     entries = tuple(_entry(file, row, column, known) for row, column, known in places)
+    references, by_user = over_splits(beside, file.splits)
     return Grid(name, file, entries, references, tuple(machines), tuple(data), by_user)
 
 
@@ -140,7 +143,7 @@ def _measure(outcome: Outcome, column: str, best: bool) -> float | None:
 
 
 def _mean_facts(done: list[Outcome]) -> dict[str, Any]:
-    """Of the first seed, but for what devices reach and take, the mean over the seeds, and seconds a round."""
+    """Of the first seed, but for what devices reach and take, the mean over the seeds, and seconds per round."""
     facts = dict(done[0].facts)
     if "devices" in facts:
         facts["devices"] = {
@@ -175,7 +178,7 @@ def _mean_curve(done: list[Outcome]) -> tuple[tuple[float, float], ...]:
 
 COLUMNS = (
     "row", "column", "paper", "ours", "spread", "difference", "seeds", "round", "at the end", "seconds",
-    "seconds a round", "bytes a round", "note",
+    "seconds per round", "bytes per round", "note",
 )  # fmt: skip
 
 
@@ -193,8 +196,8 @@ def shown(value: float | str | None, signed: bool = False) -> str:
 def detail(entry: Entry) -> tuple[str, ...]:
     """One line about a cell, as text, in the order of :data:`COLUMNS`."""
     if entry.state != "done":
-        # Where data is missing, the reason names folders of this machine: for the terminal, not for files that travel.
-        reason = "the command says what to put where" if entry.state == "no data" else entry.reason
+        # Some reasons name folders of this machine: for the terminal, not for files that travel.
+        reason = "the command says more" if entry.state in ("no data", "broken") else entry.reason
         return (entry.row, entry.column, shown(entry.paper), entry.state, *[""] * (len(COLUMNS) - 5), reason)
     rounds = f"{mean(entry.rounds):.0f}"
     if isinstance(entry.paper_round, float | int):
@@ -267,7 +270,7 @@ def sizes(entry: Entry) -> list[Size]:
     """Of one cell; none where it is not about devices."""
     told = ("bytes down", "bytes up", "quality", "everybody")
     return [
-        Size(name, facts["users"], BYTES * facts["numbers held"], *map(facts.get, told))
+        Size(name, facts["users"], facts.get("bytes held", BYTES * facts["numbers held"]), *map(facts.get, told))
         for name, facts in entry.facts.get("devices", {}).items()
         if "users" in facts
     ]

@@ -49,6 +49,7 @@ class InteractionData(Frozen):
         name: The name of a known data set, or a folder or file of your own.
         top_users: Keep only the users with most interactions; None keeps all.
         resplit: Pool the publisher's train and test sets and split again, 70 % of each user to train on.
+        split_seed: Another number draws another split, where the publisher's is not kept.
         core: Keep users and items with at least this many interactions, until all have them.
         min_rating: Keep what is rated this high or higher, as likes; None keeps everything.
         user_column: Name of the column of users, or its place, counted from 1; None finds it by itself.
@@ -61,6 +62,7 @@ class InteractionData(Frozen):
     name: str
     top_users: int | None = Field(None, ge=1, lt=2**62)
     resplit: bool = False
+    split_seed: int = Field(0, ge=0, lt=2**62)
     core: int = Field(0, ge=0, lt=2**62)
     min_rating: float | None = None
     user_column: str | int | None = None
@@ -68,7 +70,7 @@ class InteractionData(Frozen):
     rating_column: str | int | None = None
     separator: str | None = None
 
-    READING: ClassVar = ("core", "min_rating", "user_column", "item_column", "rating_column", "separator")
+    READING: ClassVar = ("split_seed", "core", "min_rating", "user_column", "item_column", "rating_column", "separator")
 
     def effective(self, *, changed: bool = False) -> dict[str, Any]:
         """See the base class; how a file is read is said where it is not the usual way."""
@@ -79,6 +81,7 @@ class InteractionData(Frozen):
     def options(self) -> dict[str, Any]:
         """What is asked of ``prepare``."""
         asked = {key: getattr(self, key) for key in ("top_users", "resplit", *self.READING)}
+        asked["seed"] = asked.pop("split_seed")
         return {key: value for key, value in asked.items() if value not in (None, False, 0)}
 
 

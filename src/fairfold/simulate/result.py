@@ -12,7 +12,7 @@ from fairfold.data.counted import Counted
 from fairfold.data.images import ImageDataset
 from fairfold.metrics import RankingResult, accuracy, evaluate_ranking
 from fairfold.metrics.ranking import Scorer
-from fairfold.metrics.rating import Predictor
+from fairfold.metrics.rating import Predictor, error_shares
 from fairfold.projections import Assignment
 from fairfold.protocol.people import ImagePeople
 from fairfold.protocol.ranks import ONE, Ranks
@@ -101,6 +101,7 @@ class Result:
         privacy: The level of privacy, what it cost and what was assumed.
         differences: The server's model less each reference, with its standard error, paired over users.
         by_user: Quality for each user by the server's model, by round.
+        own_by_user: Quality for each user by each size's own model, by its capacity, at the end.
     """
 
     settings: Settings
@@ -118,6 +119,7 @@ class Result:
     privacy: Mapping[str, Any] = field(default_factory=dict)  # see privacy_facts
     differences: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # see Judge.differences
     by_user: Mapping[int, Tensor] = field(default_factory=dict, repr=False)  # see Judge.by_user
+    own_by_user: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
 
 class Judge:
@@ -126,7 +128,9 @@ class Judge:
     Networks of images are run on ``device``; recommenders are judged where their tensors are.
 
     Attributes:
-        by_user: What each user with test items gets of the server's ranking, by round, where it was evaluated here.
+        by_user: What each user with test items gets of the server's model, by round, where it was evaluated here: a
+            ranking's quality, or a share in the error of ratings. Its mean over users is the quality.
+        own: The same of each size's own model at the end, by its capacity.
     """
 
     def __init__(
@@ -140,6 +144,7 @@ class Judge:
         self._judged: dict[str, RankingResult] = {}
         self._latest: tuple[int, RankingResult] | None = None  # the server's model after a round
         self.by_user: dict[int, Tensor] = {}
+        self.own: dict[str, Tensor] = {}
         self.metric = world.plan.settings.metric
         data = world.data
         self.everybody = torch.arange(world.people.num_clients if isinstance(data, ImageDataset) else data.num_users)
@@ -157,7 +162,7 @@ class Judge:
         for number, (held, sent) in enumerate(zip(assignments, reduced(state.full, assignments), strict=True)):
             members = self.members(number)
             usable = sent is not None and self._judge(members)
-            by_group.append(self._of_size(held, sent, members) if usable else None)
+            by_group.append(self._of_size(held, sent, members)[0] if usable else None)
         # Ranks decide by it when to end, and have to decide alike.
         return self._ranks.tell(Quality(self._server(state, assignments), tuple(by_group)))
 
@@ -171,7 +176,9 @@ class Judge:
     def _server(self, state: State, assignments: list[Assignment]) -> float:
         plan = self.world.plan
         if self.metric in ("MSE", "accuracy"):
-            return self.value(state.full, self.everybody, assignments)
+            found, each = self._judged_by(state.full, self.everybody, assignments)
+            self.by_user |= {} if each is None else {state.round_number: each}
+            return found
         score = plan.algorithm.scorer(plan, state.full, assignments, self.world.people)
         self._latest = state.round_number, self._ranked(score, self.everybody)
         self.by_user[state.round_number] = self._latest[1].ndcg_by_user
@@ -195,19 +202,24 @@ class Judge:
         """Each size's own model for all users, where their scores follow from their histories; else None."""
         if not self.world.plan.algorithm.from_history:
             return [None] * len(assignments)
-        found: dict[Any, float | None] = {}
+        found: dict[Any, tuple[float | None, Tensor | None]] = {}
         keys = [None if held.projections is None else tuple(held.projections.items()) for held in assignments]
         for key, held, sent in zip(keys, assignments, reduced(state.full, assignments), strict=True):
             if key not in found:  # sizes that hold the same have one model
                 found[key] = self._of_size(held, sent, self.everybody)
-        return [found[key] for key in keys]
+        for key, capacity in zip(keys, self.world.plan.capacities, strict=True):
+            each = found[key][1]
+            self.own |= {} if each is None else {str(capacity): each}
+        return [found[key][0] for key in keys]
 
-    def _of_size(self, held: Assignment, sent: Weights | None, users: Tensor) -> float | None:
-        """A size's own model, in full, for some users."""
+    def _of_size(
+        self, held: Assignment, sent: Weights | None, users: Tensor
+    ) -> tuple[float, Tensor | None] | tuple[None, None]:
+        """A size's own model, in full, for some users, and for each of them."""
         if held.projections is None or sent is None:
-            return None
+            return None, None
         full = {name: projection.recover(sent[name]) for name, projection in held.projections.items()}
-        return self.value(full, users, [held])
+        return self._judged_by(full, users, [held])
 
     def references(self, users: Tensor) -> dict[str, float]:
         """The reference rows over some users."""
@@ -216,7 +228,7 @@ class Judge:
         if self.metric == "MSE":
             predictors = cast(Mapping[str, Predictor], self._references)
             test = self.world.interactions.test
-            return {name: mean_squared_error(predict, test, users) for name, predict in predictors.items()}
+            return {name: squared_errors(predict, test, users)[0] for name, predict in predictors.items()}
         if not self._judged:  # once: no reference changes from round to round
             self._judged = {
                 name: given if isinstance(given, RankingResult) else self._alone(cast(Scorer, given), self.everybody)
@@ -229,14 +241,19 @@ class Judge:
 
     def value(self, full: Weights, users: Tensor, held: list[Assignment]) -> float:
         """Of a model with these tensors, for some users; ``held`` by the devices whose model this is."""
+        return self._judged_by(full, users, held)[0]
+
+    def _judged_by(self, full: Weights, users: Tensor, held: list[Assignment]) -> tuple[float, Tensor | None]:
+        """The same, and for each of them who has something to be judged by; None where images are judged."""
         plan, people = self.world.plan, self.world.people
         if isinstance(people, ImagePeople):
-            return _accuracy(plan.architecture.model_of(full, {}).to(self._device), people)
+            return _accuracy(plan.architecture.model_of(full, {}).to(self._device), people), None
         if self.metric == "MSE":
             test = self.world.interactions.test
             predict = plan.algorithm.predictor(plan, full, held, people)
-            return mean_squared_error(predict, test, users, self._ranks)
-        return self._ranked(plan.algorithm.scorer(plan, full, held, people), users).ndcg
+            return squared_errors(predict, test, users, self._ranks)
+        found = self._ranked(plan.algorithm.scorer(plan, full, held, people), users)
+        return found.ndcg, found.ndcg_by_user
 
     def _ranked(self, score: Scorer, users: Tensor) -> RankingResult:
         """Each rank judges its own users, and hears of the others."""
@@ -266,8 +283,11 @@ def _accuracy(model: nn.Module, people: ImagePeople) -> float:
     return accuracy(torch.cat(logits), test.labels)
 
 
-def mean_squared_error(predict: Predictor, test: Interactions, users: Tensor, ranks: Ranks = ONE) -> float:
-    """Of what is predicted of some users' ratings; each rank sees to its own users, and hears of the others."""
+def squared_errors(predict: Predictor, test: Interactions, users: Tensor, ranks: Ranks = ONE) -> tuple[float, Tensor]:
+    """The mean of what is predicted of some users' ratings, and each one's share in it; their mean is the same.
+
+    Each rank sees to its own users, and hears of the others.
+    """
     chosen = torch.isin(test.users, users)
     assert test.ratings is not None  # checked when the task was made
     mine = chosen & (test.users % ranks.many == ranks.number)
@@ -275,4 +295,4 @@ def mean_squared_error(predict: Predictor, test: Interactions, users: Tensor, ra
     squares = torch.zeros(len(test), dtype=predicted.dtype)
     squares[mine] = (predicted - test.ratings[mine]).square()
     ranks.add_up([squares])
-    return float(squares[chosen].mean())
+    return float(squares[chosen].mean()), error_shares(squares[chosen], test.users[chosen])

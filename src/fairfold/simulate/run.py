@@ -289,7 +289,7 @@ def _result(world: World, judge: Judge, progress: Progress) -> Result:
             *words_of(progress.state.moments, plan.settings), *_left_out(world, progress.state),
             *_hidden(world),
         ],
-        privacy_facts(plan.settings), judge.differences(progress.state, assignments), judge.by_user,
+        privacy_facts(plan.settings), judge.differences(progress.state, assignments), judge.by_user, judge.own,
     )  # fmt: skip
 
 
