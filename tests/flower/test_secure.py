@@ -30,7 +30,7 @@ from tests.flower.common import Nodes, as_devices, assert_same, in_process, simu
 USERS = 8
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "correlations": {"algorithm": {"kind": "correlations", "support": 1}},
-    "ratings": {"algorithm": "ratings"},
+    "closed_form": {"algorithm": {"kind": "closed_form", "server_optimiser": "sgd"}},
     "gradient": {"algorithm": {"kind": "gradient", "aggregation": "delta", "server_optimiser": "sgd"}},
     "paper": {"algorithm": {"kind": "gradient", "aggregation": "paper", "weighting": "data"}},
 }
@@ -47,16 +47,16 @@ def settings_of(case: str, smallest: int = 3, capacities: str = "1x-2x", rounds:
     )
 
 
-def data(users: int = USERS, ratings: bool = False) -> Dataset:
+def data(users: int = USERS) -> Dataset:
     """Users with something to be guessed."""
-    return Dataset("tiny", tiny_data(3, users, 30, ratings).train, tiny_data(4, users, 30, ratings).train)
+    return Dataset("tiny", tiny_data(3, users, 30).train, tiny_data(4, users, 30).train)
 
 
 def federation(case: str, folder: Path, **options: Any) -> Nodes:
     more = {key: options.pop(key) for key in ("smallest", "capacities", "rounds") if key in options}
     users, tries = options.pop("users", USERS), options.pop("tries", None)
     settings = settings_of(case, **more).with_changes({"fleet.network.empty_rounds": tries})
-    return in_process(data(users, settings.predicts_ratings), settings, users, folder, **options)
+    return in_process(data(users), settings, users, folder, **options)
 
 
 @pytest.mark.parametrize("case", list(ALGORITHMS))
@@ -126,7 +126,7 @@ def leaving(case: str, folder: Path, who: dict[str, int], monkeypatch: pytest.Mo
     return federation(case, folder, app=wrapped, **options), made[0]
 
 
-@pytest.mark.parametrize("case", ["gradient", "ratings"])
+@pytest.mark.parametrize("case", ["gradient", "closed_form"])
 def test_a_node_leaves_in_every_phase_and_the_sums_are_those_of_the_survivors(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,8 +29,8 @@ from tests.flower.common import Nodes, assert_same, in_process
 
 USERS, ITEMS, ROUNDS = 6, 48, 8
 KINDS: dict[str, dict[str, Any]] = {
-    "ratings": {"solver": "ratings", "alike": True},
-    "ratings by counts": {"solver": "ratings", "popularity": "counts"},
+    "ratings": {"solver": "ratings", "alike": True, "reference_factors": 4},
+    "ratings by counts": {"solver": "ratings", "popularity": "counts", "reference_factors": 4},
     "ratings streamed": {"solver": "ratings", "streamed": True},
 }
 

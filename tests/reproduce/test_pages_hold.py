@@ -22,7 +22,7 @@ def pages() -> Pages:
 
 def test_pages_about_experiments_are_tied_to_records() -> None:
     names = {path.stem for path in TIED}
-    assert {"beyond", "beyond-derivation", "beyond-diary", "fedrec", "reproduction"} <= names
+    assert {"beyond-evidence", "beyond-derivation", "fedrec", "reproduction"} <= names
 
 
 @pytest.mark.parametrize("path", TIED, ids=lambda path: path.stem)
@@ -33,9 +33,9 @@ def test_a_page_states_what_records_hold(path: Path, pages: Pages) -> None:
 
 
 def test_a_figure_that_no_record_holds_is_found(pages: Pages) -> None:
-    entry = next(entry for entry in pages.grid("beyond", "goodreads").entries if entry.column == "best")
+    entry = next(entry for entry in pages.grid("beyond", "ratings-goodreads").entries if entry.column == "paper")
     assert entry.mean is not None
-    text = f"<!-- figures: beyond/goodreads -->\n| {entry.row} | {{:.4f}} |\n"
+    text = f"<!-- figures: beyond/ratings-goodreads -->\n| {entry.row} | {{:.4f}} |\n"
     assert pages.unheld(text.format(entry.mean)) == []
     (wrong,) = pages.unheld(text.format(entry.mean + 0.3))
     assert wrong.startswith(f"{entry.mean + 0.3:.4f} in: | {entry.row}")

@@ -18,12 +18,13 @@ def over_splits(found: list[Outcome], splits: bool) -> tuple[dict[str, float | s
             names.setdefault(plain, {})[chosen.removesuffix(")")] = None
             values.setdefault(plain, []).extend([told[name]] if name in told else [])
             each.setdefault(plain, []).extend([outcome.by_user[name]] if name in outcome.by_user else [])
-    shown = {plain: plain + (f" ({' / '.join(of)})" if any(of) else "") for plain, of in names.items()}
+    shown = {plain: plain + (f" ({' / '.join(filter(None, of))})" if any(of) else "") for plain, of in names.items()}
     means: dict[str, float | str] = {}
     for plain, known in values.items():
         numbers = [value for value in known if isinstance(value, float)]
         if known:
-            means[shown[plain]] = mean(numbers) if len(numbers) == len(known) else str(known[0])
+            missing = next((value for value in known if isinstance(value, str)), "")
+            means[shown[plain]] = missing or mean(numbers)
     several = len(found) if splits else 1
     return means, {shown[plain]: tuple(texts) for plain, texts in each.items() if len(texts) == several}
 
