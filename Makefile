@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run env lint types test test-all test-oldest test-faults fuzz bench docs wheel format notes clean
+.PHONY: help run env lint types test test-all test-oldest test-others test-faults fuzz bench docs wheel format notes clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -32,6 +32,14 @@ test-oldest:  ## tests with the oldest versions of all that is needed, in an env
 	$(PYTHON) tests/oldest.py notebook --torch '$(TORCH)' > $(OLDEST)/oldest.txt
 	$(OLDEST)/bin/python -m pip install --quiet --requirement $(OLDEST)/oldest.txt . pytest hypothesis scipy scikit-learn pytrec_eval-terrier PyYAML
 	$(OLDEST)/bin/python -m pytest -W ignore::DeprecationWarning -W ignore::FutureWarning -W 'ignore:At pre-dispatch' $(TESTS)
+
+# Numbers that go to other programs are read there: of the tests these skip where a program is absent. LensKit's pandas is older than ours.
+OTHERS ?= .venv-others
+test-others:  ## tests with TensorBoard, MLflow, Weights & Biases, Optuna, LensKit and ranx, in an environment of its own
+	@test -x $(OTHERS)/bin/python || $(PYTHON) -m venv $(OTHERS)
+	$(OTHERS)/bin/python -m pip install --quiet '.[notebook,tensorboard,mlflow,wandb]' \
+	  optuna lenskit ranx pytest hypothesis pytrec_eval-terrier PyYAML scikit-learn
+	$(OTHERS)/bin/python -m pytest tests/trackers tests/fitting/test_frames.py
 
 # Per kind of folder: kills at random moments, and random power losses at every call.
 KILLS ?= 200
@@ -97,4 +105,4 @@ $(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard native/*)
 	@touch $@
 
 clean:  ## remove the environment and caches
-	rm -rf $(VENV) $(OLDEST) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(OTHERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis

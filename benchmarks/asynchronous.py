@@ -1,6 +1,7 @@
 """Quality over time where some devices are slow: rounds that wait, rounds with a deadline, and rounds that do not wait.
 
     python benchmarks/asynchronous.py --data ml-100k --seeds 3 --csv benchmarks/results/asynchronous.csv
+    python benchmarks/asynchronous.py --algorithms gradient --sides "wait for all" --times 20000 40000 60000 80000
 
 Time is that of a simulated clock (``fleet.clock``): what a device takes for an answer, downloads and all. Nothing else
 takes time, on any side. All sides have as many devices at work, the same speeds and the same draws.
@@ -94,6 +95,8 @@ def main() -> None:
     parser.add_argument("--slow", type=float, default=0.1, help="share of slow devices")
     parser.add_argument("--slower", type=float, default=20.0, help="how many times as long they take")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--sides", nargs="+", help="some of the ways to take steps, by name")
+    parser.add_argument("--times", type=float, nargs="+", help="seconds of the clock after which quality is looked at")
     parser.add_argument("--csv", type=Path)
     chosen = parser.parse_args()
     logging.getLogger("fairfold").setLevel(logging.ERROR)  # who is refused is counted here
@@ -103,9 +106,11 @@ def main() -> None:
     print(f"{chosen.data}: {chosen.at_work} devices at work, {chosen.seconds:g} s each, {chosen.slow:.0%} of them "
           f"{chosen.slower:g} times as long")  # fmt: skip
     for kind in chosen.algorithms:
-        everybody, times = kind == "correlations", [unit * sample for sample in SAMPLES[kind]]
+        everybody, times = kind == "correlations", chosen.times or [unit * sample for sample in SAMPLES[kind]]
         print(f"{kind:42}" + "".join(f"{at:>9,.0f} s" for at in times) + "   steps  refused")
         for side in sides(900 if everybody else chosen.at_work, chosen.seconds):
+            if chosen.sides and side.name not in chosen.sides:
+                continue
             runs = []
             for seed in range(chosen.seeds):
                 fleet = {

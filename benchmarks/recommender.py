@@ -32,18 +32,19 @@ import fairfold.data
 from fairfold.algorithms.correlations import Correlations
 from fairfold.algorithms.making import Made
 from fairfold.algorithms.pair_architecture import ROWS
-from fairfold.algorithms.pairs import size_of
 from fairfold.data import Dataset, Interactions
 from fairfold.data.holdout import hold_out
 from fairfold.metrics.ranking import RankingResult, evaluate_ranking
 from fairfold.metrics.reference_rows import STRONG, strong_rows
-from fairfold.projections import Assignment, LeadingBlock
+from fairfold.projections import Assignment
 from fairfold.protocol.plan import Plan
+from fairfold.protocol.words import Public
 from fairfold.settings import Settings, read_settings
 from fairfold.simulate import simulate
 from fairfold.simulate.numbering import numbered
 from fairfold.simulate.result import Result
 from fairfold.simulate.world import World
+from fairfold.subspace import Capacity
 from fairfold.values import Weights
 
 SIZES = ("1x", "4x", "16x", "64x")
@@ -54,10 +55,9 @@ REFERENCES = ("EASE", "iALS", "item-kNN")
 class AllPairs(Correlations):
     """Devices of all sizes say all of their pairs; a model with fewer columns than another like it is that one."""
 
-    def spoken(self, plan: Plan, size: int) -> LeadingBlock:  # noqa: ARG002
+    def block(self, settings: Settings, public: Public, capacity: Capacity, whole: int) -> int:  # noqa: ARG002
         """All of them."""
-        whole = size_of(plan.architecture.tables[ROWS][0])
-        return LeadingBlock((whole,), (whole,))
+        return whole
 
     def model(self, plan: Plan, sums: torch.Tensor, made: Made) -> Weights:
         """See the base class."""

@@ -16,9 +16,11 @@ import random
 import resource
 import ssl
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -30,8 +32,6 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, EllipticCurvePrivateKey, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
-from fairfold import Settings
-from fairfold.flower.federate import trial_of
 from fairfold.flower.link import HEARTBEAT, Link, Refused, public_form
 from fairfold.flower.processes import OFFLINE, Program, descendants, free_ports, stopping, wait_for_port
 from fairfold.flower.server import ServerFolder
@@ -58,6 +58,8 @@ def registered(folder: Path, many: int) -> tuple[Any, list[EllipticCurvePrivateK
 @contextmanager
 def serving(place: Path, many: int) -> Iterator[tuple[ServerFolder, Program, list[EllipticCurvePrivateKey]]]:
     """A server with so many nodes that may come in."""
+    from fairfold import Settings  # not above: what stands for devices does without torch
+
     (port,) = free_ports(1)
     server = ServerFolder.create(place / "server", Settings(), "127.0.0.1", port=port, items=100)
     _, keys = registered(server.folder, many)
@@ -102,10 +104,14 @@ class Fleet:
     begins: float
     ends: float
 
-    def run(self, told: "SimpleQueue[tuple[list[float], dict[str, int], float]]") -> None:
-        """Be these devices until the end; tell how long answers took, why others were refused, how late they asked."""
+    def run(self, told: "SimpleQueue[tuple[list[float], dict[str, int], dict[str, int], float]]") -> None:
+        """Be these devices until the end.
+
+        Tells how long answers took, why some were refused while devices came in and later, and how late they asked.
+        """
         context, start = ssl.create_default_context(cafile=str(self.authority)), time.time()
-        seconds, refused, late = list[float](), dict[str, int](), list[float]()
+        seconds, late = list[float](), list[float]()
+        coming, refused = dict[str, int](), dict[str, int]()
 
         def live(mine: list[tuple[float, Link]]) -> None:
             line = [(start + first, number) for number, (first, _) in enumerate(mine)]
@@ -133,7 +139,8 @@ class Fleet:
                         late.append(began - due)
                     waits = max(IDLE, link.pause * random.uniform(0.8, 1.2))
                 except Refused as why:
-                    refused[why.kind] = refused.get(why.kind, 0) + counts
+                    kinds = refused if counts else coming
+                    kinds[why.kind] = kinds.get(why.kind, 0) + 1
                     if why.kind not in ("unreachable", "busy", "broken"):
                         names.pop(place, None)
                     waits = min(2.0 ** tries.get(place, 0), 20.0) * random.uniform(0.8, 1.2)
@@ -150,7 +157,7 @@ class Fleet:
             worker.start()
         for worker in workers:
             worker.join()
-        told.put((seconds, refused, statistics.median(late) if late else float("nan")))
+        told.put((seconds, coming, refused, statistics.median(late) if late else float("nan")))
 
 
 def idle(many: int, processes: int, threads: int, arrive: float, settle: float) -> None:
@@ -168,6 +175,14 @@ def idle(many: int, processes: int, threads: int, arrive: float, settle: float) 
             fleet = Fleet(address, server.authority, written[part], first[part], threads, begins, begins + SECONDS)
             started.append(spawning.Process(target=fleet.run, args=(told,), daemon=True))
             started[-1].start()
+        before_them, arrived = seconds_of(program.pid), begins - settle
+        while (left := arrived - time.time()) > 0:
+            time.sleep(min(left, 15.0))
+            there, spent = server.online()[0], seconds_of(program.pid) - before_them
+            print(
+                f"       … {there:,} of {many:,} are in, {spent:.0f} s of processor time", file=sys.stderr, flush=True
+            )
+        each = 1000 * (seconds_of(program.pid) - before_them) / many
         time.sleep(max(0.0, begins - time.time()))
         took, began = seconds_of(program.pid), time.monotonic()
         time.sleep(SECONDS - 1.0)
@@ -176,19 +191,26 @@ def idle(many: int, processes: int, threads: int, arrive: float, settle: float) 
         parts = [told.get() for _ in started]
         for process in started:
             process.join()
-        asked = sorted(second for seconds, _, _ in parts for second in seconds)
-        refused: dict[str, int] = {}
-        for _, kinds, _ in parts:
-            refused |= {kind: refused.get(kind, 0) + count for kind, count in kinds.items()}
-        rate, late = len(asked) / SECONDS, max(late for _, _, late in parts)
+        asked = sorted(second for seconds, *_ in parts for second in seconds)
+        rate, late = len(asked) / SECONDS, max(late for *_, late in parts)
         share = took / took_for
         print(
             f"{many:>6,} idle: {online:,} online, {rate:6.1f} requests per s, {1000 * share / rate:5.2f} ms of "
             f"processor time each, {100 * share:5.1f} % of a core, memory {before:.0f} + "
             f"{memory - before:.0f} MB, answered in {1000 * asked[len(asked) // 2]:.0f} ms (median), "
-            f"{1000 * asked[-1 - len(asked) // 100]:.0f} ms (99 of 100), asked {late:.2f} s late, refused {refused}",
+            f"{1000 * asked[-1 - len(asked) // 100]:.0f} ms (99 of 100), asked {late:.2f} s late, "
+            f"refused {added(of for _, _, of, _ in parts)}; coming in at {arrive:g} per s: {each:.1f} ms of processor "
+            f"time each, what they asked meanwhile in it, refused {added(of for _, of, _, _ in parts)}",
             flush=True,
         )
+
+
+def added(parts: Iterable[dict[str, int]]) -> dict[str, int]:
+    """Counts of several together."""
+    total: Counter[str] = Counter()
+    for part in parts:
+        total.update(part)
+    return dict(total)
 
 
 def nodes(many: int) -> None:
@@ -219,6 +241,9 @@ def nodes(many: int) -> None:
 
 def answers(megabytes: float, devices: int, rounds: int) -> None:
     """Rounds of real devices whose orders and answers have some size."""
+    from fairfold import Settings
+    from fairfold.flower.federate import trial_of
+
     factors = 32
     items = max(10, int(megabytes * 1e6 / 4 / factors))
     settings = Settings(

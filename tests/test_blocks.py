@@ -23,6 +23,7 @@ NOT_TYPED = {
     "make test": "it runs these tests",
     "python benchmarks/": "a measurement of minutes to hours; its script must be there, and say what it takes",
     "fairfold watch ": "it serves until it is stopped; tests/watch starts it",
+    "fairfold server start fleet --watch": "it serves until it is stopped; tests/watch starts it",
     "fairfold federate --data goodreads-100": MANY,
     "fairfold federate --data ml-100k": MANY,
     "fairfold federate --nodes": MANY,

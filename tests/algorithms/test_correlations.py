@@ -219,6 +219,20 @@ def test_a_spectrum_of_few_different_values_is_found(rank: int) -> None:
     torch.testing.assert_close(vectors.T @ vectors, torch.eye(60), rtol=0, atol=1e-4)
 
 
+def test_items_that_nobody_speaks_of_bring_no_false_eigenvalues() -> None:
+    """All of theirs are 1: a space that is exhausted must not go on with rounding errors."""
+    source = torch.Generator().manual_seed(3)
+    half = torch.randn(100, 150, generator=source, dtype=torch.float64)
+    matrix = torch.eye(2_000, dtype=torch.float64)
+    matrix[:100, :100] += half @ half.T
+    for dtype, error in ((torch.float32, 1e-3), (torch.float64, 1e-7)):
+        values, vectors = spectrum.leading(matrix.to(dtype), torch.ones(2_000), 128)
+        exact = torch.linalg.eigvalsh(matrix[:100, :100]).flip(0)
+        torch.testing.assert_close(values[:100].double(), exact, rtol=error, atol=0)
+        torch.testing.assert_close(values[100:], torch.ones(28, dtype=dtype), rtol=error, atol=0)
+        torch.testing.assert_close(vectors.T @ vectors, torch.eye(128, dtype=dtype), rtol=0, atol=error)
+
+
 def test_single_precision_gives_the_correlations_of_double(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless the sum is so large against the ridge that items which are always together could not be told apart."""
     train = tiny_data(4, 400, 60).train
@@ -333,6 +347,19 @@ def test_what_is_tried_first_has_columns_by_users_and_rows_enough() -> None:
         assert first is not None
         assert first.rows >= 0.3 * 3_450 or first.columns == 12
         assert all(other is not None and other.rows >= 3_450 / 16 for other in others)
+
+
+def test_no_row_is_of_an_item_that_no_device_speaks_of() -> None:
+    """Where the largest devices are 16x: what they hold is then all that there is, with as many columns as fit."""
+    data = tiny_data(40, 12, 200)
+    whole = world_of(data).plan.architecture.head  # type: ignore[attr-defined]
+    for capacities, share in (("4x-64x", 4), ("16x", 16)):
+        world = world_of(data, fleet={"capacities": capacities})
+        head = world.plan.architecture.head  # type: ignore[attr-defined]
+        assert head == pairs.items_of(pairs.size_of(whole) // share) < whole
+        assert world.plan.algorithm.spoken(world.plan, 0).size == pairs.size_of(head)  # type: ignore[attr-defined]
+    assert shapes_for(7_412, 437, 384, 6_040, whole=3_503)[0].columns == 24  # 437 rows of 24 columns in 4 bits
+    assert shapes_for(7_412, 437, 384, 6_040)[0].columns == 96
 
 
 def test_neighbours_are_held_where_they_leave_room_and_tried_where_they_do_not() -> None:

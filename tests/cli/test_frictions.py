@@ -70,6 +70,22 @@ def test_a_file_without_a_header_is_read_by_places() -> None:
     assert len(data.train) + len(data.test) == len(ROWS)  # the first line is one of them
 
 
+@pytest.mark.parametrize(("separator", "user"), [(",", "u"), ("\t", "u"), (",", "Ms. ")])
+def test_texts_alone_without_a_header_lose_no_line(separator: str, user: str, tmp_path: Path) -> None:
+    rows = [f"{user}{place % 7}{separator}the item {place % 11}" for place in range(77)]
+    path = tmp_path / "texts.csv"
+    path.write_text("\n".join(rows))
+    said = fails("train", "--data", str(path), *QUICK)
+    assert "--user-column 1 --item-column 2 (in" in said  # there is no third column to name
+    data = fairfold.data.load(path, user_column="1", item_column="2")
+    assert len(data.train) + len(data.test) == 77
+    path.write_text("\n".join([f"klant{separator}produkt", *rows]))  # by places, too, names of columns are no ids
+    data = fairfold.data.load(path, user_column="1", item_column="2")
+    assert len(data.train) + len(data.test) == 77
+    path.write_text("\n".join([f"My User{separator}My Favourite Item", *rows]))
+    assert "--user-column 'My User' --item-column 'My Favourite Item'" in fails("train", "--data", str(path), *QUICK)
+
+
 def test_train_takes_what_prepare_took_and_names_of_the_list() -> None:
     path = written("who,what,stars")
     columns = ["--user-column", "who", "--item-column", "what"]

@@ -322,7 +322,9 @@ class Day:
                 self.sample(began, server)
                 if now // 60 > told:
                     told = int(now // 60)
-                    say(f"{told} min: round {self.newest()}, {json.dumps(self.counts)}")
+                    hours, minutes = divmod(int(told * DAY / self.minutes), 60)
+                    moment = f"{told} min ({hours}:{minutes:02} of the day)"
+                    say(f"{moment}: round {self.newest()}, {json.dumps(self.counts)}")
             time.sleep(0.1)
 
     def finish(self, training: Supervisor) -> None:
@@ -476,7 +478,10 @@ def main() -> None:
     finally:
         cleared(day)
     (given.folder / "memory.json").write_text(json.dumps(day.memory))
-    told = judged(day) | {"minutes": round((time.monotonic() - began) / 60, 1)}
+    told = judged(day) | {
+        "minutes": round((time.monotonic() - began) / 60, 1),
+        "a day": f"24 hours of events in {given.minutes:g} minutes, {DAY / given.minutes:.0f} to 1",
+    }
     sys.stdout.write(json.dumps(told, indent=1) + "\n")
 
 

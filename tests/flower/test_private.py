@@ -15,6 +15,8 @@ from fairfold.audit.opening import replayable, run_folder
 from fairfold.errors import InvalidSettings, InvalidState, Refused
 from fairfold.flower import opening, secure_device, secure_round, wire
 from fairfold.flower.opening import refuse_unserved
+from fairfold.flower.protocol import KEYS
+from fairfold.flower.secure_wire import secure_in
 from fairfold.privacy.encoding import Encoding, Segment, Words, added
 from fairfold.privacy.ledger import Ledger
 from fairfold.privacy.noise import enough, share_for
@@ -22,7 +24,7 @@ from fairfold.protocol import hearing, noising
 from fairfold.protocol.noising import needed_in, sigma_of
 from fairfold.runs.read import read_values
 from fairfold.secure.device import Device as Machine
-from fairfold.secure.messages import Session
+from fairfold.secure.messages import Session, opened
 from fairfold.secure.server import Phase, Server
 from fairfold.settings import Settings
 from fairfold.settings.privacy import PrivatePrivacy
@@ -35,16 +37,16 @@ SUMS = {"counts": "survey", "sum": "train"}
 """For what each sum is asked."""
 
 
-def settings_of(epsilon: float = 8.0, smallest: int = 3, capacities: str = "1x-4x") -> Settings:
+def settings_of(epsilon: float = 8.0, smallest: int = 3, capacities: str = "1x-4x", tries: int = 1) -> Settings:
     return Settings(
         algorithm={"kind": "correlations"},
-        fleet={"capacities": capacities, "clients_per_round": None},
+        fleet={"capacities": capacities, "clients_per_round": None, "network": {"empty_rounds": tries}},
         privacy={"level": "private", "epsilon": epsilon, "smallest_cohort": smallest},
     )
 
 
 def federation(folder: Path, **options: Any) -> Nodes:
-    more = {key: options.pop(key) for key in ("epsilon", "smallest", "capacities") if key in options}
+    more = {key: options.pop(key) for key in ("epsilon", "smallest", "capacities", "tries") if key in options}
     options |= {"folder": options.pop("run_folder")} if "run_folder" in options else {}
     nodes = in_process(data(USERS), settings_of(**more), USERS, folder, **options)
     for context in nodes.grid.contexts.values():
@@ -157,15 +159,15 @@ def test_windows_that_overlap_are_refused(
 ) -> None:
     nodes = federation(tmp_path)
     monkeypatch.setattr(opening, "windows", lambda _items: [range(20), range(10, 30)])
-    with pytest.raises(InvalidState, match="a survey whose secure sum is lost"):
+    with pytest.raises(InvalidState, match="the survey before the first round, whose noisy sum is lost"):
         nodes.run()
     assert "a survey from item 10 on; needed: windows that do not overlap" in caplog.text
     assert len(ledger(tmp_path, 0).entries()) == 1
 
 
-def lost(nodes: Nodes) -> None:
-    """The run ends with what was lost, and no model."""
-    with pytest.raises(InvalidState, match="round 1, whose noisy sum is lost"):
+def lost(nodes: Nodes, *, paid: bool = True) -> None:
+    """The run ends with what was lost, and no model: at once where devices have paid for it."""
+    with pytest.raises(InvalidState, match="round 1, whose noisy sum is lost" if paid else "round 1, tried 1 times"):
         nodes.run()
     assert not nodes.strategy.progress.history
 
@@ -211,6 +213,28 @@ def test_a_sum_is_opened_if_seven_in_ten_stay(leaving: set[int], opened: bool, t
     assert ledger(tmp_path, 0).spent() < 4
 
 
+def test_a_sum_that_nobody_has_paid_for_is_asked_for_again(tmp_path: Path) -> None:
+    """Lost while keys were agreed on, a survey and a round: no words have left a device."""
+    failing = {"survey": 1, "train": 1}
+
+    def wrapped(app: ClientApp) -> ClientApp:
+        def answer(message: Message, context: Context) -> Message:
+            if message.metadata.message_type == KEYS and context.node_id == 1:
+                purpose = opened(Session, secure_in(message.content), None).purpose
+                failing[purpose] -= 1
+                if failing[purpose] == 0:
+                    raise RuntimeError("no electricity")
+            return app(message, context)
+
+        return cast(ClientApp, answer)
+
+    nodes = federation(tmp_path, capacities="1x", smallest=10, tries=3, app=wrapped)
+    nodes.run()
+    assert [report.clients for report in nodes.strategy.progress.history] == [10]
+    assert failing == {"survey": -1, "train": -1}
+    assert [one.release for one in ledger(tmp_path, 0).entries()] == ["survey", "train 0"]
+
+
 def test_devices_do_not_sign_survivors_without_enough_noise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -241,7 +265,7 @@ def test_a_second_run_is_refused_with_its_reason_on_both_sides(
     federation(tmp_path / "devices", run_folder=tmp_path / "first").run()
     again = federation(tmp_path / "devices", run_folder=tmp_path / "second")
     caplog.clear()
-    with pytest.raises(InvalidState, match="a survey whose secure sum is lost"):
+    with pytest.raises(InvalidState, match="the survey before it is lost: 0 devices that gave keys"):
         again.run()
     assert caplog.text.count("BudgetSpent: 'survey', which would bring ε to 8.475; needed: 8 at most") == USERS
     assert "BudgetSpent on the device: 'survey', which would bring" in (tmp_path / "second" / "run.log").read_text()
@@ -331,7 +355,7 @@ def test_a_session_with_other_noise_than_its_settings_is_refused(
 
     monkeypatch.setattr(secure_round, "Session", other)
     nodes = federation(tmp_path)
-    lost(nodes)
+    lost(nodes, paid=change.get("sigma") != 0.0)
     assert reason in caplog.text
     assert [one.release for one in ledger(tmp_path, 0).entries()] == ["survey"]
 
@@ -341,7 +365,7 @@ def test_a_device_that_wants_noise_takes_part_in_no_exact_sum(tmp_path: Path, ca
     nodes = in_process(data(USERS), exact, USERS, tmp_path)
     for context in nodes.grid.contexts.values():
         context.node_config["privacy"] = "private"
-    with pytest.raises(InvalidState, match="a survey whose secure sum is lost"):
+    with pytest.raises(InvalidState, match="the survey before it is lost: 0 devices that gave keys"):
         nodes.run()
     assert "an invitation to a sum without noise; needed: noisy sums alone" in caplog.text
 
@@ -367,7 +391,7 @@ def test_a_part_that_is_larger_than_noise_is_sized_for_is_not_said(
 ) -> None:
     encode = Encoding.encode
     monkeypatch.setattr(Encoding, "encode", lambda *given, **more: encode(*given, **more) * numpy.uint32(2))
-    with pytest.raises(InvalidState, match="a survey whose secure sum is lost"):
+    with pytest.raises(InvalidState, match="the survey before the first round, whose noisy sum is lost"):
         federation(tmp_path).run()
     assert "of 1 users; needed: 1 per user: noise is sized for it" in caplog.text
 

@@ -12,13 +12,14 @@ from flwr.clientapp import ClientApp
 
 from fairfold.data import Dataset
 from fairfold.errors import InvalidMessage, InvalidSettings, InvalidState
-from fairfold.flower import secure_round
+from fairfold.flower import secure_device, secure_round, wire
 from fairfold.flower.opening import with_privacy
 from fairfold.flower.protocol import FACTS, SECURE, VERSION
 from fairfold.flower.secure_round import SecureRound
 from fairfold.flower.secure_wire import masked_in, pack_masked, pack_secure, secure_in
 from fairfold.flower.server import ServerFolder
 from fairfold.privacy.encoding import Heard
+from fairfold.runs.nodes import read_events
 from fairfold.secure.device import Device as Machine
 from fairfold.secure.folder import ROUND
 from fairfold.secure.masks import Words
@@ -52,11 +53,11 @@ def data(users: int = USERS) -> Dataset:
     return Dataset("tiny", tiny_data(3, users, 30).train, tiny_data(4, users, 30).train)
 
 
-def federation(case: str, folder: Path, **options: Any) -> Nodes:
+def federation(case: str, devices: Path, **options: Any) -> Nodes:
     more = {key: options.pop(key) for key in ("smallest", "capacities", "rounds") if key in options}
     users, tries = options.pop("users", USERS), options.pop("tries", None)
     settings = settings_of(case, **more).with_changes({"fleet.network.empty_rounds": tries})
-    return in_process(data(users), settings, users, folder, **options)
+    return in_process(data(users), settings, users, devices, **options)
 
 
 @pytest.mark.parametrize("case", list(ALGORITHMS))
@@ -98,17 +99,20 @@ class Leaving:
     def __init__(self, app: ClientApp, leaving: dict[str, int]) -> None:
         self.app, self.leaving, self.said = app, dict(leaving), dict[int, Words]()
         self._begun = not leaving.keys() & {"query.survey"}
+        self.spared = 0  # questions of a survey before
 
     def __call__(self, message: Message, context: Context) -> Message:
         kind = message.metadata.message_type
         self._begun = self._begun or kind == "query.survey"
-        if self._begun and self.leaving.get(kind) == context.node_id - 1:
+        if kind == "query.survey" and self.spared > 0:
+            self.spared -= 1
+        elif self._begun and self.leaving.get(kind) == context.node_id - 1:
             del self.leaving[kind]
             raise RuntimeError("no electricity")
         return self.app(message, context)
 
 
-def leaving(case: str, folder: Path, who: dict[str, int], monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
+def leaving(case: str, devices: Path, who: dict[str, int], monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
     """A federation whose nodes leave, and what each device said before it was masked."""
     made: list[Leaving] = []
 
@@ -123,7 +127,7 @@ def leaving(case: str, folder: Path, who: dict[str, int], monkeypatch: pytest.Mo
         return mask(machine, words)
 
     monkeypatch.setattr(Machine, "mask", noted)
-    return federation(case, folder, app=wrapped, **options), made[0]
+    return federation(case, devices, app=wrapped, **options), made[0]
 
 
 @pytest.mark.parametrize("case", ["gradient", "closed_form"])
@@ -177,10 +181,52 @@ def test_a_sum_that_is_lost_does_not_count_and_is_tried_again(
         assert_same(state.full, expected.full)
 
 
-def test_a_survey_that_is_lost_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_survey_that_is_lost_does_not_count_and_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     nodes, _ = leaving("correlations", tmp_path, {"query.survey": 1}, monkeypatch, smallest=8, capacities="1x")
-    with pytest.raises(InvalidState, match="a survey whose secure sum is lost"):
+    state = nodes.run()
+    assert [(report.round_number, report.clients) for report in nodes.strategy.progress.history] == [(1, 8), (2, 8)]
+    assert "round 1: nobody's answer can be used (the survey before it is lost: 7 of 8 devices left;" in caplog.text
+    expected, _, _ = simulated(data(), settings_of("correlations", smallest=8, capacities="1x"), as_devices)
+    assert_same(state.full, expected.full)
+
+
+def test_after_some_tries_of_a_survey_the_run_ends_and_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"smallest": 8, "capacities": "1x", "tries": 1, "folder": tmp_path / "run"}
+    nodes, _ = leaving("correlations", tmp_path / "devices", {"query.survey": 1}, monkeypatch, **options)
+    with pytest.raises(InvalidState, match=r"round 1, tried 1 times .*the survey before it is lost: 7 of 8 devices"):
         nodes.run()
+    (event,) = (event for event in read_events(tmp_path / "run") if event["event"] == "round")
+    assert (event["round"], event["counted"], event["used"]) == (1, False, [])
+    assert set(event["left_out"].values()) == {"the survey before the first round is lost"}
+    again = federation("correlations", tmp_path / "devices", resume=True, **options)
+    state = again.run()
+    assert [(report.round_number, report.clients) for report in again.strategy.progress.history] == [(1, 8), (2, 8)]
+    expected, _, _ = simulated(data(), settings_of("correlations", smallest=8, capacities="1x"), as_devices)
+    assert_same(state.full, expected.full)
+
+
+def test_what_a_survey_has_summed_is_not_summed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two sums of nearly the same devices the difference would be seen."""
+    monkeypatch.setattr(wire, "WINDOW", 10)
+    monkeypatch.setattr(secure_device, "WINDOW", 10)
+    asked: list[int] = []
+    begin = SecureRound.begin
+
+    def noted(summed: SecureRound, run: int, number: int, purpose: str) -> dict[int, bytes]:
+        asked.extend([number] if purpose == "survey" else [])
+        return begin(summed, run, number, purpose)
+
+    monkeypatch.setattr(SecureRound, "begin", noted)
+    nodes, app = leaving("correlations", tmp_path, {"query.survey": 1}, monkeypatch, smallest=8, capacities="1x")
+    app.spared = 8  # all answer of the first window
+    state = nodes.run()
+    assert asked == [0, 10, 10, 20]
+    expected, _, _ = simulated(data(), settings_of("correlations", smallest=8, capacities="1x"), as_devices)
+    assert_same(state.full, expected.full)
 
 
 # -- what a device wants -----------------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
-"""Secure sums with real programs over TLS: nodes of three sizes, one of them killed in every phase of a round.
+"""Secure sums with real programs over TLS: nodes of three sizes, one of them killed in every phase of a round; and one
+that is killed in the survey before the first.
 
     python -m pytest tests/flower/test_secure_processes.py -m slow
 
@@ -8,6 +9,7 @@ so that both can be added up and compared.
 
 import json
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,8 @@ def answer(message: Message, context: Context) -> Message:
     invitation = message.content["fairfold"].get("secure", b"") if kind == "secure_keys" else b""
     if b"train" in invitation:
         home.joinpath("training").touch()
-    if home.joinpath("training").exists() and KILLED.get(kind) == int(home.name):
+    due = kind == "survey" or home.joinpath("training").exists()
+    if due and KILLED.get(kind) == int(home.name) and not home.joinpath("here").exists():
         home.joinpath("here").touch()
         time.sleep(100_000)
     mask = Device.mask
@@ -86,29 +89,36 @@ SecureRound.finish = noted
 """
 
 
-def killing(trial: Trial, programs: dict[int, Program]) -> None:
-    """Kill every node that has come to the place where it is to end."""
-    for number in KILLED.values():
-        if number in programs and (trial.node(number) / "here").exists():
-            programs.pop(number).kill()
-
-
-def test_a_node_is_killed_in_every_phase(tmp_path: Path) -> None:
+def trial_with(killed: dict[str, int], nodes: str, place: Path, smallest: int) -> Trial:
+    """A trial whose devices hang when they are asked some things, to be killed there."""
     settings = Settings(
         data={"kind": "synthetic", "users": 48, "items": 60, "interactions_per_user": 10},
         algorithm={"kind": "correlations", "support": 1, "choose": False},
         run={"rounds": 2, "evaluate_every": 2},
-        privacy={"level": "secure", "smallest_cohort": 4},
+        privacy={"level": "secure", "smallest_cohort": smallest},
     )
-    trial, data = trial_of(settings, "1x*4,4x*4,16x*4", tmp_path / "trial")
-    mine = tmp_path / "mine"
+    trial, data = trial_of(settings, nodes, place / "trial")
+    mine = place / "mine"
     mine.mkdir()
-    (mine / "mortal_devices.py").write_text(CLIENT.replace("{killed!r}", repr(KILLED)))
+    (mine / "mortal_devices.py").write_text(CLIENT.replace("{killed!r}", repr(killed)))
     trial.app, trial.variables = "mortal_devices:app", {"PYTHONPATH": str(mine)}
-    trial.wait_for = 7  # those who are left
     trial.prepare(data)
     app = trial.server.app / "fairfold_app" / "server_app.py"
-    app.write_text(app.read_text() + SERVER.replace("{folder!r}", repr(str(tmp_path))))
+    app.write_text(app.read_text() + SERVER.replace("{folder!r}", repr(str(place))))
+    return trial
+
+
+def killing(trial: Trial, programs: dict[int, Program], killed: Iterable[int]) -> list[int]:
+    """Kill every node that has come to the place where it is to end."""
+    found = [number for number in killed if number in programs and (trial.node(number) / "here").exists()]
+    for number in found:
+        programs.pop(number).kill()
+    return found
+
+
+def test_a_node_is_killed_in_every_phase(tmp_path: Path) -> None:
+    trial = trial_with(KILLED, "1x*4,4x*4,16x*4", tmp_path, 4)
+    trial.wait_for = 7  # those who are left
     with stopping(trial.programs):
         trial.start_server()
         trial.enrol_all()
@@ -117,7 +127,7 @@ def test_a_node_is_killed_in_every_phase(tmp_path: Path) -> None:
         job = trial.start_run("--wait-for", "12")
         deadline = time.monotonic() + 3_000
         while job.status() is None:
-            killing(trial, nodes)
+            killing(trial, nodes, KILLED.values())
             assert time.monotonic() < deadline, job.tail(40)
             time.sleep(0.2)
     assert (trial.run_folder / "result.json").exists(), job.tail(60)
@@ -125,6 +135,30 @@ def test_a_node_is_killed_in_every_phase(tmp_path: Path) -> None:
     assert [answers for _, answers in trial.server.rounds_done()] == [9, 7]
     for purpose, number, survivors in (("survey", 0, 12), ("train", 0, 9), ("train", 1, 7)):
         compare(trial, json.loads((tmp_path / f"sum-{purpose}-{number}.json").read_text()), purpose, number, survivors)
+
+
+def test_a_survey_that_is_lost_by_a_kill_is_asked_again_when_the_node_is_back(tmp_path: Path) -> None:
+    """Too few are left without it: nothing counts until it is there again, and nobody has to do anything."""
+    trial = trial_with({"survey": 2}, "1x*5", tmp_path, 5)
+    with stopping(trial.programs):
+        trial.start_server()
+        trial.enrol_all()
+        nodes = {number: trial.start_node(number) for number in range(5)}
+        job = trial.start_run("--wait-for", "5")
+        deadline, killed = time.monotonic() + 1_200, list[int]()
+        while job.status() is None:
+            for number in [] if killed else killing(trial, nodes, [2]):
+                killed.append(number)
+                nodes[number] = trial.start_node(number)
+            assert time.monotonic() < deadline, job.tail(40)
+            time.sleep(0.2)
+    assert killed == [2]
+    assert (trial.run_folder / "result.json").exists(), job.tail(60)
+    log = (trial.run_folder / "run.log").read_text()
+    assert "round 1: nobody's answer can be used (the survey before it is lost: " in log
+    assert [answers for _, answers in trial.server.rounds_done()] == [5, 5]
+    for purpose, number in (("survey", 0), ("train", 0), ("train", 1)):
+        compare(trial, json.loads((tmp_path / f"sum-{purpose}-{number}.json").read_text()), purpose, number, 5)
 
 
 def compare(trial: Trial, found: dict[str, Any], purpose: str, number: int, survivors: int) -> None:

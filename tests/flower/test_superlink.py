@@ -7,11 +7,13 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse, PushMessagesRequest
 from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.proto.message_pb2 import Metadata, ObjectTree, PushObjectRequest
@@ -25,11 +27,12 @@ from flwr.supercore.state.schema.linkstate_models import Node as NodeRow
 from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
 from flwr.superlink.routers.fleet import router
 from flwr.superlink.servicer.fleet import fleet_handlers
+from sqlalchemy import select
 
 from fairfold.errors import InvalidState
-from fairfold.flower import superlink
+from fairfold.flower import beats, superlink
 from fairfold.flower.idle import Idle
-from fairfold.flower.link import Link
+from fairfold.flower.link import Link, _number, public_form
 from fairfold.flower.quota import SMALLEST_CHARGE, TRIES, Quota, Refused
 from fairfold.flower.superlink import LIMITS, Gate, require_known
 
@@ -421,3 +424,113 @@ def test_the_gate_answers_such_a_question_and_passes_on_the_others(tmp_path: Pat
     assert not passed
     asyncio.run(ask(7))
     assert passed == ["flower"]
+
+
+class Heart:
+    """A device with a key, whose heartbeats go to a gate before a real database."""
+
+    def __init__(self, database: Database, node: int, status: str = "offline") -> None:
+        self.key, self.node = generate_private_key(SECP384R1()), node
+        database.add(NodeRow(node_id=node, status=status, public_key=public_form(self.key), online_until=0.0))
+
+    def beat(self, *, node: int | None = None, late: float = 0.0, interval: float = 30.0) -> tuple[Any, bytes]:
+        """Headers and body as ``fairfold node start`` sends them."""
+        sent: dict[str, Any] = {}
+        link = Link.__new__(Link)
+        link._key, link._public, link.pause = self.key, public_form(self.key), interval / 2.5
+        link.ask = lambda _method, _path, body, headers: sent.update(body=body, headers=headers) or b""  # type: ignore
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("fairfold.flower.link.HEARTBEAT", 0.0)
+            patch.setattr("fairfold.flower.link.datetime", Late(late))
+            link.beat(self.node if node is None else node)
+        return [(key.encode(), value.encode()) for key, value in sent["headers"].items()], sent["body"]
+
+
+class Late(SimpleNamespace):
+    """A clock that is some seconds off."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(now=lambda _zone: datetime.now(UTC) - timedelta(seconds=seconds))
+
+
+async def said_to(gate: Gate, state: Any, *beats: tuple[Any, bytes]) -> list[bytes | None]:
+    """What the gate itself says to some heartbeats at once; None where it hands them on."""
+    app = SimpleNamespace(
+        state=SimpleNamespace(linkstate_factory=SimpleNamespace(state=lambda: state), enable_supernode_auth=True)
+    )
+
+    async def one(headers: Any, body: bytes) -> bytes | None:
+        sent = list[Any]()
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": body}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "path": superlink.BEAT, "client": ["10.0.0.1", 1], "server": ["10.0.0.2", 2],
+                 "app": app, "headers": headers}  # fmt: skip
+        await gate(scope, receive, send)
+        return sent[-1]["body"] if sent else None
+
+    return list(await asyncio.gather(*(one(*beat) for beat in beats)))
+
+
+async def flower_says_nothing(_scope: Any, _receive: Any, _send: Any) -> None:
+    """In the place of Flower's own server."""
+
+
+def test_heartbeats_that_come_together_are_written_in_one_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = Database(tmp_path)
+    hearts = [Heart(database, node) for node in (5, (1 << 63) - 9, 7)]
+    commits = list[int]()
+    acknowledge = beats._acknowledged
+
+    def noted(state: Any, of: Any) -> frozenset[int]:
+        commits.append(len(of))
+        return acknowledge(state, of)
+
+    monkeypatch.setattr(beats, "_acknowledged", noted)
+    said = asyncio.run(said_to(Gate(flower_says_nothing), database.state, *(heart.beat() for heart in hearts)))
+    assert [_number(words or b"") for words in said] == [1, 1, 1]
+    assert sum(commits) == 3
+    assert len(commits) < 3, "checking a signature takes less than they wait for each other"
+    with database.state.session() as session:
+        for row in session.scalars(select(NodeRow)):
+            assert (row.status, row.heartbeat_interval) == ("online", 30.0)
+            assert row.online_until == pytest.approx(time.time() + 60.0, abs=10.0)
+
+
+def test_a_heartbeat_that_is_not_right_is_flowers_to_refuse(tmp_path: Path) -> None:
+    database = Database(tmp_path)
+    heart, other = Heart(database, 5), Heart(database, 6)
+    gone = Heart(database, 7, "unregistered")
+    headers, body = heart.beat()
+    forged = [(key, other.beat()[0][4][1] if key == b"flwr-signature" else value) for key, value in headers]
+    assert forged != headers
+    wrong = [
+        heart.beat(node=6), heart.beat(late=400.0), heart.beat(late=-30.0), heart.beat(interval=5.0),
+        heart.beat(interval=4_000.0), (forged, body), ([], body), (headers, b"\xff\xff"), gone.beat(),
+    ]  # fmt: skip
+    said = asyncio.run(said_to(Gate(flower_says_nothing), database.state, *wrong))
+    assert said == [None] * len(wrong)
+    with database.state.session() as session:
+        assert {row.node_id: row.online_until for row in session.scalars(select(NodeRow))} == {5: 0.0, 6: 0.0, 7: 0.0}
+
+
+def test_who_hangs_up_does_not_take_the_others_along(tmp_path: Path) -> None:
+    database = Database(tmp_path)
+    first, second = Heart(database, 5), Heart(database, 6)
+
+    async def talk() -> list[bytes | None]:
+        gate = Gate(flower_says_nothing)
+        one = asyncio.create_task(said_to(gate, database.state, first.beat()))
+        await asyncio.sleep(0.1)  # its heartbeat waits to be written
+        other = asyncio.create_task(said_to(gate, database.state, second.beat()))
+        await asyncio.sleep(0.05)
+        one.cancel()
+        return await other
+
+    assert [_number(words or b"") for words in asyncio.run(talk())] == [1]

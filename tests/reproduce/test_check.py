@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fairfold.cli import app
-from fairfold.reproduce.check import Checked, check, chosen
+from fairfold.reproduce.check import Checked, check, chosen, join
 from fairfold.reproduce.execute import execute_all
 from fairfold.reproduce.experiment import Cell, read_experiment
 from fairfold.reproduce.records import Outcome, Records, keep
@@ -37,8 +37,8 @@ def test_what_comes_out_otherwise_is_told(kept: tuple[str, Path], tmp_path: Path
     path, out = kept
     for record in Records(out / "small").by_label.values():
         (tmp_path / "small").mkdir(exist_ok=True)
-        last = record["outcome"]["last"]
-        moved = {} if last is None else {"last": last + 0.01}
+        best = record["outcome"]["best"]
+        moved = {} if best is None else {"best": best + 0.01}
         keep(tmp_path / "small", record | {"outcome": record["outcome"] | moved})
     arguments = ["reproduce", path, "--seeds", "1", "--jobs", "1"]
     ended = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path), "--check", "9"])
@@ -62,7 +62,48 @@ def test_names_choose_and_nobody_else() -> None:
 
 def test_seeds_say_how_far_apart_is_the_same() -> None:
     cell = Cell("t", "row", "", "memory", {}, 0, "e")
-    assert Checked(cell, 0.5, 0.50004, 0.0).same
-    assert not Checked(cell, 0.5, 0.5002, 0.0).agrees
-    assert Checked(cell, 0.5, 0.5002, 0.001).agrees
-    assert not Checked(cell, 0.5, 0.502, 0.001).agrees
+    assert Checked(cell, 0.5, 0.50004, (0.5,)).same
+    assert not Checked(cell, 0.5, 0.5002, (0.5,)).agrees
+    assert Checked(cell, 0.5, 0.5002, (0.5, 0.501)).agrees
+    assert not Checked(cell, 0.5, 0.502, (0.5, 0.501)).agrees
+    assert Checked(cell, 0.5, 0.5, (0.5, 0.52, 0.51)).spread == pytest.approx(0.01)
+
+
+def test_records_of_another_folder_take_the_place_of_older_ones(kept: tuple[str, Path], tmp_path: Path) -> None:
+    path, out = kept
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    moved = {"one 1x FedAvg seed 0": 0.25}
+    for label, record in Records(out / "small").by_label.items():
+        for folder, commit, add in ((mine, None, moved.get(label, 0.0)), (theirs, "abc", 0.0)):
+            (folder / "small").mkdir(parents=True, exist_ok=True)
+            outcome = record["outcome"]
+            best = None if outcome["best"] is None else outcome["best"] + add
+            keep(folder / "small", record | {"commit": commit, "outcome": outcome | {"best": best}})
+    changed = next(record for record in Records(theirs / "small").by_label.values() if record["kind"] == "references")
+    keep(theirs / "small", changed | {"fingerprint": "of other settings"})
+    arguments = ["reproduce", path, "--seeds", "1", "--out", str(mine), "--join"]
+    ended = CliRunner().invoke(app, [*arguments, str(theirs)])
+    assert ended.exit_code == 0
+    assert "1 of 2 agree: 1 to four digits" in ended.output
+    lines = (mine / "again.csv").read_text().splitlines()
+    assert len(lines) == 3
+    assert lines[1].startswith("small,one 1x FedAvg seed 0,")
+    assert ",DIFFERS," in lines[1]
+    held = Records(mine / "small").by_label
+    assert {label for label, record in held.items() if record["commit"] == "abc"} == set(held) - {changed["label"]}
+    ended = CliRunner().invoke(app, [*arguments, str(theirs)])
+    assert "No kept cell was run again." in ended.output
+    ended = CliRunner().invoke(app, [*arguments, str(tmp_path / "nowhere")])
+    assert ended.exit_code != 0
+    assert "that holds small" in " ".join(ended.output.split())
+
+
+def test_what_lacks_something_replaces_nothing_that_is_whole(kept: tuple[str, Path], tmp_path: Path) -> None:
+    path, out = kept
+    for record in Records(out / "small").by_label.values():
+        for folder, commit in (("mine", "abc"), ("theirs", None)):
+            (tmp_path / folder / "small").mkdir(parents=True, exist_ok=True)
+            keep(tmp_path / folder / "small", record | {"commit": commit})
+    assert join([read_experiment(path, seeds=1)], tmp_path / "mine", tmp_path / "theirs") == []
+    held = Records(tmp_path / "mine" / "small").by_label.values()
+    assert {record["commit"] for record in held} == {"abc"}

@@ -101,6 +101,30 @@ def test_several_experiments_run_what_they_share_once(experiment: Experiment, tm
         assert without_time(kept) == without_time(outcomes)
 
 
+def test_a_cell_that_breaks_costs_no_other(
+    experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = KINDS["federated"].run
+
+    def breaks(values: dict[str, Any], *others: Any) -> Outcome:
+        if values["subspace"]["method"] == "fair":
+            raise RuntimeError("a kernel failed")
+        return runs(values, *others)
+
+    monkeypatch.setattr(KINDS["federated"], "run", breaks)
+    states = {cell.column: one for cell, one in execute(experiment, tmp_path, 1).items()}
+    assert {column: one.state for column, one in states.items()} == {
+        "FedAvg": "done", "FAIR": "broken", "HeteroFL": "N/A", "": "done",
+    }  # fmt: skip
+    said = Path(states["FAIR"].reason.split("see ")[1]).read_text()
+    assert said.rstrip().endswith("RuntimeError: a kernel failed")
+    monkeypatch.undo()
+    again = execute(experiment, tmp_path, 1, listener := Listener())
+    assert [cell.column for cell in listener.planned] == ["FAIR"]
+    assert without_time(again) == without_time(execute(experiment, tmp_path / "unbroken", 1))
+    assert not any((tmp_path / "small").glob(".under-way"))
+
+
 def test_what_is_kept_can_be_shown_without_running(experiment: Experiment, tmp_path: Path) -> None:
     assert execute(experiment, tmp_path, 1, run=False) == {}
     with pytest.raises(KeyboardInterrupt):

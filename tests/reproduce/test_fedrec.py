@@ -378,3 +378,8 @@ rows = {{ FedMF = {{ method = "fedmf", tried = {{ server_step = [0.1, 0.3] }} }}
 def drawn(source: torch.Generator) -> list[int]:
     """Some items of a user, in time."""
     return torch.randperm(30, generator=source)[:8].tolist()
+
+
+def test_ours_may_be_asked_for_sums_under_masks() -> None:
+    for given in (fedrec.FedRecSettings("ours"), fedrec.FedRecSettings("ours", level="secure")):
+        assert fedrec.settings_of(given, {}, 0, 1, 50).privacy.level == given.level

@@ -93,7 +93,7 @@ def test_what_devices_reach_is_a_mean_over_the_seeds(tmp_path: Path) -> None:
     assert cost.rows[1] == ["1x-16x", "", *["0.25 s, 2.5 MB, 100 B–16 kB"] * 2]
     assert own.rows[1] == ["1x-16x", "", *["0.200–0.500 (0.150–0.400)"] * 2]
     by_name = dict(zip(COLUMNS, detail(grid.entries[1]), strict=True))
-    assert (by_name["seconds a round"], by_name["bytes a round"], by_name["note"]) == ("0.2500", "2500000", "")
+    assert (by_name["seconds per round"], by_name["bytes per round"], by_name["note"]) == ("0.2500", "2500000", "")
 
 
 def test_measured_peaks_are_means_over_the_seeds_with_their_spread(tmp_path: Path) -> None:

@@ -1,18 +1,24 @@
 """Pages state what records hold: tables are those that are made from records, and no other figure is without one."""
 
+import re
+import shutil
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from fairfold.cli import app
 from fairfold.errors import InvalidData
 from fairfold.reproduce.experiment import known_experiments, read_experiment
 from fairfold.reproduce.kinds import KINDS
-from fairfold.reproduce.pages import MADE, PART, Held, Pages, parts
+from fairfold.reproduce.pages import APART, CODE, FIGURE, MADE, NONE, PART, Held, Pages, parts
 from fairfold.reproduce.records import Records, fingerprint
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "results"
-TIED = [path for path in sorted((ROOT / "docs").glob("*.md")) if PART.search(path.read_text(encoding="utf-8"))]
+DOCS = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+TIED = [path for path, text in DOCS.items() if PART.search(text) or MADE.search(text)]
+WRONG = "0.77777"
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +28,11 @@ def pages() -> Pages:
 
 def test_pages_about_experiments_are_tied_to_records() -> None:
     names = {path.stem for path in TIED}
-    assert {"beyond-evidence", "beyond-derivation", "fedrec", "reproduction"} <= names
+    told = {"beyond-evidence", "fedrec", "fedrec-tables", "reproduction", "images-evidence"}
+    assert told <= names
+    tables = set(known_experiments())
+    named = {path.stem for path, text in DOCS.items() if any(f"experiments/results/{name}" in text for name in tables)}
+    assert named <= names
 
 
 @pytest.mark.parametrize("path", TIED, ids=lambda path: path.stem)
@@ -32,10 +42,29 @@ def test_a_page_states_what_records_hold(path: Path, pages: Pages) -> None:
     assert pages.unheld(text) == []
 
 
+@pytest.mark.parametrize("path", TIED, ids=lambda path: path.stem)
+def test_no_figure_of_a_page_can_be_changed(path: Path, pages: Pages) -> None:
+    """All of them at once: each that is checked is found; and one of every table that is made."""
+    text = path.read_text(encoding="utf-8")
+
+    def changed(found: re.Match[str]) -> str:
+        return found[0].replace(found["figure"], WRONG)
+
+    checked = APART.sub("", CODE.sub("", MADE.sub("", text)))
+    many = sum(
+        len(FIGURE.findall(part)) for sources, part in parts(checked) if sources is None or not sources.startswith(NONE)
+    )
+    assert len(pages.unheld(FIGURE.sub(changed, text))) == many
+    for table in MADE.finditer(text):
+        told, *lines = table[0].splitlines(keepends=True)
+        wrong = told + "".join([*lines[:2], *(FIGURE.sub(changed, line, count=1) for line in lines[2:])])
+        assert pages.made(wrong) == table[0]
+
+
 def test_a_figure_that_no_record_holds_is_found(pages: Pages) -> None:
-    entry = next(entry for entry in pages.grid("beyond", "ratings-goodreads").entries if entry.column == "paper")
+    entry = next(entry for entry in pages.grid("ranking", "goodreads").entries if entry.column == "FAIR-HET")
     assert entry.mean is not None
-    text = f"<!-- figures: beyond/ratings-goodreads -->\n| {entry.row} | {{:.4f}} |\n"
+    text = f"<!-- figures: ranking/goodreads -->\n| {entry.row} | {{:.4f}} |\n"
     assert pages.unheld(text.format(entry.mean)) == []
     (wrong,) = pages.unheld(text.format(entry.mean + 0.3))
     assert wrong.startswith(f"{entry.mean + 0.3:.4f} in: | {entry.row}")
@@ -43,8 +72,8 @@ def test_a_figure_that_no_record_holds_is_found(pages: Pages) -> None:
     assert pages.unheld("<!-- figures: none: told -->\nNobody says where 0.468 comes from.") == []
     ended = "<!-- figures: none: told -->\n0.468\n## Another part\n0.468"
     assert len(pages.unheld(ended)) == 1
-    with pytest.raises(InvalidData, match="beyondd"):
-        pages.unheld("<!-- figures: beyondd -->\n0.468")
+    with pytest.raises(InvalidData, match="rankingg"):
+        pages.unheld("<!-- figures: rankingg -->\n0.468")
 
 
 def test_a_line_of_a_table_is_about_its_row() -> None:
@@ -63,12 +92,34 @@ def test_parts_end_with_the_next_heading() -> None:
 
 
 def test_a_table_is_made_from_records(pages: Pages) -> None:
-    text = "<!-- made: beyond/ratings-goodreads [rows shared by chance; paper] -->\nold\n<!-- end -->"
+    text = "<!-- made: ranking/goodreads [FAIR-HET; FAIR-HET: paper; FedHM] -->\nold\n<!-- end -->"
     made = pages.made(text)
     assert MADE.fullmatch(made)
-    for entry in pages.grid("beyond", "ratings-goodreads").entries:
-        assert entry.column == "best" or f"{entry.mean:.4f}" in made
+    for entry in pages.grid("ranking", "goodreads").entries:
+        if entry.column in ("FAIR-HET", "FedHM"):
+            assert ("N/A" if entry.mean is None else f"{entry.mean:.4f}") in made
+        assert entry.column != "FAIR-HET" or f" {entry.paper} |" in made
     assert pages.made(made) == made
+
+
+def test_pages_are_written_by_the_command(tmp_path: Path) -> None:
+    """One whose comment names what is not there stays as it is; the others are written."""
+    shutil.copytree(RESULTS / "memory", tmp_path / "out" / "memory")
+    (tmp_path / "docs").mkdir()
+    texts = {
+        "bad": "<!-- made: nothing/there [a] -->\nold\n<!-- end -->",
+        "good": "<!-- figures: memory -->\n0.77777\n<!-- made: memory/limit [FedHM] -->\nold\n<!-- end -->",
+    }
+    for name, text in texts.items():
+        (tmp_path / "docs" / f"{name}.md").write_text(text)
+    arguments = ["reproduce", "memory", "--show", "--out", str(tmp_path / "out"), "--pages", str(tmp_path / "docs")]
+    ended = CliRunner().invoke(app, arguments)
+    assert ended.exit_code == 0, ended.output
+    said = " ".join(ended.output.split())
+    assert "bad.md is left as it is: nothing" in said
+    assert "no record holds 0.77777" in said
+    assert (tmp_path / "docs" / "bad.md").read_text() == texts["bad"]
+    assert "| N x d | 31.0000 |" in (tmp_path / "docs" / "good.md").read_text()
 
 
 @pytest.mark.parametrize("name", known_experiments())

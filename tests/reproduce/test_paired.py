@@ -10,7 +10,7 @@ from fairfold.reproduce.compared import compared, gaps
 from fairfold.reproduce.execute import execute_all, named_by
 from fairfold.reproduce.experiment import Cell, read_experiment
 from fairfold.reproduce.paired import differences, over_seeds, packed, unpacked
-from fairfold.reproduce.records import Outcome, Records, whole
+from fairfold.reproduce.records import Outcome, Records, of_this_code, whole
 from fairfold.reproduce.tables import Grid, grids
 from tests.reproduce.small import SMALL, write
 
@@ -93,8 +93,20 @@ def test_what_lacks_something_is_run_again_when_asked(tmp_path: Path) -> None:
     records.join([old | {"outcome": old["outcome"] | {"best": 0.123}}])
     (kept,) = execute_all([experiment], tmp_path, 1, only=only)
     assert [outcome.best for outcome in kept.values()] == [0.123]
-    (new,) = execute_all([experiment], tmp_path, 1, only=only, again=True)
+    (new,) = execute_all([experiment], tmp_path, 1, only=only, holds=whole)
     assert [outcome.best for outcome in new.values()] == [record["outcome"]["best"]]
+
+
+def test_cells_of_another_commit_are_run_again_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment, only = read_experiment(write(tmp_path), quick=True), ["one/1x/FedAvg"]
+    execute_all([experiment], tmp_path, 1, only=only)
+    records = Records(tmp_path / experiment.folder)
+    (record,) = records.by_label.values()
+    for commit, now, same in (("abc", "abc", True), ("abc", "abd", False), ("abc-changed", "abc-changed", False)):
+        monkeypatch.setattr("fairfold.reproduce.records.software", lambda now=now: {"commit": now, "torch": "2"})
+        records.join([record | {"commit": commit, "outcome": record["outcome"] | {"best": 0.123}}])
+        (new,) = execute_all([experiment], tmp_path, 1, only=only, holds=of_this_code)
+        assert [outcome.best for outcome in new.values()] == [0.123 if same else record["outcome"]["best"]]
 
 
 def test_cells_are_named_by_patterns(tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
 """What trackers are told, and that each program shows it again, offline; skipped where it is absent."""
 
 import logging
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -177,6 +181,22 @@ def test_wandb_keeps_it_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     simulate(small(), callbacks=[WeightsAndBiases(folder=tmp_path, kept=kept)])
     assert wandb.run is None
     (path,) = tmp_path.glob(f"wandb/offline-run-*/run-{kept.read_text()}.wandb")
+    until = time.monotonic() + 30  # its own process writes the file, a moment later where the machine is busy
+    while b"quality/16x" not in path.read_bytes() and time.monotonic() < until:
+        time.sleep(0.1)
     assert b"quality/16x" in path.read_bytes()
     works("train", *TINY, "--track", "wandb", "--out", str(tmp_path / "typed"))
     assert list((tmp_path / "typed" / "wandb").glob("offline-run-*"))
+
+
+def test_wandb_without_a_login_is_told_before_any_work(tmp_path: Path) -> None:
+    needs("wandb")
+    known = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    typed = [sys.executable, "-m", "fairfold", "train", *TINY, "--track", "wandb", "--out", str(tmp_path / "run")]
+    done = subprocess.run(
+        typed, env=known | {"HOME": str(tmp_path)}, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "WANDB_MODE=offline" in done.stderr
+    assert ".;" not in done.stderr
+    assert not (tmp_path / "run" / "result.json").exists()

@@ -18,6 +18,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fairfold.cli import app as commands
+from fairfold.errors import InvalidState
+from fairfold.flower.processes import Program, free_ports, stopping, wait_for_port
 from fairfold.runs.nodes import NODES
 from fairfold.settings import Settings
 from fairfold.watch.app import watching
@@ -85,6 +87,36 @@ def test_what_is_told_is_what_happened(run: Path) -> None:
     assert [row["round"] for row in told["rounds"] if row["quality"] is not None] == [2, 4]
     assert told["bytes"]["bytes_up"] == sum(row["bytes_up"] for row in told["rounds"]) > 0
     assert any("nobody's answer can be used" in json.loads(line)["message"] for line in told["log"])
+
+
+def test_of_a_server_its_devices_are_told_and_its_run_when_there_is_one(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[dict[str, int]]()
+
+    def devices() -> dict[str, int]:
+        asked.append({"online": 3, "offline": 1})
+        if len(asked) == 2:
+            raise InvalidState("a server that does not answer", "a running one", "Start it.")
+        return asked[-1]
+
+    watched = Watched(tmp_path / "fleet" / "run", devices)
+    told = watched.told()
+    assert (told["name"], told["state"], told["problem"]) == ("fleet/run", "no run yet", "")
+    assert told["devices"] == {"online": 3, "offline": 1}
+    figures = exposition(told)
+    assert 'fairfold_devices{state="online"} 3' in figures
+    assert "fairfold_rounds" not in figures
+    shutil.copytree(run, tmp_path / "fleet" / "run")
+    told = watched.told()
+    assert (told["state"], told["devices"]["offline"], len(asked)) == ("finished", 1, 1), "not asked every time"
+    assert 'fairfold_devices{state="offline"} 1' in exposition(told)
+    monkeypatch.setattr("fairfold.watch.told.ASKED", 0.0)
+    told = watched.told()
+    assert (told["devices"], told["done"]) == ({}, 4)
+    assert "a server that does not answer" in told["problem"]
+    assert watched.told()["problem"] == ""
+    assert Watched(run).told()["devices"] == {}
 
 
 def test_a_run_of_one_machine_is_shown_as_well(tmp_path: Path) -> None:
@@ -191,6 +223,30 @@ def opened(profile: Path, address: str, *options: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert "CONSOLE" not in done.stderr, done.stderr
     return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (apt-get install chromium)")
+def test_a_server_serves_the_page_before_its_first_run(tmp_path: Path) -> None:
+    port, page = free_ports(2)
+    folder = tmp_path / "fleet"
+    made = CliRunner().invoke(
+        commands, ["server", "init", str(folder), "--host", "127.0.0.1", "--port", str(port), "--items", "60"]
+    )
+    assert made.exit_code == 0, made.output
+    command = [sys.executable, "-m", "fairfold", "server", "start", str(folder), "--watch", str(page)]
+    with stopping([]) as programs:
+        programs.append(Program("server", command, tmp_path / "log", {}))
+        wait_for_port(port, programs[0])
+        wait_for_port(page, programs[0])
+        time.sleep(3.0)
+        shown = opened(tmp_path / "profile", f"http://127.0.0.1:{page}/", "--dump-dom")
+        assert "no run yet" in shown
+        assert "Nobody has enrolled." in shown
+        programs[0].ask_to_end()
+        assert programs[0].wait(30.0) is not None
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"http://127.0.0.1:{page}/", timeout=5)
 
 
 @pytest.mark.slow

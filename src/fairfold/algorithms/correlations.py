@@ -43,7 +43,7 @@ from fairfold.algorithms.trials import EXACT, JUDGEMENT, QUALITY, TOLD, Trials, 
 from fairfold.data import Interactions
 from fairfold.errors import InvalidMessage
 from fairfold.kernels import ops
-from fairfold.methods import Leading
+from fairfold.methods import Leading, Tensors
 from fairfold.projections import LeadingBlock, Projection
 from fairfold.protocol.algorithm import COUNTS, count_of
 from fairfold.protocol.architecture import Architecture, Picture
@@ -51,6 +51,7 @@ from fairfold.protocol.noising import noise_in
 from fairfold.protocol.people import Client, People
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.words import Answer, Public, Sent, State, Totals, Visit, Word
+from fairfold.subspace import Capacity, parse_scheme
 from fairfold.values import BYTES, Weights
 
 SUM = "sum"
@@ -129,21 +130,28 @@ class Correlations(ByRows):
     ) -> Architecture:
         """Rows for the head: the items up to the last one with enough support, as the survey tells; else all it may be.
 
-        Where items are numbered by their counts these are all that have it.
+        Where items are numbered by their counts these are all that have it. None that no device speaks of.
         """
-        head, counts = min(public.items, self.head), public.survey.get(COUNTS)
-        many = int(public.survey[USERS][0]) if USERS in public.survey else public.users
+        whole, counts = min(public.items, self.head), public.survey.get(COUNTS)
+        many, private = int(public.survey.get(USERS, [public.users])[0]), noisy.asked_for(settings)
         if projections is not None:
-            if ROWS not in projections or not 1 <= projections[ROWS].shape[0] <= head:
-                raise InvalidMessage("an order without rows of items", f"1 to {head} rows", "Check both sides.")
-            head = projections[ROWS].shape[0]
-        elif counts is not None and noisy.asked_for(settings):
-            head = noisy.head_for(many, noise_in(settings, SUM, many), head)
-        elif counts is not None:
-            head = supported(counts[:head], max(self.support, crowd_of(self.crowd, settings, many)))
+            if ROWS not in projections or not 1 <= projections[ROWS].shape[0] <= whole:
+                raise InvalidMessage("an order without rows of items", f"1 to {whole} rows", "Check both sides.")
+            head = whole = projections[ROWS].shape[0]
+        else:
+            least = max(self.support, crowd_of(self.crowd, settings, many))
+            whole = whole if counts is None or private else supported(counts[:whole], least)
+            head = max(self.block(settings, public, one, whole) for one in parse_scheme(settings.fleet.capacities))
+            if counts is not None and private:
+                head = whole = noisy.head_for(many, noise_in(settings, SUM, many), head)
         length = 0.0 if counts is None else float(counts[:head].sum()) / max(many, 1)
-        known, near = (public.items, public.users, head), self.near > 0 and not noisy.asked_for(settings)
-        return PairArchitecture(*known, settings.model.factors, many, length, near)
+        near, known = self.near > 0 and not private, (public.items, public.users, head, settings.model.factors)
+        return PairArchitecture(*known, many, length, near, whole)
+
+    def block(self, settings: Any, public: Public, capacity: Capacity, whole: int) -> int:
+        """Items whose pairs a device says, of so many: as many of the numbers as its capacity is a share."""
+        share = settings.subspace.share(Tensors({}, {}, catalogue=public.items), capacity)
+        return min(whole, max(1, items_of(int(share * size_of(whole)))))
 
     def surveys(self, settings: Any) -> dict[str, bool]:
         """How many users have each item, and how many they are."""
@@ -169,27 +177,25 @@ class Correlations(ByRows):
 
     def spoken(self, plan: Plan, size: int) -> LeadingBlock:
         """What devices of a size say: the leading pairs, as many as their capacity is a share (under noise: of all)."""
+        held, private = self._held(plan), noisy.asked_for(plan.settings)
+        most = min(plan.public.items, self.head) if private else held.whole
+        said = min(held.head, self.block(plan.settings, plan.public, plan.capacities[size], most))
+        return LeadingBlock((size_of(held.head),), (size_of(said),))
+
+    def _held(self, plan: Plan) -> PairArchitecture:
         assert isinstance(plan.architecture, PairArchitecture)
-        assert isinstance(plan.method, Leading)
-        head = plan.architecture.head
-        most = min(plan.public.items, self.head) if noisy.asked_for(plan.settings) else head
-        share = plan.method.share(plan.architecture.tensors, plan.capacities[size])
-        said = min(head, max(1, items_of(int(share * size_of(most)))))
-        return LeadingBlock((size_of(head),), (size_of(said),))
+        return plan.architecture
 
     def trials(self, plan: Plan) -> Trials:
         """What is tried, and when."""
-        assert isinstance(plan.architecture, PairArchitecture)
         assert isinstance(plan.method, Leading)
-        held, known = plan.architecture, plan.architecture.tensors
-        budgets = [plan.method.budget(known, capacity) for capacity in plan.capacities]
-        return Trials.of(budgets, held, plan.settings.run.rounds if self.choose else 0)
+        budgets = [plan.method.budget(plan.architecture.tensors, capacity) for capacity in plan.capacities]
+        return Trials.of(budgets, self._held(plan), plan.settings.run.rounds if self.choose else 0)
 
     def settled(self, plan: Plan, state: State) -> Plan:
         """What devices hold now: what is on trial, or was chosen."""
-        assert isinstance(plan.architecture, PairArchitecture)
         shapes = self.trials(plan).settled(state.round_number, state.moments.get(QUALITY, {}))
-        return replace(plan, architecture=plan.architecture.settled_on(shapes), _assigned={})
+        return replace(plan, architecture=self._held(plan).settled_on(shapes), _assigned={})
 
     def traffic(self, plan: Plan, size: int, round_number: int = 0) -> tuple[int, int]:
         """A model down; pairs up, or a judgement."""
@@ -198,8 +204,7 @@ class Correlations(ByRows):
 
     def send(self, plan: Plan, state: State, sizes: Sequence[int]) -> list[Sent]:
         """The model, and what to say."""
-        trials, held, number = self.trials(plan), plan.architecture, state.round_number
-        assert isinstance(held, PairArchitecture)
+        trials, held, number = self.trials(plan), self._held(plan), state.round_number
         beside = {ASKED: trials.asked(number, held.known_users).to(state.full[ROWS].dtype)}
         if noisy.asked_for(plan.settings):
             beside[noisy.USUAL] = noisy.usual_of(plan.public.survey[COUNTS], held.head).to(state.full[ROWS].dtype)
@@ -214,8 +219,7 @@ class Correlations(ByRows):
 
     def answer(self, plan: Plan, sent: Sent, client: Client) -> tuple[Answer, Weights]:
         """What a user has not said yet of their pairs; or how well a model finds what they hold back."""
-        items, marks = client.items, client.own[SAID][:, 0]
-        lengths = torch.tensor([len(items)])
+        items, marks, lengths = client.items, client.own[SAID][:, 0], torch.tensor([len(client.items)])
         if QUALITY in sent.context:
             return self._judge(plan, sent, items, lengths, marks, client.own[JUDGED].view(1, 1))
         sums, now = self._unsaid(plan, sent, items, lengths, marks)
@@ -287,8 +291,7 @@ class Correlations(ByRows):
     @torch.no_grad()
     def apply(self, plan: Plan, state: State, totals: Totals) -> State:
         """Add up what was said, and make a model of the sum where that or what is wanted of it has changed."""
-        assert isinstance(plan.architecture, PairArchitecture)
-        head, dtype, trials = plan.architecture.head, state.full[ROWS].dtype, self.trials(plan)
+        head, dtype, trials = self._held(plan).head, state.full[ROWS].dtype, self.trials(plan)
         kept = state.moments.get(SUM, {}).get(SUM)
         sums = torch.zeros(size_of(head), dtype=torch.float64) if kept is None else kept.clone()
         tallies = dict(state.moments.get(QUALITY, {}))
@@ -307,13 +310,11 @@ class Correlations(ByRows):
 
     def noise(self, plan: Plan) -> float:
         """Standard deviation of the noise in the sum of pairs; 0 where there is none."""
-        assert isinstance(plan.architecture, PairArchitecture)
-        return noise_in(plan.settings, SUM, plan.architecture.known_users) if noisy.asked_for(plan.settings) else 0.0
+        return noise_in(plan.settings, SUM, self._held(plan).known_users) if noisy.asked_for(plan.settings) else 0.0
 
     def made(self, plan: Plan, state: State) -> Made:
         """What the model that a round is about is made with."""
-        held, noise = plan.architecture, self.noise(plan)
-        assert isinstance(held, PairArchitecture)
+        held, noise = self._held(plan), self.noise(plan)
         making, columns = self.trials(plan).wanted(state.round_number, state.moments.get(QUALITY, {}))
         if noise:
             return Made(noisy.ridge_for(held.head, noise), columns, noisy.BETA, 0.0, held.head)
@@ -323,8 +324,7 @@ class Correlations(ByRows):
 
     def model(self, plan: Plan, sums: Tensor, made: Made) -> Weights:
         """Rows, pairs and neighbours that follow from a sum."""
-        held, noise, gram = plan.architecture, self.noise(plan), leading_block(sums, made)
-        assert isinstance(held, PairArchitecture)
+        held, noise, gram = self._held(plan), self.noise(plan), leading_block(sums, made)
         if noise:
             gram = noisy.recovered(gram, plan.public.survey[COUNTS], held.known_users, noise)
         return model_of(gram, counts_in(plan, held.head), made, held)
@@ -338,7 +338,7 @@ class Correlations(ByRows):
         if MADE not in state.moments:  # nobody has spoken
             return []
         held = [one.projections or {} for one in self.settled(plan, state).assignments(0)]
-        made, names = Made(*state.moments[MADE][MADE].tolist()), [str(capacity) for capacity in plan.capacities]
+        made, names = Made(*state.moments[MADE][MADE].tolist()), list(map(str, plan.capacities))
         return self.trials(plan).words(state.round_number, state.moments.get(QUALITY, {}), made.words(), names, held)
 
     def remembered(self, plan: Plan) -> dict[str, int]:

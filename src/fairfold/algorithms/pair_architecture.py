@@ -39,13 +39,15 @@ class PairArchitecture(Architecture):
         known_users: How many the survey has found.
         length: Of their histories within the head, in the mean.
         near: Whether there is a list of neighbours.
+        whole: Items that a device of full size would speak of; the head is those of them that anybody does.
     """
 
     def __init__(
         self, items: int, users: int, head: int, factors: int, known_users: int = 1, length: float = 1.0,
-        near: bool = True,
+        near: bool = True, whole: int = 0,
     ) -> None:  # fmt: skip
         self.items, self.users, self.head, self.known_users, self.length = items, users, head, known_users, length
+        self.whole = whole or head
         self.tables = {ROWS: (head, min(factors, head) + FACTORS)}
         self.dense = {LISTED: (LIST_PER_ITEM * head, 3)}
         if near:
@@ -71,8 +73,8 @@ class PairArchitecture(Architecture):
     @property
     def tensors(self) -> Tensors:
         """See the base class."""
-        known = self.items, self.known_users, self.settled
-        return Tensors(self.tables, self.dense, catalogue=known[0], users=known[1], settled=known[2])
+        known = self.items, self.known_users, self.settled, self.whole
+        return Tensors(self.tables, self.dense, catalogue=known[0], users=known[1], settled=known[2], whole=known[3])
 
     def settled_on(self, shapes: dict[int, Shape]) -> "PairArchitecture":
         """The same where devices of some bytes hold these shapes."""

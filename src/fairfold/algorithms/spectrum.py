@@ -34,6 +34,9 @@ TYPICAL = 75.0
 BLOCK, SPACE, RESTARTS = 32, 3, 40
 """Directions multiplied at a time; size of a Krylov space against what is wanted, and how often it begins anew."""
 
+SPENT = 0.25
+"""Of a new direction, the part that lies in what is known, squared: it has been made of rounding errors alone."""
+
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-7}
 """Residual of an eigenpair against its value."""
 
@@ -109,15 +112,14 @@ def leading(matrix: Tensor, roots: Tensor, many: int) -> tuple[Tensor, Tensor]:
         values, vectors = torch.linalg.eigh(scale * matrix * scale.T)
         return values[-many:].flip(0), vectors[:, -many:].flip(1)
     basis, images = matrix.new_empty(2, size, space + BLOCK)
-    block = torch.randn(size, BLOCK, dtype=matrix.dtype, generator=torch.Generator().manual_seed(0))
+    chance = torch.Generator().manual_seed(0)
+    block = torch.randn(size, BLOCK, dtype=matrix.dtype, generator=chance)
     block, filled = torch.linalg.qr(block).Q, 0
     for _ in range(RESTARTS):
         while filled < space:
             here, filled = slice(filled, filled + BLOCK), filled + BLOCK
             basis[:, here], images[:, here] = block, (matrix @ (block * scale)) * scale
-            block, past = images[:, here], basis[:, :filled]
-            for _ in range(2):  # once leaves what rounding brings back
-                block = torch.linalg.qr(block - past @ (past.T @ block)).Q
+            block = _beyond(basis[:, :filled], images[:, here], chance)
         values, turned = torch.linalg.eigh(basis[:, :filled].T @ images[:, :filled])
         values, turned = values[-many - BLOCK :], turned[:, -many - BLOCK :]
         vectors, image = basis[:, :filled] @ turned, images[:, :filled] @ turned
@@ -128,6 +130,18 @@ def leading(matrix: Tensor, roots: Tensor, many: int) -> tuple[Tensor, Tensor]:
         filled = len(values)
         basis[:, :filled], images[:, :filled] = vectors, image
     return values[-many:].flip(0), vectors[:, -many:].flip(1)
+
+
+def _beyond(past: Tensor, block: Tensor, chance: torch.Generator) -> Tensor:
+    """An orthonormal block at a right angle to all before it; by chance where these hold already what it says."""
+    while True:
+        block = torch.linalg.qr(block - past @ (past.T @ block)).Q
+        known = past.T @ block  # what rounding brings back: little, or all where there was nothing but rounding
+        spent = known.square().sum(0) > SPENT
+        if not bool(spent.any()):
+            found: Tensor = torch.linalg.qr(block - past @ known).Q
+            return found
+        block[:, spent] = torch.randn(len(block), int(spent.sum()), dtype=block.dtype, generator=chance)
 
 
 def neighbours(gram: Tensor, counts: Tensor, many: int) -> Tensor:

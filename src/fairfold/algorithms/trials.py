@@ -136,7 +136,7 @@ class Trials:
     @classmethod
     def of(cls, budgets: list[int], held: PairArchitecture, rounds: int) -> "Trials":
         """For the tables of a model."""
-        known = held.head, held.columns, held.known_users, held.neighbours
+        known = held.head, held.columns, held.known_users, held.neighbours, held.whole
         shapes = [shapes_for(budget, *known) for budget in budgets]
         return cls(budgets, shapes, held.columns, Schedule.of(rounds, max(map(len, shapes)) + len(MAKINGS) - 1))
 

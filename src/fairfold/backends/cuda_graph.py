@@ -5,7 +5,9 @@ have, and a counter on the device says which step is next. So the step can be re
 one setting up, replays for as many steps as the busiest client has, and one scatter back.
 """
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain, islice
 from math import prod
 from typing import Any
@@ -247,8 +249,21 @@ def capture(step: Callable[[], None], changed: list[Tensor], pool: Any = None) -
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     # Others may be pinning memory meanwhile.
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+    with uncollected(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         step()
     for tensor, before in zip(changed, kept, strict=True):
         tensor.copy_(before)
     return graph
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage is collected meanwhile: to free a former run's recording while another is made breaks both."""
+    gc.collect()
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()

@@ -14,11 +14,12 @@ from rich.table import Table
 from fairfold.cli.console import Terminal
 from fairfold.errors import InvalidData, InvalidSettings
 from fairfold.files import write_atomically
-from fairfold.reproduce.records import Watcher
+from fairfold.reproduce.records import Watcher, of_this_code, whole
 from fairfold.runs.progress import LINE_SECONDS
 from fairfold.runs.units import human_seconds
 
 if TYPE_CHECKING:
+    from fairfold.reproduce.check import Checked
     from fairfold.reproduce.experiment import Cell, Experiment
     from fairfold.reproduce.output import Results
     from fairfold.reproduce.records import Outcome
@@ -60,6 +61,12 @@ def reproduce(
             "--again", help="Run the cells again whose records lack the commit, versions or what each user got."
         ),
     ] = False,
+    redo: Annotated[
+        bool,
+        typer.Option(
+            "--redo", help="Run the cells again (best with --only) that another commit than the present one has run."
+        ),
+    ] = False,
     search: Annotated[
         bool,
         typer.Option("--search", help="Choose settings (learning rates) in short runs on held-out data, and stop."),
@@ -80,6 +87,10 @@ def reproduce(
     longest: Annotated[
         float, typer.Option(help="With --check: of the cells that took at most so many seconds when they were run.")
     ] = float("inf"),
+    join: Annotated[
+        Path | None,
+        typer.Option(help="Take over the records of another folder of results; compare those that were run again."),
+    ] = None,
     list_them: Annotated[bool, typer.Option("--list", help="Show the experiments and what they hold.")] = False,
 ) -> None:
     """Run a table of the paper again, and show its figures beside ours, with the spread over seeds.
@@ -116,11 +127,15 @@ def reproduce(
         return
     title = experiments[0].folder if len(experiments) == 1 else f"{name}-quick" if quick else name
     display = Display(console, title)
+    if join is not None:
+        _join(console, experiments, out, join)
+        return
     if check:
         _check(console, experiments, out, check, longest, jobs, display)
         return
+    holds = of_this_code if redo else whole if again else bool
     try:
-        outcomes = execute_all(experiments, out, jobs, display, run=not show, only=only or (), again=again)
+        outcomes = execute_all(experiments, out, jobs, display, run=not show, only=only or (), holds=holds)
     except KeyboardInterrupt:
         console.say("What is done is kept: the same command goes on.")
         raise
@@ -136,6 +151,11 @@ def reproduce(
     missing = [entry for results in finished for grid in results.grids for entry in grid.entries]
     if missing and all(entry.state == "no data" for entry in missing):
         raise InvalidData(missing[0].reason.split("; needed")[0], "data for at least one cell", missing[0].reason)
+    if broken := [outcome.reason for found in outcomes for outcome in found.values() if outcome.state == "broken"]:
+        for reason in broken:
+            console.say(reason)
+        console.say(f"{len(broken)} cells broke off. All others are kept; the same command runs these again.")
+        raise typer.Exit(1)
 
 
 def _check(
@@ -153,16 +173,39 @@ def _check(
         found = check(experiments, out, many, longest, jobs, display)
     finally:
         display.close()
+    _print_checked(console, found)
+    console.say(_agreement(found))
+    if not all(one.agrees for one in found):
+        raise typer.Exit(1)
+
+
+def _join(console: Terminal, experiments: list[Experiment], out: Path, other: Path) -> None:
+    from fairfold.reproduce.check import AGAIN, join
+
+    if not any((other / experiment.folder).is_dir() for experiment in experiments):
+        names = ", ".join(experiment.folder for experiment in experiments)
+        raise InvalidData(f"--join {other}", f"a folder that holds {names}", "Name the folder that was given as --out.")
+    found = join(experiments, out, other)
+    _print_checked(console, [one for one in found if not one.agrees])
+    for experiment in experiments:
+        mine = [one for one in found if one.cell.experiment == experiment.name]
+        if mine:
+            console.say(f"{experiment.name}: {_agreement(mine)}")
+    console.say(f"{_agreement(found)} Every cell: {out / AGAIN}" if found else "No kept cell was run again.")
+
+
+def _print_checked(console: Terminal, found: list[Checked]) -> None:
     table = Table("cell", "kept", "now", "seeds apart", "")
     for one in found:
-        word = "same" if one.same else "agrees" if one.agrees else "DIFFERS"
         figures = f"{one.kept:.4f}", f"{one.now:.4f}", f"{one.range:.4f}"
-        table.add_row(escape(f"{one.cell.experiment} {one.cell.label}"), *figures, word)
-    console.print(table)
+        table.add_row(escape(f"{one.cell.experiment} {one.cell.label}"), *figures, one.verdict)
+    if found:
+        console.print(table)
+
+
+def _agreement(found: list[Checked]) -> str:
     agree, same = sum(one.agrees for one in found), sum(one.same for one in found)
-    console.say(f"{agree} of {len(found)} agree: {same} to four digits, the others within what seeds are apart.")
-    if agree < len(found):
-        raise typer.Exit(1)
+    return f"{agree} of {len(found)} agree: {same} to four digits, the others within what seeds are apart."
 
 
 def _write(console: Terminal, experiment: Experiment, outcomes: dict[Cell, Outcome], out: Path) -> Results:
@@ -186,11 +229,17 @@ def _write_pages(console: Terminal, folder: Path, out: Path) -> None:
     pages = Pages(out, folder.parent)
     for path in sorted(folder.glob("*.md")):
         text = path.read_text(encoding="utf-8")
-        if (made := pages.made(text)) != text:
+        try:
+            made = pages.made(text)
+            wrong = pages.unheld(made) if PART.search(made) else []
+        except InvalidData as error:  # names records that are not there: its other tables cannot be trusted either
+            console.say(f"{path} is left as it is: {error}")
+            continue
+        if made != text:
             write_atomically(path, made.encode())
             console.say(f"Tables made anew: {path}")
-        for wrong in pages.unheld(made) if PART.search(made) else ():
-            console.say(f"{path}: no record holds {wrong}")
+        for one in wrong:
+            console.say(f"{path}: no record holds {one}")
 
 
 def _list(console: Terminal) -> None:
@@ -237,7 +286,7 @@ def _table(title: str, heading: list[str], rows: list[list[str]]) -> Table:
 
 
 class Display(Watcher):
-    """Cells done, of how many, time left; a bar on a terminal, a line a cell elsewhere."""
+    """Cells done, of how many, time left; a bar on a terminal, a line per cell elsewhere."""
 
     def __init__(self, console: Terminal, name: str) -> None:
         self._console, self._name = console, name

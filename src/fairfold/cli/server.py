@@ -80,17 +80,26 @@ def init(
 
 
 @server.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def start(context: typer.Context, folder: Folder) -> None:
+def start(
+    context: typer.Context,
+    folder: Folder,
+    watch: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Also show the server on a page at this port, for this machine alone."),
+    ] = None,
+) -> None:
     """Run the server in the foreground until Ctrl-C or SIGTERM; its program is started again when it ends.
 
-    Further options go to the SuperLink: --node-quota MB, --total-quota MB, --control-from ADDRESS, and Flower's own.
+    --watch is `fairfold watch FOLDER`, which see. Further options go to the SuperLink: --node-quota MB, --total-quota
+    MB, --control-from ADDRESS, and Flower's own.
 
     Examples:
         fairfold server start fleet
+        fairfold server start fleet --watch 8050
     """
     console, found = Terminal(), opened(folder)
     try:
-        found.start(console.say, context.args)
+        found.start(console.say, context.args, watch)
     except KeyboardInterrupt:
         console.say("The server has stopped.")
 

@@ -9,7 +9,7 @@ from fairfold.cli.console import Terminal
 
 
 def watch(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, of `fairfold train` or of a fleet.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run, or of a fleet's server.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any free one.")] = 8050,
     host: Annotated[
         str, typer.Option(help="Address to listen on. Any other than that of this machine alone needs --token.")
@@ -20,16 +20,19 @@ def watch(
 ) -> None:
     """Show a run in a browser while it goes: rounds, quality per size, devices, who was left out and why, bytes.
 
-    Only the run's folder is read, and nothing is written. /metrics has the figures for Prometheus, /status.json has all
-    of them.
+    Only the run's folder is read, and nothing is written. Of a server also who is connected is shown, and its run as
+    soon as there is one. /metrics has the figures for Prometheus, /status.json has all of them.
 
     Examples:
         fairfold watch runs/first
+        fairfold watch fleet
     """
     import asyncio
     import socket
 
     from fairfold.errors import InvalidSettings
+    from fairfold.flower.server import FILE as SERVER
+    from fairfold.flower.server import ServerFolder
     from fairfold.runs.read import require_run
     from fairfold.watch.app import LOOPBACK, watching
     from fairfold.watch.told import Watched
@@ -40,7 +43,9 @@ def watch(
         raise InvalidSettings(
             "`fairfold watch`, which needs uvicorn", "the extra 'flower'", "pip install 'fairfold[flower]'"
         ) from None
-    require_run(run)
+    server = ServerFolder.open(run) if (run / SERVER).is_file() else None
+    if server is None:
+        require_run(run)
     if host not in LOOPBACK and not token:
         raise InvalidSettings(
             f"--host {host} without a token",
@@ -48,7 +53,8 @@ def watch(
             "Add --token with a long random word, and put TLS before the page.",
         )
     console = Terminal()
-    app = watching(Watched(run), token or None)
+    watched = Watched(run) if server is None else Watched(server.run, server.devices)
+    app = watching(watched, token or None)
     config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     with listening:

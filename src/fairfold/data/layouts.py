@@ -92,7 +92,7 @@ def _detect(path: Path, wanted: Options) -> Layout:
         return _json(path, first, wanted)
     if not wanted.about_columns and _is_lines(name, start):
         return Layout("lines")
-    return _delimited(path, first, wanted)
+    return _delimited(path, start, wanted)
 
 
 def _text(start: bytes) -> str:
@@ -222,9 +222,10 @@ def _positions(path: Path, first: str, separator: str, scale: tuple[float, float
     return Layout("delimited", 0, 1, 2, width, separator, scale=scale)
 
 
-def _delimited(path: Path, first: str, wanted: Options) -> Layout:
-    separator = wanted.separator or max(SEPARATORS, key=lambda s: (first.count(s) * len(s), -len(s)))
-    names = [name.strip().strip('"') for name in first.split(separator)]
+def _delimited(path: Path, start: str, wanted: Options) -> Layout:
+    first, *below = start.replace("\r", "").split("\n")
+    separator = wanted.separator or _separator(first)
+    names = _fields(first, separator)
     if len(names) < 2:
         raise InvalidData(
             f"the first line of {path.name} is {first[:60]!r}, one field with the separator {separator!r}",
@@ -236,20 +237,19 @@ def _delimited(path: Path, first: str, wanted: Options) -> Layout:
         # The ratings of 2014 start with the user, those of 2018 with the product; users' ids all start with A.
         user, item = (0, 1) if names[0].startswith("A") and not names[1].startswith("A") else (1, 0)
         return Layout("delimited", user, item, 2, 4, separator, scale=(1, 5))
-    numbers = [re.fullmatch(r"-?[\d.]+", name) is not None for name in names]
     by_position = all(named is None or named.isdecimal() for named in wanted.columns) and any(wanted.columns)
     known = any(plain(name) in words for name in names for words in NAMES.values()) or any(
         named in names for named in wanted.columns
     )
-    if any(numbers) and not known and not by_position:  # no header names a column by a number
+    headless = (by_position or not known) and _is_data(names, [_fields(line, separator) for line in below[:-1]])
+    if headless and not by_position:
         rated = " --rating-column 3" if len(names) > 2 else ""
         raise InvalidData(
             f"the first line of {path.name} is {first[:60]!r}",
             "a header that names the columns",
             f"Say where they are: fairfold train --data {shlex.quote(path.name)} --user-column 1 --item-column 2{rated}"
-            " (in Python user_column='1'), or add a first line such as user_id,item_id,rating.",
+            f" (in Python user_column='1'), or add a first line such as user_id,item_id{rated and ',rating'}.",
         )
-    headless = by_position and any(numbers)
     if headless:
         names = [str(place + 1) for place in range(len(names))]
     chosen = find_columns(path, names, wanted)
@@ -259,6 +259,22 @@ def _delimited(path: Path, first: str, wanted: Options) -> Layout:
     if not goodreads and plain_names >= {"userid", "movieid", "rating"}:
         return replace(layout, scale=(0.5, 5))
     return _scaled(layout, names, goodreads=goodreads)
+
+
+def _separator(line: str) -> str:
+    """The one that a line has most of; a blank only where there is no other, as names and titles hold blanks, too."""
+    others = [separator for separator in SEPARATORS if separator != " " and separator in line]
+    return max(others or [" "], key=lambda found: (line.count(found) * len(found), -len(found)))
+
+
+def _fields(line: str, separator: str) -> list[str]:
+    return [field.strip().strip('"') for field in line.split(separator)]
+
+
+def _is_data(first: list[str], below: list[list[str]]) -> bool:
+    """Whether a first line names no columns: a field is a number, or stands in its column again, as ids do."""
+    seen = {(place, field) for row in below for place, field in enumerate(row) if field}
+    return any(re.fullmatch(r"-?[\d.]+", field) or (place, field) in seen for place, field in enumerate(first))
 
 
 def _is_amazon(fields: list[str]) -> bool:

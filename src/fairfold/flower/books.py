@@ -38,6 +38,7 @@ class Books:
         self.behind: list[int] | None = moments[BEHIND]["steps"].tolist() if BEHIND in moments else None
         # The sums before the first round, by items as they are numbered in this run.
         self.survey: Weights = dict(moments.get(SURVEY, {}))
+        self.windows = 0  # of items of which these sums are known, while devices are asked for them
         # Which numbering of the items this is, 0 for the catalogue's own, and the number of each where it is another.
         self.numbering = int(numbering["number"]) if numbering else 0
         self.place: Tensor | None = numbering.get(PLACE)

@@ -18,6 +18,7 @@ from fairfold.runs.read import LOG, RESULT
 
 IN_VAIN = 3  # runs in a row that break off without a round, after which it is for a person to look
 RESTART = 600.0  # seconds in which a server that died has to be back
+WORTH_TELLING = (" joins: ", " left out: ", "it does not count, and is tried again")  # of a run's log
 Say = Callable[[str], None]
 
 
@@ -163,6 +164,6 @@ class Launch:
                         break
                     place += len(line)
                     text = line.decode(errors="replace").rstrip()
-                    if " joins: " in text or " left out: " in text:
-                        yield text.split(" ", 3)[-1]
+                    if any(words in text for words in WORTH_TELLING):
+                        yield str(detail_of(line).get("message") or text.split(" ", 3)[-1])
             yield None

@@ -2,14 +2,14 @@
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import torch
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
-from fairfold.errors import InvalidMessage, InvalidSettings, InvalidState
+from fairfold.errors import InvalidMessage, InvalidSettings
 from fairfold.flower.books import Books
 from fairfold.flower.exchange import ask_all
 from fairfold.flower.nodes import Node
@@ -85,33 +85,39 @@ def first_plan(settings: Settings, num_items: int, picture: Picture | None) -> P
     return Plan.of(settings, Public(num_items), picture)
 
 
-def open_books(books: Books, settings: Settings, num_items: int, nodes: list[Node], grid: Grid, timeout: float) -> None:
-    """Ask everybody who is there for the sums before the first round, and number the items by them."""
+def open_books(books: Books, settings: Settings, num_items: int, nodes: list[Node], grid: Grid, timeout: float) -> str:
+    """Ask everybody who is there for the sums before the first round, and number the items by them.
+
+    Returns why there are no such sums yet, or nothing. Items that were asked for are not asked for again: two sums of
+    nearly the same devices would tell the difference.
+    """
     log.info("asking %d nodes for the sums before the first round", len(nodes))
-    survey: Weights = {}
     nodes = list(nodes)
-    for window in windows(num_items):
-        heard = 0
+    for window in windows(num_items)[books.windows :]:
+        answers: Iterable[Answer]
         if settings.privacy.sums_alone:
-            answers = secure_survey(grid, settings, num_items, window, nodes, books.run, timeout)
+            answers, lost = secure_survey(grid, settings, num_items, window, nodes, books.run, timeout)
         else:
-            answers = _plain_survey(grid, settings, num_items, window, nodes, timeout)
+            answers, lost = _plain_survey(grid, settings, num_items, window, nodes, timeout), ""
+        heard = 0
         for answer in answers:
             heard += 1
             for name, part in answer.sums.items():
                 size = num_items if len(part) == len(window) else len(part)
-                whole = survey.setdefault(name, torch.zeros(size).double())
+                whole = books.survey.setdefault(name, torch.zeros(size).double())
                 (whole[window.start : window.stop] if size == num_items else whole).add_(part)
         if not heard:
-            raise InvalidState("a survey that nobody answered", "devices that do", "See the devices' own logs.")
+            return lost or f"none of {len(nodes)} devices answered: see their own logs"
+        books.windows += 1
+    survey = books.survey
     if settings.subspace.counted:
         place: torch.Tensor | None = order_by(survey[COUNTS], settings)[1]
     else:
         place = settings.algorithm.numbering(Plan.of(settings, Public(num_items, survey=survey)))
     if place is not None:
         books.numbering, books.place = new_word(), place.to(torch.int64)
-        survey = {name: _moved(of, place) for name, of in survey.items()}
-    books.survey = survey
+        books.survey = {name: _moved(of, place) for name, of in survey.items()}
+    return ""
 
 
 def _plain_survey(

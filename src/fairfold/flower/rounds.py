@@ -9,7 +9,6 @@ from functools import partial
 from flwr.app import MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from fairfold.errors import InvalidState
 from fairfold.flower.exchange import Line
 from fairfold.flower.nodes import Node, Nodes
 from fairfold.flower.secure_round import SecureRound
@@ -26,6 +25,7 @@ from fairfold.simulate.result import Quality, RoundReport
 from fairfold.simulate.run import Progress
 
 OTHER_SIZE = "it can hold less than when it spoke: its word stays until the next run"
+NO_SURVEY = "the survey before the first round is lost"
 Heard = tuple[float, int]  # sum of the qualities of some users, and their number
 
 
@@ -56,6 +56,7 @@ class OpenRound:
     said: dict[int, Heard] = field(default_factory=dict)  # the same by node
     secure: SecureRound | None = None  # where answers come under masks
     line: Line = field(default_factory=Line)  # on which the orders went
+    unsurveyed: str = ""  # why devices could not be asked for the sums before the first round
 
     def phase(self, name: str) -> None:
         """What was done since the last phase has a name."""
@@ -77,6 +78,11 @@ class OpenRound:
         self.left_out |= {node.node_id: OTHER_SIZE for node in cohort if not nodes.speaks(node)}
         return [node for node in cohort if nodes.speaks(node)]
 
+    def lack_survey(self, present: list[Node], why: str) -> None:
+        """There are no sums before the first round: nobody takes part until there are."""
+        self.unsurveyed = why
+        self.left_out |= {node.node_id: NO_SURVEY for node in present} if why else {}
+
     def send(self, node: Node, size: int) -> None:
         """Note what is sent to a node."""
         self.down[node.node_id] = size
@@ -89,6 +95,8 @@ class OpenRound:
 
     def why_empty(self) -> str:
         """Why no answer counts, in words."""
+        if self.unsurveyed:
+            return f"the survey before it is lost: {self.unsurveyed}"
         if not self.down and not self.left_out:
             return "no node is there that takes part"
         reasons = Counter(self.left_out.values()).most_common()
@@ -159,10 +167,7 @@ class OpenRound:
         if self.secure is None:
             return
         found = self.secure.finish()
-        if not found and not plan.settings.privacy.tells_quality:
-            given = f"round {number}, whose noisy sum is lost"
-            remedy = "Devices have paid for it: they take part in another run if their owners allow more."
-            raise InvalidState(given, "seven in ten devices that stay", remedy)
+        self.secure.require_unpaid(f"round {number}")
         for size, heard in found.items():
             self.hear_all(heard)
             sent = self.orders[size].sent

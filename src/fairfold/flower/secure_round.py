@@ -7,7 +7,7 @@ rightly, has left. Nothing here knows what is summed: an encoding says it.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from flwr.app import RecordDict
@@ -25,7 +25,7 @@ from fairfold.privacy.noise import STAYING
 from fairfold.protocol.noising import sigma_of
 from fairfold.protocol.words import Answer
 from fairfold.secure.messages import Session
-from fairfold.secure.server import Phase, Server
+from fairfold.secure.server import Server
 from fairfold.settings import Settings
 from fairfold.settings.privacy import PrivatePrivacy, SecurePrivacy
 
@@ -53,6 +53,8 @@ class SecureRound:
         sizes: The size of every node, as the encoding knows it.
         nodes: The nodes by their names.
         survivors: Those whose vectors are in the sum, once it is known.
+        asked: Whether vectors were asked for: with noise, devices have paid then, whatever becomes of the sum.
+        lost: Why there is no sum, where there is none.
     """
 
     grid: Grid
@@ -62,6 +64,8 @@ class SecureRound:
     sizes: Mapping[int, int]
     nodes: dict[int, Node]
     survivors: list[Node] = field(default_factory=list)
+    asked: bool = False
+    lost: str = ""
 
     def begin(self, run: int, number: int, purpose: str) -> dict[int, bytes]:
         """Agree on keys and shares: what goes with the question to every node that is still there, by its id."""
@@ -76,10 +80,13 @@ class SecureRound:
         self.server = Server(session, {name: places[self.sizes[name]] for name in self.nodes}, room=None)
         invitation = session.packed(session.digest)
         try:
-            return self._by_id(self._ask(SHARES, self._ask(KEYS, dict.fromkeys(self.nodes, invitation))))
+            told = self._by_id(self._ask(SHARES, self._ask(KEYS, dict.fromkeys(self.nodes, invitation))))
         except SumLost as error:
             log.warning("%s %d: no secure sum: %s", purpose, number, error)
+            self.lost = f"{error.given}; needed: {error.needed}"
             return {}
+        self.asked = True
+        return told
 
     def _ask(self, kind: str, told: Mapping[int, bytes]) -> dict[int, bytes]:
         """One phase: tell devices something, hear them, and close it."""
@@ -103,24 +110,31 @@ class SecureRound:
 
     def finish(self) -> dict[int, Heard]:
         """What the survivors said together, by size; nothing where too few are left."""
-        if self.server.phase != Phase.VECTORS:
+        if self.lost:
             return {}
         try:
             self._ask(REVEAL, self._ask(SIGN, self.server.close()))
             totals = self.server.totals
         except SumLost as error:
             log.warning("a secure sum is lost: %s", error)
+            self.lost = f"{error.given}; needed: {error.needed}"
             return {}
         self.survivors = [self.nodes[name] for name in self.server.survivors]
         encoding = self.encoding(len(self.server.cohort.members))
         segments = zip(encoding.layout.segments, totals, strict=True)
         return encoding.decode({segment: words for segment, words in segments if len(words)})
 
+    def require_unpaid(self, what: str) -> None:
+        """End the run where devices have paid for a sum that is lost: none of them says it twice."""
+        if self.lost and self.asked and isinstance(self.settings.privacy, PrivatePrivacy):
+            remedy = "Devices have paid for it: they take part in another run if their owners allow more."
+            raise InvalidState(f"{what}, whose noisy sum is lost ({self.lost})", "devices that stay", remedy)
+
 
 def survey(
     grid: Grid, settings: Settings, num_items: int, window: range, nodes: list[Node], run: int, timeout: float
-) -> Iterator[Answer]:
-    """The sum of what devices say of some items before the first round."""
+) -> tuple[list[Answer], str]:
+    """The sum of what devices say of some items before the first round; where it is lost, nothing, and why."""
     by_name = {node.name: node for node in nodes}
     summed = SecureRound(
         grid,
@@ -139,8 +153,5 @@ def survey(
         except FairfoldError as error:
             log.warning("node %d left out of the survey: %s", node, error.given)
     heard = summed.finish()
-    if not heard:
-        raise InvalidState(
-            "a survey whose secure sum is lost", "enough devices that stay", "See the devices' own logs."
-        )
-    yield heard[0].answer
+    summed.require_unpaid("the survey before the first round")
+    return [one.answer for one in heard.values()], summed.lost

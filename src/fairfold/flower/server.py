@@ -14,6 +14,7 @@ import json
 import sys
 import time
 import tomllib
+from collections import Counter
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -192,10 +193,13 @@ class ServerFolder:
             "--disable-runtime-dependency-installation",
         ]  # fmt: skip
 
-    def start(self, say: Say, options: list[str]) -> None:
-        """Run the SuperLink, again whenever it ends, until this process is interrupted."""
+    def start(self, say: Say, options: list[str], page: int | None = None) -> None:
+        """Run the SuperLink, again whenever it ends, until this process is interrupted; and a page, on a port."""
         try:
-            with locked(self.folder, wait=False):
+            with locked(self.folder, wait=False), stopping([]) as beside:
+                if page is not None:
+                    shown = [sys.executable, "-m", "fairfold", "watch", str(self.folder), "--port", str(page)]
+                    beside.append(Program("the page", shown, None, OFFLINE))
                 self._start(say, options)
         except BlockingIOError:
             given = f"{self.folder}, whose server is running"
@@ -235,10 +239,14 @@ class ServerFolder:
         finally:
             line.close()
 
+    def devices(self) -> dict[str, int]:
+        """How many devices are connected, away, or have never come, by Flower's word for it."""
+        return dict(Counter(node["state"] for node in self.ask("nodes")["nodes"]))
+
     def online(self) -> tuple[int, int]:
         """How many devices are connected, of how many that are enrolled."""
-        nodes = self.ask("nodes")["nodes"]
-        return sum(node["state"] == "online" for node in nodes), len(nodes)
+        found = self.devices()
+        return found.get("online", 0), sum(found.values())
 
     def rounds_done(self) -> list[tuple[int, int]]:
         """The rounds of the run, each with the number of answers that counted."""

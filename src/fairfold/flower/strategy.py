@@ -192,7 +192,10 @@ class FairStrategy(Strategy):
             present = self.nodes.wait(lambda: self.nodes.everybody(grid), *wanted)
             if not present:
                 return []
-            opening.open_books(self.books, self.settings, self.num_items, present, grid, self.round_timeout)
+            asked = self.books, self.settings, self.num_items, present
+            self.open_round.lack_survey(present, opening.open_books(*asked, grid, self.round_timeout))
+            if self.open_round.unsurveyed:
+                return []
             self._settle()
             self._start_from_given()
             self.nodes.hide([node for node in present if node.node_id in self.nodes.usable])
@@ -249,9 +252,11 @@ class FairStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Check every answer, sum per size, apply; then write the round down."""
         opened, algorithm = self.open_round, self.plan.algorithm
-        if self.nodes.plan is None:  # nobody has come yet: there is no model to speak of
-            return None, None
         number, totals = self.progress.state.round_number + 1, Totals()
+        if self.nodes.plan is None:  # nobody has come yet, or a survey is lost: there is no model to speak of
+            if self._record is not None:
+                self._record.note_round(number, opened)
+            return None, None
         for node, order, reply in usable_answers(self, number, replies, trained=True):
             assert reply.answer is not None  # of such no word is handed on
             totals.add(order.sent, reply.answer, alone=self.plan.method.per_client)

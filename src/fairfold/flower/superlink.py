@@ -8,7 +8,7 @@ register keys and start runs, which is to run code. Here
 - what a node has stored is counted (``quota``);
 - a node that is refused is told why: Flower has one answer for a key that it does not know and for a node whose old
   connection is still open;
-- a device that asks for work while there is none costs little (``idle``);
+- a device that waits costs little: its questions for work (``idle``), and its heartbeats (``beats``);
 - devices enrol (``reception``), where the folder of a server is given (``--fleet``).
 """
 
@@ -27,12 +27,14 @@ from pathlib import Path
 from typing import Any
 
 from fairfold.errors import FairfoldError, InvalidState
+from fairfold.flower.beats import Beats
 from fairfold.flower.idle import Idle
 from fairfold.flower.quota import Quota, Refused
 from fairfold.flower.reception import LARGEST, OWN, Answer, Reception, Route, refusal
 
 FLEET = "/v1/fleet/"
-PULL, PROTOBUF = FLEET + "pull-messages", (b"content-type", b"application/protobuf")
+PULL, BEAT = FLEET + "pull-messages", FLEET + "send-node-heartbeat"
+PROTOBUF = (b"content-type", b"application/protobuf")
 LIMITS = {
     FLEET + "push-object": (8 << 20, 16), FLEET + "pull-object": (1 << 20, 16), FLEET: (1 << 20, 64), OWN: (LARGEST, 4),
 }  # fmt: skip
@@ -45,7 +47,7 @@ REFUSAL_SECONDS = 1.0  # that a refused token takes: with four turns, four guess
 # those Python counts objects, not bytes.
 COLLECTED_AFTER = 64 << 20
 SLOWEST = 120.0  # seconds in which a request must have come, and its response must have been read
-KEPT = 25  # seconds that a silent connection is kept: to open one costs more than most of what is asked by it
+KEPT = 90  # seconds that a silent connection is kept, longer than devices pause: to open one costs more than a question
 MEGABYTE = 10**6
 KNOWN = "1.41."
 PARAMETERS = {
@@ -80,7 +82,7 @@ class Gate:
         routes: Mapping[str, Route] | None = None,
     ) -> None:
         self.app, self.trusted, self.slowest, self.routes = app, trusted, slowest, routes or {}
-        self._uncollected, self._idle = 0, Idle()
+        self._uncollected, self._idle, self._beats = 0, Idle(), Beats()
         self._turns = {path: asyncio.Semaphore(at_once) for path, (_, at_once) in LIMITS.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -136,8 +138,11 @@ class Gate:
         body = await self._body(most, receive, send)
         if body is None:
             return
-        if scope["path"] == PULL and "app" in scope:
-            answer = await self._idle.answer(body, scope["app"].state.linkstate_factory.state())
+        if scope["path"] in (PULL, BEAT) and "app" in scope:
+            if scope["path"] == PULL:
+                answer = await self._idle.answer(body, scope["app"].state.linkstate_factory.state())
+            else:
+                answer = await self._beats.answer(scope, body)
             if answer is not None:
                 await send({"type": "http.response.start", "status": 200, "headers": [PROTOBUF]})
                 await send({"type": "http.response.body", "body": answer})

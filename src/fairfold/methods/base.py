@@ -44,6 +44,7 @@ class Tensors:
         catalogue: Items that capacities are measured by, where tables have rows for the leading ones alone; else 0.
         users: How many there are, as far as is known.
         settled: The shape that devices of some bytes were found to be served best by.
+        whole: Rows there would be if all that could have one had; 0 where they do.
     """
 
     tables: Shapes
@@ -55,6 +56,7 @@ class Tensors:
     catalogue: int = 0
     users: int = 1
     settled: Mapping[int, Shape] = field(default_factory=dict)
+    whole: int = 0
 
     @property
     def shapes(self) -> Shapes:

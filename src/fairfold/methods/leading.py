@@ -22,8 +22,9 @@ from fairfold.values import BYTES, Shapes
 COLUMNS = (12, 24, 48, 96, 192, 384)
 """Columns that are tried."""
 
-PAIRED = (Shape(0, 0.5), Shape(96, 0.5))
-"""Shapes with pairs that are tried: alone, with no more of a row than its two factors, and beside many columns."""
+ALONE, BESIDE = Shape(0, 0.5), 0.75
+"""Pairs that are tried: alone, with no more of a row than its two factors; and in what rows leave of the bytes, which
+take no more than such a share of them, with half of the columns that are tried first (24 at least)."""
 
 USERS_PER_COLUMN, FEWEST = (30, 10), (48, 24)
 """What is tried first has a column for so many users, and so many at least, or of few users a column for fewer of them
@@ -34,7 +35,8 @@ ALL, HANDFUL = 192, 150
 to weigh, and is worse than either all of them or very few."""
 
 ENOUGH, FEW = 0.3, 1 / 16
-"""The share of the rows that what is tried first has to hold, and any other shape."""
+"""The share of the rows that what is tried first has to hold (of all that there could be, or else all of them), and any
+other shape."""
 
 NEIGHBOURS, MOST_NEAR = 5, 1 / 3
 """Neighbours of every item that are held first of all, unless they take more than such a share of the bytes; and then
@@ -67,24 +69,27 @@ def cut_to(budget: int, rows: int, columns: int, shape: Shape) -> Cut | None:
     return Cut(held[bits], few, bits, pairs, near) if held[bits] else None
 
 
-def shapes_for(budget: int, rows: int, columns: int, users: int, neighbours: int = NEIGHBOURS) -> list[Shape]:
-    """Shapes worth a trial, of which the first serves where nothing is known."""
+def shapes_for(
+    budget: int, rows: int, columns: int, users: int, neighbours: int = NEIGHBOURS, whole: int = 0
+) -> list[Shape]:
+    """Shapes worth a trial, of which the first serves where nothing is known; ``whole``: see :class:`Tensors`."""
 
-    def share(shape: Shape) -> float:
+    def held(shape: Shape) -> int:
         cut = cut_to(budget, rows, columns, shape)
-        return cut.rows / rows if cut is not None else 0.0
+        return cut.rows if cut is not None else 0
 
     (many, few), (usual, least) = USERS_PER_COLUMN, FEWEST
     wanted = max(users / many, min(usual, max(least, users / few))) if users >= HANDFUL else ALL
     first = min(range(len(COLUMNS)), key=lambda place: abs(log(COLUMNS[place] / wanted)))
     near = neighbours if pair_bytes(neighbours * rows, rows) <= MOST_NEAR * budget else 0
-    while first and share(Shape(COLUMNS[first], near=near)) < ENOUGH:
+    while first and held(Shape(COLUMNS[first], near=near)) < min(rows, ENOUGH * max(rows, whole)):
         first -= 1
     others = [Shape(COLUMNS[place]) for place in (first - 1, first - 2, first + 1) if 0 <= place < len(COLUMNS)]
     found = {cut_to(budget, rows, columns, shape): shape for shape in [Shape(COLUMNS[first], near=near)]}
     another = Shape(COLUMNS[first], near=0 if near else min(1, neighbours))
-    for shape in [another, *(replace(other, near=near) for other in (*others, *PAIRED))]:
-        if share(shape) >= FEW:
+    paired = ALONE, Shape(COLUMNS[max(first - 1, 1)], BESIDE)
+    for shape in [another, *(replace(other, near=near) for other in (*others, *paired))]:
+        if held(shape) >= FEW * rows:
             found.setdefault(cut_to(budget, rows, columns, shape), shape)
     return list(found.values())
 
@@ -147,8 +152,8 @@ class Leading(Method):
     def shape_for(self, tensors: Tensors, budget: int, rows: int, columns: int) -> Shape:
         """The one that was settled for these bytes, or else the nearest ones; the first worth a trial if none was."""
         if not tensors.settled:
-            neighbours = [of[0] // rows for of in tensors.others.values()][1:]
-            return shapes_for(budget, rows, columns, tensors.users, *neighbours or [0])[0]
+            neighbours = sum(of[0] // rows for of in list(tensors.others.values())[1:])
+            return shapes_for(budget, rows, columns, tensors.users, neighbours, tensors.whole)[0]
         return tensors.settled[min(tensors.settled, key=lambda known: abs(log(known / max(budget, 1))))]
 
     def others(self, tensors: Tensors, held: Assignment) -> dict[str, Projection]:

@@ -5,16 +5,17 @@ import os
 import queue
 import shutil
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from traceback import format_exc
 from typing import Any
 
-from fairfold.errors import InvalidData
-from fairfold.files import make_folder
+from fairfold.errors import FairfoldError, InvalidData
+from fairfold.files import make_folder, write_atomically
 from fairfold.reproduce.experiment import Cell, Experiment
 from fairfold.reproduce.kinds import KINDS
 from fairfold.reproduce.machine import machine
@@ -31,7 +32,6 @@ from fairfold.reproduce.records import (
     keep,
     new_record,
     outcome_of,
-    whole,
 )
 
 POLL_SECONDS = 0.5
@@ -75,20 +75,21 @@ def execute_all(
     *,
     run: bool = True,
     only: Collection[str] = (),
-    again: bool = False,
+    holds: Callable[[Record], bool] = bool,
 ) -> list[dict[Cell, Outcome]]:
     """Run what is not kept yet of several experiments, side by side, what they have in common once.
 
     Results of each go to a folder of its name in ``out``. One job runs here, more in processes (by default
     :func:`default_jobs`). Without ``run`` only what is kept is taken, and no data is read. With ``only`` (patterns of
-    table/row/column) all other cells are taken as they are kept, with ``again`` those whose records lack something
-    (:func:`fairfold.reproduce.records.whole`) are run again. Returns the outcomes of each experiment.
+    table/row/column) all other cells are taken as they are kept. A kept cell whose record does not hold, which
+    ``holds`` says (:func:`fairfold.reproduce.records.whole` is one such rule), is run again, and replaced when that is
+    done. Returns the outcomes of each experiment.
     """
     watcher = watcher or Watcher()
     kept = _kept(experiments, out)
     anywhere: dict[str, Record] = {}
     for record in (record for records in kept.values() for record in records.by_label.values()):
-        if not again or whole(record):
+        if holds(record):
             anywhere.setdefault(record["fingerprint"], record)
     found, marks = dict[str, Outcome](), dict[Cell, str]()  # by mark; what a cell's outcome is found by
     taken, waiting = defaultdict[str, list[Record]](list), dict[str, Job]()  # over from other experiments; to be run
@@ -99,13 +100,13 @@ def execute_all(
         for cell in experiment.cells:
             try:
                 mine = run and named_by(cell, only)
-                mark = marks[cell] = _mark(cell) if mine else _mark_as_kept(cell, records)
+                mark = marks[cell] = _mark(cell) if mine else mark_as_kept(cell, records)
             except InvalidData as error:
                 marks[cell] = missing = f"no data: {error}"
                 found[missing] = Outcome("no data", str(error))
                 continue
-            lacks = again and mine and not whole(records.by_label.get(cell.label, {}))
-            outcome = None if lacks else records.outcome(cell.label, mark)
+            again = mine and not holds(records.by_label.get(cell.label, {}))
+            outcome = None if again else records.outcome(cell.label, mark)
             if outcome is None and mark in anywhere:  # another experiment has the same cell
                 taken[experiment.folder].append(anywhere[mark] | {"label": cell.label} | _described(cell))
                 outcome = outcome_of(anywhere[mark])
@@ -162,7 +163,7 @@ def _tried(cell: Cell, marks: dict[Cell, str], found: dict[str, Outcome]) -> dic
     return {trial.column: found[marks[trial]] for trial in cell.trials}
 
 
-def _mark_as_kept(cell: Cell, records: Records) -> str:
+def mark_as_kept(cell: Cell, records: Records) -> str:
     """The same with the data that a kept cell says it had: to show what is kept nothing else is needed."""
     kind, kept = KINDS[cell.kind], records.by_label.get(cell.label)
     data = kept["outcome"]["data"] if kept else {}
@@ -182,17 +183,28 @@ def _described(cell: Cell) -> dict[str, Any]:
 
 
 def run_job(job: Job, tell: Tell) -> Outcome:
-    """Run one cell and keep it; a method's refusal is kept as well, missing data is asked for again next time."""
+    """Run one cell and keep it; a method's refusal is kept as well, missing data is asked for again next time.
+
+    An error that nobody foresaw costs this cell and no other: it is told, and the cell is run again next time.
+    """
     cell, kind = job.cell, KINDS[job.cell.kind]
+    broken = job.folder.with_name(f"{job.folder.name}.traceback.txt")
     try:
         outcome = kind.run_after(cell.values, cell.seed, job.folder, tell, job.tried)
     except InvalidData as error:
         return Outcome("no data", str(error))
+    except FairfoldError:
+        raise
+    except Exception as error:
+        make_folder(broken.parent)
+        write_atomically(broken, format_exc().encode())
+        return Outcome("broken", f"{cell.label} broke off ({type(error).__name__}): see {broken}")
     hardware = {"machine": machine(gpu=kind.on_gpu(cell.values))}
     outcome = replace(outcome, data=kind.data(cell.values), facts=outcome.facts | hardware)
     for place, own in job.homes:
         keep(place, new_record(own.label, job.mark, _described(own), outcome))
     shutil.rmtree(job.folder, ignore_errors=True)  # checkpoints of a finished cell serve nobody
+    broken.unlink(missing_ok=True)
     return outcome
 
 

@@ -80,7 +80,7 @@ class ExperimentFile(Frozen):
     like: str = ""  # another experiment, whose `set` and `quick` come before this one's
     set: Values = Field(default_factory=dict)
     quick: Values = Field(default_factory=dict)
-    seeds: tuple[int, ...] = (0, 1, 2)  # one run a cell for each
+    seeds: tuple[int, ...] = (0, 1, 2)  # one run per cell for each
     quick_seeds: tuple[int, ...] = (0,)
     notes: tuple[str, ...] = ()
     tables: dict[str, TableFile] = Field(min_length=1)
@@ -166,7 +166,7 @@ def _read(name: str) -> tuple[ExperimentFile, str]:
         return file.model_copy(update={"tables": _completed(name, file.tables)}), Path(name).stem
     except ValidationError as error:
         problems = "; ".join(_explain(problem) for problem in error.errors())
-        raise InvalidSettings(f"{name}: {problems}", "the keys of an experiment", "See docs/reproduction.md.") from None
+        raise InvalidSettings(f"{name}: {problems}", "the keys of an experiment", "See docs/experiments.md.") from None
 
 
 def _completed(name: str, tables: dict[str, TableFile]) -> dict[str, TableFile]:

@@ -55,6 +55,7 @@ class FedRecSettings:
     check_every: int = 10  # rounds of a trial, to find when to stop
     tried: dict[str, list[float]] = field(default_factory=dict)  # keys of [algorithm] and their values
     trial: dict[str, float] = field(default_factory=dict)  # of these one each: what a trial tries
+    level: Literal["plain", "secure"] = "plain"  # secure: ours counts and trains by sums under masks alone
     order_from: float = 1.0  # the share of the users, drawn by chance, whose counts number the items
 
     def __post_init__(self) -> None:
@@ -197,7 +198,8 @@ def settings_of(given: FedRecSettings, chosen: dict[str, float], seed: int, roun
     """Of the run of a cell."""
     data = {"data": {"kind": "interactions", "name": given.data}, "run": {"seed": seed}}
     if given.method == "ours":
-        return read_settings(merged(data, {"fleet": {"capacities": given.capacities, "clients_per_round": None}}))
+        fleet = {"capacities": given.capacities, "clients_per_round": None}
+        return read_settings(merged(data, {"fleet": fleet, "privacy": {"level": given.level}}))
     tables: dict[str, Any] = {
         "model": {"kind": "mf", "factors": given.factors},
         "algorithm": {"kind": given.method} | chosen,

@@ -16,6 +16,10 @@ ZEN = (
 """AMD's generations by family and model number: virtual machines often say no more than "AMD EPYC"."""
 
 
+CHANGED = "-changed"
+"""Follows the commit where the code differs from it."""
+
+
 @cache
 def machine(*, gpu: bool = False) -> str:
     """E.g. ``2-core Zen 4 (AMD EPYC)``, with the GPU in front of it where that was used."""
@@ -50,7 +54,7 @@ def software() -> dict[str, str | None]:
 
 
 def commit(checkout: Path) -> str | None:
-    """The commit that is checked out, with ``-changed`` where the code differs from it; None where there is none."""
+    """The commit that is checked out, with :data:`CHANGED` where the code differs from it; None where there is none."""
     if not (checkout / ".git").exists():  # installed: a repository further up is somebody else's
         return None
     git = ["git", "-C", str(checkout)]
@@ -61,4 +65,4 @@ def commit(checkout: Path) -> str | None:
         )
     except (OSError, subprocess.CalledProcessError):
         return None
-    return found if same.returncode == 0 else f"{found}-changed"
+    return found if same.returncode == 0 else f"{found}{CHANGED}"

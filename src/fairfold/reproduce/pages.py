@@ -5,8 +5,8 @@ A page says by comments, which readers do not see, where its figures come from.
 ``<!-- made: fedrec/ml-1m [NDCG@10; bytes held] -->`` … ``<!-- end -->`` holds a table that :func:`made` writes: a line
 per row, and of every column (or measure) its mean with its error. ``NDCG@10 − EASE, central`` is the difference to a
 row (or column, or reference) user by user, ``best: own``, ``: held`` and ``: moved`` are what each size's own model
-reaches (for all users, where that is known), what a device of it holds, and all bytes of a round; ``references`` stands
-for the references' own table.
+reaches (for all users, where that is known), what a device of it holds, and all bytes of a round, ``best: paper`` is
+the paper's figure; ``references`` stands for the references' own table.
 
 ``<!-- figures: beyond/ml-1m, benchmarks/results/private.csv -->`` begins a part, up to the next such comment or
 heading of the second level, whose figures (numbers of three decimals or more) have to be among those that these records
@@ -28,8 +28,7 @@ from fairfold.errors import InvalidData
 from fairfold.reproduce.compared import gaps
 from fairfold.reproduce.execute import execute_all
 from fairfold.reproduce.experiment import known_experiments, read_experiment
-from fairfold.reproduce.records import Records, outcome_of
-from fairfold.reproduce.search import SEARCH
+from fairfold.reproduce.records import SEARCH, Records, outcome_of
 from fairfold.reproduce.tables import Entry, Grid, grids, sizes
 from fairfold.runs.units import human_bytes, human_seconds
 
@@ -70,6 +69,7 @@ class Pages:
     def __init__(self, results: Path, root: Path) -> None:
         self._results, self._root = results, root
         self._grids: dict[str, dict[str, Grid]] = {}
+        self._held: dict[str, Held] = {}
 
     def grid(self, experiment: str, table: str) -> Grid:
         """One table of an experiment, from what is kept."""
@@ -109,7 +109,7 @@ class Pages:
         for sources, part in parts(APART.sub("", CODE.sub("", MADE.sub("", text)))):
             if sources is not None and sources.startswith(NONE):
                 continue
-            held = Held() if sources is None else self.held(sources)
+            held = self.held(sources or "")
             for line in part.splitlines():
                 cells = [cell.strip(" *`") for cell in line.strip().strip("|").split("|")]
                 row = cells[0] if line.lstrip().startswith("|") else None
@@ -120,9 +120,11 @@ class Pages:
         return wrong
 
     def held(self, sources: str) -> Held:
-        """The numbers of some sources, named as on a page."""
-        found = Held()
-        for source in (word.strip() for word in sources.split(",")):
+        """The numbers of some sources, named as on a page; none of no source."""
+        if sources in self._held:
+            return self._held[sources]
+        found = self._held[sources] = Held()
+        for source in filter(None, (word.strip() for word in sources.split(","))):
             if source.endswith(".csv"):
                 self._of_csv(source, found)
                 continue
@@ -235,7 +237,7 @@ def _lines(grid: Grid, columns: list[str]) -> list[str]:
 
 def _cell(entry: Entry | None) -> str:
     if entry is None or entry.mean is None:
-        return ""
+        return "N/A" if entry is not None and entry.state == "N/A" else ""
     if entry.column.startswith("bytes"):
         return human_bytes(round(entry.mean))
     if entry.column == "rounds":
@@ -266,7 +268,11 @@ def _moved(entry: Entry | None) -> str:
     return human_bytes(round(known)) if known else ""
 
 
-SIDES = {"own": _own, "held": _held, "moved": _moved}
+def _paper(entry: Entry | None) -> str:
+    return "" if entry is None or entry.paper is None else str(entry.paper)
+
+
+SIDES = {"own": _own, "held": _held, "moved": _moved, "paper": _paper}
 
 
 def _short(value: float) -> str:

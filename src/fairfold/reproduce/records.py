@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fairfold.files import locked, write_atomically
-from fairfold.reproduce.machine import software
+from fairfold.reproduce.machine import CHANGED, software
 from fairfold.sealed import CHECKSUM, SENSELESS, sealed_values, table_in, values_in
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 """Raised whenever a cell of the same settings would be run in another way: what was kept is then run again."""
 
-CELLS, UNDER_WAY = "cells", ".under-way"
+CELLS, SEARCH, UNDER_WAY = "cells", "search", ".under-way"
 
 Record = dict[str, Any]
 """A line: label, fingerprint, versions, table, row, column, kind, seed, settings, and the outcome."""
@@ -34,7 +34,7 @@ Record = dict[str, Any]
 class Outcome:
     """One cell for one seed."""
 
-    state: Literal["done", "N/A", "no data"] = "done"  # N/A: the method cannot serve the capacities
+    state: Literal["done", "N/A", "no data", "broken"] = "done"  # N/A: the method cannot serve the capacities
     reason: str = ""  # why it is not done
     best: float | None = None  # over the evaluations
     best_round: float | None = None
@@ -102,6 +102,12 @@ def whole(record: Record) -> bool:
         record["kind"] == "fedrec" or str(outcome["facts"].get("metric", "")).startswith("NDCG@20")
     )
     return bool(record.get("torch") and record.get("commit") and (outcome.get("by_user") or not ranked))
+
+
+def of_this_code(record: Record) -> bool:
+    """Whether a record was made by the commit that is checked out, with nothing changed since."""
+    now = software()["commit"]
+    return bool(now) and not str(now).endswith(CHANGED) and record.get("commit") == now
 
 
 def outcome_of(record: Record) -> Outcome:

@@ -21,12 +21,10 @@ from fairfold.files import make_folder, write_atomically
 from fairfold.reproduce.execute import default_jobs, workers
 from fairfold.reproduce.experiment import Cell, Experiment, SearchFile, Tried
 from fairfold.reproduce.kinds import KINDS
-from fairfold.reproduce.records import Outcome, Record, Records, fingerprint, keep, new_record, outcome_of
+from fairfold.reproduce.records import SEARCH, Outcome, Record, Records, fingerprint, keep, new_record, outcome_of
 from fairfold.settings import merged, nested, read_settings
 from fairfold.simulate.run import simulate
 from fairfold.simulate.world import load_data
-
-SEARCH = "search"
 
 
 @dataclass(frozen=True)

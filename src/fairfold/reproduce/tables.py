@@ -71,8 +71,9 @@ class Grid:
 
 
 def grids(experiment: Experiment, outcomes: dict[Cell, Outcome]) -> list[Grid]:
-    """The tables of an experiment."""
-    return [_grid(name, file, experiment, outcomes) for name, file in experiment.file.tables.items()]
+    """The tables of an experiment; a quick version may leave one out."""
+    known = {cell.table for cell in experiment.cells}
+    return [_grid(name, file, experiment, outcomes) for name, file in experiment.file.tables.items() if name in known]
 
 
 def _grid(name: str, file: TableFile, experiment: Experiment, outcomes: dict[Cell, Outcome]) -> Grid:
@@ -142,7 +143,7 @@ def _measure(outcome: Outcome, column: str, best: bool) -> float | None:
 
 
 def _mean_facts(done: list[Outcome]) -> dict[str, Any]:
-    """Of the first seed, but for what devices reach and take, the mean over the seeds, and seconds a round."""
+    """Of the first seed, but for what devices reach and take, the mean over the seeds, and seconds per round."""
     facts = dict(done[0].facts)
     if "devices" in facts:
         facts["devices"] = {
@@ -177,7 +178,7 @@ def _mean_curve(done: list[Outcome]) -> tuple[tuple[float, float], ...]:
 
 COLUMNS = (
     "row", "column", "paper", "ours", "spread", "difference", "seeds", "round", "at the end", "seconds",
-    "seconds a round", "bytes a round", "note",
+    "seconds per round", "bytes per round", "note",
 )  # fmt: skip
 
 
@@ -195,8 +196,8 @@ def shown(value: float | str | None, signed: bool = False) -> str:
 def detail(entry: Entry) -> tuple[str, ...]:
     """One line about a cell, as text, in the order of :data:`COLUMNS`."""
     if entry.state != "done":
-        # Where data is missing, the reason names folders of this machine: for the terminal, not for files that travel.
-        reason = "the command says what to put where" if entry.state == "no data" else entry.reason
+        # Some reasons name folders of this machine: for the terminal, not for files that travel.
+        reason = "the command says more" if entry.state in ("no data", "broken") else entry.reason
         return (entry.row, entry.column, shown(entry.paper), entry.state, *[""] * (len(COLUMNS) - 5), reason)
     rounds = f"{mean(entry.rounds):.0f}"
     if isinstance(entry.paper_round, float | int):

@@ -4,7 +4,8 @@ Device k minimises F_k(θ) = mean over its samples of ½(xᵀθ − y)² + ½μ�
 its own, so the devices disagree. All hold subspaces of one size, with columns of unit length, as the proof asks. Each
 round K of N devices are drawn with replacement (scheme I of Li et al., 2020) and take E stochastic steps of size
 2 / (μ(g + t)); the server averages. The corollary promises that the error falls like 1/T towards the optimum *of the
-subspace*.
+subspace*, which is one and the same in all rounds. Algorithm 1 draws a new one every round (``rehash``): the error is
+then measured towards the optimum of the last round's subspace.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,9 @@ import torch
 from torch import Tensor
 
 from fairfold.subspace import Subspace, Sums
+
+SEED_BITS = 20
+"""Problems are numbered below it, rounds above."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class ConvexFederation:
     local_steps: int = 5
     rounds: tuple[int, ...] = (50, 100, 200, 400, 800, 1600)  # after which the error is measured
     problems: int = 8
+    rehash: bool = False  # a new subspace every round
 
     def problem(self, seed: int) -> tuple[Tensor, Tensor]:
         """Inputs [devices, samples, full_size] and targets [devices, samples]."""
@@ -47,22 +52,21 @@ class ConvexFederation:
     def errors(self, seed: int) -> list[float]:
         """F(θ_T) − F* after T rounds, T ascending in ``rounds``, F* being the optimum of the subspace."""
         inputs, targets = self.problem(seed)
-        subspace = Subspace(self.full_size, self.size, seed=seed, orthonormal=True)
-        optimum = self._loss(self._optimum(inputs, targets, subspace), inputs, targets)
-        mu = self.strong_convexity
+        subspace, mu = self._subspace(seed), self.strong_convexity
         smoothness = float(inputs.square().sum(-1).max()) + mu  # of every stochastic gradient
         shift = max(8 * smoothness / mu, self.local_steps)
-        rows = torch.stack([subspace.accumulate(x) for x in inputs.view(-1, self.full_size)])  # xᵀSψ = (Sᵀx)ᵀψ
-        rows = rows.view(self.devices, self.samples, self.size)
         generator = torch.Generator().manual_seed(seed + 1)
-        full = torch.zeros(self.full_size, dtype=torch.float64)
-        found = []
+        full, found = torch.zeros(self.full_size, dtype=torch.float64), list[float]()
+        columns = self._columns(subspace)
         for round_number in range(max(self.rounds)):
+            if self.rehash and round_number:
+                subspace = self._subspace(seed + (round_number << SEED_BITS))
+                columns = self._columns(subspace)
             clients = torch.randint(self.devices, (self.clients_per_round,), generator=generator)
             local = subspace.reduce(full).repeat(self.clients_per_round, 1)
             for step_number in range(self.local_steps):
                 samples = torch.randint(self.samples, (self.clients_per_round,), generator=generator)
-                row, target = rows[clients, samples], targets[clients, samples]
+                row, target = inputs[clients, samples] @ columns, targets[clients, samples]  # xᵀSψ = (Sᵀx)ᵀψ
                 gradient = ((row * local).sum(1) - target)[:, None] * row + mu * local
                 local -= 2 / (mu * (shift + round_number * self.local_steps + step_number)) * gradient
             sums = Sums()
@@ -70,17 +74,28 @@ class ConvexFederation:
                 sums.add(subspace, compact)
             full = sums.recover()
             if round_number + 1 in self.rounds:
-                found.append(self._loss(full, inputs, targets) - optimum)
+                best = self._loss(self._optimum(inputs, targets, columns), inputs, targets)
+                found.append(self._loss(full, inputs, targets) - best)
         return found
+
+    def _subspace(self, seed: int) -> Subspace:
+        return Subspace(self.full_size, self.size, seed=seed, orthonormal=True)
+
+    def _columns(self, subspace: Subspace) -> Tensor:
+        """S, one column per number of the subspace: a row of it has one number, at the slot of its weight."""
+        numbers = torch.arange(1, self.size + 1, dtype=torch.float64)
+        values = subspace.recover(torch.ones_like(numbers))
+        slots = (subspace.recover(numbers) / values).round().long() - 1
+        columns = torch.zeros(self.full_size, self.size, dtype=torch.float64)
+        columns[torch.arange(self.full_size), slots] = values
+        return columns
 
     def _loss(self, full: Tensor, inputs: Tensor, targets: Tensor) -> float:
         squared = (inputs @ full - targets).square().mean()
         return float(squared + self.strong_convexity * full.square().sum()) / 2
 
-    def _optimum(self, inputs: Tensor, targets: Tensor, subspace: Subspace) -> Tensor:
+    def _optimum(self, inputs: Tensor, targets: Tensor, columns: Tensor) -> Tensor:
         """The best vector of the subspace, by a dense solve."""
-        identity = torch.eye(self.size, dtype=torch.float64)
-        columns = torch.stack([subspace.recover(unit) for unit in identity], dim=1)
         rows = inputs.reshape(-1, self.full_size) @ columns
         normal = rows.T @ rows / len(rows) + self.strong_convexity * columns.T @ columns
         right = rows.T @ targets.reshape(-1) / len(rows)

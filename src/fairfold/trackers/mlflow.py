@@ -54,9 +54,8 @@ class MLflow(Tracker):
                 self._client.log_batch(self._run, params=parameters[first : first + PARAMETERS_AT_ONCE])
         except mlflow.MlflowException as error:
             remedy = "Check MLFLOW_TRACKING_URI, or name a database: MLflow(uri='sqlite:///mlflow.db')."
-            raise InvalidSettings(
-                f"MLflow at {mlflow.get_tracking_uri()}: {error}", "a run that can be opened there", remedy
-            ) from error
+            said = f"{self.TITLE} at {mlflow.get_tracking_uri()}: {error}".rstrip(".")
+            raise InvalidSettings(said, "a run that can be opened there", remedy) from error
         return self._run
 
     def _new(self) -> str:

@@ -50,7 +50,8 @@ class WeightsAndBiases(Tracker):
             )
         except wandb.Error as error:
             remedy = "Run `wandb login`, or set WANDB_MODE=offline, which keeps everything on this machine."
-            raise InvalidSettings(f"Weights & Biases: {error}", "a run that can be opened there", remedy) from error
+            said = f"{self.TITLE}: {error}".rstrip(".")
+            raise InvalidSettings(said, "a run that can be opened there", remedy) from error
         self._run.config.update(dict(settings), allow_val_change=True)
         self._run.define_metric("*", step_metric="round")
         return str(self._run.id)

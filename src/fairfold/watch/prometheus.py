@@ -18,7 +18,10 @@ def exposition(told: Mapping[str, Any]) -> str:
 def _families(told: Mapping[str, Any]) -> Iterator[tuple[str, str, str, Sequence[tuple[Labels, float]]]]:
     readable = told["state"] != "damaged"
     yield "readable", "gauge", "Whether the folder of the run can be read.", [({}, readable)]
-    if not readable:
+    devices = [({"state": state}, many) for state, many in sorted(told["devices"].items())]
+    if devices:
+        yield "devices", "gauge", "Devices of the server, by their state.", devices
+    if "changed" not in told:  # nothing can be read, or there is no run yet
         return
     yield "finished", "gauge", "Whether the run is finished.", [({}, told["state"] == "finished")]
     yield "last_change_timestamp_seconds", "gauge", "When the run last wrote something.", [({}, told["changed"])]

@@ -7,6 +7,7 @@ so only those that are new are read.
 import math
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,24 +34,46 @@ MOST_ROUNDS, MOST_LINES, MOST_NODES = 600, 40, 50
 QUIET = 120.0
 """Seconds without a change, beside three rounds, after which a run that is not finished is called quiet."""
 
+ASKED = 10.0
+"""Seconds after which a server is asked again who is connected."""
+
 Told = dict[str, Any]
 
 
 class Watched:
-    """A run that is looked at again and again."""
+    """A run that is looked at again and again; with ``devices``, the run of a server, which may not have begun.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: Of the run.
+        devices: Says how many devices the server has, by their state; an error where it does not answer.
+    """
+
+    def __init__(self, folder: Path, devices: Callable[[], dict[str, int]] | None = None) -> None:
         self.folder, whole = folder, folder.absolute()
+        self._devices, self._server, self._asked = devices, Told({"devices": {}, "problem": ""}), -ASKED
         self.name = whole.name if whole.name != "run" else f"{whole.parent.name}/run"  # that of a server says whose
         self._events, self._read = Totals(), 0
         self._kept: dict[str, tuple[float, Any]] = {}
 
     def told(self) -> Told:
         """All there is to say now; where a file cannot be read, that."""
+        self._ask()
+        begun = self._devices is None or (self.folder / SETTINGS).exists()
         try:
-            return self._told()
+            found = self._told() if begun else {"state": "no run yet", "now": time.time()}
         except FairfoldError as error:
-            return {"name": self.name, "state": "damaged", "problem": str(error), "now": time.time()}
+            found = {"state": "damaged", "problem": str(error), "now": time.time()}
+        return {"name": self.name} | self._server | found
+
+    def _ask(self) -> None:
+        """Ask the server for its devices, where there is one, and not every time."""
+        if self._devices is None or time.monotonic() - self._asked < ASKED:
+            return
+        self._asked = time.monotonic()
+        try:
+            self._server = {"devices": self._devices(), "problem": ""}
+        except FairfoldError as error:
+            self._server = {"devices": {}, "problem": str(error)}
 
     def _told(self) -> Told:
         settings: Settings = self._fresh(SETTINGS, lambda: read_run_settings(self.folder))
@@ -62,7 +85,7 @@ class Watched:
         usual = median(row["seconds"] for row in rounds) if rounds else 0.0
         state = "finished" if result else "running" if now - changed < QUIET + 3 * usual else "quiet"
         return {
-            "name": self.name, "state": state, "problem": "", "now": now, "changed": changed,
+            "state": state, "now": now, "changed": changed,
             "method": settings.subspace.method, "algorithm": settings.algorithm.kind,
             "capacities": settings.fleet.capacities, "metric": settings.metric,
             "smaller_is_better": settings.smaller_is_better, "wanted": settings.run.rounds,

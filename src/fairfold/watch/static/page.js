@@ -137,7 +137,11 @@ function show(told) {
   at("state").className = `state ${told.state}`;
   at("problem").hidden = !told.problem;
   at("problem").textContent = told.problem;
-  if (told.state === "damaged") return;
+  const words_of = {online: "connected now", offline: "enrolled, and away", registered: "enrolled, never there"};
+  const devices = Object.entries(told.devices).map(([state, many]) => [words_of[state] || state, many]);
+  const rows = (of) => of.map(([name, many]) => [name, many, String(many)]);
+  bars("nodes", rows(devices), told.problem ? "Not known." : "Nobody has enrolled.");
+  if (!("rounds" in told)) return;
   const ago = Math.max(told.now - told.changed, 0);
   const end = told.stopped ? `: ${told.stopped}` : "";
   at("about").textContent = `${told.algorithm}, ${told.method}, ${told.capacities} · last change ${seconds(ago)} ago${end}`;
@@ -147,10 +151,11 @@ function show(told) {
   chart("answers", [{name: "answers", colour: 2, points: told.rounds.map((row) => [row.round, row.clients])}], false);
   const words = {nodes: "finding nodes", orders: "making orders", answers: "waiting for answers", step: "the server's step", saving: "saving"};
   bars("phases", Object.entries(told.phases).map(([name, spent]) => [words[name] || name, spent, seconds(spent)]), "Only runs over a network say this.");
-  const sizes = Object.entries(told.nodes.by_size).map(([size, many]) => [`size ${size}`, many, String(many)]);
+  const sizes = Object.entries(told.nodes.by_size).map(([size, many]) => [`size ${size}`, many]);
   const states = [["known, and take part", told.nodes.known], ["have answered", told.nodes.answered],
     ["in the last round", told.nodes.last_round], ["cannot take part", told.nodes.refused]];
-  bars("nodes", told.nodes.known || told.nodes.refused ? [...states.map(([name, many]) => [name, many, String(many)]), ...sizes] : [], "Only runs over a network have nodes.");
+  const taking = told.nodes.known || told.nodes.refused ? [...states, ...sizes] : [];
+  bars("nodes", rows([...devices, ...taking]), "Only runs over a network have nodes.");
   bars("reasons", Object.entries(told.reasons).sort((a, b) => b[1] - a[1]).map(([why, many]) => [why, many, String(many)]), "Nobody was.");
   table("left", ["round", "node", "why"], [...told.refused.map((row) => ["–", row.node, row.why]), ...told.left_out.map((row) => [row.round, row.node, row.why])]);
   at("empty-section").hidden = !told.empty.length;
