@@ -1,37 +1,48 @@
 """References over several splits, rows per size, and an order of popularity that few users give."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy
 import pytest
 import torch
 
 from fairfold.errors import InvalidSettings
-from fairfold.reproduce.experiment import read_experiment
+from fairfold.reproduce.compared import gaps
+from fairfold.reproduce.experiment import Cell, read_experiment
 from fairfold.reproduce.federated import counted_by
-from fairfold.reproduce.gathered import over_splits, per_size
+from fairfold.reproduce.gathered import of_seed, over_splits, per_size
 from fairfold.reproduce.paired import over_seeds, packed
 from fairfold.reproduce.records import Outcome
+from fairfold.reproduce.tables import grids
 from tests.federations import tiny_data
+from tests.reproduce.small import SMALL, write
 
 
-def of_split(name: str, each: list[float]) -> Outcome:
-    return Outcome(facts={"references": {"popularity": 0.25, name: sum(each) / 2}}, by_user={name: packed(each)})
+def of_split(name: str, each: list[float], seed: int = 1) -> Outcome:
+    facts = {"references": {"popularity": 0.25, name: sum(each) / 2}}
+    return of_seed(Outcome(facts=facts, by_user={name: packed(each)}), seed)
 
 
 def test_references_of_several_splits_are_one_row_under_all_that_was_chosen() -> None:
-    found = [of_split("EASE (penalty 100)", [0.5, 1.0]), of_split("EASE (penalty 300)", [0.0, 0.5])]
+    found = [of_split("EASE (penalty 100)", [0.5, 1.0]), of_split("EASE (penalty 300)", [0.0, 0.5], 2)]
     means, each = over_splits(found, splits=True)
     assert means == {"popularity": 0.25, "EASE (penalty 100 / penalty 300)": 0.5}
-    assert over_seeds(each["EASE (penalty 100 / penalty 300)"]) == pytest.approx(numpy.array([0.25, 0.75]), abs=1e-4)
+    assert list(each["EASE (penalty 100 / penalty 300)"]) == [1, 2]
+    assert over_seeds(each["EASE (penalty 100 / penalty 300)"].values()) == pytest.approx(
+        numpy.array([0.25, 0.75]), abs=1e-4
+    )
     assert "popularity" not in each  # which does not say what each user got
     means, each = over_splits(found, splits=False)
     assert set(means) == {"popularity", "EASE (penalty 100)", "EASE (penalty 300)"}
 
 
-def test_a_reference_that_one_split_lacks_has_no_users() -> None:
-    found = [of_split("EASE (penalty 100)", [0.5, 1.0]), Outcome(facts={"references": {"EASE": "not computed"}})]
+def test_a_reference_that_one_split_lacks_says_so() -> None:
+    without = of_seed(Outcome(facts={"references": {"EASE": "not computed"}}), 2)
+    found = [of_split("EASE (penalty 100)", [0.5, 1.0]), without]
     means, each = over_splits(found, splits=True)
     assert means["EASE (penalty 100)"] == "not computed"
-    assert each == {}
+    assert list(each["EASE (penalty 100)"]) == [1]
 
 
 def test_a_cell_is_a_row_per_size_with_what_that_holds() -> None:
@@ -74,3 +85,17 @@ def test_an_order_from_few_users_counts_each_of_them_for_several() -> None:
     assert not torch.equal(some.train.counts_by_item, counts)  # the order is another one
     with pytest.raises(InvalidSettings, match="order_from"):
         counted_by(data, 0.0, 0)
+
+
+def test_only_the_same_splits_are_compared(tmp_path: Path) -> None:
+    text = SMALL.replace("references = true", 'references = true\nvalue = "last"\nsplits = true\nagainst = ["EASE"]')
+    text = text.replace("data = { users = 12, items = 60, interactions_per_user = 10 }", 'data = { name = "ml-100k" }')
+    experiment, found = read_experiment(write(tmp_path, text)), dict[Cell, Outcome]()
+    for cell in experiment.cells:
+        if cell.kind == "references":
+            found[cell] = of_split("EASE (penalty 1)", [0.5, 0.5] if cell.seed == 0 else [1.0, 1.0])
+        elif (cell.column, cell.seed) == ("FAIR", 0):  # the other split is not run
+            found[cell] = replace(Outcome.of_value(0.75, 1.0), by_user={"last": packed([0.75, 0.75])})
+    (grid,) = grids(experiment, found)
+    ((_, apart),) = gaps(grid)
+    assert apart["1x-16x", "FAIR"].mean == pytest.approx(0.25, abs=1e-4)
