@@ -28,10 +28,9 @@ def test_references_of_several_splits_are_one_row_under_all_that_was_chosen() ->
     found = [of_split("EASE (penalty 100)", [0.5, 1.0]), of_split("EASE (penalty 300)", [0.0, 0.5], 2)]
     means, each = over_splits(found, splits=True)
     assert means == {"popularity": 0.25, "EASE (penalty 100 / penalty 300)": 0.5}
-    assert list(each["EASE (penalty 100 / penalty 300)"]) == [1, 2]
-    assert over_seeds(each["EASE (penalty 100 / penalty 300)"].values()) == pytest.approx(
-        numpy.array([0.25, 0.75]), abs=1e-4
-    )
+    by_split = each["EASE (penalty 100 / penalty 300)"]
+    assert list(by_split) == [1, 2]
+    assert over_seeds(by_split.values()) == pytest.approx(numpy.array([0.25, 0.75]), abs=1e-4)
     assert "popularity" not in each  # which does not say what each user got
     means, each = over_splits(found, splits=False)
     assert set(means) == {"popularity", "EASE (penalty 100)", "EASE (penalty 300)"}

@@ -35,13 +35,14 @@ def gaps(grid: Grid) -> Iterator[tuple[str, dict[tuple[str, str], Difference]]]:
     for name in grid.file.against:
         apart: dict[int, dict[tuple[str, str], Each]] = {}  # by how many users
         for place, mine in known.items():
-            other = _other(grid, known, name, place)
+            pair = [mine, _other(grid, known, name, place)]
             if grid.file.splits:  # of the same splits
-                mine, other = (
-                    {seed: of[seed] for seed in of if seed in mine and seed in other} for of in (mine, other)
-                )
-            if mine and other and len(each := over_seeds(mine.values())) == len(beside := over_seeds(other.values())):
-                apart.setdefault(len(each), {})[place] = each - beside
+                both = [seed for seed in pair[0] if seed in pair[1]]
+                pair = [{seed: of[seed] for seed in both} for of in pair]
+            if all(pair):
+                each, beside = (over_seeds(of.values()) for of in pair)
+                if len(each) == len(beside):
+                    apart.setdefault(len(each), {})[place] = each - beside
         found = dict[tuple[str, str], Difference]()
         for pairs in apart.values():
             found |= dict(zip(pairs, intervals(numpy.stack(list(pairs.values()))), strict=True))
