@@ -214,3 +214,10 @@ def test_a_class_or_an_object_stands_for_its_name() -> None:
     assert Settings(algorithm=kind) == Settings(algorithm="gradient") == Settings(algorithm={"kind": "gradient"})
     assert Settings(algorithm=kind()) == Settings(algorithm="gradient")
     assert Settings(subspace=methods()["fedavg"], algorithm="gradient").subspace.method == "fedavg"
+
+
+def test_another_split_is_another_seed_and_the_usual_one_is_not_spoken_of() -> None:
+    usual, other = (read_settings({"data": {"name": "ml-100k"} | of}).data for of in ({}, {"split_seed": 3}))
+    assert "split_seed" not in usual.effective()
+    assert "seed" not in usual.options  # type: ignore[union-attr]
+    assert other.options["seed"] == 3  # type: ignore[union-attr]
