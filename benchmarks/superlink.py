@@ -2,6 +2,7 @@
 
     python benchmarks/superlink.py idle --nodes 50 200       # processor time of the server per device that waits
     python benchmarks/superlink.py idle --nodes 1000 5000 --processes 12      # with cores for those who ask
+    python benchmarks/superlink.py requests                  # and by what they ask
     python benchmarks/superlink.py nodes --connected 1000 10000 100000
     python benchmarks/superlink.py answers --devices 3 --megabytes 0.1 1 10
 
@@ -14,6 +15,7 @@ import multiprocessing
 import os
 import random
 import resource
+import socket
 import ssl
 import statistics
 import sys
@@ -21,6 +23,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -213,6 +216,32 @@ def added(parts: Iterable[dict[str, int]]) -> dict[str, int]:
     return dict(total)
 
 
+def requests(many: int, at_once: int) -> None:
+    """What a device asks, by kind: so many devices, some of them at once."""
+    with tempfile.TemporaryDirectory() as place, serving(Path(place), many) as (server, program, keys):
+        context = ssl.create_default_context(cafile=str(server.authority))
+        links = [Link(f"127.0.0.1:{server.port}", server.authority, key) for key in keys]
+        names = dict[Link, int]()
+
+        def connect(_link: Link) -> None:
+            with socket.create_connection(("127.0.0.1", server.port)) as plain:
+                context.wrap_socket(plain, server_hostname="127.0.0.1").close()
+
+        def come_in(link: Link) -> None:
+            names[link] = link.activate()
+
+        for what, do in (
+            ("a connection", connect), ("a connection and coming in", come_in),
+            ("a heartbeat", lambda link: link.beat(names[link])), ("a question", lambda link: link.pull(names[link])),
+        ):  # fmt: skip
+            before = seconds_of(program.pid)
+            with ThreadPoolExecutor(at_once) as pool:
+                list(pool.map(do, links))
+            time.sleep(0.5)
+            took = 1000 * (seconds_of(program.pid) - before) / many
+            print(f"{what:28} {took:5.2f} ms of processor time, {at_once} at once", flush=True)
+
+
 def nodes(many: int) -> None:
     """Looking up who is there, as a run does before its rounds."""
     from flwr.supercore.state.schema.linkstate_models import Node
@@ -279,6 +308,9 @@ def main() -> None:
     one.add_argument("--threads", type=int, default=8, help="of each of these")
     one.add_argument("--arrive", type=float, default=40.0, help="devices that come in per second")
     one.add_argument("--settle", type=float, default=20.0, help="seconds between the last of these and measuring")
+    one = what.add_parser("requests")
+    one.add_argument("--devices", type=int, default=300)
+    one.add_argument("--at-once", type=int, default=30)
     one = what.add_parser("nodes")
     one.add_argument("--connected", type=int, nargs="+", default=[1_000, 10_000, 100_000])
     one = what.add_parser("answers")
@@ -291,6 +323,9 @@ def main() -> None:
     if given.what == "answers":
         for size in given.megabytes:
             answers(size, given.devices, given.rounds)
+        return
+    if given.what == "requests":
+        requests(given.devices, given.at_once)
         return
     if given.what == "idle":
         for many in given.nodes:

@@ -227,7 +227,7 @@ def test_a_node_killed_while_it_trains_and_one_that_joins_late(tmp_path: Path) -
         trial.start_node(2)
         again = trial.start_node(1)  # it waits while the server still believes the first one alive
         deadline = time.monotonic() + 1800
-        while len({node["node_id"] for node in trial.took_part() if node["rounds"]}) < 3:
+        while len({node["node"] for node in trial.took_part() if node["rounds"]}) < 3:
             assert again.status() is None, again.tail()
             assert time.monotonic() < deadline, log_of(trial)
             if job.status() is not None:

@@ -232,3 +232,21 @@ def test_a_run_whose_model_follows_from_a_survey_goes_on(tmp_path: Path) -> None
     again = FairStrategy(more, 200, folder=tmp_path / "run", resume=True, round_timeout=0.0, **QUERIES)
     again.start(nodes.grid)
     assert [report.clients for report in again.progress.history] == [6, 6]
+
+
+@pytest.mark.parametrize("solver", ["correlations", "ratings"])
+def test_a_survey_that_nobody_answers_is_tried_again(
+    solver: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    network = {"capacities": "1x", "clients_per_round": None}
+    settings = Settings(algorithm={"kind": solver}, fleet=network, run={"rounds": 2, "evaluate_every": 9})
+    data = tiny_data(0, 12, 60, solver == "ratings")
+    nodes = in_process(data, settings, 6, tmp_path / "devices", folder=tmp_path / "run", **QUERIES)
+    tried = iter(range(12))  # all six, twice
+    failing(
+        nodes, lambda _node, message: message.metadata.message_type == "query.survey" and next(tried, None) is not None
+    )
+    nodes.strategy.start(nodes.grid)
+    assert [report.clients for report in nodes.strategy.progress.history] == [6, 6]
+    assert caplog.text.count("the survey before it is lost: none of 6 devices answered") == 2
+    assert sum(not event.get("counted", True) for event in read_events(tmp_path / "run")) == 2

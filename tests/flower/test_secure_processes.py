@@ -102,6 +102,7 @@ def trial_with(killed: dict[str, int], nodes: str, place: Path, smallest: int) -
     mine.mkdir()
     (mine / "mortal_devices.py").write_text(CLIENT.replace("{killed!r}", repr(killed)))
     trial.app, trial.variables = "mortal_devices:app", {"PYTHONPATH": str(mine)}
+    trial.round_timeout = 180.0  # who is back before Flower notices that it died is waited for until then
     trial.prepare(data)
     app = trial.server.app / "fairfold_app" / "server_app.py"
     app.write_text(app.read_text() + SERVER.replace("{folder!r}", repr(str(place))))

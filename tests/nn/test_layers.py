@@ -368,3 +368,14 @@ def test_autocast(kind: str) -> None:
     assert layer.compact is not None
     assert layer.compact.grad is not None
     assert layer.compact.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("kind", "shape"), [(FairEmbedding, (9, 4)), (FairLinear, (9, 4)), (FairConv2d, (9, 4, 3))])
+def test_an_option_that_is_nearly_right_is_named(kind: type, shape: tuple[int, ...]) -> None:
+    with pytest.raises(TypeError, match=f"{kind.__name__} has no option 'capacty' .did you mean 'capacity'"):
+        kind(*shape, capacty=1 / 4)
+
+
+def test_an_option_of_the_layer_is_suggested_too() -> None:
+    with pytest.raises(TypeError, match="did you mean 'padding_idx'"):
+        FairEmbedding(9, 4, capacity=1 / 2, padding_indx=3)  # type: ignore[call-arg]

@@ -187,6 +187,19 @@ def test_a_bad_plug_in_is_refused_before_the_first_round(kind: type[Gradient], p
         simulate(Settings(data=WORLD, algorithm=kind))
 
 
+class TooFew(FedRolex):
+    method: Literal["too_few"] = "too_few"  # type: ignore[assignment]
+
+    def divide(self, *given: Any) -> Any:
+        return super().divide(*given)[:1]
+
+
+def test_a_method_that_forgets_a_size_is_refused_in_words() -> None:
+    gradient = {"kind": "gradient", "local_step": 0.05}
+    with pytest.raises(InvalidSettings, match="divide gave something else; needed: an Assignment per capacity, 2, not"):
+        simulate(Settings(data=WORLD, model="mf", algorithm=gradient, subspace=TooFew, fleet={"capacities": "1x-4x"}))
+
+
 def test_what_cannot_be_registered_is_refused() -> None:
     with pytest.raises(InvalidSettings, match="default for 'kind'"):
         plugins.register_algorithm(object)  # type: ignore[arg-type]

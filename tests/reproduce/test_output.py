@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from fairfold.errors import InvalidSettings
 from fairfold.reproduce.execute import execute_all
@@ -18,6 +19,7 @@ from fairfold.reproduce.output import QUICK, Results, sentence, write_results
 from fairfold.reproduce.records import Outcome, fingerprint
 from fairfold.reproduce.search import search
 from fairfold.reproduce.tables import COLUMNS, Entry, Grid, crossed, detail, grids, size_rows, views
+from fairfold.runs.plots import reference, together
 from tests.reproduce.small import SMALL, write
 
 
@@ -313,3 +315,13 @@ def test_kept_cells_are_found_by_what_their_settings_mean() -> None:
             assert fingerprint("federated", meant, cell.seed, record["outcome"]["data"]) == record["fingerprint"]
             seen += 1
     assert seen > 50
+
+
+def test_a_reference_has_a_line_where_it_is_and_close_ones_share_a_short_name() -> None:
+    known = {"EASE (penalty 3)": 0.41, "EASE, items of 10 users (penalty 9)": 0.47, "iALS of 5 items": 0.45}
+    known |= {"popularity": 0.1}
+    assert together(known, 0.1) == [("popularity", [0.1]), ("EASE,\niALS", [0.41, 0.45, 0.47])]
+    axes = Figure().add_subplot()
+    for name, values in together(known, 0.1):
+        reference(axes, "x", values, name)
+    assert [np.asarray(line.get_xdata())[0] for line in axes.lines] == [0.1, 0.41, 0.45, 0.47]

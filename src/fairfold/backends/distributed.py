@@ -4,6 +4,7 @@ A round costs one sum of what devices have said, per size, over all ranks, and t
 for themselves stays with the rank that has them until it is asked for: for an evaluation or a checkpoint.
 """
 
+import ctypes
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -129,4 +130,14 @@ def ranks_here() -> Iterator[Ranks]:
     try:
         yield TorchRanks()
     finally:
-        dist.destroy_process_group()
+        leave()
+
+
+def leave() -> None:
+    """End the group of processes, but never free it.
+
+    torch 2.4 frees a group with the interpreter's lock in its hand and waits for gloo's threads, one of which may wait
+    for that lock to free its last tensor. A group that nobody frees goes with the process.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
+    dist.destroy_process_group()

@@ -128,7 +128,7 @@ def _draw(models: dict[str, Any], path: Path, console: Terminal) -> None:
             mine = [row for row in rows if row[0] == name]
             look: Any = {"marker": marker, "color": colour, "label": name, "linestyle": "-" if len(mine) > 1 else ""}
             axes.plot([row[2] for row in mine], [row[3] for row in mine], **look)
-        reference(axes, "y", result.references["popularity"], "popularity")
+        reference(axes, "y", [result.references["popularity"]], "popularity")
         axes.set_xscale("log")
         sizes = {held: f"{size}: {human_bytes(held)}" for _, size, held, _ in rows}
         axes.set_xticks(list(sizes), list(sizes.values()))

@@ -81,7 +81,7 @@ def figure(result: Result, path: Path | None) -> Figure:
                 axes.annotate(row["devices"], place, xytext=(0, 7), textcoords="offset points", ha="center")
         for name, value in result.references.items():
             if math.isfinite(value):
-                reference(axes, "y", value, name.replace(" ", "\n"))
+                reference(axes, "y", [value], name.replace(" ", "\n"))
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda value, _: human_bytes(value))
         axes.set_xlabel("bytes that a device holds")

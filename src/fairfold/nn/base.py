@@ -1,13 +1,14 @@
 """What every compact layer is made of: one compact vector, a subspace, and where in it the layer's weights begin."""
 
 from collections.abc import Sequence
+from inspect import signature
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fairfold.errors import InvalidDevice, InvalidState, InvalidSubspace, InvalidVector
+from fairfold.errors import InvalidDevice, InvalidState, InvalidSubspace, InvalidVector, nearest
 from fairfold.kernels import ops, traced
 from fairfold.nn.placement import Placement, place
 from fairfold.subspace import Subspace
@@ -99,6 +100,9 @@ class FairModule(CompactVector):
 
     def __init__(self, shape: Sequence[int], device: Device, dtype: torch.dtype | None, placement: Placement) -> None:
         dtype = dtype if dtype is not None else torch.get_default_dtype()
+        if unknown := placement.keys() - Placement.__annotations__.keys():
+            name, known = min(unknown), {*signature(type(self)).parameters, *Placement.__annotations__} - {"placement"}
+            raise TypeError(f"{type(self).__name__} has no option {name!r}{nearest(name, sorted(known))}")
         if min(shape) < 1:
             raise InvalidSubspace(
                 f"weights of shape {tuple(shape)}", "at least one weight", "Keep a layer without weights as it is."

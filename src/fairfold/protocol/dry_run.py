@@ -36,7 +36,10 @@ def try_out(settings: "Settings") -> None:
     if settings.model.own:
         _check_scores(tried, plan, state)
     people = People(plan, train, own)
-    sizes = [size for size, held in enumerate(plan.assignments(0)) if held.projections is not None]
+    held_by_size = tried("the sizes", plan.assignments, 0)
+    many = len(plan.capacities)
+    tried.need(len(held_by_size) == many, "divide", f"an Assignment per capacity, {many}, not {len(held_by_size)}")
+    sizes = [size for size, held in enumerate(held_by_size) if held.projections is not None]
     totals = Totals()
     for sent in tried("send", plan.algorithm.send, plan, state, sizes):
         _check_sent(tried, sent, state)

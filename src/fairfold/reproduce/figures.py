@@ -68,8 +68,8 @@ def _compared(grid: Grid, done: list[Entry]) -> Figure:
         )  # fmt: skip
     known = [value for value in grid.references.values() if isinstance(value, float)]
     low, high = min([axes.get_xlim()[0], *known]), max([axes.get_xlim()[1], *known])
-    for name, value in _together(grid, 0.025 * (high - low)):
-        reference(axes, "x", value, name, rotation=30, fontsize=8)
+    for name, values in _together(grid, 0.14 * (high - low)):
+        reference(axes, "x", values, name, ha="center", fontsize=8)
     axes.set_yticks(range(len(done)), [f"{entry.row} {entry.column}" for entry in done], fontsize=8.5)
     axes.set_ylim(len(done) - 0.5, -0.5)
     axes.set_xlabel(direction(grid.file.metric))
@@ -112,11 +112,12 @@ def _curves(grid: Grid, done: list[Entry]) -> Figure | None:
         plots[0].set_xlim(left=0)
         _show_what_matters(figure, plots[0], done, grid.smaller_is_better)
     low, high = plots[0].get_ylim()
-    for name, value in _together(grid, 0.03 * (high - low) * down):
-        if not low < value < high:  # would be drawn outside of the plot
+    for name, known in _together(grid, 0.03 * (high - low) * down):
+        values = [value for value in known if low < value < high]
+        if not values:  # would be drawn outside of the plot
             continue
         for place, axes in enumerate(shown, 1):  # named at the right end of each line of panels
-            reference(axes, "y", value, "" if place % across else name, fontsize=8)
+            reference(axes, "y", values, "" if place % across else name.replace("\n", " "), fontsize=8)
     legend(figure, shown)
     return figure
 
@@ -137,8 +138,8 @@ def _named(entry: Entry) -> str:
     return f"{entry.row} {entry.column}".strip()
 
 
-def _together(grid: Grid, room: float) -> list[tuple[str, float]]:
-    """Reference rows by value, those that are close as one."""
+def _together(grid: Grid, room: float) -> list[tuple[str, list[float]]]:
+    """Reference rows by value, those that are close with one name."""
     return together({name: value for name, value in grid.references.items() if isinstance(value, float)}, room)
 
 

@@ -79,7 +79,7 @@ def sentence(tables: Sequence[Grid]) -> str:
     sides = [(grid, entry) for grid in tables for entry in grid.entries if entry.state != "–"]
     done = [(grid, entry) for grid, entry in sides if entry.state == "done"]
     if not done:
-        return f"Nothing was run of {len(sides)} cells."
+        return f"None of the {len(sides)} cells was run."
     better = [
         (-entry.difference if grid.smaller_is_better else entry.difference, grid, entry)
         for grid, entry in done

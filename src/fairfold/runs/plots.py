@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import TYPE_CHECKING, Any, Literal
 
 from matplotlib import rc_context
@@ -116,22 +117,28 @@ def _references(runs: list[RunSummary], axes: Axes, axis: Literal["x", "y"], **t
     """A line for every reference by its short name; those that are close to each other share one."""
     known: dict[str, float] = {}
     for name, value in references_of(runs).items():
-        known.setdefault(name.partition(" (")[0].partition(" of ")[0], value)
+        known.setdefault(short(name), value)
     low, high = axes.get_ylim() if axis == "y" else axes.get_xlim()
     room = 0.045 * (max(high, *known.values()) - min(low, *known.values())) if known else 0.0
-    for name, value in together(known, room if axis == "y" else 3 * room):
-        reference(axes, axis, value, name.replace(", ", ",\n"), **text)
+    for name, values in together(known, room if axis == "y" else 3 * room):
+        reference(axes, axis, values, name, **text)
 
 
-def together(known: Mapping[str, float], room: float) -> list[tuple[str, float]]:
-    """Names by value; those closer than a label needs share one, at the first of them."""
-    found: list[tuple[str, float]] = []
+def together(known: Mapping[str, float], room: float) -> list[tuple[str, list[float]]]:
+    """Short names with their values; those closer than a label needs share one label, a line of it each."""
+    found: list[tuple[list[str], list[float]]] = []
     for name, value in sorted(known.items(), key=lambda row: row[1]):
-        if found and value - found[-1][1] < room:
-            found[-1] = (f"{found[-1][0]}, {name}", found[-1][1])
-        else:
-            found.append((name, value))
-    return found
+        if not found or value - found[-1][1][0] >= room:
+            found.append(([], []))
+        found[-1][1].append(value)
+        if short(name) not in found[-1][0]:
+            found[-1][0].append(short(name))
+    return [(",\n".join(names), values) for names, values in found]
+
+
+def short(name: str) -> str:
+    """The name of a reference without what it was given: its items, and what it was tuned to."""
+    return re.split(r" \(| of |, items", name)[0]
 
 
 def _lines(runs: list[RunSummary], names: list[str], over: str) -> Figure:
@@ -183,10 +190,13 @@ def _bars(runs: list[RunSummary], names: list[str]) -> Figure:
     return figure
 
 
-def reference(axes: Axes, axis: Literal["x", "y"], value: float, name: str, **text: Any) -> None:
-    """A dashed line at a value of an axis, named beside or above the plot."""
-    line, place = (axes.axhline, (1.01, value)) if axis == "y" else (axes.axvline, (value, 1.0))
-    line(value, color=FAINT, linestyle=(0, (5, 4)), linewidth=1.2, zorder=0.5)
+def reference(axes: Axes, axis: Literal["x", "y"], values: list[float], name: str, **text: Any) -> None:
+    """A dashed line at each of some values of an axis, and one name for them beside or above the plot."""
+    for value in values:
+        line = axes.axhline if axis == "y" else axes.axvline
+        line(value, color=FAINT, linestyle=(0, (5, 4)), linewidth=1.2, zorder=0.5)
+    middle = (values[0] + values[-1]) / 2
+    place = (1.01, middle) if axis == "y" else (middle, 1.0)
     sides: Any = ("axes fraction", "data") if axis == "y" else ("data", "axes fraction")
     look: Any = {"fontsize": 8.5, "xytext": (0, 0 if axis == "y" else 3), "va": "center" if axis == "y" else "bottom"}
     axes.annotate(
