@@ -29,12 +29,10 @@ from fairfold.simulate.world import World, load_interactions
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "correlations": {"algorithm": {"kind": "correlations", "choose": False}},
-    "least_squares": {"algorithm": {"kind": "least_squares"}},
     "gradient": {"algorithm": {"kind": "gradient"}},
 }
 SAMPLES = {
     "correlations": (0.1, 0.2, 0.5, 1, 2, 3),
-    "least_squares": (0.5, 1, 2, 5, 10, 20),
     "gradient": (1, 2, 5, 10, 20, 30),
 }
 """When quality is looked at, in units of what a slow device takes."""

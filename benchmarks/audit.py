@@ -21,7 +21,7 @@ from fairfold.settings.files import load_settings
 from fairfold.simulate.world import load_interactions
 
 MIXED = "1x-4x-16x-64x"
-RECIPES = {"correlations": "best", "least_squares": "least-squares"}
+RECIPES = {"correlations": "best"}
 PRIVATE = {"privacy.level": "private", "privacy.epsilon": 8.0}
 BARE = {"algorithm.crowd": 0}
 
@@ -43,9 +43,8 @@ ROWS: list[Row] = [
         for more in ({}, BARE)
         for cohort in COHORTS
     ],
-    *[(data, "least_squares", MIXED, cohort, {}) for data in ("ml-100k", "ml-1m") for cohort in COHORTS],
     *[("ml-1m", kind, MIXED, cohort, {}) for kind in ("gradient", "closed_form") for cohort in COHORTS],
-    *[(data, kind, MIXED, 1, {}) for kind in ("correlations", "least_squares") for data in ("ml-100k", "ml-1m")],
+    *[(data, "correlations", MIXED, 1, {}) for data in ("ml-100k", "ml-1m")],
     *[("ml-1m", kind, MIXED, 1, {}) for kind in ("gradient", "closed_form")],
 ]
 

@@ -4,8 +4,7 @@
 `implicit` (from PyPI; 32 factors, its defaults otherwise), both in one run on one thread, processor and wall seconds:
 with settings that are given, and at last with all that trials choose, for which `implicit` has nothing.
 ``... large``: synthetic users and a large catalogue, through the path of `fairfold train`, with the peak of memory;
-what lies outside the head, and how well held-out items are found, beside popularity and (with ``--least-squares 10``,
-rounds of everybody) FAIR's tables.
+what lies outside the head, and how well held-out items are found, beside popularity.
 ``... device``: the peak of memory of a device, a process of its own, while it answers.
 """
 
@@ -110,20 +109,6 @@ def judged(world: World, state: State) -> None:
     say(f"{plan.algorithm.kind}: NDCG@20 {evaluate_ranking(score, data.train, data.test).ndcg:.4f}")
 
 
-def by_tables(train: Interactions, test: Interactions, rounds: int) -> None:
-    """Least squares in FAIR's tables, everybody in every round."""
-    chosen = {"capacities": "1x", "clients_per_round": None}
-    settings = read_settings({"algorithm": {"kind": "least_squares"}, "fleet": chosen})
-    world = World.of(settings, numbered(Dataset("speed", train, test), settings))
-    backend, state = choose_backend(world, torch.device("cpu")), world.initial()
-    for number in range(1, rounds + 1):
-        state, _ = timed(
-            f"round {number} of least squares",
-            partial(run_round, state, world.fleet, world.people, Rejections(), backend),
-        )
-    judged(world, state)
-
-
 def beside_implicit(chosen: argparse.Namespace) -> None:
     """Both, by turns."""
     als, sparse = import_module("implicit.als"), import_module("scipy.sparse")
@@ -171,8 +156,6 @@ def large(chosen: argparse.Namespace) -> None:
     )
     used = modelled(train, chosen.head, chosen.factors, test_set)
     say(f"{used:,.0f} processor s in all, peak {peak_megabytes():,.0f} MB")
-    if chosen.least_squares:
-        by_tables(train, test_set, chosen.least_squares)
 
 
 def device(chosen: argparse.Namespace) -> None:
@@ -205,7 +188,6 @@ def main() -> None:
     synthetic.add_argument("--items", type=int, default=100_000)
     synthetic.add_argument("--head", type=int, default=10_000)
     synthetic.add_argument("--judges", type=int, default=1_000)
-    synthetic.add_argument("--least-squares", type=int, default=0, help="Rounds of it, beside.")
     synthetic.set_defaults(run=large)
     alone = kinds.add_parser("device")
     alone.add_argument("--head", type=int, default=3_500)

@@ -42,8 +42,7 @@ def tiny_settings(**changes: Any) -> Settings:
     chosen = BASE | changes
     solver = "central" if chosen.get("method") == "central" else chosen["solver"]
     known = set(algorithms()[solver].model_fields) | set(methods()[_method(chosen)].model_fields)
-    solves = solver in ("least_squares", "ratings")  # these decide the chunk
-    if solves or chosen.get("mapping") == "element":
+    if solver == "ratings" or chosen.get("mapping") == "element":
         known -= {"chunk"}
     known |= {"factors", "clients_per_round", "solver"}
     return flat(**{key: value for key, value in chosen.items() if key in changes or key in known})

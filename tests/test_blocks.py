@@ -51,7 +51,7 @@ NOT_RUN = {
 READ = {"toml", "yaml", "text"}
 """Kinds that are read: settings by tests/test_pages.py, output by what a page says."""
 
-LONG = ("asynchronous", "data", "images", "privacy", "recommender", "beyond", "settings")
+LONG = ("asynchronous", "data", "images", "privacy", "beyond", "settings")
 SHORTENED = {f"docs/{name}.md" for name in LONG}
 SLOW = {"README.md", "docs/tutorials/notebook-to-fleet.md"} | SHORTENED
 """Pages whose commands are typed by the slow tests; their code always runs."""

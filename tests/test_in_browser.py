@@ -26,7 +26,9 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for scheme in ("1x-4x-16x", "16x"):
-        works("train", *TINY, "--capacities", scheme, "--recipe", "least-squares", "--out", str(folder / scheme))
+        works(
+            "train", *TINY, "--capacities", scheme, "--set", "algorithm.kind=closed_form", "--out", str(folder / scheme)
+        )
     works("report", str(folder / "1x-4x-16x"), str(folder / "16x"), "--out", str(folder / "report"))
     return folder / "report" / "report.html"
 

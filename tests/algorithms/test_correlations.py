@@ -37,7 +37,7 @@ from tests.federations import after_rounds, tiny_data
 
 
 def settings_of(**algorithm: Any) -> Settings:
-    tables = {key: algorithm.pop(key) for key in ("model", "fleet", "run", "data") if key in algorithm}
+    tables = {key: algorithm.pop(key) for key in ("model", "subspace", "fleet", "run", "data") if key in algorithm}
     chosen = {"kind": "correlations", "support": 1, "choose": False} | algorithm
     return read_settings({"model": {"factors": 4}, "fleet": {"capacities": "1x"}, "algorithm": chosen} | tables)
 
@@ -134,6 +134,14 @@ def test_small_devices_say_a_shorter_prefix() -> None:
         items = pairs.items_of(said)
         assert said == pairs.size_of(items) <= whole / share < pairs.size_of(items + 1) + whole * (share == 1)
         assert algorithm.traffic(plan, size)[1] == 4 * said
+
+
+def test_small_devices_say_all_where_uploads_do_not_depend_on_their_size() -> None:
+    world = world_of(tiny_data(2, 12, 30), fleet={"capacities": "1x-4x-16x"}, subspace={"uploads": "all"})
+    plan, algorithm = world.plan, world.plan.algorithm
+    assert isinstance(algorithm, Correlations)
+    assert len({algorithm.spoken(plan, size).size for size in range(3)}) == 1
+    assert len({held.bytes() for held in plan.assignments(0)}) > 1  # their models do
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

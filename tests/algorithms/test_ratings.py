@@ -1,4 +1,4 @@
-"""Ratings by federated least squares: where it ends, what is spoken of, what it asks of its settings."""
+"""Ratings: where it ends, what is spoken of, what it asks of its settings."""
 
 from typing import Any
 
@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from fairfold.algorithms.closed_form import subspace_of
-from fairfold.algorithms.least_squares import rows_of
 from fairfold.algorithms.rating_rows import Beliefs, Window, solved_items
 from fairfold.algorithms.ratings import CACHE, DAMPING, LAST
+from fairfold.algorithms.remembering import rows_of
 from fairfold.backends.batched import batched
 from fairfold.data import Dataset, Interactions
 from fairfold.errors import InvalidSettings
@@ -232,7 +232,7 @@ def test_it_learns_tastes_at_every_size() -> None:
 @pytest.mark.parametrize(
     "changes",
     [{"model": "neumf"}, {"weighting": "equal"}, {"factors": 2}, {"ridge": 1.0}, {"mapping": "chunk", "alike": True},
-     {"solver": "least_squares", "alike": True}, {"solver": "least_squares", "streamed": True}, {"top": 5}],
+     {"solver": "closed_form", "alike": True}, {"solver": "closed_form", "streamed": True}, {"top": 5}],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidSettings):

@@ -39,8 +39,6 @@ def settings_of(kind: str, level: str = "plain", **changes: Any) -> Settings:
         del tables["run"]
     elif kind == "correlations":
         tables["algorithm"] |= {"choose": False, "support": 1}
-    if kind == "least_squares":
-        tables["subspace"] = {"support": 1}
     return read_settings(tables).with_changes(changes)
 
 

@@ -15,7 +15,7 @@ TINY = [*WORLD, "--set", "fleet.clients_per_round=6", "--rounds", "2", "--set", 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("audited") / "run"
-    works("train", *TINY, "--recipe", "least-squares", "--capacities", "1x", "--out", str(folder))
+    works("train", *TINY, "--set", "algorithm.kind=closed_form", "--capacities", "1x", "--out", str(folder))
     return folder
 
 

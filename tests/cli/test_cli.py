@@ -39,9 +39,9 @@ def test_train_leaves_a_folder_that_can_be_read(tmp_path: Path) -> None:
     assert all(f"{group['everybody']:.3f}" in done.output for group in groups)
     result = json.loads((out / "result.json").read_text())
     assert [group["capacity"] for group in result["groups"]] == ["1x", "4x", "16x"]
-    assert [group["bytes_held"] for group in result["groups"]] == [13_824, 4_224, 1_792]  # with the Gram matrix
+    assert [group["bytes_held"] for group in result["groups"]] == [6_400, 1_536, 384]
     with safe_open(out / "model.safetensors", "pt") as model:
-        assert model.get_tensor("item.weight").shape == (200 * 16,)
+        assert model.get_tensor("item.weight").shape == (200 * 8,)
         assert model.metadata()["round"] == "4"
     again = runner.invoke(app, ["train", str(out / "settings.toml"), "--out", str(tmp_path / "again")])
     assert again.exit_code == 0

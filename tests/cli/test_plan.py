@@ -83,7 +83,7 @@ def test_what_a_federation_gives_to_every_size() -> None:
         assert cells[2:4] == [str(rows["kept"][1] - 2), str(rows["bits"])]
         assert cells[6] == human_bytes(held.bytes())
         assert cells[8] == human_bytes(known.algorithm.traffic(known, size)[1])
-    code, text = plan("--data", "synthetic", "--recipe", "least-squares", "--capacities", "4x")
+    code, text = plan("--data", "synthetic", "--set", "subspace.method=fair", "--capacities", "4x")
     assert code == 0, text
     assert "columns" not in text
 

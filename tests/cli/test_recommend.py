@@ -14,7 +14,7 @@ from fairfold.runs.read import read_run_settings
 from fairfold.runs.train import run
 from fairfold.settings.files import load_settings
 from tests.cli.commands import WORLD, fails, works
-from tests.runs.worlds import GRADIENT, SQUARES, small
+from tests.runs.worlds import GRADIENT, RANKED, small
 
 
 def test_recommend_by_original_ids_with_titles(tmp_path: Path, ratings_folder: Path) -> None:
@@ -82,8 +82,8 @@ def test_export_serves_any_capacity(method: str, capacity: str, size: int, tmp_p
 
 
 def test_the_server_that_an_export_tells_of_is_the_same_at_every_capacity(tmp_path: Path) -> None:
-    """With least squares users follow from the rows that are owned: by whom must not depend on what is exported."""
-    finished = run(small(**SQUARES, support=0, capacities="1x-8x"), tmp_path / "run")
+    """A user's vector follows from a table: from whose must not depend on what is exported."""
+    finished = run(small(**RANKED, capacities="1x-8x"), tmp_path / "run")
     told = {}
     for capacity in ("1x", "8x"):
         works("export", str(tmp_path / "run"), "--capacity", capacity, "--out", str(tmp_path / capacity))
@@ -130,7 +130,7 @@ def test_recommend_to_a_new_user_from_their_history(tmp_path: Path, ratings_fold
         shown = works("recommend", str(out), "--history", str(history), "--top", "3", *options)
         assert "Left out: the 2 items" in shown
         assert "104" not in shown
-    assert read_run_settings(out).algorithm.kind == "least_squares"
+    assert read_run_settings(out).algorithm.kind == "closed_form"
     history.write_text("101\nnobody\n")
     assert "'nobody'" in fails("recommend", str(out), "--history", str(history))
     assert "one of them" in fails("recommend", str(out))
@@ -172,7 +172,7 @@ def test_recommend_says_what_a_history_tells(tmp_path: Path) -> None:
     rows = [f"{user},{item}" for user in range(40) for item in range(40) if (user * 7 + item) % 40 >= item]
     (folder / "interactions.csv").write_text("user,item\n" + "\n".join(rows) + "\n")
     works("train", "--data", str(folder / "interactions.csv"), "--rounds", "3", "--set", "fleet.clients_per_round=none",
-          "--set", "model.factors=2", "--set", "subspace.support=15",
+          "--set", "algorithm.support=15",
           "--capacities", "1x-2x", "--out", str(out))  # fmt: skip
     opened = open_run(out)
     data, everything = opened.interactions, torch.arange(40)
@@ -209,13 +209,12 @@ def test_models_trained_by_gradients_say_what_serves_new_users(tmp_path: Path, r
 
 
 def test_a_recipe_knows_data_sets_and_gives_way_to_what_is_asked() -> None:
-    def weighting(**changes: Any) -> Any:
-        asked = {key.replace("_", ".", 1): value for key, value in changes.items()}
-        settings = load_settings(None, asked, "least-squares")
-        return settings.plain()["algorithm"]["weighting"]
+    def resplit(**changes: Any) -> Any:
+        asked = {f"data.{key}": value for key, value in changes.items()}
+        settings = load_settings(None, asked, "ratings")
+        assert settings.algorithm.kind == "ratings"
+        return settings.plain()["data"]["resplit"]
 
-    best = load_settings(None, {"data.name": "ml-1m"}, "least-squares")
-    assert (best.algorithm.kind, best.model.factors) == ("least_squares", 32)
-    assert weighting(data_name="ml-1m") == "data"
-    assert weighting(data_name="ml-1m", algorithm_weighting=0.5) == 0.5
-    assert weighting() == "equal"
+    assert resplit(name="ml-1m")
+    assert not resplit(name="ml-1m", resplit=False)
+    assert not resplit(name="ml-100k")

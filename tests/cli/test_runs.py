@@ -25,7 +25,8 @@ def test_train_names_method_data_and_recipe(tmp_path: Path, ratings_folder: Path
     settings = load_settings(out / "settings.toml", {})  # a run's settings are a file like any other
     assert (settings.subspace.method, settings.model.kind) == ("heterofl", "neumf")
     assert settings.fleet.clients_per_round is None
-    assert "one of best, least-squares, paper" in fails("train", "--recipe", "other")
+    assert "one of best, paper" in fails("train", "--recipe", "other")
+    assert "recipe 'least-squares', it is gone" in fails("train", "--recipe", "least-squares")
     assert "did you mean" not in fails("train", "--data", "no-such-data")
 
 

@@ -172,7 +172,7 @@ class Server(Kind):
 
     def __init__(self) -> None:
         self.settings = flat(
-            solver="least_squares", support=2, capacities="1x-4x", clients_per_round=None, factors=4, rounds=ROUNDS,
+            solver="closed_form", support=2, capacities="1x-4x", clients_per_round=None, factors=4, rounds=ROUNDS,
             evaluate_every=2, popularity="counts",
         )  # fmt: skip
         self.data: Dataset = tiny_data(3, 4, 24)
@@ -259,7 +259,7 @@ class Device(Kind):
 
 KINDS: dict[str, Callable[[], Kind]] = {
     "default": lambda: Run(load_settings(None, TINY, BEST), planned=True),
-    "least-squares": lambda: Run(load_settings(None, TINY, "least-squares")),
+    "tables": lambda: Run(load_settings(None, TINY | {"algorithm.kind": "closed_form"})),
     "paper": lambda: Run(load_settings(None, TINY, "paper")),
     "images": lambda: Run(flat(**SMALL | {"evaluate_every": 2, "local_epochs": 1}), pictures(count=48)),
     "server": Server,

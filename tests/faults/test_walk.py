@@ -14,7 +14,7 @@ from tests.faults.disk import MKDIR, OPEN, RENAME, SYNC, UNLINK, WRITE, Call, Di
 
 ROOT = Path(__file__).parents[2]
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-STEPS = {"default": 29, "least-squares": 41, "paper": 31, "images": 37, "server": 61, "device": 11}
+STEPS = {"default": 29, "tables": 41, "paper": 31, "images": 37, "server": 61, "device": 11}
 """One point in so many, coprime with the calls of a round: all kinds of calls have their turn."""
 
 

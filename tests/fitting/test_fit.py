@@ -193,7 +193,7 @@ def test_ratings(tmp_path: Path) -> None:
 def test_devices_that_hold_less_than_they_may_are_told_of() -> None:
     def told(support: int) -> list[str]:
         own = {"run.rounds": 1, "subspace.support": support}
-        model = fitted(rows(), capacities="1x-4x", recipe="least-squares", method="fair", settings=own)
+        model = fitted(rows(), capacities="1x-4x", method="fair", settings=own)
         return [line for line in model.result.told if "Capped by support" in line]
 
     (line,) = told(30)

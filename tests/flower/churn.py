@@ -343,7 +343,7 @@ def prepared(
     """A day that can begin."""
     many = real + light
     world = {"users": 3 * many, "items": 200, "interactions_per_user": 20}
-    settings = flat(solver="least_squares", rounds=ENDLESS, evaluate_every=10**6, world=world, factors=4, support=2)
+    settings = flat(solver="correlations", rounds=ENDLESS, evaluate_every=10**6, world=world, factors=4, choose=False)
     capacities = ",".join(SIZES[number % len(SIZES)] for number in range(many))
     trial, data = trial_of(settings, capacities, folder)
     trial.settings = trial.settings.with_changes({

@@ -83,7 +83,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "factors": 4,
         "capacities": "1x-2x",
     },
-    "least_squares": {"solver": "least_squares", "support": 2, "factors": 4},
+    "closed_form by counts": {"solver": "closed_form", "support": 2, "popularity": "counts", "factors": 4},
     "ratings": {"solver": "ratings", "streamed": True, "factors": 4},
     "mlp": {"data": "pictures", "model": "mlp", "images": {"devices": 4}, "local_epochs": 1},
     "mlp prox": {"data": "pictures", "model": "mlp", "images": {"devices": 4}, "local_epochs": 1, "prox": 0.1},
@@ -231,7 +231,7 @@ STRANGE: list[Any] = [
 STRANGE_VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 2, 7, 2**31, 2**31 - 1, 2**40, 2**62, 2**64, 10**400, 0.5, -0.5, 1e308, float("nan"),
     float("inf"), "", "x", "x" * 60_000, "ranked", "chunk", "element", "mlp", "lenet", "neumf", "os:system", "ratings",
-    "least_squares", [], ["x", 2147483648], [2147483648, 2147483648], [1] * 5_000, [[[[[[1]]]]]], {}, {"a": 1},
+    "correlations", [], ["x", 2147483648], [2147483648, 2147483648], [1] * 5_000, [[[[[[1]]]]]], {}, {"a": 1},
     {"kind": "hashed"}, {"kind": ["x"]},
 ]  # fmt: skip
 TEXTS = ("settings", "projections", "context", "beside")

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairfold.algorithms.closed_form import subspace_of
-from fairfold.algorithms.least_squares import GRAM, LeastSquares, owned_rows, row_counts, rows_of
+from fairfold.algorithms.correlations import SUM, Correlations
+from fairfold.algorithms.pair_architecture import ROWS
+from fairfold.algorithms.pairs import items_of, pair_sums, size_of, weights_of
+from fairfold.algorithms.said import SAID
 from fairfold.flower.books import Books
 from fairfold.flower.client import name_of
 from fairfold.flower.federate import Trial
@@ -45,31 +47,24 @@ record.Record.round_done = round_done
 
 
 def summed_words(settings: Settings, books: Books, words: Iterable[tuple[int, DeviceState]]) -> dict[str, Weights]:
-    """The sums of some devices' words, each with the size in which it was said, by the name that the server has."""
+    """The sum of some devices' words, each with the size in which it was said, by the name that the server has."""
     assert isinstance(settings.data, SyntheticData)
     plan = Plan.of(settings, Public(settings.data.items, survey=books.survey))
-    (name,), (own,), d = plan.architecture.tables, plan.architecture.own, plan.settings.model.factors
-    algorithm = plan.algorithm
-    assert isinstance(algorithm, LeastSquares)
-    expected: dict[str, Weights] = {}
+    assert isinstance(plan.algorithm, Correlations)
+    head = plan.architecture.tables[ROWS][0]
+    sums = torch.zeros(size_of(head)).double()
     for size, kept in words:
-        held = plan.assignments(0)[size].projections
-        assert held is not None
-        space = subspace_of(held[name])
-        sums = expected.setdefault(
-            f"sums-{space.size}", {name: torch.zeros(space.size).double(), GRAM: torch.zeros(d * d).double()}
-        )
-        if not kept.said.own:  # the sums hold no word of it yet
+        if not kept.said.own:  # the sum holds no word of it yet
             continue
-        offsets, counts = kept.history["offsets"], row_counts(space, d).clamp(min=1)
-        for user in range(len(offsets) - 1):
-            items = kept.history["items"][offsets[user] : offsets[user + 1]]
-            vector = kept.said.own[own][user].double()
-            weight = algorithm.weight(int((items < owned_rows(space, d)).sum()))
-            rows = rows_of(space, items, d)
-            sums[name].view(-1, d).index_add_(0, rows, weight * vector / counts[rows][:, None])
-            sums[GRAM] += weight * torch.outer(vector, vector).view(-1)
-    return expected
+        offsets, marks = kept.history["offsets"], kept.said.own[SAID][:, 0] > 0
+        said = items_of(plan.algorithm.spoken(plan, size).size)
+        for first, last in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+            items = kept.history["items"][first:last][marks[first:last]]
+            mine = items[items < head].sort().values
+            if len(mine):
+                packed = pair_sums([mine[mine < said]], weights_of(torch.tensor([len(mine)])), said)
+                sums[: len(packed)] += packed.double()
+    return {SUM: {SUM: sums}}
 
 
 def assert_exact(trial: Trial) -> None:
@@ -85,12 +80,12 @@ def assert_exact(trial: Trial) -> None:
         assert_same({key: tensor.double() for key, tensor in state.moments[moment].items()}, of, 1e-6)
 
 
-def squares(folder: Path, kinds: list[str], rounds: int) -> Trial:
-    return made(folder, kinds, rounds, timeout=600, solver="least_squares", support=2)
+def sums(folder: Path, kinds: list[str], rounds: int) -> Trial:
+    return made(folder, kinds, rounds, timeout=600, solver="correlations", choose=False)
 
 
 def test_a_device_killed_between_training_and_sending(tmp_path: Path) -> None:
-    trial = squares(tmp_path / "trial", ["good", "killed"], rounds=3)
+    trial = sums(tmp_path / "trial", ["good", "killed"], rounds=3)
     with stopping(trial.programs):
         ended(trial, started(trial))
     assert [answers for _, answers in trial.server.rounds_done()] == [2, 1, 2], log_of(trial)
@@ -98,7 +93,7 @@ def test_a_device_killed_between_training_and_sending(tmp_path: Path) -> None:
 
 
 def test_a_server_killed_between_taking_answers_and_its_checkpoint(tmp_path: Path) -> None:
-    trial = squares(tmp_path / "trial", ["good", "good"], rounds=3)
+    trial = sums(tmp_path / "trial", ["good", "good"], rounds=3)
     app, marker = trial.server.app / "fairfold_app" / "server_app.py", tmp_path / "killed"
     app.write_text(app.read_text() + MORTAL_SERVER.replace("{marker!r}", repr(str(marker))))
     with stopping(trial.programs):
@@ -114,7 +109,7 @@ def test_a_server_killed_between_taking_answers_and_its_checkpoint(tmp_path: Pat
 
 
 def test_ten_devices_killed_at_random_moments_in_two_rounds(tmp_path: Path) -> None:
-    trial = squares(tmp_path / "trial", ["good", "good", *["mortal"] * 10], rounds=4)
+    trial = sums(tmp_path / "trial", ["good", "good", *["mortal"] * 10], rounds=4)
     with stopping(trial.programs):
         ended(trial, started(trial))
     assert len(list(trial.folder.rglob("killed-in-*"))) == 20
@@ -148,7 +143,7 @@ record.Record.round_done = round_done
 
 
 def test_a_server_killed_at_twenty_random_moments(tmp_path: Path) -> None:
-    kills, trial = 20, squares(tmp_path / "trial", ["good", "good"], rounds=40)
+    kills, trial = 20, sums(tmp_path / "trial", ["good", "good"], rounds=40)
     app, marker = trial.server.app / "fairfold_app" / "server_app.py", tmp_path / "killed"
     app.write_text(
         app.read_text() + OFTEN_MORTAL_SERVER.replace("{marker!r}", repr(str(marker))).replace("{kills}", str(kills))

@@ -75,7 +75,7 @@ def device_peak(changes: dict[str, Any]) -> int:
     "changes",
     [
         {"solver": "closed_form", "chunk": 8}, {"solver": "gradient", "chunk": 8, "local_optimiser": "adam"},
-        {"solver": "least_squares"}, {"solver": "ratings", "reference_factors": 64},
+        {"solver": "ratings", "reference_factors": 64},
     ],
 )  # fmt: skip
 def test_a_device_trains_and_evaluates_a_table_it_could_not_hold(changes: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ from tests.flower.test_words import ITEMS, KINDS, USERS, assert_exact
 
 STALENESS = 3
 PACE = {"answers": 2, "staleness": STALENESS}
-SLOWER = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("least_squares by counts", "ratings")]
+SLOWER = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("ratings by counts", "ratings")]
 
 
 def federation(
@@ -72,7 +72,7 @@ def orders(nodes: Nodes) -> list[tuple[int, int]]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["least_squares", "ratings streamed", *SLOWER])
+@pytest.mark.parametrize("kind", ["ratings streamed", *SLOWER])
 def test_slow_devices_are_heard_when_they_answer_and_words_stay_exact(kind: str, tmp_path: Path) -> None:
     nodes = federation(kind, tmp_path / "devices", {4: 2, 5: STALENESS + 2}, folder=tmp_path / "run")
     sent = orders(nodes)
@@ -104,8 +104,8 @@ def test_slow_devices_are_heard_when_they_answer_and_words_stay_exact(kind: str,
 
 def test_where_all_answer_at_once_it_is_the_run_that_waits(tmp_path: Path) -> None:
     pace = {"answers": USERS}
-    one = federation("least_squares", tmp_path / "one", {}, pace, rounds=4).run()
-    other = federation("least_squares", tmp_path / "other", {}, {}, rounds=4).run()
+    one = federation("ratings", tmp_path / "one", {}, pace, rounds=4).run()
+    other = federation("ratings", tmp_path / "other", {}, {}, rounds=4).run()
     for name, vector in other.full.items():
         assert vector.equal(one.full[name])
 
@@ -130,7 +130,7 @@ def test_who_never_answers_is_asked_again_after_its_time(tmp_path: Path, caplog:
     def fault(number: int, node: int) -> str | None:
         return "drop" if node == lost["node"] and number < 3 else None
 
-    nodes = federation("least_squares", tmp_path, {}, {"seconds": 0.2}, rounds=9, fault=fault, round_timeout=0.5)
+    nodes = federation("ratings", tmp_path, {}, {"seconds": 0.2}, rounds=9, fault=fault, round_timeout=0.5)
     sent = orders(nodes)
     with caplog.at_level(logging.WARNING, "fairfold"):
         nodes.run()
@@ -141,7 +141,7 @@ def test_who_never_answers_is_asked_again_after_its_time(tmp_path: Path, caplog:
 
 def test_quality_is_asked_of_those_who_are_free(tmp_path: Path) -> None:
     asked = list[tuple[int, int]]()
-    nodes = federation("least_squares", tmp_path / "devices", {5: 4}, evaluate=True)
+    nodes = federation("ratings", tmp_path / "devices", {5: 4}, evaluate=True)
 
     def note(message: Message) -> None:
         if message.metadata.message_type == "evaluate" and not message.metadata.reply_to_message_id:
@@ -166,7 +166,7 @@ def test_a_clock_is_for_simulations() -> None:
 def test_real_programs_do_not_wait_for_a_slow_one(tmp_path: Path) -> None:
     """Two devices answer at once and one takes fifteen seconds: it is heard some steps later, and words are exact."""
     trial = made(
-        tmp_path / "trial", ["good", "slow", "good"], rounds=16, timeout=600, solver="least_squares", support=2,
+        tmp_path / "trial", ["good", "slow", "good"], rounds=16, timeout=600, solver="correlations", choose=False,
         pace={"answers": 1, "staleness": 14}, clients_per_round=None,
     )  # fmt: skip
     with stopping(trial.programs):

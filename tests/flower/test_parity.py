@@ -26,7 +26,7 @@ STEPS: dict[str, Any] = {
     "solver": "gradient", "model": "mf", "local_step": 0.05, "batch_size": 4, "aggregation": "paper",
 }  # fmt: skip
 CHANGES: dict[str, Any] = {"aggregation": "delta", "server_optimiser": "sgd", "server_step": 1.0}
-SQUARES: dict[str, Any] = {"solver": "least_squares", "support": 2}
+SOLVED: dict[str, Any] = {"solver": "closed_form", "server_optimiser": "sgd"}
 RATINGS: dict[str, Any] = {"solver": "ratings", "rated": True}
 IMAGES: dict[str, Any] = {
     "data": "pictures", "model": "mlp", "images": {"devices": 8}, "local_epochs": 1, "batch_size": 16,
@@ -48,14 +48,12 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "everything compressed": STEPS | {"model": "neumf", "compress": "all", "local_step": 0.02, "prox": 0.1},
     "softmax with a bias": STEPS | {"objective": "softmax", "item_bias": True, "negatives": 3, "local_step": 0.02},
     "squared with chunks": STEPS | {"objective": "squared", "mapping": "chunk", "chunk": 4, "local_step": 0.02},
-    "closed_form": {"solver": "closed_form", "server_optimiser": "sgd"},
+    "closed_form": SOLVED,
     "closed_form with momentum": {"solver": "closed_form", "server_optimiser": "momentum", "server_step": 0.1},
-    "least_squares": SQUARES,
-    "least_squares without support": {"solver": "least_squares", "support": 0},
-    "least_squares with a tail": SQUARES | {"tail_share": 0.5},
-    "least_squares of more factors": SQUARES | {"factors": 8, "reference_factors": 16},
-    "least_squares by counts": SQUARES | {"popularity": "counts"},
-    "least_squares by data": SQUARES | {"weighting": "data", "ridge": 0.3},
+    "closed_form with a tail": SOLVED | {"tail_share": 0.5, "support": 2},
+    "closed_form of more factors": SOLVED | {"factors": 8, "reference_factors": 16},
+    "closed_form by counts": SOLVED | {"popularity": "counts", "support": 2},
+    "closed_form by data": SOLVED | {"weighting": "data", "ridge": 0.3},
     "ratings": RATINGS | {"alike": False},
     "ratings alike": RATINGS | {"alike": True},
     "ratings streamed": RATINGS | {"streamed": True},
@@ -68,7 +66,7 @@ SCHEMES = ("1x", "1x-16x", "1x-2x-4x-8x-16x-32x-64x")
 SMALL_SCHEMES = {"fedhm": "1x-2x", "heterofl": "1x-4x", "full_trn": "1x-2x", "inconsistent": "1x-4x"}
 """For methods that cannot serve the smallest devices."""
 
-MEMORABLE = ("least_squares", "ratings", "correlations", "fair", "mlp")
+MEMORABLE = ("ratings", "correlations", "fair", "mlp")
 
 
 def world_of(name: str, scheme: str, *, faults: bool, **changes: Any) -> tuple[Any, Any]:
@@ -104,7 +102,7 @@ def check(name: str, scheme: str, folder: Path, *, faults: bool, **changes: Any)
 
 def amplifies(name: str) -> bool:
     """Whether rounding grows from round to round, so that programs of other sums part by more than 1e-6."""
-    return name.startswith(("least_squares", "ratings", "mlp"))
+    return name.startswith(("ratings", "mlp"))
 
 
 @pytest.mark.parametrize("faults", [pytest.param(False, marks=pytest.mark.slow), True])
@@ -122,20 +120,18 @@ def test_every_scheme(name: str, scheme: str, faults: bool, tmp_path: Path) -> N
     check(name, scheme, tmp_path, faults=faults)
 
 
-@pytest.mark.parametrize("name", ["fair", "closed_form", "least_squares", "ratings", "mlp"])
+@pytest.mark.parametrize("name", ["fair", "closed_form", "ratings", "mlp"])
 def test_too_large_a_change_is_refused_alike(name: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidState, match=r"values out of range\)"):  # of everybody, so the round does not count
         check(name, "1x-4x", tmp_path, faults=False, largest_change=1e-9, rounds=1, network={"empty_rounds": 1})
 
 
-@pytest.mark.parametrize("name", ["fair", "least_squares", "ratings"])
+@pytest.mark.parametrize("name", ["fair", "closed_form by counts", "ratings"])
 def test_some_clients_drawn_as_in_the_simulator(name: str, tmp_path: Path) -> None:
     check(name, "1x-4x", tmp_path, faults=True, clients_per_round=5, rounds=6)
 
 
-@pytest.mark.parametrize(
-    "name", ["fair", "fair by changes", "closed_form", "neumf", "least_squares", "ratings streamed"]
-)
+@pytest.mark.parametrize("name", ["fair", "fair by changes", "closed_form", "neumf", "ratings", "ratings streamed"])
 def test_a_node_with_several_users_says_the_sum_of_theirs(name: str, tmp_path: Path) -> None:
     data, settings = world_of(name, "1x-4x", faults=False)
     expected, world, rejections = simulated(data, settings, batched)
@@ -166,7 +162,7 @@ def test_images_of_a_device_with_its_own_order(tmp_path: Path) -> None:
     assert last.server > first.server
 
 
-@pytest.mark.parametrize("name", ["closed_form", "fair", "neumf", "least_squares", "softmax with a bias"])
+@pytest.mark.parametrize("name", ["closed_form", "fair", "neumf", "closed_form by counts", "softmax with a bias"])
 def test_what_devices_say_of_their_models_is_what_the_simulator_finds(name: str, tmp_path: Path) -> None:
     """Before and after, for every size: no device sees another's test items, and none realises the table."""
     _, settings = world_of(name, "1x-2x-4x", faults=False, top=5, evaluate_every=3)
@@ -187,7 +183,7 @@ def test_what_devices_say_of_their_models_is_what_the_simulator_finds(name: str,
     assert all(node.first_quality and node.last_quality for node in nodes.strategy.nodes.usable.values())
 
 
-@pytest.mark.parametrize("name", ["least_squares", "ratings"])
+@pytest.mark.parametrize("name", ["ratings", "ratings streamed"])
 def test_half_precision_loses_nothing_of_sums_that_remember(name: str, tmp_path: Path) -> None:
     """What devices receive is rounded; what they say is not, so the sums are those of what each said last."""
     data, settings = world_of(name, "1x-4x", faults=False, rounds=4)

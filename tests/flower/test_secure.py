@@ -31,7 +31,7 @@ from tests.flower.common import Nodes, as_devices, assert_same, in_process, simu
 USERS = 8
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "correlations": {"algorithm": {"kind": "correlations", "support": 1}},
-    "least_squares": {"algorithm": "least_squares", "subspace": {"support": 0}},
+    "closed_form": {"algorithm": {"kind": "closed_form", "server_optimiser": "sgd"}},
     "gradient": {"algorithm": {"kind": "gradient", "aggregation": "delta", "server_optimiser": "sgd"}},
     "paper": {"algorithm": {"kind": "gradient", "aggregation": "paper", "weighting": "data"}},
 }
@@ -130,7 +130,7 @@ def leaving(case: str, devices: Path, who: dict[str, int], monkeypatch: pytest.M
     return federation(case, devices, app=wrapped, **options), made[0]
 
 
-@pytest.mark.parametrize("case", ["gradient", "least_squares"])
+@pytest.mark.parametrize("case", ["gradient", "closed_form"])
 def test_a_node_leaves_in_every_phase_and_the_sums_are_those_of_the_survivors(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

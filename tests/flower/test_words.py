@@ -15,9 +15,8 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fairfold.algorithms.closed_form import subspace_of
-from fairfold.algorithms.least_squares import GRAM, LeastSquares, chain_of, owned_rows, row_counts, rows_of
 from fairfold.algorithms.ratings import LAST, RatingSquares
+from fairfold.algorithms.remembering import chain_of, rows_of
 from fairfold.errors import InvalidState
 from fairfold.flower.rounds import OTHER_SIZE
 from fairfold.flower.store import FILE
@@ -30,9 +29,8 @@ from tests.flower.common import Nodes, assert_same, in_process
 
 USERS, ITEMS, ROUNDS = 6, 48, 8
 KINDS: dict[str, dict[str, Any]] = {
-    "least_squares": {"solver": "least_squares", "support": 2},
-    "least_squares by counts": {"solver": "least_squares", "support": 2, "popularity": "counts"},
-    "ratings": {"solver": "ratings", "alike": True},
+    "ratings": {"solver": "ratings", "alike": True, "reference_factors": 4},
+    "ratings by counts": {"solver": "ratings", "popularity": "counts", "reference_factors": 4},
     "ratings streamed": {"solver": "ratings", "streamed": True},
 }
 
@@ -54,40 +52,21 @@ def recomputed(nodes: Nodes) -> dict[str, dict[str, torch.Tensor]]:
     plan, world = nodes.strategy.plan, nodes.world
     (name,), (own,), d = plan.architecture.tables, plan.architecture.own, plan.settings.model.factors
     chain, algorithm = chain_of(plan, 0), plan.algorithm
-    users = USERS // len(nodes.grid.contexts)
-    spaces = [subspace_of(held.projections[name]) for held in plan.assignments(0) if held.projections is not None]
-    zeros = {space: torch.zeros(space.size // d, d).double() for space in chain}
-    outer = {space: torch.zeros(d, d).double() for space in chain}
+    assert isinstance(algorithm, RatingSquares)
+    users, spoken_in = USERS // len(nodes.grid.contexts), algorithm.spoken_space(chain[-1])
+    rows = torch.zeros(spoken_in.size // d, d).double()
     moments = torch.zeros(plan.architecture.own[own]).double()
     for number in range(len(nodes.grid.contexts)):
         said = nodes.kept(number).said.own
         for place, user in enumerate(range(number * users, (number + 1) * users)):
             if not said or not bool((said[own][place] != 0).any()):
                 continue
-            vector, items = said[own][place].double(), world.people.train.of(user)
-            space = spaces[int(world.fleet.size[user])]
-            if isinstance(algorithm, LeastSquares):
-                weight = algorithm.weight(int((items < owned_rows(space, d)).sum()))
-                rows = rows_of(space, items, d)
-                zeros[space].index_add_(0, rows, (weight * vector).expand(len(items), d).contiguous())
-                outer[space] += weight * torch.outer(vector, vector)
-            else:
-                assert isinstance(algorithm, RatingSquares)
-                spoken_in = algorithm.spoken_space(chain[-1])
-                start = sum(len(world.people.train.of(other)) for other in range(number * users, user))
-                last = said[LAST][start : start + len(items)].double()
-                zeros.setdefault(spoken_in, torch.zeros(spoken_in.size // d, d).double())
-                zeros[spoken_in].index_add_(0, rows_of(spoken_in, items, d), last)
-                moments += vector
-    if isinstance(algorithm, LeastSquares):
-        return {
-            f"sums-{space.size}": {
-                name: (rows / row_counts(space, d).clamp(min=1)[:, None]).view(-1), GRAM: outer[space].view(-1)
-            }
-            for space, rows in zeros.items()
-        }  # fmt: skip
-    assert isinstance(algorithm, RatingSquares)
-    return {"sums": {name: zeros[algorithm.spoken_space(chain[-1])].view(-1), own: moments}}
+            items = world.people.train.of(user)
+            start = sum(len(world.people.train.of(other)) for other in range(number * users, user))
+            last = said[LAST][start : start + len(items)].double()
+            rows.index_add_(0, rows_of(spoken_in, items, d), last)
+            moments += said[own][place].double()
+    return {"sums": {name: rows.view(-1), own: moments}}
 
 
 def assert_exact(nodes: Nodes, state: State | None = None) -> None:
@@ -165,7 +144,7 @@ def mortal(kind: str, devices: Path, seed: int, **options: Any) -> tuple[Nodes, 
 
 
 @pytest.mark.parametrize("moments", MOMENTS)
-@pytest.mark.parametrize("kind", ["least_squares", "ratings"])
+@pytest.mark.parametrize("kind", ["ratings", "ratings by counts"])
 def test_a_node_killed_after_it_saved_and_before_its_answer_was_taken(kind: str, moments: int, tmp_path: Path) -> None:
     """At moments drawn by chance."""
     for moment in random.Random(kind).sample(range(1, USERS * 4), moments):
@@ -179,7 +158,7 @@ def test_a_node_killed_after_it_saved_and_before_its_answer_was_taken(kind: str,
 
 
 @pytest.mark.parametrize("moments", MOMENTS)
-@pytest.mark.parametrize("kind", ["least_squares", "ratings"])
+@pytest.mark.parametrize("kind", ["ratings", "ratings by counts"])
 def test_a_server_killed_before_its_checkpoint_goes_on(kind: str, moments: int, tmp_path: Path) -> None:
     """Within a round, or when all answers are taken and the checkpoint is not yet written."""
     drawn = random.Random(kind).sample(range(1, USERS * 4 + 1), moments - 2)
@@ -221,7 +200,7 @@ def _dies_before_saving(strategy: FairStrategy, rounds: int) -> None:
 
 def test_a_server_two_checkpoints_back_is_refused_by_those_who_forgot(tmp_path: Path) -> None:
     """A device keeps its last two words. Who has neither is left out, with words; with nobody left the run ends."""
-    nodes = federation("least_squares", tmp_path / "devices", 1, folder=tmp_path / "run")
+    nodes = federation("ratings", tmp_path / "devices", 1, folder=tmp_path / "run")
     nodes.run(num_rounds=5)
     checkpoints = sorted((tmp_path / "run" / "checkpoints").iterdir())
     assert len(checkpoints) >= 1
@@ -253,9 +232,9 @@ def test_a_device_whose_state_was_wiped(wiped: str, tmp_path: Path, caplog: pyte
 
 
 def test_another_run_starts_afresh_on_the_same_devices(tmp_path: Path) -> None:
-    first = federation("least_squares", tmp_path, 1)
+    first = federation("ratings", tmp_path, 1)
     first.run(num_rounds=3)
-    second = federation("least_squares", tmp_path, 1)
+    second = federation("ratings", tmp_path, 1)
     second.run(num_rounds=3)
     assert not second.strategy.progress.rejections.counts
     assert_exact(second)
@@ -264,7 +243,7 @@ def test_another_run_starts_afresh_on_the_same_devices(tmp_path: Path) -> None:
 
 def test_two_orders_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A server that comes back while a slow device still trains: the later of the two answers is never sent."""
-    nodes, app = mortal("least_squares", tmp_path, 1)
+    nodes, app = mortal("ratings", tmp_path, 1)
     nodes.run(num_rounds=2)
     true, state = app.app, nodes.strategy.progress.state
     inner = ClientApp.__call__
@@ -300,18 +279,18 @@ def test_a_history_that_grows_or_shrinks_within_a_run_joins_with_the_next(tmp_pa
     from fairfold.flower.client import make_client_app
     from fairfold.flower.inprocess import InProcessGrid
 
-    lines = [f"{user},{item}" for user in "ab" for item in range(0, 20, 2 if user == "a" else 3)]
-    settings = flat(solver="least_squares", support=0, rounds=9, clients_per_round=None, capacities="1x", factors=4)
+    lines = [f"{user},{item},{1 + item % 5}" for user in "ab" for item in range(0, 20, 2 if user == "a" else 3)]
+    settings = flat(solver="ratings", alike=False, rounds=9, clients_per_round=None, capacities="1x", factors=4)
     path = tmp_path / "mine.csv"
-    path.write_text("user,item\n" + "\n".join(lines))
+    path.write_text("user,item,rating\n" + "\n".join(lines))
     grid = InProcessGrid(make_client_app(path, budget="1x", state=tmp_path / "state"), [{}])
     strategy = FairStrategy(settings, ITEMS, round_timeout=0.0, evaluate=False)
-    for change in (lines, [*lines, "a,47", "c,3"], lines[:10]):
-        path.write_text("user,item\n" + "\n".join(change))
+    for change in (lines, [*lines, "a,47,3", "c,3,5"], lines[:10]):
+        path.write_text("user,item,rating\n" + "\n".join(change))
         strategy.start(grid, num_rounds=2)
     assert not strategy.progress.rejections.counts
-    ((_, sums),) = [(key, of) for key, of in strategy.progress.state.moments.items() if key.startswith("sums-")]
-    rows = sums["item.weight"].view(-1, 4)
+    sums = strategy.progress.state.moments["sums"]
+    rows = sums["item.weight"].view(ITEMS, -1)
     assert bool((rows[47] == 0).all()), "what was added is no part of this run"
     assert bool((rows[18] != 0).any()), "what was removed still is"
 
@@ -348,7 +327,7 @@ def test_correlations_follow_a_history_that_changes_within_a_run(tmp_path: Path)
     assert set(strategy.progress.rejections.counts) <= {"the device failed"}
 
 
-@pytest.mark.parametrize("kind", ["least_squares", "least_squares by counts"])
+@pytest.mark.parametrize("kind", ["ratings", "ratings by counts"])
 def test_a_device_that_can_hold_another_size_changes_no_sums_but_its_own(kind: str, tmp_path: Path) -> None:
     """In round 3 the first can hold less, and the last can hold more, than when they spoke first."""
     changed = {0: "4x", USERS - 1: "1x"}

@@ -33,8 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
     "changes in place": STEPS | {"aggregation": "delta", "server_optimiser": "sgd", "server_step": 0.5},
     "uploaded": STEPS | {"user_vectors": "uploaded", "model": "neumf"},
     "closed_form": {"solver": "closed_form", "aggregation": "delta"},
-    "least_squares": {"solver": "least_squares", "tail_share": 0.5, "support": 0},
-    "least_squares chunk": {"solver": "least_squares", "mapping": "chunk"},
+    "closed_form, whole rows": {"solver": "closed_form", "tail_share": 0.5, "support": 2, "chunk": 3, "sign": False},
     "ratings": {"solver": "ratings", "tail_share": 0.5, "reference_factors": 3},
     "ratings streamed": {"solver": "ratings", "tail_share": 0.5, "reference_factors": 3, "streamed": True},
     "images": IMAGES,
@@ -136,7 +135,7 @@ def test_together_is_the_sum_of_one_by_one(case: str) -> None:
         assert_same(totals_of(world, together), totals_of(world, alone))
 
 
-@pytest.mark.parametrize("case", ["closed_form", "least_squares", "least_squares chunk", "ratings", "ratings streamed"])
+@pytest.mark.parametrize("case", ["closed_form", "closed_form, whole rows", "ratings", "ratings streamed"])
 def test_an_algorithms_own_way_speaks_for_many(case: str) -> None:
     with precision():
         world, state = world_of(case)
@@ -179,7 +178,7 @@ def test_the_server_makes_the_same_of_sums_and_of_their_summands(case: str) -> N
         assert any(not torch.equal(expected.full[name], tensor) for name, tensor in state.full.items())
 
 
-@pytest.mark.parametrize("case", ["least_squares", "ratings"])
+@pytest.mark.parametrize("case", ["ratings", "ratings streamed"])
 def test_sums_that_remember_need_not_come_in_one_round(case: str) -> None:
     """What is said in two rounds adds up to what is said in one: who spoke when does not matter to the sums."""
     with precision():
@@ -190,8 +189,8 @@ def test_sums_that_remember_need_not_come_in_one_round(case: str) -> None:
         first = applied(world, state, words[:3])
         later = replace(first, round_number=state.round_number)  # as if of the same round: windows move on with rounds
         apart = algorithm.apply(plan, later, totals_of(world, words[3:]))
-        if case == "ratings":  # what is believed goes on from what was believed before; the sums do not
-            apart, together = (replace(of, full={}) for of in (apart, together))
+        # What is believed goes on from what was believed before; the sums do not.
+        apart, together = (replace(of, full={}) for of in (apart, together))
         assert_same_state(apart, together)
 
 

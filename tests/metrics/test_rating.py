@@ -20,6 +20,13 @@ def test_squared_error_over_ratings(batch: int, monkeypatch: pytest.MonkeyPatch)
     assert found == pytest.approx((4 + 0 + 4 + 1 + 1) / 5)
 
 
+def test_shares_of_users_have_the_mean_of_the_errors() -> None:
+    errors = rating.rating_errors(lambda users, items: torch.full((len(users),), 3.0), rated())
+    shares = rating.error_shares(errors, rated().users)
+    assert shares.tolist() == pytest.approx([4 * 2 / 5, 6 * 2 / 5])  # of two users with ratings
+    assert float(shares.mean()) == pytest.approx(float(errors.mean()))
+
+
 def test_ratings_that_cannot_be_compared_are_refused() -> None:
     implicit = Interactions.from_pairs(torch.tensor([0]), torch.tensor([0]), 1, 1)
     nothing = torch.tensor([]).long()

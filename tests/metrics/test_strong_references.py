@@ -8,7 +8,7 @@ from fairfold.data.interactions import Dataset, Interactions
 from fairfold.data.synthetic import SyntheticWorld
 from fairfold.metrics import evaluate_ranking
 from fairfold.metrics.ials import ImplicitALS
-from fairfold.metrics.reference_rows import STRONG, strong_rows
+from fairfold.metrics.reference_rows import STRONG, rows_beside, strong_rows
 from fairfold.metrics.references import Ease, ItemNeighbours, Popularity
 
 SHAPES = [(13, 40), (40, 13)]  # EASE is solved from the users' side, from the items' side
@@ -151,3 +151,18 @@ def test_with_few_users_ease_serves_any_catalogue() -> None:
     few = SyntheticWorld(users=30, items=120, interactions_per_user=40, taste_strength=4.0).dataset()
     rows = [name.split(" (")[0] for name, _ in strong_rows(few, torch.ones(120, dtype=torch.bool), 10, largest=50)]
     assert rows == ["EASE of 120 items", "iALS of 120 items", "item-kNN of 50 items"]
+
+
+def test_rows_beside_a_model_know_its_items_alone() -> None:
+    data = SyntheticWorld(users=40, items=30, interactions_per_user=10).dataset()
+    rows = list(rows_beside(data, head=6, support=2, k=3))
+    assert [row.name.split(" (")[0] for row in rows] == ["popularity", "ridge", "EASE", "iALS", "item-kNN"]
+    known = data.train.counts_by_item.argsort(descending=True, stable=True)[:6]
+    train = data.train.where(torch.isin(data.train.items, known))
+    penalty = float(rows[2].name.split("penalty ")[1].rstrip(")"))
+    scores = Ease(train, penalty)(torch.arange(40))
+    others = torch.ones(30, dtype=torch.bool).index_fill_(0, known, False)
+    scores[:, others] = -1e30
+    found = evaluate_ranking(lambda users: scores[users], data.train, data.test, 3)
+    assert rows[2].value == pytest.approx(found.ndcg, abs=1e-6)
+    assert all(row.by_user is not None for row in rows)

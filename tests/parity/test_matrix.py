@@ -26,7 +26,7 @@ FAULTS: dict[str, dict[str, float]] = {
 USERS, ITEMS = 16, 130
 
 GRADIENT: dict[str, Any] = {"factors": 4, "batch_size": 16}
-SQUARES: dict[str, Any] = {"solver": "least_squares", "weighting": "equal"}
+RANKED: dict[str, Any] = {"solver": "closed_form", "aggregation": "delta", "sign": False, "chunk": 3}
 RATINGS: dict[str, Any] = {"solver": "ratings", "reference_factors": 3, "tail_share": 0.5}
 IMAGES: dict[str, Any] = SMALL | {"images": {"devices": 8}, "clients_per_round": 4, "local_epochs": 1}
 IMAGES |= {"local_optimiser": "sgd", "local_step": 0.1}  # Adam's first steps are as long for everybody
@@ -46,12 +46,11 @@ CASES: dict[str, dict[str, Any]] = {
     "gradient own model": GRADIENT | {"model": "tests.own_models:BiasedMF"},
     "closed_form": {"solver": "closed_form", "aggregation": "delta"},
     "closed_form paper": {"solver": "closed_form", "mapping": "element"},
-    "least_squares ranked": SQUARES | {"support": 0, "tail_share": 0.5},
-    "least_squares chunk": SQUARES | {"mapping": "chunk"},
-    "least_squares support": SQUARES | {"support": 6, "tail_share": 0.5},
-    "least_squares tail_share": SQUARES | {"support": 0, "tail_share": 0.25, "weighting": 0.5},
-    "least_squares reference_factors": SQUARES
-    | {"support": 0, "reference_factors": 6, "factors": 5, "weighting": "data"},
+    "closed_form chunk": RANKED | {"mapping": "chunk"},
+    "closed_form support": RANKED | {"support": 6, "tail_share": 0.5},
+    "closed_form tail_share": RANKED | {"support": 0, "tail_share": 0.25, "weighting": 0.5},
+    "closed_form reference_factors": RANKED | {"reference_factors": 6, "factors": 5, "chunk": 5, "weighting": "data"},
+    "ratings tail_share": RATINGS | {"tail_share": 0.25},
     "ratings": RATINGS,
     "ratings streamed": RATINGS | {"streamed": True},
     "correlations": {"solver": "correlations", "method": "leading"},

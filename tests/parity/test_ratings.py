@@ -1,4 +1,4 @@
-"""Ratings by federated least squares: the batched round gives the numbers of the loop."""
+"""Ratings: the batched round gives the numbers of the loop."""
 
 from typing import Any
 

@@ -144,7 +144,6 @@ CASES: dict[str, dict[str, Any]] = {
     "uploaded": {"user_vectors": "uploaded"},
     "own model": {"model": "tests.own_models:BiasedMF"},
     "closed_form": {"solver": "closed_form", "aggregation": "delta"},
-    "least_squares": {"solver": "least_squares", "tail_share": 0.5, "support": 3},
     "ratings": {"solver": "ratings", "tail_share": 0.5, "reference_factors": 3, "streamed": True},
     "central": {"solver": "central"},
     "images": SMALL,

@@ -19,7 +19,6 @@ CASES: dict[str, dict[str, Any]] = {
     "neumf": {"model": "neumf", "factors": 4},
     "fedhm": {"method": "fedhm", "capacities": "1x-2x", "factors": 4},
     "closed_form": {"solver": "closed_form"},
-    "least_squares": {"solver": "least_squares", "tail_share": 0.5, "support": 0},
     "ratings": {"solver": "ratings", "tail_share": 0.5, "reference_factors": 3},
     "ratings streamed": {"solver": "ratings", "tail_share": 0.5, "reference_factors": 3, "streamed": True},
     "central": {"solver": "central"},

@@ -21,6 +21,11 @@ def test_what_is_packed_comes_back() -> None:
     assert over_seeds([packed([0.0, 1.0]), packed([1.0, 1.0])]) == pytest.approx([0.5, 1.0], abs=1e-4)
 
 
+def test_shares_in_an_error_may_be_above_one() -> None:
+    each = [0.0, 3.5, 12.25]
+    assert unpacked(packed(each)) == pytest.approx(numpy.array(each), abs=1e-4 * 12.25)
+
+
 def test_an_interval_is_that_of_the_normal_distribution_where_users_are_many() -> None:
     random = numpy.random.default_rng(1)
     each = random.random(4000)

@@ -19,7 +19,7 @@ from fairfold.settings.files import load_settings, recipes, to_toml
 from fairfold.simulate.result import Result, RoundReport
 from fairfold.trackers import Callback
 from tests.flat import flat
-from tests.runs.worlds import GRADIENT, SQUARES, small
+from tests.runs.worlds import GRADIENT, RANKED, small
 
 
 def test_tensors_are_read_back_by_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_what_the_system_refuses_is_told_in_words(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     "changes",
     [{}, {"clients_per_round": None}, {"patience": 3}, GRADIENT | {"data": "mine", "top_users": 5},
-     SQUARES | {"tail_share": None}, {"data": "mine", "model": "mf-ratings", "reference_factors": None},
+     RANKED | {"tail_share": None}, {"data": "mine", "model": "mf-ratings", "reference_factors": None},
      {"data": "mnist", "model": "mlp"}, {"method": "central"}, {"faults": {"late": 0.5}}],
 )  # fmt: skip
 def test_settings_are_read_back_as_they_were(changes: dict[str, Any], tmp_path: Path) -> None:
@@ -89,11 +89,11 @@ def test_settings_are_read_back_as_they_were(changes: dict[str, Any], tmp_path: 
 
 
 def test_the_paper_s_recipe() -> None:
-    assert list(recipes()) == ["best", "least-squares", "paper", "ratings"]
+    assert list(recipes()) == ["best", "paper", "ratings"]
     settings = load_settings(None, {"run.rounds": 3}, "paper")
     assert (settings.model.kind, settings.algorithm.kind, settings.run.rounds) == ("neumf", "gradient", 3)
     assert (settings.plain()["algorithm"]["local_epochs"], settings.fleet.clients_per_round) == (5, 10)
-    with pytest.raises(InvalidSettings, match="one of best, least-squares, paper"):
+    with pytest.raises(InvalidSettings, match="one of best, paper"):
         load_settings(None, {}, "papre")
     with pytest.raises(InvalidSettings, match="one of them"):
         load_settings(Path("some.toml"), {}, "paper")

@@ -18,7 +18,7 @@ from fairfold.runs.summary import read_run
 from fairfold.runs.train import Pace, run
 from fairfold.simulate import simulate
 from tests.flat import flat
-from tests.runs.worlds import GRADIENT, SQUARES, Interrupted, StopAfter, assert_same_end, interrupted, resumed, small
+from tests.runs.worlds import GRADIENT, RANKED, Interrupted, StopAfter, assert_same_end, interrupted, resumed, small
 
 
 @pytest.mark.parametrize(
@@ -38,9 +38,9 @@ from tests.runs.worlds import GRADIENT, SQUARES, Interrupted, StopAfter, assert_
         GRADIENT | {"method": "fedhm", "capacities": "1x-2x", "model": "neumf"},
         GRADIENT | {"method": "inconsistent"},
         GRADIENT | {"objective": "squared", "item_bias": True, "aggregation": "delta"},
-        SQUARES,
-        SQUARES | {"faults": {"drop": 0.3}, "user_storage": "disk", "popularity": "counts"},
-        SQUARES | {"backend": "loop", "mapping": "chunk"},
+        RANKED,
+        RANKED | {"faults": {"drop": 0.3}, "user_storage": "disk", "popularity": "counts"},
+        {"backend": "loop", "mapping": "chunk"},
     ],
 )
 def test_an_interrupted_run_ends_like_an_unbroken_one(changes: dict[str, Any], tmp_path: Path) -> None:
@@ -142,7 +142,10 @@ def test_a_finished_run_that_goes_on_is_unfinished_at_once(tmp_path: Path) -> No
         ({"method": "fedavg"}, ["subspace.method = 'fair', now 'fedavg'"]),
         ({"world": {"users": 13, "items": 60, "interactions_per_user": 10}}, ["data.users = 12, now 13"]),
         ({"server_step": 0.1, "capacities": "1x-2x"}, ["server_step = 0.03, now 0.1", "capacities = '1x-4x-16x'"]),
-        (SQUARES, ["algorithm.kind = 'closed_form', now 'least_squares'"]),
+        (
+            {"solver": "correlations", "factors": 384, "method": "leading"},
+            ["algorithm.kind = 'closed_form', now 'correlations'"],
+        ),
         ({"faults": {"late": 0.1}}, ["fleet.faults.late = None, now 0.1"]),
     ],
 )

@@ -30,7 +30,7 @@ GRADIENT: dict[str, Any] = {
     "aggregation": "paper",
     "batch_size": 4,
 }
-SQUARES: dict[str, Any] = {"solver": "least_squares"}
+RANKED: dict[str, Any] = {"solver": "closed_form", "chunk": 4, "sign": False, "tail_share": 0.25}
 
 
 def small(**changes: Any) -> Settings:

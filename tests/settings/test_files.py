@@ -43,8 +43,8 @@ GRADIENT = st.fixed_dictionaries(
         "largest_change": st.floats(1e-9, 1e9),
     },
 )
-SQUARES = st.fixed_dictionaries(
-    {"kind": st.just("least_squares")}, optional={"ridge": st.floats(1e-9, 1e9), "weighting": weightings}
+SOLVED = st.fixed_dictionaries(
+    {"kind": st.just("closed_form")}, optional={"ridge": st.floats(1e-9, 1e9), "weighting": weightings}
 )
 FLEET = st.fixed_dictionaries(
     {},
@@ -70,7 +70,7 @@ RUN = st.fixed_dictionaries(
 
 @settings(max_examples=60)
 @given(
-    algorithm=GRADIENT | SQUARES, fleet=FLEET, run=RUN, name=st.text(min_size=1).filter(lambda name: "\r" not in name)
+    algorithm=GRADIENT | SOLVED, fleet=FLEET, run=RUN, name=st.text(min_size=1).filter(lambda name: "\r" not in name)
 )
 def test_any_values_survive_a_file(
     tmp_path_factory: pytest.TempPathFactory, algorithm: Any, fleet: Any, run: Any, name: str
@@ -190,5 +190,5 @@ def test_changes_of_settings() -> None:
     changed = chosen.with_changes({"algorithm.prox": 0.25, "fleet.capacities": "1x"})
     assert changed.plain()["algorithm"]["prox"] == 0.25
     assert changed.run.seed == 4
-    other = chosen.with_changes({"algorithm.kind": "least_squares"})
-    assert other.algorithm == read_settings({"algorithm": "least_squares"}).algorithm
+    other = chosen.with_changes({"algorithm.kind": "ratings"})
+    assert other.algorithm == read_settings({"algorithm": "ratings"}).algorithm

@@ -82,7 +82,7 @@ def test_a_key_of_another_kind_is_unknown(table: str, kind: str, key: str) -> No
 
 def test_there_are_keys_of_other_kinds() -> None:
     assert len(FOREIGN) > 100
-    assert ("algorithm", "least_squares", "local_step") in FOREIGN
+    assert ("algorithm", "ratings", "local_step") in FOREIGN
     assert ("subspace", "fedavg", "mapping") in FOREIGN
 
 
@@ -141,8 +141,8 @@ def test_a_key_has_an_effect_or_is_unknown(table: str, kind: str, key: str) -> N
         ({"algorithm": "gradient", "subspace": {"popularity": "none", "tail_share": 0.1}}, "subspace.tail_share"),
         ({"algorithm": "gradient", "subspace": {"popularity": "none", "chunk": 4}}, "subspace.chunk"),
         ({"algorithm": "gradient", "subspace": {"start": "subspace"}}, "subspace.start"),
-        ({"algorithm": "least_squares", "subspace": {"sign": True}}, "subspace.sign"),
-        ({"algorithm": "least_squares", "subspace": {"chunk": 3}}, "subspace.chunk"),
+        ({"algorithm": "ratings", "subspace": {"sign": True}}, "subspace.sign"),
+        ({"algorithm": "ratings", "subspace": {"chunk": 3}}, "subspace.chunk"),
         ({"algorithm": "ratings", "subspace": {"rehash": True}}, "subspace.rehash"),
         ({"model": "mlp", "data": {"name": "mnist", "split": "writer", "devices": 3}}, "data.devices"),
         ({"model": "mlp", "data": {"name": "mnist"}, "subspace": {"popularity": "counts"}}, "subspace.popularity"),
@@ -158,8 +158,8 @@ def test_keys_without_effect_beside_others_are_unknown(tables: dict[str, Any], k
 def test_what_an_algorithm_brings_along_is_known_before_keys_are_looked_at() -> None:
     images = read_settings({"model": "mlp", "data": {"name": "mnist"}, "subspace": {"start": "subspace"}})
     assert images.plain()["subspace"]["compress"] == "all"
-    squares = read_settings({"algorithm": "least_squares", "subspace": {"mapping": "chunk"}})
-    assert "support" not in squares.plain()["subspace"]
+    hashed = read_settings({"algorithm": "closed_form", "subspace": {"mapping": "chunk"}})
+    assert "support" not in hashed.plain()["subspace"]
 
 
 @pytest.mark.parametrize("key", sorted(places()))
@@ -188,7 +188,8 @@ def test_places_exist() -> None:
         ({"model": "mf-ratings"}, "algorithm.kind='ratings'"),
         ({"method": "fair"}, "'method': it is now subspace.method"),
         ({"algoritm": {}}, "did you mean 'algorithm'"),
-        ({"algorithm": {"kind": "least_square"}}, "did you mean 'least_squares'"),
+        ({"algorithm": {"kind": "rating"}}, "did you mean 'ratings'"),
+        ({"algorithm": {"kind": "least_squares"}}, "it is gone .*: 'correlations' .* ranks better"),
         ({"algorithm": {"rigde": 1}}, "did you mean 'ridge'"),
         ({"algorithm": {"kind": "gradient", "choose": False}}, "it is one of algorithm.kind='correlations'"),
         ({"algorithm": {"ridge": "much"}}, "algorithm.ridge = 'much'"),
@@ -213,3 +214,10 @@ def test_a_class_or_an_object_stands_for_its_name() -> None:
     assert Settings(algorithm=kind) == Settings(algorithm="gradient") == Settings(algorithm={"kind": "gradient"})
     assert Settings(algorithm=kind()) == Settings(algorithm="gradient")
     assert Settings(subspace=methods()["fedavg"], algorithm="gradient").subspace.method == "fedavg"
+
+
+def test_another_split_is_another_seed_and_the_usual_one_is_not_spoken_of() -> None:
+    usual, other = (read_settings({"data": {"name": "ml-100k"} | of}).data for of in ({}, {"split_seed": 3}))
+    assert "split_seed" not in usual.effective()
+    assert "seed" not in usual.options  # type: ignore[union-attr]
+    assert other.options["seed"] == 3  # type: ignore[union-attr]

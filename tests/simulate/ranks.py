@@ -24,12 +24,13 @@ from tests.pictures import SMALL, pictures
 CLOCK: dict[str, Any] = {"seconds": 1.0, "spread": 0.3, "slow": 0.3, "slower": 6.0}
 STEPS: dict[str, Any] = {"local_step": 0.05, "batch_size": 4, "server_optimiser": "sgd", "chunk": 1}
 CASES: dict[str, dict[str, Any]] = {
-    "least squares": {"solver": "least_squares", "tail_share": 0.5, "support": 0},
-    "least squares, faults": {
-        "solver": "least_squares", "tail_share": 0.5, "support": 0,
+    "ratings, faults": {
+        "solver": "ratings", "tail_share": 0.5,
         "faults": {"drop": 0.2, "nan": 0.2, "wrong_size": 0.1, "out_of_range": 0.1},
     },
-    "least squares by counts": {"solver": "least_squares", "tail_share": 0.5, "support": 2, "popularity": "counts"},
+    "closed form by counts": {
+        "solver": "closed_form", "server_optimiser": "sgd", "tail_share": 0.5, "support": 2, "popularity": "counts",
+    },
     "ratings": {"solver": "ratings", "tail_share": 0.5},
     "ratings, streamed": {"solver": "ratings", "tail_share": 0.5, "streamed": True, "faults": {"nan": 0.2}},
     "closed form": {"solver": "closed_form", "server_optimiser": "sgd", "chunk": 1, "replacement": True},
@@ -46,7 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
     "fedhm": {"solver": "gradient", "method": "fedhm", "aggregation": "paper", "local_step": 0.05},
     "heterofl": {"solver": "gradient", "method": "heterofl", "local_step": 0.05, "server_optimiser": "sgd"},
     "by a clock": {
-        "solver": "least_squares", "tail_share": 0.5, "support": 0, "pace": {"answers": 3, "staleness": 2},
+        "solver": "ratings", "tail_share": 0.5, "pace": {"answers": 3, "staleness": 2},
         "clock": CLOCK, "rounds": 8,
     },
     "images": SMALL,
@@ -57,13 +58,13 @@ TABLES: dict[str, dict[str, Any]] = {
         "algorithm": {"kind": "correlations", "support": 1}, "run": {"rounds": 9, "evaluate_every": 9},
         "privacy": {"level": "secure", "smallest_cohort": 4}, "fleet": {"faults": {"drop": 0.2}},
     },
-    "least squares under masks": {
-        "algorithm": "least_squares", "subspace": {"support": 0}, "model": {"factors": 3},
+    "ratings under masks": {
+        "algorithm": "ratings", "model": {"factors": 3},
         "privacy": {"level": "secure", "smallest_cohort": 3}, "fleet": {"clients_per_round": 8},
         "run": {"rounds": 4, "evaluate_every": 2},
     },
     "a sum that is too thin": {
-        "algorithm": "least_squares", "subspace": {"support": 0}, "model": {"factors": 3},
+        "algorithm": "ratings", "model": {"factors": 3},
         "privacy": {"level": "secure", "smallest_cohort": 4}, "run": {"rounds": 3, "evaluate_every": 3},
         "fleet": {"clients_per_round": "none", "faults": {"drop": 0.6}},
     },
@@ -72,12 +73,12 @@ TABLES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 BASE: dict[str, Any] = {"factors": 3, "clients_per_round": 7, "rounds": 4, "evaluate_every": 2, "capacities": "1x-2x"}
-EXACT = {"correlations", "correlations under masks", "private correlations", "least squares under masks",
+EXACT = {"correlations", "correlations under masks", "private correlations", "ratings under masks",
          "a sum that is too thin"}  # fmt: skip
 """Where sums are of whole numbers, or of one: the same bits however clients are shared out."""
 
 
-QUICK = ["least squares, faults", "ratings", "gradient", "by a clock", "correlations", "least squares under masks"]
+QUICK = ["ratings, faults", "closed form by counts", "gradient", "by a clock", "correlations", "ratings under masks"]
 """Of each kind of sum one."""
 
 

@@ -22,10 +22,10 @@ from fairfold.subspace import Capacity
 from tests.federations import tiny_data
 from tests.flat import flat
 
-SQUARES: dict[str, Any] = {"solver": "least_squares", "factors": 3, "support": 4, "tail_share": 0.25}
+RANKED: dict[str, Any] = {"solver": "closed_form", "factors": 3, "chunk": 3, "support": 4, "tail_share": 0.25}
 CHOICES: list[dict[str, Any]] = [
-    SQUARES,
-    SQUARES | {"support": 0},
+    RANKED,
+    RANKED | {"support": 0},
     {"solver": "closed_form", "factors": 3},
     {"solver": "gradient", "factors": 3, "model": "neumf", "local_step": 0.05, "rehash": True},
     {"solver": "gradient", "factors": 3, "model": "mf", "chunk": 1, "method": "fair_hom"},
@@ -80,18 +80,18 @@ def test_the_same_model_whatever_the_numbers_of_the_catalogue(changes: dict[str,
 def test_any_shuffle_reaches_about_the_quality_of_the_order_it_destroyed() -> None:
     data = ordered(SyntheticWorld(users=150, items=1_000, interactions_per_user=40, seed=3).dataset())
     mixed = data.renumbered(torch.randperm(1_000, generator=torch.Generator().manual_seed(0)))
-    common: dict[str, Any] = {"solver": "least_squares", "factors": 8, "support": 5, "rounds": 15, "top": 20}
+    common: dict[str, Any] = {"solver": "closed_form", "factors": 8, "support": 5, "rounds": 30, "top": 20}
     common |= {"clients_per_round": 60, "capacities": "4x-16x"}
     public = simulate(flat(**common), data=data).quality
     counted = simulate(flat(**common | {"popularity": "counts"}), data=mixed).quality
     lost = simulate(flat(**common), data=mixed).quality
     assert counted == pytest.approx(public, rel=0.05)
-    assert lost < 0.7 * public  # or the order would not matter here
+    assert lost < 0.85 * public  # or the order would not matter here
 
 
 def test_a_count_adds_up_who_answers() -> None:
     data = tiny_data(3, users=30, items=40)
-    told = numbered_by_counts(data, wanted(**SQUARES, popularity="counts")).counted
+    told = numbered_by_counts(data, wanted(**RANKED, popularity="counts")).counted
     assert told is not None
     assert torch.equal(told.counts, data.train.counts_by_item[items_at(torch.arange(40), told.leading)])
 
@@ -100,7 +100,7 @@ def test_a_count_adds_up_who_answers() -> None:
 def test_devices_that_fail_are_left_out_of_the_count(backend: str) -> None:
     data = tiny_data(1, users=40, items=60)
     chosen = wanted(
-        **SQUARES | {"support": 18, "capacities": "1x"}, popularity="counts", backend=backend,
+        **RANKED | {"support": 18, "capacities": "1x"}, popularity="counts", backend=backend,
         faults={"drop": 0.1, "nan": 0.1},
     )  # fmt: skip
     told = numbered_by_counts(data, chosen).counted
@@ -111,13 +111,13 @@ def test_devices_that_fail_are_left_out_of_the_count(backend: str) -> None:
     # Support is what was counted, not what is.
     assert len(told.leading) == int((told.counts >= 18).sum()) < int((data.train.counts_by_item >= 18).sum())
     with pytest.raises(InvalidData, match="of 40 devices answered"):
-        numbered_by_counts(data, wanted(**SQUARES, popularity="counts", faults={"drop": 1.0}))
+        numbered_by_counts(data, wanted(**RANKED, popularity="counts", faults={"drop": 1.0}))
 
 
 def test_the_cost_is_in_the_first_rounds_bytes() -> None:
     data = ordered(tiny_data(2, users=24, items=90))
-    found = simulate(wanted(**SQUARES, popularity="counts"), data=data)
-    plain = simulate(wanted(**SQUARES), data=data)
+    found = simulate(wanted(**RANKED, popularity="counts"), data=data)
+    plain = simulate(wanted(**RANKED), data=data)
     told = found.counted
     assert told is not None
     assert plain.counted is None
@@ -134,7 +134,7 @@ def test_the_cost_is_in_the_first_rounds_bytes() -> None:
 
 @pytest.mark.parametrize("backend", ["loop", "batched"])
 def test_a_run_goes_on_with_the_order_it_began_with(tmp_path: Path, backend: str) -> None:
-    chosen = wanted(**SQUARES, popularity="counts", backend=backend, rounds=4, world={"users": 40, "items": 200})
+    chosen = wanted(**RANKED, popularity="counts", backend=backend, rounds=4, world={"users": 40, "items": 200})
     whole = run(chosen, tmp_path / "whole", checkpoint_every=1)
     run(chosen.with_changes({"run.rounds": 2}), tmp_path / "broken", checkpoint_every=1)
     again = run(chosen, tmp_path / "broken", resume=True, checkpoint_every=1)
@@ -144,7 +144,7 @@ def test_a_run_goes_on_with_the_order_it_began_with(tmp_path: Path, backend: str
 
 
 def test_a_run_speaks_of_items_by_the_numbers_of_the_catalogue(tmp_path: Path) -> None:
-    chosen = wanted(**SQUARES, popularity="counts", world={"users": 40, "items": 200})
+    chosen = wanted(**RANKED, popularity="counts", world={"users": 40, "items": 200})
     finished = run(chosen, tmp_path / "run")
     counted = finished.result.counted
     assert counted is not None
@@ -169,8 +169,10 @@ def test_a_run_speaks_of_items_by_the_numbers_of_the_catalogue(tmp_path: Path) -
 
 def test_without_popularity_ranked_falls_back_to_hashing() -> None:
     data = tiny_data(2, users=24, items=90)
-    whole_rows = {"solver": "least_squares", "factors": 3}
-    for changes, mapping in ((whole_rows, {"mapping": "chunk"}), (CHOICES[-1] | {"chunk": 1}, {"mapping": "element"})):
+    for changes, mapping in (
+        ({"solver": "closed_form", "factors": 3}, {"mapping": "element"}),
+        (CHOICES[-1] | {"chunk": 1}, {"mapping": "element"}),
+    ):
         without_chunk = {key: value for key, value in changes.items() if key != "chunk"}
         hashed = simulate(wanted(**without_chunk, **mapping), data=data)
         found = simulate(wanted(**without_chunk, popularity="none"), data=data)

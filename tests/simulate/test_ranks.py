@@ -19,7 +19,7 @@ from tests.flat import flat
 from tests.simulate.ranks import CASES, EXACT, QUICK, TABLES, outcome, start
 
 SMALL = [
-    "train", "--recipe", "least-squares", "--set", "data.users=40", "--set", "data.items=80",
+    "train", "--set", "algorithm.kind=closed_form", "--set", "data.users=40", "--set", "data.items=80",
     "--set", "data.interactions_per_user=12", "--set", "fleet.clients_per_round=9", "--set", "run.references=false",
 ]  # fmt: skip
 
@@ -102,7 +102,7 @@ ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU t
 @pytest.mark.parametrize(
     ("device", "case"),
     [
-        ("cpu", "least squares, faults"),
+        ("cpu", "ratings, faults"),
         ("cpu", "correlations"),
         ("cpu", "gradient"),
         pytest.param("cuda", "gradient", marks=ON_GPU),  # nothing else works on a GPU
@@ -168,17 +168,17 @@ def test_an_error_of_one_process_ends_all_with_its_reason(tmp_path: Path) -> Non
 
 FAILING = """
 import os
-from fairfold.algorithms.least_squares import LeastSquares
+from fairfold.algorithms.closed_form import ClosedForm
 from fairfold.cli import app
 
 if os.environ["RANK"] == "1":
-    true, LeastSquares.number = LeastSquares.together, 0
+    true = ClosedForm._of_size
 
-    def fails(self, plan, sent, people, clients):
+    def fails(self, plan, people, sent, clients):
         if sent.round_number == 1:
             raise ValueError("no electricity")
-        return true(self, plan, sent, people, clients)
+        return true(self, plan, people, sent, clients)
 
-    LeastSquares.together = fails
+    ClosedForm._of_size = fails
 app()
 """

@@ -125,7 +125,7 @@ def test_a_bias_is_counted_and_fits_into_a_budget() -> None:
     ("changes", "message"),
     [
         ({"objective": "softmax"}, "unknown key 'algorithm.objective' with algorithm.kind='closed_form'"),
-        ({"objective": "squared", "solver": "least_squares"}, "with algorithm.kind='least_squares'"),
+        ({"objective": "squared", "solver": "ratings"}, "with algorithm.kind='ratings'"),
         ({"objective": "squared", "solver": "gradient", "model": "neumf-mlp"}, "where the quality is MSE"),
         ({"negatives": 2, "solver": "central", "model": "neumf-mlp"}, "where the quality is MSE"),
         ({"objective": "softmax", "solver": "images", "model": "mlp", "data": "mnist"}, "with algorithm.kind='images'"),

@@ -9,15 +9,14 @@ from fairfold.algorithms.closed_form import ClosedForm
 from fairfold.algorithms.correlations import Correlations
 from fairfold.algorithms.gradient import Gradient
 from fairfold.algorithms.images import Images
-from fairfold.algorithms.least_squares import LeastSquares
 from fairfold.algorithms.ratings import RatingSquares
 from fairfold.protocol.algorithm import Algorithm
 
 ALGORITHMS: tuple[type[Algorithm], ...] = (
-    LeastSquares, Gradient, ClosedForm, RatingSquares, Images, Central, Correlations
+    Gradient, ClosedForm, RatingSquares, Images, Central, Correlations
 )  # fmt: skip
 
 __all__ = [
-    "ALGORITHMS", "Algorithm", "Central", "ClosedForm", "Correlations", "Gradient", "Images", "LeastSquares",
+    "ALGORITHMS", "Algorithm", "Central", "ClosedForm", "Correlations", "Gradient", "Images",
     "RatingSquares"
 ]  # fmt: skip

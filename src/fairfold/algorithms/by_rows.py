@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairfold.algorithms.least_squares import Remembering
 from fairfold.algorithms.pair_architecture import LISTED, NEAR, ROWS
+from fairfold.algorithms.remembering import Remembering
 from fairfold.algorithms.served import Served
 from fairfold.errors import InvalidMessage
 from fairfold.metrics.ranking import Scorer

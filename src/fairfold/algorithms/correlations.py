@@ -70,7 +70,7 @@ class Correlations(ByRows):
     Attributes:
         kind: Its name.
         beta: Items weigh by the power −β of how many have them, before they are correlated.
-        ridge: λ for histories of 75 items, added to the diagonal before the inverse (docs/recommender.md).
+        ridge: λ for histories of 75 items, added to the diagonal before the inverse (docs/beyond.md).
         support: Items that fewer users have are left out of the head.
         crowd: Items that fewer users of one secure sum are expected to have are left out of it; 0 leaves out none.
         head: The most items that are correlated: the server inverts a matrix of so many rows, and a device of full size

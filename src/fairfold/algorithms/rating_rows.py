@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from fairfold.algorithms.least_squares import rows_of
+from fairfold.algorithms.remembering import rows_of
 from fairfold.subspace import Subspace
 from fairfold.values import Weights
 

@@ -41,7 +41,6 @@ from pydantic import Field
 from torch import Tensor
 
 from fairfold.algorithms.closed_form import subspace_of
-from fairfold.algorithms.least_squares import Remembering, chain_of, row_counts, rows_of
 from fairfold.algorithms.rating_rows import (
     Beliefs,
     Raters,
@@ -54,6 +53,7 @@ from fairfold.algorithms.rating_rows import (
     solved_items,
     sums_size,
 )
+from fairfold.algorithms.remembering import Remembering, chain_of, row_counts, rows_of
 from fairfold.data import Interactions
 from fairfold.errors import InvalidSettings
 from fairfold.methods import Tensors
@@ -338,7 +338,7 @@ class RatingSquares(Remembering):
         if mine.ratings is None:
             raise InvalidSettings(
                 "a history without ratings for a model of ratings", "what the user thinks of each item",
-                "Ask for a user of the run, or train a model of rankings (algorithm.kind='least_squares').",
+                "Ask for a user of the run, or train a model of rankings (algorithm.kind='correlations').",
             )  # fmt: skip
         targets = known.centred(mine.ratings)
         own = Raters.solved(table[mine.items], targets, mine.users, mine.num_users, known).rows

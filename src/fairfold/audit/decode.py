@@ -2,21 +2,14 @@
 
 *Sums of pairs.* An item that one member of a cohort has alone shows that member's whole history: all numbers of its row
 are the same 1/n. What was read is taken off, and shows the next.
-
-*Least squares.* A row is the sum of the words δ of those who have the item. Items that one member has alone have equal
-rows, which give δ away; every other row is then a sum of some of these, and which ones is found by meeting in the
-middle.
 """
 
 from dataclasses import dataclass
-from itertools import combinations
 
 import torch
 from torch import Tensor
 
-from fairfold.algorithms.closed_form import subspace_of
 from fairfold.algorithms.correlations import SUM, Correlations
-from fairfold.algorithms.least_squares import LeastSquares, owned_rows
 from fairfold.algorithms.pairs import UNIT, items_of, matrix_of, size_of, weights_of
 from fairfold.audit.devices import Seen
 from fairfold.protocol.plan import Plan
@@ -31,19 +24,13 @@ SURELY, ROUGHLY = 6, 0.2
 LONGEST = 20_000
 """Items of a history that a weight is looked up for."""
 
-LARGEST_HALF = 1 << 12
-"""Sums of one half of the members' words that are listed."""
-
-MOST_TRIED = 1 << 18
-"""Sums that may be like a row by one number, and are compared by all."""
-
 FEWEST = 3
 """Items of a history that was read: of fewer, one would hit by chance."""
 
 
 def can_decode(plan: Plan) -> bool:
     """Whether there is a way for this algorithm; where there is none, none was tried."""
-    return isinstance(plan.algorithm, Correlations | LeastSquares)
+    return isinstance(plan.algorithm, Correlations)
 
 
 def decoded(plan: Plan, seen: Seen, blur: float = 0.0) -> list[Tensor]:
@@ -51,12 +38,6 @@ def decoded(plan: Plan, seen: Seen, blur: float = 0.0) -> list[Tensor]:
     if isinstance(plan.algorithm, Correlations):
         read = _from_products if isinstance(plan.settings.privacy, PrivatePrivacy) else _from_pairs
         return read(seen.answer.sums[SUM], blur) if SUM in seen.answer.sums else []
-    if isinstance(plan.algorithm, LeastSquares):
-        (name,), factors = plan.architecture.tables, plan.settings.model.factors
-        space = subspace_of(seen.sent.projections[name])
-        if space.head or space.is_full:
-            rows = seen.answer.sums[name].double().view(-1, factors)[: owned_rows(space, factors)]
-            return _from_rows(rows, blur)
     return []
 
 
@@ -100,77 +81,6 @@ def _from_products(packed: Tensor, blur: float) -> list[Tensor]:
         if len(mine) >= SURELY and bool(((left[mine[:, None], mine] - outer).abs() <= ROUGHLY * outer).all()):
             left -= torch.outer(vector, vector)
             found.append(mine)
-    return found
-
-
-# -- least squares -----------------------------------------------------------------------------------------------------
-
-
-def _from_rows(rows: Tensor, blur: float) -> list[Tensor]:
-    length = rows.norm(dim=1)
-    spoken = (length > max(float(length.max()) * 1e-9, blur)).nonzero().flatten() if len(rows) else length.long()
-    if len(spoken) < FEWEST:
-        return []
-    some = rows[spoken]
-    slack = max(float(some.abs().max()) * 2e-6, blur)
-    source = torch.Generator().manual_seed(0)
-    line = torch.randn(rows.shape[1], generator=source, dtype=rows.dtype)
-    atoms = _atoms(some, line, slack)
-    if not len(atoms):
-        return []
-    members, _ = _ways(some, atoms, line, slack)
-    return [spoken[mine] for mine in members.T.bool() if int(mine.sum()) >= FEWEST]
-
-
-def _atoms(rows: Tensor, line: Tensor, slack: float) -> Tensor:
-    """Words of single members: rows that occur more than once, and are no sum of others."""
-    order = (rows @ line).argsort()
-    ordered = rows[order]
-    same = (ordered[1:] - ordered[:-1]).abs().amax(1) <= slack
-    group = torch.cat([torch.zeros(1, dtype=torch.int64), (~same).cumsum(0)])
-    many = torch.bincount(group)
-    firsts = torch.cat([torch.zeros(1, dtype=torch.int64), (~same).nonzero().flatten() + 1])
-    found = ordered[firsts[many >= 2]]
-    return found[_ways(found, found, line, slack)[1] == 1]  # else it is itself, and a sum of others
-
-
-def _ways(rows: Tensor, atoms: Tensor, line: Tensor, slack: float) -> tuple[Tensor, Tensor]:
-    """Whose words each row is the sum of, [rows, atoms], none where that is not clear; and in how many ways it is."""
-    half = (len(atoms) + 1) // 2
-    left, right = _subsets(half), _subsets(len(atoms) - half)
-    left_sums = left @ atoms[:half]
-    right_sums = right @ atoms[half:] if len(atoms) > half else torch.zeros(1, rows.shape[1], dtype=rows.dtype)
-    ordered, order = (right_sums @ line).sort()
-    width, found = 4 * slack * float(line.abs().sum()), torch.zeros(len(rows), len(atoms), dtype=rows.dtype)
-    ahead, ways = left_sums @ line, torch.zeros(len(rows), dtype=torch.int64)
-    for number, row in enumerate(rows):
-        wanted = row @ line - ahead
-        low, high = torch.searchsorted(ordered, wanted - width), torch.searchsorted(ordered, wanted + width)
-        many = high - low
-        mine = torch.repeat_interleave(torch.arange(len(left)), many)
-        if not 0 < len(mine) <= MOST_TRIED:
-            continue
-        other = order[torch.arange(len(mine)) - (many.cumsum(0) - many)[mine] + low[mine]]
-        hits = (left_sums[mine] + right_sums[other] - row).abs().amax(1) <= 4 * slack
-        ways[number] = int(hits.sum())
-        if ways[number] == 1:
-            found[number, :half] = left[mine[hits][0]]
-            found[number, half:] = right[other[hits][0]]
-    return found, ways
-
-
-def _subsets(many: int) -> Tensor:
-    """All subsets of so many, or all small ones where that is too many, [subsets, many]."""
-    if 1 << many <= LARGEST_HALF:
-        numbers = torch.arange(1 << many)
-        return (numbers[:, None] >> torch.arange(many) & 1).double()
-    chosen, most = list[tuple[int, ...]]([()]), 0
-    while len(chosen) < LARGEST_HALF and most < many:
-        most += 1
-        chosen += list(combinations(range(many), most))[: LARGEST_HALF - len(chosen)]
-    found = torch.zeros(len(chosen), many, dtype=torch.float64)
-    for number, members in enumerate(chosen):
-        found[number, list(members)] = 1
     return found
 
 

@@ -1,8 +1,5 @@
 """Users' vectors from one word: what is not sent can be solved for.
 
-*Least squares.* With δ the value of an owned row, w what the user counts and M the change of outer products:
-y = (M + δδᵀ/w)·δ/|δ|², and u = y − δ(yᵀδ)/2|δ|². How many owned rows changed says w.
-
 *Closed form.* Every row of a word is a multiple of u. Rows that the user does not have are −η·w·(v·u)u, which gives
 |u|²; the others give its sign.
 
@@ -16,13 +13,12 @@ from torch import Tensor
 
 from fairfold.algorithms.closed_form import ClosedForm, subspace_of
 from fairfold.algorithms.gradient import Gradient
-from fairfold.algorithms.least_squares import GRAM, LeastSquares, owned_rows
 from fairfold.algorithms.ratings import USERS, RatingSquares
 from fairfold.audit.devices import Seen
 from fairfold.protocol.plan import Plan
 from fairfold.values import Weights
 
-EXACT = (LeastSquares, ClosedForm, RatingSquares)
+EXACT = (ClosedForm, RatingSquares)
 
 
 def vector_error(plan: Plan, seen: Seen, secret: Weights) -> float | None:
@@ -30,10 +26,8 @@ def vector_error(plan: Plan, seen: Seen, secret: Weights) -> float | None:
 
     Of gradient steps only the direction: the sine of the angle.
     """
-    algorithm = plan.algorithm
-    if isinstance(algorithm, LeastSquares):
-        found, true = _least_squares(plan, seen), secret[next(iter(plan.architecture.own))]
-    elif isinstance(algorithm, RatingSquares):
+    algorithm, found = plan.algorithm, None
+    if isinstance(algorithm, RatingSquares):
         true = secret[USERS]
         size = plan.settings.model.factors - 1
         found = _user_row(seen.answer.sums[USERS], size)
@@ -55,25 +49,6 @@ def vector_error(plan: Plan, seen: Seen, secret: Weights) -> float | None:
 def _user_row(sums: Tensor, size: int) -> Tensor:
     """(bᵤ, u) stands beside the user's first fact, which is 1."""
     return sums.double()[size**2 : -1].view(2 * size + 2, -1)[:size, size]
-
-
-def _least_squares(plan: Plan, seen: Seen) -> Tensor | None:
-    algorithm, factors = plan.algorithm, plan.settings.model.factors
-    assert isinstance(algorithm, LeastSquares)
-    (name,) = plan.architecture.tables
-    space = subspace_of(seen.sent.projections[name])
-    if not space.head and not space.is_full:
-        return None
-    rows = seen.answer.sums[name].double().view(-1, factors)[: owned_rows(space, factors)]
-    mine = rows.abs().amax(1) > 0
-    count = int(mine.sum())
-    if not count:
-        return None
-    delta, weight = rows[mine].mean(0), algorithm.weight(count)
-    outer, square = seen.answer.sums[GRAM].double().view(factors, factors), float(delta @ delta)
-    y = (outer + torch.outer(delta, delta) / weight) @ delta / square
-    found: Tensor = y - delta * float(y @ delta) / (2 * square)
-    return found
 
 
 def _direction(plan: Plan, seen: Seen) -> Tensor | None:

@@ -53,8 +53,8 @@ Core = Annotated[
 Recipe = Annotated[
     str | None,
     typer.Option(
-        help="Settings that come with fairfold: 'best' (rankings, the default), 'ratings', 'least-squares' (FAIR's "
-        "tables), or 'paper' (the authors' example)."
+        help="Settings that come with fairfold: 'best' (rankings, the default), 'ratings', or 'paper' (the "
+        "authors' example)."
     ),
 ]
 Change = Annotated[

@@ -27,7 +27,7 @@ USER = 17
 def demo(
     users: Annotated[int, typer.Option(min=20, help="Readers of the synthetic world.")] = 600,
     items: Annotated[int, typer.Option(min=80, help="Books of the synthetic world.")] = 4_000,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of every federation.")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of every federation.")] = 30,
     picture: Annotated[Path, typer.Option(help="File for the picture (.svg or .png).")] = Path("why.svg"),
 ) -> None:
     """Show why devices of every size should train together: four federations, one table, one picture.
@@ -41,15 +41,18 @@ def demo(
 
     console = Terminal()
     world = {"data.users": users, "data.items": items, "data.interactions_per_user": min(100, items // 4)}
-    settings = world | {"run.rounds": rounds, "run.evaluate_every": rounds, "fleet.clients_per_round": None}
+    settings: dict[str, Any] = world | {
+        "run.rounds": rounds,
+        "run.evaluate_every": rounds,
+        "fleet.clients_per_round": None,
+    }
+    settings |= {"algorithm.kind": "closed_form", "model.factors": 16}
     console.say(f"{users:,} readers, {items:,} books. Readings stay on devices; what leaves them are sums.")
     models = dict[str, Any]()
     for name, (method, capacities) in FEDERATIONS.items():
         console.say(f"Training: {name} ({method}, {capacities}) ...")
         own = {"subspace.support": 0} if method == "fair" else {}  # so that 1x is the whole table
-        models[name] = fit(
-            "synthetic", capacities, recipe="least-squares", method=method, settings=settings | own, progress=False
-        )
+        models[name] = fit("synthetic", capacities, method=method, settings=settings | own, progress=False)
     console.print(table_of(models))
     console.say(_sentence(models))
     mix: Model = models["FAIR's mix"]

@@ -92,9 +92,7 @@ def _of_data(settings: Settings, source: str) -> None:
     console.print(table)
     if cuts[0]:
         console.say("Sent: in the rounds in which a device says its pairs. In a trial it sends 16 bytes.")
-        console.say(
-            "Trials may choose another shape for the same bytes (docs/recommender.md); the end of a run says which."
-        )
+        console.say("Trials may choose another shape for the same bytes (docs/beyond.md); the end of a run says which.")
 
 
 def cut_of(held: Mapping[str, Projection]) -> dict[str, str]:

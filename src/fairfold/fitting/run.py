@@ -58,7 +58,7 @@ def fit(
             name of ``fairfold data list``.
         capacities: Sizes of the devices: ``"1x-4x-16x"`` are the whole model, a quarter and a sixteenth, each for a
             third of the users.
-        recipe: ``"best"`` for rankings (the default), ``"ratings"``, ``"least-squares"`` or ``"paper"``.
+        recipe: ``"best"`` for rankings (the default), ``"ratings"`` or ``"paper"``.
         method: Which devices hold what, e.g. ``"fair"``.
         rounds: How many rounds to train; the recipe decides if not given.
         seed: Seed of everything random; the same seed gives the same model.

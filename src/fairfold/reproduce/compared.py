@@ -7,6 +7,9 @@ import numpy
 from fairfold.reproduce.paired import Difference, Each, intervals, over_seeds
 from fairfold.reproduce.tables import Grid, View, crossed
 
+BySeed = dict[int, str]
+"""What each user got, packed."""
+
 ABOUT = "What it gives more than {}, mean and 95 % interval, paired over users"
 
 
@@ -24,13 +27,22 @@ def compared(grid: Grid) -> list[View]:
 
 def gaps(grid: Grid) -> Iterator[tuple[str, dict[tuple[str, str], Difference]]]:
     """What every cell gives more than one that is named, by row and column: a row, a column or a reference."""
-    known = {(entry.row, entry.column): over_seeds(entry.by_user) for entry in grid.entries if entry.by_user}
+    known = {
+        (entry.row, entry.column): dict(zip(entry.seeds, entry.by_user, strict=True))
+        for entry in grid.entries
+        if entry.by_user
+    }
     for name in grid.file.against:
         apart: dict[int, dict[tuple[str, str], Each]] = {}  # by how many users
         for place, mine in known.items():
-            other = _other(grid, known, name, place)
-            if other is not None and len(other) == len(mine):
-                apart.setdefault(len(mine), {})[place] = mine - other
+            pair = [mine, _other(grid, known, name, place)]
+            if grid.file.splits:  # of the same splits
+                both = [seed for seed in pair[0] if seed in pair[1]]
+                pair = [{seed: of[seed] for seed in both} for of in pair]
+            if all(pair):
+                each, beside = (over_seeds(of.values()) for of in pair)
+                if len(each) == len(beside):
+                    apart.setdefault(len(each), {})[place] = each - beside
         found = dict[tuple[str, str], Difference]()
         for pairs in apart.values():
             found |= dict(zip(pairs, intervals(numpy.stack(list(pairs.values()))), strict=True))
@@ -38,13 +50,11 @@ def gaps(grid: Grid) -> Iterator[tuple[str, dict[tuple[str, str], Difference]]]:
             yield name, found
 
 
-def _other(grid: Grid, known: dict[tuple[str, str], Each], name: str, place: tuple[str, str]) -> Each | None:
+def _other(grid: Grid, known: dict[tuple[str, str], BySeed], name: str, place: tuple[str, str]) -> BySeed:
     row, column = place
     if name == row or (name == column and not grid.file.measures):
-        return None
+        return {}
     if (name, column) in known or (row, name) in known:
-        return known.get((name, column), known.get((row, name)))
-    for reference, texts in grid.references_by_user.items():  # named without what was chosen for it
-        if reference.split(" (")[0] == name:
-            return over_seeds(texts)
-    return None
+        return known.get((name, column)) or known[row, name]
+    found = grid.references_by_user.items()  # named without what was chosen for them
+    return next((texts for reference, texts in found if reference.split(" (")[0] == name), {})

@@ -1,14 +1,23 @@
 """Outcomes as tables take them: references of several splits as one, and a cell as a row per size of its devices."""
 
+from dataclasses import replace
 from statistics import mean
 
 from fairfold.reproduce.records import Outcome
 
+SEED = "seed"
+"""Name of the fact that tells which seed an outcome is of."""
 
-def over_splits(found: list[Outcome], splits: bool) -> tuple[dict[str, float | str], dict[str, tuple[str, ...]]]:
+
+def of_seed(outcome: Outcome, seed: int) -> Outcome:
+    """An outcome that says of which seed it is."""
+    return replace(outcome, facts=outcome.facts | {SEED: seed})
+
+
+def over_splits(found: list[Outcome], splits: bool) -> tuple[dict[str, float | str], dict[str, dict[int, str]]]:
     """What stands beside a table, and for each user: of several splits means, under what was chosen for each."""
     values: dict[str, list[float | str]] = {}
-    names, each = dict[str, dict[str, None]](), dict[str, list[str]]()
+    names, each = dict[str, dict[str, None]](), dict[str, dict[int, str]]()
     for outcome in found:
         told: dict[str, float | str] = outcome.facts.get("references", {})
         for name in dict.fromkeys([*told, *outcome.by_user]):
@@ -17,15 +26,16 @@ def over_splits(found: list[Outcome], splits: bool) -> tuple[dict[str, float | s
                 values.pop(plain, None), each.pop(plain, None)
             names.setdefault(plain, {})[chosen.removesuffix(")")] = None
             values.setdefault(plain, []).extend([told[name]] if name in told else [])
-            each.setdefault(plain, []).extend([outcome.by_user[name]] if name in outcome.by_user else [])
-    shown = {plain: plain + (f" ({' / '.join(of)})" if any(of) else "") for plain, of in names.items()}
+            if name in outcome.by_user:
+                each.setdefault(plain, {})[outcome.facts[SEED]] = outcome.by_user[name]
+    shown = {plain: plain + (f" ({' / '.join(filter(None, of))})" if any(of) else "") for plain, of in names.items()}
     means: dict[str, float | str] = {}
     for plain, known in values.items():
         numbers = [value for value in known if isinstance(value, float)]
         if known:
-            means[shown[plain]] = mean(numbers) if len(numbers) == len(known) else str(known[0])
-    several = len(found) if splits else 1
-    return means, {shown[plain]: tuple(texts) for plain, texts in each.items() if len(texts) == several}
+            missing = next((value for value in known if isinstance(value, str)), "")
+            means[shown[plain]] = missing or mean(numbers)
+    return means, {shown[plain]: texts for plain, texts in each.items()}
 
 
 def per_size(row: str, column: str, known: list[Outcome]) -> list[tuple[str, str, list[Outcome]]]:

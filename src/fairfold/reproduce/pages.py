@@ -8,7 +8,7 @@ row (or column, or reference) user by user, ``best: own``, ``: held`` and ``: mo
 reaches (for all users, where that is known), what a device of it holds, and all bytes of a round, ``best: paper`` is
 the paper's figure; ``references`` stands for the references' own table.
 
-``<!-- figures: beyond/movielens, benchmarks/results/popularity.csv -->`` begins a part, up to the next such comment or
+``<!-- figures: beyond/ml-1m, benchmarks/results/private.csv -->`` begins a part, up to the next such comment or
 heading of the second level, whose figures (numbers of three decimals or more) have to be among those that these records
 hold. In a line of a table that begins with a row's name it is that row's figures alone. ``<!-- figures: none: why -->``
 says that nothing of the part is on record, and why; ``<!-- apart: why -->`` … ``<!-- end apart -->`` says it of some

@@ -7,7 +7,7 @@ the differences of both cells for the same users (the paired bootstrap).
 
 import base64
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy
@@ -54,7 +54,7 @@ def unpacked(text: str) -> Each:
     return whole * float(most or 1)
 
 
-def over_seeds(texts: Sequence[str]) -> Each:
+def over_seeds(texts: Iterable[str]) -> Each:
     """What each user gets in the mean over runs."""
     mean: Each = numpy.mean([unpacked(text) for text in texts], axis=0)
     return mean

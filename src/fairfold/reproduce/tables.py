@@ -6,7 +6,7 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple, cast
 
 from fairfold.reproduce.experiment import SMALLER_IS_BETTER, Cell, Experiment, Figure, TableFile
-from fairfold.reproduce.gathered import over_splits, per_size
+from fairfold.reproduce.gathered import SEED, of_seed, over_splits, per_size
 from fairfold.reproduce.paired import error_of, over_seeds
 from fairfold.reproduce.records import Outcome
 from fairfold.runs.units import human_bytes, human_seconds
@@ -32,6 +32,7 @@ class Entry:
     reason: str = ""  # why it is not done
     facts: dict[str, Any] = field(default_factory=dict)  # see _mean_facts
     by_user: tuple[str, ...] = ()  # what each user got, packed, one per seed; empty where a seed does not say
+    seeds: tuple[int, ...] = ()  # whose values these are
 
     @property
     def mean(self) -> float | None:
@@ -62,7 +63,7 @@ class Grid:
     references: dict[str, float | str]  # value (or why there is none) of what needs no training
     machines: tuple[str, ...]
     data: tuple[str, ...]  # what was trained on, in words
-    references_by_user: dict[str, tuple[str, ...]] = field(default_factory=dict)  # what each user gets, one per split
+    references_by_user: dict[str, dict[int, str]] = field(default_factory=dict)  # what each user gets, packed, by split
 
     @property
     def smaller_is_better(self) -> bool:
@@ -81,7 +82,7 @@ def _grid(name: str, file: TableFile, experiment: Experiment, outcomes: dict[Cel
     by_place: dict[tuple[str, str], list[Outcome]] = {}
     beside: list[Outcome] = []
     for cell in cells:
-        known = [outcomes[cell]] if cell in outcomes else []
+        known = [of_seed(outcomes[cell], cell.seed)] if cell in outcomes else []
         if cell.kind != "references":
             by_place.setdefault((cell.row, cell.column), []).extend(known)
         else:
@@ -126,6 +127,7 @@ def _entry(file: TableFile, row: str, column: str, known: list[Outcome]) -> Entr
         "done",
         facts=_mean_facts(done),
         by_user=_by_user(done, column if file.measures else file.value),
+        seeds=tuple(outcome.facts[SEED] for outcome in done),
     )
 
 

@@ -9,6 +9,12 @@ from pydantic import BaseModel, ConfigDict, model_validator
 NONE = "none"
 """How a file says None, for which TOML has no word: ``clients_per_round = "none"`` takes everybody."""
 
+GONE = {
+    "least_squares": "it is gone (docs/decisions/least-squares.md): 'correlations' (recipe 'best') ranks better, "
+    "'closed_form' trains FAIR's tables; what was trained with it has to be trained anew"
+}
+"""What settings may still name, and what to take instead."""
+
 
 class Frozen(BaseModel):
     """No change after construction, no unknown keys, and no key that has no effect beside the others.

@@ -11,14 +11,14 @@ import tomli_w
 
 from fairfold.errors import InvalidSettings, nearest
 from fairfold.methods import Leading
-from fairfold.settings.base import NONE
+from fairfold.settings.base import GONE, NONE
 from fairfold.settings.settings import Settings, merged, nested, read_settings
 
 FOR = "for"
 """The table of a recipe with what known data sets take instead, by their names."""
 
-BEST, HASHED = "best", "least-squares"
-"""The recipe that is taken where none is named, and the one for FAIR's tables."""
+BEST = "best"
+"""The recipe that is taken where none is named."""
 
 LONGEST_FILE = 1 << 20
 """Bytes of settings that are read."""
@@ -37,15 +37,15 @@ def recipes() -> dict[str, Traversable]:
 
 
 def usual_recipe(changes: Mapping[str, Any]) -> str | None:
-    """The recipe that is taken where none is named; where a method of FAIR's tables is asked for, the best of those.
+    """The recipe that is taken where none is named.
 
-    None where another model or algorithm is asked for: recipes are of one, and settings choose well by themselves.
+    None where another model, algorithm or method is asked for: recipes are of one, and settings choose by themselves.
     """
     if changes.keys() & {"model.kind", "algorithm.kind"}:
         return None
     asked = {key.removeprefix("subspace."): value for key, value in changes.items() if key.startswith("subspace.")}
     cut = asked.keys() <= Leading.model_fields.keys() and asked.get("method", "leading") == "leading"
-    return BEST if cut else HASHED
+    return BEST if cut else None
 
 
 def load_settings(path: Path | None, changes: Mapping[str, Any], recipe: str | None = None) -> Settings:
@@ -57,6 +57,8 @@ def load_settings(path: Path | None, changes: Mapping[str, Any], recipe: str | N
     over = nested(changes)
     if recipe is not None and path is not None:
         raise InvalidSettings(f"{path} and recipe {recipe!r}", "one of them", "Start from the recipe, or from a file.")
+    if recipe is not None and (gone := GONE.get(recipe.replace("-", "_"))):
+        raise InvalidSettings(f"recipe {recipe!r}, {gone}", f"one of {', '.join(recipes())}", "Name another recipe.")
     if recipe is not None and recipe not in recipes():
         given = f"recipe {recipe!r}{nearest(recipe, recipes())}"
         raise InvalidSettings(given, f"one of {', '.join(recipes())}", "Check the spelling.")

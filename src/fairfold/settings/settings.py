@@ -16,7 +16,7 @@ from fairfold.algorithms import ALGORITHMS, Algorithm
 from fairfold.errors import InvalidSettings, nearest
 from fairfold.methods import METHODS, Leading, Method
 from fairfold.protocol.plugins import name_of, registered
-from fairfold.settings.base import Frozen
+from fairfold.settings.base import GONE, Frozen
 from fairfold.settings.pace import problem_of_time
 from fairfold.settings.parts import DATA, SYNTHETIC, DataSettings, FleetSettings, ModelSettings, RunSettings
 from fairfold.settings.privacy import PRIVACY, PlainPrivacy, PrivatePrivacy, SecurePrivacy
@@ -237,7 +237,7 @@ def _usual(model: ModelSettings, subspace: Any) -> str:
     if model.kind != "mf" or model.item_bias:
         return "gradient"
     method = subspace.get("method", subspace) if isinstance(subspace, Mapping) else subspace
-    return "correlations" if method in ({}, "leading") or isinstance(method, Leading) else "least_squares"
+    return "correlations" if method in ({}, "leading") or isinstance(method, Leading) else "closed_form"
 
 
 def _named(model: Any) -> Any:
@@ -267,7 +267,8 @@ def _tagged(
         del values["name"]
     name = values.get(tag, default)
     if not isinstance(name, str) or name not in kinds:
-        raise ValueError(f"{table}.{tag} = {name!r}: one of {', '.join(map(repr, kinds))}{nearest(str(name), kinds)}")
+        needed = GONE.get(str(name)) or f"one of {', '.join(map(repr, kinds))}{nearest(str(name), kinds)}"
+        raise ValueError(f"{table}.{tag} = {name!r}: {needed}")
     return _table(table, kinds[name], {tag: name} | values, defaults)
 
 
