@@ -89,6 +89,14 @@ def test_a_number_within_the_bound_is_off_by_half_a_step_at_most(number: float, 
     assert step < 2 * bound * devices / MOST * 1.01  # no coarser than it has to be
 
 
+def test_an_algorithm_may_know_another_bound() -> None:
+    encoding = Encoding(Layout({0: {"many": 2, "x": 1}}), 16.0, 10, bounds={"many": 1000.0})
+    said = Heard(Answer({"many": torch.tensor([300.0, -2000.0]), "x": torch.tensor([300.0])}, 1))
+    heard = encoding.decode({encoding.layout.segments[0]: encoding.encode(said, 0)})[0].answer.sums
+    assert heard["many"].tolist() == [300.0, -1000.0]
+    assert heard["x"].tolist() == [16.0]
+
+
 def test_devices_on_a_grid_may_be_added_up_before() -> None:
     encoding = Encoding(Layout({0: {"x": 3}}), 1.0, 300, {"x": 1 << 16})
     some = [torch.randint(-(1 << 16), 1 << 16, (3,)).float() / (1 << 16) for _ in range(200)]

@@ -132,7 +132,7 @@ class RatingSquares(Remembering):
     """
 
     DEFAULTS: ClassVar = {"model": {"factors": 8}, "subspace": {"reference_factors": 32, "tail_share": 0.125}}
-
+    bounds: ClassVar = {USERS: 2.0**15}  # how many ratings, times squares of tastes
     kind: Literal["ratings"] = "ratings"
     alike: bool | None = None
     streamed: bool = False

@@ -119,6 +119,7 @@ class Encoding:
         devices: K, the most devices of a sum.
         grids: By name, how many steps of its grid are 1, for numbers that lie on one.
         spare: Steps that are kept free for noise.
+        bounds: By name, another bound.
     """
 
     layout: Layout
@@ -126,6 +127,7 @@ class Encoding:
     devices: int
     grids: Mapping[str, int] = field(default_factory=dict)
     spare: int = 0
+    bounds: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         coarsest = max([PART, *self.grids.values()])
@@ -143,7 +145,10 @@ class Encoding:
 
     def steps(self, name: str) -> int | float:
         """How many steps are 1: a power of two, or what the algorithm says."""
-        return self.grids[name] if name in self.grids else 2.0 ** floor(log2(self.most / self.bound))
+        return self.grids[name] if name in self.grids else 2.0 ** floor(log2(self.most / self._bound_of(name)))
+
+    def _bound_of(self, name: str) -> float:
+        return self.bounds.get(name, self.bound)
 
     def encode(self, said: Heard, size: int, start: int = 0, stop: int | None = None, together: int = 1) -> Words:
         """The words of a device, or some of them.
@@ -172,7 +177,7 @@ class Encoding:
                 if not np.isfinite(numbers).all():
                     raise InvalidMessage(f"NaN or infinity in {name}", "finite numbers", "Nothing was sent.")
                 if name not in self.grids:
-                    numbers = np.clip(numbers, -self.bound, self.bound)
+                    numbers = np.clip(numbers, -self._bound_of(name), self._bound_of(name))
                 whole = np.clip(np.rint(numbers * steps), -most, most).astype(np.int64)
                 found[at - start : end - start] = whole.astype(np.uint32)
             first += length

@@ -157,7 +157,8 @@ def encoding_of(plan: Plan, sent: Mapping[int, Sent], devices: int) -> Encoding:
     algorithm, chosen = plan.algorithm, plan.settings.privacy
     assert isinstance(chosen, SecurePrivacy)
     layout = Layout({size: algorithm.answer_shapes(plan, of) for size, of in sent.items()}, algorithm.prefixes)
-    return Encoding(layout, chosen.bound, devices, algorithm.grids, spare_for(plan.settings, algorithm.grids, devices))
+    spare = spare_for(plan.settings, algorithm.grids, devices)
+    return Encoding(layout, chosen.bound, devices, algorithm.grids, spare, algorithm.bounds)
 
 
 def as_change(plan: Plan, sent: Sent, answer: Answer) -> Answer:

@@ -39,8 +39,8 @@ class SecurePrivacy(PlainPrivacy):
         level: How answers are protected.
         smallest_cohort: The fewest devices of a sum; a sum of fewer is not opened. From exact sums of 20 devices most
             histories can be read; from those of 100 it depends on what devices say (docs/privacy.md).
-        bound: Numbers of an answer beyond it are clipped. The smaller it is, the finer are the steps to which numbers
-            are rounded.
+        bound: Numbers of an answer beyond it are clipped, but for those of which an algorithm knows a bound. The
+            smaller it is, the finer are the steps to which numbers are rounded.
     """
 
     level: Literal["secure"] = "secure"  # type: ignore[assignment]
