@@ -132,7 +132,7 @@ class RatingSquares(Remembering):
     """
 
     DEFAULTS: ClassVar = {"model": {"factors": 8}, "subspace": {"reference_factors": 32, "tail_share": 0.125}}
-    bounds: ClassVar = {USERS: 2.0**15}  # how many ratings, times squares of tastes
+    bounds: ClassVar = {ROWS: 2.0**10, USERS: 2.0**15}  # of many ratings; what is clipped would never be said again
     kind: Literal["ratings"] = "ratings"
     alike: bool | None = None
     streamed: bool = False
