@@ -35,9 +35,13 @@ from fairfold.simulate.world import World
 from fairfold.subspace import Capacity
 from tests.federations import after_rounds, tiny_data
 
+SECURE = {"level": "secure", "smallest_cohort": 2}
+
 
 def settings_of(**algorithm: Any) -> Settings:
-    tables = {key: algorithm.pop(key) for key in ("model", "subspace", "fleet", "run", "data") if key in algorithm}
+    tables = {
+        key: algorithm.pop(key) for key in ("model", "subspace", "fleet", "run", "data", "privacy") if key in algorithm
+    }
     chosen = {"kind": "correlations", "support": 1, "choose": False} | algorithm
     return read_settings({"model": {"factors": 4}, "fleet": {"capacities": "1x"}, "algorithm": chosen} | tables)
 
@@ -124,8 +128,8 @@ def test_cohorts_and_their_order_do_not_matter(cohort: int | None) -> None:
     assert all(again.full[name].equal(of) for name, of in state.full.items())
 
 
-def test_small_devices_say_a_shorter_prefix() -> None:
-    world = world_of(tiny_data(2, 12, 30), fleet={"capacities": "1x-4x-16x"})
+def test_small_devices_say_a_shorter_prefix_under_masks() -> None:
+    world = world_of(tiny_data(2, 12, 30), fleet={"capacities": "1x-4x-16x"}, privacy=SECURE)
     plan, algorithm = world.plan, world.plan.algorithm
     assert isinstance(algorithm, Correlations)
     whole = pairs.size_of(plan.architecture.tables[ROWS][0])
@@ -155,7 +159,7 @@ def test_what_no_history_can_say_is_refused() -> None:
     assert algorithm.problem(plan, sent, good) is None
     assert algorithm.problem(plan, sent, Answer({SUM: 1.01 * good.sums[SUM]}, 1.0)) == "a norm above that of its users"
     assert algorithm.problem(plan, sent, good + Answer({SUM: good.sums[SUM]}, 0.0)) is not None
-    below = good.sums[SUM].clone()
+    below = good.sums[SUM].to_dense()
     assert algorithm.problem(plan, sent, Answer({SUM: below * torch.nan}, 1.0)) == "NaN or infinity"
     assert algorithm.problem(plan, sent, Answer({SUM: below[:-1]}, 1.0)) == "wrong size"
 
@@ -352,9 +356,10 @@ def test_what_is_tried_first_has_columns_by_users_and_rows_enough() -> None:
 def test_no_row_is_of_an_item_that_no_device_speaks_of() -> None:
     """Where the largest devices are 16x: what they hold is then all that there is, with as many columns as fit."""
     data = tiny_data(40, 12, 200)
-    whole = world_of(data).plan.architecture.head  # type: ignore[attr-defined]
+    seen, whole = (world_of(data, **of).plan.architecture.head for of in ({}, {"privacy": SECURE}))  # type: ignore[attr-defined]
     for capacities, share in (("4x-64x", 4), ("16x", 16)):
-        world = world_of(data, fleet={"capacities": capacities})
+        assert world_of(data, fleet={"capacities": capacities}).plan.architecture.head == seen  # type: ignore[attr-defined]
+        world = world_of(data, fleet={"capacities": capacities}, privacy=SECURE)
         head = world.plan.architecture.head  # type: ignore[attr-defined]
         assert head == pairs.items_of(pairs.size_of(whole) // share) < whole
         assert world.plan.algorithm.spoken(world.plan, 0).size == pairs.size_of(head)  # type: ignore[attr-defined]

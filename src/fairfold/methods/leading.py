@@ -100,7 +100,7 @@ class Leading(Method):
     Attributes:
         method: Its name.
         reference_factors: 1x is the bytes of a table of this many single-precision numbers for every item.
-        uploads: ``"capacity"``: a small device also sends less; ``"all"``: what is sent does not depend on its size.
+        uploads: ``"capacity"``: a device sends no more bytes than its capacity is a share; ``"all"``: all that it has.
     """
 
     ordered: ClassVar[bool] = True
