@@ -3,6 +3,7 @@
     python benchmarks/recommender_unseen.py --out DIR                       # all of them, one after another
     python benchmarks/recommender_unseen.py book-crossing-liked --out DIR   # one
     python benchmarks/recommender_unseen.py --out DIR --processes 8
+    python benchmarks/recommender_unseen.py --out OTHER --set subspace.uploads=all
 
 They are cut out of public sets (FAIRFOLD_DATA may name the folder that holds these): what was liked, what was read,
 the last weeks, a third of the items, a part of the users; and some that are hostile: histories of two or three items,
@@ -137,7 +138,7 @@ SETS: dict[str, Callable[[], Pairs]] = {
 }
 
 
-def run(name: str, folder: Path) -> str:
+def run(name: str, folder: Path, changed: list[str]) -> str:
     """One set: its row of the table."""
     file, out = folder / f"{name}.csv", folder / name
     if not file.exists():
@@ -145,6 +146,7 @@ def run(name: str, folder: Path) -> str:
         file.write_text("user,item\n" + "".join(f"{user},{item}\n" for user, item in pairs))
     if not (out / "result.json").exists():
         command = [sys.executable, "-c", TIMED, "train", "--data", str(file), "--out", str(out)]
+        command += [word for one in changed for word in ("--set", one)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "150"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         (folder / f"{name}.txt").write_text(done.stdout + done.stderr)
@@ -167,11 +169,12 @@ def main() -> None:
     parser.add_argument("sets", nargs="*", default=list(SETS))
     parser.add_argument("--out", type=Path, default=Path("unseen"))
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--set", action="append", default=[], dest="changed", metavar="KEY=VALUE")
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
     print("| set | users | EASE | iALS | 1x | 16x | standard error | processor time, peak |\n" + "|---" * 8 + "|")
     with ThreadPoolExecutor(chosen.processes) as pool:
-        for row in pool.map(partial(run, folder=chosen.out), chosen.sets):
+        for row in pool.map(partial(run, folder=chosen.out, changed=chosen.changed), chosen.sets):
             print(row, flush=True)
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 import fairfold.data
 from fairfold.algorithms import pairs, spectrum
 from fairfold.algorithms.correlations import ASKED, SUM, Correlations
-from fairfold.algorithms.making import MAKINGS, Made
-from fairfold.algorithms.pair_architecture import NEAR, ROWS
+from fairfold.algorithms.making import MAKINGS, Made, curve_of
+from fairfold.algorithms.pair_architecture import NEAR, POPULAR, ROWS
 from fairfold.algorithms.said import SAID
 from fairfold.algorithms.served import Served
 from fairfold.algorithms.spectrum import Precision
@@ -281,7 +281,43 @@ def test_a_score_needs_the_history_alone() -> None:
     wanted = out[:, 0] * (rows @ (into[mine] * rows[mine]).sum(0))
     for item, other, value in state.full[NEAR].view(-1, 3).tolist():
         wanted[int(item)] += value * (item != other and int(other) in mine.tolist())
+    curve, places = state.full[POPULAR].log().numpy(), np.log2(np.arange(head) + 1.0)
+    wanted += torch.from_numpy(np.exp(np.interp(places, np.arange(len(curve)), curve))) / (1 + len(mine))
     torch.testing.assert_close(score(torch.tensor([0]))[0, :head], wanted)
+
+
+def test_popularity_adds_the_share_of_users_less_the_more_a_history_says() -> None:
+    """At the items 0, 1, 3, … exactly, falling between them, in a (1 + n)-th part, and nothing without its setting."""
+    counts = torch.tensor([40, 20, 18, 16, 11, 9, 8, 8, 3])
+    made, places = Made(1, 2, 0.15, 0, len(counts), prior=2.0), torch.tensor([0, 1, 3, 7])
+    curve = curve_of(counts, 50, made)
+    wanted = 2 * (counts / counts.double().mean()) ** -0.15 * counts / 50
+    torch.testing.assert_close(curve[:4], wanted[places])
+    none, rows = torch.empty(0, 3), torch.rand(8, 5, generator=torch.Generator().manual_seed(0)) + 0.1
+    served, plain = Served(rows, none, 1.0, popular=curve), Served(rows, none, 1.0)
+    items = torch.arange(8)
+    assert served.popular(places).tolist() == pytest.approx(wanted[places].tolist())
+    assert served.popular(items).diff().le(0).all()
+    for history in (torch.tensor([], dtype=torch.int64), torch.tensor([2]), torch.tensor([0, 4, 5])):
+        both = [one.scores(one.histories([history]), items)[0] for one in (served, plain)]
+        torch.testing.assert_close(both[0] - both[1], served.popular(items) / (1 + len(history)))
+    without = Served(rows, none, 1.0, popular=curve_of(counts, 50, made._replace(prior=0.0)))
+    mine = torch.tensor([1, 6])
+    assert without.scores(without.histories([mine]), items).equal(plain.scores(plain.histories([mine]), items))
+
+
+def test_who_has_little_is_served_by_what_everybody_has() -> None:
+    """Histories of two items by chance, of which most are popular: no pair says more than that."""
+    source = torch.Generator().manual_seed(4)
+    items = (200 * torch.rand(600, 3, generator=source) ** 2).long()
+    users = torch.arange(600)[:, None].expand(-1, 3)
+    train = Interactions.from_pairs(users[:, :2].flatten(), items[:, :2].flatten(), 600, 200)
+    data = Dataset("short", train, Interactions.from_pairs(users[:, 2], items[:, 2], 600, 200))
+    found = [
+        simulate(read_settings({"algorithm": {"prior": prior}, "run": {"rounds": 1}}), data=data).quality
+        for prior in (0.0, 1.0)
+    ]
+    assert found[1] > 1.1 * found[0]
 
 
 def test_items_outside_the_head_come_last_by_popularity() -> None:
