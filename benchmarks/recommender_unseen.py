@@ -112,6 +112,65 @@ def short_histories() -> Pairs:
     return [(user, item) for user, items in mine.items() for item in chance.sample(items, chance.choice((2, 3)))]
 
 
+def shortened(pairs: Iterable[tuple[str, str]], lengths: tuple[int, ...], seed: int) -> Pairs:
+    """A few items of each user, by chance."""
+    chance, mine = random.Random(seed), defaultdict[str, list[str]](list)
+    for user, item in pairs:
+        mine[user].append(item)
+    return [(user, one) for user, of in mine.items() for one in chance.sample(of, min(len(of), chance.choice(lengths)))]
+
+
+def more_places(first: int, end: int) -> Pairs:
+    rows = lines_of("gowalla", "train.txt", "valid.txt", "test.txt")
+    return [(row[0], item) for row in rows if first <= int(row[0]) < end for item in row[1:] if item]
+
+
+def few_places() -> Pairs:
+    return shortened(more_places(0, 5_000), (2, 3, 4), 11)
+
+
+def few_movies() -> Pairs:
+    return shortened(((line[0], line[1]) for line in movies()), (2, 3), 12)
+
+
+def unrated_books() -> Pairs:
+    """Of users who have five or more."""
+    rows = lines_of("book-crossing", "BX-Book-Ratings.csv")
+    return with_many(((row[0], row[1]) for row in rows if row[2] == "0"), 5)
+
+
+def few_books() -> Pairs:
+    """Of users who have no more than four."""
+    rows = list(lines_of("book-crossing", "BX-Book-Ratings.csv"))
+    pairs = with_many(((row[0], row[1]) for row in rows if row[2] == "0"), 2)
+    many = Counter(user for user, _ in pairs)
+    return [pair for pair in pairs if many[pair[0]] <= 4]
+
+
+def praised_books() -> Pairs:
+    rows = lines_of("goodreads-interactions-200k", "goodreads_interactions.csv")
+    return with_many(((row[0], row[1]) for row in rows if row[3] in ("4", "5")), 3)
+
+
+def hundred_liked() -> Pairs:
+    """MovieLens 100K, rated 4 or more."""
+    return with_many(((line[0], line[1]) for line in lines_of("ml-100k", "u.data") if int(line[2]) >= 4), 5)
+
+
+def tagged(lengths: tuple[int, int], seed: int) -> Pairs:
+    """8,000 users who like four of sixty tags, and 4,000 items of three tags each."""
+    chance, pairs, with_tag = random.Random(seed), dict[tuple[str, str], None](), defaultdict[int, list[int]](list)
+    for item in range(4_000):
+        for tag in chance.sample(range(60), 3):
+            with_tag[tag].append(item)
+    for user in range(8_000):
+        likes = chance.sample(range(60), 4)
+        for _ in range(chance.randint(*lengths)):
+            among = with_tag[chance.choice(likes)] if chance.random() < 0.8 else range(4_000)
+            pairs[str(user), str(among[int(len(among) * chance.random() ** 2.5)])] = None
+    return list(pairs)
+
+
 def many_users() -> Pairs:
     """200,000 users of 3 to 20 items, popular by a power law; some of one of fifty kinds."""
     chance, pairs = random.Random(0), dict[tuple[str, str], None]()
@@ -135,6 +194,15 @@ SETS: dict[str, Callable[[], Pairs]] = {
     "long": long_histories,
     "fifty": fifty_users,
     "many": many_users,
+    "places-few": few_places,
+    "places-late": partial(more_places, 20_000, 26_000),
+    "movies-few": few_movies,
+    "books-few": few_books,
+    "books-unrated": unrated_books,
+    "books-praised": praised_books,
+    "hundred-liked": hundred_liked,
+    "tags": partial(tagged, (4, 20), 7),
+    "tags-few": partial(tagged, (2, 4), 8),
 }
 
 
