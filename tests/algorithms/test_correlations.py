@@ -15,7 +15,7 @@ import fairfold.data
 from fairfold.algorithms import pairs, spectrum
 from fairfold.algorithms.correlations import ASKED, SUM, Correlations
 from fairfold.algorithms.making import MAKINGS, Made, curve_of
-from fairfold.algorithms.pair_architecture import NEAR, POPULAR, ROWS
+from fairfold.algorithms.pair_architecture import NEAR, POPULAR, ROWS, PairArchitecture
 from fairfold.algorithms.said import SAID
 from fairfold.algorithms.served import Served
 from fairfold.algorithms.spectrum import Precision
@@ -543,6 +543,24 @@ def test_a_verdict_needs_more_than_its_error_and_of_few_users_more_than_that() -
     assert verdict(torch.zeros(3, 4), [0, 1, 2], 1.0).chosen == 0  # nobody judged
 
 
+def test_sizes_that_hold_the_same_model_judge_it_together() -> None:
+    """Two sizes of more bytes than there is to hold: what neither is sure of alone, both are; not a third."""
+    held = PairArchitecture(50_000, 1, 2_000, 384, 6_000)
+    trials = Trials.of([10**8, 10**7, 100_000], held, 16)
+    assert trials.cuts[0] == trials.cuts[1]
+    assert trials.cuts[0][0] != trials.cuts[2][0]
+    tally = torch.zeros(len(trials.shapes[0]) + len(MAKINGS) - 1, 4, dtype=torch.float64)
+    tally[:, 0] = 1000
+    tally[1] = torch.tensor([1000.0, 300.0, 4.5, 10.0])  # +0.0045 ± 0.0032, where 1.65 errors are asked for
+    alone = [found.chosen for found in trials.verdicts({"0": tally.view(-1)})[0]]
+    assert alone == [0, 0, 0]
+    both, _ = trials.verdicts({"0": tally.view(-1), "1": tally.view(-1)})
+    assert [found.chosen for found in both] == [1, 1, 0]
+    assert [found.users for found in both] == [2000, 2000, 0]
+    other, _ = trials.verdicts({"0": tally.view(-1), "2": tally.view(-1)})
+    assert [found.users for found in other] == [1000, 1000, 1000]
+
+
 def test_trials_end_in_the_sum_and_the_model_of_all_histories() -> None:
     """Nine tenths, trials, the rest: together they are what devices say at once, and so is the model that is chosen."""
     data = tiny_data(2, 40, 60)
@@ -593,6 +611,7 @@ def test_every_making_is_tried_and_tells_what_it_is() -> None:
         made = algorithm.made(plan, State({}, number, {}))
         assert made.ridge == pytest.approx(own * making.ridge)
         assert (made.beta, made.near) == pytest.approx((0.15 * making.beta, 0.05 * making.near))
+        assert made.prior == making.prior
         assert made.items == int((counts >= 2 * making.support).sum())
     for place in range(1, len(MAKINGS)):
         tally = torch.zeros(many + len(MAKINGS) - 1, 4, dtype=torch.float64)
