@@ -74,18 +74,18 @@ class Correlations(ByRows):
         ridge: λ for histories of 75 items, added to the diagonal before the inverse (docs/beyond.md).
         support: Items that fewer users have are left out of the head.
         crowd: Items that fewer users of one secure sum are expected to have are left out of it; 0 leaves out none.
-        head: The most items that are correlated: the server inverts a matrix of so many rows, and a device of full size
-            sends head · (head + 1) / 2 numbers.
+        head: The most items that are correlated: the server inverts a matrix of so many rows.
         pair_weight: How much a pair of the list counts, against 1 for what the rows say.
         near: What the likeness of a neighbour, 1 at the most, adds to a score.
-        choose: Whether shapes, λ, β, support and near are chosen by trials, where there are rounds for them.
+        prior: What the share of users that have an item adds to its score; for who has n items a (1 + n)-th of that.
+        choose: Whether shapes, λ, β, support, near and prior are chosen by trials, where there are rounds for them.
     """
 
     DEFAULTS: ClassVar = {
         "model": {"factors": 384},
         "subspace": {"method": "leading"},
         "fleet": {"clients_per_round": None},
-        "run": {"rounds": 15, "evaluate_every": 15},
+        "run": {"rounds": 16, "evaluate_every": 16},
     }
 
     follows: ClassVar[bool] = True
@@ -104,6 +104,7 @@ class Correlations(ByRows):
     head: int = Field(8_000, ge=1, lt=2**15)
     pair_weight: float = Field(0.8, ge=0, le=1)
     near: float = Field(0.05, ge=0, le=1)
+    prior: float = Field(1.0, ge=0, le=100)
     choose: bool = True
 
     # -- settings and plan ---------------------------------------------------------------------------------------------
@@ -318,9 +319,8 @@ class Correlations(ByRows):
         making, columns = self.trials(plan).wanted(state.round_number, state.moments.get(QUALITY, {}))
         if noise:
             return Made(noisy.ridge_for(held.head, noise), columns, noisy.BETA, 0.0, held.head)
-        ridge, support = making.ridge * penalty(self.ridge, held.length), making.support * self.support
-        items = supported(counts_in(plan, held.head), support) if making.support > 1 else held.head
-        return Made(ridge, columns, making.beta * self.beta, making.near * self.near, items)
+        usual = Made(penalty(self.ridge, held.length), columns, self.beta, self.near, held.head, self.prior)
+        return making.of(usual, counts_in(plan, held.head), self.support)
 
     def model(self, plan: Plan, sums: Tensor, made: Made) -> Weights:
         """Rows, pairs and neighbours that follow from a sum."""
