@@ -534,3 +534,23 @@ def test_who_hangs_up_does_not_take_the_others_along(tmp_path: Path) -> None:
         return await other
 
     assert [_number(words or b"") for words in asyncio.run(talk())] == [1]
+
+
+def test_a_transaction_waits_for_others_instead_of_losing_an_answer(tmp_path: Path) -> None:
+    """Where a disk is slow, Flower's own 5 s end in "database is locked", and the answer that was sent is lost."""
+    program = """
+import sys
+from fairfold.flower import superlink
+from fairfold.flower.quota import Quota
+superlink.guard(Quota(1, 1), frozenset())
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
+from sqlalchemy import text
+state = LinkStateFactory(sys.argv[1], NoOpFederationManager(), ObjectStoreFactory()).state()
+with state.session() as session:
+    print(session.execute(text("PRAGMA busy_timeout")).scalar())
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "state.db")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.split()[-1] == str(1000 * superlink.BUSY), done.stderr
