@@ -324,6 +324,7 @@ def guard(quota: Quota, trusted: frozenset[str], reception: Reception | None = N
     """Make every SuperLink that this process starts one behind a gate."""
     import flwr
     from flwr.supercore import sql_mixin
+    from flwr.supercore.constant import SQLITE_PRAGMAS
     from flwr.superlink import extensions
     from flwr.superlink.routers.fleet import router
     from flwr.superlink.servicer.fleet import fleet_handlers
@@ -334,7 +335,7 @@ def guard(quota: Quota, trusted: frozenset[str], reception: Reception | None = N
         os.environ.pop(legacy, None)  # other doors, without a gate
     count(fleet_handlers, quota)
     explain(fleet_handlers)
-    sql_mixin.SQLITE_PRAGMAS = (*sql_mixin.SQLITE_PRAGMAS, ("busy_timeout", str(1000 * BUSY)))
+    vars(sql_mixin).update(SQLITE_PRAGMAS=(*SQLITE_PRAGMAS, ("busy_timeout", str(1000 * BUSY))))
     routes = {} if reception is None else reception.routes
     # Flower's own log leaves out what nodes do all the time; so does this one what the operator's programs do.
     logging.getLogger("uvicorn.access").addFilter(lambda record: OWN not in record.getMessage())
