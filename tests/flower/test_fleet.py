@@ -1,7 +1,9 @@
 """Tokens, certificates, the gate's own answers, a device's line to its server: what a fleet stands on, without one."""
 
 import asyncio
+import contextlib
 import json
+import socket
 import ssl
 import stat
 import subprocess
@@ -10,6 +12,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -40,6 +43,7 @@ from fairfold.flower import superlink, watch
 from fairfold.flower.keys import RENEWED_BEFORE, fingerprint, make_certificates, make_node_key, renew
 from fairfold.flower.link import Line, Link, Refused, address_of, fields, public_form, read_key
 from fairfold.flower.node import NodeFolder, enrol
+from fairfold.flower.processes import free_ports, listening
 from fairfold.flower.reception import LARGEST, OWN, Reception
 from fairfold.flower.server import ServerFolder, read_catalogue
 from fairfold.flower.superlink import Gate
@@ -534,6 +538,81 @@ def test_the_commands_say_what_is_missing(server: ServerFolder, tmp_path: Path) 
     assert Token.parse(token).authority == fingerprint(server.authority.read_bytes())
     status = CliRunner().invoke(app, ["server", "status", str(server.folder), "--json"])
     assert json.loads(status.output)["running"] is False
+
+
+def test_a_port_that_another_program_uses_is_told_before_anything_starts(
+    server: ServerFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_program(*_arguments: object) -> None:
+        raise AssertionError("a program was started")
+
+    monkeypatch.setattr("fairfold.flower.server.Program", no_program)
+    monkeypatch.setattr("fairfold.flower.server.VACATED", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        taken = f"port {port} of 127.0.0.1, which another program uses"
+        with pytest.raises(InvalidState, match=taken):
+            replace(server, listen="127.0.0.1", port=port).start(print, [])
+        free = replace(server, listen="127.0.0.1", port=free_ports(1)[0])
+        with pytest.raises(InvalidState, match=f"{taken}.*--watch"):
+            free.start(print, [], page=port)
+        found = CliRunner().invoke(app, ["watch", str(server.folder), "--port", str(port)])
+        assert found.exit_code == 2
+        assert taken in " ".join(found.output.split())
+    with pytest.raises(InvalidState, match=r"192\.0\.2\.1, which cannot be listened on"):
+        listening("192.0.2.1", 0, "")
+    with listening("127.0.0.1", 0, "") as mine:
+        assert mine.getsockname()[1]
+
+
+def test_a_server_that_falls_again_while_it_starts_is_started_again(
+    server: ServerFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first time it is refused with words; later whatever keeps it down may pass."""
+
+    class Falling:
+        started = 0
+
+        def __init__(self, *_arguments: object) -> None:
+            Falling.started += 1
+            self.number, self.pid = Falling.started, -1
+
+        def wait(self, _seconds: float) -> int:
+            if self.number == 4:
+                raise KeyboardInterrupt
+            return 1
+
+        def status(self) -> int:
+            return 1
+
+        def stop(self) -> None:
+            pass
+
+    def wait_for_port(_port: int, program: Falling) -> None:
+        if program.number == bad:
+            raise InvalidState("the SuperLink ended", "a running program", "See above.")
+
+    monkeypatch.setattr("fairfold.flower.server.Program", Falling)
+    monkeypatch.setattr("fairfold.flower.server.stopping", contextlib.nullcontext)
+    monkeypatch.setattr("fairfold.flower.server.wait_for_port", wait_for_port)
+    monkeypatch.setattr("fairfold.flower.server.LONGEST_PAUSE", 0.0)
+    mine, bad, said = replace(server, listen="127.0.0.1", port=free_ports(1)[0]), 2, list[str]()
+    with pytest.raises(KeyboardInterrupt):
+        mine.start(said.append, [])
+    assert [words.split()[1] for words in said if "listens" in words] == ["server"] * 3
+    bad, Falling.started = 1, 0
+    with pytest.raises(InvalidState, match="ended"):
+        mine.start(said.append, [])
+    assert Falling.started == 1
+
+
+@pytest.mark.parametrize(
+    "host", ["https://a.example.org", "a.example.org:8000", "two words", "", "-a", "a.example.org/"]
+)
+def test_what_is_no_name_of_a_machine_is_refused(host: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidSettings, match="the name or the address of a machine alone"):
+        ServerFolder.create(tmp_path / "server", Settings(), host, items=10)
+    assert not (tmp_path / "server").exists()
 
 
 def words_of(table: str) -> str:
