@@ -754,7 +754,8 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def watched(folder: Path, line: Fake, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], dict[str, Any]]:
     node = NodeFolder(folder, "localhost:9", "mine.csv", "1x")
-    make_node_key(node.key)
+    if not node.key.exists():
+        make_node_key(node.key)
     said: list[str] = []
     monkeypatch.setattr(watch, "Link", lambda *_: line)
     with pytest.raises(KeyboardInterrupt):
@@ -808,6 +809,32 @@ def test_a_worker_is_given_messages_and_the_server_is_told_of_its_death_once(
     ]  # fmt: skip
     assert (told["answers"], told["failures"]) == (1, 4)
     assert "works on train of round 3" in said
+
+
+def test_a_device_that_was_ended_at_work_tells_the_server_when_it_is_back(
+    tmp_path: Path, waited: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, and before it asks for more: nobody waits for an answer that nobody works on."""
+    FakeHand.said = [{"kind": "train", "round": "3", "until": 1e12}]
+    hear = FakeHand.hear
+
+    def killed(self: FakeHand, seconds: float) -> list[dict[str, Any]]:
+        if not FakeHand.said:
+            raise KeyboardInterrupt
+        return hear(self, seconds)
+
+    monkeypatch.setattr(FakeHand, "hear", killed)
+    watched(tmp_path, Fake(7, True, b"one"), monkeypatch)
+    assert (tmp_path / watch.OPEN).read_bytes() == b"one"
+    FakeHand.said, FakeHand.given = [{"done": True, "problem": "told"}, {"done": True, "problem": ""}], []
+    line = Fake(Refused("early", "too early"), 7, True, b"two")
+    said, told = watched(tmp_path, line, monkeypatch)
+    assert FakeHand.given == [(b"one", watch.REFUSE), (b"two", watch.WORK), (b"ended", -1)]
+    assert "ended at work" in " ".join(said)
+    assert told["answers"] == 1
+    assert not (tmp_path / watch.OPEN).exists()
+    watched(tmp_path, Fake(7, True), monkeypatch)
+    assert FakeHand.given[3:] == []
 
 
 def test_a_worker_that_hangs_or_has_nothing_to_do_is_ended(
