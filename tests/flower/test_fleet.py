@@ -473,6 +473,9 @@ def test_a_device_enrols_only_with_the_server_its_token_names(office: tuple[type
     assert b"secret" not in mine.asked, "the secret is not shown to a stranger"  # type: ignore[attr-defined]
     with pytest.raises(InvalidSettings, match="no file"):
         enrol(NodeFolder(tmp_path / "node", address, str(tmp_path / "nothing.csv"), "1x"), Token(b"s" * 16, AUTHORITY))
+    (tmp_path / "other.csv").write_text("user;thing\n1;2\n")
+    with pytest.raises(InvalidData, match="a column 'item'"):
+        enrol(NodeFolder(tmp_path / "node", address, str(tmp_path / "other.csv"), "1x"), Token(b"s" * 16, AUTHORITY))
     with pytest.raises(InvalidState, match="cannot be reached"):
         enrol(NodeFolder(tmp_path / "node", "localhost:9", node.data, "1x"), Token(b"s" * 16, AUTHORITY))
 
@@ -618,6 +621,44 @@ def test_what_is_no_name_of_a_machine_is_refused(host: str, tmp_path: Path) -> N
 def words_of(table: str) -> str:
     """Without the lines of the table."""
     return " ".join(table.replace("│", " ").split())
+
+
+def test_whoever_enrols_is_told_that_items_are_not_in_the_catalogue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairfold.flower.node.enrol", lambda *_: 10)
+    token = Token(b"s" * 16, AUTHORITY)
+    for content, told in (("item\n3\n", False), ("item\n12\n", True)):
+        (tmp_path / "mine.csv").write_text(content)
+        command = ["node", "enrol", str(token), "--server", "a.example", "--data", str(tmp_path / "mine.csv")]
+        found = CliRunner().invoke(app, [*command, "--capacity", "1x", "--folder", str(tmp_path / "node")])
+        assert found.exit_code == 0, found.output
+        assert ("cannot answer yet" in found.output) is told
+
+
+def test_a_device_tells_its_owner_why_it_failed_last_and_the_server_no_more_than_the_kind(tmp_path: Path) -> None:
+    from flwr.app import ConfigRecord, Message, RecordDict
+    from flwr.supercore.task_identity import TaskIdentity
+
+    from fairfold.flower.worker import Worker
+
+    node = NodeFolder(tmp_path, "a.example:8000", str(tmp_path / "gone.csv"), "1x")
+    make_node_key(node.key)
+    node.authority.write_bytes(make_certificates(tmp_path / "keys", ["a.example"])[0].read_bytes())
+    node.save()
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # as Flower's runtime does
+    message = Message(RecordDict({"mine": ConfigRecord({"film": "secret"})}), 1, "query.survey")
+    reply, problem = Worker(node)._reply(message)
+    assert reply.has_error()
+    assert "InvalidMessage on the device" in str(reply.error.reason)
+    assert problem.startswith("InvalidMessage: ")
+    assert "on the device" not in problem
+    device = watch.Watch(node, lambda _: None)
+    device._note("connected", problem, failures=1)
+    device._note("connected", "answered", answers=1)
+    shown = words_of(CliRunner().invoke(app, ["node", "status", str(tmp_path)]).output)
+    assert "last failure" in shown
+    assert "ago: InvalidMessage: " in shown
 
 
 def test_a_device_tells_its_owner_what_was_spent(tmp_path: Path) -> None:

@@ -133,6 +133,10 @@ class LocalFile:
         test = _interactions(held_back, users, numbers, num_items) if held_back else None
         return LocalData(train, test, user_ids=names)
 
+    def require_readable(self) -> None:
+        """Refuse what is no such file, or lacks the column of the item; it may be empty yet."""
+        next(self._rows(Path(self.path), ratings=False), None)
+
     def histories(self, num_items: int) -> dict[str, list[int]]:
         """What every user of the file has, by their names there; without torch."""
         rows = list(self._rows(Path(self.path), ratings=False))

@@ -226,6 +226,8 @@ class Watch:
             self.told |= {"state": state, "words": words, "since": time.time()}
         self.told["answers"] += answers
         self.told["failures"] += failures
+        if failures:
+            self.told["failure"] = {"words": words[:500], "at": time.time()}
         self.told |= more | ({} if self.number is None else {"node": str(self.number)})
         with contextlib.suppress(Exception):  # a full disk is no reason to go
             write_atomically(self.node.folder / STATUS, json.dumps(self.told).encode())
