@@ -188,7 +188,8 @@ class LocalFile:
         for name in [self.item, *([self.rating] if ratings else [])]:
             if name not in columns:
                 given = ", ".join(sorted(columns)) or "none"
-                raise InvalidData(f"{path}: columns {given}", f"a column {name!r}", "Name the columns (item=...).")
+                remedy = "Rename it in the file; in Python, LocalFile(item=...) names another."
+                raise InvalidData(f"{path}: columns {given}", f"a column {name!r}", remedy)
 
     def _item_numbers(self, rows: list[Row], num_items: int) -> dict[str, int]:
         wanted = {row[1] for row in rows}

@@ -311,8 +311,11 @@ def main() -> None:
         parser.exit(2, f"{error}\n")
     sys.stderr.write(f"A node may store {own.node_quota} MB, all nodes {own.total_quota} MB.\n")
     import uvicorn
+    from flwr.supercore.logger import update_console_handler
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
+    if not sys.stderr.isatty():  # a file or a journal
+        update_console_handler(timestamps=True, colored=False)
     uvicorn.run = functools.partial(uvicorn.run, timeout_keep_alive=KEPT)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # a connection is an open file: all that are allowed
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
