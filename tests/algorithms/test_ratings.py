@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from fairfold.algorithms.closed_form import subspace_of
-from fairfold.algorithms.rating_rows import Beliefs, Window, solved_items
+from fairfold.algorithms.rating_rows import Beliefs, Raters, Window, beliefs_from, solved_items
+from fairfold.algorithms.rating_words import OF_USERS, units_of
 from fairfold.algorithms.ratings import CACHE, DAMPING, LAST
 from fairfold.algorithms.remembering import rows_of
 from fairfold.backends.batched import batched
@@ -80,6 +81,28 @@ def test_it_ends_where_the_equations_of_all_users_and_items_hold() -> None:
     np.testing.assert_allclose(known.leaning, leaning, rtol=5e-2, atol=5e-3)
     around = np.square(users - facts @ leaning.T).mean(0) + np.mean(moments["covariance"], 0).diagonal()
     np.testing.assert_allclose(float(known.spreads[0, 0]), around[0], rtol=1e-2)
+
+
+@pytest.mark.parametrize("means", [0.05, 0.001])
+def test_what_is_expected_of_users_is_found_from_rounded_sums(means: float) -> None:
+    """From mean rows that are small, as in the first rounds; from next to nothing nothing follows."""
+    source, users, size = torch.Generator().manual_seed(0), 2000, 3
+    mean = means * (1 + torch.randn(users, size, generator=source).double())
+    facts = torch.cat([torch.ones(users, 1).double(), 3 + torch.rand(users, 1, generator=source).double(), mean], dim=1)
+    leaning = torch.randn(size, size + 2, generator=source).double()
+    rows = facts @ leaning.T + 0.1 * torch.randn(users, size, generator=source).double()
+    counts, codes = torch.full((users,), 50), torch.zeros(users, size, size).double()
+    raters = Raters(rows, codes, facts, codes, counts)
+    units = units_of(size).double()
+    said = OF_USERS.said(raters.sums(torch.ones(users).double()) * units, torch.arange(users)) / units
+    known = Beliefs(torch.ones(3), torch.eye(size), torch.ones(2, size), torch.zeros(size, size + 2))
+    found = beliefs_from(said.sum(0), known, 1 / (OF_USERS.steps * units)).leaning
+    exact = beliefs_from(raters.sums(torch.ones(users).double()).sum(0), known).leaning
+    off = ((found - exact) @ facts.T).square().mean().sqrt()
+    assert float(off) < 0.03
+    if means == 0.05:
+        np.testing.assert_allclose(found[:, 2:], exact[:, 2:], atol=0.1)
+    assert float(found.abs().max()) < 2 * float(leaning.abs().max())
 
 
 def sent_of(world: Any, state: Any) -> Any:

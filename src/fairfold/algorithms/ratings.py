@@ -42,8 +42,12 @@ from torch import Tensor
 
 from fairfold.algorithms.closed_form import subspace_of
 from fairfold.algorithms.rating_rows import (
+    NOISE,
+    ROWS,
+    USERS,
     Beliefs,
     Raters,
+    RatingArchitecture,
     Spoken,
     Window,
     alike_places,
@@ -51,28 +55,22 @@ from fairfold.algorithms.rating_rows import (
     caught,
     known_rows,
     solved_items,
-    sums_size,
 )
+from fairfold.algorithms.rating_words import ABOVE_STEPS, OF_ITEMS, OF_USERS, above, rated, require_ratings, units_of
 from fairfold.algorithms.remembering import Remembering, chain_of, row_counts, rows_of
 from fairfold.data import Interactions
 from fairfold.errors import InvalidSettings
-from fairfold.methods import Tensors
 from fairfold.metrics.ranking import Scorer
 from fairfold.metrics.rating import Predictor
 from fairfold.projections import Projection
 from fairfold.protocol.algorithm import COUNTS, count_of
-from fairfold.protocol.architecture import SPREAD, Architecture, Picture
+from fairfold.protocol.architecture import Architecture, Picture
 from fairfold.protocol.people import Client, People
 from fairfold.protocol.plan import Plan
-from fairfold.protocol.storage import Storage
 from fairfold.protocol.words import Answer, Public, Sent, State, Totals
 from fairfold.subspace import Subspace
 from fairfold.values import BYTES, Weights
 
-ROWS = "item.weight"
-"""Name of the table, with rows (bᵢ, vᵢ, n)."""
-USERS = "users"
-"""Name of the sums over users, and of what a device last said there."""
 RATED = "rated"
 """Name of three sums over devices before the first round: how many ratings, their sum, the sum of their squares."""
 
@@ -90,34 +88,6 @@ STREAM = "stream"
 DAMPING = 5.0
 """Imagined ratings without any bias that draw the mean by which items are numbered to zero."""
 
-NOISE, BIAS = 0.75, 0.2
-"""Variances before anybody spoke; those of items' tastes are as they are drawn, of users' tastes always 1."""
-
-
-class RatingArchitecture(Architecture):
-    """A table of items, what all believe beside it, and of a user what was last said."""
-
-    def __init__(self, items: int, users: int, factors: int) -> None:
-        self.items, self.users, size = items, users, factors - 1
-        self.tables = {ROWS: (items, factors)}
-        self.dense = {"centre": (3,), "metric": (size, size), "spreads": (2, size), "leaning": (size, size + 2)}
-        self.user_tables, self.own = {}, {USERS: sums_size(size)}
-
-    def initial(self, generator: torch.Generator, storage: Storage | None = None) -> tuple[Weights, Weights]:
-        """Tastes by chance, no biases, and what is believed without any data."""
-        size = self.tables[ROWS][1] - 1
-        rows = SPREAD * torch.randn(self.tables[ROWS], generator=generator)
-        rows[:, 0] = rows[:, -1] = 0
-        spreads = torch.tensor([1.0, SPREAD**2])[:, None].repeat(1, size)
-        spreads[:, 0] = BIAS
-        known = Beliefs(torch.tensor([0.0, 1.0, NOISE]), torch.eye(size), spreads, torch.zeros(size, size + 2))
-        return {ROWS: rows.view(-1)} | known.flat(rows.dtype), {USERS: torch.zeros(self.users, self.own[USERS])}
-
-    @property
-    def tensors(self) -> Tensors:
-        """See the base class."""
-        return Tensors(self.tables, self.dense, whole_rows=True)
-
 
 class RatingSquares(Remembering):
     """Ratings from sums that remember.
@@ -132,7 +102,8 @@ class RatingSquares(Remembering):
     """
 
     DEFAULTS: ClassVar = {"model": {"factors": 8}, "subspace": {"reference_factors": 32, "tail_share": 0.125}}
-    bounds: ClassVar = {ROWS: 2.0**10, USERS: 2.0**15}  # of many ratings; what is clipped would never be said again
+    grids: ClassVar = {ROWS: OF_ITEMS.steps, USERS: OF_USERS.steps}  # under masks
+    bounds: ClassVar = {ROWS: OF_ITEMS.bound, USERS: OF_USERS.bound}
     kind: Literal["ratings"] = "ratings"
     alike: bool | None = None
     streamed: bool = False
@@ -151,6 +122,10 @@ class RatingSquares(Remembering):
         if self.alike and settings.subspace.counted:
             return "popularity='counts' sums counts alone, and alike=true asks for sums of ratings: use alike=false"
         return super().problem_with(settings)
+
+    def without_effect(self, settings: Any) -> Sequence[str]:
+        """Its numbers lie on grids."""
+        return ["privacy.bound"]
 
     def predicts_ratings(self, settings: Any) -> bool:
         return True
@@ -174,21 +149,19 @@ class RatingSquares(Remembering):
         return {COUNTS: True, RATED: False} | ({ABOVE: True} if self.orders_alike(settings) else {})
 
     def survey(self, settings: Any, histories: Interactions, items: range) -> Answer:
-        if histories.ratings is None:
-            lacking = "data without ratings for algorithm.kind='ratings'"
-            raise InvalidSettings(lacking, "ratings", "Use other data (such as --data ml-1m), or another recipe.")
-        given = histories.ratings.double()
+        """See the base class."""
+        masked = settings.privacy.sums_alone
+        require_ratings(histories, masked=masked)
         sums = {COUNTS: count_of(histories, items)}
         if items.start == 0:
-            sums[RATED] = torch.stack([torch.tensor(float(len(given))).double(), given.sum(), given.square().sum()])
+            sums[RATED] = rated(histories, masked=masked)
         if self.orders_alike(settings):
-            counts = histories.counts_by_user.clamp(min=1)
-            means = torch.zeros(histories.num_users).double().index_add_(0, histories.users, given) / counts
-            here = (histories.items >= items.start) & (histories.items < items.stop)
-            above = torch.zeros(len(items)).double()
-            above.index_add_(0, histories.items[here] - items.start, (given - means[histories.users])[here])
-            sums[ABOVE] = above
+            sums[ABOVE] = above(histories, items, masked=masked)
         return Answer(sums, float(histories.num_users))
+
+    def survey_grids(self, settings: Any) -> dict[str, int]:
+        """See the base class: under masks."""
+        return {COUNTS: 1, RATED: 1, ABOVE: ABOVE_STEPS}
 
     def numbering(self, plan: Plan) -> Tensor | None:
         """Items that share a row are alike: by their mean ratings, along the rows that the hash folds together."""
@@ -274,9 +247,13 @@ class RatingSquares(Remembering):
         raters = Raters.solved(rows, targets, owner, len(clients), known)
         words, squares = raters.words(rows, targets, owner)
         last, before = people.private[LAST][chosen].to(dtype), people.private[USERS][clients].to(dtype)
-        kept[LAST] = torch.where((place >= 0)[:, None], words, last)
-        sums = raters.sums(squares)
-        return Spoken(window, place, owner, kept[LAST] - last, sums - before, kept, {USERS: sums})
+        units = units_of(words.shape[1] - 1)
+        moved, change = (words - last) * (place >= 0)[:, None], (raters.sums(squares) - before) * units
+        if plan.settings.privacy.sums_alone:
+            moved = OF_ITEMS.said(moved, owner * window.size + place)
+            change = OF_USERS.said(change, torch.arange(len(clients)))
+        kept[LAST] = last + moved
+        return Spoken(window, place, owner, moved, change, kept, {USERS: before + change / units})
 
     def _held_rows(self, plan: Plan, sent: Sent, items: Tensor) -> Tensor:
         factors = plan.settings.model.factors
@@ -300,14 +277,15 @@ class RatingSquares(Remembering):
         # In double: changes of changes are added for as long as the run lasts.
         start = {ROWS: torch.zeros(largest.size), USERS: torch.zeros(plan.architecture.own[USERS])}
         kept = {key: of.double() for key, of in state.moments.get("sums", start).items()}
-        sums, users = kept[ROWS].view(-1, factors).clone(), kept[USERS]
+        sums, users, units = kept[ROWS].view(-1, factors).clone(), kept[USERS], units_of(factors - 1).double()
         for sent, answer in totals.parts():
             sums.index_add_(0, self.window(plan, sent).rows, answer.sums[ROWS].view(-1, factors).double())
-            users = users + answer.sums[USERS]
+            users = users + answer.sums[USERS] / units
         moments = state.moments | {"sums": {ROWS: sums.view(-1), USERS: users}}
         if not users[0] > 0:  # none of them has a rating
             return replace(state, round_number=state.round_number + 1, moments=moments)
-        known = beliefs_from(users, Beliefs.of(state.full))
+        rounding = 1 / (OF_USERS.steps * units) if plan.settings.privacy.sums_alone else None
+        known = beliefs_from(users, Beliefs.of(state.full), rounding)
         sharing = row_counts(largest, factors).clamp(min=1).double()
         before, dtype = largest.reduce(state.full[ROWS]).view(-1, factors)[:, :-1].double(), state.full[ROWS].dtype
         table, spreads = solved_items(sums, sharing, known, before)
