@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from fairfold.algorithms.closed_form import subspace_of
-from fairfold.algorithms.rating_rows import Beliefs, Raters, Window, beliefs_from, solved_items
+from fairfold.algorithms.rating_rows import Beliefs, Raters, Window, beliefs_from, moved_to, solved_items
 from fairfold.algorithms.rating_words import OF_USERS, units_of
-from fairfold.algorithms.ratings import CACHE, DAMPING, LAST
-from fairfold.algorithms.remembering import rows_of
+from fairfold.algorithms.ratings import CACHE, DAMPING, LAST, RatingSquares
+from fairfold.algorithms.remembering import chain_of, rows_of
 from fairfold.backends.batched import batched
 from fairfold.data import Dataset, Interactions
 from fairfold.errors import InvalidSettings
@@ -130,6 +130,44 @@ def test_a_row_has_the_pull_of_every_item_that_shares_it() -> None:
         matrix = float(sums[row, -1]) / 2 * np.eye(3) + many * pull
         solution = np.linalg.solve(matrix, sums[row, :3].numpy() + many * pull @ expected[row])
         np.testing.assert_allclose(table[row, :3], solution, rtol=1e-9)
+
+
+def test_words_about_other_rows_are_moved_to_those_of_the_largest_devices() -> None:
+    """Of items that everybody has rated, and users of as many ratings each, K is the mean of all raters' codes."""
+    source, users, items = torch.Generator().manual_seed(3), 40, 5
+    rows, doubts, table, others = (
+        torch.randn(*shape, generator=source, dtype=torch.float64)
+        for shape in ((users, 3), (users, 3, 3), (items, 4), (items, 4))
+    )
+    doubts = doubts @ doubts.mT
+    raters = Raters(rows, doubts, rows, torch.zeros_like(doubts), torch.full((users,), items))
+    owner, item = torch.arange(users * items) // items, torch.arange(users * items) % items
+    targets = torch.randn(users * items, generator=source, dtype=torch.float64)
+    at_table, at_others = (
+        torch.zeros(items, 4).double().index_add_(0, item, raters.words(of[item], targets, owner)[0])
+        for of in (table, others)
+    )
+    codes = raters.sums(torch.zeros(users).double())[:, :9].sum(0).view(3, 3)
+    lacking = moved_to(others[:, :3], table[:, :3], at_others[:, 3], codes / (users * items))
+    assert not torch.allclose(at_others, at_table, atol=1)
+    torch.testing.assert_close(at_others[:, :3] + lacking, at_table[:, :3])
+    torch.testing.assert_close(at_others[:, 3], at_table[:, 3])
+
+
+def test_the_server_moves_words_of_small_devices_alone() -> None:
+    data = tiny_data(7, 20, 40, ratings=True)
+    for changes, moves in (({"capacities": "1x-4x"}, True), ({"capacities": "4x"}, False), ({"streamed": True}, False)):
+        world, state = tiny_world(data, chosen(**{"capacities": "1x-4x", "clients_per_round": None} | changes))
+        state = after_rounds(world, state, 3, batched)
+        plan, algorithm = world.plan, world.plan.algorithm
+        assert isinstance(algorithm, RatingSquares)
+        largest = algorithm.spoken_space(chain_of(plan, 0)[-1])
+        full, weights = state.full["item.weight"], state.moments["weights"]
+        total = state.moments["sums"]["item.weight"].view(-1, 3)[:, -1]
+        torch.testing.assert_close(sum(weights.values()), total)
+        lacking = algorithm._lacking(plan, largest, full, weights, Beliefs.of(state.full).metric.double())
+        assert bool(lacking.any()) == moves
+        assert not lacking[:, -1].any()
 
 
 def test_devices_of_every_size_speak_of_every_row_in_turn() -> None:

@@ -241,6 +241,12 @@ def beliefs_from(sums: Tensor, before: Beliefs, rounding: Tensor | None = None) 
     return Beliefs(torch.cat([before.centre[:2].double(), noise]), metric / ratings, spreads, leaning)
 
 
+def moved_to(rows: Tensor, before: Tensor, weights: Tensor, metric: Tensor) -> Tensor:
+    """What words said of some rows lack to be about those ``before``, by the weights in their sums."""
+    off = rows - before
+    return weights[:, None] * (off @ metric / metric.trace() - STEADY * off)
+
+
 def solved_items(sums: Tensor, sharing: Tensor, known: Beliefs, before: Tensor) -> tuple[Tensor, Tensor]:
     """Rows (w, n) of (Σ + pull)·w = sums + pull·m, and the spreads of w around what is expected.
 

@@ -24,7 +24,10 @@ a line over the log of n, and the variances around it follow from the rows, at t
 variances (empirical Bayes), users' tastes having variance 1; a taste that the data do not bear out loses its own.
 
 A device need not own an item's row to speak of it. It receives its own compact table, and speaks in the rows of the
-*largest* devices, as many a round as its own table has: a window that moves on, the same for all devices of a size.
+*largest* devices, as many a round as its own table has: a window that moves on, the same for all devices of a size. Its
+words are about the row w′ that it holds. To be about w they lack (c·cᵀ + C₀)(w′ − w) − ½t·(w′ − w): the server, which
+knows both rows and Σt by size, adds that with n·K in place of the sum of the first term, whose mean K is. Without it
+½t, which is too much in most directions, would draw the rows of large devices to those that small ones share.
 
 Where rows are ``streamed`` that goes one step further. Devices speak in the rows of the *full* table, and those rows
 pass by them as well: a device keeps the rows of its own items, beside what it said of them, and forgets the others. Its
@@ -54,6 +57,7 @@ from fairfold.algorithms.rating_rows import (
     beliefs_from,
     caught,
     known_rows,
+    moved_to,
     solved_items,
 )
 from fairfold.algorithms.rating_words import ABOVE_STEPS, OF_ITEMS, OF_USERS, above, rated, require_ratings, units_of
@@ -85,6 +89,8 @@ CACHE = "cache"
 STREAM = "stream"
 """Name of the rows of the server's table that pass by the devices of a size in a round."""
 
+WEIGHTS = "weights"
+"""Name of the sums of t, by row and size."""
 DAMPING = 5.0
 """Imagined ratings without any bias that draw the mean by which items are numbered to zero."""
 
@@ -278,20 +284,36 @@ class RatingSquares(Remembering):
         start = {ROWS: torch.zeros(largest.size), USERS: torch.zeros(plan.architecture.own[USERS])}
         kept = {key: of.double() for key, of in state.moments.get("sums", start).items()}
         sums, users, units = kept[ROWS].view(-1, factors).clone(), kept[USERS], units_of(factors - 1).double()
+        weights = dict(state.moments.get(WEIGHTS, {}))
         for sent, answer in totals.parts():
-            sums.index_add_(0, self.window(plan, sent).rows, answer.sums[ROWS].view(-1, factors).double())
+            rows, said = self.window(plan, sent).rows, answer.sums[ROWS].view(-1, factors).double()
+            sums.index_add_(0, rows, said)
+            of_size = weights.get(str(sent.size), torch.zeros(len(sums)))
+            weights[str(sent.size)] = of_size.double().index_add(0, rows, said[:, -1])
             users = users + answer.sums[USERS] / units
-        moments = state.moments | {"sums": {ROWS: sums.view(-1), USERS: users}}
+        moments = state.moments | {"sums": {ROWS: sums.view(-1), USERS: users}, WEIGHTS: weights}
         if not users[0] > 0:  # none of them has a rating
             return replace(state, round_number=state.round_number + 1, moments=moments)
-        rounding = 1 / (OF_USERS.steps * units) if plan.settings.privacy.sums_alone else None
-        known = beliefs_from(users, Beliefs.of(state.full), rounding)
+        masked = plan.settings.privacy.sums_alone
+        known = beliefs_from(users, Beliefs.of(state.full), 1 / (OF_USERS.steps * units) if masked else None)
         sharing = row_counts(largest, factors).clamp(min=1).double()
         before, dtype = largest.reduce(state.full[ROWS]).view(-1, factors)[:, :-1].double(), state.full[ROWS].dtype
-        table, spreads = solved_items(sums, sharing, known, before)
+        lacking = self._lacking(plan, largest, state.full[ROWS], weights, known.metric)
+        table, spreads = solved_items(sums + lacking, sharing, known, before)
         beliefs = replace(known, spreads=torch.stack([known.spreads[0], spreads])).flat(dtype)
         full = {ROWS: largest.recover(table.view(-1).to(dtype))} | beliefs
         return State(state.full | full, state.round_number + 1, moments)
+
+    def _lacking(self, plan: Plan, largest: Subspace, full: Tensor, weights: Weights, metric: Tensor) -> Tensor:
+        """What words of smaller devices lack to be about the rows of the largest; nothing where full rows stream by."""
+        table = largest.reduce(full).view(-1, plan.settings.model.factors).double()
+        found = torch.zeros_like(table)
+        for size, of in weights.items():
+            held = subspace_of((plan.assignments(0)[int(size)].projections or {})[ROWS])
+            if held.size < largest.size and not self.streamed:
+                theirs = largest.reduce(held.recover(held.reduce(full))).view_as(table).double()
+                found[:, :-1] += moved_to(theirs[:, :-1], table[:, :-1], of, metric)
+        return found
 
     # -- what was learned ----------------------------------------------------------------------------------------------
 
