@@ -26,8 +26,8 @@ FORMAT = 1
 
 CELLS, SEARCH, UNDER_WAY = "cells", "search", ".under-way"
 
-JUDGED = "NDCG@20", "MSE", "accuracy"
-"""Metrics that are means over users, or over test images."""
+JUDGED = "NDCG@20", "MSE"
+"""Metrics that are means over users."""
 
 Record = dict[str, Any]
 """A line: label, fingerprint, versions, table, row, column, kind, seed, settings, and the outcome."""
@@ -97,7 +97,7 @@ def new_record(label: str, mark: str, described: dict[str, Any], outcome: Outcom
 
 
 def whole(record: Record) -> bool:
-    """Whether a record says by which code it came about and what each user got (or image): older ones do not."""
+    """Whether a record says by which code it came about and what each user got: older ones do not."""
     if not record:
         return False
     outcome = record["outcome"]
