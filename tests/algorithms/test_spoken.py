@@ -1,5 +1,7 @@
 """What devices say of their pairs: the shorter of two ways, as much as they have room for, what has changed alone."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -90,6 +92,24 @@ def test_a_device_lists_its_pairs_and_makes_nothing_of_the_size_of_the_sum() -> 
         assert answer.bytes_up == 8 * pairs.size_of(len(mine))
         assert plan.algorithm.problem(plan, large, answer) is None
     assert answers[0].sums[SUM].to_dense().equal(answers[1].sums[SUM].to_dense())  # both have room for all
+
+
+def test_a_list_takes_the_memory_of_its_pairs() -> None:
+    """In a process of its own: 300 of 8,000 items, where all numbers of the sum would take 128 MB."""
+    code = """
+import resource, torch
+from fairfold.algorithms.spoken import Spoken
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+said = lambda mine: Spoken.of(mine, torch.tensor([len(mine)]), len(mine)).shortest(8_000, torch.float32)
+said(torch.arange(5))
+before, answer = peak(), said(torch.arange(0, 8_000, 26)[:300])
+print(answer.is_sparse, answer.values().numel(), peak() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    sparse, many, more = done.stdout.split()
+    assert sparse == "True"
+    assert int(many) == pairs.size_of(300)
+    assert float(more) < 8
 
 
 def test_who_has_no_room_says_the_pairs_of_their_first_items() -> None:
