@@ -132,11 +132,11 @@ def test_small_devices_say_a_shorter_prefix_under_masks() -> None:
     world = world_of(tiny_data(2, 12, 30), fleet={"capacities": "1x-4x-16x"}, privacy=SECURE)
     plan, algorithm = world.plan, world.plan.algorithm
     assert isinstance(algorithm, Correlations)
-    whole = pairs.size_of(plan.architecture.tables[ROWS][0])
+    assert isinstance(plan.architecture, PairArchitecture)
+    head, whole = plan.architecture.head, plan.architecture.whole
     for size, share in enumerate((1, 4, 16)):
         said = algorithm.spoken(plan, size).size
-        items = pairs.items_of(said)
-        assert said == pairs.size_of(items) <= whole / share < pairs.size_of(items + 1) + whole * (share == 1)
+        assert said == pairs.size_of(min(head, pairs.items_of(pairs.size_of(whole) // share)))
         assert algorithm.traffic(plan, size)[1] == 4 * said
 
 

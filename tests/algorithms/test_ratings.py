@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from fairfold.algorithms.closed_form import subspace_of
-from fairfold.algorithms.rating_rows import Beliefs, Window, solved_items
-from fairfold.algorithms.ratings import CACHE, DAMPING, LAST
-from fairfold.algorithms.remembering import rows_of
+from fairfold.algorithms.rating_rows import Beliefs, Raters, Window, beliefs_from, moved_to, solved_items
+from fairfold.algorithms.rating_words import OF_USERS, units_of
+from fairfold.algorithms.ratings import CACHE, DAMPING, LAST, RatingSquares
+from fairfold.algorithms.remembering import chain_of, rows_of
 from fairfold.backends.batched import batched
 from fairfold.data import Dataset, Interactions
 from fairfold.errors import InvalidSettings
@@ -82,6 +83,28 @@ def test_it_ends_where_the_equations_of_all_users_and_items_hold() -> None:
     np.testing.assert_allclose(float(known.spreads[0, 0]), around[0], rtol=1e-2)
 
 
+@pytest.mark.parametrize("means", [0.05, 0.001])
+def test_what_is_expected_of_users_is_found_from_rounded_sums(means: float) -> None:
+    """From mean rows that are small, as in the first rounds; from next to nothing nothing follows."""
+    source, users, size = torch.Generator().manual_seed(0), 2000, 3
+    mean = means * (1 + torch.randn(users, size, generator=source).double())
+    facts = torch.cat([torch.ones(users, 1).double(), 3 + torch.rand(users, 1, generator=source).double(), mean], dim=1)
+    leaning = torch.randn(size, size + 2, generator=source).double()
+    rows = facts @ leaning.T + 0.1 * torch.randn(users, size, generator=source).double()
+    counts, codes = torch.full((users,), 50), torch.zeros(users, size, size).double()
+    raters = Raters(rows, codes, facts, codes, counts)
+    units = units_of(size).double()
+    said = OF_USERS.said(raters.sums(torch.ones(users).double()) * units, torch.arange(users)) / units
+    known = Beliefs(torch.ones(3), torch.eye(size), torch.ones(2, size), torch.zeros(size, size + 2))
+    found = beliefs_from(said.sum(0), known, 1 / (OF_USERS.steps * units)).leaning
+    exact = beliefs_from(raters.sums(torch.ones(users).double()).sum(0), known).leaning
+    off = ((found - exact) @ facts.T).square().mean().sqrt()
+    assert float(off) < 0.03
+    if means == 0.05:
+        np.testing.assert_allclose(found[:, 2:], exact[:, 2:], atol=0.1)
+    assert float(found.abs().max()) < 2 * float(leaning.abs().max())
+
+
 def sent_of(world: Any, state: Any) -> Any:
     return world.plan.algorithm.send(world.plan, state, [0])[0]
 
@@ -107,6 +130,44 @@ def test_a_row_has_the_pull_of_every_item_that_shares_it() -> None:
         matrix = float(sums[row, -1]) / 2 * np.eye(3) + many * pull
         solution = np.linalg.solve(matrix, sums[row, :3].numpy() + many * pull @ expected[row])
         np.testing.assert_allclose(table[row, :3], solution, rtol=1e-9)
+
+
+def test_words_about_other_rows_are_moved_to_those_of_the_largest_devices() -> None:
+    """Of items that everybody has rated, and users of as many ratings each, K is the mean of all raters' codes."""
+    source, users, items = torch.Generator().manual_seed(3), 40, 5
+    rows, doubts, table, others = (
+        torch.randn(*shape, generator=source, dtype=torch.float64)
+        for shape in ((users, 3), (users, 3, 3), (items, 4), (items, 4))
+    )
+    doubts = doubts @ doubts.mT
+    raters = Raters(rows, doubts, rows, torch.zeros_like(doubts), torch.full((users,), items))
+    owner, item = torch.arange(users * items) // items, torch.arange(users * items) % items
+    targets = torch.randn(users * items, generator=source, dtype=torch.float64)
+    at_table, at_others = (
+        torch.zeros(items, 4).double().index_add_(0, item, raters.words(of[item], targets, owner)[0])
+        for of in (table, others)
+    )
+    codes = raters.sums(torch.zeros(users).double())[:, :9].sum(0).view(3, 3)
+    lacking = moved_to(others[:, :3], table[:, :3], at_others[:, 3], codes / (users * items))
+    assert not torch.allclose(at_others, at_table, atol=1)
+    torch.testing.assert_close(at_others[:, :3] + lacking, at_table[:, :3])
+    torch.testing.assert_close(at_others[:, 3], at_table[:, 3])
+
+
+def test_the_server_moves_words_of_small_devices_alone() -> None:
+    data = tiny_data(7, 20, 40, ratings=True)
+    for changes, moves in (({"capacities": "1x-4x"}, True), ({"capacities": "4x"}, False), ({"streamed": True}, False)):
+        world, state = tiny_world(data, chosen(**{"capacities": "1x-4x", "clients_per_round": None} | changes))
+        state = after_rounds(world, state, 3, batched)
+        plan, algorithm = world.plan, world.plan.algorithm
+        assert isinstance(algorithm, RatingSquares)
+        largest = algorithm.spoken_space(chain_of(plan, 0)[-1])
+        full, weights = state.full["item.weight"], state.moments["weights"]
+        total = state.moments["sums"]["item.weight"].view(-1, 3)[:, -1]
+        torch.testing.assert_close(sum(weights.values()), total)
+        lacking = algorithm._lacking(plan, largest, full, weights, Beliefs.of(state.full).metric.double())
+        assert bool(lacking.any()) == moves
+        assert not lacking[:, -1].any()
 
 
 def test_devices_of_every_size_speak_of_every_row_in_turn() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairfold.algorithms.closed_form import subspace_of
-from fairfold.algorithms.ratings import ROWS
+from fairfold.algorithms.rating_rows import ROWS
 from fairfold.backends.batched import batched
 from fairfold.errors import InvalidCapacity, InvalidSettings
 from fairfold.protocol.faults import Rejections

@@ -15,11 +15,11 @@ from fairfold.algorithms import pairs
 from fairfold.algorithms.correlations import ASKED, SUM, Correlations
 from fairfold.algorithms.pair_architecture import ROWS
 from fairfold.algorithms.said import SAID
-from fairfold.algorithms.spoken import Spoken
+from fairfold.algorithms.spoken import Spoken, heard_of
 from fairfold.backends.batched import batched
 from fairfold.protocol.faults import Rejections
 from fairfold.protocol.round import in_turn, run_round
-from fairfold.protocol.words import Answer, Totals
+from fairfold.protocol.words import Answer, Public, Totals
 from fairfold.settings import read_settings
 from fairfold.simulate.numbering import numbered
 from fairfold.simulate.world import World
@@ -170,6 +170,26 @@ def test_under_masks_all_numbers_are_said() -> None:
         answer, _ = plan.algorithm.answer(plan, sent, world.people.client(3, 0))
         assert not answer.sums[SUM].is_sparse
         assert answer.bytes_up == sent.context[SUM].size * 4 == plan.algorithm.traffic(plan, sent.size)[1]
+
+
+def test_support_is_counted_among_those_who_speak() -> None:
+    """Under masks a rare item is spoken of by larger devices alone: so many of their users have to have it."""
+    counts, masks = torch.arange(100, 0, -1), {"level": "secure"}
+
+    def head_of(capacities: str, least: float, **tables: Any) -> int:
+        settings = read_settings({"fleet": {"capacities": capacities}} | tables)
+        return heard_of(settings, Public(300, 100), 100, counts, least)
+
+    for least in (3, 10, 40):
+        enough = int((counts >= least).sum())
+        assert head_of("1x", least, privacy=masks) == enough  # all speak of all
+        assert head_of("1x-4x-16x", least) == enough  # and where answers may be seen
+        assert head_of("16x", least, privacy=masks) == min(enough, 24)  # a sixteenth of the pairs
+        mixed = head_of("1x-4x-16x", least, privacy=masks)
+        speak = torch.tensor([1.0] * 24 + [2 / 3] * 25 + [1 / 3] * 51)  # of 24, 49 and 100 items
+        assert bool((counts[:mixed] * speak[:mixed] >= least).all())
+        assert not bool((counts[mixed:] * speak[mixed:] >= least).any())
+    assert heard_of(read_settings({"privacy": masks}), Public(300, 100), 100, None, 3) == 100
 
 
 def test_what_is_told_of_bytes_is_what_usual_devices_send() -> None:

@@ -103,6 +103,15 @@ def test_a_sparse_matrix_is_its_rows_and_columns() -> None:
         assert not len(data.test)
 
 
+def test_a_stored_zero_is_no_interaction() -> None:
+    places, values = torch.tensor([[0, 0, 1], [0, 1, 0]]), torch.tensor([3.0, 0.0, 2.0])
+    tensor = torch.sparse_coo_tensor(places, values, check_invariants=True)
+    for form in (scipy_sparse.coo_array((values.numpy(), tuple(places.numpy()))), tensor):
+        data = take(form, {"split": 1.0}).data
+        assert sorted(zip(data.train.users.tolist(), data.train.items.tolist(), strict=True)) == [(0, 0), (1, 0)]
+        assert data.num_items == 1
+
+
 def test_text_stays_text_and_titles_go_with_ids() -> None:
     frame = polars.DataFrame({"user": ["ann", "ann", "bob"], "item": ["007", "b", "007"]})
     taken = take(frame, {}, {"007": "Bond"})

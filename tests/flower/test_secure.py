@@ -34,6 +34,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "closed_form": {"algorithm": {"kind": "closed_form", "server_optimiser": "sgd"}},
     "gradient": {"algorithm": {"kind": "gradient", "aggregation": "delta", "server_optimiser": "sgd"}},
     "paper": {"algorithm": {"kind": "gradient", "aggregation": "paper", "weighting": "data"}},
+    "ratings": {"algorithm": "ratings"},
 }
 
 
@@ -48,16 +49,17 @@ def settings_of(case: str, smallest: int = 3, capacities: str = "1x-2x", rounds:
     )
 
 
-def data(users: int = USERS) -> Dataset:
+def data(users: int = USERS, case: str = "") -> Dataset:
     """Users with something to be guessed."""
-    return Dataset("tiny", tiny_data(3, users, 30).train, tiny_data(4, users, 30).train)
+    train, test = (tiny_data(seed, users, 30, ratings=case == "ratings").train for seed in (3, 4))
+    return Dataset("tiny", train, test)
 
 
 def federation(case: str, devices: Path, **options: Any) -> Nodes:
     more = {key: options.pop(key) for key in ("smallest", "capacities", "rounds") if key in options}
     users, tries = options.pop("users", USERS), options.pop("tries", None)
     settings = settings_of(case, **more).with_changes({"fleet.network.empty_rounds": tries})
-    return in_process(data(users), settings, users, devices, **options)
+    return in_process(data(users, case), settings, users, devices, **options)
 
 
 @pytest.mark.parametrize("case", list(ALGORITHMS))
@@ -65,13 +67,13 @@ def test_the_sums_are_those_of_the_simulation(case: str, tmp_path: Path) -> None
     messages: list[Message] = []
     nodes = federation(case, tmp_path, inspect=messages.append)
     state = nodes.run()
-    expected, _, _ = simulated(data(), settings_of(case), as_devices)
+    expected, _, _ = simulated(data(case=case), settings_of(case), as_devices)
     assert_same(state.full, expected.full)
     assert not nodes.strategy.progress.rejections.counts
     assert nodes.strategy.progress.history[-1].clients == USERS
     quality = nodes.strategy.progress.history[-1].quality
     assert quality is not None
-    assert 0 < quality.server <= 1
+    assert 0 < quality.server <= (4 if case == "ratings" else 1)  # squared errors
     assert all(node.last_quality is None for node in nodes.strategy.nodes.usable.values())  # nobody's own is known
     no_answer_is_seen(messages)
     assert not list(tmp_path.glob(f"*/secure/{ROUND}"))  # what was secret in a round is gone

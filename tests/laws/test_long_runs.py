@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from fairfold.algorithms.ratings import ROWS, RatingSquares
+from fairfold.algorithms.rating_rows import ROWS
+from fairfold.algorithms.ratings import RatingSquares
 from fairfold.data import Dataset, Interactions
 from fairfold.data.synthetic import SyntheticWorld
 from fairfold.protocol.plan import Plan

@@ -5,8 +5,12 @@ from typing import Any
 import pytest
 import torch
 
+from fairfold.algorithms.rating_words import OF_ITEMS, OF_USERS, Words, units_of
 from fairfold.backends.batched import batched
+from fairfold.data import Dataset, Interactions
 from fairfold.errors import InvalidSettings
+from fairfold.flower.secure_sums import surveying
+from fairfold.privacy.encoding import Heard
 from fairfold.protocol.faults import Rejections
 from fairfold.protocol.hearing import SecureHearing, stepped_down
 from fairfold.protocol.noising import privacy_facts
@@ -25,6 +29,9 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "gradient": {"algorithm": {"kind": "gradient", "aggregation": "delta", "server_optimiser": "sgd"}},
     "gradient paper": {"algorithm": {"kind": "gradient", "aggregation": "paper", "weighting": "data"}},
 }
+
+TOLERANCES = {"correlations": (0, 0), "ratings": (2e-3, 1e-3)}
+"""The numbers of one lie on the grid of the words; those of the other are said in steps of 1/128."""
 
 
 def world_of(case: str, level: Any, capacities: str = "1x-2x", **more: Any) -> World:
@@ -55,8 +62,101 @@ def test_sums_of_words_are_those_of_answers_up_to_rounding(case: str) -> None:
     for name, vector in plain.full.items():
         if name == "leaning":  # a regression on facts that hardly differ here: rounding turns it, and no row with it
             continue
-        exact = case == "correlations"  # its numbers lie on the grid of the words
-        assert torch.allclose(vector, words.full[name], rtol=0 if exact else 1e-3, atol=0 if exact else 1e-4), name
+        rtol, atol = TOLERANCES.get(case, (1e-3, 1e-4))
+        assert torch.allclose(vector, words.full[name], rtol=rtol, atol=atol), name
+
+
+def rated_world(level: Any, scale: float = 1.0, lowest: float = 1.0) -> World:
+    """300 users whose ratings two tastes explain: one has rated everything, some a single item."""
+    source = torch.Generator().manual_seed(2)
+    users, items = torch.randn(300, 2, generator=source), torch.randn(400, 2, generator=source)
+    drawn = torch.rand(300, 400, generator=source) < 0.1
+    drawn[0], drawn[1:20] = True, False
+    drawn[1:20, :1] = True
+    pairs = drawn.nonzero()
+    scores = (users[pairs[:, 0]] * items[pairs[:, 1]]).sum(1) + 0.3 * torch.randn(len(pairs), generator=source)
+    given = lowest + scale * (scores + 2.5).clamp(0, 5).round()
+    train = Interactions.from_pairs(pairs[:, 0], pairs[:, 1], 300, 400, given)
+    settings = Settings(
+        algorithm="ratings", model={"factors": 4}, privacy=level, subspace={"reference_factors": 8},
+        fleet={"capacities": "2x-16x", "clients_per_round": None}, run={"rounds": 24},
+    )  # fmt: skip
+    return World.of(settings, Dataset("rated", train, train))
+
+
+def left_over(world: World, state: State) -> float:
+    """Squared errors of the ratings that were trained on, by their variance."""
+    plan, train = world.plan, world.people.train
+    assert train.ratings is not None
+    predict = plan.algorithm.predictor(plan, state.full, plan.assignments(0), world.people)
+    errors = predict(train.users, train.items) - train.ratings
+    return float(errors.square().mean() / train.ratings.var())
+
+
+@pytest.mark.parametrize(("scale", "lowest"), [(1.0, 0.0), (2.0, 0.0), (20.0, 0.0), (0.1, -0.5)])
+def test_ratings_of_any_scale_are_learned_as_well_through_words(scale: float, lowest: float) -> None:
+    """Also by users of one rating, and of more than words have room for at once; errors do not add up over rounds."""
+    found = {}
+    for level in ("plain", "secure"):
+        world = rated_world(level, scale, lowest)
+        found[level] = left_over(world, states(world, batched, rounds=24))
+    assert found["plain"] < 0.55
+    assert found["secure"] < found["plain"] * 1.03
+
+
+def test_what_words_have_no_room_for_is_said_later() -> None:
+    """Three rows that go together, of which words have room for a fifth, and one by itself."""
+    meant, together = torch.tensor([[900.0, -3.0], [300.0, 0.3], [-80.0, 0.0], [17.013, 250.0]]), [4, 4, 4, 2]
+    said, kept = Words(2**7, 2.0**9), torch.zeros(4, 2)
+    for number in range(12):
+        now = said.said(meant - kept, torch.tensor(together))
+        assert torch.equal(now * 2**7, (now * 2**7).round())
+        assert float(now[:3].sum(0).abs().max()) <= 2.0**9
+        assert number or now[:3, 0].tolist() == pytest.approx([180, 60, -16], abs=0.01)  # in equal parts
+        kept += now
+    assert ((meant - kept).abs() <= 0.5 / 2**7).all()
+
+
+def test_what_everybody_keeps_as_said_is_what_the_server_holds() -> None:
+    """To the last digit; and it is what they mean but for half a step."""
+    world, plain = rated_world("secure"), rated_world("plain")
+    state = world.initial()
+    for _ in range(4):
+        before = state
+        state = run_round(state, world.fleet, world.people, Rejections(), batched)
+        said = world.people.private["users"].double().sum(0)
+        torch.testing.assert_close(state.moments["sums"]["users"], said, rtol=0, atol=1e-9)
+    plain.initial()
+    plain.people.private.update({name: of.clone() for name, of in world.people.private.items()})
+    sent = world.plan.algorithm.send(world.plan, before, [0])[0]
+    meant, kept = (of.plan.algorithm.answer(of.plan, sent, of.people.client(5, 0))[1] for of in (plain, world))
+    step = 1 / (OF_USERS.steps * units_of(3))
+    assert ((meant["users"] - kept["users"]).abs() <= step * 0.51).all()
+    assert ((meant["last"] - kept["last"]).abs() <= 0.51 / OF_ITEMS.steps).all()
+
+
+def test_ratings_that_words_have_no_room_for_are_refused() -> None:
+    with pytest.raises(InvalidSettings, match=r"a rating of 5000 .*ratings from -100 to 100.*divide them all"):
+        rated_world("secure", 1000.0, 0.0)
+    rated_world("plain", 1000.0)
+
+
+@pytest.mark.parametrize("devices", [100, 32_767])
+def test_the_survey_of_ratings_fits_into_words(devices: int) -> None:
+    """Somebody with 2,000 ratings from 0 to 100 says in part how many and how large they are; no number is clipped."""
+    settings = rated_world("secure").plan.settings
+    source = torch.Generator().manual_seed(1)
+    given = torch.randint(0, 101, (2000,), generator=source).float()
+    heavy = Interactions.from_pairs(torch.zeros(2000, dtype=torch.int64), torch.arange(2000), 1, 2000, given)
+    said = settings.algorithm.survey(settings, heavy, range(2000))
+    encoding = surveying(settings, range(2000), devices)
+    (segment,) = encoding.layout.segments
+    heard = encoding.decode({segment: encoding.encode(Heard(said), 0)})[0].answer.sums
+    assert all(torch.equal(of, heard[name]) for name, of in said.sums.items())  # they lie on the grid
+    many, total, squares = heard["rated"].tolist()
+    assert 5 <= many < 20
+    assert total / many == pytest.approx(float(given.mean()), rel=0.1)
+    assert squares / many == pytest.approx(float(given.square().mean()), rel=0.1)
 
 
 @pytest.mark.parametrize("case", ["correlations", "gradient", "ratings"])
@@ -95,6 +195,7 @@ def test_fewer_devices_than_the_minimum_are_refused_at_once() -> None:
         ({"algorithm": "gradient", "subspace": "inconsistent"}, "no sums"),
         ({"fleet": {"replacement": True, "clients_per_round": 200}}, "speaks once"),
         ({"privacy": {"level": "secure", "bound": 2.0}}, "unknown key 'privacy.bound' with correlations"),
+        ({"algorithm": "ratings", "privacy": {"level": "secure", "bound": 2.0}}, "unknown key 'privacy.bound'"),
         ({"privacy": {"level": "plain", "bound": 2.0}}, "unknown key 'privacy.bound' with privacy.level='plain'"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fairfold.algorithms.correlations import Correlations
-from fairfold.algorithms.ratings import USERS
+from fairfold.algorithms.rating_rows import USERS
 from fairfold.algorithms.trials import QUALITY
 from fairfold.backends.batched import batched
 from fairfold.errors import InvalidSettings

@@ -39,7 +39,7 @@ from fairfold.algorithms.pair_architecture import JUDGED, ROWS, PairArchitecture
 from fairfold.algorithms.pairs import UNIT, among, frobenius, items_of, size_of
 from fairfold.algorithms.said import SAID, gone, marks_of
 from fairfold.algorithms.spectrum import penalty
-from fairfold.algorithms.spoken import Spoken, reach_of, room_for, totals_of
+from fairfold.algorithms.spoken import Spoken, heard_of, reach_of, room_for, totals_of
 from fairfold.algorithms.trials import EXACT, JUDGEMENT, QUALITY, TOLD, Trials, judged, said_first, within
 from fairfold.data import Interactions
 from fairfold.errors import InvalidMessage
@@ -51,7 +51,6 @@ from fairfold.protocol.noising import noise_in
 from fairfold.protocol.people import Client, People
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.words import Answer, Public, Sent, State, Totals, Visit, Word
-from fairfold.subspace import parse_scheme
 from fairfold.values import BYTES, Weights
 
 SUM = "sum"
@@ -133,7 +132,7 @@ class Correlations(ByRows):
     ) -> Architecture:
         """Rows for the head: the items up to the last one with enough support, as the survey tells; else all it may be.
 
-        Where items are numbered by their counts these are all that have it. None that no device speaks of.
+        Where items are numbered by their counts these are all that have it, among the users who speak of them.
         """
         whole, counts = min(public.items, self.head), public.survey.get(COUNTS)
         many, private = int(public.survey.get(USERS, [public.users])[0]), noisy.asked_for(settings)
@@ -144,7 +143,7 @@ class Correlations(ByRows):
         else:
             least = max(self.support, crowd_of(self.crowd, settings, many))
             whole = whole if counts is None or private else supported(counts[:whole], least)
-            head = max(reach_of(settings, public, one, whole) for one in parse_scheme(settings.fleet.capacities))
+            head = heard_of(settings, public, whole, None if private else counts, least)
             if counts is not None and private:
                 head = whole = noisy.head_for(many, noise_in(settings, SUM, many), head)
         length = 0.0 if counts is None else float(counts[:head].sum()) / max(many, 1)

@@ -8,8 +8,18 @@ import torch
 from torch import Tensor
 
 from fairfold.algorithms.remembering import rows_of
+from fairfold.methods import Tensors
+from fairfold.protocol.architecture import SPREAD, Architecture
+from fairfold.protocol.storage import Storage
 from fairfold.subspace import Subspace
 from fairfold.values import Weights
+
+ROWS = "item.weight"
+"""Name of the table, with rows (bᵢ, vᵢ, n)."""
+USERS = "users"
+"""Name of the sums over users, and of what a device last said there."""
+NOISE, BIAS = 0.75, 0.2
+"""Variances before anybody spoke; those of items' tastes are as they are drawn, of users' tastes always 1."""
 
 BLOCK_RATINGS = 1 << 16
 """Ratings whose outer products are in memory at a time."""
@@ -25,27 +35,31 @@ LEAST = 1e-6
 
 
 class Window:
-    """The rows that devices of a size speak of in a round: of the largest devices' table, or of the server's."""
+    """The rows that devices of a size speak of in a round: of the largest devices' table, or of the server's.
+
+    Attributes:
+        size: How many rows these are.
+    """
 
     def __init__(self, largest: Subspace, subspace: Subspace, round_number: int, factors: int) -> None:
         self._largest, self._factors = largest, factors
-        self._all, self._some = largest.size // factors, subspace.size // factors
-        self._start = round_number * self._some % self._all
+        self._all, self.size = largest.size // factors, subspace.size // factors
+        self._start = round_number * self.size % self._all
 
     @property
     def rows(self) -> Tensor:
         """Which rows these are, in the order in which they are sent."""
-        return (self._start + torch.arange(self._some)) % self._all
+        return (self._start + torch.arange(self.size)) % self._all
 
     def places(self, items: Tensor) -> Tensor:
         """Where in the window each item's row is; −1 outside."""
         place = (rows_of(self._largest, items, self._factors) - self._start) % self._all
-        return torch.where(place < self._some, place, -1)
+        return torch.where(place < self.size, place, -1)
 
     def sums(self, place: Tensor, said: Tensor) -> Tensor:
         """What is said of the window's rows, flat."""
         inside = place >= 0
-        total = torch.zeros(self._some, self._factors, dtype=said.dtype)
+        total = torch.zeros(self.size, self._factors, dtype=said.dtype)
         return total.index_add_(0, place[inside], said[inside]).view(-1)
 
 
@@ -96,6 +110,31 @@ class Beliefs:
         """Ratings from the rows of users and of items: bᵤ + bᵢ + u·vᵢ, and the mean of all."""
         scores = mine[..., 0] + (code_of(mine) * theirs[..., : mine.shape[-1]]).sum(-1)
         return self.centre[0] + self.centre[1] * scores
+
+
+class RatingArchitecture(Architecture):
+    """A table of items, what all believe beside it, and of a user what was last said."""
+
+    def __init__(self, items: int, users: int, factors: int) -> None:
+        self.items, self.users, size = items, users, factors - 1
+        self.tables = {ROWS: (items, factors)}
+        self.dense = {"centre": (3,), "metric": (size, size), "spreads": (2, size), "leaning": (size, size + 2)}
+        self.user_tables, self.own = {}, {USERS: sums_size(size)}
+
+    def initial(self, generator: torch.Generator, storage: Storage | None = None) -> tuple[Weights, Weights]:
+        """Tastes by chance, no biases, and what is believed without any data."""
+        size = self.tables[ROWS][1] - 1
+        rows = SPREAD * torch.randn(self.tables[ROWS], generator=generator)
+        rows[:, 0] = rows[:, -1] = 0
+        spreads = torch.tensor([1.0, SPREAD**2])[:, None].repeat(1, size)
+        spreads[:, 0] = BIAS
+        known = Beliefs(torch.tensor([0.0, 1.0, NOISE]), torch.eye(size), spreads, torch.zeros(size, size + 2))
+        return {ROWS: rows.view(-1)} | known.flat(rows.dtype), {USERS: torch.zeros(self.users, self.own[USERS])}
+
+    @property
+    def tensors(self) -> Tensors:
+        """See the base class."""
+        return Tensors(self.tables, self.dense, whole_rows=True)
 
 
 @dataclass(frozen=True)
@@ -176,20 +215,36 @@ def sums_size(size: int) -> int:
     return size**2 + (2 * size + 2) ** 2 + 1
 
 
-def beliefs_from(sums: Tensor, before: Beliefs) -> Beliefs:
-    """What the sums over all users say; the spreads of items stay as they were."""
+def beliefs_from(sums: Tensor, before: Beliefs, rounding: Tensor | None = None) -> Beliefs:
+    """What the sums over all users say; the spreads of items stay as they were.
+
+    Args:
+        sums: Over all users.
+        before: What was believed.
+        rounding: Steps to which the numbers of every user were rounded.
+    """
     size = before.metric.shape[0]
     codes, pairs, squares = torch.split(sums, [size**2, (2 * size + 2) ** 2, 1])
     metric, pairs = codes.view(size, size), pairs.view(2 * size + 2, -1)
     ratings, many = metric[0, 0], pairs[size, size]
     facts, both = pairs[size:, size:], pairs[size:, :size]
     # One imagined user of the usual facts, who is as expected without them, keeps few users from explaining too much.
-    leaning = torch.linalg.solve(facts + torch.diag(facts.diagonal() / many + LEAST), both).T
+    ridge = facts.diagonal() / many + LEAST
+    if rounding is not None:  # errors of half a step in everybody's numbers do not make the matrix indefinite
+        steps = rounding[size**2 : -1].view(2 * size + 2, -1).diagonal()[size:]
+        ridge = ridge + many * (size + 2) / 2 * steps
+    leaning = torch.linalg.solve(facts + torch.diag(ridge), both).T
     around = pairs[:size, :size] - leaning @ both - (leaning @ both).T + leaning @ facts @ leaning.T
     users = torch.cat([(around[:1, 0] / many).clamp(min=LEAST), torch.ones(size - 1).double()])
     spreads = torch.stack([users, before.spreads[1].double()])
     noise = (squares / ratings).clamp(min=LEAST)
     return Beliefs(torch.cat([before.centre[:2].double(), noise]), metric / ratings, spreads, leaning)
+
+
+def moved_to(rows: Tensor, before: Tensor, weights: Tensor, metric: Tensor) -> Tensor:
+    """What words said of some rows lack to be about those ``before``, by the weights in their sums."""
+    off = rows - before
+    return weights[:, None] * (off @ metric / metric.trace() - STEADY * off)
 
 
 def solved_items(sums: Tensor, sharing: Tensor, known: Beliefs, before: Tensor) -> tuple[Tensor, Tensor]:

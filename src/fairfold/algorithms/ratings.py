@@ -24,7 +24,10 @@ a line over the log of n, and the variances around it follow from the rows, at t
 variances (empirical Bayes), users' tastes having variance 1; a taste that the data do not bear out loses its own.
 
 A device need not own an item's row to speak of it. It receives its own compact table, and speaks in the rows of the
-*largest* devices, as many a round as its own table has: a window that moves on, the same for all devices of a size.
+*largest* devices, as many a round as its own table has: a window that moves on, the same for all devices of a size. Its
+words are about the row w′ that it holds. To be about w they lack (c·cᵀ + C₀)(w′ − w) − ½t·(w′ − w): the server, which
+knows both rows and Σt by size, adds that with n·K in place of the sum of the first term, whose mean K is. Without it
+½t, which is too much in most directions, would draw the rows of large devices to those that small ones share.
 
 Where rows are ``streamed`` that goes one step further. Devices speak in the rows of the *full* table, and those rows
 pass by them as well: a device keeps the rows of its own items, beside what it said of them, and forgets the others. Its
@@ -42,37 +45,36 @@ from torch import Tensor
 
 from fairfold.algorithms.closed_form import subspace_of
 from fairfold.algorithms.rating_rows import (
+    NOISE,
+    ROWS,
+    USERS,
     Beliefs,
     Raters,
+    RatingArchitecture,
     Spoken,
     Window,
     alike_places,
     beliefs_from,
     caught,
     known_rows,
+    moved_to,
     solved_items,
-    sums_size,
 )
+from fairfold.algorithms.rating_words import ABOVE_STEPS, OF_ITEMS, OF_USERS, above, rated, require_ratings, units_of
 from fairfold.algorithms.remembering import Remembering, chain_of, row_counts, rows_of
 from fairfold.data import Interactions
 from fairfold.errors import InvalidSettings
-from fairfold.methods import Tensors
 from fairfold.metrics.ranking import Scorer
 from fairfold.metrics.rating import Predictor
 from fairfold.projections import Projection
 from fairfold.protocol.algorithm import COUNTS, count_of
-from fairfold.protocol.architecture import SPREAD, Architecture, Picture
+from fairfold.protocol.architecture import Architecture, Picture
 from fairfold.protocol.people import Client, People
 from fairfold.protocol.plan import Plan
-from fairfold.protocol.storage import Storage
 from fairfold.protocol.words import Answer, Public, Sent, State, Totals
 from fairfold.subspace import Subspace
 from fairfold.values import BYTES, Weights
 
-ROWS = "item.weight"
-"""Name of the table, with rows (bᵢ, vᵢ, n)."""
-USERS = "users"
-"""Name of the sums over users, and of what a device last said there."""
 RATED = "rated"
 """Name of three sums over devices before the first round: how many ratings, their sum, the sum of their squares."""
 
@@ -87,36 +89,10 @@ CACHE = "cache"
 STREAM = "stream"
 """Name of the rows of the server's table that pass by the devices of a size in a round."""
 
+WEIGHTS = "weights"
+"""Name of the sums of t, by row and size."""
 DAMPING = 5.0
 """Imagined ratings without any bias that draw the mean by which items are numbered to zero."""
-
-NOISE, BIAS = 0.75, 0.2
-"""Variances before anybody spoke; those of items' tastes are as they are drawn, of users' tastes always 1."""
-
-
-class RatingArchitecture(Architecture):
-    """A table of items, what all believe beside it, and of a user what was last said."""
-
-    def __init__(self, items: int, users: int, factors: int) -> None:
-        self.items, self.users, size = items, users, factors - 1
-        self.tables = {ROWS: (items, factors)}
-        self.dense = {"centre": (3,), "metric": (size, size), "spreads": (2, size), "leaning": (size, size + 2)}
-        self.user_tables, self.own = {}, {USERS: sums_size(size)}
-
-    def initial(self, generator: torch.Generator, storage: Storage | None = None) -> tuple[Weights, Weights]:
-        """Tastes by chance, no biases, and what is believed without any data."""
-        size = self.tables[ROWS][1] - 1
-        rows = SPREAD * torch.randn(self.tables[ROWS], generator=generator)
-        rows[:, 0] = rows[:, -1] = 0
-        spreads = torch.tensor([1.0, SPREAD**2])[:, None].repeat(1, size)
-        spreads[:, 0] = BIAS
-        known = Beliefs(torch.tensor([0.0, 1.0, NOISE]), torch.eye(size), spreads, torch.zeros(size, size + 2))
-        return {ROWS: rows.view(-1)} | known.flat(rows.dtype), {USERS: torch.zeros(self.users, self.own[USERS])}
-
-    @property
-    def tensors(self) -> Tensors:
-        """See the base class."""
-        return Tensors(self.tables, self.dense, whole_rows=True)
 
 
 class RatingSquares(Remembering):
@@ -132,7 +108,8 @@ class RatingSquares(Remembering):
     """
 
     DEFAULTS: ClassVar = {"model": {"factors": 8}, "subspace": {"reference_factors": 32, "tail_share": 0.125}}
-    bounds: ClassVar = {ROWS: 2.0**10, USERS: 2.0**15}  # of many ratings; what is clipped would never be said again
+    grids: ClassVar = {ROWS: OF_ITEMS.steps, USERS: OF_USERS.steps}  # under masks
+    bounds: ClassVar = {ROWS: OF_ITEMS.bound, USERS: OF_USERS.bound}
     kind: Literal["ratings"] = "ratings"
     alike: bool | None = None
     streamed: bool = False
@@ -151,6 +128,10 @@ class RatingSquares(Remembering):
         if self.alike and settings.subspace.counted:
             return "popularity='counts' sums counts alone, and alike=true asks for sums of ratings: use alike=false"
         return super().problem_with(settings)
+
+    def without_effect(self, settings: Any) -> Sequence[str]:
+        """Its numbers lie on grids."""
+        return ["privacy.bound"]
 
     def predicts_ratings(self, settings: Any) -> bool:
         return True
@@ -174,21 +155,19 @@ class RatingSquares(Remembering):
         return {COUNTS: True, RATED: False} | ({ABOVE: True} if self.orders_alike(settings) else {})
 
     def survey(self, settings: Any, histories: Interactions, items: range) -> Answer:
-        if histories.ratings is None:
-            lacking = "data without ratings for algorithm.kind='ratings'"
-            raise InvalidSettings(lacking, "ratings", "Use other data (such as --data ml-1m), or another recipe.")
-        given = histories.ratings.double()
+        """See the base class."""
+        masked = settings.privacy.sums_alone
+        require_ratings(histories, masked=masked)
         sums = {COUNTS: count_of(histories, items)}
         if items.start == 0:
-            sums[RATED] = torch.stack([torch.tensor(float(len(given))).double(), given.sum(), given.square().sum()])
+            sums[RATED] = rated(histories, masked=masked)
         if self.orders_alike(settings):
-            counts = histories.counts_by_user.clamp(min=1)
-            means = torch.zeros(histories.num_users).double().index_add_(0, histories.users, given) / counts
-            here = (histories.items >= items.start) & (histories.items < items.stop)
-            above = torch.zeros(len(items)).double()
-            above.index_add_(0, histories.items[here] - items.start, (given - means[histories.users])[here])
-            sums[ABOVE] = above
+            sums[ABOVE] = above(histories, items, masked=masked)
         return Answer(sums, float(histories.num_users))
+
+    def survey_grids(self, settings: Any) -> dict[str, int]:
+        """See the base class: under masks."""
+        return {COUNTS: 1, RATED: 1, ABOVE: ABOVE_STEPS}
 
     def numbering(self, plan: Plan) -> Tensor | None:
         """Items that share a row are alike: by their mean ratings, along the rows that the hash folds together."""
@@ -274,9 +253,13 @@ class RatingSquares(Remembering):
         raters = Raters.solved(rows, targets, owner, len(clients), known)
         words, squares = raters.words(rows, targets, owner)
         last, before = people.private[LAST][chosen].to(dtype), people.private[USERS][clients].to(dtype)
-        kept[LAST] = torch.where((place >= 0)[:, None], words, last)
-        sums = raters.sums(squares)
-        return Spoken(window, place, owner, kept[LAST] - last, sums - before, kept, {USERS: sums})
+        units = units_of(words.shape[1] - 1)
+        moved, change = (words - last) * (place >= 0)[:, None], (raters.sums(squares) - before) * units
+        if plan.settings.privacy.sums_alone:
+            moved = OF_ITEMS.said(moved, owner * window.size + place)
+            change = OF_USERS.said(change, torch.arange(len(clients)))
+        kept[LAST] = last + moved
+        return Spoken(window, place, owner, moved, change, kept, {USERS: before + change / units})
 
     def _held_rows(self, plan: Plan, sent: Sent, items: Tensor) -> Tensor:
         factors = plan.settings.model.factors
@@ -300,20 +283,37 @@ class RatingSquares(Remembering):
         # In double: changes of changes are added for as long as the run lasts.
         start = {ROWS: torch.zeros(largest.size), USERS: torch.zeros(plan.architecture.own[USERS])}
         kept = {key: of.double() for key, of in state.moments.get("sums", start).items()}
-        sums, users = kept[ROWS].view(-1, factors).clone(), kept[USERS]
+        sums, users, units = kept[ROWS].view(-1, factors).clone(), kept[USERS], units_of(factors - 1).double()
+        weights = dict(state.moments.get(WEIGHTS, {}))
         for sent, answer in totals.parts():
-            sums.index_add_(0, self.window(plan, sent).rows, answer.sums[ROWS].view(-1, factors).double())
-            users = users + answer.sums[USERS]
-        moments = state.moments | {"sums": {ROWS: sums.view(-1), USERS: users}}
+            rows, said = self.window(plan, sent).rows, answer.sums[ROWS].view(-1, factors).double()
+            sums.index_add_(0, rows, said)
+            of_size = weights.get(str(sent.size), torch.zeros(len(sums)))
+            weights[str(sent.size)] = of_size.double().index_add(0, rows, said[:, -1])
+            users = users + answer.sums[USERS] / units
+        moments = state.moments | {"sums": {ROWS: sums.view(-1), USERS: users}, WEIGHTS: weights}
         if not users[0] > 0:  # none of them has a rating
             return replace(state, round_number=state.round_number + 1, moments=moments)
-        known = beliefs_from(users, Beliefs.of(state.full))
+        masked = plan.settings.privacy.sums_alone
+        known = beliefs_from(users, Beliefs.of(state.full), 1 / (OF_USERS.steps * units) if masked else None)
         sharing = row_counts(largest, factors).clamp(min=1).double()
         before, dtype = largest.reduce(state.full[ROWS]).view(-1, factors)[:, :-1].double(), state.full[ROWS].dtype
-        table, spreads = solved_items(sums, sharing, known, before)
+        lacking = self._lacking(plan, largest, state.full[ROWS], weights, known.metric)
+        table, spreads = solved_items(sums + lacking, sharing, known, before)
         beliefs = replace(known, spreads=torch.stack([known.spreads[0], spreads])).flat(dtype)
         full = {ROWS: largest.recover(table.view(-1).to(dtype))} | beliefs
         return State(state.full | full, state.round_number + 1, moments)
+
+    def _lacking(self, plan: Plan, largest: Subspace, full: Tensor, weights: Weights, metric: Tensor) -> Tensor:
+        """What words of smaller devices lack to be about the rows of the largest; nothing where full rows stream by."""
+        table = largest.reduce(full).view(-1, plan.settings.model.factors).double()
+        found = torch.zeros_like(table)
+        for size, of in weights.items():
+            held = subspace_of((plan.assignments(0)[int(size)].projections or {})[ROWS])
+            if held.size < largest.size and not self.streamed:
+                theirs = largest.reduce(held.recover(held.reduce(full))).view_as(table).double()
+                found[:, :-1] += moved_to(theirs[:, :-1], table[:, :-1], of, metric)
+        return found
 
     # -- what was learned ----------------------------------------------------------------------------------------------
 

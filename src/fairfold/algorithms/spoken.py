@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fairfold.algorithms.making import supported
 from fairfold.algorithms.pairs import among, items_of, size_of, weights_of
 from fairfold.kernels import ops
 from fairfold.kernels.reference_pairs import leading_lengths
 from fairfold.methods import Tensors
 from fairfold.protocol.words import Public
-from fairfold.subspace import Capacity
+from fairfold.subspace import Capacity, parse_scheme
 
 if TYPE_CHECKING:
     from fairfold.data import Interactions
@@ -34,6 +35,18 @@ def room_for(settings: Any, public: Public, capacity: Capacity, whole: int) -> i
 def reach_of(settings: Any, public: Public, capacity: Capacity, whole: int) -> int:
     """Leading items that a device speaks of: all, or those that it has room for."""
     return room_for(settings, public, capacity, whole) if settings.privacy.sums_alone else whole
+
+
+def heard_of(settings: Any, public: Public, whole: int, counts: Tensor | None, least: float) -> int:
+    """Items up to the last one that so many of the users have who speak of it; that anybody speaks of, if none counted.
+
+    Sizes share the users equally, as a scheme says.
+    """
+    reaches = [reach_of(settings, public, one, whole) for one in parse_scheme(settings.fleet.capacities)]
+    if counts is None:
+        return max(reaches)
+    speak = (torch.tensor(reaches)[:, None] > torch.arange(whole)).double().mean(0)
+    return supported(counts[:whole].double() * speak, least)
 
 
 def totals_of(histories: "Interactions", *, lengths: bool, pairs: bool) -> Tensor:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fairfold.algorithms.correlations import SUM, Correlations
 from fairfold.algorithms.pairs import items_of
-from fairfold.algorithms.ratings import ROWS, RatingSquares
+from fairfold.algorithms.rating_rows import ROWS
+from fairfold.algorithms.ratings import RatingSquares
 from fairfold.audit.devices import Devices, Seen
 from fairfold.data import Interactions
 from fairfold.protocol.plan import Plan

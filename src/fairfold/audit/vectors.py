@@ -13,7 +13,9 @@ from torch import Tensor
 
 from fairfold.algorithms.closed_form import ClosedForm, subspace_of
 from fairfold.algorithms.gradient import Gradient
-from fairfold.algorithms.ratings import USERS, RatingSquares
+from fairfold.algorithms.rating_rows import USERS
+from fairfold.algorithms.rating_words import units_of
+from fairfold.algorithms.ratings import RatingSquares
 from fairfold.audit.devices import Seen
 from fairfold.protocol.plan import Plan
 from fairfold.values import Weights
@@ -30,7 +32,7 @@ def vector_error(plan: Plan, seen: Seen, secret: Weights) -> float | None:
     if isinstance(algorithm, RatingSquares):
         true = secret[USERS]
         size = plan.settings.model.factors - 1
-        found = _user_row(seen.answer.sums[USERS], size)
+        found = _user_row(seen.answer.sums[USERS] / units_of(size), size)
         true = _user_row(true, size)
     elif isinstance(algorithm, ClosedForm | Gradient) and len(plan.architecture.tables) == 1:
         if next(iter(plan.architecture.own.values()), 0) != next(iter(plan.architecture.tables.values()))[1]:

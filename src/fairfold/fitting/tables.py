@@ -52,12 +52,11 @@ def take(interactions: Any, options: Mapping[str, Any], titles: Any = None, test
         with tempfile.TemporaryDirectory(prefix="fairfold-") as folder:
             path = Path(folder) / "interactions"
             path.mkdir()
-            frame.write_parquet(path / ("all.parquet" if test is None else "train.parquet"))
             if test is not None:
                 hidden = frame_of(test, chosen)
                 frame = _alike(frame, hidden)
-                frame.write_parquet(path / "train.parquet")
                 _alike(hidden, frame).select(frame.columns).write_parquet(path / "test.parquet")
+            frame.write_parquet(path / ("all.parquet" if test is None else "train.parquet"))
             # The columns have been found, and have their usual names now.
             rest = {name: value for name, value in options.items() if not name.endswith("_column")}
             prepared = fairfold.data.prepare(path, cache=Path(folder) / "cache", **rest)
@@ -95,12 +94,11 @@ def frame_of(interactions: Any, options: Options) -> polars.DataFrame:
     """The columns ``user``, ``item`` and perhaps ``rating`` of interactions in any form but a file."""
     if hasattr(interactions, "tocoo"):  # scipy, without importing it
         found = interactions.tocoo()
-        kept = found.data != 0
-        return _columns([found.row[kept], found.col[kept], found.data[kept]])
+        return _filled(found.row, found.col, found.data)
     if isinstance(interactions, Tensor):
         if interactions.is_sparse:
             filled = interactions.coalesce()
-            return _columns([*filled.indices().cpu().numpy(), filled.values().detach().cpu().numpy()])
+            return _filled(*filled.indices().cpu().numpy(), filled.values().detach().cpu().numpy())
         interactions = interactions.detach().cpu().numpy()
     if isinstance(interactions, torch_data.TensorDataset):
         interactions = interactions.tensors
@@ -117,6 +115,12 @@ def frame_of(interactions: Any, options: Options) -> polars.DataFrame:
     if isinstance(interactions, torch_data.Dataset | Iterable):
         return _of_rows(interactions, options)
     raise InvalidData(f"interactions of type {type(interactions).__name__}", FORMS, "Convert them to one of these.")
+
+
+def _filled(*columns: Any) -> polars.DataFrame:
+    """The places of a sparse matrix that are not 0; a 0 may be stored in it."""
+    kept = columns[-1] != 0
+    return _columns([column[kept] for column in columns])
 
 
 def _values_of(frame: Any) -> Any:

@@ -56,8 +56,8 @@ def _together(
 ) -> Interactions:
     users = torch.cat([old.users, user_place[new.users]])
     items = torch.cat([old.items, item_place[new.items]])
-    ratings = torch.cat([old.ratings, new.ratings]) if old.ratings is not None and new.ratings is not None else None
-    return Interactions.from_pairs(users, items, *size, ratings)
+    ratings = [part.ratings for part in (old, new) if part.ratings is not None]  # an empty part has none
+    return Interactions.from_pairs(users, items, *size, torch.cat(ratings) if ratings else None)
 
 
 def going_on(start: Model, world: World) -> Progress:

@@ -21,7 +21,7 @@ is summed over all devices that own it, whatever their size; else every size has
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import floor, log2
+from math import ceil, floor, log2
 
 import numpy as np
 import torch
@@ -119,7 +119,7 @@ class Encoding:
         devices: K, the most devices of a sum.
         grids: By name, how many steps of its grid are 1, for numbers that lie on one.
         spare: Steps that are kept free for noise.
-        bounds: By name, another bound.
+        bounds: By name, what no number of a device that lies on a grid exceeds; 1 if not given.
     """
 
     layout: Layout
@@ -130,8 +130,8 @@ class Encoding:
     bounds: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        coarsest = max([PART, *self.grids.values()])
-        most = (MOST - self.spare) // coarsest
+        largest = [ceil(steps * self.bounds.get(name, 1)) for name, steps in self.grids.items()]
+        most = (MOST - self.spare) // max([PART, *largest])
         if not 1 <= self.devices <= most:
             raise InvalidSettings(
                 f"a sum of {self.devices:,} devices", f"1 to {most:,}",
@@ -145,10 +145,7 @@ class Encoding:
 
     def steps(self, name: str) -> int | float:
         """How many steps are 1: a power of two, or what the algorithm says."""
-        return self.grids[name] if name in self.grids else 2.0 ** floor(log2(self.most / self._bound_of(name)))
-
-    def _bound_of(self, name: str) -> float:
-        return self.bounds.get(name, self.bound)
+        return self.grids[name] if name in self.grids else 2.0 ** floor(log2(self.most / self.bound))
 
     def encode(self, said: Heard, size: int, start: int = 0, stop: int | None = None, together: int = 1) -> Words:
         """The words of a device, or some of them.
@@ -177,9 +174,13 @@ class Encoding:
                 if not np.isfinite(numbers).all():
                     raise InvalidMessage(f"NaN or infinity in {name}", "finite numbers", "Nothing was sent.")
                 if name not in self.grids:
-                    numbers = np.clip(numbers, -self._bound_of(name), self._bound_of(name))
-                whole = np.clip(np.rint(numbers * steps), -most, most).astype(np.int64)
-                found[at - start : end - start] = whole.astype(np.uint32)
+                    numbers = np.clip(numbers, -self.bound, self.bound)
+                whole = np.rint(numbers * steps)
+                if np.abs(whole).max(initial=0) > most:
+                    given = f"{name} with a number of {np.abs(numbers).max():g} in a sum of {self.devices:,} devices"
+                    remedy = "Nothing was sent: a part of it would not be the sum. Ask fewer devices per round."
+                    raise InvalidMessage(given, f"{most / steps:g} at most", remedy)
+                found[at - start : end - start] = whole.astype(np.int64).astype(np.uint32)
             first += length
         return found
 

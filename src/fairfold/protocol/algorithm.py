@@ -50,7 +50,7 @@ class Algorithm(Frozen):
         from_history: Whether a user's scores follow from the model and their own history: it serves new users too.
         grids: Names of answers whose numbers are multiples of a step for every user, and how many steps are 1: sums
             are the same in any order, and as words of 32 bits (:mod:`fairfold.privacy.encoding`).
-        bounds: By name, what no number of an answer exceeds; of all others that is ``privacy.bound``.
+        bounds: By name, what no number on a grid exceeds; 1 if not given. Of others that is ``privacy.bound``.
         listed: Names of answers of which a device may say some numbers and where they stand, instead of all.
         releases: By name, the sums that a run lets out with noise under ``privacy.level = "private"``: none where an
             algorithm cannot be private.
