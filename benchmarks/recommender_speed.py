@@ -162,13 +162,19 @@ def device(chosen: argparse.Namespace) -> None:
     """A process that has nothing but its history, before and after it answers."""
     code = f"""
 import resource, torch
-from fairfold.algorithms.pairs import pair_sums, size_of, weights_of
+from fairfold.algorithms.spoken import Spoken
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 history = torch.randperm({chosen.head})[:{chosen.history}].sort().values
-pair_sums([history[:5]], weights_of(torch.tensor([5])), 50)
-before = peak()
-said = pair_sums([history], weights_of(torch.tensor([len(history)])), {chosen.head})
-print(f"{{len(history)}} items: an answer of {{4 * len(said) / 2**20:.1f}} MB, peak {{peak() - before:.1f}} MB more")
+def said(mine, head, listed):
+    found = Spoken.of(mine, torch.tensor([len(mine)]), len(mine))
+    return found.shortest(head, torch.float32) if listed else found.summed(head, torch.float32)
+for listed in (True, False):
+    said(history[:5], 50, listed)
+for listed in (True, False):
+    before, answer = peak(), said(history, {chosen.head}, listed)
+    size = 8 * answer.values().numel() if answer.is_sparse else 4 * len(answer)
+    how, more = "a list of pairs" if answer.is_sparse else "all numbers", peak() - before
+    print(f"{{len(history)}} items: an answer of {{size / 2**20:.1f}} MB ({{how}}), peak {{more:.1f}} MB more")
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 

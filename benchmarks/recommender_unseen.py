@@ -3,6 +3,7 @@
     python benchmarks/recommender_unseen.py --out DIR                       # all of them, one after another
     python benchmarks/recommender_unseen.py book-crossing-liked --out DIR   # one
     python benchmarks/recommender_unseen.py --out DIR --processes 8
+    python benchmarks/recommender_unseen.py --out OTHER --set subspace.uploads=all
 
 They are cut out of public sets (FAIRFOLD_DATA may name the folder that holds these): what was liked, what was read,
 the last weeks, a third of the items, a part of the users; and some that are hostile: histories of two or three items,
@@ -111,6 +112,65 @@ def short_histories() -> Pairs:
     return [(user, item) for user, items in mine.items() for item in chance.sample(items, chance.choice((2, 3)))]
 
 
+def shortened(pairs: Iterable[tuple[str, str]], lengths: tuple[int, ...], seed: int) -> Pairs:
+    """A few items of each user, by chance."""
+    chance, mine = random.Random(seed), defaultdict[str, list[str]](list)
+    for user, item in pairs:
+        mine[user].append(item)
+    return [(user, one) for user, of in mine.items() for one in chance.sample(of, min(len(of), chance.choice(lengths)))]
+
+
+def more_places(first: int, end: int) -> Pairs:
+    rows = lines_of("gowalla", "train.txt", "valid.txt", "test.txt")
+    return [(row[0], item) for row in rows if first <= int(row[0]) < end for item in row[1:] if item]
+
+
+def few_places() -> Pairs:
+    return shortened(more_places(0, 5_000), (2, 3, 4), 11)
+
+
+def few_movies() -> Pairs:
+    return shortened(((line[0], line[1]) for line in movies()), (2, 3), 12)
+
+
+def unrated_books() -> Pairs:
+    """Of users who have five or more."""
+    rows = lines_of("book-crossing", "BX-Book-Ratings.csv")
+    return with_many(((row[0], row[1]) for row in rows if row[2] == "0"), 5)
+
+
+def few_books() -> Pairs:
+    """Of users who have no more than four."""
+    rows = list(lines_of("book-crossing", "BX-Book-Ratings.csv"))
+    pairs = with_many(((row[0], row[1]) for row in rows if row[2] == "0"), 2)
+    many = Counter(user for user, _ in pairs)
+    return [pair for pair in pairs if many[pair[0]] <= 4]
+
+
+def praised_books() -> Pairs:
+    rows = lines_of("goodreads-interactions-200k", "goodreads_interactions.csv")
+    return with_many(((row[0], row[1]) for row in rows if row[3] in ("4", "5")), 3)
+
+
+def hundred_liked() -> Pairs:
+    """MovieLens 100K, rated 4 or more."""
+    return with_many(((line[0], line[1]) for line in lines_of("ml-100k", "u.data") if int(line[2]) >= 4), 5)
+
+
+def tagged(lengths: tuple[int, int], seed: int) -> Pairs:
+    """8,000 users who like four of sixty tags, and 4,000 items of three tags each."""
+    chance, pairs, with_tag = random.Random(seed), dict[tuple[str, str], None](), defaultdict[int, list[int]](list)
+    for item in range(4_000):
+        for tag in chance.sample(range(60), 3):
+            with_tag[tag].append(item)
+    for user in range(8_000):
+        likes = chance.sample(range(60), 4)
+        for _ in range(chance.randint(*lengths)):
+            among = with_tag[chance.choice(likes)] if chance.random() < 0.8 else range(4_000)
+            pairs[str(user), str(among[int(len(among) * chance.random() ** 2.5)])] = None
+    return list(pairs)
+
+
 def many_users() -> Pairs:
     """200,000 users of 3 to 20 items, popular by a power law; some of one of fifty kinds."""
     chance, pairs = random.Random(0), dict[tuple[str, str], None]()
@@ -134,10 +194,19 @@ SETS: dict[str, Callable[[], Pairs]] = {
     "long": long_histories,
     "fifty": fifty_users,
     "many": many_users,
+    "places-few": few_places,
+    "places-late": partial(more_places, 20_000, 26_000),
+    "movies-few": few_movies,
+    "books-few": few_books,
+    "books-unrated": unrated_books,
+    "books-praised": praised_books,
+    "hundred-liked": hundred_liked,
+    "tags": partial(tagged, (4, 20), 7),
+    "tags-few": partial(tagged, (2, 4), 8),
 }
 
 
-def run(name: str, folder: Path) -> str:
+def run(name: str, folder: Path, changed: list[str]) -> str:
     """One set: its row of the table."""
     file, out = folder / f"{name}.csv", folder / name
     if not file.exists():
@@ -145,6 +214,7 @@ def run(name: str, folder: Path) -> str:
         file.write_text("user,item\n" + "".join(f"{user},{item}\n" for user, item in pairs))
     if not (out / "result.json").exists():
         command = [sys.executable, "-c", TIMED, "train", "--data", str(file), "--out", str(out)]
+        command += [word for one in changed for word in ("--set", one)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "150"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         (folder / f"{name}.txt").write_text(done.stdout + done.stderr)
@@ -167,11 +237,12 @@ def main() -> None:
     parser.add_argument("sets", nargs="*", default=list(SETS))
     parser.add_argument("--out", type=Path, default=Path("unseen"))
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--set", action="append", default=[], dest="changed", metavar="KEY=VALUE")
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
     print("| set | users | EASE | iALS | 1x | 16x | standard error | processor time, peak |\n" + "|---" * 8 + "|")
     with ThreadPoolExecutor(chosen.processes) as pool:
-        for row in pool.map(partial(run, folder=chosen.out), chosen.sets):
+        for row in pool.map(partial(run, folder=chosen.out, changed=chosen.changed), chosen.sets):
             print(row, flush=True)
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 import fairfold.data
 from fairfold.algorithms import pairs, spectrum
 from fairfold.algorithms.correlations import ASKED, SUM, Correlations
-from fairfold.algorithms.making import MAKINGS, Made
-from fairfold.algorithms.pair_architecture import NEAR, ROWS
+from fairfold.algorithms.making import MAKINGS, Made, curve_of
+from fairfold.algorithms.pair_architecture import NEAR, POPULAR, ROWS, PairArchitecture
 from fairfold.algorithms.said import SAID
 from fairfold.algorithms.served import Served
 from fairfold.algorithms.spectrum import Precision
@@ -35,9 +35,13 @@ from fairfold.simulate.world import World
 from fairfold.subspace import Capacity
 from tests.federations import after_rounds, tiny_data
 
+SECURE = {"level": "secure", "smallest_cohort": 2}
+
 
 def settings_of(**algorithm: Any) -> Settings:
-    tables = {key: algorithm.pop(key) for key in ("model", "subspace", "fleet", "run", "data") if key in algorithm}
+    tables = {
+        key: algorithm.pop(key) for key in ("model", "subspace", "fleet", "run", "data", "privacy") if key in algorithm
+    }
     chosen = {"kind": "correlations", "support": 1, "choose": False} | algorithm
     return read_settings({"model": {"factors": 4}, "fleet": {"capacities": "1x"}, "algorithm": chosen} | tables)
 
@@ -124,15 +128,15 @@ def test_cohorts_and_their_order_do_not_matter(cohort: int | None) -> None:
     assert all(again.full[name].equal(of) for name, of in state.full.items())
 
 
-def test_small_devices_say_a_shorter_prefix() -> None:
-    world = world_of(tiny_data(2, 12, 30), fleet={"capacities": "1x-4x-16x"})
+def test_small_devices_say_a_shorter_prefix_under_masks() -> None:
+    world = world_of(tiny_data(2, 12, 30), fleet={"capacities": "1x-4x-16x"}, privacy=SECURE)
     plan, algorithm = world.plan, world.plan.algorithm
     assert isinstance(algorithm, Correlations)
-    whole = pairs.size_of(plan.architecture.tables[ROWS][0])
+    assert isinstance(plan.architecture, PairArchitecture)
+    head, whole = plan.architecture.head, plan.architecture.whole
     for size, share in enumerate((1, 4, 16)):
         said = algorithm.spoken(plan, size).size
-        items = pairs.items_of(said)
-        assert said == pairs.size_of(items) <= whole / share < pairs.size_of(items + 1) + whole * (share == 1)
+        assert said == pairs.size_of(min(head, pairs.items_of(pairs.size_of(whole) // share)))
         assert algorithm.traffic(plan, size)[1] == 4 * said
 
 
@@ -155,7 +159,7 @@ def test_what_no_history_can_say_is_refused() -> None:
     assert algorithm.problem(plan, sent, good) is None
     assert algorithm.problem(plan, sent, Answer({SUM: 1.01 * good.sums[SUM]}, 1.0)) == "a norm above that of its users"
     assert algorithm.problem(plan, sent, good + Answer({SUM: good.sums[SUM]}, 0.0)) is not None
-    below = good.sums[SUM].clone()
+    below = good.sums[SUM].to_dense()
     assert algorithm.problem(plan, sent, Answer({SUM: below * torch.nan}, 1.0)) == "NaN or infinity"
     assert algorithm.problem(plan, sent, Answer({SUM: below[:-1]}, 1.0)) == "wrong size"
 
@@ -281,7 +285,43 @@ def test_a_score_needs_the_history_alone() -> None:
     wanted = out[:, 0] * (rows @ (into[mine] * rows[mine]).sum(0))
     for item, other, value in state.full[NEAR].view(-1, 3).tolist():
         wanted[int(item)] += value * (item != other and int(other) in mine.tolist())
+    curve, places = state.full[POPULAR].log().numpy(), np.log2(np.arange(head) + 1.0)
+    wanted += torch.from_numpy(np.exp(np.interp(places, np.arange(len(curve)), curve))) / (1 + len(mine))
     torch.testing.assert_close(score(torch.tensor([0]))[0, :head], wanted)
+
+
+def test_popularity_adds_the_share_of_users_less_the_more_a_history_says() -> None:
+    """At the items 0, 1, 3, … exactly, falling between them, in a (1 + n)-th part, and nothing without its setting."""
+    counts = torch.tensor([40, 20, 18, 16, 11, 9, 8, 8, 3])
+    made, places = Made(1, 2, 0.15, 0, len(counts), prior=2.0), torch.tensor([0, 1, 3, 7])
+    curve = curve_of(counts, 50, made)
+    wanted = 2 * (counts / counts.double().mean()) ** -0.15 * counts / 50
+    torch.testing.assert_close(curve[:4], wanted[places])
+    none, rows = torch.empty(0, 3), torch.rand(8, 5, generator=torch.Generator().manual_seed(0)) + 0.1
+    served, plain = Served(rows, none, 1.0, popular=curve), Served(rows, none, 1.0)
+    items = torch.arange(8)
+    assert served.popular(places).tolist() == pytest.approx(wanted[places].tolist())
+    assert served.popular(items).diff().le(0).all()
+    for history in (torch.tensor([], dtype=torch.int64), torch.tensor([2]), torch.tensor([0, 4, 5])):
+        both = [one.scores(one.histories([history]), items)[0] for one in (served, plain)]
+        torch.testing.assert_close(both[0] - both[1], served.popular(items) / (1 + len(history)))
+    without = Served(rows, none, 1.0, popular=curve_of(counts, 50, made._replace(prior=0.0)))
+    mine = torch.tensor([1, 6])
+    assert without.scores(without.histories([mine]), items).equal(plain.scores(plain.histories([mine]), items))
+
+
+def test_who_has_little_is_served_by_what_everybody_has() -> None:
+    """Histories of two items by chance, of which most are popular: no pair says more than that."""
+    source = torch.Generator().manual_seed(4)
+    items = (200 * torch.rand(600, 3, generator=source) ** 2).long()
+    users = torch.arange(600)[:, None].expand(-1, 3)
+    train = Interactions.from_pairs(users[:, :2].flatten(), items[:, :2].flatten(), 600, 200)
+    data = Dataset("short", train, Interactions.from_pairs(users[:, 2], items[:, 2], 600, 200))
+    found = [
+        simulate(read_settings({"algorithm": {"prior": prior}, "run": {"rounds": 1}}), data=data).quality
+        for prior in (0.0, 1.0)
+    ]
+    assert found[1] > 1.1 * found[0]
 
 
 def test_items_outside_the_head_come_last_by_popularity() -> None:
@@ -352,9 +392,10 @@ def test_what_is_tried_first_has_columns_by_users_and_rows_enough() -> None:
 def test_no_row_is_of_an_item_that_no_device_speaks_of() -> None:
     """Where the largest devices are 16x: what they hold is then all that there is, with as many columns as fit."""
     data = tiny_data(40, 12, 200)
-    whole = world_of(data).plan.architecture.head  # type: ignore[attr-defined]
+    seen, whole = (world_of(data, **of).plan.architecture.head for of in ({}, {"privacy": SECURE}))  # type: ignore[attr-defined]
     for capacities, share in (("4x-64x", 4), ("16x", 16)):
-        world = world_of(data, fleet={"capacities": capacities})
+        assert world_of(data, fleet={"capacities": capacities}).plan.architecture.head == seen  # type: ignore[attr-defined]
+        world = world_of(data, fleet={"capacities": capacities}, privacy=SECURE)
         head = world.plan.architecture.head  # type: ignore[attr-defined]
         assert head == pairs.items_of(pairs.size_of(whole) // share) < whole
         assert world.plan.algorithm.spoken(world.plan, 0).size == pairs.size_of(head)  # type: ignore[attr-defined]
@@ -507,6 +548,24 @@ def test_a_verdict_needs_more_than_its_error_and_of_few_users_more_than_that() -
     assert verdict(torch.zeros(3, 4), [0, 1, 2], 1.0).chosen == 0  # nobody judged
 
 
+def test_sizes_that_hold_the_same_model_judge_it_together() -> None:
+    """Two sizes of more bytes than there is to hold: what neither is sure of alone, both are; not a third."""
+    held = PairArchitecture(50_000, 1, 2_000, 384, 6_000)
+    trials = Trials.of([10**8, 10**7, 100_000], held, 16)
+    assert trials.cuts[0] == trials.cuts[1]
+    assert trials.cuts[0][0] != trials.cuts[2][0]
+    tally = torch.zeros(len(trials.shapes[0]) + len(MAKINGS) - 1, 4, dtype=torch.float64)
+    tally[:, 0] = 1000
+    tally[1] = torch.tensor([1000.0, 300.0, 4.5, 10.0])  # +0.0045 ± 0.0032, where 1.65 errors are asked for
+    alone = [found.chosen for found in trials.verdicts({"0": tally.view(-1)})[0]]
+    assert alone == [0, 0, 0]
+    both, _ = trials.verdicts({"0": tally.view(-1), "1": tally.view(-1)})
+    assert [found.chosen for found in both] == [1, 1, 0]
+    assert [found.users for found in both] == [2000, 2000, 0]
+    other, _ = trials.verdicts({"0": tally.view(-1), "2": tally.view(-1)})
+    assert [found.users for found in other] == [1000, 1000, 1000]
+
+
 def test_trials_end_in_the_sum_and_the_model_of_all_histories() -> None:
     """Nine tenths, trials, the rest: together they are what devices say at once, and so is the model that is chosen."""
     data = tiny_data(2, 40, 60)
@@ -557,6 +616,7 @@ def test_every_making_is_tried_and_tells_what_it_is() -> None:
         made = algorithm.made(plan, State({}, number, {}))
         assert made.ridge == pytest.approx(own * making.ridge)
         assert (made.beta, made.near) == pytest.approx((0.15 * making.beta, 0.05 * making.near))
+        assert made.prior == making.prior
         assert made.items == int((counts >= 2 * making.support).sum())
     for place in range(1, len(MAKINGS)):
         tally = torch.zeros(many + len(MAKINGS) - 1, 4, dtype=torch.float64)

@@ -20,6 +20,7 @@ from fairfold.flower.local import LocalData, LocalImages
 from fairfold.flower.protocol import ARRAYS
 from fairfold.flower.store import DeviceState, DeviceStore, Word
 from fairfold.flower.strategy import FairStrategy
+from fairfold.flower.vectors import PLACES
 from fairfold.protocol.faults import Rejections
 from fairfold.protocol.people import ImagePeople, People
 from fairfold.protocol.round import Backend, in_turn, run_round
@@ -84,7 +85,7 @@ def spoil_message(reply: Message, kind: str) -> None:
     """Spoil an answer as :func:`fairfold.protocol.faults.spoil` does."""
     arrays = reply.content[ARRAYS]
     assert isinstance(arrays, ArrayRecord)
-    name = next(iter(arrays))
+    name = next(name for name in arrays if not name.endswith(PLACES))
     values = torch.from_numpy(arrays[name].numpy().copy())
     if kind == "wrong_size":
         values = values[:-1].clone()

@@ -56,6 +56,7 @@ from fairfold.flower.wire import (
     unpack_reply,
     unpack_survey,
 )
+from fairfold.protocol.words import numbers_of
 from fairfold.runs.device import contents, reduced_to
 from fairfold.runs.tensors import sealed_bytes
 from fairfold.settings import Settings
@@ -198,7 +199,7 @@ def _of_round(name: str, settings: Settings, half: bool) -> dict[str, Kind]:
         assert 0 < answer.answer.weight <= LARGEST_WEIGHT
         for key, vector in answer.answer.sums.items():
             assert vector.shape == (sizes[key],)
-            assert bool(vector.isfinite().all())
+            assert bool(numbers_of(vector).isfinite().all())
 
     said = pack_reply(order, Reply(reply.answer, reply.quality), values=values)
     return {

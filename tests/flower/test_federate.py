@@ -8,24 +8,33 @@ import stat
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from typer.testing import CliRunner
 
+from fairfold.backends.batched import batched
 from fairfold.cli import app
 from fairfold.errors import InvalidSettings, InvalidState
 from fairfold.flower.federate import trial_of
 from fairfold.flower.keys import make_certificates, make_node_key
 from fairfold.flower.local import LocalFile
 from fairfold.flower.processes import Program, descendants, free_ports, stopping, wait_for_port
+from fairfold.protocol.faults import Rejections
+from fairfold.protocol.round import run_round
+from fairfold.runs.checkpoint import require
 from fairfold.runs.nodes import read_events, who_took_part
 from fairfold.runs.read import DATA
 from fairfold.settings import read_settings
 from fairfold.settings.files import read_toml
+from fairfold.simulate.world import World
+from fairfold.subspace import assign_groups
 from tests.flat import flat
+from tests.flower.common import assert_same, catalogued
 
 SMALL = flat(rounds=2, world={"users": 20, "items": 60, "interactions_per_user": 10})
 
@@ -95,6 +104,27 @@ def test_every_node_gets_a_file_of_its_own(tmp_path: Path) -> None:
     assert len(seen) == 20
     assert trial.server.items == 60
     assert trial.server.settings().plain() | {"data": None} == trial.settings.plain() | {"data": None}
+
+
+def test_the_server_has_the_threads_of_a_simulation_and_devices_have_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By their number the last digits of a model go, and with these a choice at a knife's edge."""
+    started = dict[str, dict[str, str]]()
+
+    class Noted(Program):
+        def __init__(self, name: str, _command: object, _log: object, environment: dict[str, str]) -> None:
+            started[name] = environment
+
+    monkeypatch.setattr("fairfold.flower.federate.Program", Noted)
+    monkeypatch.setattr("fairfold.flower.federate.wait_for_port", lambda _port, _program: None)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    trial, data = trial_of(SMALL, "1x", tmp_path / "trial")
+    trial.prepare(data)
+    trial.start_server()
+    trial.start_node(0)
+    assert "OMP_NUM_THREADS" not in started["server"]
+    assert started["node-0"]["OMP_NUM_THREADS"] == "1"
 
 
 def test_which_data_it_was_is_written_down_whatever_is_left_open(tmp_path: Path) -> None:
@@ -211,6 +241,27 @@ def test_the_command_ends_with_a_better_model_over_tls(tmp_path: Path) -> None:
     row = re.search(r"all .*?(0\.\d+) .*?(0\.\d+)", said)
     assert row is not None
     assert float(row[2]) > float(row[1])
+
+
+@pytest.mark.slow
+def test_sums_judgements_and_model_are_those_of_the_simulation_to_the_last_bit(tmp_path: Path) -> None:
+    """Over TLS, by processes of their own; the same users of every size."""
+    settings = flat(
+        solver="correlations", method="leading", factors=48, rounds=15, evaluate_every=15,
+        world={"users": 90, "items": 900, "interactions_per_user": 60},
+    )  # fmt: skip
+    trial, data = trial_of(settings, "1x*2,4x", tmp_path / "trial")
+    trial.prepare(data)
+    trial.run(lambda _words: None)
+    checkpoint = require(trial.run_folder / "checkpoints").progress.state
+    world = World.of(trial.settings, catalogued(data, trial.settings))
+    nodes = assign_groups(data.num_users, 3)
+    fleet, state = replace(world.fleet, size=torch.tensor([0, 0, 1])[nodes]), world.initial()
+    for _ in range(settings.run.rounds):
+        state = run_round(state, fleet, world.people, Rejections(), batched)
+    for name in ("sum", "quality", "made"):
+        assert_same(checkpoint.moments[name], state.moments[name], 0.0)
+    assert_same(checkpoint.full, state.full, 0.0)
 
 
 @pytest.mark.slow

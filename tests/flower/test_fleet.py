@@ -1,7 +1,9 @@
 """Tokens, certificates, the gate's own answers, a device's line to its server: what a fleet stands on, without one."""
 
 import asyncio
+import contextlib
 import json
+import socket
 import ssl
 import stat
 import subprocess
@@ -10,6 +12,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -40,6 +43,7 @@ from fairfold.flower import superlink, watch
 from fairfold.flower.keys import RENEWED_BEFORE, fingerprint, make_certificates, make_node_key, renew
 from fairfold.flower.link import Line, Link, Refused, address_of, fields, public_form, read_key
 from fairfold.flower.node import NodeFolder, enrol
+from fairfold.flower.processes import free_ports, listening
 from fairfold.flower.reception import LARGEST, OWN, Reception
 from fairfold.flower.server import ServerFolder, read_catalogue
 from fairfold.flower.superlink import Gate
@@ -469,6 +473,9 @@ def test_a_device_enrols_only_with_the_server_its_token_names(office: tuple[type
     assert b"secret" not in mine.asked, "the secret is not shown to a stranger"  # type: ignore[attr-defined]
     with pytest.raises(InvalidSettings, match="no file"):
         enrol(NodeFolder(tmp_path / "node", address, str(tmp_path / "nothing.csv"), "1x"), Token(b"s" * 16, AUTHORITY))
+    (tmp_path / "other.csv").write_text("user;thing\n1;2\n")
+    with pytest.raises(InvalidData, match="a column 'item'"):
+        enrol(NodeFolder(tmp_path / "node", address, str(tmp_path / "other.csv"), "1x"), Token(b"s" * 16, AUTHORITY))
     with pytest.raises(InvalidState, match="cannot be reached"):
         enrol(NodeFolder(tmp_path / "node", "localhost:9", node.data, "1x"), Token(b"s" * 16, AUTHORITY))
 
@@ -536,9 +543,122 @@ def test_the_commands_say_what_is_missing(server: ServerFolder, tmp_path: Path) 
     assert json.loads(status.output)["running"] is False
 
 
+def test_a_port_that_another_program_uses_is_told_before_anything_starts(
+    server: ServerFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_program(*_arguments: object) -> None:
+        raise AssertionError("a program was started")
+
+    monkeypatch.setattr("fairfold.flower.server.Program", no_program)
+    monkeypatch.setattr("fairfold.flower.server.VACATED", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        taken = f"port {port} of 127.0.0.1, which another program uses"
+        with pytest.raises(InvalidState, match=taken):
+            replace(server, listen="127.0.0.1", port=port).start(print, [])
+        free = replace(server, listen="127.0.0.1", port=free_ports(1)[0])
+        with pytest.raises(InvalidState, match=f"{taken}.*--watch"):
+            free.start(print, [], page=port)
+        found = CliRunner().invoke(app, ["watch", str(server.folder), "--port", str(port)])
+        assert found.exit_code == 2
+        assert taken in " ".join(found.output.split())
+    with pytest.raises(InvalidState, match=r"192\.0\.2\.1, which cannot be listened on"):
+        listening("192.0.2.1", 0, "")
+    with listening("127.0.0.1", 0, "") as mine:
+        assert mine.getsockname()[1]
+
+
+def test_a_server_that_falls_again_while_it_starts_is_started_again(
+    server: ServerFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first time it is refused with words; later whatever keeps it down may pass."""
+
+    class Falling:
+        started = 0
+
+        def __init__(self, *_arguments: object) -> None:
+            Falling.started += 1
+            self.number, self.pid = Falling.started, -1
+
+        def wait(self, _seconds: float) -> int:
+            if self.number == 4:
+                raise KeyboardInterrupt
+            return 1
+
+        def status(self) -> int:
+            return 1
+
+        def stop(self) -> None:
+            pass
+
+    def wait_for_port(_port: int, program: Falling) -> None:
+        if program.number == bad:
+            raise InvalidState("the SuperLink ended", "a running program", "See above.")
+
+    monkeypatch.setattr("fairfold.flower.server.Program", Falling)
+    monkeypatch.setattr("fairfold.flower.server.stopping", contextlib.nullcontext)
+    monkeypatch.setattr("fairfold.flower.server.wait_for_port", wait_for_port)
+    monkeypatch.setattr("fairfold.flower.server.LONGEST_PAUSE", 0.0)
+    mine, bad, said = replace(server, listen="127.0.0.1", port=free_ports(1)[0]), 2, list[str]()
+    with pytest.raises(KeyboardInterrupt):
+        mine.start(said.append, [])
+    assert [words.split()[1] for words in said if "listens" in words] == ["server"] * 3
+    bad, Falling.started = 1, 0
+    with pytest.raises(InvalidState, match="ended"):
+        mine.start(said.append, [])
+    assert Falling.started == 1
+
+
+@pytest.mark.parametrize(
+    "host", ["https://a.example.org", "a.example.org:8000", "two words", "", "-a", "a.example.org/"]
+)
+def test_what_is_no_name_of_a_machine_is_refused(host: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidSettings, match="the name or the address of a machine alone"):
+        ServerFolder.create(tmp_path / "server", Settings(), host, items=10)
+    assert not (tmp_path / "server").exists()
+
+
 def words_of(table: str) -> str:
     """Without the lines of the table."""
     return " ".join(table.replace("│", " ").split())
+
+
+def test_whoever_enrols_is_told_that_items_are_not_in_the_catalogue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairfold.flower.node.enrol", lambda *_: 10)
+    token = Token(b"s" * 16, AUTHORITY)
+    for content, told in (("item\n3\n", False), ("item\n12\n", True)):
+        (tmp_path / "mine.csv").write_text(content)
+        command = ["node", "enrol", str(token), "--server", "a.example", "--data", str(tmp_path / "mine.csv")]
+        found = CliRunner().invoke(app, [*command, "--capacity", "1x", "--folder", str(tmp_path / "node")])
+        assert found.exit_code == 0, found.output
+        assert ("cannot answer yet" in found.output) is told
+
+
+def test_a_device_tells_its_owner_why_it_failed_last_and_the_server_no_more_than_the_kind(tmp_path: Path) -> None:
+    from flwr.app import ConfigRecord, Message, RecordDict
+    from flwr.supercore.task_identity import TaskIdentity
+
+    from fairfold.flower.worker import Worker
+
+    node = NodeFolder(tmp_path, "a.example:8000", str(tmp_path / "gone.csv"), "1x")
+    make_node_key(node.key)
+    node.authority.write_bytes(make_certificates(tmp_path / "keys", ["a.example"])[0].read_bytes())
+    node.save()
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1  # as Flower's runtime does
+    message = Message(RecordDict({"mine": ConfigRecord({"film": "secret"})}), 1, "query.survey")
+    reply, problem = Worker(node)._reply(message)
+    assert reply.has_error()
+    assert "InvalidMessage on the device" in str(reply.error.reason)
+    assert problem.startswith("InvalidMessage: ")
+    assert "on the device" not in problem
+    device = watch.Watch(node, lambda _: None)
+    device._note("connected", problem, failures=1)
+    device._note("connected", "answered", answers=1)
+    shown = words_of(CliRunner().invoke(app, ["node", "status", str(tmp_path)]).output)
+    assert "last failure" in shown
+    assert "ago: InvalidMessage: " in shown
 
 
 def test_a_device_tells_its_owner_what_was_spent(tmp_path: Path) -> None:
@@ -675,7 +795,8 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def watched(folder: Path, line: Fake, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], dict[str, Any]]:
     node = NodeFolder(folder, "localhost:9", "mine.csv", "1x")
-    make_node_key(node.key)
+    if not node.key.exists():
+        make_node_key(node.key)
     said: list[str] = []
     monkeypatch.setattr(watch, "Link", lambda *_: line)
     with pytest.raises(KeyboardInterrupt):
@@ -729,6 +850,32 @@ def test_a_worker_is_given_messages_and_the_server_is_told_of_its_death_once(
     ]  # fmt: skip
     assert (told["answers"], told["failures"]) == (1, 4)
     assert "works on train of round 3" in said
+
+
+def test_a_device_that_was_ended_at_work_tells_the_server_when_it_is_back(
+    tmp_path: Path, waited: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, and before it asks for more: nobody waits for an answer that nobody works on."""
+    FakeHand.said = [{"kind": "train", "round": "3", "until": 1e12}]
+    hear = FakeHand.hear
+
+    def killed(self: FakeHand, seconds: float) -> list[dict[str, Any]]:
+        if not FakeHand.said:
+            raise KeyboardInterrupt
+        return hear(self, seconds)
+
+    monkeypatch.setattr(FakeHand, "hear", killed)
+    watched(tmp_path, Fake(7, True, b"one"), monkeypatch)
+    assert (tmp_path / watch.OPEN).read_bytes() == b"one"
+    FakeHand.said, FakeHand.given = [{"done": True, "problem": "told"}, {"done": True, "problem": ""}], []
+    line = Fake(Refused("early", "too early"), 7, True, b"two")
+    said, told = watched(tmp_path, line, monkeypatch)
+    assert FakeHand.given == [(b"one", watch.REFUSE), (b"two", watch.WORK), (b"ended", -1)]
+    assert "ended at work" in " ".join(said)
+    assert told["answers"] == 1
+    assert not (tmp_path / watch.OPEN).exists()
+    watched(tmp_path, Fake(7, True), monkeypatch)
+    assert FakeHand.given[3:] == []
 
 
 def test_a_worker_that_hangs_or_has_nothing_to_do_is_ended(

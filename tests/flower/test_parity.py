@@ -150,6 +150,20 @@ def test_every_shape_that_is_tried_goes_over_flower(tmp_path: Path) -> None:
     assert check(name, scheme, tmp_path, faults=False, **changes) == {}
 
 
+@pytest.mark.parametrize("nodes", [2, 8])
+def test_sums_judgements_and_models_are_the_simulator_s_to_the_last_bit(nodes: int, tmp_path: Path) -> None:
+    """Whoever is on a node: a choice between models, at a knife's edge, is the same over messages."""
+    keys: dict[str, Any] = {"rounds": 15, "evaluate_every": 15, "capacities": "1x-4x", "factors": 8}
+    settings = flat(solver="correlations", method="leading", clients_per_round=None, **keys)
+    data = SyntheticWorld(users=24, items=80, interactions_per_user=16).dataset()
+    expected, _, _ = simulated(data, settings, batched)
+    found = in_process(data, settings, nodes, tmp_path, evaluate=False).run()
+    assert_same(found.full, expected.full, 0.0)
+    assert expected.moments.keys() == {"sum", "made", "quality"}
+    for name, moment in expected.moments.items():
+        assert_same(found.moments[name], moment, 0.0)
+
+
 def test_images_of_a_device_with_its_own_order(tmp_path: Path) -> None:
     """With chance a device draws its own order; the run goes on, and learns."""
     data, settings = world_of("mlp", "1x-4x", faults=False, shuffle=True, rounds=4, evaluate_every=4)

@@ -250,3 +250,28 @@ def test_a_survey_that_nobody_answers_is_tried_again(
     assert [report.clients for report in nodes.strategy.progress.history] == [6, 6]
     assert caplog.text.count("the survey before it is lost: none of 6 devices answered") == 2
     assert sum(not event.get("counted", True) for event in read_events(tmp_path / "run")) == 2
+
+
+def test_who_cannot_be_told_the_numbers_of_its_items_is_left_out_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its file has gone since the survey, say."""
+    settings = Settings(
+        fleet={"capacities": "1x"}, run={"rounds": 1, "evaluate_every": 9}, algorithm={"kind": "correlations"}
+    )
+    nodes = in_process(tiny_data(0, 12, 200), settings, 6, tmp_path / "devices", folder=tmp_path / "run", **QUERIES)
+
+    deliver = nodes.grid._deliver
+
+    def delivered(message: Message) -> str:
+        if message.metadata.message_type == "query.numbering" and message.metadata.dst_node_id == 3:
+            message.content.clear()  # it cannot be answered
+        return deliver(message)
+
+    nodes.grid._deliver = delivered  # type: ignore[method-assign]
+    with caplog.at_level(logging.WARNING, "fairfold"):
+        nodes.strategy.start(nodes.grid)
+    assert "round 1: client 3 left out: it was not told the numbers of its items" in caplog.text
+    assert nodes.strategy.progress.history[-1].clients == 5
+    (told,) = [event for event in read_events(tmp_path / "run") if event["event"] == "round"]
+    assert list(told["left_out"]) == ["3"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import re
 import subprocess
 import sys
 import time
@@ -534,3 +535,30 @@ def test_who_hangs_up_does_not_take_the_others_along(tmp_path: Path) -> None:
         return await other
 
     assert [_number(words or b"") for words in asyncio.run(talk())] == [1]
+
+
+STARTED = """
+import sys
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.supercore import log
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.superlink.cli import flower_superlink as module
+from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
+from sqlalchemy import text
+from fairfold.flower import superlink
+
+def started():
+    state = LinkStateFactory(sys.argv[1], NoOpFederationManager(), ObjectStoreFactory()).state()
+    with state.session() as session:
+        log(20, "waits %s ms", session.execute(text("PRAGMA busy_timeout")).scalar())
+
+sys.modules["flwr.superlink.cli.flower_superlink"].flower_superlink = started
+superlink.main()
+"""
+
+
+def test_a_transaction_waits_for_others_and_a_log_has_times_and_no_colours(tmp_path: Path) -> None:
+    """Where a disk is slow, Flower's own 5 s end in "database is locked", and the answer that was sent is lost."""
+    command = [sys.executable, "-c", STARTED, str(tmp_path / "state.db")]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    assert re.search(rf"^INFO \d{{4}}-\d\d-\d\d .* waits {1000 * superlink.BUSY} ms$", said, re.MULTILINE), said

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import ConfigRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +19,7 @@ from fairfold.errors import InvalidMessage, nearest
 from fairfold.flower import vectors
 from fairfold.flower.device import DeviceWork, refuse_large
 from fairfold.flower.local import LocalData
-from fairfold.flower.protocol import FACTS
+from fairfold.flower.protocol import ARRAYS, FACTS
 from fairfold.flower.store import DeviceState
 from fairfold.flower.wire import (
     Order,
@@ -81,6 +81,59 @@ def test_orders_and_answers_arrive_as_they_were(half: bool, values: bool) -> Non
     for name, vector in said.sums.items():
         allowed = {(False, False): 0.0, (True, False): 2**-11, (True, True): 1e-6}.get((half, values), 1e-7)
         assert float((reply.answer.sums[name] - vector).abs().max()) <= allowed * float(vector.abs().max())
+
+
+def sparse_order() -> tuple[Order, Answer, dict[str, int]]:
+    settings = Settings(algorithm="correlations")
+    world = World.of(settings, numbered(tiny_data(2, 9, 120), settings))
+    plan = world.plan
+    (sent,) = plan.algorithm.send(plan, world.initial(), [0])
+    answer, _ = plan.algorithm.answer(plan, sent, world.people.client(4, 0))
+    return Order(sent, settings, 120, 3, 4), answer, plan.algorithm.answer_shapes(plan, sent)
+
+
+def test_a_list_of_pairs_arrives_as_it_was_and_takes_what_is_told() -> None:
+    order, answer, sizes = sparse_order()
+    assert answer.sums["sum"].is_sparse
+    packed = pack_reply(order, Reply(answer))
+    assert vectors.bytes_in(packed) == answer.bytes_up < 4 * sizes["sum"]
+    found = unpack_reply(packed, order, sizes, 10.0).answer
+    assert found is not None
+    assert found.sums["sum"].is_sparse
+    assert found.sums["sum"].to_dense().equal(answer.sums["sum"].to_dense())
+    nothing = replace(answer, sums={"sum": answer.sums["sum"] * 0})
+    empty = torch.sparse_coo_tensor(torch.empty(1, 0).long(), torch.empty(0), (sizes["sum"],), check_invariants=True)
+    for said in (nothing, replace(answer, sums={"sum": empty})):
+        again = unpack_reply(pack_reply(order, Reply(said)), order, sizes, 10.0).answer
+        assert again is not None
+        assert not again.sums["sum"].to_dense().any()
+
+
+@pytest.mark.parametrize("places", [[3, 2], [3, 3], [-1, 3], [3, 10**9], [0], [0, 1, 2], "many", "none", "float"])
+def test_places_that_are_none_are_refused(places: Any) -> None:
+    order, answer, sizes = sparse_order()
+    packed = pack_reply(order, Reply(answer))
+    numbers = Array(torch.ones(2).numpy())
+    if places == "many":  # all numbers would be shorter
+        places = list(range(sizes["sum"] // 2 + 1))
+        numbers = Array(torch.zeros(len(places)).numpy())
+    if isinstance(places, list):
+        where = Array(torch.tensor(places, dtype=torch.int32).numpy())
+        packed[ARRAYS] = ArrayRecord({"sum": numbers, "sum.places": where})
+    elif places == "none":
+        packed[ARRAYS] = ArrayRecord({"sum": numbers})
+    else:
+        packed[ARRAYS] = ArrayRecord({"sum": numbers, "sum.places": numbers})
+    with pytest.raises(InvalidMessage):
+        unpack_reply(packed, order, sizes, 10.0)
+
+
+def test_no_other_vector_may_come_sparse() -> None:
+    order = an_order()
+    sizes = {name: len(vector) for name, vector in order.sent.vectors.items()}
+    said = Answer({name: vector.to_sparse() for name, vector in order.sent.vectors.items()}, 1.0)
+    with pytest.raises(InvalidMessage, match="other tensors"):
+        unpack_reply(pack_reply(order, Reply(said)), order, sizes, 10.0)
 
 
 def test_what_a_device_does_not_know_is_refused_with_words() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairfold.algorithms.pair_architecture import LISTED, NEAR, ROWS
+from fairfold.algorithms.pair_architecture import LISTED, NEAR, POPULAR, ROWS
 from fairfold.algorithms.remembering import Remembering
 from fairfold.algorithms.served import Served
 from fairfold.errors import InvalidMessage
@@ -24,7 +24,7 @@ CROWD = 10
 
 
 class ByRows(Remembering):
-    """Scoring by rows, neighbours, and a list of pairs, of which each counts ``pair_weight``."""
+    """Scoring by rows, popularity, neighbours, and a list of pairs, of which each counts ``pair_weight``."""
 
     pair_weight: float
     crowd: int
@@ -46,7 +46,7 @@ class ByRows(Remembering):
         rows = rows[: int((rows[:, 1] > 0).sum())]  # zero beyond what a device holds
         coded = bool((rows[:, FACTORS:] == rows[:, FACTORS:].round()).all())  # the server's own rows need no list
         listed, near = full[LISTED].view(-1, 3)[: None if coded else 0], full.get(NEAR)
-        return self._scorer(Served(rows, listed, self.pair_weight, _rows_of(near)), plan, people)
+        return self._scorer(Served(rows, listed, self.pair_weight, _rows_of(near), full.get(POPULAR)), plan, people)
 
     def stored_scorer(self, plan: Plan, held: Mapping[str, Projection], stored: Weights, people: People) -> Scorer:
         """See the base class: numbers are never made of all the bytes of the table."""
@@ -75,7 +75,7 @@ class ByRows(Remembering):
         for pairs in (listed, near):
             if pairs is not None and not bool(((pairs[:, :2] >= 0) & (pairs[:, :2] < head)).all()):
                 raise InvalidMessage("a list of pairs of items that are none", f"items below {head}", "Train anew.")
-        return Served(rows[rows[:, 1] > 0], listed, self.pair_weight, near)
+        return Served(rows[rows[:, 1] > 0], listed, self.pair_weight, near, sent.vectors.get(POPULAR))
 
 
 def stored_model(held: Mapping[str, Projection], stored: Weights, pair_weight: float) -> Served:
@@ -83,7 +83,8 @@ def stored_model(held: Mapping[str, Projection], stored: Weights, pair_weight: f
     listed = held[LISTED].unpacked(stored[LISTED]).view(-1, 3)
     rows = held[ROWS].table(stored[ROWS])  # type: ignore[attr-defined]
     near = held[NEAR].unpacked(stored[NEAR]) if NEAR in held else None
-    return Served(rows, listed, pair_weight, _rows_of(near))
+    popular = held[POPULAR].unpacked(stored[POPULAR]) if POPULAR in held else None
+    return Served(rows, listed, pair_weight, _rows_of(near), popular)
 
 
 def _rows_of(near: Tensor | None) -> Tensor | None:

@@ -9,12 +9,12 @@ training on devices, no step size, nothing to solve and no private vector; who c
 
 Three sizes nest:
 
-* *What is said.* The pairs among the leading h items are a prefix of the packed sum: a small device sends a shorter
-  one, as many of the numbers as its capacity is a share. Prefixes are added up as they are.
+* *What is said.* As many bytes as the capacity of a device is a share of the whole sum's: the pairs that it has, for
+  most devices all; or, under masks, all numbers of a prefix of the packed sum, the pairs of leading items.
 * *What is held.* Models are cut to bytes by :mod:`fairfold.methods.leading`: leading rows and columns of W in few bits,
   neighbours, and pairs (j, i, b_j S_ij a_i), the strongest first. Of a pair the device holds all that i says of j, so
   it adds what its own rows miss of that, times ``pair_weight``: one list serves all sizes.
-* *What is needed on the way.* A device adds its pairs column by column, and never holds their matrix.
+* *What is needed on the way.* A device never holds more than it says.
 
 How many columns, whether pairs and neighbours, λ, β and support are chosen by trials (:mod:`.trials`): first devices
 say nine tenths of their histories, then models are tried on the rest, one per round, and at last devices say the rest.
@@ -36,14 +36,14 @@ from fairfold.algorithms import private_pairs as noisy
 from fairfold.algorithms.by_rows import CROWD, ByRows
 from fairfold.algorithms.making import Made, counts_in, leading_block, model_of, supported
 from fairfold.algorithms.pair_architecture import JUDGED, ROWS, PairArchitecture, crowd_of
-from fairfold.algorithms.pairs import UNIT, among, frobenius, items_of, size_of, weights_of
+from fairfold.algorithms.pairs import UNIT, among, frobenius, items_of, size_of
 from fairfold.algorithms.said import SAID, gone, marks_of
 from fairfold.algorithms.spectrum import penalty
+from fairfold.algorithms.spoken import Spoken, heard_of, reach_of, room_for, totals_of
 from fairfold.algorithms.trials import EXACT, JUDGEMENT, QUALITY, TOLD, Trials, judged, said_first, within
 from fairfold.data import Interactions
 from fairfold.errors import InvalidMessage
-from fairfold.kernels import ops
-from fairfold.methods import Leading, Tensors
+from fairfold.methods import Leading
 from fairfold.projections import LeadingBlock, Projection
 from fairfold.protocol.algorithm import COUNTS, count_of
 from fairfold.protocol.architecture import Architecture, Picture
@@ -51,14 +51,14 @@ from fairfold.protocol.noising import noise_in
 from fairfold.protocol.people import Client, People
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.words import Answer, Public, Sent, State, Totals, Visit, Word
-from fairfold.subspace import Capacity, parse_scheme
 from fairfold.values import BYTES, Weights
 
 SUM = "sum"
 """Name of the sum of pairs, which devices answer with and the server keeps."""
 
 ASKED, MADE = "asked", "made"
-"""Names of what is sent beside a model (share to say, trial, share that judges), and of what made it."""
+"""Names of what is sent beside a model (share to say, trial, share that judges, the most items of which pairs are
+said), and of what made it."""
 
 USERS = "users"
 """Name of the survey's sum that says how many users there are."""
@@ -73,24 +73,25 @@ class Correlations(ByRows):
         ridge: λ for histories of 75 items, added to the diagonal before the inverse (docs/beyond.md).
         support: Items that fewer users have are left out of the head.
         crowd: Items that fewer users of one secure sum are expected to have are left out of it; 0 leaves out none.
-        head: The most items that are correlated: the server inverts a matrix of so many rows, and a device of full size
-            sends head · (head + 1) / 2 numbers.
+        head: The most items that are correlated: the server inverts a matrix of so many rows.
         pair_weight: How much a pair of the list counts, against 1 for what the rows say.
         near: What the likeness of a neighbour, 1 at the most, adds to a score.
-        choose: Whether shapes, λ, β, support and near are chosen by trials, where there are rounds for them.
+        prior: What the share of users that have an item adds to its score; for who has n items a (1 + n)-th of that.
+        choose: Whether shapes, λ, β, support, near and prior are chosen by trials, where there are rounds for them.
     """
 
     DEFAULTS: ClassVar = {
         "model": {"factors": 384},
         "subspace": {"method": "leading"},
         "fleet": {"clients_per_round": None},
-        "run": {"rounds": 15, "evaluate_every": 15},
+        "run": {"rounds": 16, "evaluate_every": 16},
     }
 
     follows: ClassVar[bool] = True
     ages: ClassVar[bool] = False
     grids: ClassVar = {SUM: UNIT, QUALITY: UNIT}
     prefixes: ClassVar = frozenset({SUM})
+    listed: ClassVar = frozenset({SUM})
     releases: ClassVar = noisy.releases(SUM)
     public: ClassVar = frozenset({USERS})
 
@@ -102,6 +103,7 @@ class Correlations(ByRows):
     head: int = Field(8_000, ge=1, lt=2**15)
     pair_weight: float = Field(0.8, ge=0, le=1)
     near: float = Field(0.05, ge=0, le=1)
+    prior: float = Field(1.0, ge=0, le=100)
     choose: bool = True
 
     # -- settings and plan ---------------------------------------------------------------------------------------------
@@ -130,7 +132,7 @@ class Correlations(ByRows):
     ) -> Architecture:
         """Rows for the head: the items up to the last one with enough support, as the survey tells; else all it may be.
 
-        Where items are numbered by their counts these are all that have it. None that no device speaks of.
+        Where items are numbered by their counts these are all that have it, among the users who speak of them.
         """
         whole, counts = min(public.items, self.head), public.survey.get(COUNTS)
         many, private = int(public.survey.get(USERS, [public.users])[0]), noisy.asked_for(settings)
@@ -141,17 +143,12 @@ class Correlations(ByRows):
         else:
             least = max(self.support, crowd_of(self.crowd, settings, many))
             whole = whole if counts is None or private else supported(counts[:whole], least)
-            head = max(self.block(settings, public, one, whole) for one in parse_scheme(settings.fleet.capacities))
+            head = heard_of(settings, public, whole, None if private else counts, least)
             if counts is not None and private:
                 head = whole = noisy.head_for(many, noise_in(settings, SUM, many), head)
         length = 0.0 if counts is None else float(counts[:head].sum()) / max(many, 1)
         near, known = self.near > 0 and not private, (public.items, public.users, head, settings.model.factors)
         return PairArchitecture(*known, many, length, near, whole)
-
-    def block(self, settings: Any, public: Public, capacity: Capacity, whole: int) -> int:
-        """Items whose pairs a device says, of so many: as many of the numbers as its capacity is a share."""
-        share = settings.subspace.share(Tensors({}, {}, catalogue=public.items), capacity)
-        return min(whole, max(1, items_of(int(share * size_of(whole)))))
 
     def surveys(self, settings: Any) -> dict[str, bool]:
         """How many users have each item, and how many they are."""
@@ -159,11 +156,11 @@ class Correlations(ByRows):
 
     def survey(self, settings: Any, histories: Interactions, items: range) -> Answer:
         """See the base class."""
-        many, private = float(histories.num_users), noisy.asked_for(settings)
+        private = noisy.asked_for(settings)
         sums = {COUNTS: count_of(histories, items, noisy.shared_among(histories) if private else None)}
         if items.start == 0:
-            sums[USERS] = torch.tensor([many, 0.0 if private else float(len(histories)), 0.0], dtype=torch.float64)
-        return Answer(sums, many)
+            sums[USERS] = totals_of(histories, lengths=not private, pairs=not settings.privacy.sums_alone)
+        return Answer(sums, float(histories.num_users))
 
     def survey_grids(self, settings: Any) -> Mapping[str, int]:
         """See the base class."""
@@ -176,10 +173,10 @@ class Correlations(ByRows):
         return None if ordered else counts.argsort(descending=True, stable=True).argsort()
 
     def spoken(self, plan: Plan, size: int) -> LeadingBlock:
-        """What devices of a size say: the leading pairs, as many as their capacity is a share (under noise: of all)."""
+        """Of which pairs devices of a size speak: leading ones (under noise they are as many as of all items)."""
         held, private = self._held(plan), noisy.asked_for(plan.settings)
         most = min(plan.public.items, self.head) if private else held.whole
-        said = min(held.head, self.block(plan.settings, plan.public, plan.capacities[size], most))
+        said = min(held.head, reach_of(plan.settings, plan.public, plan.capacities[size], most))
         return LeadingBlock((size_of(held.head),), (size_of(said),))
 
     def _held(self, plan: Plan) -> PairArchitecture:
@@ -198,22 +195,32 @@ class Correlations(ByRows):
         return replace(plan, architecture=self._held(plan).settled_on(shapes), _assigned={})
 
     def traffic(self, plan: Plan, size: int, round_number: int = 0) -> tuple[int, int]:
-        """A model down; pairs up, or a judgement."""
-        listens = self.trials(plan).schedule.trial(round_number) is None
-        return plan.assignments(0)[size].bytes(), (self.spoken(plan, size).size if listens else TOLD) * BYTES
+        """A model down; pairs up, where these are listed those of a usual history, or a judgement."""
+        listens, up = self.trials(plan).schedule.trial(round_number) is None, self.spoken(plan, size).size
+        many, _, pairs = plan.public.survey.get(USERS, torch.zeros(3)).tolist()
+        if pairs:  # which are surveyed where answers are seen
+            up = min(up, 2 * int(min(pairs / many, size_of(self._room(plan, size)))))
+        return plan.assignments(0)[size].bytes(), (up if listens else TOLD) * BYTES
+
+    def largest_answer(self, plan: Plan, size: int) -> int:
+        """See the base class: no list is longer than all of the numbers."""
+        return self.spoken(plan, size).size * BYTES
 
     def send(self, plan: Plan, state: State, sizes: Sequence[int]) -> list[Sent]:
         """The model, and what to say."""
-        trials, held, number = self.trials(plan), self._held(plan), state.round_number
-        beside = {ASKED: trials.asked(number, held.known_users).to(state.full[ROWS].dtype)}
+        trials, held, number, like = self.trials(plan), self._held(plan), state.round_number, state.full[ROWS]
+        asked, listens = trials.asked(number, held.known_users).tolist(), trials.schedule.trial(number) is None
+        beside, found = dict[str, Tensor](), super().send(self.settled(plan, state), state, sizes)
         if noisy.asked_for(plan.settings):
-            beside[noisy.USUAL] = noisy.usual_of(plan.public.survey[COUNTS], held.head).to(state.full[ROWS].dtype)
-        listens, found = trials.schedule.trial(number) is None, super().send(self.settled(plan, state), state, sizes)
+            beside[noisy.USUAL] = noisy.usual_of(plan.public.survey[COUNTS], held.head).to(like.dtype)
+        for place, one in enumerate(found):
+            said: dict[str, Projection] = {SUM: self.spoken(plan, one.size)} if listens else {QUALITY: JUDGEMENT}
+            mine = beside | {ASKED: like.new_tensor([*asked, self._room(plan, one.size)])}
+            found[place] = replace(one, vectors=one.vectors | mine, context=said)
+        return found
 
-        def context(size: int) -> dict[str, Projection]:
-            return {SUM: self.spoken(plan, size)} if listens else {QUALITY: JUDGEMENT}
-
-        return [replace(sent, vectors=sent.vectors | beside, context=context(sent.size)) for sent in found]
+    def _room(self, plan: Plan, size: int) -> int:
+        return room_for(plan.settings, plan.public, plan.capacities[size], self._held(plan).whole)
 
     # -- the device ----------------------------------------------------------------------------------------------------
 
@@ -222,8 +229,7 @@ class Correlations(ByRows):
         items, marks, lengths = client.items, client.own[SAID][:, 0], torch.tensor([len(client.items)])
         if QUALITY in sent.context:
             return self._judge(plan, sent, items, lengths, marks, client.own[JUDGED].view(1, 1))
-        sums, now = self._unsaid(plan, sent, items, lengths, marks)
-        return Answer({SUM: sums}, 1.0), {SAID: now}
+        return self._unsaid(plan, sent, items, lengths, marks)
 
     def answers(self, plan: Plan, people: People, visits: list[Visit]) -> Iterator[Word]:
         """See the base class; judgements that become words of so few users that single precision adds them exactly."""
@@ -239,34 +245,28 @@ class Correlations(ByRows):
         good = torch.full((len(clients),), self.largest_change >= 1)
         if QUALITY in sent.context:
             return good, *self._judge(plan, sent, items, lengths, marks, people.private[JUDGED][clients])
-        sums, now = self._unsaid(plan, sent, items, lengths, marks)
-        return good, Answer({SUM: sums}, float(len(clients))), {SAID: now}
+        return good, *self._unsaid(plan, sent, items, lengths, marks)
 
-    def _unsaid(self, plan: Plan, sent: Sent, items: Tensor, lengths: Tensor, marks: Tensor) -> tuple[Tensor, Tensor]:
+    def _unsaid(self, plan: Plan, sent: Sent, items: Tensor, lengths: Tensor, marks: Tensor) -> tuple[Answer, Weights]:
         """What some histories add to the sum, and what they have said then."""
         said, lost = marks > 0, gone(marks)
         now = ~lost & (said | (said_first(items, lengths) if float(sent.vectors[ASKED][0]) < 1 else items >= 0))
-        after = marks_of(now, lost)[:, None]
+        speaks, dtype = items_of(sent.context[SUM].size), sent.vectors[ROWS].dtype
+        seen = not plan.settings.privacy.sums_alone
         if noisy.asked_for(plan.settings):
-            sums = noisy.private_sum(items, lengths, noisy.usual_in(sent), items_of(sent.context[SUM].size))
-            return sums.to(sent.vectors[ROWS].dtype), after
-        sums = self._pairs(sent, items, lengths, now)
-        if bool(said.any()):
-            sums -= self._pairs(sent, items, lengths, said)
-        return sums, after
-
-    def _pairs(self, sent: Sent, items: Tensor, lengths: Tensor, which: Tensor) -> Tensor:
-        """The sum of the pairs of some of the items of some histories, one after another."""
-        mine, many = among(items, lengths, which & (items < sent.projections[ROWS].shape[0]))
-        weights, ends = weights_of(many).to(sent.vectors[ROWS].dtype), many.cumsum(0)
-        return ops.pair_sums(mine, ends - many, ends, weights, items_of(sent.context[SUM].size))
+            sums = noisy.private_sum(items, lengths, noisy.usual_in(sent), speaks).to(dtype)
+        else:
+            known, most = items < sent.projections[ROWS].shape[0], int(sent.vectors[ASKED][3]) if seen else len(items)
+            found = Spoken.changes(items, lengths, now & known, said & known, most)
+            sums = found.shortest(speaks, dtype) if seen else found.summed(speaks, dtype)
+        return Answer({SUM: sums}, float(len(lengths))), {SAID: marks_of(now, lost)[:, None]}
 
     def _judge(
         self, plan: Plan, sent: Sent, items: Tensor, lengths: Tensor, marks: Tensor, before: Tensor
     ) -> tuple[Answer, Weights]:
         """How well a model finds what users have not said, by what they have."""
         (mine, many), said = among(items, lengths, ~gone(marks)), marks[~gone(marks)] > 0
-        _, trial, share = sent.vectors[ASKED].tolist()
+        _, trial, share, _ = sent.vectors[ASKED].tolist()
         double = replace(sent, vectors={name: of.double() for name, of in sent.vectors.items()})
         served, asked = self._served(double), (plan.public.items, plan.settings.run.top)
         told, after = judged(served, mine, many, said, before, first=trial == 0, share=share, asked=asked)
@@ -318,9 +318,8 @@ class Correlations(ByRows):
         making, columns = self.trials(plan).wanted(state.round_number, state.moments.get(QUALITY, {}))
         if noise:
             return Made(noisy.ridge_for(held.head, noise), columns, noisy.BETA, 0.0, held.head)
-        ridge, support = making.ridge * penalty(self.ridge, held.length), making.support * self.support
-        items = supported(counts_in(plan, held.head), support) if making.support > 1 else held.head
-        return Made(ridge, columns, making.beta * self.beta, making.near * self.near, items)
+        usual = Made(penalty(self.ridge, held.length), columns, self.beta, self.near, held.head, self.prior)
+        return making.of(usual, counts_in(plan, held.head), self.support)
 
     def model(self, plan: Plan, sums: Tensor, made: Made) -> Weights:
         """Rows, pairs and neighbours that follow from a sum."""

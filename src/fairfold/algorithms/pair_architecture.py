@@ -1,4 +1,4 @@
-"""The tensors of a model of pairs: rows of the leading items, a list of pairs, and one of neighbours."""
+"""The tensors of a model of pairs: rows of the leading items, lists of pairs and neighbours, a curve of popularity."""
 
 from copy import copy
 from typing import TYPE_CHECKING
@@ -7,7 +7,7 @@ import torch
 
 from fairfold.methods import Tensors
 from fairfold.methods.base import Shape
-from fairfold.methods.leading import NEIGHBOURS
+from fairfold.methods.leading import CURVE, NEIGHBOURS
 from fairfold.privacy.ledger import USUAL_COHORT
 from fairfold.projections.coded import FACTORS
 from fairfold.protocol.architecture import Architecture
@@ -18,8 +18,8 @@ from fairfold.values import Weights
 if TYPE_CHECKING:
     from fairfold.settings import Settings
 
-ROWS, LISTED, NEAR = "rows", "pairs", "near"
-"""Names of the model's tensors: (a, b, W) of every item, pairs, and every item's neighbours."""
+ROWS, LISTED, NEAR, POPULAR = "rows", "pairs", "near", "popular"
+"""Names of the model's tensors: (a, b, W) of every item, pairs, every item's neighbours, and how popular items are."""
 
 JUDGED = "judged"
 """Name of what a user keeps: 1 + their quality under the first trial."""
@@ -52,6 +52,7 @@ class PairArchitecture(Architecture):
         self.dense = {LISTED: (LIST_PER_ITEM * head, 3)}
         if near:
             self.dense[NEAR] = (NEIGHBOURS * head, 3)
+        self.dense[POPULAR] = (CURVE // FACTORS, FACTORS)
         self.user_tables, self.own = {}, {JUDGED: 1}
         self.settled: dict[int, Shape] = {}
 

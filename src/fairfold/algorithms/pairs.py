@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fairfold.kernels import ops
+from fairfold.protocol.words import numbers_of
 
 UNIT = 1 << 16
 
@@ -52,9 +53,15 @@ def pair_sums(histories: list[Tensor], weights: Tensor, items: int) -> Tensor:
 
 def frobenius(packed: Tensor) -> float:
     """Norm of the symmetric matrix: what stands off the diagonal counts twice."""
-    items = torch.arange(items_of(len(packed)))
-    diagonal = packed[torch.div(items * (items + 3), 2, rounding_mode="floor")].double()
-    squares = 2 * float(torch.dot(packed, packed)) - float(diagonal.square().sum())
+    numbers = numbers_of(packed)
+    if packed.is_sparse:
+        places = packed.coalesce().indices()[0]
+        columns = ((8 * places + 1).double().sqrt() - 1).div(2).long()
+        diagonal = numbers[places == columns * (columns + 3) // 2].double()
+    else:
+        items = torch.arange(items_of(len(packed)))
+        diagonal = packed[torch.div(items * (items + 3), 2, rounding_mode="floor")].double()
+    squares = 2 * float(torch.dot(numbers, numbers)) - float(diagonal.square().sum())
     return float(max(squares, 0.0) ** 0.5)
 
 

@@ -44,7 +44,7 @@ USUAL = "usual"
 STEPS, ROUNDED, AT_ONCE = 256, 0.998, 1_024
 """Steps of v that are 1; what leaves room for rounding to them; and users whose v are made at a time."""
 
-CHOSEN = tuple(f"algorithm.{key}" for key in ("crowd", "beta", "ridge", "support", "near", "choose"))
+CHOSEN = tuple(f"algorithm.{key}" for key in ("crowd", "beta", "ridge", "support", "near", "prior", "choose"))
 """Keys that the rule takes the place of."""
 
 TELLING = 5

@@ -1,4 +1,4 @@
-"""Scores by rows of items, pairs and neighbours, from histories alone: what a device does with its model."""
+"""Scores by rows, pairs, neighbours and popularity of items, from histories alone: what a device does with a model."""
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ TASTE, WORN = "taste", "worn"
 BLOCK = 1024
 """Rows whose numbers are made of bits at a time."""
 
+NONE = 1e-30
+"""What adds nothing to any score."""
+
 SCORES_AT_ONCE = 1 << 22
 """Scores made at a time, where many histories are judged."""
 
@@ -25,16 +28,22 @@ class Served:
 
     A pair (j, i, t) adds to the score of j, for who has i, what its rows miss of t: t − b_j ⟨w_j, w_i⟩ a_i, times
     ``weight``; and to the score of i as much of that as its factors say, (a_j b_i) / (a_i b_j). A neighbour (j, i, v)
-    adds v to the score of j, for who has i, and nothing to that of i.
+    adds v to the score of j, for who has i, and nothing to that of i. Popularity adds its (1 + n)-th to every item that
+    has a score, for who has n items with a row: it counts as one more item that everybody has, and who has none is
+    served by it alone.
 
     Args:
         rows: (a, b, w) of the leading items, [rows, 2 + columns]; or as they are stored, and read as they are.
         listed: Pairs, [pairs, 3]; one of an item with itself is none.
         weight: What a pair counts.
         near: Neighbours, [neighbours, 3], if there are any.
+        popular: What popularity adds at the items 0, 1, 3, 7, …, if it does; between them it is a power of the number.
     """
 
-    def __init__(self, rows: Tensor | PackedRows, listed: Tensor, weight: float, near: Tensor | None = None) -> None:
+    def __init__(
+        self, rows: Tensor | PackedRows, listed: Tensor, weight: float, near: Tensor | None = None,
+        popular: Tensor | None = None,
+    ) -> None:  # fmt: skip
         factors = rows[:, :FACTORS] if isinstance(rows, Tensor) else factors_of(rows.ahead)
         self.rows, self.known = rows[:, FACTORS:] if isinstance(rows, Tensor) else rows, len(rows)
         self.into, self.out = factors.T
@@ -57,6 +66,7 @@ class Served:
         self._from, self._to, self._values = self._from[order], to[order], values[order]
         blocks = (torch.arange(at, min(at + BLOCK, self.known)) for at in range(0, self.known, BLOCK))
         self._largest = max((float((self.rows[of].norm(dim=1) * self.out[of]).max()) for of in blocks), default=0.0)
+        self._popular = None if popular is None or not bool(popular.any()) else popular.flatten().clamp(min=NONE).log()
         self.reach = 1 + max([self.known - 1, *(int(of.max()) for of in (self._to, self._from) if len(of))])
 
     def histories(self, histories: list[Tensor]) -> Weights:
@@ -89,7 +99,19 @@ class Served:
             ).T  # by item: the pairs that score it, of all users at once
             beyond = ~here & (added != 0)
             found = torch.where(beyond, added, found + torch.where(here, added, 0))
+            here = here | beyond
+        if self._popular is not None:
+            found = found + torch.where(here, self.popular(items) / (1 + worn[:, : self.known].sum(1, keepdim=True)), 0)
         return found
+
+    def popular(self, items: Tensor) -> Tensor:
+        """What popularity adds to some items, for who has none."""
+        if self._popular is None:
+            return torch.zeros(len(items))
+        place = (items.double() + 1).log2().clamp(max=len(self._popular) - 1)
+        first = place.floor().long().clamp(max=len(self._popular) - 2)
+        low, high = (self._popular[of].double() for of in (first, first + 1))
+        return torch.lerp(low, high, place - first).exp().to(self.into.dtype)
 
     def _least(self, taste: Tensor, worn: Tensor) -> Tensor:
         """What no score of a user is below."""

@@ -7,7 +7,7 @@ than an error or two over users; so few users, whose trials say little, are serv
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 
 import torch
@@ -18,7 +18,7 @@ from fairfold.algorithms.pair_architecture import LISTED, NEAR, ROWS, PairArchit
 from fairfold.algorithms.pairs import UNIT
 from fairfold.algorithms.served import Served
 from fairfold.methods.base import Shape
-from fairfold.methods.leading import shapes_for
+from fairfold.methods.leading import Cut, cut_to, shapes_for
 from fairfold.projections import LeadingBlock, Projection
 from fairfold.projections.coded import FACTORS
 from fairfold.values import Weights
@@ -126,19 +126,28 @@ class Trials:
         shapes: For every size, the default first.
         columns: Of the server's table.
         schedule: Of the rounds.
+        cuts: What devices hold in every shape: sizes that hold the same judge the same.
     """
 
     budgets: list[int]
     shapes: list[list[Shape]]
     columns: int
     schedule: Schedule
+    cuts: list[list[Cut | None]]
 
     @classmethod
     def of(cls, budgets: list[int], held: PairArchitecture, rounds: int) -> "Trials":
         """For the tables of a model."""
         known = held.head, held.columns, held.known_users, held.neighbours, held.whole
         shapes = [shapes_for(budget, *known) for budget in budgets]
-        return cls(budgets, shapes, held.columns, Schedule.of(rounds, max(map(len, shapes)) + len(MAKINGS) - 1))
+        schedule, listed = Schedule.of(rounds, max(map(len, shapes)) + len(MAKINGS) - 1), held.dense[LISTED][0]
+
+        def held_of(budget: int, shape: Shape) -> Cut | None:
+            cut = cut_to(budget, held.head, held.columns, shape)
+            return cut and replace(cut, pairs=min(cut.pairs, listed))
+
+        cuts = [[held_of(budget, one) for one in tried] for budget, tried in zip(budgets, shapes, strict=True)]
+        return cls(budgets, shapes, held.columns, schedule, cuts)
 
     @property
     def _makings(self) -> list[int]:
@@ -170,8 +179,17 @@ class Trials:
         found = torch.zeros(len(self.shapes), self._many, TOLD, dtype=torch.float64)
         for size, tally in tallies.items():
             found[int(size)] += tally.view(-1, TOLD)
-        shapes = [verdict(of, list(range(len(tried))), SURE) for of, tried in zip(found, self.shapes, strict=True)]
+        shapes = [verdict(self._alike(found, mine), list(range(len(mine))), SURE) for mine in self.cuts]
         return shapes, verdict(found.sum(0), self._makings, SURER)
+
+    def _alike(self, found: Tensor, mine: list[Cut | None]) -> Tensor:
+        """What was told of some models, by all sizes that hold the same one first, and the same one on trial."""
+        sums = torch.zeros(len(mine), TOLD, dtype=torch.float64)
+        for told, cuts in zip(found, self.cuts, strict=True):
+            for place, cut in enumerate(cuts if cuts[0] == mine[0] else []):
+                if cut in mine:
+                    sums[mine.index(cut)] += told[place]
+        return sums
 
     def settled(self, round_number: int, tallies: Mapping[str, Tensor]) -> dict[int, Shape]:
         """What devices of every budget hold in a round: what is on trial, or was chosen."""

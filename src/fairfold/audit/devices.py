@@ -130,7 +130,7 @@ class Devices:
         for visit in self.fleet.visits(self.state, clients):
             client = self.people.client(visit.client, number)
             answer, own = plan.algorithm.answer(plan, visit.sent, client)
-            yield Seen(visit.sent, answer), own if plan.algorithm.from_history else client.own
+            yield Seen(visit.sent, answer.dense()), own if plan.algorithm.from_history else client.own
 
     def sums(self, clients: list[int], *, rough: bool = False) -> list[Seen]:
         """What the server hears of some clients together at the level of the settings: sums, by size or of all sizes.

@@ -65,6 +65,8 @@ def enrol(
         fairfold node enrol TOKEN --server https://server.example.org:8000 --data mine.csv --capacity 40MB
     """
     require_flower()
+    from fairfold.errors import InvalidData
+    from fairfold.flower.local import LocalFile
     from fairfold.flower.node import NodeFolder
     from fairfold.flower.node import enrol as register
     from fairfold.flower.tokens import Token
@@ -80,6 +82,11 @@ def enrol(
     items = register(made, Token.parse(token), PATIENCE)
     follows = "" if begin else f" Next: fairfold node start {folder}"
     console.say(f"Enrolled with {server} (a catalogue of {items:,} items).{follows}")
+    if not app:
+        try:
+            LocalFile(made.data, catalogue=made.catalogue if made.catalogue.exists() else None).histories(items)
+        except InvalidData as error:  # it may be mended until the server asks
+            console.say(f"This device cannot answer yet: {error}")
     if begin:
         start(folder)
 
@@ -126,6 +133,8 @@ def status(folder: Folder = DEFAULT, as_json: Json = False) -> None:
     table.add_row("can hold", told["capacity"])
     table.add_row("data", told["data"])
     table.add_row("answers", f"{told.get('answers', 0)}, and {told.get('failures', 0)} failures")
+    if failure := told.get("failure"):
+        table.add_row("last failure", f"{human_seconds(time.time() - failure['at'])} ago: {failure['words']}")
     for what, how in _privacy(told["privacy"]):
         table.add_row(what, how)
     if last := told.get("last"):

@@ -91,7 +91,8 @@ def _of_data(settings: Settings, source: str) -> None:
         table.add_row(*cells, *map(human_bytes, traffic))
     console.print(table)
     if cuts[0]:
-        console.say("Sent: in the rounds in which a device says its pairs. In a trial it sends 16 bytes.")
+        whose = "its pairs" if settings.privacy.sums_alone else "the pairs of a usual history"
+        console.say(f"Sent: {whose}, in the rounds in which a device says them. In a trial it sends 16 bytes.")
         console.say("Trials may choose another shape for the same bytes (docs/beyond.md); the end of a run says which.")
 
 

@@ -206,5 +206,5 @@ def _table(told: dict[str, Any]) -> Any:
     table.add_row("run", f"{run['rounds']} rounds, {ended}{quality}" if run["rounds"] else "none yet")
     if told["running"] and told["runs"]:
         newest = told["runs"][0]
-        table.add_row("newest run", f"{newest['state']} {newest['end']} {newest['details']}".strip())
+        table.add_row("newest run", f"{newest['end'] or newest['state']} {newest['details']}".strip())
     return table

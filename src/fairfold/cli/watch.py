@@ -28,9 +28,9 @@ def watch(
         fairfold watch fleet
     """
     import asyncio
-    import socket
 
     from fairfold.errors import InvalidSettings
+    from fairfold.flower.processes import listening
     from fairfold.flower.server import FILE as SERVER
     from fairfold.flower.server import ServerFolder
     from fairfold.runs.read import require_run
@@ -56,10 +56,7 @@ def watch(
     watched = Watched(run) if server is None else Watched(server.run, server.devices)
     app = watching(watched, token or None)
     config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
-    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    with listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
+    with listening(host, port, "End it, or name another with --port; 0 takes any free one.") as mine:
         name = f"[{host}]" if ":" in host else host
-        console.say(f"http://{name}:{listening.getsockname()[1]}/ shows {run}; Ctrl-C ends it.")
-        asyncio.run(uvicorn.Server(config).serve(sockets=[listening]))
+        console.say(f"http://{name}:{mine.getsockname()[1]}/ shows {run}; Ctrl-C ends it.")
+        asyncio.run(uvicorn.Server(config).serve(sockets=[mine]))

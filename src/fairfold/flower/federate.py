@@ -91,19 +91,26 @@ class Trial:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What every program is started with."""
+        """What every program is started with, but for the server."""
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # many small programs on one machine
-        return self.server.environment | threads | self.variables
+        return self.for_server | threads | self.variables
 
-    def start(self, name: str, *words: str) -> Program:
+    @property
+    def for_server(self) -> dict[str, str]:
+        """What the server is started with: the threads of a simulation, by whose number a model's last digits go."""
+        return self.server.environment | self.variables
+
+    def start(self, name: str, *words: str, environment: dict[str, str] | None = None) -> Program:
         """Start a command of fairfold's; it is stopped with all others."""
-        program = Program(name, [*COMMAND, *words], self.folder / "logs" / f"{name}.log", self.environment)
+        log = self.folder / "logs" / f"{name}.log"
+        program = Program(name, [*COMMAND, *words], log, environment or self.environment)
         self.programs.append(program)
         return program
 
     def start_server(self, *options: str) -> Program:
         """Start the server and wait until it listens."""
-        program = self.start("server", "server", "start", str(self.server.folder), *options)
+        command = ["server", "start", str(self.server.folder), *options]
+        program = self.start("server", *command, environment=self.for_server)
         wait_for_port(self.port, program)
         return program
 

@@ -133,6 +133,10 @@ class LocalFile:
         test = _interactions(held_back, users, numbers, num_items) if held_back else None
         return LocalData(train, test, user_ids=names)
 
+    def require_readable(self) -> None:
+        """Refuse what is no such file, or lacks the column of the item; it may be empty yet."""
+        next(self._rows(Path(self.path), ratings=False), None)
+
     def histories(self, num_items: int) -> dict[str, list[int]]:
         """What every user of the file has, by their names there; without torch."""
         rows = list(self._rows(Path(self.path), ratings=False))
@@ -184,7 +188,8 @@ class LocalFile:
         for name in [self.item, *([self.rating] if ratings else [])]:
             if name not in columns:
                 given = ", ".join(sorted(columns)) or "none"
-                raise InvalidData(f"{path}: columns {given}", f"a column {name!r}", "Name the columns (item=...).")
+                remedy = "Rename it in the file; in Python, LocalFile(item=...) names another."
+                raise InvalidData(f"{path}: columns {given}", f"a column {name!r}", remedy)
 
     def _item_numbers(self, rows: list[Row], num_items: int) -> dict[str, int]:
         wanted = {row[1] for row in rows}

@@ -138,14 +138,17 @@ def enrol(node: NodeFolder, token: Token, patience: float = 0.0) -> int:
     The token's secret is shown only to a server whose authority is the one that the token names. One that cannot be
     reached may be about to start: it is waited for so many seconds.
     """
+    from fairfold.flower.keys import fingerprint, make_node_key
+    from fairfold.flower.local import LocalFile
+
     address_of(node.server)
     if (node.folder / FILE).exists():
         raise InvalidState(f"{node.folder}, where a device has enrolled", "a new folder", "Name another with --folder.")
     for path in [node.data, *([node.test] if node.test else [])]:
         if not node.app and not Path(path).is_file():
             raise InvalidSettings(f"{path}, which is no file", "the device's own CSV or SQLite file", "Check the path.")
-    from fairfold.flower.keys import fingerprint, make_node_key
-
+        if not node.app:
+            LocalFile(path).require_readable()
     make_private(node.folder)
     with _told():
         certificate = _authority(node.server, time.monotonic() + patience)

@@ -24,11 +24,11 @@ from fairfold.sealed import SENSELESS
 if TYPE_CHECKING:
     from flwr.app import RecordDict
 
-FORMAT = "5"  # of the file: that of fairfold.runs.device
+FORMAT = "6"  # of the file: that of fairfold.runs.device
 MODEL_FILE = "model.safetensors"
 SEAL = "sha256"
 TYPES = {"U8": numpy.uint8, "F32": numpy.float32, "I32": numpy.int32, "I64": numpy.int64, "F64": numpy.float64}
-ROWS, LISTED, NEAR, LEADING = "rows", "pairs", "near", "leading"
+ROWS, LISTED, NEAR, POPULAR, LEADING = "rows", "pairs", "near", "popular", "leading"
 STEP, ZERO, FACTORS = 16, 208, 2
 BLOCK = 1024  # rows whose numbers are made of bits at a time
 UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -92,13 +92,13 @@ class StoredModel:
     def scores(self, history: Array) -> Array:
         """Of the leading items, those that a history tells nothing of at minus infinity; numbers as the model has them.
 
-        b_j ⟨w_j, Σ a_i w_i⟩, what neighbours add, and what pairs say beyond the rows; see docs/export.md.
+        b_j ⟨w_j, Σ a_i w_i⟩, what neighbours and popularity add, what pairs say beyond the rows; see docs/export.md.
         """
         held = self.told["projections"]
         (known, columns), bits = held[ROWS]["kept"], held[ROWS]["bits"]
         content, columns = self.tensors[ROWS], columns - FACTORS
         codes = content[: FACTORS * known].reshape(known, FACTORS).astype(numpy.float64)
-        into, out = numpy.where(codes > 0, numpy.exp((codes - ZERO) / STEP), 0.0).T
+        into, out = _factors(codes).T
         packed, most = content[FACTORS * known :].reshape(known, -1), 2 ** (bits - 1) - 1
 
         def rows(ids: Array) -> Array:
@@ -125,6 +125,8 @@ class StoredModel:
         numpy.add.at(added, scored, worn[near] * alike)
         found[:known] += added[:known]
         found[known:] = numpy.where(added[known:] != 0, added[known:], -numpy.inf)
+        if POPULAR in self.tensors:
+            found += _between(_factors(self.tensors[POPULAR].astype(numpy.float64)), reach) / (1 + worn[:known].sum())
         return found if len(history[history < reach]) else numpy.full(reach, -numpy.inf)
 
     def _listed(self, name: str, held: dict[str, Any]) -> tuple[Array, ...]:
@@ -152,6 +154,17 @@ class StoredModel:
             j, i = rarer[some], other[some]
             values[some] -= out[j] * (rows(j) * rows(i)).sum(1) * into[i]
         return rarer, other, values * float(self.told["settings"]["algorithm"]["pair_weight"])
+
+
+def _factors(codes: Array) -> Array:
+    """Logarithms in a byte each."""
+    return numpy.where(codes > 0, numpy.exp((codes - ZERO) / STEP), 0.0)
+
+
+def _between(popular: Array, items: int) -> Array:
+    """What popularity adds to so many items, from the curve that is held."""
+    logs = numpy.log(numpy.maximum(popular, 1e-30))
+    return numpy.exp(numpy.interp(numpy.log2(numpy.arange(items) + 1.0), numpy.arange(len(logs)), logs))
 
 
 def read_model(folder: Path) -> StoredModel:

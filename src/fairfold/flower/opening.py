@@ -181,5 +181,5 @@ def started_from(state: State, full: Weights) -> State:
 def largest_answer(plan: Plan) -> int:
     """Bytes beyond which an answer is not even fetched: twice the largest that any device has to send."""
     sizes = [BYTES * held.size() for held in plan.assignments(0)]
-    sizes += [plan.algorithm.traffic(plan, size)[1] for size in range(len(sizes))]
+    sizes += [plan.algorithm.largest_answer(plan, size) for size in range(len(sizes))]
     return 2 * max(*sizes, 8 * 3 * min(plan.public.items, 1 << 20)) + LARGEST_OVERHEAD

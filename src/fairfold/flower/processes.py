@@ -1,6 +1,7 @@
 """Programs that a server or a trial starts: none is left behind, whatever happens."""
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -146,6 +147,25 @@ def free_ports(count: int) -> list[int]:
         for one in sockets:
             one.bind(("127.0.0.1", 0))
         return [one.getsockname()[1] for one in sockets]
+
+
+def listening(host: str, port: int, remedy: str, patience: float = 0.0) -> socket.socket:
+    """A socket that has an address of this machine; where another program keeps it for so many seconds, refused."""
+    deadline = time.monotonic() + patience
+    while True:
+        one = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind((host, port))
+        except OSError as error:
+            one.close()
+            taken = error.errno == errno.EADDRINUSE
+            if not taken or time.monotonic() >= deadline:
+                why = "which another program uses" if taken else f"which cannot be listened on ({error.strerror})"
+                raise InvalidState(f"port {port} of {host}, {why}", "a free port of this machine", remedy) from None
+            time.sleep(0.2)
+        else:
+            return one
 
 
 def wait_for_port(port: int, program: Program, seconds: float = 60.0) -> None:

@@ -3,7 +3,7 @@
 import re
 import secrets
 
-VERSION = 7  # raised whenever a message changes its meaning; both sides refuse any other
+VERSION = 8  # raised whenever a message changes its meaning; both sides refuse any other
 
 # Types of messages.
 CAPACITY = "query.capacity"  # asks a device what it can hold, and who it is

@@ -53,6 +53,13 @@ class Reception:
             OWN + "runs": Route("GET", self.runs, home=True),
         }
 
+    @classmethod
+    def of(cls, folder: Path) -> "Reception":
+        """Of the server in a folder."""
+        from fairfold.flower.server import ServerFolder
+
+        return cls(folder, ServerFolder.open(folder).items)
+
     def _catalogue(self) -> Answer:
         path = self.folder / "catalogue.txt"
         return Answer(200, path) if path.exists() else refusal(404, "items have numbers here, and no names")

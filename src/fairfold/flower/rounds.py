@@ -1,5 +1,6 @@
 """A round that is under way over a network."""
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +26,9 @@ from fairfold.simulate.result import Quality, RoundReport
 from fairfold.simulate.run import Progress
 
 OTHER_SIZE = "it can hold less than when it spoke: its word stays until the next run"
+NO_NUMBERS = "it was not told the numbers of its items, or could not read its own"
 NO_SURVEY = "the survey before the first round is lost"
+log = logging.getLogger("fairfold.flower")
 Heard = tuple[float, int]  # sum of the qualities of some users, and their number
 
 
@@ -77,6 +80,13 @@ class OpenRound:
         """Those of a cohort who can change what the sums hold of them; the others are left out."""
         self.left_out |= {node.node_id: OTHER_SIZE for node in cohort if not nodes.speaks(node)}
         return [node for node in cohort if nodes.speaks(node)]
+
+    def who_knows(self, known: list[Node], cohort: list[Node], number: int) -> list[Node]:
+        """Those of a cohort who know the numbers of their items; the others are left out."""
+        for node in {node.node_id for node in cohort} - {node.node_id for node in known}:
+            self.left_out[node] = NO_NUMBERS
+            log.warning("round %d: client %d left out: %s", number, node, NO_NUMBERS)
+        return known
 
     def lack_survey(self, present: list[Node], why: str) -> None:
         """There are no sums before the first round: nobody takes part until there are."""

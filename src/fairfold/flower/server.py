@@ -11,6 +11,7 @@ import contextlib
 import csv
 import ipaddress
 import json
+import re
 import sys
 import time
 import tomllib
@@ -25,7 +26,7 @@ from fairfold.errors import InvalidData, InvalidSettings, InvalidState
 from fairfold.files import locked, make_folder, make_private, remove, write_atomically
 from fairfold.flower.keys import fingerprint, make_certificates, renew
 from fairfold.flower.link import PORT, Line, Refused, detail_of
-from fairfold.flower.processes import OFFLINE, Program, stopping, wait_for_port
+from fairfold.flower.processes import OFFLINE, Program, listening, stopping, wait_for_port
 from fairfold.flower.reception import OWN
 from fairfold.flower.tokens import Invitations, Token
 from fairfold.flower.training import write_app
@@ -43,6 +44,8 @@ CONNECTION = "fleet"  # the server's name in Flower's own configuration
 HOME = "127.0.0.1"
 STEADY = 60.0  # seconds after which a program that ends has been running well
 LONGEST_PAUSE = 60.0
+VACATED = 5.0  # seconds in which a server that was ended has left its port
+NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,7 @@ class ServerFolder:
         folder = folder.absolute()
         if folder.exists() and any(folder.iterdir()):
             raise InvalidSettings(f"{folder}, which is not empty", "a new folder", "Name another, or remove it.")
+        _require_name(host)
         names = None if catalogue is None else read_catalogue(catalogue)
         listen = HOME if _is_loopback(host) else "0.0.0.0"
         server = cls(folder, host, port, listen, items if names is None else len(names), rounds or {})
@@ -197,7 +201,9 @@ class ServerFolder:
         """Run the SuperLink, again whenever it ends, until this process is interrupted; and a page, on a port."""
         try:
             with locked(self.folder, wait=False), stopping([]) as beside:
+                listening(self.listen, self.port, "End it, or make a server with another --port.", VACATED).close()
                 if page is not None:
+                    listening(HOME, page, "End it, or name another with --watch.").close()
                     shown = [sys.executable, "-m", "fairfold", "watch", str(self.folder), "--port", str(page)]
                     beside.append(Program("the page", shown, None, OFFLINE))
                 self._start(say, options)
@@ -214,11 +220,10 @@ class ServerFolder:
             with stopping([]) as programs:
                 program = Program("the SuperLink", [*self.superlink_command(), *options], None, self.environment)
                 programs.append(program)
-                wait_for_port(self.port, program)
-                if first and program.wait(2.0) is not None:  # it was somebody else who listens there
-                    program.require_alive()
+                with contextlib.nullcontext() if first else contextlib.suppress(InvalidState):  # later it tries again
+                    wait_for_port(self.port, program)
+                    say(f"The server listens on {self.listen}:{self.port} as {self.host}, TLS, only enrolled devices.")
                 first = False
-                say(f"The server listens on {self.listen}:{self.port} as {self.host}, TLS, only enrolled devices.")
                 while program.wait(3600.0) is None:
                     pass
             failures = 0 if time.monotonic() - began > STEADY else failures + 1
@@ -291,6 +296,16 @@ def read_catalogue(path: Path) -> list[str]:
         given = f"{path}: {len(names)} names, {len(names) - len(set(filter(None, names)))} of them empty or repeated"
         raise InvalidData(given, "a name for every item, each once", "Correct the file.")
     return names
+
+
+def _require_name(host: str) -> None:
+    """Refuse what no certificate can be for, such as an address with its port."""
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(host)
+        return
+    if not NAME.fullmatch(host):
+        remedy = "Write e.g. --host server.example.org; a port goes to --port."
+        raise InvalidSettings(f"--host {host!r}", "the name or the address of a machine alone", remedy)
 
 
 def _is_loopback(host: str) -> bool:

@@ -210,7 +210,8 @@ class FairStrategy(Strategy):
         """One record per size, shared by all its messages but for the word of each device that the server holds."""
         opened, until = self.open_round, time.monotonic() + self.round_timeout
         cohort = opened.who_speaks(cohort, self.nodes) if kind == MessageType.TRAIN else cohort
-        cohort = opening.tell_numbers(self.books, cohort, self.numbered, grid, self.settings, self.round_timeout)
+        known = opening.tell_numbers(self.books, cohort, self.numbered, grid, self.settings, self.round_timeout)
+        cohort = opened.who_knows(known, cohort, number + 1)
         opened.phase("nodes")
         state = replace(self.progress.state, round_number=number)
         records, word = {}, new_word()

@@ -46,6 +46,7 @@ REFUSAL_SECONDS = 1.0  # that a refused token takes: with four turns, four guess
 # Bytes of requests after which garbage is collected: served ones are left behind in cycles, and until it looks for
 # those Python counts objects, not bytes.
 COLLECTED_AFTER = 64 << 20
+BUSY = 60  # seconds that a transaction waits for others; after Flower's 5 an answer is lost where a disk is slow
 SLOWEST = 120.0  # seconds in which a request must have come, and its response must have been read
 KEPT = 90  # seconds that a silent connection is kept, longer than devices pause: to open one costs more than a question
 MEGABYTE = 10**6
@@ -305,13 +306,16 @@ def main() -> None:
     own, others = parser.parse_known_args()
     quota = Quota(own.node_quota * MEGABYTE, own.total_quota * MEGABYTE)
     try:
-        guard(quota, frozenset(own.control_from), None if own.fleet is None else reception_of(own.fleet))
+        guard(quota, frozenset(own.control_from), None if own.fleet is None else Reception.of(own.fleet))
     except FairfoldError as error:
         parser.exit(2, f"{error}\n")
     sys.stderr.write(f"A node may store {own.node_quota} MB, all nodes {own.total_quota} MB.\n")
     import uvicorn
+    from flwr.supercore.logger import update_console_handler
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
+    if not sys.stderr.isatty():  # a file or a journal
+        update_console_handler(timestamps=True, colored=False)
     uvicorn.run = functools.partial(uvicorn.run, timeout_keep_alive=KEPT)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # a connection is an open file: all that are allowed
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -319,16 +323,11 @@ def main() -> None:
     flower_superlink()
 
 
-def reception_of(folder: Path) -> Reception:
-    """What answers for the server in a folder."""
-    from fairfold.flower.server import ServerFolder
-
-    return Reception(folder, ServerFolder.open(folder).items)
-
-
 def guard(quota: Quota, trusted: frozenset[str], reception: Reception | None = None) -> None:
     """Make every SuperLink that this process starts one behind a gate."""
     import flwr
+    from flwr.supercore import sql_mixin
+    from flwr.supercore.constant import SQLITE_PRAGMAS
     from flwr.superlink import extensions
     from flwr.superlink.routers.fleet import router
     from flwr.superlink.servicer.fleet import fleet_handlers
@@ -339,6 +338,7 @@ def guard(quota: Quota, trusted: frozenset[str], reception: Reception | None = N
         os.environ.pop(legacy, None)  # other doors, without a gate
     count(fleet_handlers, quota)
     explain(fleet_handlers)
+    vars(sql_mixin).update(SQLITE_PRAGMAS=(*SQLITE_PRAGMAS, ("busy_timeout", str(1000 * BUSY))))
     routes = {} if reception is None else reception.routes
     # Flower's own log leaves out what nodes do all the time; so does this one what the operator's programs do.
     logging.getLogger("uvicorn.access").addFilter(lambda record: OWN not in record.getMessage())

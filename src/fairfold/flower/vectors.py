@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Collection
 from typing import Any
 
 import numpy
@@ -12,9 +13,12 @@ from fairfold.flower.facts import refused
 from fairfold.values import Weights
 
 FULL, HALF = "float32", "float16"
-DOUBLE, WHOLE, BYTE = "float64", "int64", "uint8"
-_HEADER = re.compile(rb"\{'descr': '(<f4|<f2|<f8|<i8|\|u1)', 'fortran_order': False, 'shape': \((\d{1,19}),\), \} *\n")
-_CODES = {FULL: b"<f4", HALF: b"<f2", DOUBLE: b"<f8", WHOLE: b"<i8", BYTE: b"|u1"}
+DOUBLE, WHOLE, PLACE, BYTE = "float64", "int64", "int32", "uint8"
+PLACES = ".places"  # after the name of a sparse vector: where its numbers stand
+_HEADER = re.compile(
+    rb"\{'descr': '(<f4|<f2|<f8|<i8|<i4|\|u1)', 'fortran_order': False, 'shape': \((\d{1,19}),\), \} *\n"
+)
+_CODES = {FULL: b"<f4", HALF: b"<f2", DOUBLE: b"<f8", WHOLE: b"<i8", PLACE: b"<i4", BYTE: b"|u1"}
 _HALF_EXPONENT = 15  # the largest number of a vector is brought below 2^15: at 2^16 rounding up would be infinity
 
 
@@ -27,6 +31,10 @@ def pack(weights: Weights, half: bool) -> tuple[ArrayRecord, list[float]]:
     arrays, scales = {}, []
     for name in sorted(weights):
         vector, scale = weights[name], 1.0
+        if vector.is_sparse:
+            vector = vector.coalesce()
+            arrays[name + PLACES] = Array(vector.indices()[0].int().numpy())
+            vector = vector.values()
         if half and vector.dtype == torch.float32:
             scale = _scale(float(vector.abs().max()) if vector.numel() else 0.0)
             vector = (vector / scale).to(torch.float16)
@@ -41,9 +49,15 @@ def _scale(largest: float) -> float:
     return 2.0 ** min(max(math.frexp(largest)[1] - _HALF_EXPONENT, -126), 127)
 
 
-def unpack(record: Any, scales: Any, sizes: dict[str, int], half: bool, dtype: str = FULL) -> Weights:
-    """Vectors from records; refused unless they are exactly those expected, and finite."""
-    if not isinstance(record, ArrayRecord) or set(record) != set(sizes):
+def unpack(
+    record: Any, scales: Any, sizes: dict[str, int], half: bool, dtype: str = FULL, sparse: Collection[str] = ()
+) -> Weights:
+    """Vectors from records; refused unless they are exactly those expected, and finite.
+
+    Some may come ``sparse``: fewer numbers, and where they stand.
+    """
+    listed = {name for name in sparse if isinstance(record, ArrayRecord) and name in sizes and name + PLACES in record}
+    if not isinstance(record, ArrayRecord) or set(record) != {*sizes, *(name + PLACES for name in listed)}:
         raise refused("other tensors than were sent", f"{', '.join(sizes)}")
     if not (isinstance(scales, list) and len(scales) == len(sizes)):
         raise refused("no scale for every tensor", f"{len(sizes)} numbers")
@@ -51,13 +65,27 @@ def unpack(record: Any, scales: Any, sizes: dict[str, int], half: bool, dtype: s
     for name, scale in zip(sorted(sizes), scales, strict=True):
         if not isinstance(scale, float) or not (0 < scale < math.inf) or (not half and scale != 1.0):
             raise refused("a scale that is no positive number", "what the sender divided by")
-        vector = _vector(record[name], sizes[name], HALF if half else dtype)
+        places = _places(record[name + PLACES], sizes[name]) if name in listed else None
+        vector = _vector(record[name], sizes[name] if places is None else len(places), HALF if half else dtype)
         if half:
             vector = vector.to(torch.float32).mul_(scale)
         if not bool(torch.isfinite(vector).all()):
             raise refused("NaN or infinity", "finite numbers")
         found[name] = vector
+        if places is not None:
+            where, shape = places[None].long(), (sizes[name],)
+            found[name] = torch.sparse_coo_tensor(where, vector, shape, check_invariants=True, is_coalesced=True)
     return found
+
+
+def _places(array: Array, size: int) -> torch.Tensor:
+    """Where the numbers of a sparse vector stand: each place once, in order."""
+    if len(array.shape) != 1 or not 0 <= 2 * array.shape[0] <= size:  # else all numbers are shorter
+        raise refused("wrong size", f"at most {size // 2} places")
+    places = _vector(array, array.shape[0], PLACE)
+    if len(places) and not (int(places[0]) >= 0 and int(places[-1]) < size and bool((places.diff() > 0).all())):
+        raise refused("places that are none", f"numbers below {size} that ascend")
+    return places
 
 
 def _vector(array: Array, size: int, dtype: str) -> torch.Tensor:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fairfold.errors import InvalidState
-from fairfold.files import locked, write_atomically
+from fairfold.files import locked, remove, write_atomically
 from fairfold.flower.link import Link, Refused, detail_of, read_key
 from fairfold.flower.node import STATUS, NodeFolder
 
@@ -29,6 +29,7 @@ LINGER = 60.0  # seconds after its last message that a worker is kept
 LONGEST_PAUSE = 300.0
 GRACE = 60.0  # seconds beyond a message's own time after which a worker that has not answered is ended
 PATIENT = ("early", "unreachable", "busy", "broken", "lost")  # what passes by itself, so that it is tried more often
+OPEN = "open"  # file of the message that is worked on: whoever finds one when it starts was ended meanwhile
 Say = Callable[[str], None]
 
 
@@ -136,13 +137,34 @@ class Watch:
             self._look_after()
             if self.hand is not None and self.hand.message is not None:
                 self._hear(self.hand, 1.0)
+            elif self.open.exists() and self._take_up():  # of a process of this device that is no more
+                self._note("connected", "ended at work: the server is told, and need not wait", failures=1)
             elif (message := link.pull(number)) is not None:
-                self.hand = self.hand or Hand(self.node.folder)
-                self.hand.give(message)
-                self.worked = time.monotonic()
+                with contextlib.suppress(Exception):  # a full disk is no reason not to work
+                    write_atomically(self.open, message)
+                self._give(message, WORK)
             else:
                 waits = max(IDLE, link.pause * random.uniform(0.8, 1.2))
                 time.sleep(EAGER if time.monotonic() - self.worked < LINGER else waits)
+
+    @property
+    def open(self) -> Path:
+        """Where the message is that is worked on."""
+        return self.node.folder / OPEN
+
+    def _give(self, message: bytes, kind: int) -> None:
+        self.hand = self.hand or Hand(self.node.folder)
+        self.hand.give(message, kind)
+        self.worked = time.monotonic()
+
+    def _take_up(self) -> bool:
+        """Answer what was worked on when this device was ended, with an error, so that the server need not wait."""
+        with contextlib.suppress(Exception):
+            message = self.open.read_bytes()
+            remove(self.open)  # once: a message that ends a device must not do so for ever
+            self._give(message, REFUSE)
+            return True
+        return False
 
     def _look_after(self) -> None:
         """End a worker that has nothing to do, or that hangs."""
@@ -155,6 +177,7 @@ class Watch:
         elif hand.message is not None and time.time() > hand.until + GRACE:
             self._note("connected", "a message was not answered in its time: the worker is ended", failures=1)
             self.hand = None
+            self._close()
             hand.end()
 
     def _hear(self, hand: Hand, seconds: float) -> None:
@@ -165,6 +188,7 @@ class Watch:
             elif "died" in facts:
                 self._bury(hand, facts["died"])
             elif facts.get("done"):
+                self._close()
                 self.worked = time.monotonic()
                 last = {key: facts.get(key) for key in ("seconds", "peak")} | {"at": time.time()}
                 problem = str(facts.get("problem") or "")
@@ -175,10 +199,15 @@ class Watch:
         message, again = hand.message, hand.kind == WORK
         hand.end()
         self.hand = None
+        self._close()
         self._note("connected", f"the worker died (status {status})", failures=1)
         if message is not None and again:
-            self.hand = Hand(self.node.folder)
-            self.hand.give(message, REFUSE)
+            self._give(message, REFUSE)
+
+    def _close(self) -> None:
+        """A message is done with."""
+        with contextlib.suppress(Exception):
+            remove(self.open)
 
     def _leave(self, link: Link) -> None:
         """Say goodbye, so that the next one need not wait until this one counts as gone."""
@@ -197,6 +226,8 @@ class Watch:
             self.told |= {"state": state, "words": words, "since": time.time()}
         self.told["answers"] += answers
         self.told["failures"] += failures
+        if failures:
+            self.told["failure"] = {"words": words[:500], "at": time.time()}
         self.told |= more | ({} if self.number is None else {"node": str(self.number)})
         with contextlib.suppress(Exception):  # a full disk is no reason to go
             write_atomically(self.node.folder / STATUS, json.dumps(self.told).encode())

@@ -206,7 +206,8 @@ def unpack_reply(
     if not sizes:
         return Reply(None, quality)
     weight = _weight(facts, largest_weight)
-    sums = unpack(content[ARRAYS], facts.get("scales"), sizes, order.half_up)
+    listed = order.settings.algorithm.listed
+    sums = unpack(content[ARRAYS], facts.get("scales"), sizes, order.half_up, sparse=listed)
     if values and order.half_up:
         sums = {name: total.add_(order.sent.vectors[name], alpha=weight) for name, total in sums.items()}
     return Reply(Answer({name: sums[name] for name in sizes}, weight), quality)

@@ -133,8 +133,11 @@ class Worker:
             return self.app(message, context), ""
         except Exception as error:  # told as Flower tells it; fairfold's own app says no more than its kind
             log.exception("the app of this device raised an exception")
-            reason = f"{type(error).__name__}: {error}"
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message), reason
+            reason, cause = f"{type(error).__name__}: {error}", error
+            if error.__suppress_context__ and isinstance(error.__context__, Exception):
+                cause = error.__context__
+            told = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+            return told, f"{type(cause).__name__}: {cause}"  # the owner of the device learns all of it
 
     def _send(self, reply: Message, node: Node, run: int, seconds: float) -> None:
         reply.metadata.__dict__["_message_id"] = reply.object_id

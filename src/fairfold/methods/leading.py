@@ -1,5 +1,7 @@
 """Models cut to bytes: leading rows and columns of a table in few bits, the strongest pairs and neighbours beside it.
 
+A curve of 16 numbers is held by all: how popular items are, by their number.
+
 Items are numbered by falling popularity and columns by falling weight. How a budget is divided between rows, columns,
 pairs and neighbours is a *shape*. Which one serves best depends on the data, so some are tried (:func:`shapes_for`).
 Every byte counts.
@@ -42,6 +44,9 @@ NEIGHBOURS, MOST_NEAR = 5, 1 / 3
 """Neighbours of every item that are held first of all, unless they take more than such a share of the bytes; and then
 one of every item is tried."""
 
+CURVE = 16
+"""Numbers of the curve, a byte each."""
+
 BITS = ((8, 1.0), (4, 0.25), (3, 0.0))
 """Bits of a number: the first by which such a share of the rows can be held."""
 
@@ -59,6 +64,7 @@ class Cut:
 
 def cut_to(budget: int, rows: int, columns: int, shape: Shape) -> Cut | None:
     """What a budget in bytes holds of a table of so many rows and columns in a shape; None where it holds no row."""
+    budget = max(0, budget - CURVE)
     near = min(shape.near * rows, pairs_within(budget // 2, rows))
     budget -= pair_bytes(near, rows)
     few, mine = min(shape.columns, columns), int(shape.share * budget)
@@ -94,13 +100,18 @@ def shapes_for(
     return list(found.values())
 
 
+def _lists(tensors: Tensors) -> Shapes:
+    """Those of pairs, and of neighbours: two items and a value in a row."""
+    return {name: shape for name, shape in tensors.others.items() if shape[-1] > FACTORS}
+
+
 class Leading(Method):
     """Leading rows and columns in few bits, strongest pairs and neighbours: for models that are made at the server.
 
     Attributes:
         method: Its name.
         reference_factors: 1x is the bytes of a table of this many single-precision numbers for every item.
-        uploads: ``"capacity"``: a small device also sends less; ``"all"``: what is sent does not depend on its size.
+        uploads: ``"capacity"``: a device sends no more bytes than its capacity is a share; ``"all"``: all that it has.
     """
 
     ordered: ClassVar[bool] = True
@@ -130,7 +141,7 @@ class Leading(Method):
         seed: int,
         round_number: int,
     ) -> list[Assignment]:
-        """See the base class: the table, the list of pairs, and that of neighbours where there is one."""
+        """See the base class: the table, the list of pairs, that of neighbours where there is one, and the curve."""
         if not tensors.catalogue:
             raise InvalidSettings(
                 "subspace.method='leading' for a model that is trained on devices",
@@ -144,15 +155,17 @@ class Leading(Method):
             if cut is None:
                 raise cannot("leading", capacity, "not a row of the table")
             held: dict[str, Projection] = {name: CodedRows((*shape,), (cut.rows, FACTORS + cut.columns), cut.bits)}
-            for (other, listed), many in zip(tensors.others.items(), (cut.pairs, cut.near), strict=False):
+            for (other, listed), many in zip(_lists(tensors).items(), (cut.pairs, cut.near), strict=False):
                 held[other] = PairList((*listed,), (min(many, listed[0]), listed[1]), shape[0])
+            whole = {other: (*of,) for other, of in tensors.others.items() if other not in held}
+            held |= {other: CodedRows(of, of, BITS[0][0]) for other, of in whole.items()}
             found.append(Assignment(held))
         return found
 
     def shape_for(self, tensors: Tensors, budget: int, rows: int, columns: int) -> Shape:
         """The one that was settled for these bytes, or else the nearest ones; the first worth a trial if none was."""
         if not tensors.settled:
-            neighbours = sum(of[0] // rows for of in list(tensors.others.values())[1:])
+            neighbours = sum(of[0] // rows for of in list(_lists(tensors).values())[1:])
             return shapes_for(budget, rows, columns, tensors.users, neighbours, tensors.whole)[0]
         return tensors.settled[min(tensors.settled, key=lambda known: abs(log(known / max(budget, 1))))]
 

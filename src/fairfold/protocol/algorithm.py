@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fairfold.privacy.budget import Release
 from fairfold.projections import Assignment
-from fairfold.protocol.words import Answer, Public, Sent, State, Totals, Visit, Word, reduced
+from fairfold.protocol.words import Answer, Public, Sent, State, Totals, Visit, Word, numbers_of, reduced
 from fairfold.settings.base import Frozen
 from fairfold.values import BYTES, Shapes, Weights
 
@@ -51,6 +51,7 @@ class Algorithm(Frozen):
         grids: Names of answers whose numbers are multiples of a step for every user, and how many steps are 1: sums
             are the same in any order, and as words of 32 bits (:mod:`fairfold.privacy.encoding`).
         bounds: By name, what no number on a grid exceeds; 1 if not given. Of others that is ``privacy.bound``.
+        listed: Names of answers of which a device may say some numbers and where they stand, instead of all.
         releases: By name, the sums that a run lets out with noise under ``privacy.level = "private"``: none where an
             algorithm cannot be private.
         public: Names of sums that tell how many users there are and nothing else: these need no noise.
@@ -72,6 +73,7 @@ class Algorithm(Frozen):
     grids: ClassVar[Mapping[str, int]] = {}
     bounds: ClassVar[Mapping[str, float]] = {}
     prefixes: ClassVar[frozenset[str]] = frozenset()
+    listed: ClassVar[frozenset[str]] = frozenset()
     releases: ClassVar[Mapping[str, Release]] = {}
     public: ClassVar[frozenset[str]] = frozenset()
     DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
@@ -189,7 +191,8 @@ class Algorithm(Frozen):
             if vector.shape != (wanted[name],) or vector.dtype != dtype:
                 return "wrong size"
         asked = {name: self.change(sent, name, vector, answer.weight) for name, vector in answer.sums.items()}
-        ends = [end for change in asked.values() if change.numel() for end in torch.aminmax(change)]  # NaN is both
+        changes = [numbers_of(change) for change in asked.values()]
+        ends = [end for change in changes if change.numel() for end in torch.aminmax(change)]  # NaN is both
         found = iter(torch.stack(ends).tolist() if ends else [])  # all at once: a GPU is waited for once
         for low, high in zip(found, found, strict=True):
             if not (math.isfinite(low) and math.isfinite(high)):
@@ -207,6 +210,10 @@ class Algorithm(Frozen):
         held = plan.assignments(0)[size]
         moved = 0 if self.pooled else held.size() * BYTES
         return moved, moved
+
+    def largest_answer(self, plan: "Plan", size: int) -> int:
+        """Bytes that no answer of a device of a size exceeds."""
+        return self.traffic(plan, size)[1]
 
     def change(self, sent: Sent, name: str, vector: Tensor, weight: float) -> Tensor:
         """The change that an answer asks for, of one device or on the average of several."""

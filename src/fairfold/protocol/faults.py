@@ -41,7 +41,7 @@ def spoil(answer: Answer, kind: str | None) -> Answer | None:
     if kind in ("drop", "late"):
         return None
     name = next(iter(answer.sums))
-    spoiled = answer.sums[name].clone()
+    spoiled = answer.sums[name].to_dense().clone()
     if kind == "wrong_size":
         spoiled = spoiled[:-1]
     else:

@@ -58,7 +58,7 @@ class Answer:
     """What devices say of a round: a summand.
 
     Attributes:
-        sums: Of every tensor, already weighted.
+        sums: Of every tensor, already weighted; sparse where a device has little to say of many numbers.
         weight: What the devices count together.
     """
 
@@ -66,8 +66,12 @@ class Answer:
     weight: float
 
     def __add__(self, other: "Answer") -> "Answer":
-        sums = {name: vector + other.sums[name] for name, vector in self.sums.items()}
+        sums = {name: _plus(vector, other.sums[name]) for name, vector in self.sums.items()}
         return Answer(sums, self.weight + other.weight)
+
+    def dense(self) -> "Answer":
+        """The same with all of its numbers."""
+        return Answer({name: vector.to_dense() for name, vector in self.sums.items()}, self.weight)
 
     @property
     def bytes_up(self) -> int:
@@ -126,7 +130,7 @@ class Totals:
         }
         said, before = Answer(summands, answer.weight), self.by_size.get(key)
         if before is None:
-            self.sent[key], self.by_size[key] = sent, said
+            self.sent[key], self.by_size[key] = sent, said.dense()
         elif key in self._owned:
             sums = {name: before.sums[name].add_(of) for name, of in summands.items()}
             self.by_size[key] = Answer(sums, before.weight + answer.weight)
@@ -189,8 +193,18 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
+def numbers_of(vector: Tensor) -> Tensor:
+    """The numbers that are said of a vector: all, or those of a sparse one."""
+    return vector.coalesce().values() if vector.is_sparse else vector
+
+
+def _plus(one: Tensor, other: Tensor) -> Tensor:
+    return other + one if one.is_sparse and not other.is_sparse else one + other  # torch adds sparse ones to others
+
+
 def _bytes(weights: Weights) -> int:
-    return sum(vector.numel() for vector in weights.values()) * BYTES
+    """Of a sparse vector both its numbers and their places."""
+    return sum(numbers_of(vector).numel() * (1 + vector.is_sparse) for vector in weights.values()) * BYTES
 
 
 def reduced(full: Weights, assignments: list[Assignment]) -> list[Weights | None]:

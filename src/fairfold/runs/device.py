@@ -26,7 +26,7 @@ from fairfold.subspace import Capacity
 from fairfold.values import BYTES, Weights
 from fairfold.version import __version__
 
-FORMAT = 5
+FORMAT = 6
 AGAIN = "Export it again."
 
 PLAIN = ("projections", "quality", "settings", "data", "trained", "nests")
@@ -100,7 +100,7 @@ def _leading(order: Tensor, projections: dict[str, Projection]) -> Tensor | None
     falls = (order[:-1] > order[1:]).nonzero()
     first = int(falls[-1]) + 1 if len(falls) else 0
     rows = [held.shape[0] for held in projections.values() if isinstance(held, CodedRows)]
-    first = min(rows, default=first)
+    first = max(rows, default=first)
     return order[:first].to(torch.int32) if rows or BYTES * first <= Assignment(projections).bytes() else None
 
 
