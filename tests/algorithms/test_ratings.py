@@ -130,10 +130,10 @@ def test_a_row_has_the_pull_of_every_item_that_shares_it() -> None:
         matrix = float(sums[row, -1]) / 2 * np.eye(3) + many * pull
         solution = np.linalg.solve(matrix, sums[row, :3].numpy() + many * pull @ expected[row])
         np.testing.assert_allclose(table[row, :3], solution, rtol=1e-9)
-    rows, spread = table[:, :3].numpy(), spreads[1].numpy()
+    rows, variance = table[:, :3].numpy(), spreads[1].numpy()
     off = (rows - line @ np.linalg.lstsq(weight * line, weight * rows, rcond=None)[0]) ** 2
-    doubt = 1 / (counts[:, None] * diagonal.numpy() / float(centre[2]) + 1 / spread)
-    slow, quick = (np.average(of, axis=0, weights=weight[:, 0] ** 2) for of in (off + doubt, 1 - doubt / spread))
+    doubt = 1 / (counts[:, None] * diagonal.numpy() / float(centre[2]) + 1 / variance)
+    slow, quick = (np.average(of, axis=0, weights=weight[:, 0] ** 2) for of in (off + doubt, 1 - doubt / variance))
     quick = np.average(off, axis=0, weights=weight[:, 0] ** 2) / quick
     np.testing.assert_allclose(found, np.clip(np.where([1, 0, 0], quick, slow**0.8 * quick**0.2), 1e-3, 1))
 
