@@ -9,9 +9,13 @@ import pytest
 from fairfold.reproduce.compared import compared, gaps
 from fairfold.reproduce.execute import execute_all, named_by
 from fairfold.reproduce.experiment import Cell, read_experiment
+from fairfold.reproduce.federated import outcome_of_run
 from fairfold.reproduce.paired import differences, over_seeds, packed, unpacked
 from fairfold.reproduce.records import Outcome, Records, of_this_code, whole
 from fairfold.reproduce.tables import Grid, grids
+from fairfold.simulate.run import simulate
+from tests import pictures
+from tests.flat import flat
 from tests.reproduce.small import SMALL, write
 
 
@@ -70,6 +74,12 @@ def test_columns_and_references_are_what_others_are_compared_with(tmp_path: Path
     assert compared(grid_of(tmp_path, "HeteroFL", {"FAIR": [1.0]})) == []
 
 
+def test_a_column_of_one_cell_is_compared_with_all_rows(tmp_path: Path) -> None:
+    ((_, apart),) = gaps(grid_of(tmp_path, "FedAvg", {"FAIR": [0.5, 1.0], "FedAvg": [0.0, 0.5]}))
+    assert apart.keys() == {("1x-16x", "FAIR")}  # FedAvg is in another row, 1x
+    assert apart["1x-16x", "FAIR"].mean == pytest.approx(0.5, abs=1e-4)
+
+
 def test_a_cell_keeps_what_each_user_got_and_by_which_code(tmp_path: Path) -> None:
     experiment = read_experiment(write(tmp_path), quick=True)
     (outcomes,) = execute_all([experiment], tmp_path, 1, only=["one/1x-16x/FAIR"])
@@ -80,7 +90,19 @@ def test_a_cell_keeps_what_each_user_got_and_by_which_code(tmp_path: Path) -> No
     assert record["torch"]
     assert whole(record) == bool(record["commit"])
     assert not whole({key: value for key, value in record.items() if key != "torch"})
-    assert not whole(record | {"outcome": record["outcome"] | {"by_user": {}}})
+    for metric in ("NDCG@20", "MSE", "slope"):
+        outcome = record["outcome"] | {"by_user": {}, "facts": {"metric": metric}}
+        assert whole(record | {"outcome": outcome}) == (metric == "slope" and bool(record["commit"])), metric
+
+
+def test_of_images_a_cell_keeps_which_were_told_right() -> None:
+    data = pictures.pictures(side=28)
+    outcome = outcome_of_run(simulate(flat(**pictures.SMALL), data=data), 0.0)
+    for name, value in (("best", outcome.best), ("last", outcome.last)):
+        each = unpacked(outcome.by_user[name])
+        assert len(each) == len(data.test.labels)
+        assert set(each) <= {0.0, 1.0}
+        assert each.mean() == pytest.approx(value)
 
 
 def test_what_lacks_something_is_run_again_when_asked(tmp_path: Path) -> None:

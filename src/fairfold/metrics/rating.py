@@ -59,6 +59,11 @@ def _squared_errors(predicted: Tensor, given: Tensor) -> Tensor:
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
     """Share of rows whose largest logit is that of the label; of equal logits the lowest class counts."""
+    return float(told_right(logits, labels).double().mean())
+
+
+def told_right(logits: Tensor, labels: Tensor) -> Tensor:
+    """The same for each row, as booleans."""
     if logits.ndim != 2 or labels.shape != logits.shape[:1] or not len(labels):
         raise InvalidVector(
             f"logits of shape {list(logits.shape)}, labels of shape {list(labels.shape)}",
@@ -69,4 +74,4 @@ def accuracy(logits: Tensor, labels: Tensor) -> float:
         raise InvalidVector("logits with NaN", "numbers", "Check the model: training may have diverged.")
     # argmax does not promise which of several equal logits it takes; the first row maximum does.
     largest = logits == logits.max(1, keepdim=True).values
-    return float((largest.int().argmax(1) == labels.to(logits.device)).double().mean())
+    return largest.int().argmax(1) == labels.to(logits.device)

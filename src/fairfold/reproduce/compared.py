@@ -10,7 +10,7 @@ from fairfold.reproduce.tables import Grid, View, crossed
 BySeed = dict[int, str]
 """What each user got, packed."""
 
-ABOUT = "What it gives more than {}, mean and 95 % interval, paired over users"
+ABOUT = "What it gives more than {}, mean and 95 % interval, paired over {}"
 
 
 def compared(grid: Grid) -> list[View]:
@@ -21,7 +21,8 @@ def compared(grid: Grid) -> list[View]:
         shown = [row for row in rows if any(row[1:])]
         kept = [at for at in range(len(heading)) if at == 0 or any(row[at] for row in shown)]
         cut = [[line[at] for at in kept] for line in (heading, *shown)]
-        found.append(View(ABOUT.format(name), cut[0], cut[1:]))
+        over = "test images" if grid.file.metric == "accuracy" else "users"
+        found.append(View(ABOUT.format(name, over), cut[0], cut[1:]))
     return found
 
 
@@ -56,5 +57,7 @@ def _other(grid: Grid, known: dict[tuple[str, str], BySeed], name: str, place: t
         return {}
     if (name, column) in known or (row, name) in known:
         return known.get((name, column)) or known[row, name]
+    if len(alone := [given for (_, other), given in known.items() if other == name]) == 1 and not grid.file.measures:
+        return alone[0]  # a column with one cell, e.g. FedAvg, which has no sizes
     found = grid.references_by_user.items()  # named without what was chosen for them
     return next((texts for reference, texts in found if reference.split(" (")[0] == name), {})

@@ -26,6 +26,9 @@ FORMAT = 1
 
 CELLS, SEARCH, UNDER_WAY = "cells", "search", ".under-way"
 
+JUDGED = "NDCG@20", "MSE"
+"""Metrics that are means over users."""
+
 Record = dict[str, Any]
 """A line: label, fingerprint, versions, table, row, column, kind, seed, settings, and the outcome."""
 
@@ -94,14 +97,12 @@ def new_record(label: str, mark: str, described: dict[str, Any], outcome: Outcom
 
 
 def whole(record: Record) -> bool:
-    """Whether a record says by which code it came about and, of a ranking, what each user got: older ones do not."""
+    """Whether a record says by which code it came about and what each user got: older ones do not."""
     if not record:
         return False
     outcome = record["outcome"]
-    ranked = outcome["state"] == "done" and (
-        record["kind"] == "fedrec" or str(outcome["facts"].get("metric", "")).startswith("NDCG@20")
-    )
-    return bool(record.get("torch") and record.get("commit") and (outcome.get("by_user") or not ranked))
+    judged = outcome["state"] == "done" and (record["kind"] == "fedrec" or outcome["facts"].get("metric") in JUDGED)
+    return bool(record.get("torch") and record.get("commit") and (outcome.get("by_user") or not judged))
 
 
 def of_this_code(record: Record) -> bool:

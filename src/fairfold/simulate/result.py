@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from fairfold.data import Interactions
 from fairfold.data.counted import Counted
 from fairfold.data.images import ImageDataset
-from fairfold.metrics import RankingResult, accuracy, evaluate_ranking
+from fairfold.metrics import RankingResult, evaluate_ranking
 from fairfold.metrics.ranking import Scorer
-from fairfold.metrics.rating import Predictor, error_shares
+from fairfold.metrics.rating import Predictor, error_shares, told_right
 from fairfold.projections import Assignment
 from fairfold.protocol.people import ImagePeople
 from fairfold.protocol.ranks import ONE, Ranks
@@ -129,7 +129,8 @@ class Judge:
 
     Attributes:
         by_user: What each user with test items gets of the server's model, by round, where it was evaluated here: a
-            ranking's quality, or a share in the error of ratings. Its mean over users is the quality.
+            ranking's quality, or a share in the error of ratings; of images whether each is told right. Its mean is
+            the quality.
         own: The same of each size's own model at the end, by its capacity.
     """
 
@@ -176,8 +177,7 @@ class Judge:
     def _server(self, state: State, assignments: list[Assignment]) -> float:
         plan = self.world.plan
         if self.metric in ("MSE", "accuracy"):
-            found, each = self._judged_by(state.full, self.everybody, assignments)
-            self.by_user |= {} if each is None else {state.round_number: each}
+            found, self.by_user[state.round_number] = self._judged_by(state.full, self.everybody, assignments)
             return found
         score = plan.algorithm.scorer(plan, state.full, assignments, self.world.people)
         self._latest = state.round_number, self._ranked(score, self.everybody)
@@ -243,11 +243,12 @@ class Judge:
         """Of a model with these tensors, for some users; ``held`` by the devices whose model this is."""
         return self._judged_by(full, users, held)[0]
 
-    def _judged_by(self, full: Weights, users: Tensor, held: list[Assignment]) -> tuple[float, Tensor | None]:
-        """The same, and for each of them who has something to be judged by; None where images are judged."""
+    def _judged_by(self, full: Weights, users: Tensor, held: list[Assignment]) -> tuple[float, Tensor]:
+        """The same, and for each of them who has something to be judged by, or for each test image."""
         plan, people = self.world.plan, self.world.people
         if isinstance(people, ImagePeople):
-            return _accuracy(plan.architecture.model_of(full, {}).to(self._device), people), None
+            right = _told_right(plan.architecture.model_of(full, {}).to(self._device), people)
+            return float(right.double().mean()), right
         if self.metric == "MSE":
             test = self.world.interactions.test
             predict = plan.algorithm.predictor(plan, full, held, people)
@@ -275,12 +276,13 @@ class Judge:
         return evaluate_ranking(score, data.train, data.test, self.world.plan.settings.run.top, users=users)
 
 
-def _accuracy(model: nn.Module, people: ImagePeople) -> float:
+def _told_right(model: nn.Module, people: ImagePeople) -> Tensor:
+    """Whether a network names the class of each test image."""
     test, seen = people.images.test, people.plan.settings.data
     device = next(model.parameters()).device
     with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
         logits = [model(as_input(part.to(device), seen)).cpu() for part in torch.split(test.images, TEST_BLOCK)]
-    return accuracy(torch.cat(logits), test.labels)
+    return told_right(torch.cat(logits), test.labels)
 
 
 def squared_errors(predict: Predictor, test: Interactions, users: Tensor, ranks: Ranks = ONE) -> tuple[float, Tensor]:
