@@ -119,7 +119,7 @@ def test_a_row_has_the_pull_of_every_item_that_shares_it() -> None:
     centre, diagonal, *spread = torch.tensor([[3, 1, 0.6], [1, 2, 1], [1, 1, 1], [0.2, 0.05, 0.02]]).double()
     spreads = torch.stack(spread)
     known = Beliefs(centre, torch.diag(diagonal), spreads, torch.zeros(3, 5).double())
-    table, _ = solved_items(sums, sharing, known, before)
+    table, found = solved_items(sums, sharing, known, before)
     counts = (sums[:, -1] / sharing / 4).numpy()  # a code has the mean square 4
     np.testing.assert_allclose(table[:, -1], counts)
     line = np.column_stack([np.ones(9), np.log(np.maximum(counts, 1))])
@@ -130,6 +130,20 @@ def test_a_row_has_the_pull_of_every_item_that_shares_it() -> None:
         matrix = float(sums[row, -1]) / 2 * np.eye(3) + many * pull
         solution = np.linalg.solve(matrix, sums[row, :3].numpy() + many * pull @ expected[row])
         np.testing.assert_allclose(table[row, :3], solution, rtol=1e-9)
+    rows, variance = table[:, :3].numpy(), spreads[1].numpy()
+    off = (rows - line @ np.linalg.lstsq(weight * line, weight * rows, rcond=None)[0]) ** 2
+    doubt = 1 / (counts[:, None] * diagonal.numpy() / float(centre[2]) + 1 / variance)
+    slow, quick = (np.average(of, axis=0, weights=weight[:, 0] ** 2) for of in (off + doubt, 1 - doubt / variance))
+    quick = np.average(off, axis=0, weights=weight[:, 0] ** 2) / quick
+    np.testing.assert_allclose(found, np.clip(np.where([1, 0, 0], quick, slow**0.8 * quick**0.2), 1e-3, 1))
+
+
+def test_a_user_without_ratings_says_nothing() -> None:
+    known = Beliefs(torch.tensor([0.0, 1.0, 0.5]), torch.eye(3), torch.ones(2, 3), torch.ones(3, 5))
+    raters = Raters.solved(torch.ones(2, 4), torch.ones(2), torch.tensor([0, 0]), 2, known)
+    sums = raters.sums(torch.ones(2))
+    assert sums[0].all()
+    assert not sums[1].any()
 
 
 def test_words_about_other_rows_are_moved_to_those_of_the_largest_devices() -> None:
