@@ -22,7 +22,7 @@ STEP, SLOWER, SPREAD = 0.03, 0.95, 0.1
 EPOCHS, LEAST_EPOCHS, PATIENCE = 60, 15, 3
 """The first epochs learn the biases, and the error may rest before it falls by the tastes."""
 HELD_OUT = 0.1
-MOST_RATINGS = 1 << 18
+MOST_RATINGS = 1 << 20
 """Of more ratings a part of every user's is drawn to choose by."""
 DAMPING = 10.0
 """Imagined ratings that draw a bias to 0; chosen on held-out ratings of Goodreads."""
