@@ -152,7 +152,7 @@ def a_bound_between(case: str) -> float:
         for word in in_turn(world.people, visits, {}):
             sent, answer = word.sent, word.answer
             changes = [algorithm.change(sent, name, of, answer.weight) for name, of in answer.sums.items()]
-            sizes.append(max(float(change.abs().max()) for change in changes))
+            sizes.append(max(float(change.to_dense().abs().max()) for change in changes))
     ordered = sorted(sizes)
     gap = max(range(1, len(ordered)), key=lambda place: ordered[place] / ordered[place - 1])
     assert ordered[gap] > 1.0001 * ordered[gap - 1]
