@@ -11,6 +11,7 @@ from fairfold.algorithms.correlations import SUM, Correlations
 from fairfold.algorithms.pair_architecture import ROWS
 from fairfold.algorithms.pairs import items_of, pair_sums, size_of, weights_of
 from fairfold.algorithms.said import SAID
+from fairfold.algorithms.spoken import room_for
 from fairfold.flower.books import Books
 from fairfold.flower.client import name_of
 from fairfold.flower.federate import Trial
@@ -58,11 +59,12 @@ def summed_words(settings: Settings, books: Books, words: Iterable[tuple[int, De
             continue
         offsets, marks = kept.history["offsets"], kept.said.own[SAID][:, 0] > 0
         said = items_of(plan.algorithm.spoken(plan, size).size)
+        most = room_for(settings, plan.public, plan.capacities[size], head)
         for first, last in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
             items = kept.history["items"][first:last][marks[first:last]]
             mine = items[items < head].sort().values
             if len(mine):
-                packed = pair_sums([mine[mine < said]], weights_of(torch.tensor([len(mine)])), said)
+                packed = pair_sums([mine[mine < said][:most]], weights_of(torch.tensor([len(mine)])), said)
                 sums[: len(packed)] += packed.double()
     return {SUM: {SUM: sums}}
 
