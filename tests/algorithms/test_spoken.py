@@ -202,6 +202,9 @@ def test_what_is_told_of_bytes_is_what_usual_devices_send() -> None:
     told = [algorithm.traffic(plan, sizes[user])[1] for user in range(40)]
     assert sum(told) == pytest.approx(sum(moved), rel=1e-3)
     assert max(moved) <= algorithm.largest_answer(plan, 0)
+    run_round(world.initial(), world.fleet, world.people, Rejections(), batched)
+    again = [algorithm.answer(plan, sent[sizes[user]], world.people.client(user, 1))[0].bytes_up for user in range(40)]
+    assert sum(again) == sum(algorithm.traffic(plan, size, 1)[1] for size in sizes) == 0  # nothing new to say
 
 
 def test_a_norm_that_no_history_has_is_refused_in_both_ways() -> None:

@@ -39,7 +39,7 @@ from fairfold.algorithms.pair_architecture import JUDGED, ROWS, PairArchitecture
 from fairfold.algorithms.pairs import UNIT, among, frobenius, items_of, size_of
 from fairfold.algorithms.said import SAID, gone, marks_of
 from fairfold.algorithms.spectrum import penalty
-from fairfold.algorithms.spoken import Spoken, heard_of, reach_of, room_for, totals_of
+from fairfold.algorithms.spoken import Spoken, heard_of, reach_of, room_for, totals_of, usually_said
 from fairfold.algorithms.trials import EXACT, JUDGEMENT, QUALITY, TOLD, Trials, judged, said_first, within
 from fairfold.data import Interactions
 from fairfold.errors import InvalidMessage
@@ -196,10 +196,11 @@ class Correlations(ByRows):
 
     def traffic(self, plan: Plan, size: int, round_number: int = 0) -> tuple[int, int]:
         """A model down; pairs up, where these are listed those of a usual history, or a judgement."""
-        listens, up = self.trials(plan).schedule.trial(round_number) is None, self.spoken(plan, size).size
-        many, _, pairs = plan.public.survey.get(USERS, torch.zeros(3)).tolist()
-        if pairs:  # which are surveyed where answers are seen
-            up = min(up, 2 * int(min(pairs / many, size_of(self._room(plan, size)))))
+        schedule, up = self.trials(plan).schedule, self.spoken(plan, size).size
+        listens = schedule.trial(round_number) is None
+        if USERS in plan.public.survey:
+            news = plan.settings.fleet.clients_per_round is not None or round_number in (0, schedule.end)
+            up = usually_said(plan.public.survey[USERS], self._room(plan, size), up, news=news)
         return plan.assignments(0)[size].bytes(), (up if listens else TOLD) * BYTES
 
     def largest_answer(self, plan: Plan, size: int) -> int:

@@ -56,6 +56,15 @@ def totals_of(histories: "Interactions", *, lengths: bool, pairs: bool) -> Tenso
     return torch.cat([numbers.new_tensor([histories.num_users]), numbers * torch.tensor([lengths, pairs])])
 
 
+def usually_said(totals: Tensor, most: int, whole: int, *, news: bool) -> int:
+    """Numbers that a usual device says: all, or, where pairs were counted, those of its new ones with their places.
+
+    Where pairs are counted answers may be seen, and who has no news says nothing.
+    """
+    many, _, pairs = totals.tolist()
+    return min(whole, 2 * int(min(pairs / many, size_of(most))) * news) if pairs else whole
+
+
 class Spoken(NamedTuple):
     """Histories of which the pairs are said, one after another; what some said before has a weight below 0.
 
