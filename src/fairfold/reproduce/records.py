@@ -26,8 +26,8 @@ FORMAT = 1
 
 CELLS, SEARCH, UNDER_WAY = "cells", "search", ".under-way"
 
-JUDGED = "NDCG@20", "MSE"
-"""Metrics that are means over users."""
+JUDGED = "NDCG@20", "MSE", "accuracy"
+"""Metrics that are means over users, or over test images."""
 
 Record = dict[str, Any]
 """A line: label, fingerprint, versions, table, row, column, kind, seed, settings, and the outcome."""
