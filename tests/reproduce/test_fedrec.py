@@ -242,14 +242,15 @@ def test_settings_are_those_of_the_best_trial_however_negatives_are_drawn(monkey
         "check_every": 2,
         "factors": 4,
         "tried": {"server_step": [0.1, 0.3]},
+        "also": [{"server_step": 1.0}],
     }
     trials = fedrec.trials_of(values)
     assert trials == fedrec.trials_of(values | {"outside": "all ratings"})
-    assert [of["trial"] for of in trials.values()] == [{"server_step": 0.1}, {"server_step": 0.3}]
+    assert [of["trial"] for of in trials.values()] == [{"server_step": step} for step in (0.1, 0.3, 1.0)]
     found = {name: fedrec.tried(fedrec.FedRecSettings(**of), lambda _done, _of: None) for name, of in trials.items()}
     assert all([rounds for rounds, _ in curve] == [2, 3] for curve in found.values())
     assert all(0 <= value <= 1 for curve in found.values() for _, value in curve)
-    for best in (0.1, 0.3):
+    for best in (0.1, 0.3, 1.0):
         reached = {name: (1.0, float(of["trial"]["server_step"] == best)) for name, of in trials.items()}
         facts, _ = fedrec.measured(fedrec.FedRecSettings(**values), 0, reached, lambda _done, _of: None)
         assert facts["chosen"] == {"server_step": best, "rounds": 1}
@@ -271,9 +272,10 @@ def test_references_are_chosen_by_the_same_items_as_rivals(monkeypatch: pytest.M
     data = small()
     assert data.valid is not None
     monkeypatch.setattr(fedrec, "newest_left_out", lambda _name: data)
-    facts, _ = fedrec.measured(fedrec.FedRecSettings("EASE"), 0, {}, lambda _done, _of: None)
+    given = fedrec.FedRecSettings("EASE", also=[{"penalty": 9000.0}])
+    facts, _ = fedrec.measured(given, 0, {}, lambda _done, _of: None)
     reached = facts["tried on held-out items"]
-    for penalty in (10.0, 3000.0):
+    for penalty in (10.0, 3000.0, 9000.0):
         score = Ease(BinaryMatrix(data.train), penalty)
         expected = float(rank_one_left_out(score, data.train, data.valid).gains()[1].mean())
         assert reached[f"penalty {penalty:g}"] == pytest.approx(expected, abs=1e-6)

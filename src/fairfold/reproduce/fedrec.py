@@ -53,7 +53,8 @@ class FedRecSettings:
     clients: int = 200  # per round
     search_rounds: int = 30  # of every trial; 0 leaves the search out
     check_every: int = 10  # rounds of a trial, to find when to stop
-    tried: dict[str, list[float]] = field(default_factory=dict)  # keys of [algorithm] and their values
+    tried: dict[str, list[float]] = field(default_factory=dict)  # keys of [algorithm] and their values: all combined
+    also: list[dict[str, float]] = field(default_factory=list)  # combinations beside these, beyond their edges
     trial: dict[str, float] = field(default_factory=dict)  # of these one each: what a trial tries
     level: Literal["plain", "secure"] = "plain"  # secure: ours counts and trains by sums under masks alone
     order_from: float = 1.0  # the share of the users, drawn by chance, whose counts number the items
@@ -63,15 +64,21 @@ class FedRecSettings:
         if self.method not in known:
             raise InvalidSettings(f"method {self.method!r}", f"one of {', '.join(known)}", "Check the spelling.")
 
+    @property
+    def combined(self) -> list[dict[str, float]]:
+        """All that is tried, the first of it where there is no search."""
+        return [
+            dict(zip(self.tried, each, strict=True)) for each in itertools.product(*self.tried.values())
+        ] + self.also
+
 
 def trials_of(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The settings of all trials of a cell, by what they try: every combination. How negatives are drawn is no part."""
     given = FedRecSettings(**values)
     if not given.search_rounds or not given.tried:
         return {}
-    kept = {key: value for key, value in values.items() if key not in ("outside", "tried", "search_rounds")}
-    combined = [dict(zip(given.tried, each, strict=True)) for each in itertools.product(*given.tried.values())]
-    return {_name(trial): kept | {"rounds": given.search_rounds, "trial": trial} for trial in combined}
+    kept = {key: value for key, value in values.items() if key not in ("outside", "tried", "also", "search_rounds")}
+    return {_name(trial): kept | {"rounds": given.search_rounds, "trial": trial} for trial in given.combined}
 
 
 def _name(trial: dict[str, float]) -> str:
@@ -104,11 +111,10 @@ def measured(
     both = _joined(data.train, data.valid)
     final = _numbered(replace(data, train=both, valid=None), given.order_from, seed)
     if given.method in SEARCHED:
-        chosen, reached, score = _searched(given.method, data, both)
+        chosen, reached, score = _searched(given, data, both)
         cost = dict[str, float]()
     else:
-        combined = [dict(zip(given.tried, each, strict=True)) for each in itertools.product(*given.tried.values())]
-        first = max(combined, key=lambda trial: found.get(_name(trial), (0, 0.0))[1])  # where nothing was tried
+        first = max(given.combined, key=lambda trial: found.get(_name(trial), (0, 0.0))[1])  # where nothing was tried
         rounds = int(found.get(_name(first), (given.rounds, 0.0))[0])
         score, cost = _trained(given, final, first, seed, rounds, lambda done, _: tell(min(done, rounds), rounds))
         chosen, reached = first | ({"rounds": rounds} if found else {}), dict(found)
@@ -117,12 +123,14 @@ def measured(
     return facts, by_user
 
 
-def _searched(method: str, data: Dataset, both: Interactions) -> tuple[dict[str, Any], dict[str, Any], Scorer]:
+def _searched(
+    given: FedRecSettings, data: Dataset, both: Interactions
+) -> tuple[dict[str, Any], dict[str, Any], Scorer]:
     """EASE or iALS: what was chosen by the item before the newest, what was tried, and a model of both."""
     assert data.valid is not None
-    kind = next(kind for kind in STRONG if kind.name == method)
+    kind = next(kind for kind in STRONG if kind.name == given.method)
     matrix, found = BinaryMatrix(data.train), dict[tuple[float, ...], float]()
-    for value in kind.values:
+    for value in (*kind.values, *(tuple(more.values()) for more in given.also)):
         ranks = rank_one_left_out(kind.made(matrix, value), data.train, data.valid, 0)
         found[value] = float(ranks.gains()[1].mean())
     best = max(found, key=found.__getitem__)
