@@ -107,3 +107,14 @@ def test_what_lacks_something_replaces_nothing_that_is_whole(kept: tuple[str, Pa
     assert join([read_experiment(path, seeds=1)], tmp_path / "mine", tmp_path / "theirs") == []
     held = Records(tmp_path / "mine" / "small").by_label.values()
     assert {record["commit"] for record in held} == {"abc"}
+
+
+def test_a_cell_of_other_settings_is_replaced_and_not_compared(kept: tuple[str, Path], tmp_path: Path) -> None:
+    path, out = kept
+    for record in Records(out / "small").by_label.values():
+        for folder, mark in (("mine", "of other settings"), ("theirs", record["fingerprint"])):
+            (tmp_path / folder / "small").mkdir(parents=True, exist_ok=True)
+            keep(tmp_path / folder / "small", record | {"fingerprint": mark, "commit": "abc"})
+    assert join([read_experiment(path, seeds=1)], tmp_path / "mine", tmp_path / "theirs") == []
+    theirs = Records(tmp_path / "theirs" / "small").by_label
+    assert Records(tmp_path / "mine" / "small").by_label == theirs

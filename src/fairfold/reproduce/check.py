@@ -130,9 +130,8 @@ def join(experiments: list[Experiment], out: Path, other: Path) -> list[Checked]
                 continue
             if old is None or whole(new) or not whole(old):
                 taken[cell] = new
-        before = {
-            cell: outcome_of(mine.by_label[cell.label]) for cell in experiment.cells if cell.label in mine.by_label
-        }
+        kept = {cell: mine.outcome(cell.label, mark_as_kept(cell, mine)) for cell in experiment.cells}
+        before = {cell: outcome for cell, outcome in kept.items() if outcome is not None}  # of today's settings
         now = {cell: outcome_of(record) for cell, record in taken.items()}
         machines |= {cell: (_machine(before[cell]), _machine(now[cell])) for cell in now.keys() & before.keys()}
         found += _compared([experiment], before, now)
