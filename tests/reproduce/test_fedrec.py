@@ -258,17 +258,6 @@ def test_settings_are_those_of_the_best_trial_however_negatives_are_drawn(monkey
     assert fedrec.trials_of(values | {"search_rounds": 0}) == {}
 
 
-def test_ours_is_searched_like_a_rival_and_knows_its_own_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fedrec, "newest_left_out", lambda _name: small())
-    given = fedrec.FedRecSettings("ours", rounds=100, order_from=0.5, tried={"support": [1, 30]})
-    for support in (1, 30):
-        settings = fedrec.settings_of(given, {"support": support}, 0, 100, 10)
-        assert (settings.algorithm.kind, settings.algorithm.model_dump()["support"]) == ("correlations", support)
-        ((rounds, value),) = fedrec.tried(replace(given, trial={"support": support}), lambda _done, _of: None)
-        assert rounds == settings.run.rounds < 100
-        assert 0 <= value <= 1
-
-
 def test_a_trial_that_diverges_is_the_worst_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fedrec, "newest_left_out", lambda _name: small())
     given = fedrec.FedRecSettings("fedncf", rounds=4, check_every=1, factors=4, trial={"server_step": 1e38})

@@ -87,21 +87,19 @@ def _name(trial: dict[str, float]) -> str:
 
 def tried(given: FedRecSettings, tell: Tell) -> list[tuple[float, float]]:
     """How well a trial finds the item before the newest among all items, NDCG@10, after so many rounds each time."""
-    data = _numbered(newest_left_out(given.data), given.order_from, SEARCH_SEED)
-    found = list[tuple[float, float]]()
+    data, found = newest_left_out(given.data), list[tuple[float, float]]()
     assert data.valid is not None
     held, held_back, told = data.valid, replace(data, test=data.valid, valid=None), list[int]()
-    rounds = settings_of(given, given.trial, SEARCH_SEED, given.rounds, data.num_users).run.rounds
 
     def after(done: int, scorer: Callable[[], Scorer]) -> None:
         told.append(done)
-        tell(done, rounds)
-        if done == rounds or (done % given.check_every == 0 and given.method != "ours"):  # which has its own end
+        tell(done, given.rounds)
+        if done % given.check_every == 0 or done == given.rounds:
             found.append((float(done), float(rank_one_left_out(scorer(), data.train, held, 0).gains()[1].mean())))
 
-    _trained(given, held_back, given.trial, SEARCH_SEED, rounds, after)
-    diverged = rounds not in told  # a finding like any other, and the worst
-    return [(float(rounds), 0.0)] if diverged else found
+    _trained(given, held_back, given.trial, SEARCH_SEED, given.rounds, after)
+    diverged = given.rounds not in told  # a finding like any other, and the worst
+    return [(float(given.rounds), 0.0)] if diverged else found
 
 
 def measured(
@@ -209,8 +207,7 @@ def settings_of(given: FedRecSettings, chosen: dict[str, float], seed: int, roun
     data = {"data": {"kind": "interactions", "name": given.data}, "run": {"seed": seed}}
     if given.method == "ours":
         fleet = {"capacities": given.capacities, "clients_per_round": None}
-        ours = {"fleet": fleet, "privacy": {"level": given.level}, "algorithm": chosen}  # which knows its rounds
-        return read_settings(merged(data, ours))
+        return read_settings(merged(data, {"fleet": fleet, "privacy": {"level": given.level}}))
     tables: dict[str, Any] = {
         "model": {"kind": "mf", "factors": given.factors},
         "algorithm": {"kind": given.method} | chosen,
