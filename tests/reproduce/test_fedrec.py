@@ -12,6 +12,7 @@ from fairfold.data.interactions import Dataset, Interactions
 from fairfold.errors import InvalidData, InvalidSettings
 from fairfold.metrics.one_left_out import rank_one_left_out
 from fairfold.metrics.references import BinaryMatrix, Ease
+from fairfold.protocol.algorithm import COUNTS
 from fairfold.protocol.faults import Rejections
 from fairfold.protocol.round import Backend, in_turn, run_round
 from fairfold.protocol.words import State
@@ -282,16 +283,23 @@ def test_references_are_chosen_by_the_same_items_as_rivals(monkeypatch: pytest.M
     assert facts["chosen"]["settings"] == max(reached, key=reached.__getitem__)
 
 
-def test_an_order_from_some_users_renumbers_items_and_changes_no_history() -> None:
-    data = small()
-    assert fedrec._numbered(data, 1.0, 0) is data
-    half = fedrec._numbered(data, 0.5, 0)
-    assert half.item_ids is not None
-    for user in range(USERS):
-        assert {int(half.item_ids[item]) for item in half.train.of(user)} == set(data.train.of(user).tolist())
-    everybody = fedrec._numbered(data, 0.9999, 0).train.counts_by_item
-    assert bool((everybody.diff() <= 0).all())
-    assert not bool((half.train.counts_by_item.diff() <= 0).all())
+def test_an_order_from_some_users_knows_their_counts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    worlds, data = list[World](), small()
+
+    class Seen(World):
+        def initial(self, storage: Any = None) -> State:
+            worlds.append(self)
+            return super().initial(storage)
+
+    monkeypatch.setattr(fedrec, "newest_left_out", lambda _name: data)
+    monkeypatch.setattr(fedrec, "World", Seen)
+    for share in (1.0, 0.5):
+        fedrec.measured(fedrec.FedRecSettings("ours", order_from=share), 0, {}, lambda _done, _of: None)
+    everybody, half = (world.plan.public.survey[COUNTS] for world in worlds)
+    assert everybody.sum() == len(data.train) + USERS  # the validation item is trained on
+    assert half.tolist() == sorted(half.tolist(), reverse=True)
+    assert bool((half % 2 == 0).all())  # each of the six stands for two
+    assert half.tolist() != sorted(everybody.tolist(), reverse=True)
 
 
 def test_an_unknown_method_is_refused() -> None:

@@ -315,7 +315,8 @@ class Display(Watcher):
         """One cell more."""
         self._over += 1
         self._shares[cell] = 1.0
-        found = outcome.state if outcome.best is None else f"{outcome.best:.4f} (round {outcome.best_round:.0f})"
+        at = f" (round {outcome.best_round:.0f})" if outcome.best_round else ""  # what is no curve has none
+        found = outcome.state if outcome.best is None else f"{outcome.best:.4f}{at}"
         times = f"{human_seconds(outcome.seconds)}{self._left()}"
         self._console.say(f"[{self._over}/{self._total}] {cell.experiment} {cell.label}: {found}, {times}")
         self._spoke = time.monotonic()

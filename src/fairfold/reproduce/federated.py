@@ -65,13 +65,14 @@ def ordered_by_few(settings: Settings, share: float, callback: Callback) -> Outc
 
 
 def counted_by(data: Dataset, share: float, seed: int) -> Dataset:
-    """A data set as it is numbered where a share of the users, drawn by chance, is counted."""
+    """A data set as it is numbered where a share of the users, drawn by chance, is counted; equal counts by chance."""
     if not 0 < share <= 1:
         raise InvalidSettings(f"order_from = {share}", "above 0 and at most 1", "Take 0.1 for a tenth of the users.")
-    many = max(1, round(share * data.num_users))
+    many, chance = max(1, round(share * data.num_users)), generator(seed, ORDER)
     chosen = torch.zeros(data.num_users, dtype=torch.bool)
-    chosen[torch.randperm(data.num_users, generator=generator(seed, ORDER))[:many]] = True
+    chosen[torch.randperm(data.num_users, generator=chance)[:many]] = True
     found = torch.bincount(data.train.items[chosen[data.train.users]], minlength=data.num_items)
     counts = (found * (data.num_users / many)).round().long()  # each stands for several
-    order = counts.argsort(descending=True, stable=True)
+    order = torch.randperm(data.num_items, generator=chance)  # numbers at hand may be of everybody's counts
+    order = order[counts[order].argsort(descending=True, stable=True)]
     return data.renumbered(order.argsort(), Counted(counts[order], order.to(torch.int32), many, many))

@@ -25,6 +25,7 @@ from fairfold.protocol.faults import Rejections
 from fairfold.protocol.round import run_round
 from fairfold.protocol.words import State, reduced
 from fairfold.reproduce import rivals
+from fairfold.reproduce.federated import counted_by
 from fairfold.reproduce.memory import Tell
 from fairfold.reproduce.newest import newest_left_out
 from fairfold.reproduce.paired import packed
@@ -57,7 +58,7 @@ class FedRecSettings:
     also: list[dict[str, float]] = field(default_factory=list)  # combinations beside these, beyond their edges
     trial: dict[str, float] = field(default_factory=dict)  # of these one each: what a trial tries
     level: Literal["plain", "secure"] = "plain"  # secure: ours counts and trains by sums under masks alone
-    order_from: float = 1.0  # the share of the users, drawn by chance, whose counts number the items
+    order_from: float = 1.0  # the share of the users, drawn by chance, whose counts are known: for order and support
 
     def __post_init__(self) -> None:
         known = sorted(RIVALS | CENTRAL | {"ours"})
@@ -109,7 +110,8 @@ def measured(
     data = newest_left_out(given.data)
     assert data.valid is not None
     both = _joined(data.train, data.valid)
-    final = _numbered(replace(data, train=both, valid=None), given.order_from, seed)
+    final = replace(data, train=both, valid=None)
+    final = final if given.order_from == 1 else counted_by(final, given.order_from, seed)
     if given.method in SEARCHED:
         chosen, reached, score = _searched(given, data, both)
         cost = dict[str, float]()
@@ -136,19 +138,6 @@ def _searched(
     best = max(found, key=found.__getitem__)
     tried_there = {kind.words.format(*value): of for value, of in found.items()}
     return {"settings": kind.words.format(*best)}, tried_there, kind.made(BinaryMatrix(both), best)
-
-
-def _numbered(data: Dataset, share: float, seed: int) -> Dataset:
-    """The same data with its items numbered by the counts of a share of the users; ties by chance."""
-    if share == 1:
-        return data
-    chance = torch.Generator().manual_seed(seed)
-    data = data.renumbered(torch.randperm(data.num_items, generator=chance))
-    asked = torch.randperm(data.num_users, generator=chance)[: round(share * data.num_users)]
-    counts = torch.bincount(data.train.items[torch.isin(data.train.users, asked)], minlength=data.num_items)
-    place = torch.empty(data.num_items, dtype=torch.int64)
-    place[counts.argsort(descending=True, stable=True)] = torch.arange(data.num_items)
-    return data.renumbered(place)
 
 
 def _summary(found: OneLeftOut) -> tuple[dict[str, float], dict[str, float], dict[str, str]]:
