@@ -1,7 +1,7 @@
 """Rows of a table compared user by user: what a table names as ``against``, with an interval for every difference.
 
-That is a row, a column or a reference; ``TABLE/ROW`` is a row of another table of the experiment, and ``TABLE/*`` the
-one that has the same name there.
+That is a row, a column or a reference; ``TABLE/ROW`` is a row of another table of the experiment, ``TABLE/*`` the one
+that has the same name there, and ``TABLE/*/COLUMN`` another column of it.
 """
 
 from collections.abc import Iterator
@@ -24,8 +24,8 @@ def compared(grid: Grid) -> list[View]:
         kept = [at for at in range(len(heading)) if at == 0 or any(row[at] for row in shown)]
         cut = [[line[at] for at in kept] for line in (heading, *shown)]
         over = "test images" if grid.file.metric == "accuracy" else "users"
-        table, _, row = name.rpartition("/")
-        beside = f"the same row of {table}" if table and row == SAME else name
+        table, *there = name.split("/")
+        beside = " of ".join([*there[1:], f"the same row of {table}"]) if there[:1] == [SAME] else name
         found.append(View(ABOUT.format(beside, over), cut[0], cut[1:]))
     return found
 
@@ -53,9 +53,9 @@ def gaps(grid: Grid) -> Iterator[tuple[str, dict[tuple[str, str], Difference]]]:
 
 def _other(grid: Grid, known: dict[tuple[str, str], BySeed], name: str, place: tuple[str, str]) -> BySeed:
     row, column = place
-    table, _, there = name.partition("/")
+    table, *there = name.split("/")
     if there and table in grid.others:
-        return grid.others[table].get((row if there == SAME else there, column), {})
+        return grid.others[table].get((row if there[0] == SAME else there[0], [*there, column][1]), {})
     if name == row or (name == column and not grid.file.measures):
         return {}
     if (name, column) in known or (row, name) in known:
