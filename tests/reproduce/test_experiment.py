@@ -133,3 +133,23 @@ def test_unknown_names_and_missing_files(tmp_path: Path) -> None:
         read_experiment("xyz")
     with pytest.raises(InvalidSettings, match="Check the path"):
         read_experiment(str(tmp_path / "none.toml"))
+
+
+def test_a_row_may_have_a_quick_version_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("""
+title = "t"
+set = { kind = "fedrec", rounds = 9 }
+quick = { rounds = 3, search_rounds = 0 }
+[tables.one]
+title = "one"
+measures = ["NDCG@10"]
+[tables.one.rows]
+FedMF = { method = "fedmf", tried = { server_step = [0.1, 0.3] }, quick.tried = { server_step = [0.3] } }
+popularity = { method = "popularity" }
+""")
+    whole, small = (read_experiment(str(tmp_path / "mine.toml"), quick=quick).cells for quick in (False, True))
+    cells = {cell.row: cell.values for cell in whole if not cell.is_trial}
+    assert cells["FedMF"] == {"rounds": 9, "method": "fedmf", "tried": {"server_step": [0.1, 0.3]}}
+    quick = {cell.row: cell.values for cell in small}
+    assert (quick["FedMF"]["rounds"], quick["FedMF"]["tried"]) == (3, {"server_step": [0.3]})
+    assert quick["popularity"] == {"rounds": 3, "search_rounds": 0, "method": "popularity"}

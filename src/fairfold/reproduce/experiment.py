@@ -2,8 +2,8 @@
 
 A table reads like the paper's: ``[rows]`` and ``[columns]`` name what each adds to the settings, ``[paper]`` holds the
 published figures. A cell has the experiment's ``set``, then the table's, its row's, its column's and its own laid over
-it (a table of settings that is given another kind starts anew); with ``--quick`` the experiment's and the table's
-``quick`` come last.
+it (a table of settings that is given another kind starts anew); with ``--quick`` the experiment's, the table's and the
+row's ``quick`` come last.
 """
 
 from collections.abc import Mapping
@@ -43,7 +43,8 @@ class TableFile(Frozen):
     quick_rows: tuple[str, ...] | None = None  # the rows of the quick version; all if not given
     quick_references: bool = True  # whether the quick version has them: they take minutes on large data
     like: str = ""  # another table of the experiment, which has the rows and columns that are not given
-    rows: dict[str, Values] = Field(default_factory=dict)  # what each adds; `columns = [...]` leaves out all others
+    rows: dict[str, Values] = Field(default_factory=dict)  # what each adds; `columns = [...]` leaves out all others,
+    # and `quick` is what it adds to the quick version
     columns: dict[str, Values] = Field(default_factory=dict)  # the same with `rows = [...]`; `kind` says what is run
     measures: tuple[str, ...] = ()  # where a row is one cell that measures several things: these are its columns
     against: tuple[str, ...] = ()  # rows that all others are compared with, user by user
@@ -201,8 +202,9 @@ def _cells(
             if column not in of_row.get("columns", [column]) or row not in of_column.get("rows", [row]):
                 continue
             of_cell = content.cells.get(row, {}).get(column, {})
-            values = reduce(merged, (of_row, of_column, of_cell, small), shared)
-            for key in ("rows", "columns"):
+            smallest = merged(small, of_row.get("quick", {})) if quick else small
+            values = reduce(merged, (of_row, of_column, of_cell, smallest), shared)
+            for key in ("rows", "columns", "quick"):
                 values.pop(key, None)
             kind = str(values.pop("kind", "federated"))
             _check(f"{name}, table {table!r}, row {row!r}, column {column!r}", kind, values)
