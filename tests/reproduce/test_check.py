@@ -118,3 +118,5 @@ def test_a_cell_of_other_settings_is_replaced_and_not_compared(kept: tuple[str, 
     assert join([read_experiment(path, seeds=1)], tmp_path / "mine", tmp_path / "theirs") == []
     theirs = Records(tmp_path / "theirs" / "small").by_label
     assert Records(tmp_path / "mine" / "small").by_label == theirs
+    lacking = [read_experiment("memory"), read_experiment(path, seeds=1)]  # a folder may hold some of them
+    assert join(lacking, tmp_path / "mine", tmp_path / "theirs") == []

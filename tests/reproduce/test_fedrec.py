@@ -17,7 +17,7 @@ from fairfold.protocol.faults import Rejections
 from fairfold.protocol.round import Backend, in_turn, run_round
 from fairfold.protocol.words import State
 from fairfold.reproduce import fedrec
-from fairfold.reproduce.compared import gaps
+from fairfold.reproduce.compared import compared, gaps
 from fairfold.reproduce.execute import execute_all
 from fairfold.reproduce.experiment import Cell, read_experiment
 from fairfold.reproduce.newest import newest_left_out
@@ -347,6 +347,7 @@ FedMF = {{ method = "fedmf", tried = {{ server_step = [0.1, 0.3] }} }}
 [tables.leak]
 title = "leak"
 like = "honest"
+against = ["honest/*", "honest/popularity", "honest/*/HR@10"]
 set = {{ outside = "all ratings" }}
 rows = {{ FedMF = {{ method = "fedmf", tried = {{ server_step = [0.1, 0.3] }} }} }}
 """)
@@ -373,13 +374,21 @@ rows = {{ FedMF = {{ method = "fedmf", tried = {{ server_step = [0.1, 0.3] }} }}
             assert outcome.facts["tried on held-out items"] == tried
             best = max(tried, key=lambda name: tried[name][1] or 0.0)
             assert f"server_step {outcome.facts['chosen']['server_step']:g}" == best
-    honest = grids(experiment, found)[0]
+    honest, leak = grids(experiment, found)
     assert [(entry.row, entry.column) for entry in honest.entries][:2] == [
         ("popularity", "HR@10"),
         ("popularity", "NDCG@10"),
     ]
     ((name, apart),) = gaps(honest)
     assert (name, set(apart)) == ("popularity", {("FedMF", "HR@10"), ("FedMF", "NDCG@10")})
+    both = {grid.name: grid for grid in (honest, leak)}
+    values = {(name, of.row, of.column): of.mean or 0.0 for name, grid in both.items() for of in grid.entries}
+    beside = dict(gaps(leak))  # rows of the other table
+    others = {"honest/*": ("FedMF", "NDCG@10"), "honest/popularity": ("popularity", "NDCG@10")}
+    for name, other in (others | {"honest/*/HR@10": ("FedMF", "HR@10")}).items():
+        expected = values["leak", "FedMF", "NDCG@10"] - values["honest", *other]
+        assert beside[name]["FedMF", "NDCG@10"].mean == pytest.approx(expected, abs=1e-4)
+    assert [" the same row of honest," in view.about for view in compared(leak)] == [True, False, True]
     run.clear()
     execute_all([experiment], tmp_path, 1, Watching())
     assert run == []

@@ -102,6 +102,17 @@ def test_a_table_is_made_from_records(pages: Pages) -> None:
     assert pages.made(made) == made
 
 
+def test_a_column_may_be_of_another_table(pages: Pages) -> None:
+    made = pages.made("<!-- made: fedrec/ml-1m [NDCG@10; fedrec-audit/first: AUC] -->\nold\n<!-- end -->")
+    known = {entry.row: entry for entry in pages.grid("fedrec-audit", "first").entries if entry.column == "AUC"}
+    assert "|  | NDCG@10 | AUC |" in made
+    for row in ("FedMF", "ours, 1x"):
+        (line,) = (line for line in made.splitlines() if line.startswith(f"| {row} |"))
+        assert f"| {known[row].mean:.4f}" in line
+    (line,) = (line for line in made.splitlines() if line.startswith("| popularity |"))
+    assert line.endswith("|  |")
+
+
 def test_pages_are_written_by_the_command(tmp_path: Path) -> None:
     """One whose comment names what is not there stays as it is; the others are written."""
     shutil.copytree(RESULTS / "memory", tmp_path / "out" / "memory")

@@ -119,7 +119,7 @@ def join(experiments: list[Experiment], out: Path, other: Path) -> list[Checked]
     off is written to ``again.csv`` in ``out``, beside what is there of earlier ones, and returned.
     """
     found, machines = list[Checked](), dict[Cell, tuple[str, str]]()
-    for experiment in experiments:
+    for experiment in (one for one in experiments if (other / one.folder).is_dir()):
         mine, theirs = Records(out / experiment.folder), Records(other / experiment.folder)
         if theirs.damaged:
             raise InvalidData(theirs.damaged[0], "whole records", f"Copy {theirs.place} again.")

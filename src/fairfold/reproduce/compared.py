@@ -1,15 +1,17 @@
-"""Rows of a table compared user by user: what a table names as ``against``, with an interval for every difference."""
+"""Rows of a table compared user by user: what a table names as ``against``, with an interval for every difference.
+
+That is a row, a column or a reference; ``TABLE/ROW`` is a row of another table of the experiment, ``TABLE/*`` the one
+that has the same name there, and ``TABLE/*/COLUMN`` another column of it.
+"""
 
 from collections.abc import Iterator
 
 import numpy
 
 from fairfold.reproduce.paired import Difference, Each, intervals, over_seeds
-from fairfold.reproduce.tables import Grid, View, crossed
+from fairfold.reproduce.tables import BySeed, Grid, View, crossed
 
-BySeed = dict[int, str]
-"""What each user got, packed."""
-
+SAME = "*"
 ABOUT = "What it gives more than {}, mean and 95 % interval, paired over {}"
 
 
@@ -22,17 +24,15 @@ def compared(grid: Grid) -> list[View]:
         kept = [at for at in range(len(heading)) if at == 0 or any(row[at] for row in shown)]
         cut = [[line[at] for at in kept] for line in (heading, *shown)]
         over = "test images" if grid.file.metric == "accuracy" else "users"
-        found.append(View(ABOUT.format(name, over), cut[0], cut[1:]))
+        table, *there = name.split("/")
+        beside = " of ".join([*there[1:], f"the same row of {table}"]) if there[:1] == [SAME] else name
+        found.append(View(ABOUT.format(beside, over), cut[0], cut[1:]))
     return found
 
 
 def gaps(grid: Grid) -> Iterator[tuple[str, dict[tuple[str, str], Difference]]]:
-    """What every cell gives more than one that is named, by row and column: a row, a column or a reference."""
-    known = {
-        (entry.row, entry.column): dict(zip(entry.seeds, entry.by_user, strict=True))
-        for entry in grid.entries
-        if entry.by_user
-    }
+    """What every cell gives more than one that is named, by row and column."""
+    known = grid.by_user
     for name in grid.file.against:
         apart: dict[int, dict[tuple[str, str], Each]] = {}  # by how many users
         for place, mine in known.items():
@@ -53,6 +53,9 @@ def gaps(grid: Grid) -> Iterator[tuple[str, dict[tuple[str, str], Difference]]]:
 
 def _other(grid: Grid, known: dict[tuple[str, str], BySeed], name: str, place: tuple[str, str]) -> BySeed:
     row, column = place
+    table, *there = name.split("/")
+    if there and table in grid.others:
+        return grid.others[table].get((row if there[0] == SAME else there[0], [*there, column][1]), {})
     if name == row or (name == column and not grid.file.measures):
         return {}
     if (name, column) in known or (row, name) in known:

@@ -6,7 +6,8 @@ A page says by comments, which readers do not see, where its figures come from.
 per row, and of every column (or measure) its mean with its error. ``NDCG@10 − EASE, central`` is the difference to a
 row (or column, or reference) user by user, ``best: own``, ``: held`` and ``: moved`` are what each size's own model
 reaches (for all users, where that is known), what a device of it holds, and all bytes of a round, ``best: paper`` is
-the paper's figure; ``references`` stands for the references' own table.
+the paper's figure, ``fedrec-audit/first: AUC`` what another table has in the row of the same name; ``references``
+stands for the references' own table.
 
 ``<!-- figures: beyond/ml-1m, benchmarks/results/private.csv -->`` begins a part, up to the next such comment or
 heading of the second level, whose figures (numbers of three decimals or more) have to be among those that these records
@@ -35,6 +36,7 @@ from fairfold.runs.units import human_bytes, human_seconds
 MADE = re.compile(
     r"(<!-- made: (?P<experiment>[\w-]+)/(?P<table>[\w-]+) \[(?P<columns>[^\]]*)\] -->\n).*?(<!-- end -->)", re.DOTALL
 )
+ELSEWHERE = re.compile(r"(?P<experiment>[\w-]+)/(?P<table>[\w-]+): (?P<column>.+)")
 PART = re.compile(r"<!-- figures: (?P<sources>.*?) -->", re.DOTALL)
 HEADING = re.compile(r"^## .*$", re.MULTILINE)
 FIGURE = re.compile(
@@ -97,9 +99,17 @@ class Pages:
         def table(found: re.Match[str]) -> str:
             grid = self.grid(found["experiment"], found["table"])
             columns = [column.strip() for column in found["columns"].split(";")]
-            return found[1] + "\n".join(_lines(grid, columns)) + "\n" + found[5]
+            beside = {column: self._beside(column) for column in columns if ELSEWHERE.fullmatch(column)}
+            return found[1] + "\n".join(_lines(grid, columns, beside)) + "\n" + found[5]
 
         return MADE.sub(table, text)
+
+    def _beside(self, column: str) -> dict[str, Entry]:
+        """A column of another table, by row."""
+        found = ELSEWHERE.fullmatch(column)
+        assert found is not None
+        entries = self.grid(found["experiment"], found["table"]).entries
+        return {entry.row: entry for entry in entries if entry.column == found["column"]}
 
     # -- figures that are stated ---------------------------------------------------------------------------------------
 
@@ -210,7 +220,7 @@ def _of_grid(grid: Grid, found: Held) -> None:
 # -- a table that is made ----------------------------------------------------------------------------------------------
 
 
-def _lines(grid: Grid, columns: list[str]) -> list[str]:
+def _lines(grid: Grid, columns: list[str], beside: dict[str, dict[str, Entry]]) -> list[str]:
     if columns == ["references"]:
         known = [
             (name, _short(value) if isinstance(value, float) else value) for name, value in grid.references.items()
@@ -224,14 +234,17 @@ def _lines(grid: Grid, columns: list[str]) -> list[str]:
             measure, _, other = column.partition(" − ")
             gap = apart.get(other, {}).get((row, measure))
             name, _, side = measure.partition(": ")
-            if other:
+            if column in beside:
+                cells.append(_cell(beside[column].get(row)))
+            elif other:
                 cells.append(str(gap) if gap else "")
             else:
                 cells.append(SIDES[side](of_row.get(name)) if side in SIDES else _cell(of_row.get(measure)))
         if any(cells):
             rows.append([row, *cells])
     kept = [0, *(at for at in range(1, len(columns) + 1) if any(row[at] for row in rows))]  # users may not be known
-    whole = [[line[at] for at in kept] for line in (["", *columns], *rows)]
+    heading = ["", *(column.partition(": ")[2] if column in beside else column for column in columns)]
+    whole = [[line[at] for at in kept] for line in (heading, *rows)]
     return _markdown(whole[0], whole[1:]) if rows else ["(Not run yet.)"]
 
 

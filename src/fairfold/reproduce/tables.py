@@ -1,7 +1,7 @@
 """From outcomes to tables: mean and spread over seeds, beside the paper's figure, and what that costs and reaches."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import mean, stdev
 from typing import Any, NamedTuple, cast
 
@@ -13,6 +13,9 @@ from fairfold.runs.units import human_bytes, human_seconds
 from fairfold.values import BYTES
 
 PEAK, PEAK_SPREAD = "measured peak bytes", "spread of the peak"
+
+BySeed = dict[int, str]
+"""What each user got, packed."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,17 @@ class Grid:
     references: dict[str, float | str]  # value (or why there is none) of what needs no training
     machines: tuple[str, ...]
     data: tuple[str, ...]  # what was trained on, in words
-    references_by_user: dict[str, dict[int, str]] = field(default_factory=dict)  # what each user gets, packed, by split
+    references_by_user: dict[str, BySeed] = field(default_factory=dict)  # by split
+    others: dict[str, dict[tuple[str, str], BySeed]] = field(default_factory=dict)  # of the experiment's other tables
+
+    @property
+    def by_user(self) -> dict[tuple[str, str], BySeed]:
+        """What each user got, by row and column, where all seeds say."""
+        return {
+            (entry.row, entry.column): dict(zip(entry.seeds, entry.by_user, strict=True))
+            for entry in self.entries
+            if entry.by_user
+        }
 
     @property
     def smaller_is_better(self) -> bool:
@@ -74,7 +87,10 @@ class Grid:
 def grids(experiment: Experiment, outcomes: dict[Cell, Outcome]) -> list[Grid]:
     """The tables of an experiment; a quick version may leave one out."""
     known = {cell.table for cell in experiment.cells}
-    return [_grid(name, file, experiment, outcomes) for name, file in experiment.file.tables.items() if name in known]
+    tables = experiment.file.tables.items()
+    found = [_grid(name, file, experiment, outcomes) for name, file in tables if name in known]
+    each = {grid.name: grid.by_user for grid in found}
+    return [replace(grid, others={name: each[name] for name in each if name != grid.name}) for grid in found]
 
 
 def _grid(name: str, file: TableFile, experiment: Experiment, outcomes: dict[Cell, Outcome]) -> Grid:
