@@ -80,6 +80,24 @@ def test_a_column_of_one_cell_is_compared_with_all_rows(tmp_path: Path) -> None:
     assert apart["1x-16x", "FAIR"].mean == pytest.approx(0.5, abs=1e-4)
 
 
+def test_seeds_that_do_not_say_what_users_got_are_left_out_on_both_sides(tmp_path: Path) -> None:
+    grid = grid_of(tmp_path, "HeteroFL", {"FAIR": [0.5, 1.0], "HeteroFL": [0.25, 0.5]})
+    other = packed([1.0, 1.0])
+
+    def with_two_seeds(says: str) -> Grid:
+        entries = [
+            replace(entry, by_user=(*entry.by_user, says if entry.column == "FAIR" else other), seeds=(0, 1))
+            for entry in grid.entries
+            if entry.by_user
+        ]
+        return replace(grid, entries=tuple(entries))
+
+    ((_, apart),) = gaps(with_two_seeds(""))
+    assert apart["1x-16x", "FAIR"].mean == pytest.approx(0.375, abs=1e-4)
+    ((_, apart),) = gaps(with_two_seeds(packed([0.5, 0.5])))
+    assert apart["1x-16x", "FAIR"].mean == pytest.approx((0.375 - 0.5) / 2, abs=1e-4)
+
+
 def test_a_cell_keeps_what_each_user_got_and_by_which_code(tmp_path: Path) -> None:
     experiment = read_experiment(write(tmp_path), quick=True)
     (outcomes,) = execute_all([experiment], tmp_path, 1, only=["one/1x-16x/FAIR"])

@@ -37,7 +37,7 @@ def gaps(grid: Grid) -> Iterator[tuple[str, dict[tuple[str, str], Difference]]]:
         apart: dict[int, dict[tuple[str, str], Each]] = {}  # by how many users
         for place, mine in known.items():
             pair = [mine, _other(grid, known, name, place)]
-            if grid.file.splits:  # of the same splits
+            if grid.file.splits or len(pair[1]) > 1:  # of what both have; a reference of one split has no seeds
                 both = [seed for seed in pair[0] if seed in pair[1]]
                 pair = [{seed: of[seed] for seed in both} for of in pair]
             if all(pair):

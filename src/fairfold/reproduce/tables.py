@@ -34,7 +34,9 @@ class Entry:
     state: str = "not run"  # or done, N/A, no data
     reason: str = ""  # why it is not done
     facts: dict[str, Any] = field(default_factory=dict)  # see _mean_facts
-    by_user: tuple[str, ...] = ()  # what each user got, packed, one per seed; empty where a seed does not say
+    by_user: tuple[
+        str, ...
+    ] = ()  # what each user got, packed, one per seed; "" where one does not say, () if none does
     seeds: tuple[int, ...] = ()  # whose values these are
 
     @property
@@ -47,7 +49,7 @@ class Entry:
         """Standard error over users where that was measured; else the standard deviation over the seeds, if several."""
         if "errors" in self.facts:
             error: float | None = self.facts["errors"].get(self.column)
-            return error if len(self.by_user) < 2 else error_of(over_seeds(self.by_user))
+            return error if len(self.by_user) < 2 or not all(self.by_user) else error_of(over_seeds(self.by_user))
         return stdev(self.values) if len(self.values) > 1 else None
 
     @property
@@ -71,9 +73,9 @@ class Grid:
 
     @property
     def by_user(self) -> dict[tuple[str, str], BySeed]:
-        """What each user got, by row and column, where all seeds say."""
+        """What each user got, by row and column, of the seeds that say."""
         return {
-            (entry.row, entry.column): dict(zip(entry.seeds, entry.by_user, strict=True))
+            (entry.row, entry.column): {seed: of for seed, of in zip(entry.seeds, entry.by_user, strict=True) if of}
             for entry in self.entries
             if entry.by_user
         }
@@ -148,8 +150,8 @@ def _entry(file: TableFile, row: str, column: str, known: list[Outcome]) -> Entr
 
 
 def _by_user(done: list[Outcome], measure: str) -> tuple[str, ...]:
-    known = tuple(outcome.by_user[measure] for outcome in done if measure in outcome.by_user)
-    return known if len(known) == len(done) else ()
+    known = tuple(outcome.by_user.get(measure, "") for outcome in done)
+    return known if any(known) else ()
 
 
 def _measure(outcome: Outcome, column: str, best: bool) -> float | None:
