@@ -207,6 +207,22 @@ def test_what_is_told_of_bytes_is_what_usual_devices_send() -> None:
     assert sum(again) == sum(algorithm.traffic(plan, size, 1)[1] for size in sizes) == 0  # nothing new to say
 
 
+def test_devices_that_tried_models_speak_a_second_time_when_the_trials_are_over() -> None:
+    world = world_of(40, 400, "1x", algorithm={"kind": "correlations", "support": 1}, run={"rounds": 16})
+    plan, algorithm, state = world.plan, world.plan.algorithm, world.initial()
+    assert isinstance(algorithm, Correlations)
+    end = algorithm.trials(plan).schedule.end
+    assert 1 < end < 15
+    for number in range(16):
+        (sent,) = algorithm.send(plan, state, [0])
+        moved = sum(algorithm.answer(plan, sent, world.people.client(user, number))[0].bytes_up for user in range(40))
+        told = 40 * algorithm.traffic(plan, 0, number)[1]
+        assert (moved > 0) == (told > 0), number
+        if number in (0, end):  # at first nine tenths of the histories
+            assert 0.7 * told < moved < 1.01 * told, number
+        state = run_round(state, world.fleet, world.people, Rejections(), batched)
+
+
 def test_a_norm_that_no_history_has_is_refused_in_both_ways() -> None:
     world = world_of(6, 100, "1x")
     plan = world.plan
