@@ -207,6 +207,17 @@ def test_what_is_told_of_bytes_is_what_usual_devices_send() -> None:
     assert sum(again) == sum(algorithm.traffic(plan, size, 1)[1] for size in sizes) == 0  # nothing new to say
 
 
+def test_what_is_told_of_bytes_is_of_the_items_of_the_head() -> None:
+    rare = {"algorithm": {"kind": "correlations", "support": 26, "choose": False}}
+    world = world_of(60, 400, "1x", **rare)
+    plan, algorithm = world.plan, world.plan.algorithm
+    assert isinstance(algorithm, Correlations)
+    assert plan.architecture.tables[ROWS][0] < 200  # of 400 items
+    (sent,) = algorithm.send(plan, world.initial(), [0])
+    moved = sum(algorithm.answer(plan, sent, world.people.client(user, 0))[0].bytes_up for user in range(60))
+    assert 60 * algorithm.traffic(plan, 0)[1] == pytest.approx(moved, rel=0.25)
+
+
 def test_devices_that_tried_models_speak_a_second_time_when_the_trials_are_over() -> None:
     world = world_of(40, 400, "1x", algorithm={"kind": "correlations", "support": 1}, run={"rounds": 16})
     plan, algorithm, state = world.plan, world.plan.algorithm, world.initial()

@@ -57,8 +57,7 @@ SUM = "sum"
 """Name of the sum of pairs, which devices answer with and the server keeps."""
 
 ASKED, MADE = "asked", "made"
-"""Names of what is sent beside a model (share to say, trial, share that judges, the most items of which pairs are
-said), and of what made it."""
+"""Names of what is sent beside a model (share to say, trial, share that judges, most items in pairs); of its making."""
 
 USERS = "users"
 """Name of the survey's sum that says how many users there are."""
@@ -200,7 +199,8 @@ class Correlations(ByRows):
         listens = schedule.trial(round_number) is None
         if USERS in plan.public.survey:
             news = plan.settings.fleet.clients_per_round is not None or round_number in (0, schedule.end)
-            up = usually_said(plan.public.survey[USERS], self._room(plan, size), up, news=news)
+            length, room = self._held(plan).length, self._room(plan, size)
+            up = usually_said(plan.public.survey[USERS], length, room, up, news=news)
         return plan.assignments(0)[size].bytes(), (up if listens else TOLD) * BYTES
 
     def largest_answer(self, plan: Plan, size: int) -> int:

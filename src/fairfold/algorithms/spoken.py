@@ -56,13 +56,17 @@ def totals_of(histories: "Interactions", *, lengths: bool, pairs: bool) -> Tenso
     return torch.cat([numbers.new_tensor([histories.num_users]), numbers * torch.tensor([lengths, pairs])])
 
 
-def usually_said(totals: Tensor, most: int, whole: int, *, news: bool) -> int:
+def usually_said(totals: Tensor, length: float, most: int, whole: int, *, news: bool) -> int:
     """Numbers that a usual device says: all, or, where pairs were counted, those of its new ones with their places.
 
-    Where pairs are counted answers may be seen, and who has no news says nothing.
+    Pairs were counted among all items; histories within the head have a mean length, and pairs go by its square. Where
+    pairs are counted answers may be seen, and who has no news says nothing.
     """
-    many, _, pairs = totals.tolist()
-    return min(whole, 2 * int(min(pairs / many, size_of(most))) * news) if pairs else whole
+    users, items, pairs = totals.tolist()
+    if not pairs:
+        return whole
+    usual = pairs / users * (length * users / items) ** 2
+    return min(whole, 2 * int(min(usual, size_of(most))) * news)
 
 
 class Spoken(NamedTuple):
