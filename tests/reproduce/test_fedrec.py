@@ -20,6 +20,7 @@ from fairfold.reproduce import fedrec
 from fairfold.reproduce.compared import compared, gaps
 from fairfold.reproduce.execute import execute_all
 from fairfold.reproduce.experiment import Cell, read_experiment
+from fairfold.reproduce.figures import figures
 from fairfold.reproduce.newest import newest_left_out
 from fairfold.reproduce.paired import unpacked
 from fairfold.reproduce.records import Outcome, Watcher
@@ -338,6 +339,7 @@ seeds = [0, 1]
 set = {{ kind = "fedrec", data = "{folder}", rounds = 2, search_rounds = 1, factors = 4, clients = 14 }}
 [tables.honest]
 title = "honest"
+metric = "NDCG@10"
 value = "last"
 measures = ["HR@10", "NDCG@10"]
 against = ["popularity"]
@@ -375,6 +377,8 @@ rows = {{ FedMF = {{ method = "fedmf", tried = {{ server_step = [0.1, 0.3] }} }}
             best = max(tried, key=lambda name: tried[name][1] or 0.0)
             assert f"server_step {outcome.facts['chosen']['server_step']:g}" == best
     honest, leak = grids(experiment, found)
+    (axes,) = figures(honest)["compared"].axes  # of its metric alone: two rows
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["popularity NDCG@10", "FedMF NDCG@10"]
     assert [(entry.row, entry.column) for entry in honest.entries][:2] == [
         ("popularity", "HR@10"),
         ("popularity", "NDCG@10"),

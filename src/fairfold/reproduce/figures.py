@@ -36,6 +36,8 @@ Panel = tuple[str, list[tuple[str, "Entry"]]]
 def figures(grid: Grid) -> dict[str, Figure]:
     """The plots of a table by name; none where nothing was run."""
     done = [entry for entry in grid.entries if entry.state == "done"]
+    if grid.file.metric in grid.file.measures:  # bytes and seconds have no place on the axis of a quality
+        done = [entry for entry in done if entry.column == grid.file.metric]
     if not done:
         return {}
     with rc_context(LOOK):

@@ -34,9 +34,7 @@ class Entry:
     state: str = "not run"  # or done, N/A, no data
     reason: str = ""  # why it is not done
     facts: dict[str, Any] = field(default_factory=dict)  # see _mean_facts
-    by_user: tuple[
-        str, ...
-    ] = ()  # what each user got, packed, one per seed; "" where one does not say, () if none does
+    by_user: tuple[str, ...] = ()  # what each user got, packed, one per seed; "" where one does not say; () if none
     seeds: tuple[int, ...] = ()  # whose values these are
 
     @property
