@@ -1,38 +1,63 @@
-"""FedNCF: a perceptron reads a user's vector beside an item's; its layers are averaged like the item table.
+"""FedNCF: matrix factorisation and a perceptron side by side (NeuMF); its layers are averaged beside the item table.
 
-(Perifanis and Efraimidis, *Federated Neural Collaborative Filtering*, 2022.)
+(Perifanis and Efraimidis, *Federated Neural Collaborative Filtering*, 2022.) Item vectors and layers are averaged
+apart there, since a device speaks of few items and of all layers. Here both go by a server step: that of layers, and
+the step that devices take in them, are smaller by a factor.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from fairfold.protocol.plan import Plan
 from fairfold.protocol.plugins import register_algorithm
-from fairfold.reproduce.rivals.pointwise import USER, Pointwise
+from fairfold.protocol.words import State, Totals
+from fairfold.reproduce.rivals.pointwise import USER, Local, Pointwise, Samples
 from fairfold.values import Shapes, Weights
 
 
 @register_algorithm
 class FedNCF(Pointwise):
-    """Two hidden layers, of d and d/2 units.
+    """One half of a vector is multiplied, the other goes through two hidden layers; both are added up.
 
     Attributes:
         kind: Its name.
+        layers: What a step of layers is beside one of the rest, on devices and on the server.
     """
 
     kind: Literal["fedncf"] = "fedncf"
+    layers: float = Field(0.1, gt=0, le=1)
 
     def layers_of(self, factors: int) -> Shapes:
-        """The last column of each is its bias."""
+        """Of the perceptron the last column of each is its bias; of the product what is added to weights of one."""
         half = max(1, factors // 2)
-        return {"first": (factors, 2 * factors + 1), "second": (half, factors + 1), "third": (1, half + 1)}
+        perceptron: Shapes = {"first": (factors, 2 * half + 1), "second": (half, factors + 1), "third": (1, half + 1)}
+        return perceptron | {"product": (1, factors - half)}
 
     def logits(self, rows: Tensor, own: Weights, dense: Weights) -> Tensor:
         """See the base class."""
-        at = torch.cat([own[USER][:, None, :].expand(*rows.shape[:2], -1), rows], dim=-1)
+        multiplied = dense["product"].shape[-1]
+        user = own[USER][:, None, :]
+        product = (rows[..., :multiplied] * user[..., :multiplied] * (1 + dense["product"])).sum(-1)
+        at = torch.cat([user[..., multiplied:].expand(*rows.shape[:2], -1), rows[..., multiplied:]], dim=-1)
         for name in ("first", "second", "third"):
             weights = dense[name].expand(len(rows), *dense[name].shape[1:])
             at = torch.baddbmm(weights[:, None, :, -1], at, weights[:, :, :-1].transpose(1, 2))
             at = at if name == "third" else at.relu()
-        return at.squeeze(-1)
+        return product + at.squeeze(-1)
+
+    def step(self, local: Local, samples: Samples, moving: Sequence[str]) -> None:
+        """Layers go a part of the way."""
+        before = local.dense
+        super().step(local, samples, moving)
+        local.dense = {name: torch.lerp(old, local.dense[name], self.layers) for name, old in before.items()}
+
+    def apply(self, plan: Plan, state: State, totals: Totals) -> State:
+        """Layers go a part of the way here too."""
+        after = super().apply(plan, state, totals)
+        moved = {name: torch.lerp(state.full[name], after.full[name], self.layers) for name in plan.architecture.dense}
+        return replace(after, full=after.full | moved)
