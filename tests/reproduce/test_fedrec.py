@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from fairfold.backends.batched import batched
 from fairfold.data.interactions import Dataset, Interactions
@@ -15,7 +16,7 @@ from fairfold.metrics.references import BinaryMatrix, Ease
 from fairfold.protocol.algorithm import COUNTS
 from fairfold.protocol.faults import Rejections
 from fairfold.protocol.round import Backend, in_turn, run_round
-from fairfold.protocol.words import State
+from fairfold.protocol.words import State, Totals
 from fairfold.reproduce import fedrec
 from fairfold.reproduce.compared import compared, gaps
 from fairfold.reproduce.execute import execute_all
@@ -24,7 +25,7 @@ from fairfold.reproduce.figures import figures
 from fairfold.reproduce.newest import newest_left_out
 from fairfold.reproduce.paired import unpacked
 from fairfold.reproduce.records import Outcome, Watcher
-from fairfold.reproduce.rivals import FedMF
+from fairfold.reproduce.rivals import FedMF, FedNCF
 from fairfold.reproduce.tables import grids
 from fairfold.settings import read_settings
 from fairfold.simulate.world import World
@@ -130,6 +131,52 @@ def test_fedmf_is_gradient_descent_on_the_logistic_loss() -> None:
     answer, own = algorithm.answer(world.plan, sent, world.people.client(user, 0))
     torch.testing.assert_close(answer.sums["item"].view(ITEMS, 4), table.detach() - state.full["item"].view(ITEMS, 4))
     torch.testing.assert_close(own["user"], mine.detach())
+
+
+def test_fedncf_is_a_product_beside_a_perceptron_whose_layers_go_slower() -> None:
+    """Scores and one device's steps against modules of torch, and the server's step against plain arithmetic."""
+    data = small()
+    keys = {"server_optimiser": "sgd", "server_step": 0.5}
+    world = world_of("fedncf", data, local_epochs=2, local_step=0.5, item_step=0.1, layers=0.2, **keys)  # type: ignore[arg-type]
+    state, user, algorithm = world.initial(), 3, world.plan.algorithm
+    assert isinstance(algorithm, FedNCF)
+    layers = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 2), torch.nn.Linear(2, 1)]
+    for name, layer in zip(("first", "second", "third"), layers, strict=True):
+        both = state.full[name].view(layer.out_features, layer.in_features + 1)
+        layer.weight.data, layer.bias.data = both[:, :-1].clone(), both[:, -1].clone()
+    perceptron = torch.nn.Sequential(layers[0], torch.nn.ReLU(), layers[1], torch.nn.ReLU(), layers[2])
+    product = torch.nn.Parameter(1 + state.full["product"])
+    table = torch.nn.Parameter(state.full["item"].view(ITEMS, 4).clone())
+    mine = torch.nn.Parameter(world.people.private["user"][user].clone())
+
+    def scores(items: Tensor) -> Tensor:
+        read = torch.cat([mine[2:].expand(len(items), 2), table[items, 2:]], dim=1)
+        found: Tensor = (table[items, :2] * mine[:2]) @ product + perceptron(read)[:, 0]
+        return found
+
+    world.people.private["user"][user] = mine.detach()
+    everything = torch.arange(ITEMS)
+    scorer = fedrec._by_size(world, state)
+    torch.testing.assert_close(scorer(torch.tensor([user]))[0], scores(everything).detach())
+    for of_step in algorithm.draw(world.people, [user], 0, torch.device("cpu")):
+        labels, items = of_step.labels[0], of_step.items[0]
+        groups = [([table], 0.1 * len(items)), ([mine, product, *perceptron.parameters()], 0.5)]
+        steps = torch.optim.SGD([{"params": params, "lr": step} for params, step in groups])
+        torch.nn.functional.binary_cross_entropy_with_logits(scores(items), labels).backward()  # type: ignore[no-untyped-call]
+        steps.step()
+        steps.zero_grad()
+    (sent,) = algorithm.send(world.plan, state, [0])
+    answer, own = algorithm.answer(world.plan, sent, world.people.client(user, 0))
+    torch.testing.assert_close(own["user"], mine.detach())
+    torch.testing.assert_close(answer.sums["item"], table.detach().flatten() - state.full["item"])
+    torch.testing.assert_close(answer.sums["product"], product.detach() - 1 - state.full["product"])
+    change = torch.cat([layers[0].weight, layers[0].bias[:, None]], dim=1).detach().flatten() - state.full["first"]
+    torch.testing.assert_close(answer.sums["first"], change)
+    before, totals = {name: of.clone() for name, of in state.full.items()}, Totals()
+    totals.add(sent, answer)
+    after_it = algorithm.apply(world.plan, state, totals)
+    torch.testing.assert_close(after_it.full["first"], before["first"] + 0.2 * 0.5 * change)
+    torch.testing.assert_close(after_it.full["item"], before["item"] + 0.5 * answer.sums["item"])
 
 
 def test_what_colr_sends_spans_as_many_directions_as_its_rank() -> None:

@@ -1,11 +1,10 @@
 """FedNCF: matrix factorisation and a perceptron side by side (NeuMF); its layers are averaged beside the item table.
 
 (Perifanis and Efraimidis, *Federated Neural Collaborative Filtering*, 2022.) Item vectors and layers are averaged
-apart there, since a device speaks of few items and of all layers. Here both go by a server step: that of layers, and
-the step that devices take in them, are smaller by a factor.
+apart there, since a device speaks of few items and of all layers. Here both go by a server step, and that of layers is
+smaller by a factor.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from fairfold.protocol.plan import Plan
 from fairfold.protocol.plugins import register_algorithm
 from fairfold.protocol.words import State, Totals
-from fairfold.reproduce.rivals.pointwise import USER, Local, Pointwise, Samples
+from fairfold.reproduce.rivals.pointwise import USER, Pointwise
 from fairfold.values import Shapes, Weights
 
 
@@ -26,7 +25,7 @@ class FedNCF(Pointwise):
 
     Attributes:
         kind: Its name.
-        layers: What a step of layers is beside one of the rest, on devices and on the server.
+        layers: What the server's step of layers is beside that of the item table.
     """
 
     kind: Literal["fedncf"] = "fedncf"
@@ -50,14 +49,9 @@ class FedNCF(Pointwise):
             at = at if name == "third" else at.relu()
         return product + at.squeeze(-1)
 
-    def step(self, local: Local, samples: Samples, moving: Sequence[str]) -> None:
-        """Layers go a part of the way."""
-        before = local.dense
-        super().step(local, samples, moving)
-        local.dense = {name: torch.lerp(old, local.dense[name], self.layers) for name, old in before.items()}
-
     def apply(self, plan: Plan, state: State, totals: Totals) -> State:
-        """Layers go a part of the way here too."""
+        """Layers go a part of the way."""
+        before = {name: state.full[name].clone() for name in plan.architecture.dense}  # some steps are taken in place
         after = super().apply(plan, state, totals)
-        moved = {name: torch.lerp(state.full[name], after.full[name], self.layers) for name in plan.architecture.dense}
+        moved = {name: torch.lerp(old, after.full[name], self.layers) for name, old in before.items()}
         return replace(after, full=after.full | moved)
