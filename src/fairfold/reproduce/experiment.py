@@ -6,7 +6,7 @@ it (a table of settings that is given another kind starts anew); with ``--quick`
 row's ``quick`` come last.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -192,7 +192,7 @@ def _completed(name: str, tables: dict[str, TableFile]) -> dict[str, TableFile]:
 def _cells(
     name: str, file: ExperimentFile, table: str, content: TableFile, quick: bool, seeds: tuple[int, ...]
 ) -> list[Cell]:
-    _refuse_unknown_labels(name, table, content)
+    _refuse_unknown_labels(name, table, content, file.tables)
     shared, small = merged(file.set, content.set), merged(file.quick, content.quick) if quick else {}
     cells: list[Cell] = []
     for row, of_row in content.rows.items():
@@ -242,21 +242,28 @@ def _check(where: str, kind: str, values: Values) -> None:
         raise InvalidSettings(f"{where}: {error.given}", error.needed, error.remedy) from None
 
 
-def _refuse_unknown_labels(name: str, table: str, content: TableFile) -> None:
-    """A figure of the paper that stands beside no cell, or a setting of none, would be lost without a word."""
+def _refuse_unknown_labels(name: str, table: str, content: TableFile, tables: Mapping[str, TableFile]) -> None:
+    """What a file says of cells that are not there would be lost without a word: figures, settings, comparisons."""
     named: dict[str, Mapping[str, Mapping[str, object]]] = {
         "quick_rows": {row: {} for row in content.quick_rows or ()},
         "cells": content.cells, "paper": content.paper, "rounds_of_best": content.rounds_of_best,
     }  # fmt: skip
-    for what, by_row in named.items():
-        for row, of_row in by_row.items():
-            for known, label in ((content.rows, row), *((content.columns, column) for column in of_row)):
-                if label not in known:
-                    raise InvalidSettings(
-                        f"{name}, table {table!r}: {what} names {label!r}",
-                        f"one of {', '.join(known)}",
-                        "Correct it in the file.",
-                    )
+    labels: list[tuple[str, Collection[str], str]] = [
+        (what, known, label)
+        for what, by_row in named.items()
+        for row, of_row in by_row.items()
+        for known, label in ((content.rows, row), *((content.columns, column) for column in of_row))
+    ]
+    for one in content.against:
+        other, *there = one.split("/")  # a name without a stroke may be a reference's, known when it is made
+        if there and one not in content.rows and one not in content.columns:
+            of_other = tables.get(other, content)
+            places = (tables, ("*", *of_other.rows), of_other.columns)
+            labels += [("against", known, label) for known, label in zip(places, (other, *there), strict=False)]
+    for what, known, label in labels:
+        if label not in known:
+            given = f"{name}, table {table!r}: {what} names {label!r}{nearest(label, known)}"
+            raise InvalidSettings(given, f"one of {', '.join(known)}", "Correct it in the file.")
 
 
 def _explain(problem: Any) -> str:
