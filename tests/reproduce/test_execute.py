@@ -53,6 +53,17 @@ def experiment(tmp_path: Path) -> Experiment:
     return read_experiment(write(tmp_path), seeds=1)
 
 
+def test_a_table_on_request_is_run_where_it_is_named_and_shown_ever_after(tmp_path: Path) -> None:
+    asked = read_experiment(write(tmp_path, SMALL.replace("references = true", "on_request = true")), seeds=1)
+    listener = Listener()
+    assert execute(asked, tmp_path, 1, listener) == {}
+    assert listener.planned == []
+    found = execute(asked, tmp_path, 1, listener, only=["one/1x"])
+    assert [cell.row for cell in listener.planned] == ["1x"]
+    assert execute(asked, tmp_path, 1, listener) == found
+    assert len(found) == 1
+
+
 def test_a_finished_cell_is_not_run_again(experiment: Experiment, tmp_path: Path) -> None:
     first, again = Listener(), Listener()
     outcomes = execute(experiment, tmp_path, 1, first)

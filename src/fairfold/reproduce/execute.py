@@ -99,7 +99,8 @@ def execute_all(
             watcher.on_note(f"{damage}: the cell is run again")
         for cell in experiment.cells:
             try:
-                mine = run and named_by(cell, only)
+                asked = bool(only) or not experiment.file.tables[cell.table].on_request
+                mine = run and asked and named_by(cell, only)
                 mark = marks[cell] = _mark(cell) if mine else mark_as_kept(cell, records)
             except InvalidData as error:
                 marks[cell] = missing = f"no data: {error}"

@@ -59,6 +59,7 @@ class TableFile(Frozen):
     curves: Literal["rounds", "loglog"] = "rounds"  # what runs along the x axis of the plot over time
     notes: tuple[str, ...] = ()  # choices and differences, told under the table
     seeds: tuple[int, ...] | None = None  # other ones than the experiment's
+    on_request: bool = False  # run only where `--only` names its cells: what takes long and is beside the point
 
 
 class SearchFile(Frozen):
