@@ -126,7 +126,7 @@ KINDS: dict[str, tuple[Callable[[Path], None], str, Read, str]] = {
     "manifest of data": (_interactions, "set/manifest.json", _data, ""),
     "interactions": (_interactions, "set/train-00000.parquet", _data, ""),
     "images": (_images, "train-images.npy", _pictures, ""),
-    "records of experiments": (_records, "cells.jsonl", _read_records, ""),
+    "records of experiments": (_records, "cells.csv", _read_records, ""),
     "lines that are appended": (_lines, "nodes", _read_lines, ""),
 }
 

@@ -26,11 +26,11 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 
 def test_cells_run_again_are_the_same_and_records_stay(kept: tuple[str, Path]) -> None:
     path, out = kept
-    before = (out / "small" / "cells.jsonl").read_bytes()
+    before = (out / "small" / "cells.csv").read_bytes()
     found = check([read_experiment(path, seeds=1)], out, 2, jobs=1)
     assert len(found) == 2
     assert all(one.same and one.now > 0 for one in found)
-    assert (out / "small" / "cells.jsonl").read_bytes() == before
+    assert (out / "small" / "cells.csv").read_bytes() == before
 
 
 def test_what_comes_out_otherwise_is_told(kept: tuple[str, Path], tmp_path: Path) -> None:

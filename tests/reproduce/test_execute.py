@@ -1,6 +1,6 @@
 """Cells are run once, go on after an interruption, and say so where they cannot run."""
 
-import json
+import csv
 import re
 from pathlib import Path
 from typing import Any
@@ -172,17 +172,18 @@ def test_an_interrupted_cell_goes_on_from_its_checkpoint(experiment: Experiment,
 @pytest.mark.parametrize("damage", ["", '{"fingerprint": ', "[]", '{"fingerprint": 1}', "<<<<<<< HEAD"])
 def test_damaged_lines_are_run_again(experiment: Experiment, tmp_path: Path, damage: str) -> None:
     outcomes = execute(experiment, tmp_path, 1)
-    path = tmp_path / "small" / "cells.jsonl"
-    whole = path.read_text().splitlines()
-    assert [json.loads(line)["label"] for line in whole] == sorted(cell.label for cell in experiment.cells)
-    path.write_text("\n".join([damage if '"FAIR"' in line else line for line in whole]) + "\n")
+    path = tmp_path / "small" / "cells.csv"
+    whole = path.read_text()
+    rows = list(csv.DictReader(whole.splitlines()))
+    assert [row["label"] for row in rows] == sorted(cell.label for cell in experiment.cells)
+    path.write_text("\n".join([damage if ",FAIR," in line else line for line in whole.split("\n")]))
     listener = Listener()
     assert without_time(execute(experiment, tmp_path, 1, listener)) == without_time(outcomes)
     assert [cell.column for cell in listener.planned] == ["FAIR"]
-    marks = [[json.loads(line)["fingerprint"] for line in lines] for lines in (whole, path.read_text().splitlines())]
-    assert marks[0] == marks[1]
+    again = csv.DictReader(path.read_text().splitlines())
+    assert [row["fingerprint"] for row in again] == [row["fingerprint"] for row in rows]
     assert len(listener.notes) == 1
-    assert "line 2" in listener.notes[0]
+    assert "line 3" in listener.notes[0]
 
 
 def test_a_record_says_what_made_it(experiment: Experiment, tmp_path: Path) -> None:
@@ -197,15 +198,15 @@ def test_a_record_says_what_made_it(experiment: Experiment, tmp_path: Path) -> N
 def test_finished_cells_that_nobody_joined_are_found(experiment: Experiment, tmp_path: Path) -> None:
     place = tmp_path / "small"
     whole = execute(experiment, tmp_path, 1)
-    lines = (place / "cells.jsonl").read_text()
+    lines = (place / "cells.csv").read_text()
     for record in Records(place).by_label.values():  # as after a kill: everything waits, nothing is joined
         keep(place, record)
-    (place / "cells.jsonl").unlink()
+    (place / "cells.csv").unlink()
     assert execute(experiment, tmp_path, run=False) == whole
-    assert not (place / "cells.jsonl").exists()
+    assert not (place / "cells.csv").exists()
     execute(experiment, tmp_path, 1, listener := Listener())
     assert listener.planned == []
-    assert (place / "cells.jsonl").read_text() == lines
+    assert (place / "cells.csv").read_text() == lines
     assert not (place / ".under-way").exists()
 
 
@@ -214,7 +215,7 @@ def test_processes_that_join_at_once_lose_nothing(tmp_path: Path) -> None:
     for number, records in enumerate(readers):
         keep(tmp_path, new_record(f"cell {number}", f"mark {number}", {}, Outcome()))
         records.join([new_record(f"taken {number}", "mark", {}, Outcome())])
-    found = [json.loads(line)["label"] for line in (tmp_path / "cells.jsonl").read_text().splitlines()]
+    found = [row["label"] for row in csv.DictReader((tmp_path / "cells.csv").read_text().splitlines())]
     assert found == ["cell 0", "cell 1", "cell 2", "taken 0", "taken 1", "taken 2"]
 
 

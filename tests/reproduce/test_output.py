@@ -1,7 +1,6 @@
 """Tables beside the paper's figures: means, spreads, differences, and the files they are written to."""
 
 import csv
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from fairfold.reproduce.experiment import Cell, read_experiment
 from fairfold.reproduce.figures import figures
 from fairfold.reproduce.kinds import KINDS
 from fairfold.reproduce.output import QUICK, Results, sentence, write_results
-from fairfold.reproduce.records import Outcome, fingerprint
+from fairfold.reproduce.records import TRIALS, Outcome, Records, fingerprint
 from fairfold.reproduce.search import search
 from fairfold.reproduce.tables import COLUMNS, Entry, Grid, crossed, detail, grids, size_rows, views
 from fairfold.runs.plots import reference, together
@@ -220,8 +219,8 @@ def test_search_records_every_trial_and_marks_the_best(tmp_path: Path) -> None:
     assert [float(row["algorithm.local_step"]) for row in rows] == [0.1, 0.001]
     (chosen,) = [row for row in rows if row["chosen"]]
     assert float(chosen["at the end"]) == max(float(row["at the end"]) for row in rows)
-    records = tmp_path / "small" / "search.jsonl"
-    assert len(records.read_text().splitlines()) == 2
+    records = tmp_path / "small" / "trials.csv"
+    assert len(Records(tmp_path / "small", TRIALS).by_label) == 2
     kept = records.stat().st_mtime_ns
     search(experiment, tmp_path, said.append)
     assert records.stat().st_mtime_ns == kept
@@ -303,13 +302,12 @@ def test_the_page_opens_with_what_was_found_and_folds_the_rest(tmp_path: Path) -
 
 def test_kept_cells_are_found_by_what_their_settings_mean() -> None:
     """Tables of settings that came later leave fingerprints as they were."""
-    kept = Path(__file__).parents[2] / "experiments" / "results" / "ranking" / "cells.jsonl"
+    kept = Path(__file__).parents[2] / "experiments" / "results" / "ranking"
     if not kept.exists():
         pytest.skip("no kept results here: they are of the repository, not of a source distribution")
     cells = {cell.label: cell for cell in read_experiment("ranking").cells}
     seen = 0
-    for line in kept.read_text().splitlines():
-        record = json.loads(line)
+    for record in Records(kept).by_label.values():
         if record["kind"] == "federated" and (cell := cells.get(record["label"])) is not None:
             meant = KINDS["federated"].meaning(cell.values)
             assert fingerprint("federated", meant, cell.seed, record["outcome"]["data"]) == record["fingerprint"]

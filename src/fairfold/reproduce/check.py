@@ -23,7 +23,7 @@ from fairfold.files import write_atomically
 from fairfold.reproduce.execute import Job, default_jobs, execute_all, mark_as_kept, run_jobs
 from fairfold.reproduce.experiment import Cell, Experiment
 from fairfold.reproduce.kinds import KINDS
-from fairfold.reproduce.records import SEARCH, Outcome, Record, Records, Watcher, file_name, outcome_of, whole
+from fairfold.reproduce.records import TRIALS, Outcome, Record, Records, Watcher, file_name, outcome_of, whole
 
 DIGITS = 0.5e-4
 AGAIN = "again.csv"
@@ -136,8 +136,8 @@ def join(experiments: list[Experiment], out: Path, other: Path) -> list[Checked]
         machines |= {cell: (_machine(before[cell]), _machine(now[cell])) for cell in now.keys() & before.keys()}
         found += _compared([experiment], before, now)
         mine.join(taken.values())
-        trials = Records(theirs.place, SEARCH).by_label
-        Records(mine.place, SEARCH).join(trials.values())
+        trials = Records(theirs.place, TRIALS).by_label
+        Records(mine.place, TRIALS).join(trials.values())
     _write_again(out / AGAIN, found, machines)
     return found
 

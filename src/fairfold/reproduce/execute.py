@@ -143,7 +143,7 @@ def _kept(experiments: list[Experiment], out: Path) -> dict[str, Records]:
     places = {out / experiment.folder for experiment in experiments}
     for place in places:
         make_folder(place)
-    places |= {path.parent for name in (f"{CELLS}.jsonl", UNDER_WAY) for path in out.glob(f"*/{name}")}
+    places |= {path.parent for name in (f"{CELLS}.csv", UNDER_WAY) for path in out.glob(f"*/{name}")}
     return {place.name: Records(place) for place in sorted(places)}
 
 

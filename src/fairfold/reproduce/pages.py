@@ -29,7 +29,7 @@ from fairfold.errors import InvalidData
 from fairfold.reproduce.compared import gaps
 from fairfold.reproduce.execute import execute_all
 from fairfold.reproduce.experiment import known_experiments, read_experiment
-from fairfold.reproduce.records import SEARCH, Records, outcome_of
+from fairfold.reproduce.records import TRIALS, Records, outcome_of
 from fairfold.reproduce.tables import Entry, Grid, grids, sizes
 from fairfold.runs.units import human_bytes, human_seconds
 
@@ -159,7 +159,7 @@ class Pages:
 
     def _of_search(self, experiment: str, found: Held) -> None:
         """What was chosen by, and the settings themselves."""
-        for record in Records(self._results / experiment, SEARCH).by_label.values():
+        for record in Records(self._results / experiment, TRIALS).by_label.values():
             outcome = outcome_of(record)
             found.everything += [value for value in (outcome.best, outcome.last) if value is not None]
         for cell in read_experiment(experiment).cells:

@@ -1,4 +1,4 @@
-"""What came of a cell, what makes two cells the same, and the finished ones, kept as one file with a line each.
+"""What came of a cell, what makes two cells the same, and the finished ones, kept as one CSV file with a row each.
 
 Processes that run cells side by side leave each finished one as a small file under ``.under-way``. Whoever started them
 joins these into the one file; until then they are read beside it, so a run that is killed loses none.
@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fairfold.files import locked, write_atomically
 from fairfold.reproduce.machine import CHANGED, software
-from fairfold.sealed import CHECKSUM, SENSELESS, sealed_values, table_in, values_in
+from fairfold.reproduce.rows import HEADER, record_in, row_of
+from fairfold.sealed import SENSELESS, sealed_values, values_in
 
 if TYPE_CHECKING:
     from fairfold.reproduce.experiment import Cell
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
 FORMAT = 1
 """Raised whenever a cell of the same settings would be run in another way: what was kept is then run again."""
 
-CELLS, SEARCH, UNDER_WAY = "cells", "search", ".under-way"
+CELLS, TRIALS, UNDER_WAY = "cells", "trials", ".under-way"
 
 JUDGED = "NDCG@20", "MSE", "accuracy"
 """Metrics that are means over users, or over test images."""
 
 Record = dict[str, Any]
-"""A line: label, fingerprint, versions, table, row, column, kind, seed, settings, and the outcome."""
+"""A row: label, fingerprint, versions, table, row, column, kind, seed, settings, and the outcome."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class Records:
 
     def __init__(self, place: Path, name: str = CELLS) -> None:
         self.place, self.by_label, self.damaged = place, dict[str, Record](), list[str]()
-        self._name, self._path = name, place / f"{name}.jsonl"
+        self._name, self._path = name, place / f"{name}.csv"
         with locked(place):
             self._read()
 
@@ -146,8 +147,8 @@ class Records:
             waiting = self._read()  # again: another process may have joined its own
             if waiting or added:
                 self.by_label |= added
-                lines = [sealed_values(self.by_label[label]) for label in sorted(self.by_label)]
-                write_atomically(self._path, b"".join(lines))
+                rows = [row_of(self.by_label[label]) for label in sorted(self.by_label)]
+                write_atomically(self._path, "".join([f"{HEADER}\n", *rows]).encode())
             for path in waiting:
                 path.unlink()
             with suppress(OSError):  # what is under way here stays
@@ -157,15 +158,18 @@ class Records:
         """Read the file, then what waits to be joined, which is newer; returns the latter's paths."""
         self.by_label, self.damaged = {}, []
         waiting = sorted((self.place / UNDER_WAY).glob(f"{self._name}-*.json"))
-        for path in (self._path, *waiting):
-            lines = path.read_bytes().splitlines() if path.exists() else []
-            for number, line in enumerate(lines, start=1):
-                try:
-                    record = table_in(line)
-                    if CHECKSUM in record:  # lines of before have none
-                        record = values_in(line)
-                    outcome_of(record)
-                    self.by_label[str(record["label"])] = record | {"fingerprint": str(record["fingerprint"])}
-                except SENSELESS as error:
-                    self.damaged.append(f"{path.name}, line {number}, is unreadable ({type(error).__name__}: {error})")
+        rows = self._path.read_bytes().removesuffix(b"\n").split(b"\n") if self._path.exists() else []
+        for number, row in enumerate(rows, start=1):
+            if number > 1 or row != HEADER.encode():
+                self._take(lambda row=row: record_in(row), f"{self._path.name}, line {number},")  # type: ignore[misc]
+        for path in waiting:
+            self._take(lambda path=path: values_in(path.read_bytes()), path.name)  # type: ignore[misc]
         return waiting
+
+    def _take(self, read: Callable[[], Record], where: str) -> None:
+        try:
+            record = read()
+            outcome_of(record)
+            self.by_label[str(record["label"])] = record | {"fingerprint": str(record["fingerprint"])}
+        except SENSELESS as error:
+            self.damaged.append(f"{where} is unreadable ({type(error).__name__}: {error})")

@@ -21,7 +21,7 @@ from fairfold.files import make_folder, write_atomically
 from fairfold.reproduce.execute import default_jobs, workers
 from fairfold.reproduce.experiment import Cell, Experiment, SearchFile, Tried
 from fairfold.reproduce.kinds import KINDS
-from fairfold.reproduce.records import SEARCH, Outcome, Record, Records, fingerprint, keep, new_record, outcome_of
+from fairfold.reproduce.records import TRIALS, Outcome, Record, Records, fingerprint, keep, new_record, outcome_of
 from fairfold.settings import merged, nested, read_settings
 from fairfold.simulate.run import simulate
 from fairfold.simulate.world import load_data
@@ -52,11 +52,11 @@ def search(experiment: Experiment, out: Path, say: Callable[[str], None], jobs: 
         )
     place = out / experiment.folder
     make_folder(place)
-    records = Records(place, SEARCH)
+    records = Records(place, TRIALS)
     todo = list(_todo(experiment, plan))
     cells, tries = zip(*todo, strict=True)
     kept = [records.by_label.get(_label(*each)) for each in todo]
-    trials, path = list[Trial](), place / f"{SEARCH}.csv"
+    trials, path = list[Trial](), place / "search.csv"
     try:
         with workers(default_jobs(len(todo)) if jobs is None else jobs) as pool:
             way = pool.map if pool else map
@@ -102,7 +102,7 @@ def _trial(cell: Cell, tried: dict[str, Tried], kept: Record | None, plan: Searc
     curve = [(float(one.round_number), one.quality.server) for one in result.history if one.quality is not None]
     outcome = Outcome.of_curve(curve, result.metric, seconds=seconds, facts=facts, data=data)
     described = {"table": cell.table, "row": cell.row, "column": cell.column, "settings": values, "seed": plan.seed}
-    keep(place, new_record(_label(cell, tried), mark, described, outcome), SEARCH)
+    keep(place, new_record(_label(cell, tried), mark, described, outcome), TRIALS)
     return Trial(cell, tried, outcome)
 
 
