@@ -229,6 +229,20 @@ def test_search_records_every_trial_and_marks_the_best(tmp_path: Path) -> None:
     assert (tmp_path / "processes" / "small" / "search.csv").read_text() == alone
 
 
+def test_trials_that_say_neither_code_nor_hardware_are_run_again_when_asked(tmp_path: Path) -> None:
+    experiment, place = read_experiment(write(tmp_path), seeds=1), tmp_path / "small"
+    search(experiment, tmp_path, list[str]().append, jobs=1)
+    records = Records(place, TRIALS)
+    first, second = (records.by_label[label] for label in sorted(records.by_label))
+    assert all(record["outcome"]["facts"]["machine"] for record in (first, second))
+    with_code = second | {"commit": "abc", "outcome": second["outcome"] | {"last": 0.123}}
+    records.join([first | {"commit": None, "outcome": first["outcome"] | {"last": 0.456}}, with_code])
+    for again, found in ((False, [0.456, 0.123]), (True, [first["outcome"]["last"], 0.123])):
+        search(experiment, tmp_path, list[str]().append, jobs=1, again=again)
+        kept = Records(place, TRIALS).by_label
+        assert [kept[label]["outcome"]["last"] for label in sorted(kept)] == found
+
+
 def test_search_tries_more_where_a_column_has_more_to_try(tmp_path: Path) -> None:
     cells = 'cells = [["one", "1x-16x", "FAIR"], ["one", "1x", "FedAvg"]]\n'
     more = cells + 'more = { FAIR = { "algorithm.weighting" = ["equal", "data"] } }'

@@ -58,7 +58,7 @@ def reproduce(
     again: Annotated[
         bool,
         typer.Option(
-            "--again", help="Run the cells again whose records lack the commit, versions or what each user got."
+            "--again", help="Run cells (--search: trials) again whose records lack commit, hardware or users."
         ),
     ] = False,
     redo: Annotated[
@@ -122,8 +122,10 @@ def reproduce(
     require_plots()
     if search:
         for experiment in experiments:
-            record = None if experiment.file.search is None else choose_settings(experiment, out, console.say, jobs)
-            console.say(f"{experiment.name}: nothing to choose" if record is None else f"Record: {record}")
+            if experiment.file.search is None:
+                console.say(f"{experiment.name}: nothing to choose")
+            else:
+                console.say(f"Record: {choose_settings(experiment, out, console.say, jobs, again=again)}")
         return
     title = experiments[0].folder if len(experiments) == 1 else f"{name}-quick" if quick else name
     display = Display(console, title)

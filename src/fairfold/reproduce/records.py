@@ -97,13 +97,18 @@ def new_record(label: str, mark: str, described: dict[str, Any], outcome: Outcom
     return {"label": label, "fingerprint": mark, **software(), **described, "outcome": asdict(outcome)}
 
 
+def traced(record: Record) -> bool:
+    """Whether a record says by which code, and where, it came about: older ones do not."""
+    return bool(record.get("torch") and record.get("commit") and record["outcome"]["facts"].get("machine"))
+
+
 def whole(record: Record) -> bool:
-    """Whether a record says by which code it came about and what each user got: older ones do not."""
+    """Whether a record says that, and what each user got."""
     if not record:
         return False
     outcome = record["outcome"]
     judged = outcome["state"] == "done" and (record["kind"] == "fedrec" or outcome["facts"].get("metric") in JUDGED)
-    return bool(record.get("torch") and record.get("commit") and (outcome.get("by_user") or not judged))
+    return traced(record) and bool(outcome.get("by_user") or not judged)
 
 
 def of_this_code(record: Record) -> bool:

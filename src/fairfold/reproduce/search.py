@@ -21,7 +21,18 @@ from fairfold.files import make_folder, write_atomically
 from fairfold.reproduce.execute import default_jobs, workers
 from fairfold.reproduce.experiment import Cell, Experiment, SearchFile, Tried
 from fairfold.reproduce.kinds import KINDS
-from fairfold.reproduce.records import TRIALS, Outcome, Record, Records, fingerprint, keep, new_record, outcome_of
+from fairfold.reproduce.machine import machine
+from fairfold.reproduce.records import (
+    TRIALS,
+    Outcome,
+    Record,
+    Records,
+    fingerprint,
+    keep,
+    new_record,
+    outcome_of,
+    traced,
+)
 from fairfold.settings import merged, nested, read_settings
 from fairfold.simulate.run import simulate
 from fairfold.simulate.world import load_data
@@ -36,10 +47,13 @@ class Trial:
     outcome: Outcome
 
 
-def search(experiment: Experiment, out: Path, say: Callable[[str], None], jobs: int | None = None) -> Path:
+def search(
+    experiment: Experiment, out: Path, say: Callable[[str], None], jobs: int | None = None, *, again: bool = False
+) -> Path:
     """Try all values in all cells that the experiment names; what is kept is not run again. Returns the record.
 
-    Results go to a folder of the experiment's name in ``out``; every trial is told, in order.
+    With ``again`` trials are, whose records say neither code nor hardware. Results go to a folder of the experiment's
+    name in ``out``; every trial is told, in order.
     """
     plan = experiment.file.search
     assert plan is not None
@@ -56,6 +70,7 @@ def search(experiment: Experiment, out: Path, say: Callable[[str], None], jobs: 
     todo = list(_todo(experiment, plan))
     cells, tries = zip(*todo, strict=True)
     kept = [records.by_label.get(_label(*each)) for each in todo]
+    kept = [record if record and (traced(record) or not again) else None for record in kept]
     trials, path = list[Trial](), place / "search.csv"
     try:
         with workers(default_jobs(len(todo)) if jobs is None else jobs) as pool:
@@ -98,7 +113,8 @@ def _trial(cell: Cell, tried: dict[str, Tried], kept: Record | None, plan: Searc
     given, _ = load_data(settings)
     result = simulate(settings, data=_without_test(given, plan))
     seconds = sum(report.seconds for report in result.history)
-    facts = {"metric": result.metric, "rejections": dict(result.rejections)}
+    hardware = machine(gpu=KINDS[cell.kind].on_gpu(values))
+    facts = {"metric": result.metric, "rejections": dict(result.rejections), "machine": hardware}
     curve = [(float(one.round_number), one.quality.server) for one in result.history if one.quality is not None]
     outcome = Outcome.of_curve(curve, result.metric, seconds=seconds, facts=facts, data=data)
     described = {"table": cell.table, "row": cell.row, "column": cell.column, "settings": values, "seed": plan.seed}
