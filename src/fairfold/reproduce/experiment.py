@@ -259,7 +259,7 @@ def _refuse_unknown_labels(name: str, table: str, content: TableFile, tables: Ma
         other, *there = one.split("/")  # a name without a stroke may be a reference's, known when it is made
         if there and one not in content.rows and one not in content.columns:
             of_other = tables.get(other, content)
-            places = (tables, ("*", *of_other.rows), of_other.columns)
+            places = (tables, ("*", *of_other.rows), (*of_other.columns, *of_other.measures))
             labels += [("against", known, label) for known, label in zip(places, (other, *there), strict=False)]
     for what, known, label in labels:
         if label not in known:
