@@ -108,8 +108,9 @@ def test_a_cell_keeps_what_each_user_got_and_by_which_code(tmp_path: Path) -> No
     assert record["torch"]
     assert whole(record) == bool(record["commit"])
     assert not whole({key: value for key, value in record.items() if key != "torch"})
+    assert not whole(record | {"outcome": record["outcome"] | {"facts": {"metric": "NDCG@20"}}}), "no hardware"
     for metric in ("NDCG@20", "MSE", "accuracy", "slope"):
-        outcome = record["outcome"] | {"by_user": {}, "facts": {"metric": metric}}
+        outcome = record["outcome"] | {"by_user": {}, "facts": record["outcome"]["facts"] | {"metric": metric}}
         assert whole(record | {"outcome": outcome}) == (metric == "slope" and bool(record["commit"])), metric
 
 
