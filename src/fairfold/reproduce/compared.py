@@ -33,8 +33,8 @@ def compared(grid: Grid) -> list[View]:
 def gaps(grid: Grid) -> Iterator[tuple[str, dict[tuple[str, str], Difference]]]:
     """What every cell gives more than one that is named, by row and column."""
     known = grid.by_user
+    apart: dict[int, dict[tuple[str, tuple[str, str]], Each]] = {}  # by how many users: these share their draws
     for name in grid.file.against:
-        apart: dict[int, dict[tuple[str, str], Each]] = {}  # by how many users
         for place, mine in known.items():
             pair = [mine, _other(grid, known, name, place)]
             if grid.file.splits or len(pair[1]) > 1:  # of what both have; a reference of one split has no seeds
@@ -43,12 +43,12 @@ def gaps(grid: Grid) -> Iterator[tuple[str, dict[tuple[str, str], Difference]]]:
             if all(pair):
                 each, beside = (over_seeds(of.values()) for of in pair)
                 if len(each) == len(beside):
-                    apart.setdefault(len(each), {})[place] = each - beside
-        found = dict[tuple[str, str], Difference]()
-        for pairs in apart.values():
-            found |= dict(zip(pairs, intervals(numpy.stack(list(pairs.values()))), strict=True))
-        if found:
-            yield name, found
+                    apart.setdefault(len(each), {})[name, place] = each - beside
+    found = dict[str, dict[tuple[str, str], Difference]]()
+    for pairs in apart.values():
+        for (name, place), difference in zip(pairs, intervals(numpy.stack(list(pairs.values()))), strict=True):
+            found.setdefault(name, {})[place] = difference
+    yield from ((name, found[name]) for name in grid.file.against if name in found)
 
 
 def _other(grid: Grid, known: dict[tuple[str, str], BySeed], name: str, place: tuple[str, str]) -> BySeed:
