@@ -5,6 +5,7 @@ that has the same name there, and ``TABLE/*/COLUMN`` another column of it.
 """
 
 from collections.abc import Iterator
+from functools import cache
 
 import numpy
 
@@ -32,7 +33,7 @@ def compared(grid: Grid) -> list[View]:
 
 def gaps(grid: Grid) -> Iterator[tuple[str, dict[tuple[str, str], Difference]]]:
     """What every cell gives more than one that is named, by row and column."""
-    known = grid.by_user
+    known, mean = grid.by_user, cache(over_seeds)  # a cell is unpacked once, however often it is compared
     apart: dict[int, dict[tuple[str, tuple[str, str]], Each]] = {}  # by how many users: these share their draws
     for name in grid.file.against:
         for place, mine in known.items():
@@ -41,7 +42,7 @@ def gaps(grid: Grid) -> Iterator[tuple[str, dict[tuple[str, str], Difference]]]:
                 both = [seed for seed in pair[0] if seed in pair[1]]
                 pair = [{seed: of[seed] for seed in both} for of in pair]
             if all(pair):
-                each, beside = (over_seeds(of.values()) for of in pair)
+                each, beside = (mean(tuple(of.values())) for of in pair)
                 if len(each) == len(beside):
                     apart.setdefault(len(each), {})[name, place] = each - beside
     found = dict[str, dict[tuple[str, str], Difference]]()
