@@ -74,6 +74,22 @@ def test_columns_and_references_are_what_others_are_compared_with(tmp_path: Path
     assert compared(grid_of(tmp_path, "HeteroFL", {"FAIR": [1.0]})) == []
 
 
+def test_rows_of_other_users_are_compared_among_themselves(tmp_path: Path) -> None:
+    each = {
+        "FAIR": [0.5, 0.5, 1.0],
+        "HeteroFL": [0.0, 0.0, 0.0],
+        "FedAvg": [0.75, 1.0],
+        "ridge (penalty 10)": [0.5, 0.5],
+    }
+    found = dict(gaps(grid_of(tmp_path, 'HeteroFL", "ridge', each)))
+    assert found.keys() == {"HeteroFL", "ridge"}
+    assert found["HeteroFL"].keys() == {("1x-16x", "FAIR")}
+    assert found["ridge"].keys() == {("1x", "FedAvg")}
+    alone = dict(gaps(grid_of(tmp_path, "ridge", each)))
+    assert found["ridge"] == alone["ridge"]
+    assert found["ridge"]["1x", "FedAvg"].mean == pytest.approx(0.375, abs=1e-4)
+
+
 def test_a_column_of_one_cell_is_compared_with_all_rows(tmp_path: Path) -> None:
     ((_, apart),) = gaps(grid_of(tmp_path, "FedAvg", {"FAIR": [0.5, 1.0], "FedAvg": [0.0, 0.5]}))
     assert apart.keys() == {("1x-16x", "FAIR")}  # FedAvg is in another row, 1x
