@@ -186,6 +186,13 @@ def test_damaged_lines_are_run_again(experiment: Experiment, tmp_path: Path, dam
     assert "line 3" in listener.notes[0]
 
 
+def test_records_of_a_former_version_are_not_left_out_without_a_word(experiment: Experiment, tmp_path: Path) -> None:
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "cells.jsonl").write_text("{}\n")
+    execute(experiment, tmp_path, 1, listener := Listener(), only=["one/1x"])
+    assert listener.notes == ["cells.jsonl is of a former version, and not read: what it held is run again"]
+
+
 def test_a_record_says_what_made_it(experiment: Experiment, tmp_path: Path) -> None:
     execute(experiment, tmp_path, 1)
     record = Records(tmp_path / "small").by_label["one 1x-16x FAIR seed 0"]

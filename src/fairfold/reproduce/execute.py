@@ -96,7 +96,7 @@ def execute_all(
     for experiment in experiments:
         records = kept[experiment.folder]
         for damage in records.damaged:
-            watcher.on_note(f"{damage}: the cell is run again")
+            watcher.on_note(f"{damage}: what it held is run again")
         for cell in experiment.cells:
             try:
                 asked = bool(only) or not experiment.file.tables[cell.table].on_request

@@ -163,6 +163,8 @@ class Records:
         """Read the file, then what waits to be joined, which is newer; returns the latter's paths."""
         self.by_label, self.damaged = {}, []
         waiting = sorted((self.place / UNDER_WAY).glob(f"{self._name}-*.json"))
+        if (former := self._path.with_suffix(".jsonl")).exists():
+            self.damaged.append(f"{former.name} is of a former version, and not read")
         rows = self._path.read_bytes().removesuffix(b"\n").split(b"\n") if self._path.exists() else []
         for number, row in enumerate(rows, start=1):
             if number > 1 or row != HEADER.encode():
