@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run env lint types test test-all test-oldest test-others test-faults fuzz bench docs wheel format notes clean
+.PHONY: help run env lint types test test-all test-oldest test-others test-faults fuzz bench reproduce docs wheel format notes clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -26,10 +26,10 @@ test-all: lint types  ## the same with the slow tests
 # versions were deprecated for by newer ones of others, and what torch 2.4 says of itself, is not ours; all other warnings are errors.
 OLDEST ?= .venv-oldest
 TORCH ?=
-TESTS ?= tests $(addprefix --ignore=tests/,flower secure watch audit faults reproduce test_blocks.py test_pages.py)
+TESTS ?= tests $(addprefix --ignore=tests/,flower privacy faults experiments test_blocks.py test_pages.py)
 test-oldest:  ## tests with the oldest versions of all that is needed, in an environment of its own (TORCH=, TESTS=)
 	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
-	$(PYTHON) tests/oldest.py notebook --torch '$(TORCH)' > $(OLDEST)/oldest.txt
+	$(PYTHON) tests/support/oldest.py notebook --torch '$(TORCH)' > $(OLDEST)/oldest.txt
 	$(OLDEST)/bin/python -m pip install --quiet --requirement $(OLDEST)/oldest.txt . pytest hypothesis scipy scikit-learn pytrec_eval-terrier PyYAML
 	$(OLDEST)/bin/python -m pytest -W ignore::DeprecationWarning -W ignore::FutureWarning -W 'ignore:At pre-dispatch' $(TESTS)
 
@@ -39,7 +39,7 @@ test-others:  ## tests with TensorBoard, MLflow, Weights & Biases, Optuna, LensK
 	@test -x $(OTHERS)/bin/python || $(PYTHON) -m venv $(OTHERS)
 	$(OTHERS)/bin/python -m pip install --quiet '.[notebook,tensorboard,mlflow,wandb]' \
 	  optuna lenskit ranx pytest hypothesis pytrec_eval-terrier PyYAML scikit-learn
-	$(OTHERS)/bin/python -m pytest tests/trackers tests/fitting/test_frames.py
+	$(OTHERS)/bin/python -m pytest tests/runs/test_trackers.py tests/runs/test_optuna.py tests/estimator/test_frames.py
 
 # Per kind of folder: kills at random moments, and random power losses at every call.
 KILLS ?= 200
@@ -58,6 +58,10 @@ lint: $(STAMP)  ## ruff: rules and format
 
 types: $(STAMP)  ## mypy, strict
 	$(BIN)/mypy
+
+TABLE ?= ranking
+reproduce: $(STAMP)  ## a table of the paper, run again beside its figures (TABLE=ranking, OPTIONS=--quick)
+	$(BIN)/python -m experiments $(TABLE) $(OPTIONS)
 
 bench: $(STAMP)  ## CPU kernels against nn.Embedding and a plain copy (minutes)
 	$(BIN)/python benchmarks/kernels_cpu.py

@@ -3,8 +3,8 @@
     python benchmarks/asynchronous.py --data ml-100k --seeds 3 --csv benchmarks/results/asynchronous.csv
     python benchmarks/asynchronous.py --algorithms gradient --sides "wait for all" --times 20000 40000 60000 80000
 
-Time is that of a simulated clock (``fleet.clock``): what a device takes for an answer, downloads and all. Nothing else
-takes time, on any side. All sides have as many devices at work, the same speeds and the same draws.
+Time is that of a simulated clock (``fleet.latency``): what a device takes for an update, downloads and all. Nothing
+else takes time, on any side. All sides have as many devices at work, the same speeds and the same draws.
 """
 
 import argparse
@@ -20,19 +20,20 @@ from typing import Any
 from fairfold import Settings
 from fairfold.backends.batched import batched
 from fairfold.data import Dataset
-from fairfold.protocol.faults import Rejections
-from fairfold.protocol.round import run_round
-from fairfold.protocol.turns import CLOCK
-from fairfold.protocol.words import State
-from fairfold.simulate.result import Judge
-from fairfold.simulate.world import World, load_interactions
+from fairfold.federation.algorithm import Tunable
+from fairfold.federation.evaluation import Evaluator
+from fairfold.federation.federation import Federation, load_interactions
+from fairfold.federation.randomness import Rejections
+from fairfold.federation.round import run_round
+from fairfold.federation.scheduling import CLOCK
+from fairfold.federation.updates import State
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
-    "correlations": {"algorithm": {"kind": "correlations", "choose": False}},
+    "co_occurrence": {"algorithm": {"kind": "co_occurrence", "tune": False}},
     "gradient": {"algorithm": {"kind": "gradient"}},
 }
 SAMPLES = {
-    "correlations": (0.1, 0.2, 0.5, 1, 2, 3),
+    "co_occurrence": (0.1, 0.2, 0.5, 1, 2, 3),
     "gradient": (1, 2, 5, 10, 20, 30),
 }
 """When quality is looked at, in units of what a slow device takes."""
@@ -56,24 +57,24 @@ def sides(at_work: int, seconds: float) -> list[Side]:
     ]
 
 
-def states(world: World, state: State) -> Iterator[tuple[float, State, Rejections]]:
+def states(world: Federation, state: State) -> Iterator[tuple[float, State, Rejections]]:
     """After every step, when it was taken."""
     rejections = Rejections()
     while True:
-        state = run_round(state, world.fleet, world.people, rejections, batched)
-        yield float(state.moments[CLOCK]["now"]), state, rejections
+        state = run_round(state, world.sampler, world.clients, rejections, batched)
+        yield float(state.algorithm_state[CLOCK]["now"]), state, rejections
 
 
 def measured(settings: Settings, data: Dataset, until: list[float]) -> tuple[list[float], int, dict[str, int], float]:
     """Quality at some times, and of the last: steps, who was refused, and processor seconds."""
-    world = World.of(settings, data)
-    judge, found, began = Judge(world, {}), list[float](), time.process_time()
+    world = Federation.of(settings, data)
+    evaluator, found, began = Evaluator(world, {}), list[float](), time.process_time()
     first, waiting = world.initial(), list(until)
     before = first.copy()
 
     def quality(state: State) -> float:
-        held = world.plan.algorithm.settled(world.plan, state).assignments(max(state.round_number - 1, 0))
-        return judge.value(state.full, judge.everybody, held)
+        held = Tunable.of(world.plan.algorithm).resolve(world.plan, state).assignments(max(state.round_number - 1, 0))
+        return evaluator.value(state.full, evaluator.all_users, held)
 
     for now, state, rejections in states(world, first):
         while waiting and now > waiting[0]:  # the model that was there at that time
@@ -106,7 +107,7 @@ def main() -> None:
     print(f"{chosen.data}: {chosen.at_work} devices at work, {chosen.seconds:g} s each, {chosen.slow:.0%} of them "
           f"{chosen.slower:g} times as long")  # fmt: skip
     for kind in chosen.algorithms:
-        everybody, times = kind == "correlations", chosen.times or [unit * sample for sample in SAMPLES[kind]]
+        everybody, times = kind == "co_occurrence", chosen.times or [unit * sample for sample in SAMPLES[kind]]
         print(f"{kind:42}" + "".join(f"{at:>9,.0f} s" for at in times) + "   steps  refused")
         for side in sides(900 if everybody else chosen.at_work, chosen.seconds):
             if chosen.sides and side.name not in chosen.sides:

@@ -1,6 +1,6 @@
 """All attacks of the table in docs/privacy.md, on runs of several algorithms, data sets and levels.
 
-    FAIRFOLD_DATA=... python benchmarks/audit.py [--users 100] [--jobs 2] [--only private] > audit.csv
+    FAIRFOLD_DATA=... python benchmarks/privacy/audit.py [--users 100] [--jobs 2] [--only private] > audit.csv
 
 A line per attack, as `fairfold audit` measures it on a run of these settings: what was seen, what was tried, its value
 with the 95 % interval over users, and seconds of processor time for all attacks on what was seen.
@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
-from fairfold.audit.attacks import Auditor, View
-from fairfold.settings import Settings
-from fairfold.settings.files import load_settings
-from fairfold.simulate.world import load_interactions
+from fairfold.config import Settings
+from fairfold.config.files import load_settings
+from fairfold.federation.federation import load_interactions
+from fairfold.privacy.audit.auditor import Auditor, View
 
 MIXED = "1x-4x-16x-64x"
-RECIPES = {"correlations": "best"}
+RECIPES = {"co_occurrence": "default"}
 PRIVATE = {"privacy.level": "private", "privacy.epsilon": 8.0}
-BARE = {"algorithm.crowd": 0}
+BARE = {"algorithm.min_item_users": 0}
 
 Row = tuple[str, str, str, int, dict[str, Any]]
 """Data, algorithm, capacities, devices of a sum (1: an answer, 0: the run's own), and changes."""
@@ -33,18 +33,18 @@ HEADINGS = ("data", "algorithm", "capacities", "changes", "seen", "attack", "dev
 
 COHORTS = (5, 20, 100)
 ROWS: list[Row] = [
-    *[(data, "correlations", "1x", 0, PRIVATE) for data in ("ml-100k", "ml-1m")],
-    *[("ml-100k", "correlations", "1x", cohort, more) for more in ({}, BARE) for cohort in (*COHORTS, 943)],
-    ("ml-1m", "correlations", "1x", 100, {}),
-    *[("ml-100k", "correlations", "1x", 100, {"algorithm.choose": False} | more) for more in ({}, BARE)],
+    *[(data, "co_occurrence", "1x", 0, PRIVATE) for data in ("ml-100k", "ml-1m")],
+    *[("ml-100k", "co_occurrence", "1x", cohort, more) for more in ({}, BARE) for cohort in (*COHORTS, 943)],
+    ("ml-1m", "co_occurrence", "1x", 100, {}),
+    *[("ml-100k", "co_occurrence", "1x", 100, {"algorithm.tune": False} | more) for more in ({}, BARE)],
     *[
-        (data, "correlations", MIXED, cohort, more)
+        (data, "co_occurrence", MIXED, cohort, more)
         for data in ("ml-100k", "ml-1m")
         for more in ({}, BARE)
         for cohort in COHORTS
     ],
     *[("ml-1m", kind, MIXED, cohort, {}) for kind in ("gradient", "closed_form") for cohort in COHORTS],
-    *[(data, "correlations", MIXED, 1, {}) for data in ("ml-100k", "ml-1m")],
+    *[(data, "co_occurrence", MIXED, 1, {}) for data in ("ml-100k", "ml-1m")],
     *[("ml-1m", kind, MIXED, 1, {}) for kind in ("gradient", "closed_form")],
 ]
 
@@ -54,7 +54,7 @@ def view_of(auditor: Auditor, cohort: int) -> View:
     if cohort == 0:
         return auditor.views(compare=False)[0]
     if cohort == 1:
-        return View("one answer", auditor.settings.with_changes({"privacy.level": "plain"}), 1, own=False)
+        return View("one update", auditor.settings.with_changes({"privacy.level": "plain"}), 1, own=False)
     return View(f"the sum of {cohort}", auditor.at("secure", cohort), cohort, own=False)
 
 
@@ -72,7 +72,7 @@ def attacked(job: tuple[Row, int]) -> list[list[Any]]:
     settings = settings_of(data, kind, capacities, changes)
     auditor = Auditor(settings, load_interactions(settings)[0], users)
     view = view_of(auditor, cohort)
-    found = auditor.attacked(view)
+    found = auditor.attack(view)
     seconds = time.process_time() - started
     known = [data, kind, capacities, " ".join(f"{key}={value}" for key, value in changes.items())]
     return [

@@ -12,9 +12,9 @@ import statistics
 from pathlib import Path
 
 from fairfold import simulate
+from fairfold.config import nested, read_settings
 from fairfold.data import Dataset, load
-from fairfold.data.holdout import hold_out
-from fairfold.settings import nested, read_settings
+from fairfold.data.partition import hold_out
 
 SEEDS = (0, 1, 2)
 CHUNKS = (1, 2, 4, 8, 16, 32)

@@ -1,6 +1,6 @@
 """How long does it take to rank 359,014 items for 100 users?
 
-Run: python benchmarks/evaluation.py [--device cuda] [--hardware "name of the machine"]
+Run: python -m benchmarks.evaluation [--device cuda] [--hardware "name of the machine"]
 
 The data is the synthetic world at the size of Goodreads-100, about 4,900 training and 2,100 test items a
 user. A time is the median of several evaluations: scores of the whole catalogue, training items taken out,
@@ -15,10 +15,11 @@ from pathlib import Path
 
 import torch
 
-from fairfold.data.synthetic import SyntheticWorld
+from experiments.central_baselines import PureSVD, UserNeighbors
+from fairfold.data.synthetic import SyntheticDataset
 from fairfold.metrics import evaluate_ranking
 from fairfold.metrics.ranking import Scorer
-from fairfold.metrics.references import Popularity, PureSVD, Ridge, UserNeighbours
+from fairfold.metrics.ranking_baselines import Popularity, Ridge
 from fairfold.models import MF, NeuMF, scorer
 
 USERS, ITEMS, PER_USER = 100, 359_014, 6_966
@@ -31,12 +32,12 @@ def main() -> None:
     parser.add_argument("--hardware", help="name of the machine; keeps the result under it")
     options = parser.parse_args()
     device = torch.device(options.device)
-    data = SyntheticWorld(users=USERS, items=ITEMS, interactions_per_user=PER_USER).dataset()
+    data = SyntheticDataset(users=USERS, items=ITEMS, interactions_per_user=PER_USER).dataset()
     scorers: dict[str, Scorer] = {
         "MF, 8 factors": scorer(MF(USERS, ITEMS).to(device)),
         "NeuMF, 8 factors": scorer(NeuMF(USERS, ITEMS).to(device)),
         "popularity (ties everywhere)": Popularity(data.train),
-        "user-kNN": UserNeighbours(data.train),
+        "user-kNN": UserNeighbors(data.train),
         "PureSVD-16": PureSVD(data.train),
         "ridge": Ridge(data.train),
     }

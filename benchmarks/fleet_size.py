@@ -22,7 +22,8 @@ import torch
 from flwr.app import Context
 from flwr.serverapp import Grid
 
-from fairfold import Settings, files
+from fairfold import Settings
+from fairfold import atomic_io as files
 from fairfold.data import Interactions
 from fairfold.flower import FairStrategy, InProcessGrid, LocalData, make_client_app
 
@@ -36,12 +37,12 @@ def local(context: Context, num_items: int) -> LocalData:
 
 def measured(registered: int, drawn: int, rounds: int) -> dict[str, float]:
     settings = Settings(
-        algorithm={"kind": "closed_form", "aggregation": "delta", "server_optimiser": "sgd"},
+        algorithm={"kind": "closed_form", "aggregation": "delta", "server_optimizer": "sgd"},
         fleet={"capacities": "1x-4x", "clients_per_round": drawn, "network": {"push": False}},
         run={"rounds": rounds, "evaluate_every": rounds + 1},
     )
     with tempfile.TemporaryDirectory() as place:
-        app = make_client_app(local, budget="1x", state=Path(place) / "devices")
+        app = make_client_app(local, capacity="1x", state=Path(place) / "devices")
         grid = InProcessGrid(app, ({"partition-id": number} for number in range(registered)))
         gc.collect()
         gc.freeze()  # a node is an object of this process here: garbage collection would look at each again and again
@@ -55,7 +56,7 @@ def measured(registered: int, drawn: int, rounds: int) -> dict[str, float]:
             devices += time.process_time() - began
             return found
 
-        looking, look = 0.0, strategy.nodes._look
+        looking, look = 0.0, strategy.nodes._look_up
 
         def looked(grid: Grid) -> None:
             nonlocal looking
@@ -63,7 +64,7 @@ def measured(registered: int, drawn: int, rounds: int) -> dict[str, float]:
             look(grid)
             looking += time.process_time() - began
 
-        strategy.nodes._look = looked  # type: ignore[method-assign]
+        strategy.nodes._look_up = looked  # type: ignore[method-assign]
         grid._deliver = timed  # type: ignore[method-assign]
         ends, spent, looks = [time.process_time()], [0.0], [0.0]
         done = strategy.aggregate_evaluate

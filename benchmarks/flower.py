@@ -27,20 +27,20 @@ import torch
 from flwr.app import Context
 from flwr.app.user_config import UserConfig
 
+from fairfold.config import Settings
 from fairfold.data import Dataset, Interactions
-from fairfold.flower import FairStrategy, InProcessGrid, LocalData, make_client_app, share_of
-from fairfold.flower.federate import Trial
-from fairfold.flower.processes import descendants
-from fairfold.settings import Settings
-from fairfold.simulate.world import load_interactions
+from fairfold.federation.federation import load_interactions
+from fairfold.flower import FairStrategy, InProcessGrid, LocalData, make_client_app, node_partition
+from fairfold.flower.fleet.local_fleet import LocalFleet
+from fairfold.flower.fleet.processes import descendants
 from fairfold.subspace import Capacity
 
 RESULTS = Path(__file__).parent / "results"
 ROLES = {
     "flwr-serverapp": "server app",
-    "fairfold.flower.superlink": "SuperLink",
-    "fairfold.flower.watch": "node",
-    "fairfold.flower.worker": "worker",
+    "fairfold.flower.fleet.superlink": "SuperLink",
+    "fairfold.flower.fleet.node_loop": "node",
+    "fairfold.flower.fleet.worker": "worker",
 }
 FACTORS, ROUNDS = 64, 4
 SIZES = ("1x", "4x", "16x", "64x")
@@ -49,9 +49,9 @@ SIZES = ("1x", "4x", "16x", "64x")
 class Peaks:
     """Watches a trial's programs and keeps the largest memory each kind has had."""
 
-    def __init__(self, trial: Trial) -> None:
+    def __init__(self, local_fleet: LocalFleet) -> None:
         self.found: dict[str, int] = {}
-        self._trial, self._over = trial, threading.Event()
+        self._trial, self._over = local_fleet, threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> "Peaks":
@@ -93,16 +93,18 @@ def measure(megabytes: int, half: bool) -> dict[str, object]:
     test = Interactions.from_pairs(torch.zeros(50, dtype=torch.long), mine[150:], 1, items)
     settings = Settings(
         model={"factors": FACTORS}, run={"rounds": ROUNDS, "evaluate_every": ROUNDS},
-        algorithm={"kind": "closed_form", "server_optimiser": "sgd", "server_step": 1.0},
+        algorithm={"kind": "closed_form", "server_optimizer": "sgd", "server_lr": 1.0},
         fleet={"capacities": "2x", "clients_per_round": None},
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        trial = Trial(settings, [Capacity.parse("2x")], Path(folder), half=half, round_timeout=1800.0)
-        trial.prepare(Dataset("random", train, test))
-        with Peaks(trial) as peaks:
-            trial.run(lambda text: print(f"  {text}", flush=True), lambda done, _: print(f"  round {done}", flush=True))
-        (node,) = trial.took_part()
-        log = (trial.run_folder / "run.log").read_text()
+        local_fleet = LocalFleet(settings, [Capacity.parse("2x")], Path(folder), half=half, round_timeout=1800.0)
+        local_fleet.prepare(Dataset("random", train, test))
+        with Peaks(local_fleet) as peaks:
+            local_fleet.run(
+                lambda text: print(f"  {text}", flush=True), lambda done, _: print(f"  round {done}", flush=True)
+            )
+        (node,) = local_fleet.participants()
+        log = (local_fleet.run_folder / "run.log").read_text()
     stamps = [datetime.fromisoformat(line[:19]) for line in log.splitlines() if " answers used" in line]
     seconds = statistics.median((after - before).total_seconds() for before, after in pairwise(stamps))
     # Training rounds and one evaluation were sent down, training rounds alone came up.
@@ -131,7 +133,7 @@ def half_quality(seeds: int, rounds: int = 60, nodes: int = 24) -> list[dict[str
             data, _ = load_interactions(settings)
 
             def local(context: Context, _items: int, data: Dataset = data) -> LocalData:
-                return share_of(data, context)
+                return node_partition(data, context)
 
             configs: list[UserConfig] = [
                 {"partition-id": number, "num-partitions": nodes, "capacity": SIZES[number % 4]}
@@ -144,9 +146,9 @@ def half_quality(seeds: int, rounds: int = 60, nodes: int = 24) -> list[dict[str
             last = strategy.progress.history[-1].quality
             assert last is not None
             sizes = zip((f"ndcg_{size}" for size in SIZES), last.groups, strict=True)
-            sent = sum(report.bytes_down + report.bytes_up for report in strategy.progress.history) / 1e6
+            task = sum(report.bytes_down + report.bytes_up for report in strategy.progress.history) / 1e6
             row: dict[str, object] = {"seed": seed, "precision": "half" if half else "full", "rounds": rounds}
-            rows.append(row | {"nodes": nodes, "mb_moved": round(sent, 2), "ndcg": last.server} | dict(sizes))
+            rows.append(row | {"nodes": nodes, "mb_moved": round(task, 2), "ndcg": last.server} | dict(sizes))
             print(rows[-1], flush=True)
     return rows
 

@@ -23,33 +23,35 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from fairfold.backends.batched import batched
+from fairfold.backends.sequential import sequential
+from fairfold.config import read_settings
 from fairfold.data import load_images
+from fairfold.federation.clients import ImageClients
+from fairfold.federation.federation import Federation
+from fairfold.federation.randomness import Rejections
+from fairfold.federation.round import Backend, run_round
+from fairfold.federation.training import ImageTraining, LocalOptimizer
+from fairfold.federation.updates import Aggregate, State, Update
 from fairfold.kernels import ops
-from fairfold.projections import Hashed, Projection
-from fairfold.protocol.faults import Rejections
-from fairfold.protocol.people import ImagePeople
-from fairfold.protocol.round import Backend, in_turn, run_round
-from fairfold.protocol.steps import LocalSteps
-from fairfold.protocol.words import Answer, State, Totals
-from fairfold.protocol.work import ImageWork
-from fairfold.settings import read_settings
-from fairfold.simulate.world import World
-from fairfold.values import Weights
+from fairfold.subspace.projection import Hashed, Projection
+from fairfold.typing import Weights
 
 
-def stacked_round(state: State, world: World) -> State:
+def stacked_round(state: State, world: Federation) -> State:
     """The whole cohort as one program; hashed projections only."""
-    people = world.people
-    assert isinstance(people, ImagePeople)
-    work = people.work
+    clients = world.clients
+    assert isinstance(clients, ImageClients)
+    work = clients.training
     drawn = []
-    for visit in world.fleet.visits(state, world.fleet.cohort(state.round_number).tolist()):
-        source = people.source(state.round_number, visit.client)
-        drawn.append((visit, visit.sent.projections, work.batches(visit.client, source)))
+    for scheduled_task in world.sampler.schedule(state, world.sampler.cohort(state.round_number).tolist()):
+        source = clients.source(state.round_number, scheduled_task.client)
+        drawn.append((scheduled_task, scheduled_task.task.projections, work.batches(scheduled_task.client, source)))
     drawn.sort(key=lambda one: -len(one[2]))  # those still at work are then always a prefix
-    compacts = [{name: vector.clone() for name, vector in visit.sent.vectors.items()} for visit, _, _ in drawn]
+    compacts = [
+        {name: vector.clone() for name, vector in scheduled_task.task.vectors.items()} for scheduled_task, _, _ in drawn
+    ]
     vectors = [vector for one in compacts for vector in one.values()]
-    optimisers, losses = [LocalSteps(vector, work.steps) for vector in vectors], vmap(partial(image_losses, work))
+    optimizers, losses = [LocalOptimizer(vector, work.steps) for vector in vectors], vmap(partial(image_losses, work))
     full = {name: torch.empty(len(drawn), *tensor.shape) for name, tensor in state.full.items()}
     for step in range(len(drawn[0][2])):
         batches = [batches[step] for _, _, batches in drawn if len(batches) > step]
@@ -72,16 +74,16 @@ def stacked_round(state: State, world: World) -> State:
                     _accumulate(held[name], slopes[name][place], into)
                 gradients.append(into)
         count = moving * len(full)
-        for optimiser, gradient in zip(optimisers[:count], gradients, strict=False):
-            optimiser.step(gradient, gradient.numel())
-    totals = Totals()
-    for (visit, _, _), trained in zip(drawn, compacts, strict=True):
-        weight = float(people.samples(visit.client))
-        totals.add(visit.sent, Answer({name: vector * weight for name, vector in trained.items()}, weight))
-    return world.plan.algorithm.apply(world.plan, state, totals)
+        for optimizer, gradient in zip(optimizers[:count], gradients, strict=False):
+            optimizer.step(gradient, gradient.numel())
+    aggregate = Aggregate()
+    for (scheduled_task, _, _), trained in zip(drawn, compacts, strict=True):
+        weight = float(clients.num_samples(scheduled_task.client))
+        aggregate.add(scheduled_task.task, Update({name: vector * weight for name, vector in trained.items()}, weight))
+    return world.plan.algorithm.server_update(world.plan, state, aggregate)
 
 
-def image_losses(work: ImageWork, dense: Weights, pixels: Tensor, labels: Tensor) -> Tensor:
+def image_losses(work: ImageTraining, dense: Weights, pixels: Tensor, labels: Tensor) -> Tensor:
     """The cross-entropy of every image."""
     logits: Tensor = functional_call(work.architecture.network, work.architecture.in_shape(dense), (pixels,))
     return functional.cross_entropy(logits, labels, reduction="none")
@@ -133,24 +135,24 @@ def main() -> None:
         "data": {"name": given.data}, "model": {"kind": given.model}, "subspace": {"method": given.method},
         "fleet": {"capacities": given.capacities},
         "algorithm": {
-            "kind": "images", "local_epochs": given.epochs, "batch_size": given.batch, "local_optimiser": "sgd",
-            "local_step": 0.1,
+            "kind": "images", "local_epochs": given.epochs, "batch_size": given.batch, "local_optimizer": "sgd",
+            "local_lr": 0.1,
         },
     })  # fmt: skip
-    world = World.of(settings, load_images(given.data))
+    world = Federation.of(settings, load_images(given.data))
     state = world.initial()
 
     def by(backend: Backend) -> Callable[[], State]:
-        return lambda: run_round(state, world.fleet, world.people, Rejections(), backend)
+        return lambda: run_round(state, world.sampler, world.clients, Rejections(), backend)
 
     ways: dict[str, Callable[[], State]] = {
         "fairfold": by(batched),
-        "loop": by(in_turn),
+        "loop": by(sequential),
     }
     if given.method in ("fair", "fair_hom", "fedavg", "full_trn"):
         ways["stacked"] = lambda: stacked_round(state, world)
-    cohort = world.fleet.cohort(0).tolist()
-    images = sum(world.people.samples(client) for client in cohort) * given.epochs
+    cohort = world.sampler.cohort(0).tolist()
+    images = sum(world.clients.num_samples(client) for client in cohort) * given.epochs
     print(f"{given.model}, {given.method} {given.capacities}: {len(cohort)} clients, {images:,} images a round")
     seconds, ends = {}, {}
     for name, call in ways.items():

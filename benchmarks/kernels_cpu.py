@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from fairfold.kernels import native, ops
 from fairfold.kernels.hashing import Layout, expand_seed
 from fairfold.nn import FairEmbedding
-from fairfold.nn.fused import FusedSGD
+from fairfold.nn.lookup import FusedSGD
 from fairfold.subspace import Subspace, Sums
 
 HARDWARE = "2-core Zen 4 (AMD EPYC)"
@@ -214,12 +214,12 @@ def bare_step(step: FusedStep, draw: Callable[[], Tensor], gradient: Tensor) -> 
 
 
 def torch_step(table: nn.Embedding, draw: Callable[[], Tensor], gradient: Tensor) -> Call:
-    optimiser = torch.optim.SGD(table.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.01)
 
     def step() -> None:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         table(draw()).backward(gradient)
-        optimiser.step()
+        optimizer.step()
 
     return step
 
@@ -359,8 +359,8 @@ def bench_threads(seconds: float, counts: tuple[int, ...] = (2,)) -> Iterator[Ro
             for threads, taken in zip(counts, several, strict=True):
                 shape = (n, d, chunk, compression, 65536, threads)
                 row = Row(f"{question}, {threads} threads", "1 thread", *shape, taken, one, taken / one)
-                judged = question in ("lookup", "recover") and threads == 2 and compression == 16
-                yield against_target(row, 1 / 1.7 if judged else None, ">= 1.7 x")
+                has_target = question in ("lookup", "recover") and threads == 2 and compression == 16
+                yield against_target(row, 1 / 1.7 if has_target else None, ">= 1.7 x")
 
 
 QUESTIONS: dict[str, Callable[[float], Iterator[Row]]] = {
@@ -415,17 +415,17 @@ def main() -> None:
                 for row in questions[name](arguments.seconds):
                     rows.append(row)
                     shape = f"d={row.d:<3} Z={row.chunk:<3} c={row.compression:<4} B={row.batch:<6}"
-                    judged = f"{row.target}: {row.holds}" if row.target else ""
-                    judged += f"  (by stored index {row.stored_us:.0f} us)" if row.stored_us is not None else ""
+                    target = f"{row.target}: {row.holds}" if row.target else ""
+                    target += f"  (by stored index {row.stored_us:.0f} us)" if row.stored_us is not None else ""
                     print(
                         f"{row.question:22} n={row.n:<10} {shape} {row.ours_us:10.0f} us /{row.other_us:10.0f} us "
-                        f"= {row.ratio:5.2f}  ({row.against}) {judged}",
+                        f"= {row.ratio:5.2f}  ({row.against}) {target}",
                         flush=True,
                     )
     write(arguments.out, rows, arguments.hardware)
-    judged_rows = [row for row in rows if row.target]
-    held = sum(row.holds == "yes" for row in judged_rows)
-    print(f"{held} of {len(judged_rows)} comparisons with a target hold it; written to {arguments.out.name}")
+    target_rows = [row for row in rows if row.target]
+    held = sum(row.holds == "yes" for row in target_rows)
+    print(f"{held} of {len(target_rows)} comparisons with a target hold it; written to {arguments.out.name}")
 
 
 if __name__ == "__main__":

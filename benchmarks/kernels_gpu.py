@@ -33,11 +33,11 @@ except ImportError:  # a machine with torch and Triton only: the kernels need no
     bare.__path__ = [str(ROOT / "src" / "fairfold")]
     sys.modules["fairfold"] = bare
 
-from tests.kernels.gpu_checks import Check, golden_checks, layout_checks
 from triton.testing import do_bench
 
-from fairfold.kernels.gpu import calls, launch, segments
+from fairfold.kernels.gpu import calls, launch
 from fairfold.kernels.hashing import Layout, expand_seed
+from tests.kernels.gpu_checks import Check, golden_checks, layout_checks
 
 FULL = 2**28
 """Coordinates of the full vector: 1 GiB of float32, well beyond any cache."""
@@ -159,16 +159,16 @@ def accumulate(layout: Layout, full: Tensor, sums: Tensor) -> None:
 
 def first_reduce(layout: Layout, full: Tensor) -> None:
     """What a server does to send by a hash for the first time: count chunks, and add up by atomics."""
-    segments._kept.cache_clear()
+    calls._reduction_cache.cache_clear()
     calls.reduce(layout, full)
 
 
 def atomics_seconds(layout: Layout, full: Tensor) -> float:
     """Reductions of a layout that keeps its counts, also where an order would be kept."""
-    usual, segments.CACHED = segments.CACHED, layout.size
-    segments._kept.cache_clear()
+    usual, calls.MAX_COUNTED_SLOTS = calls.MAX_COUNTED_SLOTS, layout.size
+    calls._reduction_cache.cache_clear()
     spent = eager_seconds(partial(calls.reduce, layout, full))
-    segments.CACHED = usual
+    calls.MAX_COUNTED_SLOTS = usual
     return spent
 
 
@@ -188,13 +188,13 @@ def bench_ranges(full: Tensor, quick: bool) -> Iterable[Row]:
             "reduce": eager_seconds(partial(calls.reduce, layout, full)),
             "reduce, first": eager_seconds(partial(first_reduce, layout, full)),
         }
-        if chunk >= 8:  # both ways whatever the rule of kernels/gpu/segments.py, so that the rule can be judged
-            order = segments.order_of(layout, full.device)
-            times["reduce by order"] = seconds([partial(segments.segment_means, layout, full, order)])
-            times["making the order"] = eager_seconds(partial(segments.order_of, layout, full.device))
+        if chunk >= 8:  # both ways whatever the rule of kernels/gpu/calls.py, so that the rule can be judged
+            order = calls.make_order(layout, full.device)
+            times["reduce by order"] = seconds([partial(calls.segment_means, layout, full, order)])
+            times["making the order"] = eager_seconds(partial(calls.make_order, layout, full.device))
             del order
             times["reduce by atomics"] = atomics_seconds(layout, full)
-        segments._kept.cache_clear()
+        calls._reduction_cache.cache_clear()
         for name, spent in times.items():
             yield {"benchmark": name, **fields, "seconds": spent, "ratio": spent / base}
 
@@ -211,12 +211,12 @@ def bench_steps(batch: int = 65_536, row_size: int = 64, rows: int = 2**22) -> I
     sets = id_sets(rows, batch, row_size)
     common = {"dtype": "float32", "row_size": row_size, "batch": batch}
     table = torch.nn.Embedding(rows, row_size, sparse=True, device=DEVICE)
-    optimiser = torch.optim.SGD(table.parameters(), lr=1e-6)
+    optimizer = torch.optim.SGD(table.parameters(), lr=1e-6)
 
     def sparse() -> None:
         table(sets[0]).backward(gradient)
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
 
     base = eager_seconds(sparse)
     yield {**common, "benchmark": "sparse sgd step, called", "size": table.weight.numel(), "seconds": base}
@@ -252,8 +252,8 @@ def bench_tiles(full: Tensor, batch: int = 262_144, row_size: int = 64) -> Itera
             "accumulate_rows": [partial(calls.accumulate_rows, layout, gradient, ids, compact) for ids in sets],
         }
         if chunk > 1:
-            order = segments.order_of(layout, full.device)
-            work["segment_mean"] = [partial(segments.segment_means, layout, full, order)]
+            order = calls.make_order(layout, full.device)
+            work["segment_mean"] = [partial(calls.segment_means, layout, full, order)]
         for name, functions in work.items():
             kept, times = launch.TILES[name], {}
             for tile in TILES:

@@ -2,7 +2,7 @@
 
     FAIRFOLD_DATA=... python benchmarks/methods.py RUNS [--data goodreads-100] [--rounds 10] [--table FILE]
 
-Each line is the command a user would type: ``fairfold train --recipe paper --data … --method … --capacities …``. A
+Each line is the command a user would type: ``fairfold train --recipe authors --data … --method … --capacities …``. A
 scheme that a method cannot serve is refused before any work and stands in the table as N/A. Central training knows no
 device sizes, so it runs once; its rounds are epochs over everybody's data, of which it needs fewer. Run again with the
 same folder, the script goes on where it was.
@@ -32,7 +32,7 @@ def main() -> None:
         out = arguments.runs / f"{method}-{scheme}"
         if (out / "result.json").is_file():
             continue
-        command = [*FAIRFOLD, "train", "--recipe", "paper", "--data", arguments.data, "--method", method]
+        command = [*FAIRFOLD, "train", "--recipe", "authors", "--data", arguments.data, "--method", method]
         command += ["--capacities", scheme, "--rounds", str(rounds), "--seed", str(arguments.seed), "--out", str(out)]
         command += ["--set", "evaluate_every=2"] if method == "central" else []
         print(" ".join(["fairfold", *command[1:]]), flush=True)

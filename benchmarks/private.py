@@ -16,13 +16,12 @@ from typing import Any
 import torch
 
 import fairfold.data
-from fairfold.algorithms.correlations import SUM
-from fairfold.algorithms.pairs import items_of
+from fairfold.algorithms.cooccurrence.cooccurrence import SUM, triangle_items
+from fairfold.config import read_settings
 from fairfold.data import Dataset, Interactions
-from fairfold.data.holdout import hold_out
-from fairfold.settings import read_settings
-from fairfold.simulate import simulate
-from fairfold.simulate.numbering import numbered
+from fairfold.data.partition import hold_out
+from fairfold.federation.federation import number_items
+from fairfold.federation.simulation import simulate
 
 
 def split_anew(data: Dataset, seed: int) -> Dataset:
@@ -38,9 +37,9 @@ def row_of(data: Dataset, seed: int, tables: dict[str, Any]) -> tuple[float, flo
     """Quality, that of popularity, items that are correlated, and seconds."""
     started = time.monotonic()
     settings = read_settings({"run": {"seed": seed}, "fleet": {"capacities": "1x-4x-16x"}} | tables)
-    result = simulate(settings, data=numbered(data, settings))
-    head = items_of(len(result.state.moments[SUM][SUM]))
-    return result.quality, result.references["popularity"], head, time.monotonic() - started
+    result = simulate(settings, data=number_items(data, settings))
+    head = triangle_items(len(result.state.algorithm_state[SUM][SUM]))
+    return result.quality, result.baselines["popularity"], head, time.monotonic() - started
 
 
 def main() -> None:
@@ -64,7 +63,7 @@ def main() -> None:
             rows: dict[str, dict[str, Any]] = {"plain": {}} if chosen.plain else {}
             for epsilon in chosen.epsilon:
                 for noise in chosen.noise:
-                    level = {"level": "private", "epsilon": epsilon, "noise": noise, "smallest_cohort": least}
+                    level = {"level": "private", "epsilon": epsilon, "noise": noise, "min_cohort": least}
                     rows[f"epsilon {epsilon:g}, noise from {noise}"] = {"privacy": level}
             popularity = None
             for row, tables in rows.items():

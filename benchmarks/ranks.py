@@ -26,29 +26,29 @@ from torch import Tensor
 
 from fairfold import Settings
 from fairfold.backends.distributed import ranks_here
-from fairfold.data.synthetic import SyntheticWorld
-from fairfold.protocol.ranks import Ranks
-from fairfold.simulate.run import simulate
+from fairfold.data.synthetic import SyntheticDataset
+from fairfold.federation.aggregation import Ranks
+from fairfold.federation.simulation import simulate
 
 
 class Timed:
     """Counts what is added up over the ranks, and how long that takes with the waiting."""
 
     def __init__(self, ranks: Ranks) -> None:
-        self.seconds, self.bytes, true = 0.0, 0, ranks.add_up
+        self.seconds, self.bytes, true = 0.0, 0, ranks.all_reduce
 
-        def add_up(tensors: Sequence[Tensor]) -> None:
+        def all_reduce(tensors: Sequence[Tensor]) -> None:
             began = time.perf_counter()
             true(tensors)
             self.seconds += time.perf_counter() - began
             self.bytes += sum(tensor.nbytes for tensor in tensors)
 
-        ranks.add_up = add_up  # type: ignore[method-assign]
+        ranks.all_reduce = all_reduce  # type: ignore[method-assign]
 
 
 def work(chosen: argparse.Namespace) -> None:
     """One rank."""
-    world = SyntheticWorld(users=chosen.users, items=chosen.items, interactions_per_user=chosen.interactions)
+    world = SyntheticDataset(users=chosen.users, items=chosen.items, interactions_per_user=chosen.interactions)
     data, clients = world.dataset(), chosen.clients[0]
     settings = Settings(
         algorithm={"kind": chosen.algorithm},
@@ -67,11 +67,11 @@ def work(chosen: argparse.Namespace) -> None:
             spent, timed.seconds, timed.bytes = now, 0.0, 0
 
         quality = simulate(settings, watch, data=data, ranks=ranks).quality
-        told = ranks.gathered([rounds])
+        gathered = ranks.all_gather([rounds])
     if ranks.first:
         later = range(1, chosen.rounds)
-        alone = {key: statistics.median(told[0][at][key] for at in later) for key in ("seconds", "sums", "bytes")}
-        cpu = statistics.median(sum(of[at]["cpu"] for of in told) for at in later)
+        alone = {key: statistics.median(gathered[0][at][key] for at in later) for key in ("seconds", "sums", "bytes")}
+        cpu = statistics.median(sum(of[at]["cpu"] for of in gathered) for at in later)
         print(json.dumps(alone | {"cpu": cpu, "quality": quality, "all": time.perf_counter() - began}))
 
 
@@ -90,8 +90,8 @@ def measured(chosen: argparse.Namespace, many: int, clients: int) -> dict[str, f
         variables |= {"MASTER_PORT": port, "OMP_NUM_THREADS": threads}
         environment = os.environ | {"MASTER_ADDR": "127.0.0.1"} | {key: str(of) for key, of in variables.items()}
         started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-    said = [process.communicate()[0] for process in started]
-    found: dict[str, float] = json.loads(said[0].strip().splitlines()[-1])
+    outputs = [process.communicate()[0] for process in started]
+    found: dict[str, float] = json.loads(outputs[0].strip().splitlines()[-1])
     return found
 
 

@@ -29,45 +29,44 @@ from typing import Any
 import torch
 
 import fairfold.data
-from fairfold.algorithms.correlations import Correlations
-from fairfold.algorithms.making import Made
-from fairfold.algorithms.pair_architecture import ROWS
+from fairfold.algorithms.cooccurrence.algorithm import CoOccurrence
+from fairfold.algorithms.cooccurrence.scorer import ROWS
+from fairfold.algorithms.cooccurrence.solver import SolverSettings
+from fairfold.config import Settings, read_settings
 from fairfold.data import Dataset, Interactions
-from fairfold.data.holdout import hold_out
+from fairfold.data.partition import hold_out
+from fairfold.federation.algorithm import Tunable
+from fairfold.federation.evaluation import Result
+from fairfold.federation.federation import Federation, number_items
+from fairfold.federation.plan import Plan
+from fairfold.federation.simulation import simulate
+from fairfold.federation.updates import PublicStatistics
 from fairfold.metrics.ranking import RankingResult, evaluate_ranking
-from fairfold.metrics.reference_rows import STRONG, strong_rows
-from fairfold.projections import Assignment
-from fairfold.protocol.plan import Plan
-from fairfold.protocol.words import Public
-from fairfold.settings import Settings, read_settings
-from fairfold.simulate import simulate
-from fairfold.simulate.numbering import numbered
-from fairfold.simulate.result import Result
-from fairfold.simulate.world import World
+from fairfold.metrics.tuned_baselines import STRONG_BASELINES, tuned_strong_baselines
 from fairfold.subspace import Capacity
-from fairfold.values import Weights
+from fairfold.subspace.projection import Assignment
+from fairfold.typing import Weights
 
 SIZES = ("1x", "4x", "16x", "64x")
 MIXED = ("1x-4x-16x", "1x-2x-4x-8x-16x-32x-64x")
 REFERENCES = ("EASE", "iALS", "item-kNN")
 
 
-class AllPairs(Correlations):
+class AllPairs(CoOccurrence):
     """Devices of all sizes say all of their pairs; a model with fewer columns than another like it is that one."""
 
-    def block(self, settings: Settings, public: Public, capacity: Capacity, whole: int) -> int:  # noqa: ARG002
+    def block(self, settings: Settings, public: PublicStatistics, capacity: Capacity, whole: int) -> int:  # noqa: ARG002
         """All of them."""
         return whole
 
-    def model(self, plan: Plan, sums: torch.Tensor, made: Made) -> Weights:
-        """See the base class."""
-        key = (float(sums.sum()), float(sums.square().sum()), *made._replace(columns=0))
-        if key not in MADE or MADE[key][0] < made.columns:
-            MADE[key] = made.columns, super().model(plan, sums, made)
-        return MADE[key][1]
+    def solve(self, plan: Plan, sums: torch.Tensor, chosen: SolverSettings) -> Weights:
+        key = (float(sums.sum()), float(sums.square().sum()), *chosen._replace(columns=0))
+        if key not in SOLVED or SOLVED[key][0] < chosen.columns:
+            SOLVED[key] = chosen.columns, super().solve(plan, sums, chosen)
+        return SOLVED[key][1]
 
 
-MADE: dict[tuple[float, ...], tuple[float, Weights]] = {}
+SOLVED: dict[tuple[float, ...], tuple[float, Weights]] = {}
 
 
 def split_anew(data: Dataset, seed: int, top_users: int | None) -> Dataset:
@@ -85,17 +84,17 @@ def split_anew(data: Dataset, seed: int, top_users: int | None) -> Dataset:
     return Dataset(data.name, train, test)
 
 
-def settings_of(capacities: str, algorithm: Correlations) -> Settings:
+def settings_of(capacities: str, algorithm: CoOccurrence) -> Settings:
     """Of one fleet."""
     return read_settings({"algorithm": algorithm, "fleet": {"capacities": capacities}})
 
 
-def by_user(result: Result, world: World, size: int) -> RankingResult:
+def by_user(result: Result, world: Federation, size: int) -> RankingResult:
     """How well the model of a size serves everybody."""
-    plan = result.settings.algorithm.settled(world.plan, result.state)
+    plan = Tunable.of(result.settings.algorithm).resolve(world.plan, result.state)
     held = plan.assignments(0)[size].projections or {}
     full = {name: of.recover(of.reduce(result.state.full[name])) for name, of in held.items()}
-    score = plan.algorithm.scorer(plan, full, [Assignment(held)], world.people)
+    score = plan.algorithm.scorer(plan, full, [Assignment(held)], world.clients)
     return evaluate_ranking(score, world.interactions.train, world.interactions.test)
 
 
@@ -147,27 +146,27 @@ class Unit:
 
 def make(unit: Unit) -> None:
     """The rows of a unit."""
-    first = settings_of("1x", AllPairs(head=unit.head))
-    data, started = numbered(unit.load(), first), time.monotonic()
-    known = torch.arange(data.num_items) < World.of(first, data).plan.architecture.tables[ROWS][0]
+    first = settings_of("1x", AllPairs(max_items=unit.head))
+    data, started = number_items(unit.load(), first), time.monotonic()
+    known = torch.arange(data.num_items) < Federation.of(first, data).plan.architecture.tables[ROWS][0]
     about = {"users": data.num_users, "items": data.num_items, "head": int(known.sum())}
     if unit.what in REFERENCES:
-        kinds = [kind for kind in STRONG if kind.name == unit.what]
-        name, result = next(strong_rows(data, known, kinds=kinds))  # that on the same items comes first
+        kinds = [kind for kind in STRONG_BASELINES if kind.name == unit.what]
+        name, result = next(tuned_strong_baselines(data, known, kinds=kinds))  # that on the same items comes first
         unit.shelf.keep(unit.what, result, **about, seconds=round(time.monotonic() - started, 1), chosen=name)
         return
     for fleet in unit.what.split(","):
-        algorithm, started = (Correlations if "-" in fleet else AllPairs)(head=unit.head), time.monotonic()
+        algorithm, started = (CoOccurrence if "-" in fleet else AllPairs)(max_items=unit.head), time.monotonic()
         if all(unit.shelf.path(row).exists() for row in labels(fleet)):
             continue
         settings = settings_of(fleet, algorithm)
-        world, ended = World.of(settings, data), simulate(settings, data=data)
+        world, ended = Federation.of(settings, data), simulate(settings, data=data)
         for size, (row, group) in enumerate(zip(labels(fleet), ended.groups, strict=True)):
-            result, chosen = by_user(ended, world, size), " ".join(ended.told)
+            result, chosen = by_user(ended, world, size), " ".join(ended.notes)
             seconds = round(time.monotonic() - started, 1)
             held = {"bytes": group.bytes_held, "sent": group.bytes_up, "seconds": seconds, "chosen": chosen}
             unit.shelf.keep(row, result, **about, **held)
-    MADE.clear()
+    SOLVED.clear()
 
 
 def labels(capacities: str) -> list[str]:

@@ -14,49 +14,54 @@ from typing import Any
 
 import torch
 
-from fairfold.algorithms.making import Made, leading_block, model_of
-from fairfold.algorithms.pair_architecture import LISTED, NEAR, ROWS, PairArchitecture
-from fairfold.algorithms.pairs import weights_of
-from fairfold.algorithms.served import Served
-from fairfold.algorithms.spectrum import penalty
+from fairfold.algorithms.cooccurrence.cooccurrence import history_weights
+from fairfold.algorithms.cooccurrence.scorer import (
+    NEIGHBORS,
+    PAIRS,
+    ROWS,
+    CoOccurrenceArchitecture,
+    CoOccurrenceScorer,
+)
+from fairfold.algorithms.cooccurrence.solver import SolverSettings, leading_gram, scaled_ridge, solve_model
 from fairfold.data import Dataset
+from fairfold.federation.federation import Federation, number_items
 from fairfold.kernels import ops
-from fairfold.methods.base import Shape
-from fairfold.methods.leading import cut_to
-from fairfold.projections import CodedRows, PairList
-from fairfold.projections.coded import FACTORS
-from fairfold.simulate.numbering import numbered
-from fairfold.simulate.world import World
-from fairfold.values import BYTES, Weights
+from fairfold.methods.truncated import BudgetSplit, fit_to_budget
+from fairfold.subspace.packed import FACTORS, QuantizedPairs, QuantizedRows
+from fairfold.typing import FLOAT_BYTES, Weights
 
 beside: Any = import_module("recommender")  # the file beside this one
 USUAL, REFERENCE = beside.AllPairs(), 32
 
 
-def made_of(data: Dataset, columns: int) -> tuple[PairArchitecture, Weights]:
+def made_of(data: Dataset, columns: int) -> tuple[CoOccurrenceArchitecture, Weights]:
     """The server's tensors from everybody's training data."""
-    held = World.of(beside.settings_of("1x", USUAL), data).plan.architecture
-    assert isinstance(held, PairArchitecture)
+    held = Federation.of(beside.settings_of("1x", USUAL), data).plan.architecture
+    assert isinstance(held, CoOccurrenceArchitecture)
     train, mine = data.train, data.train.items < held.head
     lengths = torch.bincount(train.users[mine], minlength=train.num_users)
     ends = lengths.cumsum(0)
-    sums = ops.pair_sums(train.items[mine], ends - lengths, ends, weights_of(lengths), held.head)
-    made = Made(penalty(USUAL.ridge, held.length), columns, USUAL.beta, USUAL.near, held.head)
-    return held, model_of(leading_block(sums, made), train.counts_by_item[: held.head], made, held)
+    sums = ops.pair_sums(train.items[mine], ends - lengths, ends, history_weights(lengths), held.head)
+    made = SolverSettings(scaled_ridge(USUAL.ridge, held.length), columns, USUAL.beta, USUAL.neighbor_weight, held.head)
+    return held, solve_model(leading_gram(sums, made), train.counts_by_item[: held.head], made, held)
 
 
-def cut(held: PairArchitecture, model: Weights, budget: int, shape: Shape) -> tuple[Served, int]:
+def cut(
+    held: CoOccurrenceArchitecture, model: Weights, budget: int, shape: BudgetSplit
+) -> tuple[CoOccurrenceScorer, int]:
     """What a device holds of them, and its bytes."""
-    found = cut_to(budget, held.head, held.columns, shape)
+    found = fit_to_budget(budget, held.head, held.columns, shape)
     assert found is not None
-    rows = CodedRows(held.tables[ROWS], (found.rows, FACTORS + found.columns), found.bits)
+    rows = QuantizedRows(held.tables[ROWS], (found.rows, FACTORS + found.columns), found.bits)
     lists = {
-        name: PairList(held.dense[name], (min(many, held.dense[name][0]), 3), held.head)
-        for name, many in ((LISTED, found.pairs), (NEAR, found.near))
+        name: QuantizedPairs(held.dense[name], (min(many, held.dense[name][0]), 3), held.head)
+        for name, many in ((PAIRS, found.pairs), (NEIGHBORS, found.neighbors))
     }
     listed, near = (of.reduce(model[name].float().view(-1)).view(-1, 3) for name, of in lists.items())
     table = rows.reduce(model[ROWS].float().view(-1)).view(rows.kept)
-    return Served(table, listed, USUAL.pair_weight, near), rows.bytes + sum(of.bytes for of in lists.values())
+    return CoOccurrenceScorer(table, listed, USUAL.pair_weight, near), rows.bytes + sum(
+        of.bytes for of in lists.values()
+    )
 
 
 def main() -> None:
@@ -70,18 +75,18 @@ def main() -> None:
     parser.add_argument("--near", type=int, default=0)
     parser.add_argument("--sizes", default="16x,64x")
     chosen = parser.parse_args()
-    shape = Shape(chosen.columns, chosen.share, chosen.near)
+    shape = BudgetSplit(chosen.columns, chosen.share, chosen.near)
     for seed in beside.seeds_of(chosen.rows, chosen.data, chosen.splits):
-        data = numbered(beside.Unit(chosen.data, seed, "", 0, chosen.rows).load(), beside.settings_of("1x", USUAL))
+        data = number_items(beside.Unit(chosen.data, seed, "", 0, chosen.rows).load(), beside.settings_of("1x", USUAL))
         held, model = made_of(data, chosen.columns)
         users = (data.test.counts_by_user > 0).nonzero().flatten().tolist()
         kept = json.loads(beside.Shelf(chosen.rows, chosen.data, seed).path("EASE").read_text())
         ease = torch.tensor(kept["by_user"], dtype=torch.float64)
         given, wanted = ([part.of(user) for user in users] for part in (data.train, data.test))
         for size in chosen.sizes.split(","):
-            whole = data.num_items * REFERENCE * BYTES
+            whole = data.num_items * REFERENCE * FLOAT_BYTES
             served, many = cut(held, model, int(whole / float(size.removesuffix("x"))), shape)
-            quality = served.judged(given, wanted, data.num_items, 20)
+            quality = served.held_out_ndcg(given, wanted, data.num_items, 20)
             left = quality - ease
             share, error = float(left.mean() / ease.mean()), float(left.std() / len(left) ** 0.5)
             mine = f"NDCG@20 {float(quality.mean()):.4f}, EASE {float(ease.mean()):.4f}"

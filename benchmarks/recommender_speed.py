@@ -27,18 +27,17 @@ from typing import TypeVar
 import torch
 
 import fairfold.data
-from fairfold.algorithms.pair_architecture import ROWS
+from fairfold.algorithms.cooccurrence.scorer import ROWS
+from fairfold.backends.choice import choose_backend
+from fairfold.config import read_settings
 from fairfold.data import Dataset, Interactions
-from fairfold.data.holdout import hold_out
+from fairfold.data.partition import hold_out
+from fairfold.federation.federation import Federation, number_items
+from fairfold.federation.randomness import Rejections
+from fairfold.federation.round import run_round
+from fairfold.federation.updates import State
 from fairfold.metrics.ranking import evaluate_ranking
-from fairfold.metrics.references import Popularity
-from fairfold.protocol.faults import Rejections
-from fairfold.protocol.round import run_round
-from fairfold.protocol.words import State
-from fairfold.settings import read_settings
-from fairfold.simulate.numbering import numbered
-from fairfold.simulate.run import choose_backend
-from fairfold.simulate.world import World
+from fairfold.metrics.ranking_baselines import Popularity
 
 T = TypeVar("T")
 
@@ -69,27 +68,27 @@ def whole(data: Dataset) -> Interactions:
 
 
 def modelled(
-    train: Interactions, head: int, factors: int, test: Interactions | None = None, *, choose: bool = False
+    train: Interactions, head: int, factors: int, test: Interactions | None = None, *, tune: bool = False
 ) -> float:
     """From interactions to the model, perhaps with trials: processor seconds. With a test set, what it finds of it."""
     settings = read_settings(
         {"model": {"factors": factors}, "fleet": {"capacities": "1x"},
-         "algorithm": {"kind": "correlations", "head": head, "choose": choose}}
+         "algorithm": {"kind": "co_occurrence", "head": head, "tune": tune}}
     )  # fmt: skip
     nothing = train.where(torch.zeros(len(train), dtype=torch.bool))  # to be numbered beside it
     given = Dataset("speed", train, nothing if test is None else test)
-    data, first = timed("items numbered by counts", lambda: numbered(given, settings))
-    world, second = timed("survey and plan", lambda: World.of(settings, data))
-    backend = choose_backend(world, torch.device("cpu"))
+    data, first = timed("items numbered by counts", lambda: number_items(given, settings))
+    world, second = timed("survey and plan", lambda: Federation.of(settings, data))
+    backend = choose_backend(world.sampler, world.clients, torch.device("cpu"))
 
     def run(rounds: int) -> State:
         state = world.initial()
         for _ in range(rounds):
-            state = run_round(state, world.fleet, world.people, Rejections(), backend)
+            state = run_round(state, world.sampler, world.clients, Rejections(), backend)
         return state
 
-    rounds = settings.run.rounds if choose else 1
-    what = f"{rounds} rounds: pairs, trials, the model" if choose else "a round: all pairs, and the model"
+    rounds = settings.run.rounds if tune else 1
+    what = f"{rounds} rounds: pairs, trials, the model" if tune else "a round: all pairs, and the model"
     state, third = timed(what, lambda: run(rounds))
     assert float(state.full[ROWS].abs().max()) > 0
     known = world.plan.architecture.tables[ROWS][0]
@@ -97,15 +96,15 @@ def modelled(
     if test is not None:
         outside = float((data.test.items >= known).double().mean())
         say(f"outside the head: {outside:.3f} of {len(data.test):,} held-out interactions")
-        timed("... judged", lambda: judged(world, state))
+        timed("... validated", lambda: validate(world, state))
         say(f"popularity: NDCG@20 {evaluate_ranking(Popularity(data.train), data.train, data.test).ndcg:.4f}")
     return first + second + third
 
 
-def judged(world: World, state: State) -> None:
+def validate(world: Federation, state: State) -> None:
     """Of the server's model, by users with something held out."""
     plan, data = world.plan, world.interactions
-    score = plan.algorithm.scorer(plan, state.full, plan.assignments(0), world.people)
+    score = plan.algorithm.scorer(plan, state.full, plan.assignments(0), world.clients)
     say(f"{plan.algorithm.kind}: NDCG@20 {evaluate_ranking(score, data.train, data.test).ndcg:.4f}")
 
 
@@ -122,7 +121,7 @@ def beside_implicit(chosen: argparse.Namespace) -> None:
         theirs.append(timed("implicit", fit)[1])
     for mine, other in zip(ours, theirs, strict=True):
         say(f"correlations {mine:.2f} s, implicit {other:.2f} s of processor time: {mine / other:.2f} times")
-    used, least = modelled(train, 8_000, 384, choose=True), min(theirs)
+    used, least = modelled(train, 8_000, 384, tune=True), min(theirs)
     say(f"with all that trials choose {used:.2f} s: {used / least:.2f} times implicit with settings that are given")
 
 
@@ -162,16 +161,16 @@ def device(chosen: argparse.Namespace) -> None:
     """A process that has nothing but its history, before and after it answers."""
     code = f"""
 import resource, torch
-from fairfold.algorithms.spoken import Spoken
+from fairfold.algorithms.cooccurrence.cooccurrence import Spoken
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 history = torch.randperm({chosen.head})[:{chosen.history}].sort().values
-def said(mine, head, listed):
+def upload(mine, head, listed):
     found = Spoken.of(mine, torch.tensor([len(mine)]), len(mine))
     return found.shortest(head, torch.float32) if listed else found.summed(head, torch.float32)
 for listed in (True, False):
-    said(history[:5], 50, listed)
+    upload(history[:5], 50, listed)
 for listed in (True, False):
-    before, answer = peak(), said(history, {chosen.head}, listed)
+    before, answer = peak(), upload(history, {chosen.head}, listed)
     size = 8 * answer.values().numel() if answer.is_sparse else 4 * len(answer)
     how, more = "a list of pairs" if answer.is_sparse else "all numbers", peak() - before
     print(f"{{len(history)}} items: an answer of {{size / 2**20:.1f}} MB ({{how}}), peak {{more:.1f}} MB more")

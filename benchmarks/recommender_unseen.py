@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from fairfold.data.known import resolve
+from fairfold.data.download import resolve
 
 Pairs = list[tuple[str, str]]
 
@@ -39,7 +39,7 @@ app()
 """
 
 
-def lines_of(name: str, *files: str) -> Iterable[list[str]]:
+def metric_lines(name: str, *files: str) -> Iterable[list[str]]:
     """Fields of the files of a public set, whatever stands between them."""
     for file in files:
         text = (resolve(name) / file).read_text(encoding="latin-1")
@@ -55,7 +55,7 @@ def with_many(pairs: Iterable[tuple[str, str]], least: int) -> Pairs:
 
 
 def movies() -> list[list[str]]:
-    return list(lines_of("ml-1m", "ml-1m.train.rating", "ml-1m.test.rating"))
+    return list(metric_lines("ml-1m", "ml-1m.train.rating", "ml-1m.test.rating"))
 
 
 def liked_movies() -> Pairs:
@@ -89,18 +89,18 @@ def fifty_users() -> Pairs:
 
 
 def liked_books() -> Pairs:
-    rows = lines_of("book-crossing", "BX-Book-Ratings.csv")
+    rows = metric_lines("book-crossing", "BX-Book-Ratings.csv")
     return with_many(((row[0], row[1]) for row in rows if row[2].isdecimal() and int(row[2]) >= 7), 5)
 
 
 def read_books() -> Pairs:
-    rows = lines_of("goodreads-interactions-200k", "goodreads_interactions.csv")
+    rows = metric_lines("goodreads-interactions-200k", "goodreads_interactions.csv")
     return with_many(((row[0], row[1]) for row in rows if row[2] == "1"), 1)
 
 
 def places() -> Pairs:
     """Of 10,000 users."""
-    rows = lines_of("gowalla", "train.txt", "valid.txt", "test.txt")
+    rows = metric_lines("gowalla", "train.txt", "valid.txt", "test.txt")
     return [(row[0], item) for row in rows if 5_000 <= int(row[0]) < 15_000 for item in row[1:] if item]
 
 
@@ -121,7 +121,7 @@ def shortened(pairs: Iterable[tuple[str, str]], lengths: tuple[int, ...], seed: 
 
 
 def more_places(first: int, end: int) -> Pairs:
-    rows = lines_of("gowalla", "train.txt", "valid.txt", "test.txt")
+    rows = metric_lines("gowalla", "train.txt", "valid.txt", "test.txt")
     return [(row[0], item) for row in rows if first <= int(row[0]) < end for item in row[1:] if item]
 
 
@@ -135,26 +135,26 @@ def few_movies() -> Pairs:
 
 def unrated_books() -> Pairs:
     """Of users who have five or more."""
-    rows = lines_of("book-crossing", "BX-Book-Ratings.csv")
+    rows = metric_lines("book-crossing", "BX-Book-Ratings.csv")
     return with_many(((row[0], row[1]) for row in rows if row[2] == "0"), 5)
 
 
 def few_books() -> Pairs:
     """Of users who have no more than four."""
-    rows = list(lines_of("book-crossing", "BX-Book-Ratings.csv"))
+    rows = list(metric_lines("book-crossing", "BX-Book-Ratings.csv"))
     pairs = with_many(((row[0], row[1]) for row in rows if row[2] == "0"), 2)
     many = Counter(user for user, _ in pairs)
     return [pair for pair in pairs if many[pair[0]] <= 4]
 
 
 def praised_books() -> Pairs:
-    rows = lines_of("goodreads-interactions-200k", "goodreads_interactions.csv")
+    rows = metric_lines("goodreads-interactions-200k", "goodreads_interactions.csv")
     return with_many(((row[0], row[1]) for row in rows if row[3] in ("4", "5")), 3)
 
 
 def hundred_liked() -> Pairs:
     """MovieLens 100K, rated 4 or more."""
-    return with_many(((line[0], line[1]) for line in lines_of("ml-100k", "u.data") if int(line[2]) >= 4), 5)
+    return with_many(((line[0], line[1]) for line in metric_lines("ml-100k", "u.data") if int(line[2]) >= 4), 5)
 
 
 def tagged(lengths: tuple[int, int], seed: int) -> Pairs:
@@ -220,15 +220,15 @@ def run(name: str, folder: Path, changed: list[str]) -> str:
         (folder / f"{name}.txt").write_text(done.stdout + done.stderr)
         if done.returncode:
             return f"| {name} | {' '.join((done.stdout + done.stderr)[-400:].split())} |"
-    result, told = json.loads((out / "result.json").read_text()), (folder / f"{name}.txt").read_text()
-    first = {kind: next(row for row in result["server"]["references"] if row.startswith(kind)) for kind in REFERENCES}
-    found = [result["server"]["references"][row] for row in first.values()]
+    result, log = json.loads((out / "result.json").read_text()), (folder / f"{name}.txt").read_text()
+    first = {kind: next(row for row in result["server"]["baselines"] if row.startswith(kind)) for kind in REFERENCES}
+    found = [result["server"]["baselines"][row] for row in first.values()]
     error = result["server"]["differences"][first[REFERENCES[0]]][1]
     sizes = {group["capacity"]: group["everybody"] for group in result["groups"]}
     mine = [f"{sizes[size]:.4f} ({sizes[size] / found[0] - 1:+.1%})" for size in ("1x", "16x")]
     users = len({line.partition(",")[0] for line in file.read_text().splitlines()[1:]})
     cells = [name, f"{users:,}", *(f"{value:.4f}" for value in found), *mine, f"{error / found[0]:.1%}"]
-    return f"| {' | '.join(cells)} | {told.splitlines()[-1]} |"
+    return f"| {' | '.join(cells)} | {log.splitlines()[-1]} |"
 
 
 def main() -> None:

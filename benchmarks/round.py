@@ -26,16 +26,16 @@ from torch.func import functional_call
 
 from fairfold.backends.batched import batched
 from fairfold.backends.cuda_graph import GraphBackend
+from fairfold.config import Settings, nested, read_settings
 from fairfold.data import Dataset, load
-from fairfold.data.synthetic import SyntheticWorld
+from fairfold.data.synthetic import SyntheticDataset
+from fairfold.federation.federation import Federation
+from fairfold.federation.randomness import Rejections
+from fairfold.federation.round import Backend, run_round
+from fairfold.federation.updates import State, to_device
 from fairfold.models import NeuMF, sampled_bpr
-from fairfold.projections import Hashed, Projection
-from fairfold.protocol.faults import Rejections
-from fairfold.protocol.round import Backend, run_round
-from fairfold.protocol.words import State, on
-from fairfold.settings import Settings, nested, read_settings
-from fairfold.simulate.world import World
-from fairfold.values import Weights
+from fairfold.subspace.projection import Hashed, Projection
+from fairfold.typing import Weights
 
 WARM_UP, IN_A_ROW = 10, 100
 """Rounds that a GPU is given to reach its clock, and rounds that are measured after them."""
@@ -43,22 +43,22 @@ WARM_UP, IN_A_ROW = 10, 100
 
 def authors_example(changes: dict[str, object]) -> Settings:
     base: dict[str, object] = {
-        "model.kind": "neumf", "algorithm.kind": "gradient", "algorithm.local_optimiser": "adam",
-        "algorithm.local_step": 1e-3, "algorithm.local_epochs": 5, "algorithm.batch_size": 512,
+        "model.kind": "neumf", "algorithm.kind": "gradient", "algorithm.local_optimizer": "adam",
+        "algorithm.local_lr": 1e-3, "algorithm.local_epochs": 5, "algorithm.batch_size": 512,
         "algorithm.aggregation": "paper", "algorithm.weighting": "data", "subspace.mapping": "element",
         "fleet.clients_per_round": 10, "fleet.capacities": "1x-2x",
     }  # fmt: skip
     return read_settings(nested(base | changes))
 
 
-def dense_round(state: State, world: World) -> Weights:
+def dense_round(state: State, world: Federation) -> Weights:
     """The plain loop."""
-    plan, people = world.plan, world.people
-    assignments, private, work = plan.assignments(0), people.private, people.work
+    plan, clients = world.plan, world.clients
+    assignments, private, work = plan.assignments(0), clients.local_state, clients.training
     module = NeuMF(1, 1, plan.settings.model.factors)
     total, weights = {name: torch.zeros_like(tensor) for name, tensor in state.full.items()}, 0.0
-    for client in world.fleet.cohort(0).tolist():
-        held = assignments[int(world.fleet.size[client])].projections or {}
+    for client in world.sampler.cohort(0).tolist():
+        held = assignments[int(world.sampler.size[client])].projections or {}
         compacts, stored = {}, {}
         for name, projection in held.items():
             assert isinstance(projection, Hashed)
@@ -68,14 +68,14 @@ def dense_round(state: State, world: World) -> Weights:
                 slots, signs = projection.subspace.slots(0, projection.subspace.full_size, device)
                 stored[name] = (slots.view(projection.shape), signs.float().view(projection.shape))
         own = {name: nn.Parameter(rows[client : client + 1].clone()) for name, rows in private.items()}
-        optimiser = torch.optim.Adam([*compacts.values(), *own.values()], lr=work.steps.local_step, fused=True)
-        for batch in work.batches(client, people.source(0, client)):
+        optimizer = torch.optim.Adam([*compacts.values(), *own.values()], lr=work.steps.local_lr, fused=True)
+        for batch in work.batches(client, clients.source(0, client)):
             items = batch.items.to(state.full[next(iter(held))].device)
             loss = _loss(module, compacts, stored, own, held, items)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-        weight = float(people.samples(client))
+            optimizer.step()
+        weight = float(clients.num_samples(client))
         for name, projection in held.items():
             total[name].add_(projection.recover(compacts[name].detach()), alpha=weight)
         weights += weight
@@ -125,30 +125,30 @@ def seconds(call: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - passed, time.process_time() - worked
 
 
-def prepared(data: Dataset, settings: Settings, device: str = "cpu") -> tuple[World, State]:
-    world = World.of(settings, data)
+def prepared(data: Dataset, settings: Settings, device: str = "cpu") -> tuple[Federation, State]:
+    world = Federation.of(settings, data)
     state = world.initial().to(torch.device(device))
-    world.people.private = on(world.people.private, torch.device(device))
+    world.clients.local_state = to_device(world.clients.local_state, torch.device(device))
     return world, state
 
 
-def after_a_round(world: World, state: State, backend: Backend) -> State:
-    return run_round(state, world.fleet, world.people, Rejections(), backend)
+def after_a_round(world: Federation, state: State, backend: Backend) -> State:
+    return run_round(state, world.sampler, world.clients, Rejections(), backend)
 
 
 def compare(data: Dataset, rounds: int, device: str = "cpu") -> None:
     world, state = prepared(data, authors_example({"run.rounds": WARM_UP + IN_A_ROW}), device)
     backend: Backend = batched
     if device == "cuda":
-        backend = GraphBackend(world.fleet, world.people, torch.device(device))
+        backend = GraphBackend(world.sampler, world.clients, torch.device(device))
     ours, plain = [], []
     after: list[Weights] = [{}, {}]
-    private = world.people.private
+    private = world.clients.local_state
 
     def run_ours() -> None:
-        world.people.private = {name: tensor.clone() for name, tensor in private.items()}
+        world.clients.local_state = {name: tensor.clone() for name, tensor in private.items()}
         after[0] = after_a_round(world, state, backend).full
-        world.people.private = private
+        world.clients.local_state = private
 
     def run_plain() -> None:
         after[1] = dense_round(state, world)
@@ -169,7 +169,7 @@ def compare(data: Dataset, rounds: int, device: str = "cpu") -> None:
         _one_after_another(world, state, backend)
 
 
-def _one_after_another(world: World, state: State, backend: Backend) -> None:
+def _one_after_another(world: Federation, state: State, backend: Backend) -> None:
     """A run as it is: each round from the last one's end, with another cohort."""
     times = []
     for _ in range(WARM_UP + IN_A_ROW):
@@ -189,7 +189,7 @@ def sweep(path: Path, hardware: str) -> None:
     cases += [base | {"clients": k} for k in (2, 5, 20, 40)] + [base | {"compression": c} for c in (1, 2, 16, 64)]
     rows: list[dict[str, float | str]] = []
     for case in cases:
-        world = SyntheticWorld(users=50, items=case["items"], interactions_per_user=2_000)
+        world = SyntheticDataset(users=50, items=case["items"], interactions_per_user=2_000)
         changes = {"fleet.capacities": f"{case['compression']}x", "fleet.clients_per_round": case["clients"]}
         made, state = prepared(world.dataset(), authors_example(changes))
         after_a_round(made, state, batched)

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from fairfold.backends.batched import batched
+from fairfold.config import read_settings
 from fairfold.data import Dataset, Interactions
-from fairfold.protocol.faults import Rejections
-from fairfold.protocol.round import run_round
-from fairfold.settings import read_settings
-from fairfold.simulate.world import World
+from fairfold.federation.federation import Federation
+from fairfold.federation.randomness import Rejections
+from fairfold.federation.round import run_round
 
 
 def random_data(users: int, items: int, each: int) -> Dataset:
@@ -44,18 +44,18 @@ def measure(case: str) -> None:
     chosen = read_settings({
         "model": {"kind": "mf", "factors": factors},
         "algorithm": {
-            "kind": "gradient", "local_optimiser": "adam", "local_step": 1e-3, "server_optimiser": "sgd",
-            "server_step": 1.0,
+            "kind": "gradient", "local_optimizer": "adam", "local_lr": 1e-3, "server_optimizer": "sgd",
+            "server_lr": 1.0,
         },
         "subspace": {"mapping": "ranked", "chunk": 8},
         "fleet": fleet,
     })  # fmt: skip
-    world = World.of(chosen, data)
+    world = Federation.of(chosen, data)
     state = world.initial()
     before = peak_gigabytes()
     for number in range(3):
         started = time.perf_counter()
-        state = run_round(state, world.fleet, world.people, Rejections(), batched)
+        state = run_round(state, world.sampler, world.clients, Rejections(), batched)
         print(
             f"  round {number + 1}: {time.perf_counter() - started:.2f} s, peak {peak_gigabytes():.2f} GB", flush=True
         )

@@ -1,6 +1,6 @@
 """Secure sums: what they cost a device, the server and the line, measured on both sides of the real messages.
 
-    python benchmarks/secure.py --devices 100 --words 1000000 --leaving 0.3
+    python benchmarks/privacy/secure.py --devices 100 --words 1000000 --leaving 0.3
 
 All devices are played in one process, one after the other, so seconds are of one core; they are processor time, since
 clocks on a shared machine measure others too. A device's time is that of all its steps (keys, shares, masks,
@@ -18,12 +18,12 @@ from collections import defaultdict
 import numpy
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fairfold.secure.device import Device, Memory
-from fairfold.secure.graph import degrees
-from fairfold.secure.keys import Identity, Trust
-from fairfold.secure.layout import Layout
-from fairfold.secure.messages import Session
-from fairfold.secure.server import Phase, Server
+from fairfold.privacy.secure.client import Memory, SecureClient
+from fairfold.privacy.secure.keys import Identity, Trust
+from fairfold.privacy.secure.masking import degrees
+from fairfold.privacy.secure.messages import Session
+from fairfold.privacy.secure.segments import SegmentLayout
+from fairfold.privacy.secure.server import Phase, SecureServer
 
 
 class Clock:
@@ -47,24 +47,24 @@ class Clock:
 
 def measure(devices: int, words: int, leaving: float, rounds: int) -> None:
     """Play some rounds and print what they cost."""
-    people = [Identity.made(1 + number, ec.generate_private_key(ec.SECP384R1())) for number in range(devices)]
-    memories = [Memory(Trust(), smallest=2) for _ in people]
+    clients = [Identity.create(1 + number, ec.generate_private_key(ec.SECP384R1())) for number in range(devices)]
+    memories = [Memory(Trust(), min_cohort=2) for _ in clients]
     draw = numpy.random.default_rng(0)
     chosen = degrees(devices)
     print(f"{devices} devices, {words:,} words, {chosen.degree} neighbours, threshold {chosen.threshold}, "
           f"{leaving:.0%} leave after giving shares; load {os.getloadavg()[0]:.1f}")  # fmt: skip
     for number in range(rounds):
-        session = Session(1, number, "train", 2, Layout.nested((words,)), turn=number)
+        session = Session(1, number, "train", 2, SegmentLayout.nested((words,)), turn=number)
         clock, up = Clock(), defaultdict[int, int](int)
-        people_of = {
-            one.name: Device(session, one, memory) for one, memory in zip(people, memories, strict=True)
+        members = {
+            one.name: SecureClient(session, one, memory) for one, memory in zip(clients, memories, strict=True)
         }  # fmt: skip
-        gone = set(draw.choice([one.name for one in people], int(leaving * devices), replace=False).tolist())
-        server, told = Server(session, dict.fromkeys(people_of, 0)), dict.fromkeys(people_of, b"")
+        gone = set(draw.choice([one.name for one in clients], int(leaving * devices), replace=False).tolist())
+        server, messages = SecureServer(session, dict.fromkeys(members, 0)), dict.fromkeys(members, b"")
         server_seconds, plain = 0.0, numpy.zeros(words, dtype=numpy.uint32)
         while server.phase != Phase.DONE:
-            for name, message in told.items():
-                device = people_of[name]
+            for name, message in messages.items():
+                device = members[name]
                 if server.phase == Phase.VECTORS:
                     if name in gone:
                         continue
@@ -72,28 +72,28 @@ def measure(devices: int, words: int, leaving: float, rounds: int) -> None:
                     plain += vector
                 with clock.of(name):
                     if server.phase == Phase.KEYS:
-                        answer = device.advertise()
+                        update = device.advertise()
                     elif server.phase == Phase.SHARES:
-                        answer = device.share(message)
+                        update = device.share(message)
                     elif server.phase == Phase.VECTORS:
                         device.receive(message)
-                        answer = device.mask(vector)
+                        update = device.mask(vector)
                     else:
-                        answer = (device.sign if server.phase == Phase.SIGNATURES else device.reveal)(message)
-                up[name] += len(answer)
+                        update = (device.sign if server.phase == Phase.SIGNATURES else device.reveal)(message)
+                up[name] += len(update)
                 started = time.process_time()
-                server.hear(name, answer)
+                server.receive(name, update)
                 server_seconds += time.process_time() - started
             started = time.process_time()
-            told = server.close()
+            messages = server.close()
             server_seconds += time.process_time() - started
         started = time.process_time()
-        total = server.totals[0]
+        total = server.sums[0]
         server_seconds += time.process_time() - started
-        stayed = [name for name in people_of if name not in gone]
-        each, sent = [clock.seconds[name] for name in stayed], [up[name] for name in stayed]
+        stayed = [name for name in members if name not in gone]
+        each, task = [clock.seconds[name] for name in stayed], [up[name] for name in stayed]
         print(f"round {number + 1}{' (nobody has met)' if number == 0 else ''}: "
-              f"upload {max(sent) / (4 * words):.4f} x plain; a device {statistics.median(each):.3f} s (median), "
+              f"upload {max(task) / (4 * words):.4f} x plain; a device {statistics.median(each):.3f} s (median), "
               f"{max(each):.3f} (most); the server {server_seconds:.2f} s; "
               f"the sum is {'exact' if numpy.array_equal(total, plain) else 'WRONG'}")  # fmt: skip
 

@@ -19,7 +19,7 @@ from statistics import median
 import torch
 
 from fairfold.nn import FairEmbedding
-from fairfold.nn.fused import FusedSGD
+from fairfold.nn.lookup import FusedSGD
 
 COMPRESSION = 16
 DIM = 32

@@ -35,10 +35,10 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, EllipticCurvePrivateKey, generate_private_key
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
-from fairfold.flower.link import HEARTBEAT, Link, Refused, public_form
-from fairfold.flower.processes import OFFLINE, Program, descendants, free_ports, stopping, wait_for_port
-from fairfold.flower.server import ServerFolder
-from fairfold.flower.watch import IDLE
+from fairfold.flower.fleet.connection import HEARTBEAT_SECONDS, NodeConnection, RefusedByServer, public_pem
+from fairfold.flower.fleet.node_loop import IDLE_POLL_SECONDS
+from fairfold.flower.fleet.processes import OFFLINE, Program, descendants, free_ports, stop_on_exit, wait_for_port
+from fairfold.flower.fleet.server import ServerFolder
 
 SECONDS = 30.0  # that are measured
 TICK = os.sysconf("SC_CLK_TCK")
@@ -54,7 +54,7 @@ def registered(folder: Path, many: int) -> tuple[Any, list[EllipticCurvePrivateK
     state = LinkStateFactory(str(folder / "state.db"), NoOpFederationManager(), ObjectStoreFactory()).state()
     keys = [generate_private_key(SECP384R1()) for _ in range(many)]
     for key in keys:
-        state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public_form(key), HEARTBEAT)
+        state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public_pem(key), HEARTBEAT_SECONDS)
     return state, keys
 
 
@@ -66,7 +66,7 @@ def serving(place: Path, many: int) -> Iterator[tuple[ServerFolder, Program, lis
     (port,) = free_ports(1)
     server = ServerFolder.create(place / "server", Settings(), "127.0.0.1", port=port, items=100)
     _, keys = registered(server.folder, many)
-    with stopping([]) as programs:
+    with stop_on_exit([]) as programs:
         program = Program("SuperLink", server.superlink_command(), place / "log", OFFLINE | server.environment)
         programs.append(program)
         wait_for_port(port, program)
@@ -107,7 +107,7 @@ class Fleet:
     begins: float
     ends: float
 
-    def run(self, told: "SimpleQueue[tuple[list[float], dict[str, int], dict[str, int], float]]") -> None:
+    def run(self, results: "SimpleQueue[tuple[list[float], dict[str, int], dict[str, int], float]]") -> None:
         """Be these devices until the end.
 
         Tells how long answers took, why some were refused while devices came in and later, and how late they asked.
@@ -116,10 +116,10 @@ class Fleet:
         seconds, late = list[float](), list[float]()
         coming, refused = dict[str, int](), dict[str, int]()
 
-        def live(mine: list[tuple[float, Link]]) -> None:
+        def live(mine: list[tuple[float, NodeConnection]]) -> None:
             line = [(start + first, number) for number, (first, _) in enumerate(mine)]
             heapify(line)
-            names, beats, tries = dict[int, int](), dict[int, float](), dict[int, int]()
+            names, heartbeats, tries = dict[int, int](), dict[int, float](), dict[int, int]()
             while line and time.time() < self.ends:
                 due, place = heappop(line)
                 time.sleep(max(0.0, min(due, self.ends) - time.time()))
@@ -127,11 +127,11 @@ class Fleet:
                 counts = began >= self.begins
                 try:
                     if place not in names:
-                        names[place], beats[place] = link.activate(), 0.0
-                    if began >= beats[place]:
-                        if not link.beat(names[place]):
-                            raise Refused("lost", "gone")
-                        beats[place] = time.time() + link.heartbeat * random.uniform(0.6, 0.8)
+                        names[place], heartbeats[place] = link.activate(), 0.0
+                    if began >= heartbeats[place]:
+                        if not link.send_heartbeat(names[place]):
+                            raise RefusedByServer("lost", "gone")
+                        heartbeats[place] = time.time() + link.heartbeat_interval * random.uniform(0.6, 0.8)
                         if counts:
                             seconds.append(time.time() - began)
                         began = time.time()
@@ -140,8 +140,8 @@ class Fleet:
                     if counts:
                         seconds.append(time.time() - began)
                         late.append(began - due)
-                    waits = max(IDLE, link.pause * random.uniform(0.8, 1.2))
-                except Refused as why:
+                    waits = max(IDLE_POLL_SECONDS, link.poll_interval * random.uniform(0.8, 1.2))
+                except RefusedByServer as why:
                     kinds = refused if counts else coming
                     kinds[why.kind] = kinds.get(why.kind, 0) + 1
                     if why.kind not in ("unreachable", "busy", "broken"):
@@ -152,7 +152,7 @@ class Fleet:
 
         links = []
         for key, first in zip(self.keys, self.first, strict=True):
-            link = Link(self.server, self.authority, load_pem_private_key(key, None))  # type: ignore[arg-type]
+            link = NodeConnection(self.server, self.authority, load_pem_private_key(key, None))  # type: ignore[arg-type]
             link._context = context  # else each takes half a megabyte here
             links.append((first, link))
         workers = [Thread(target=live, args=(links[of :: self.threads],), daemon=True) for of in range(self.threads)]
@@ -160,7 +160,7 @@ class Fleet:
             worker.start()
         for worker in workers:
             worker.join()
-        told.put((seconds, coming, refused, statistics.median(late) if late else float("nan")))
+        results.put((seconds, coming, refused, statistics.median(late) if late else float("nan")))
 
 
 def idle(many: int, processes: int, threads: int, arrive: float, settle: float) -> None:
@@ -171,17 +171,17 @@ def idle(many: int, processes: int, threads: int, arrive: float, settle: float) 
         first = [number / arrive for number in range(many)]
         begins = time.time() + 5.0 + many / arrive + settle
         spawning, address = multiprocessing.get_context("spawn"), f"127.0.0.1:{server.port}"
-        told = spawning.SimpleQueue()
+        results = spawning.SimpleQueue()
         started = []
         for of in range(processes):
             part = slice(of, None, processes)
             fleet = Fleet(address, server.authority, written[part], first[part], threads, begins, begins + SECONDS)
-            started.append(spawning.Process(target=fleet.run, args=(told,), daemon=True))
+            started.append(spawning.Process(target=fleet.run, args=(results,), daemon=True))
             started[-1].start()
         before_them, arrived = seconds_of(program.pid), begins - settle
         while (left := arrived - time.time()) > 0:
             time.sleep(min(left, 15.0))
-            there, spent = server.online()[0], seconds_of(program.pid) - before_them
+            there, spent = server.count_online()[0], seconds_of(program.pid) - before_them
             print(
                 f"       … {there:,} of {many:,} are in, {spent:.0f} s of processor time", file=sys.stderr, flush=True
             )
@@ -190,8 +190,8 @@ def idle(many: int, processes: int, threads: int, arrive: float, settle: float) 
         took, began = seconds_of(program.pid), time.monotonic()
         time.sleep(SECONDS - 1.0)
         took, took_for = seconds_of(program.pid) - took, time.monotonic() - began
-        memory, online = resident(program.pid), server.online()[0]
-        parts = [told.get() for _ in started]
+        memory, online = resident(program.pid), server.count_online()[0]
+        parts = [results.get() for _ in started]
         for process in started:
             process.join()
         asked = sorted(second for seconds, *_ in parts for second in seconds)
@@ -220,19 +220,20 @@ def requests(many: int, at_once: int) -> None:
     """What a device asks, by kind: so many devices, some of them at once."""
     with tempfile.TemporaryDirectory() as place, serving(Path(place), many) as (server, program, keys):
         context = ssl.create_default_context(cafile=str(server.authority))
-        links = [Link(f"127.0.0.1:{server.port}", server.authority, key) for key in keys]
-        names = dict[Link, int]()
+        links = [NodeConnection(f"127.0.0.1:{server.port}", server.authority, key) for key in keys]
+        names = dict[NodeConnection, int]()
 
-        def connect(_link: Link) -> None:
+        def connect(_link: NodeConnection) -> None:
             with socket.create_connection(("127.0.0.1", server.port)) as plain:
                 context.wrap_socket(plain, server_hostname="127.0.0.1").close()
 
-        def come_in(link: Link) -> None:
+        def come_in(link: NodeConnection) -> None:
             names[link] = link.activate()
 
         for what, do in (
             ("a connection", connect), ("a connection and coming in", come_in),
-            ("a heartbeat", lambda link: link.beat(names[link])), ("a question", lambda link: link.pull(names[link])),
+            ("a heartbeat", lambda link: link.send_heartbeat(names[link])),
+            ("a poll", lambda link: link.pull(names[link])),
         ):  # fmt: skip
             before = seconds_of(program.pid)
             with ThreadPoolExecutor(at_once) as pool:
@@ -271,7 +272,7 @@ def nodes(many: int) -> None:
 def answers(megabytes: float, devices: int, rounds: int) -> None:
     """Rounds of real devices whose orders and answers have some size."""
     from fairfold import Settings
-    from fairfold.flower.federate import trial_of
+    from fairfold.flower.fleet.local_fleet import make_local_fleet
 
     factors = 32
     items = max(10, int(megabytes * 1e6 / 4 / factors))
@@ -282,17 +283,17 @@ def answers(megabytes: float, devices: int, rounds: int) -> None:
         privacy={"level": "plain"},
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as place:
-        trial, data = trial_of(settings, f"1x*{devices}", Path(place) / "trial")
-        trial.prepare(data)
+        local_fleet, data = make_local_fleet(settings, f"1x*{devices}", Path(place) / "trial")
+        local_fleet.prepare(data)
         seen: list[tuple[float, float, int]] = []
 
         def look(_round: int, _answers: int) -> None:
-            for pid in descendants([trial.programs[0].pid]):
+            for pid in descendants([local_fleet.programs[0].pid]):
                 words = Path(f"/proc/{pid}/cmdline").read_text()
-                if "fairfold.flower.superlink" in words:
+                if "fairfold.flower.fleet.superlink" in words:
                     seen.append((seconds_of(pid), resident(pid), _answers))
 
-        trial.run(lambda _words: None, look)
+        local_fleet.run(lambda _words: None, look)
         took = seen[-1][0] - seen[0][0]
         many = sum(answers for _, _, answers in seen[1:])
         print(f"{megabytes:>5} MB both ways, {devices} devices: {took / many:.2f} s of the SuperLink's processor time "

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fairfold.version import __version__ as release
+from fairfold import __version__ as release
 
 ROOT = Path(__file__).parents[1]
 ABOVE = {

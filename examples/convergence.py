@@ -9,7 +9,7 @@ import sys
 
 import torch
 
-from fairfold.simulate.convex import ConvexFederation, fitted_slope
+from experiments.convex import ConvexFederation, fitted_slope
 
 ROUNDS = (25, 50, 100, 200, 400, 800, 1600, 3200)
 

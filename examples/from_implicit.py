@@ -13,7 +13,7 @@ from scipy.sparse import csr_matrix
 
 import fairfold
 from fairfold.data import Dataset, Interactions
-from fairfold.data.synthetic import SyntheticWorld
+from fairfold.data.synthetic import SyntheticDataset
 
 Recommend = Callable[[int], Any]
 
@@ -64,4 +64,4 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         main(fairfold.data.load(sys.argv[1]))
     else:
-        main(SyntheticWorld(users=400, items=800, interactions_per_user=50).dataset())
+        main(SyntheticDataset(users=400, items=800, interactions_per_user=50).dataset())

@@ -9,8 +9,7 @@ from typing import Any
 import optuna
 
 import fairfold
-from fairfold.simulate.result import RoundReport
-from fairfold.trackers import Callback
+from fairfold.federation.evaluation import Callback, RoundReport
 
 WORLD = {"data.users": 100, "data.items": 300, "data.interactions_per_user": 30}
 
@@ -38,13 +37,13 @@ def search(interactions: Any = "synthetic", trials: int = 10, rounds: int = 20, 
 
     def objective(trial: optuna.Trial) -> float:
         chosen = {
-            "algorithm.local_step": trial.suggest_float("local_step", 1e-3, 0.3, log=True),
+            "algorithm.local_lr": trial.suggest_float("local_lr", 1e-3, 0.3, log=True),
             "model.factors": trial.suggest_categorical("factors", [4, 8, 16]),
             "run.evaluate_every": 5,
             **(WORLD if interactions == "synthetic" else {}),
         }
         model = fairfold.fit(
-            interactions, "1x-4x-16x", recipe="paper", rounds=rounds, seed=seed, settings=chosen, progress=False,
+            interactions, "1x-4x-16x", recipe="authors", rounds=rounds, seed=seed, settings=chosen, progress=False,
             callbacks=[Prune(trial)],
         )  # fmt: skip
         return model.result.quality

@@ -13,6 +13,7 @@ os.environ["FAIRFOLD_CACHE"] = _cache
 # Before torch loads: tests use small tensors, where threads cost more than they give, above all on a busy machine.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Examples differ widely in cost, and machines in speed: no deadline. A fixed stream of examples keeps CI repeatable.
@@ -20,3 +21,10 @@ settings.register_profile(
     "default", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("default")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give slow tests an hour each; the limit of all others stands in pyproject.toml."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(3600))

@@ -1,6 +1,8 @@
 """Every block of README and docs is run, and every command typed; where that cannot be, here stands why."""
 
+import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -8,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import ROOT, Block, Reader, at_home, blocks, name_of, pages
+from tests.support.pages import ROOT, Block, Reader, at_home, blocks, name_of, pages
 
 ELSEWHERE = {
     "docs/first-fleet.md": "tests/flower/test_docs.py types it from top to bottom, with real processes",
@@ -22,21 +24,21 @@ NOT_TYPED = {
     "make run": "it is `fairfold demo`, which is typed",
     "make test": "it runs these tests",
     "python benchmarks/": "a measurement of minutes to hours; its script must be there, and say what it takes",
-    "fairfold watch ": "it serves until it is stopped; tests/watch starts it",
-    "fairfold server start fleet --watch": "it serves until it is stopped; tests/watch starts it",
+    "fairfold watch ": "it serves until it is stopped; tests/runs/test_watch.py starts it",
+    "fairfold server start fleet --watch": "it serves until it is stopped; tests/runs/test_watch.py starts it",
     "fairfold federate --data goodreads-100": MANY,
     "fairfold federate --data ml-100k": MANY,
     "fairfold federate --nodes": MANY,
     "fairfold federate --recipe": MANY,
     "fairfold plan --items 10000000 --dim 64 --budget 64MB --measure": "a minute; tests/cli/test_plan.py measures less",
-    "fairfold reproduce ranking": "hours; tests/reproduce runs a small experiment in every way",
-    "fairfold reproduce all": "hours; tests/reproduce runs a small experiment in every way",
-    "fairfold reproduce ratings --search": "an hour; tests/reproduce/test_output.py searches in a small experiment",
-    "fairfold reproduce fedrec": "minutes, on data that is not shipped; tests/reproduce/test_fedrec.py runs it small",
+    "python -m experiments ranking": "hours; tests/experiments runs a small experiment in every way",
+    "python -m experiments all": "hours; tests/experiments runs a small experiment in every way",
+    "python -m experiments ratings --search": "an hour; tests/experiments/test_output.py searches a small one",
+    "python -m experiments fedrec": "minutes, on data that is not shipped; tests/experiments/test_fedrec.py runs it",
     "fairfold train --data qmnist-writers": "no small copy of that form is made here; tests/cli/test_images.py has one",
     "fairfold train --data FOLDER": "a placeholder; tests/cli/test_images.py trains on folders",
     "fairfold audit runs/first": "minutes of attacks; tests/audit and tests/cli/test_audit.py run it",
-    "torchrun ": "processes that share a run; tests/simulate/test_ranks.py starts them",
+    "torchrun ": "processes that share a run; tests/federation/test_ranks.py starts them",
     "flower-supernode": "it needs a server; tests/flower/test_secure.py starts such devices",
 }
 """Commands that are not run from a page, by how they begin, and why. tests/test_pages.py parses them all the same."""
@@ -44,7 +46,7 @@ NOT_TYPED = {
 NOT_RUN = {
     ("docs/architecture.md", "drawing"): "the way of the data",
     ("docs/runs.md", "synopsis"): "how commands are written; tests/test_pages.py parses what the page types",
-    ("docs/fit.md", "diff"): "examples/from_implicit.py is run by tests/fitting",
+    ("docs/fit.md", "diff"): "examples/from_implicit.py is run by tests/estimator",
 }
 """Blocks that are nothing to run."""
 
@@ -64,7 +66,7 @@ def why_not(line: str) -> str | None:
 def shorter(line: str) -> list[str]:
     """Laid over `fairfold train` on pages that train for long: two rounds show that a command works."""
     rounds = [] if "privacy.level=private" in line else ["--rounds", "2"]  # one is all that it takes
-    return rounds if "--data mnist" in line else [*rounds, "--set", "run.references=false"]
+    return rounds if "--data mnist" in line else [*rounds, "--set", "run.baselines=false"]
 
 
 def kind_of(block: Block) -> str:
@@ -82,19 +84,19 @@ def kind_of(block: Block) -> str:
     return block.kind
 
 
-def test_every_block_is_run_or_says_why_not() -> None:
+def test_every_block_is_run_or_has_a_reason() -> None:
     """A block of a new kind, or a command that nobody runs and nobody explains, fails here."""
     left: set[tuple[str, str]] = set()
-    said: set[str] = set()
+    printed: set[str] = set()
     for page in pages():
         for block in blocks(page):
             what = kind_of(block)
             if what not in ("site", "read", "run"):
                 assert (block.page, what) in NOT_RUN, f"{block.page}: nobody runs\n{block.body}"
                 left.add((block.page, what))
-            said |= {start for line in block.commands for start in NOT_TYPED if line.startswith(start)}
+            printed |= {start for line in block.commands for start in NOT_TYPED if line.startswith(start)}
     assert left == set(NOT_RUN), "reasons that nothing needs"
-    assert said == set(NOT_TYPED), f"reasons that nothing needs: {set(NOT_TYPED) - said}"
+    assert printed == set(NOT_TYPED), f"reasons that nothing needs: {set(NOT_TYPED) - printed}"
 
 
 def read_through(page: Path, folder: Path, *, typed: bool) -> Reader:
@@ -107,15 +109,16 @@ def read_through(page: Path, folder: Path, *, typed: bool) -> Reader:
             elif block.kind == "toml" and name_of(page) == "docs/settings.md":
                 (here / "mine.toml").write_text(block.body)
             elif block.kind == "text" and (typed or before == "python"):
-                reader.was_told(block)
+                reader.expect_output(block)
             before = block.kind
             for line in block.commands if typed and kind_of(block) == "run" else []:
                 if why_not(line) is not None:
                     continue
                 if line.startswith("python "):
-                    words = [sys.executable, *line.split()[1:]]
-                    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
-                    reader.said += done.stdout.splitlines()
+                    words = [sys.executable, *shlex.split(line, comments=True)[1:]]
+                    clone = os.environ | {"PYTHONPATH": str(ROOT)}  # as in the root of a clone
+                    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True, env=clone)
+                    reader.printed += done.stdout.splitlines()
                     continue
                 brief = name_of(page) in SHORTENED and line.startswith("fairfold train")
                 reader.types(line, shorter(line) if brief else [])
@@ -137,7 +140,7 @@ def test_a_page_can_be_followed(page: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", sorted(ROOT / name for name in SLOW), ids=name_of)
 def test_a_long_page_can_be_followed(page: Path, tmp_path: Path) -> None:
-    assert read_through(page, tmp_path, typed=True).said
+    assert read_through(page, tmp_path, typed=True).printed
 
 
 def test_measurements_that_pages_name_can_be_started() -> None:

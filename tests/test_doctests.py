@@ -36,9 +36,9 @@ def test_examples_run(name: str) -> None:
     tests = [test for test in doctest.DocTestFinder(exclude_empty=True).find(module) if test.examples]
     assert tests
     for test in tests:
-        heard: list[str] = []
-        failed = doctest.DocTestRunner().run(test, out=heard.append).failed
-        assert not failed, "".join(heard)
+        output: list[str] = []
+        failed = doctest.DocTestRunner().run(test, out=output.append).failed
+        assert not failed, "".join(output)
 
 
 @pytest.mark.parametrize("module", PUBLIC, ids=lambda module: module.__name__)

@@ -18,7 +18,7 @@ def test_unknown_names_are_refused() -> None:
         _ = fairfold.nothing_here
 
 
-@pytest.mark.parametrize("first", ["", "import fairfold.simulate.run", "import fairfold.simulate"])
+@pytest.mark.parametrize("first", ["", "import fairfold.federation.simulation"])
 def test_simulate_is_a_function_whatever_was_imported_before(first: str) -> None:
     checks = "import fairfold\nfrom fairfold import simulate\nassert callable(simulate) and callable(fairfold.simulate)"
     script = f"{first}\n{checks}"

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fairfold.reproduce.output import write_results
-from tests.browser import CHROMIUM, DESKTOP, PHONE, WHY, Browser, browser
-from tests.cli.commands import TINY, works
-from tests.reproduce.test_output import made_up
+from experiments.output import write_results
+from tests.experiments.test_output import made_up
+from tests.support.browser import CHROMIUM, DESKTOP, PHONE, WHY, Browser, browser
+from tests.support.commands import TINY, works
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=WHY)
 LOOKS = [(size, dark) for size in (DESKTOP, PHONE) for dark in (False, True)]
@@ -40,8 +40,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_results(made_up(folder), folder)[-1]
 
 
-def brightness(colour: str) -> float:
-    red, green, blue = map(float, re.findall(r"[\d.]+", colour)[:3])
+def brightness(color: str) -> float:
+    red, green, blue = map(float, re.findall(r"[\d.]+", color)[:3])
     return (0.3 * red + 0.6 * green + 0.1 * blue) / 255
 
 

@@ -11,41 +11,63 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "fairfold"
 
-# Top to bottom, as in docs/architecture.md. Names on one line may not import each other. What is settled early of a
-# folder has a line of its own: the base of all settings, plain tables, and what others may register.
-LAYERS: list[set[str]] = [
-    {"errors", "version", "values"},
-    {"files"},
-    {"sealed"},
-    {"secure"},
-    {"kernels"},
-    {"subspace"},
-    {"nn"},
-    {"data"},
-    {"metrics"},
-    {"models"},
-    {"settings.base", "projections"},
-    {"protocol.words"},
-    {"privacy"},
-    {"protocol.plugins", "methods"},
-    {"settings.pace"},
-    {"settings.parts", "settings.privacy"},
-    {"protocol"},
-    {"algorithms"},
-    {"backends"},
-    {"settings"},
-    {"trackers"},
-    {"simulate"},
-    {"runs"},
-    {"fitting"},
-    {"audit"},
-    {"reproduce"},
-    {"watch"},
-    {"flower"},
-    {"cli"},
-    {"__main__"},
+# Top to bottom; names on one line may not import each other. A module with a line of its own is settled earlier than
+# the rest of its package. docs/architecture.md shows these lines as a table: `python -m tests.test_layers` writes it.
+LAYERS: list[tuple[set[str], str]] = [
+    ({"errors", "typing"}, "one small tree of errors: what was given, what was needed, what to do"),
+    ({"atomic_io"}, "files that are either whole or not there"),
+    ({"checksums"}, "the one reader of what comes from a disk or a network: compared with its checksum before use"),
+    (
+        {"privacy.secure"},
+        "secure aggregation: keys, masks, shares, and both sides as state machines; no torch, no Flower",
+    ),
+    (
+        {"kernels"},
+        "`hashing`: slot and sign; `reference`: the loops in plain torch, the specification; C and Triton bodies",
+    ),
+    ({"subspace"}, "S, nesting, capacities, and projections: what a device of a size holds of a tensor"),
+    ({"nn"}, "PyTorch layers that store their compact vector alone"),
+    ({"data"}, "readers, prepared data sets, splits, partitions, the synthetic world"),
+    ({"metrics"}, "ranking and rating metrics, central baselines"),
+    ({"models"}, "MF, NeuMF, MLP, LeNet"),
+    ({"config.base"}, "frozen settings, inactive keys"),
+    ({"federation.updates"}, "tasks, updates, aggregates, the server's state"),
+    ({"privacy"}, "fixed-point encoding, noise, accounting, a client's ledger"),
+    ({"federation.plugins", "methods"}, "which client holds what: FAIR, FedAvg, FedHM, HeteroFL, truncated models"),
+    ({"config.fleet"}, "`[fleet]`"),
+    ({"config.tables", "config.privacy"}, "`[data]`, `[model]`, `[run]`, `[privacy]`"),
+    ({"federation"}, "plan, clients, scheduling, aggregation, the round"),
+    ({"algorithms"}, "what a client computes and what the server makes of the aggregate, one file or package each"),
+    ({"backends"}, "how updates come about: sequential, batched, native, CUDA graph, ranks"),
+    ({"config"}, "settings as a discriminated union; files, recipes"),
+    ({"federation.federation"}, "a federation on one machine: data, clients, statistics"),
+    ({"federation.evaluation"}, "quality by size of device, beside baselines"),
+    ({"federation.simulation"}, "`simulate`: rounds, evaluations, early stopping"),
+    ({"runs"}, "run folders, checkpoints, reports, exports, trackers, the watch page"),
+    ({"estimator"}, "`fit`, `load`, `recommend`"),
+    ({"privacy.audit"}, "attacks on what the server of a run could see"),
+    ({"flower"}, "the same rounds over a network; `flower.fleet`: server, node, gateway, enrolment"),
+    ({"cli"}, "commands"),
+    ({"__main__"}, "`python -m fairfold`"),
 ]
-RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+RANK = {name: rank for rank, (layer, _) in enumerate(LAYERS) for name in layer}
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
+HEADING = "| layer | what it holds |"
+
+
+def table() -> str:
+    """The layers as the page shows them."""
+    rows = [f"| {', '.join(f'`{name}`' for name in sorted(names))} | {holds} |" for names, holds in LAYERS]
+    return "\n".join([HEADING, "|---|---|", *rows])
+
+
+def with_table(page: str) -> str:
+    """A page in which the table of layers is that of LAYERS."""
+    before, rest = page.split(HEADING)
+    after = rest[rest.index("\n\n") :]
+    return before + table() + after
 
 
 def layer_of(module: str) -> str | None:
@@ -108,6 +130,11 @@ def test_every_module_has_a_layer() -> None:
     assert all(any(layer_of(name) == layer for name in names) for layer in RANK)  # nothing in LAYERS is gone
 
 
+def test_the_page_has_this_table() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert with_table(page) == page, "run `python -m tests.test_layers`"
+
+
 def test_no_layer_imports_from_one_below_it() -> None:
     found = [line for path in modules() for line in violations(path)]
     assert not found, "\n".join(found)
@@ -118,7 +145,7 @@ def test_no_layer_imports_from_one_below_it() -> None:
     [
         "from fairfold.subspace import Subspace",
         "import fairfold.nn",
-        "from ..runs import settings",
+        "from ..runs import folder",
         "from fairfold import cli",
         "def f():\n    from fairfold.runs import train",
         "if TYPE_CHECKING:\n    pass\nelse:\n    import fairfold.nn",
@@ -130,5 +157,11 @@ def test_the_walker_sees_every_form_of_import(source: str) -> None:
 
 def test_annotations_do_not_count() -> None:
     assert not imported_layers("if TYPE_CHECKING:\n    from fairfold.runs import train", ["fairfold", "kernels"])
-    assert imported_layers("from fairfold.settings.base import Frozen", ["fairfold", "methods"]) == {"settings.base"}
-    assert imported_layers("from fairfold.settings import Settings", ["fairfold", "methods"]) == {"settings"}
+    assert imported_layers("from fairfold.config.base import FrozenSettings", ["fairfold", "methods"]) == {
+        "config.base"
+    }
+    assert imported_layers("from fairfold.config import Settings", ["fairfold", "methods"]) == {"config"}
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from fairfold.version import __version__
-from tests.oldest import pins
+from fairfold import __version__
+from tests.support.oldest import pins
 
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

@@ -13,15 +13,11 @@ import pytest
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from fairfold.algorithms import ALGORITHMS
+from experiments.experiment import ExperimentFile
 from fairfold.cli import app
-from fairfold.cli.choose import changes_of, choose
-from fairfold.methods import METHODS
-from fairfold.reproduce.experiment import ExperimentFile
-from fairfold.settings.pace import ClockSettings, PaceSettings
-from fairfold.settings.parts import DATA, FaultSettings, FleetSettings, ModelSettings, NetworkSettings, RunSettings
-from fairfold.settings.privacy import PRIVACY
-from fairfold.settings.settings import TABLES, read_settings
+from fairfold.cli.options import collect_changes, resolve_settings
+from fairfold.config.fleet import SUBTABLES, FleetSettings
+from fairfold.config.settings import TABLES, kinds_of, read_settings
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -29,12 +25,8 @@ PAGES = sorted(
 )
 CHANGES = ROOT / "CHANGELOG.md"
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-KEYS: dict[str, list[Any]] = {
-    "data": list(DATA.values()), "model": [ModelSettings], "algorithm": list(ALGORITHMS), "subspace": list(METHODS),
-    "fleet": [FleetSettings], "run": [RunSettings], "fleet.faults": [FaultSettings],
-    "privacy": list(PRIVACY.values()),
-    "fleet.network": [NetworkSettings], "fleet.pace": [PaceSettings], "fleet.clock": [ClockSettings],
-}  # fmt: skip
+KEYS: dict[str, list[Any]] = {table: list(kinds_of(table).values()) for table in TABLES}
+KEYS |= {f"fleet.{name}": [type(FleetSettings.model_fields[name].default)] for name in SUBTABLES}
 PLACES = [ROOT, ROOT / "docs", ROOT / "src" / "fairfold", ROOT / "benchmarks" / "results"]
 FILE = re.compile(r"[\w.-]+(?:/[\w.*-]+)+/?")
 ELSEWHERE = ("my_app/", "runs/", "keys/", "nodes/", "app/", "logs/", "run/", "checkpoints/", "tensorboard/", "train/",
@@ -75,18 +67,18 @@ def refuse_unknown(line: str) -> None:
     try:
         given = command.make_context(command.name, list(words)).params
     except click.MissingParameter:  # a command that is named, not shown
-        known_options = {option for one in command.params for option in one.opts}
-        assert {word for word in words if word.startswith("-")} <= known_options
+        parse_options = {option for one in command.params for option in one.opts}
+        assert {word for word in words if word.startswith("-")} <= parse_options
         return
     if "change" in given:
         options = {
             name: given[name] for name in ("data", "model", "method", "capacities", "rounds", "seed") if name in given
         }
-        changes = changes_of(options, given["change"] or [])
+        changes = collect_changes(options, given["change"] or [])
         if given.get("resume") or given.get("file"):  # a run or a file that the page makes up
             assert all(known(key) for key in changes)
         else:
-            choose(None, given["recipe"], changes)
+            resolve_settings(None, given["recipe"], changes)
 
 
 def known(key: str) -> bool:
@@ -117,9 +109,11 @@ def test_settings_in_files_are_accepted(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_keys_and_values_in_the_text_exist(page: Path) -> None:
     for code in inline(page):
-        found = re.fullmatch(r"((?:data|model|algorithm|subspace|fleet|run)(?:\.\w+)+)(?: ?= ?(.+))?", code)
+        found = re.fullmatch(r"((?:data|model|algorithm|subspace|fleet|run)(?:\.[a-z_]+)+)(?: ?= ?(.+))?", code)
         if found is None or "(" in code or code in ("run.log", "model.safetensors") or page == CHANGES:
             continue
+        if (ROOT / "src" / "fairfold" / (found[1].replace(".", "/") + ".py")).is_file():
+            continue  # a module
         assert known(found[1]), f"{page.name}: no key {code}"
         if found[2]:
             table, _, name = found[1].rpartition(".")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser import CHROMIUM, DESKTOP, PHONE, WHY, browser
+from tests.support.browser import CHROMIUM, DESKTOP, PHONE, WHY, browser
 
 ROOT = Path(__file__).parents[1]
 EXTRA = "the builder is not installed: pip install -c constraints.txt -e '.[docs]'"

@@ -1,6 +1,6 @@
-"""FedRolex as a plug-in: small devices hold a window of columns that rolls on by one every round.
+"""FedRolex as a plug-in: small clients hold a window of columns that rolls on by one every round.
 
-HeteroFL's small devices always hold the leading columns, so the others are trained by large devices alone. Here every
+HeteroFL's small clients always hold the leading columns, so the others are trained by large clients alone. Here every
 column has its turn. (Alam et al., *FedRolex: Model-Heterogeneous Federated Learning with Rolling Sub-Model
 Extraction*.)
 
@@ -11,11 +11,12 @@ Extraction*.)
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
+from fairfold.federation.plugins import register_method
 from fairfold.methods import HeteroFL, Tensors
-from fairfold.projections import Assignment, KeptColumns
-from fairfold.protocol.plugins import register_method
 from fairfold.subspace import Capacity
-from fairfold.values import Shapes
+from fairfold.subspace.blocks import KeptColumns
+from fairfold.subspace.projection import Assignment
+from fairfold.typing import Shapes
 
 
 def window(shape: tuple[int, ...], kept: int, start: int) -> KeptColumns:
@@ -29,7 +30,7 @@ def window(shape: tuple[int, ...], kept: int, start: int) -> KeptColumns:
 class FedRolex(HeteroFL):
     """The columns of a table that fit, others every round."""
 
-    moves: ClassVar[bool] = True
+    changes_per_round: ClassVar[bool] = True
     method: Literal["fedrolex"] = "fedrolex"  # type: ignore[assignment]
 
     def divide(
@@ -39,11 +40,7 @@ class FedRolex(HeteroFL):
         leading = super().divide(tensors, compressed, capacities, seed, round_number)
         if tensors.network:
             return leading  # the units of layers would have to roll with those that read them
-        found = []
-        for held in leading:
-            columns = {}
-            for name, one in (held.projections or {}).items():
-                assert isinstance(one, KeptColumns)
-                columns[name] = window(one.shape, one.kept, round_number % one.shape[1])
-            found.append(Assignment(dict(columns)))
-        return found
+        return [
+            Assignment({name: window(one.shape, one.kept, round_number % one.shape[1]) for name, one in held.items()})  # type: ignore[attr-defined]
+            for held in (assignment.projections or {} for assignment in leading)
+        ]

@@ -10,21 +10,21 @@ from safetensors import safe_open
 
 def load(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     with safe_open(path, "np") as file:
-        told = {key: json.loads(file.metadata()[key]) for key in ("projections", "settings")}
-        return {name: file.get_tensor(name) for name in file.keys()}, told  # noqa: SIM118
+        metadata = {key: json.loads(file.metadata()[key]) for key in ("projections", "settings")}
+        return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
 
 
-def listed(tensors: dict[str, Any], told: dict[str, Any], name: str, items: int) -> list[Any]:
-    if not (many := told["projections"].get(name, {"kept": [0]})["kept"][0]):
+def pair_list(tensors: dict[str, Any], metadata: dict[str, Any], name: str, items: int) -> list[Any]:
+    if not (num_pairs := metadata["projections"].get(name, {"kept": [0]})["kept"][0]):
         return [np.empty(0, int), np.empty(0, int), np.empty(0)]
-    content, end = tensors[name], 4 + min(items, 2 * many)
+    content, end = tensors[name], 4 + min(items, 2 * num_pairs)
     unit = float(content[:4].copy().view("<f4")[0]) / 127
-    j = np.repeat(np.arange(items), content[4:end]) if items < 2 * many else content[4:end].copy().view("<u2")
-    return [j, content[end : end + 2 * many].copy().view("<u2"), content[end + 2 * many :].view("i1") * unit]
+    j = np.repeat(np.arange(items), content[4:end]) if items < 2 * num_pairs else content[4:end].copy().view("<u2")
+    return [j, content[end : end + 2 * num_pairs].copy().view("<u2"), content[end + 2 * num_pairs :].view("i1") * unit]
 
 
-def recommend(tensors: dict[str, Any], told: dict[str, Any], history: list[int], top: int = 10) -> list[Any]:
-    rows, content = told["projections"]["rows"], tensors["rows"]
+def recommend(tensors: dict[str, Any], metadata: dict[str, Any], history: list[int], top: int = 10) -> list[Any]:
+    rows, content = metadata["projections"]["rows"], tensors["rows"]
     (known, width), bits, items = rows["kept"], rows["bits"], rows["shape"][0]
     codes, w = np.zeros((items, 2)), np.zeros((items, width - 2))
     codes[:known] = content[: 2 * known].reshape(known, 2)
@@ -35,14 +35,14 @@ def recommend(tensors: dict[str, Any], told: dict[str, Any], history: list[int],
     names = tensors.get("leading", np.arange(items))
     has = np.isin(names, history)
     score = np.where(np.arange(items) < known, b * (w @ ((has * a) @ w)), -np.inf)
-    j, i, t = listed(tensors, told, "pairs", items)
-    t = told["settings"]["algorithm"]["pair_weight"] * (j != i) * (t - b[j] * (w[j] * w[i]).sum(1) * a[i])
+    j, i, t = pair_list(tensors, metadata, "pairs", items)
+    t = metadata["settings"]["algorithm"]["pair_weight"] * (j != i) * (t - b[j] * (w[j] * w[i]).sum(1) * a[i])
     back = np.where((j < known) & (i < known), a[j] * b[i] / np.maximum(a[i] * b[j], 1e-30), 1)
     added = np.bincount(j, has[i] * t, items) + np.bincount(i, has[j] * t * back, items)
-    j, i, t = listed(tensors, told, "near", items)
+    j, i, t = pair_list(tensors, metadata, "neighbors", items)
     added = added + np.bincount(j, (j != i) * has[i] * t, items)
     score = np.where((score == -np.inf) & (added != 0), added, score + added)
-    curve = np.where(tensors["popular"] > 0, (tensors["popular"] - 208.0) / 16, -69)
+    curve = np.where(tensors["popularity"] > 0, (tensors["popularity"] - 208.0) / 16, -69)
     score += np.exp(np.interp(np.log2(np.arange(items) + 1), np.arange(len(curve)), curve)) / (1 + has[:known].sum())
     best = [item for item in np.argsort(-score, kind="stable") if not has[item]][:top]
     return [(int(names[item]), float(score[item])) for item in best]

@@ -7,14 +7,14 @@ they are first used, so that ``import fairfold`` and ``fairfold --help`` cost no
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fairfold.version import __version__
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from fairfold.config import Settings
     from fairfold.errors import FairfoldError
-    from fairfold.fitting import fit, from_pretrained, load
+    from fairfold.estimator import fit, from_pretrained, load
+    from fairfold.federation.simulation import simulate
     from fairfold.nn import compress, expand
-    from fairfold.settings import Settings
-    from fairfold.simulate import simulate
     from fairfold.subspace import Subspace
 
 __all__ = [
@@ -24,14 +24,14 @@ __all__ = [
 
 _HOMES = {
     "FairfoldError": "fairfold.errors",
-    "Settings": "fairfold.settings",
+    "Settings": "fairfold.config",
     "Subspace": "fairfold.subspace",
     "compress": "fairfold.nn",
     "expand": "fairfold.nn",
-    "fit": "fairfold.fitting",
-    "from_pretrained": "fairfold.fitting",
-    "load": "fairfold.fitting",
-    "simulate": "fairfold.simulate",
+    "fit": "fairfold.estimator",
+    "from_pretrained": "fairfold.estimator",
+    "load": "fairfold.estimator",
+    "simulate": "fairfold.federation.simulation",
 }
 
 

@@ -1,26 +1,22 @@
-"""The errors fairfold raises: one small tree, one form.
-
-Every error says what was given, what was needed and what to do, in that order, so that a message can be acted on
-without reading the code that raised it.
-"""
+"""The errors that fairfold raises on purpose: each says what was given, what was needed and what to do."""
 
 import difflib
 from collections.abc import Iterable
 from itertools import islice
 
-LONGEST_WORD = 100
-MOST_WORDS = 10_000
-"""Among which the one most like another is looked for; of more (the ids of a catalogue) it would take seconds."""
+MAX_LENGTH = 100
+"""Longest text for which a similar one is searched: it may come from outside, and comparing takes quadratic time."""
+
+MAX_CANDIDATES = 10_000
+"""Most texts among which a similar one is searched; more (the ids of a catalog) would take seconds."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint at the known word that is most like one that is not known; nothing where none is like it."""
-    words = list(islice(known, MOST_WORDS + 1))
-    if len(words) > MOST_WORDS:
+def did_you_mean(text: str, known: Iterable[str]) -> str:
+    """A hint at the known text that is most similar to an unknown one; empty where none is."""
+    candidates = list(islice(known, MAX_CANDIDATES + 1))
+    if len(candidates) > MAX_CANDIDATES or len(text) > MAX_LENGTH:
         return ""
-    if len(word) > LONGEST_WORD:  # what came from outside may be of any length, and comparing takes fifty times as much
-        return ""
-    near = difflib.get_close_matches(word, words, n=1)
+    near = difflib.get_close_matches(text, candidates, n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
@@ -92,19 +88,19 @@ class InvalidState(FairfoldError, RuntimeError):
 
 
 class InvalidMessage(FairfoldError, ValueError):
-    """A message from the network that is not what it has to be."""
+    """A malformed message from the network."""
 
 
-class Refused(FairfoldError, RuntimeError):
-    """Something asked of a device that it does not do, for the sake of its users."""
+class RequestRefused(FairfoldError, RuntimeError):
+    """A request that a device refuses to protect its users."""
 
 
-class BudgetSpent(Refused):
-    """A noisy sum that a device does not take part in: it would go past what its owner allows in all."""
+class PrivacyBudgetSpent(RequestRefused):
+    """A noisy sum that would exceed the privacy budget of a device."""
 
 
-class SumLost(FairfoldError, RuntimeError):
-    """A secure sum that cannot be told: too many devices left, or were wrong."""
+class AggregationFailed(FairfoldError, RuntimeError):
+    """A secure sum that cannot be computed: too many clients dropped out, or sent wrong messages."""
 
 
 class InvalidCheckpoint(FairfoldError, RuntimeError):

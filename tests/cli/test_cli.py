@@ -11,9 +11,10 @@ import pytest
 from safetensors import safe_open
 from typer.testing import CliRunner
 
-from fairfold import files
+from fairfold import atomic_io as files
 from fairfold.cli import app
 from fairfold.errors import CannotWrite
+from tests.support.commands import works
 
 runner = CliRunner()
 SMALL = ["--rounds", "4", "--set", "data.users=40", "--set", "data.items=200", "--set", "fleet.clients_per_round=20",
@@ -57,23 +58,22 @@ def test_train_leaves_a_folder_that_can_be_read(tmp_path: Path) -> None:
         (["--data", "goodread-100"], "Did you mean one of: goodreads-100"),
         (["--set", "data.user=3"], "did you mean 'users'"),
         (["--set", "algorithms.ridge=3"], "did you mean 'algorithm'"),
-        (["--set", "ridge=2"], "unknown key 'ridge': it is now algorithm.ridge"),
-        (["--set", "solver=gradient"], "it is now algorithm.kind"),
-        (["--set", "world.users=3"], "it is now data"),
+        (["--set", "ridge=2"], "unknown key 'ridge' (did you mean 'algorithm.ridge'?)"),
+        (["--set", "epochs=3"], "did you mean 'algorithm.local_epochs'"),
+        (["--set", "datas.users=3"], "did you mean 'data'"),
         (["--set", "model.factors"], "TABLE.KEY=VALUE"),
         (["--set", "model.factors=many"], "model.factors"),
         (["--set", "run.rounds.first=1"], "run.rounds"),
         (["--capacities", "1x-0.3x"], "1x or more"),
         (["--rounds", "0"], "greater than or equal to 1"),
         (["--method", "fedhm"], "use 'gradient'"),
-        (["--model", "mf-ratings"], "--recipe ratings"),
-        (["--set", "algorithm.server_step=nan"], "unknown key 'algorithm.server_step'"),
-        (["--set", "algorithm.kind=gradient", "--set", "algorithm.server_step=nan"], "finite number"),
-        (["--recipe", "ratings", "--set", "algorithm.server_step=1"], "unknown key 'algorithm.server_step'"),
+        (["--set", "algorithm.server_lr=nan"], "unknown key 'algorithm.server_lr'"),
+        (["--set", "algorithm.kind=gradient", "--set", "algorithm.server_lr=nan"], "finite number"),
+        (["--recipe", "ratings", "--set", "algorithm.server_lr=1"], "unknown key 'algorithm.server_lr'"),
         (["no-such-file.toml"], "Check the path"),
     ],
 )
-def test_bad_arguments_are_told_before_any_work(arguments: list[str], message: str, tmp_path: Path) -> None:
+def test_bad_arguments_are_refused_before_any_work(arguments: list[str], message: str, tmp_path: Path) -> None:
     done = runner.invoke(app, ["train", *arguments, "--out", str(tmp_path / "run")])
     assert done.exit_code == 2
     assert message in done.output.replace("\n", " ")
@@ -83,15 +83,17 @@ def test_bad_arguments_are_told_before_any_work(arguments: list[str], message: s
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ([], "Recipe: best (correlations, 1x-4x-16x)"),
+        ([], "Recipe: default (co_occurrence, 1x-4x-16x)"),
         (["--recipe", "paper", "--capacities", "1x-4x"], "Recipe: paper (gradient, 1x-4x)"),
+        (["--recipe", "authors", "--capacities", "1x-4x"], "Recipe: authors (gradient, 1x-4x)"),
+        (["--recipe", "fair"], "Recipe: fair (closed_form, 1x-4x-16x)"),
         (["--model", "neumf"], "Settings: the defaults (gradient, 1x-4x-16x)"),
         (["--method", "central"], "Settings: the defaults (central, 1x-4x-16x)"),
         (["--set", "algorithm.kind=closed_form"], "Settings: the defaults (closed_form, 1x-4x-16x)"),
         (["FILE"], "run.toml (gradient, 1x-2x)"),
     ],
 )
-def test_train_says_what_it_starts_from(arguments: list[str], line: str, tmp_path: Path) -> None:
+def test_train_prints_where_its_settings_come_from(arguments: list[str], line: str, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('algorithm = { kind = "gradient" }\nfleet = { capacities = "1x-2x" }\n')
     given = [str(file) if argument == "FILE" else argument for argument in arguments]
@@ -101,6 +103,27 @@ def test_train_says_what_it_starts_from(arguments: list[str], line: str, tmp_pat
     assert line in done.output
     again = runner.invoke(app, ["train", "--resume", "--rounds", "2", "--out", str(tmp_path / "run")])
     assert f"Settings: of the run in {tmp_path / 'run'} ({line.partition('(')[2]}" in again.output
+
+
+def test_show_settings_prints_where_each_value_comes_from(tmp_path: Path) -> None:
+    def sources(*arguments: str) -> dict[str, tuple[str, str]]:
+        lines = [
+            line.split("│")[1:4] for line in works("train", "--show-settings", *arguments).splitlines() if "│" in line
+        ]
+        return {key.strip(): (value.strip(), source.strip()) for key, value, source in lines}
+
+    ratings = sources("--recipe", "ratings", "--data", "ml-1m", "--rounds", "3", "--set", "model.factors=16")
+    assert ratings["run.rounds"] == ("3", "command")
+    assert ratings["model.factors"] == ("16", "command")
+    assert ratings["data.resplit"] == ("true", "data set ml-1m")
+    assert ratings["fleet.capacities"] == ("8x-16x", "recipe ratings")
+    assert ratings["subspace.tail_share"] == ("0.125", "algorithm ratings")
+    assert ratings["run.seed"] == ("0", "default")
+    file = tmp_path / "run.toml"
+    file.write_text('algorithm = "gradient"\nfleet = { capacities = "1x-2x" }\n')
+    gradient = sources(str(file))
+    assert gradient["algorithm.kind"] == ("gradient", f"file {file}")
+    assert gradient["fleet.capacities"][1] == f"file {file}"
 
 
 def test_a_malformed_file_is_named(tmp_path: Path) -> None:

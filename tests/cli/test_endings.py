@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from fairfold.cli import app
-from fairfold.cli.errors import Guarded, Terminated
+from fairfold.cli.console import ErrorReportingGroup, Terminated
 
 FAIRFOLD = [sys.executable, "-c", "import sys; from fairfold.cli import app; sys.exit(app())"]
 posix = pytest.mark.skipif(sys.platform == "win32", reason="signals and streams of POSIX")
@@ -45,7 +45,7 @@ def test_output_on_a_full_device_is_an_error(command: list[str]) -> None:
 
 
 @posix
-def test_output_that_nobody_reads_ends_the_command_quietly() -> None:
+def test_a_closed_pipe_ends_the_command_quietly() -> None:
     result = run("data", "list", shell="| head -c 1 > /dev/null; exit ${PIPESTATUS[0]}")
     assert result.returncode in (0, 141), result.stderr  # 0: all of it fitted into the pipe
     assert result.stderr == ""
@@ -93,14 +93,14 @@ def test_a_signal_at_the_start_is_one_line(module: str, number: signal.Signals, 
     assert process.stdout.readline() == "here\n"
     time.sleep(0.1)
     process.send_signal(number)
-    _, told = process.communicate(timeout=30)
+    _, metadata = process.communicate(timeout=30)
     assert process.returncode == 128 + number
-    one_line(told, "interrupted")
+    one_line(metadata, "interrupted")
 
 
 def commands(problem: BaseException) -> typer.Typer:
     """A program with the guard of ours, and a command that fails."""
-    made = typer.Typer(cls=Guarded)
+    made = typer.Typer(cls=ErrorReportingGroup)
 
     @made.command()
     def fail() -> None:
@@ -124,7 +124,7 @@ def commands(problem: BaseException) -> typer.Typer:
         (Terminated(), 143, "interrupted"),
     ],
 )
-def test_what_the_machine_refuses_is_told(problem: BaseException, status: int, words: str) -> None:
+def test_errors_of_the_machine_are_reported_in_one_line(problem: BaseException, status: int, words: str) -> None:
     result = CliRunner().invoke(commands(problem), ["fail"])
     assert result.exit_code == status
     one_line(result.stderr, words)
@@ -154,4 +154,4 @@ def test_memory_that_runs_out_in_a_real_command(tmp_path: Path) -> None:
 
 
 def test_the_program_itself_is_guarded() -> None:
-    assert app.info.cls is Guarded
+    assert app.info.cls is ErrorReportingGroup

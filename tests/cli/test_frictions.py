@@ -10,16 +10,15 @@ import pytest
 from torch import Tensor
 
 import fairfold.data
-from fairfold import Settings
+from fairfold import Settings, __version__
+from fairfold.config import read_settings
 from fairfold.errors import InvalidData, InvalidSettings
-from fairfold.protocol.dry_run import try_out
-from fairfold.settings import read_settings
-from fairfold.version import __version__
-from tests.cli.commands import fails, works
-from tests.own_models import BiasedMF
+from fairfold.federation.plugin_check import check_plugins
+from tests.support.commands import fails, works
+from tests.support.own_models import BiasedMF
 
 ROWS = [(user, item) for user in range(12) for item in range(20) if (user * item) % 3]
-QUICK = ["--set", "run.references=false", "--set", "algorithm.choose=false", "--rounds", "1", "--capacities", "1x"]
+QUICK = ["--set", "run.baselines=false", "--set", "algorithm.tune=false", "--rounds", "1", "--capacities", "1x"]
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +46,7 @@ def test_columns_of_many_names_are_known(header: str) -> None:
     assert (data.num_users, data.num_items) == tuple(len(set(ids)) for ids in zip(*ROWS, strict=True))
 
 
-def test_where_columns_are_not_known_the_command_that_works_is_told() -> None:
+def test_unknown_columns_are_refused_with_a_command_that_works() -> None:
     path = written("who,what,when")
     with pytest.raises(InvalidData) as refused:
         fairfold.data.load(path)
@@ -62,8 +61,8 @@ def test_where_columns_are_not_known_the_command_that_works_is_told() -> None:
 
 def test_a_file_without_a_header_is_read_by_places() -> None:
     path = written("")
-    said = fails("train", "--data", str(path), *QUICK)
-    command = re.search(r"fairfold (train --data .*?) \(in Python", said)
+    output = fails("train", "--data", str(path), *QUICK)
+    command = re.search(r"fairfold (train --data .*?) \(in Python", output)
     assert command is not None
     works(*shlex.split(command[1]), *QUICK, "--out", "run")
     data = fairfold.data.load(path, user_column="1", item_column="2")
@@ -75,8 +74,8 @@ def test_texts_alone_without_a_header_lose_no_line(separator: str, user: str, tm
     rows = [f"{user}{place % 7}{separator}the item {place % 11}" for place in range(77)]
     path = tmp_path / "texts.csv"
     path.write_text("\n".join(rows))
-    said = fails("train", "--data", str(path), *QUICK)
-    assert "--user-column 1 --item-column 2 (in" in said  # there is no third column to name
+    output = fails("train", "--data", str(path), *QUICK)
+    assert "--user-column 1 --item-column 2 (in" in output  # there is no third column to name
     data = fairfold.data.load(path, user_column="1", item_column="2")
     assert len(data.train) + len(data.test) == 77
     path.write_text("\n".join([f"klant{separator}produkt", *rows]))  # by places, too, names of columns are no ids
@@ -113,10 +112,10 @@ def test_the_version() -> None:
 
 @pytest.mark.parametrize(
     ("key", "wanted"),
-    [("learning_rat", "algorithm.local_step"), ("factrs", "model.factors"), ("run.round", "rounds"),
+    [("learning_rat", "algorithm.local_lr"), ("factrs", "model.factors"), ("run.round", "rounds"),
      ("algoritm.ridge", "algorithm"), ("algorithm.epochs", "algorithm.local_epochs")],
 )  # fmt: skip
-def test_near_misses_are_told_in_both_places(key: str, wanted: str) -> None:
+def test_similar_keys_are_suggested_by_the_command_and_in_python(key: str, wanted: str) -> None:
     assert f"did you mean '{wanted}'" in fails("train", "--set", f"{key}=1")
     table, _, name = key.rpartition(".")
     with pytest.raises(ValueError, match=f"did you mean '{wanted}'"):
@@ -140,5 +139,5 @@ class Matrix(BiasedMF):
 @pytest.mark.parametrize("kind", [Summed, Matrix])
 def test_a_model_that_does_not_broadcast_is_found_at_once(kind: type) -> None:
     with pytest.raises(InvalidSettings, match="combine"):
-        try_out(Settings(model=kind))
-    try_out(Settings(model=BiasedMF))
+        check_plugins(Settings(model=kind))
+    check_plugins(Settings(model=BiasedMF))

@@ -7,8 +7,8 @@ import pytest
 import typer
 
 from fairfold.cli import app
-from fairfold.cli.help import Explained
-from tests.cli.commands import works
+from fairfold.cli.console import CommandWithExamples
+from tests.support.commands import works
 from tests.test_pages import refuse_unknown
 
 
@@ -24,7 +24,7 @@ COMMANDS = dict(leaves(typer.main.get_command(app)))
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_ends_its_help_with_what_can_be_typed(name: str) -> None:
     command = COMMANDS[name]
-    assert isinstance(command, Explained)
+    assert isinstance(command, CommandWithExamples)
     assert command.examples
     for line in command.examples:
         assert line.startswith(f"fairfold {name}")

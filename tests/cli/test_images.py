@@ -10,19 +10,19 @@ import torch
 from typer.testing import CliRunner
 
 from fairfold.cli import app
+from fairfold.config.files import load_settings
 from fairfold.data.images import ImageDataset
 from fairfold.errors import InvalidSettings
-from fairfold.runs.device import read_device_model
-from fairfold.runs.opened import open_run
+from fairfold.federation.federation import load_interactions
+from fairfold.runs.device_model import read_device_model
+from fairfold.runs.loaded import load_run
 from fairfold.runs.train import run
-from fairfold.settings.files import load_settings
-from fairfold.simulate.world import load_interactions
 from tests.data.test_images import idx
-from tests.pictures import pictures
-from tests.runs.worlds import assert_same_end
+from tests.support.pictures import pictures
+from tests.support.runs import assert_same_end
 
 runner = CliRunner()
-SMALL = ["--set", "data.devices=5", "--set", "fleet.clients_per_round=3", "--set", "algorithm.local_epochs=5",
+SMALL = ["--set", "data.clients=5", "--set", "fleet.clients_per_round=3", "--set", "algorithm.local_epochs=5",
          "--rounds", "8", "--set", "run.evaluate_every=2"]  # fmt: skip
 
 
@@ -87,20 +87,20 @@ def test_train_report_export(folder: Path, tmp_path: Path) -> None:
         file = tmp_path / f"{method}.safetensors"
         shown = works("export", str(runs / method), "--capacity", "4x", "--out", str(file))
         assert "on all test images" in shown
-        device, told = read_device_model(file)
-        opened = open_run(runs / method)
+        device, metadata = read_device_model(file)
+        opened = load_run(runs / method)
         assert device.size <= opened.progress.state.full["hidden.weight"].numel() / 4 * 1.2
         network = opened.plan.architecture.model_of(device.recovered(), {})
-        assert isinstance(opened.world.data, ImageDataset)
-        test = opened.world.data.test
+        assert isinstance(opened.federation.data, ImageDataset)
+        test = opened.federation.data.test
         with torch.no_grad():
             right = network(test.images / 255).argmax(1) == test.labels
-        assert float(right.double().mean()) == pytest.approx(told["quality"]["device"])
+        assert float(right.double().mean()) == pytest.approx(metadata["quality"]["device"])
     assert "nothing to recommend" in fails("recommend", str(runs / "fair"), "--user", "#0")
 
 
 def test_a_run_in_two_sittings_is_one_run(folder: Path, tmp_path: Path) -> None:
-    changes = {"data.name": str(folder), "model.kind": "mlp", "data.devices": 5, "fleet.clients_per_round": 3}
+    changes = {"data.name": str(folder), "model.kind": "mlp", "data.clients": 5, "fleet.clients_per_round": 3}
     settings = load_settings(None, changes | {"algorithm.local_epochs": 1, "run.rounds": 4, "subspace.rehash": True})
     unbroken = run(settings, tmp_path / "unbroken")
     run(settings.with_changes({"run.rounds": 2}), tmp_path / "broken")
@@ -117,14 +117,14 @@ def test_leaf_by_writer(leaf: Path, tmp_path: Path) -> None:
                   "--set", "data.split=writer", "--set", "fleet.clients_per_round=4",
                   "--set", "algorithm.local_epochs=1", "--out", str(out))  # fmt: skip
     assert "accuracy by device size" in shown
-    assert open_run(out).world.people.num_clients == 6
+    assert load_run(out).federation.clients.num_clients == 6
 
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         (["--model", "mlp"], "name images, e.g. --data mnist"),
-        (["--model", "mlp", "--data", "FOLDER", "--set", "data.device=3"], "did you mean 'devices'"),
+        (["--model", "mlp", "--data", "FOLDER", "--set", "data.client=3"], "did you mean 'clients'"),
         (["--model", "mlp", "--data", "FOLDER", "--set", "data.split=writer"], "does not name its writers"),
         (["--model", "lenet", "--data", "FOLDER"], "28 × 28"),
         (["--model", "mlp", "--data", "FOLDER", "--set", "subspace.compress=tables"], "no item tables"),

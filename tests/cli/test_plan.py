@@ -4,9 +4,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fairfold.cli import app
+from fairfold.config import read_settings
+from fairfold.federation.federation import load_federation
 from fairfold.runs.units import human_bytes
-from fairfold.settings import read_settings
-from fairfold.simulate.world import World, load_data
 
 
 def plan(*options: str) -> tuple[int, str]:
@@ -52,13 +52,13 @@ def test_measured() -> None:
         (["--budget", "4x", "--mapping", "odd"], "mapping"),
     ],
 )
-def test_wrong_answers_are_explained(options: list[str], message: str) -> None:
+def test_wrong_options_are_explained(options: list[str], message: str) -> None:
     code, text = plan("--items", "100", "--dim", "4", *options)
     assert code == 2
     assert message in " ".join(text.split())
 
 
-def test_bytes_as_people_say_them() -> None:
+def test_bytes_are_shown_with_units() -> None:
     assert [human_bytes(count) for count in (7, 1500, 40_000_000, 999_900_000, 25_600_000_000)] == [
         "7 B",
         "1.5 kB",
@@ -72,11 +72,11 @@ def test_what_a_federation_gives_to_every_size() -> None:
     """The table says what is held, to the byte, and what a device of each size sends."""
     code, text = plan("--data", "synthetic", "--capacities", "1x-16x")
     assert code == 0, text
-    settings = read_settings({"algorithm": {"kind": "correlations"}, "fleet": {"capacities": "1x-16x"}})
-    known = World.of(settings, load_data(settings)[0]).plan
+    settings = read_settings({"algorithm": {"kind": "co_occurrence"}, "fleet": {"capacities": "1x-16x"}})
+    known = load_federation(settings)[0].plan
     for size, held in enumerate(known.assignments(0)):
         assert held.projections is not None
-        rows = held.projections["rows"].facts()
+        rows = held.projections["rows"].description()
         line = next(line for line in text.splitlines() if f" {known.capacities[size]} " in line)
         cells = [cell.strip() for cell in line.split("│")[1:-1]]
         assert cells[1].split()[0] == f"{rows['kept'][0]:,}"

@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from fairfold.runs.device import read_device_model
-from fairfold.runs.opened import item_name, open_run
-from fairfold.runs.read import read_run_settings
+from fairfold.config.files import load_settings
+from fairfold.runs.device_model import read_device_model
+from fairfold.runs.folder import read_run_settings
+from fairfold.runs.loaded import item_name, load_run
 from fairfold.runs.train import run
-from fairfold.settings.files import load_settings
-from tests.cli.commands import WORLD, fails, works
-from tests.runs.worlds import GRADIENT, RANKED, small
+from tests.support.commands import WORLD, fails, works
+from tests.support.runs import GRADIENT, RANKED, small
 
 
 def test_recommend_by_original_ids_with_titles(tmp_path: Path, ratings_folder: Path) -> None:
     out = tmp_path / "run"
     works("train", "--data", str(ratings_folder), "--rounds", "2", "--capacities", "1x-2x",
           "--set", "fleet.clients_per_round=5", "--out", str(out))  # fmt: skip
-    opened = open_run(out)
+    opened = load_run(out)
     assert opened.interactions.user_ids is not None
     assert opened.interactions.item_ids is not None
     name = opened.interactions.user_ids[3]
@@ -39,7 +39,7 @@ def test_recommend_by_original_ids_with_titles(tmp_path: Path, ratings_folder: P
 def test_a_model_that_only_gradients_can_train_needs_no_algorithm_named(tmp_path: Path) -> None:
     small = [*WORLD, "--set", "fleet.clients_per_round=4"]
     works("train", "--model", "neumf", "--rounds", "1", *small, "--out", str(tmp_path / "run"))
-    assert open_run(tmp_path / "run").settings.algorithm.kind == "gradient"
+    assert load_run(tmp_path / "run").settings.algorithm.kind == "gradient"
     refused = fails(
         "train", "--model", "neumf", "--set", "algorithm.kind=closed_form", "--out", str(tmp_path / "other")
     )
@@ -66,10 +66,10 @@ def test_export_serves_any_capacity(method: str, capacity: str, size: int, tmp_p
     scheme = "1x-2x" if method in ("heterofl", "fedhm") else "1x-4x-16x"
     finished = run(small(method=method, capacities=scheme, **changes), tmp_path / "run")
     shown = works("export", str(tmp_path / "run"), "--capacity", capacity, "--out", str(tmp_path / "device"))
-    device, told = read_device_model(tmp_path / "device")
+    device, metadata = read_device_model(tmp_path / "device")
     assert device.size == sum(vector.numel() for vector in device.compacts.values()) == size
-    assert told["quality"]["server"] == finished.result.quality
-    assert f"{told['quality']['device']:.4f} over all users" in shown
+    assert metadata["quality"]["server"] == finished.result.quality
+    assert f"{metadata['quality']['device']:.4f} over all users" in shown
     full = finished.result.state.full
     for name, held in device.projections.items():
         assert torch.equal(device.compacts[name], held.reduce(full[name]))
@@ -78,38 +78,38 @@ def test_export_serves_any_capacity(method: str, capacity: str, size: int, tmp_p
     assert device.trained is trained
     assert ("took part" in shown) is not trained
     if trained and capacity == "1x":
-        assert told["quality"]["device"] == finished.result.quality
+        assert metadata["quality"]["device"] == finished.result.quality
 
 
-def test_the_server_that_an_export_tells_of_is_the_same_at_every_capacity(tmp_path: Path) -> None:
+def test_an_export_has_the_same_quality_of_the_server_at_every_capacity(tmp_path: Path) -> None:
     """A user's vector follows from a table: from whose must not depend on what is exported."""
     finished = run(small(**RANKED, capacities="1x-8x"), tmp_path / "run")
-    told = {}
+    metadata = {}
     for capacity in ("1x", "8x"):
         works("export", str(tmp_path / "run"), "--capacity", capacity, "--out", str(tmp_path / capacity))
-        told[capacity] = read_device_model(tmp_path / capacity)[1]["quality"]
-    assert told["1x"]["server"] == told["8x"]["server"] == finished.result.quality
-    assert told["8x"]["device"] != told["8x"]["server"]  # so that the two could be mistaken for each other
+        metadata[capacity] = read_device_model(tmp_path / capacity)[1]["quality"]
+    assert metadata["1x"]["server"] == metadata["8x"]["server"] == finished.result.quality
+    assert metadata["8x"]["device"] != metadata["8x"]["server"]  # so that the two could be mistaken for each other
 
 
 @pytest.mark.parametrize(("capacity", "size"), [("16x", 14 + 60), ("1x", 240 + 60), ("4x", 56 + 60), ("300B", 14 + 60)])
 def test_a_bias_is_exported_and_recommended_by(capacity: str, size: int, tmp_path: Path) -> None:
     finished = run(small(item_bias=True, objective="softmax", **GRADIENT), tmp_path / "run")
     works("export", str(tmp_path / "run"), "--capacity", capacity, "--out", str(tmp_path / "device"))
-    device, told = read_device_model(tmp_path / "device")
+    device, metadata = read_device_model(tmp_path / "device")
     assert device.size == sum(vector.numel() for vector in device.compacts.values()) == size
     assert torch.equal(device.compacts["item_bias.weight"], finished.result.state.full["item_bias.weight"])
-    opened = open_run(tmp_path / "run")
+    opened = load_run(tmp_path / "run")
     full = opened.progress.state.full
     scores = opened.scorer(full)(torch.tensor([3]))[0]
-    user = opened.progress.private["user.weight"][3]
+    user = opened.progress.local_state["user.weight"][3]
     expected = full["item.weight"].view(60, 4) @ user + full["item_bias.weight"]
     torch.testing.assert_close(scores, expected)
     assert "user #3" in works("recommend", str(tmp_path / "run"), "--user", "3", "--capacity", capacity)
-    assert told["settings"]["model"]["item_bias"] is True
+    assert metadata["settings"]["model"]["item_bias"] is True
 
 
-def test_export_says_what_cannot_be(tmp_path: Path) -> None:
+def test_export_refuses_what_cannot_be(tmp_path: Path) -> None:
     run(small(method="heterofl", capacities="1x-2x", **GRADIENT), tmp_path / "run")
     assert "N/A" in fails("export", str(tmp_path / "run"), "--capacity", "16x")
     assert "Check the spelling" in fails("export", str(tmp_path / "run"), "--capacity", "small")
@@ -147,7 +147,7 @@ def test_a_new_user_with_the_ratings_of_a_known_one_gets_the_same(
     out, history = tmp_path / "run", tmp_path / "history.txt"
     works("train", "--recipe", "ratings", "--data", str(ratings_folder), "--rounds", "6", "--set", "model.factors=3",
           "--set", "fleet.clients_per_round=none", "--capacities", "1x-2x", "--out", str(out))  # fmt: skip
-    data = open_run(out).interactions
+    data = load_run(out).interactions
     assert data.item_ids is not None
     past = zip(data.train.of(3).tolist(), data.train.ratings_of(3).tolist(), strict=True)
     lines = [
@@ -165,7 +165,7 @@ def test_a_new_user_with_the_ratings_of_a_known_one_gets_the_same(
         assert "its rating, 1 to 5" in fails("recommend", str(out), "--history", str(history))
 
 
-def test_recommend_says_what_a_history_tells(tmp_path: Path) -> None:
+def test_recommend_reports_how_much_of_a_history_is_used(tmp_path: Path) -> None:
     """Items 0, 1, … are had by all, most, …: with support, only the first own a row."""
     folder, out, history = tmp_path / "steps", tmp_path / "run", tmp_path / "history.txt"
     folder.mkdir()
@@ -174,12 +174,12 @@ def test_recommend_says_what_a_history_tells(tmp_path: Path) -> None:
     works("train", "--data", str(folder / "interactions.csv"), "--rounds", "3", "--set", "fleet.clients_per_round=none",
           "--set", "algorithm.support=15",
           "--capacities", "1x-2x", "--out", str(out))  # fmt: skip
-    opened = open_run(out)
+    opened = load_run(out)
     data, everything = opened.interactions, torch.arange(40)
     counts = data.train.counts_by_item
-    owned = int(opened.telling(everything).sum())
+    owned = int(opened.informative_items(everything).sum())
     assert 2 < owned < 38
-    assert opened.telling(everything).tolist() == [True] * owned + [False] * (40 - owned)
+    assert opened.informative_items(everything).tolist() == [True] * owned + [False] * (40 - owned)
 
     def asked(*items: int) -> str:
         history.write_text("\n".join(item_name(item, data) for item in items))
@@ -199,13 +199,13 @@ def test_recommend_says_what_a_history_tells(tmp_path: Path) -> None:
 def test_models_trained_by_gradients_say_what_serves_new_users(tmp_path: Path, ratings_folder: Path) -> None:
     history = tmp_path / "history.txt"
     history.write_text("101")
-    for model, recipe in (("neumf-mlp", "ratings"), ("neumf", "best")):
+    for model, recipe in (("neumf-mlp", "ratings"), ("neumf", "default")):
         out = str(tmp_path / model)
         works("train", "--recipe", "paper", "--data", str(ratings_folder), "--model", model, "--rounds", "1",
               "--set", "fleet.clients_per_round=none", "--out", out)  # fmt: skip
-        said = fails("recommend", out, "--history", str(history))
-        assert f"--recipe {recipe}" in said
-        assert "which trains users' vectors" in said
+        output = fails("recommend", out, "--history", str(history))
+        assert f"--recipe {recipe}" in output
+        assert "which trains users' vectors" in output
 
 
 def test_a_recipe_knows_data_sets_and_gives_way_to_what_is_asked() -> None:

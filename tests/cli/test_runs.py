@@ -10,12 +10,12 @@ import pytest
 from rich.console import Console
 
 from fairfold.cli import app
+from fairfold.config.files import load_settings
+from fairfold.federation.evaluation import Callback
 from fairfold.runs.progress import Display
 from fairfold.runs.train import run
-from fairfold.settings.files import load_settings
-from fairfold.trackers import Callback
-from tests.cli.commands import TINY, fails, runner, works
-from tests.runs.worlds import small
+from tests.support.commands import TINY, fails, runner, works
+from tests.support.runs import small
 
 
 def test_train_names_method_data_and_recipe(tmp_path: Path, ratings_folder: Path) -> None:
@@ -25,8 +25,7 @@ def test_train_names_method_data_and_recipe(tmp_path: Path, ratings_folder: Path
     settings = load_settings(out / "settings.toml", {})  # a run's settings are a file like any other
     assert (settings.subspace.method, settings.model.kind) == ("heterofl", "neumf")
     assert settings.fleet.clients_per_round is None
-    assert "one of best, paper" in fails("train", "--recipe", "other")
-    assert "recipe 'least-squares', it is gone" in fails("train", "--recipe", "least-squares")
+    assert "one of authors, default, fair, paper" in fails("train", "--recipe", "other")
     assert "did you mean" not in fails("train", "--data", "no-such-data")
 
 
@@ -35,14 +34,14 @@ def test_resume_from_the_command(tmp_path: Path) -> None:
     assert "holds no settings.toml" in fails("train", *TINY, "--out", str(out), "--resume")
     assert not out.exists()
     works("train", *TINY, "--out", str(out))
-    assert "Going on after round 4" in works("train", "--out", str(out), "--resume", "--rounds", "6")
+    assert "Resuming after round 4" in works("train", "--out", str(out), "--resume", "--rounds", "6")
     assert json.loads((out / "result.json").read_text())["rounds"] == 6
     assert "seed = 0, now 3" in fails("train", "--out", str(out), "--resume", "--seed", "3")
     assert "--resume without --out" in fails("train", "--resume")
     assert "go on with --resume" in fails("train", *TINY, "--out", str(out))
 
 
-def test_damaged_files_are_told_by_every_command(tmp_path: Path) -> None:
+def test_damaged_files_are_reported_by_every_command(tmp_path: Path) -> None:
     out = tmp_path / "run"
     works("train", *TINY, "--out", str(out), "--checkpoint-every", "1")
     (out / "checkpoints" / "round-00000004.safetensors").write_bytes(b"")
@@ -61,53 +60,53 @@ def test_damaged_files_are_told_by_every_command(tmp_path: Path) -> None:
     assert "format 1" in fails("train", "--out", str(out), "--resume")
 
 
-def test_the_end_says_why(tmp_path: Path) -> None:
+def test_the_last_line_has_the_reason_for_the_end(tmp_path: Path) -> None:
     shown = works("train", *TINY, "--set", "run.threshold=0.01", "--set", "fleet.faults.drop=0.5",
                   "--out", str(tmp_path / "run"))  # fmt: skip
     assert "has reached the threshold of 0.01" in shown
-    assert "no answer in time (run.log names them)" in shown
+    assert "no update in time (run.log names them)" in shown
     assert "round 2/4  NDCG@20" in shown
 
 
 def test_train_and_report_say_where_popularity_came_from(tmp_path: Path) -> None:
     for source, words in (("counts", "counted once by"), ("none", "Popularity: none"), ("catalogue", None)):
         out = str(tmp_path / source)
-        for said in (
+        for output in (
             works("train", *TINY, "--set", f"subspace.popularity={source}", "--out", out),
             works("report", out, "--no-page"),
         ):
-            assert ("Popularity:" in said) == (words is not None)
-            assert words is None or words in said
+            assert ("Popularity:" in output) == (words is not None)
+            assert words is None or words in output
 
 
-def test_strong_references_stand_beside_a_ranking_and_are_computed_once(
+def test_strong_baselines_stand_beside_a_ranking_and_are_computed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAIRFOLD_CACHE", str(tmp_path / "cache"))
-    wanted = [*TINY, "--set", "run.references=true"]
+    wanted = [*TINY, "--set", "run.baselines=true"]
     first = works("train", *wanted, "--out", str(tmp_path / "first"))
     again = works("train", *wanted, "--seed", "0", "--out", str(tmp_path / "again"))
     without = works("train", *TINY, "--out", str(tmp_path / "without"))
-    assert "Computing references" in first
-    assert "Computing references" not in again + without
-    told = [json.loads((tmp_path / name / "result.json").read_text())["server"] for name in ("first", "again")]
-    assert told[0] == told[1]
-    kinds = [name.split(" of ")[0] for name in told[0]["references"]]
+    assert "Computing baselines" in first
+    assert "Computing baselines" not in again + without
+    metadata = [json.loads((tmp_path / name / "result.json").read_text())["server"] for name in ("first", "again")]
+    assert metadata[0] == metadata[1]
+    kinds = [name.split(" of ")[0] for name in metadata[0]["baselines"]]
     assert set(kinds) == {"popularity", "best possible", "EASE", "iALS", "item-kNN"}
-    for name, value in told[0]["references"].items():
-        mean, error = told[0]["differences"][name]
-        assert mean == pytest.approx(told[0]["quality"] - value)
+    for name, value in metadata[0]["baselines"].items():
+        mean, error = metadata[0]["differences"][name]
+        assert mean == pytest.approx(metadata[0]["quality"] - value)
         assert 0 <= error < 0.5
         assert f"{mean:+.4f} ± {error:.4f}" in first
     assert "EASE" not in without
     works("report", str(tmp_path / "first"), "--out", str(tmp_path / "page"))
     assert "± " in (tmp_path / "page" / "report.html").read_text()
-    kept = next((tmp_path / "cache" / "references").iterdir())
+    kept = next((tmp_path / "cache" / "baselines").iterdir())
     kept.write_bytes(kept.read_bytes()[:-8])
-    assert "Computing references" in works("train", *wanted, "--out", str(tmp_path / "damaged"))
+    assert "Computing baselines" in works("train", *wanted, "--out", str(tmp_path / "damaged"))
 
 
-def test_interrupting_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_prints_the_command_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -186,7 +185,7 @@ def test_the_same_runs_give_the_same_page(several: Path, tmp_path: Path) -> None
     assert pages[0] == pages[1]
 
 
-def test_report_without_its_extra_shows_the_table_and_says_what_is_missing(
+def test_report_without_its_extra_shows_the_table_and_names_the_extra(
     several: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -12,17 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairfold.data import json_lines, load, prepare, readers, store, tables
-from fairfold.data.files import PARTIAL
-from fairfold.data.lines import NOT_UTF8
+from fairfold.checksums import with_checksum
+from fairfold.data import load, prepare, readers, store, tables
+from fairfold.data import parsing as json_lines
+from fairfold.data.cache import PARTIAL
+from fairfold.data.text import NOT_UTF8
 from fairfold.errors import CannotWrite, InvalidData
-from fairfold.sealed import sealed_values
-
-
-def written(path: Path, content: str | bytes) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
+from tests.support.files import written
 
 
 def repairs_of(path: Path, **options: Any) -> dict[str, int]:
@@ -192,7 +188,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(
         def full(*_: object) -> None:
             raise OSError(number, "No space left on device")
 
-        monkeypatch.setattr("fairfold.data.files.os.fsync", full)
+        monkeypatch.setattr("fairfold.data.cache.os.fsync", full)
     else:
         real = polars.DataFrame.write_parquet
 
@@ -211,7 +207,7 @@ def test_another_error_of_the_system_is_passed_on(tmp_path: Path, cache: Path, m
     def broken(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("fairfold.data.files.os.fsync", broken)
+    monkeypatch.setattr("fairfold.data.cache.os.fsync", broken)
     with pytest.raises((OSError, CannotWrite), match="Input/output"):
         prepare(written(tmp_path / "own.csv", GOOD))
     assert not list(cache.iterdir())
@@ -223,7 +219,7 @@ def test_a_cache_of_another_version_is_prepared_again_and_said_so(tmp_path: Path
     manifest = first.folder / store.MANIFEST
     content = json.loads(manifest.read_text())
     del content["checksum"]
-    manifest.write_bytes(sealed_values(content | {"format": 99, "fairfold": "9.9"}))
+    manifest.write_bytes(with_checksum(content | {"format": 99, "fairfold": "9.9"}))
     with pytest.raises(InvalidData, match=r"prepared by fairfold 9\.9 in format 99"):
         load(first.folder)
     again = prepare(path)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fairfold.data import known
+from fairfold.data import download as known
 from fairfold.data.download import Remote, Unreachable, fetch, fetch_all
 from fairfold.errors import InvalidData
 
@@ -137,12 +137,12 @@ def test_a_known_set_is_fetched_once_and_prepared(server: Server, cache: Path, m
 
     server.files |= {"train.txt": b"0 1 2\n1 0\n", "test.txt": b"0 0\n1 1\n"}
     remotes = tuple(Remote(f"{server.url}/{name}") for name in ("train.txt", "test.txt"))
-    entry = known.KnownSet("tiny", "page", "terms", ("train.txt", "test.txt"), remotes)
-    monkeypatch.setitem(known.KNOWN, "tiny", entry)
+    entry = known.PublicDataset("tiny", "page", "terms", ("train.txt", "test.txt"), remotes)
+    monkeypatch.setitem(known.PUBLIC_DATASETS, "tiny", entry)
     assert len(load("tiny").train) == 3
     assert len(load("tiny").train) == 3
     assert len(server.asked) == 2
-    assert known.on_disk("tiny") == cache / "downloads" / "tiny"
+    assert known.local_folder("tiny") == cache / "downloads" / "tiny"
 
 
 def test_without_a_network_the_message_says_which_file_to_put_where(
@@ -176,8 +176,8 @@ def test_a_folder_of_ones_own_goes_first(tmp_path: Path, monkeypatch: pytest.Mon
     assert known.resolve("gowalla") == tmp_path / "gowalla"
 
 
-@pytest.mark.parametrize("entry", known.KNOWN.values(), ids=lambda entry: entry.name)
-def test_every_known_set_says_where_it_comes_from(entry: known.KnownSet) -> None:
+@pytest.mark.parametrize("entry", known.PUBLIC_DATASETS.values(), ids=lambda entry: entry.name)
+def test_every_known_set_says_where_it_comes_from(entry: known.PublicDataset) -> None:
     assert entry.page.startswith("http")
     assert entry.terms
     assert entry.files

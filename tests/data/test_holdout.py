@@ -5,10 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairfold.data.holdout import hold_out, hold_out_images
 from fairfold.data.interactions import Interactions
+from fairfold.data.partition import hold_out, hold_out_images
 from fairfold.errors import InvalidSettings
-from tests.pictures import pictures
+from tests.support.pictures import pictures
 
 
 @given(seed=st.integers(0, 2**32), users=st.integers(1, 8), items=st.integers(1, 30), share=st.floats(0.01, 0.99))

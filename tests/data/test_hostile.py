@@ -10,12 +10,14 @@ from typing import Any
 import polars
 import pytest
 
-from fairfold.data import json_lines, limits, load, load_images, prepare, readers
+from fairfold.checksums import with_checksum
+from fairfold.data import load, load_images, prepare, readers
+from fairfold.data import parsing as json_lines
+from fairfold.data import text as limits
 from fairfold.data.download import _unpack
 from fairfold.data.images import read_idx
-from fairfold.data.synthetic import SyntheticWorld
+from fairfold.data.synthetic import SyntheticDataset
 from fairfold.errors import FairfoldError, InvalidData
-from fairfold.sealed import sealed_values
 
 ROWS = [(row % 7, row) for row in range(72)]
 CSV = "user_id,item_id\n" + "".join(f"{user},{item}\n" for user, item in ROWS)
@@ -34,8 +36,8 @@ def objects(*extra: str) -> str:
 
 @pytest.mark.parametrize("name", ["mine*.parquet", "mine?.parquet", "mine[1].parquet"])
 def test_a_parquet_file_is_not_taken_for_a_pattern(name: str, tmp_path: Path) -> None:
-    for neighbour in ("mine1.parquet", "mine2.parquet"):
-        polars.DataFrame({"user": [1, 2, 3], "item": [4, 5, 6]}).write_parquet(tmp_path / neighbour)
+    for neighbor in ("mine1.parquet", "mine2.parquet"):
+        polars.DataFrame({"user": [1, 2, 3], "item": [4, 5, 6]}).write_parquet(tmp_path / neighbor)
     with (tmp_path / name).open("wb") as file:
         polars.DataFrame({"user": ["only"], "item": ["this"]}).write_parquet(file)
     assert load(tmp_path / name).user_ids == ["only"]
@@ -250,7 +252,7 @@ def test_a_separator_of_several_bytes(tmp_path: Path) -> None:
 )
 def test_a_synthetic_world_that_no_machine_holds(sizes: dict[str, int]) -> None:
     with pytest.raises(FairfoldError, match=r"users|items|factors"):
-        SyntheticWorld(**sizes).dataset()
+        SyntheticDataset(**sizes).dataset()
 
 
 def test_a_manifest_without_its_parts_is_an_error(tmp_path: Path) -> None:
@@ -258,7 +260,7 @@ def test_a_manifest_without_its_parts_is_an_error(tmp_path: Path) -> None:
     path.write_text(CSV)
     folder = prepare(path).folder
     unsealed = ('{"format": 3}', '{"format": 3, "files": 3}', "[]", "[" * 100_000, "{}")
-    for content in [*(text.encode() for text in unsealed), sealed_values({"format": 3, "files": 3})]:
+    for content in [*(text.encode() for text in unsealed), with_checksum({"format": 3, "files": 3})]:
         (folder / "manifest.json").write_bytes(content)
         with pytest.raises(InvalidData, match=r"manifest\.json: damaged"):
             load(folder)

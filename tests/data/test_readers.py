@@ -10,23 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairfold.data import lines, readers
-from fairfold.data.layouts import detect
-from fairfold.data.options import Options
+from fairfold.data import readers
+from fairfold.data import text as lines
+from fairfold.data.formats import Options, detect_format
+from tests.support.files import written
 
 Rows = list[tuple[object, ...]]
 
 
 def rows_of(path: Path, wanted: Options | None = None, block_size: int = 1 << 20) -> tuple[Rows, Counter[str]]:
     repairs = Counter[str]()
-    frames = list(readers.read(path, detect(path, wanted), repairs=repairs, block_size=block_size))
+    frames = list(readers.read(path, detect_format(path, wanted), repairs=repairs, block_size=block_size))
     return [row for frame in frames for row in frame.rows()], +repairs
-
-
-def written(path: Path, content: str | bytes) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
 
 
 def amazon(user: str, item: str, rating: float) -> str:
@@ -111,11 +106,11 @@ def test_latin_1_of_the_publisher_is_not_a_repair(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["007", "+7", "-0", "7.0", " 7", "", "9" * 19])
 def test_only_ids_with_one_spelling_become_numbers(text: str) -> None:
     ids = polars.Series(["1", text])
-    assert readers.whole_numbers(ids).to_list() == ids.to_list()
+    assert readers.integer_ids(ids).to_list() == ids.to_list()
 
 
 def test_negative_numbers_are_numbers() -> None:
-    assert readers.whole_numbers(polars.Series(["-5", "0", "10"])).to_list() == [-5, 0, 10]
+    assert readers.integer_ids(polars.Series(["-5", "0", "10"])).to_list() == [-5, 0, 10]
 
 
 @settings(deadline=None, max_examples=40)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fairfold.data import load, load_images, prepare
-from fairfold.data.clients import by_writer
+from fairfold.data.partition import by_writer
 
 COUNTS = {
     "goodreads-100": {

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from fairfold.data.synthetic import SyntheticWorld
+from fairfold.data.synthetic import SyntheticDataset
 from fairfold.errors import InvalidSettings
 from fairfold.metrics.ranking import evaluate_ranking
 
 
 def test_every_user_has_its_share_and_no_item_twice() -> None:
-    world = SyntheticWorld(users=30, items=400, interactions_per_user=50)
+    world = SyntheticDataset(users=30, items=400, interactions_per_user=50)
     data = world.dataset()
     assert data.train.counts_by_user.tolist() == [35] * 30
     assert data.test.counts_by_user.tolist() == [15] * 30
@@ -20,24 +20,26 @@ def test_every_user_has_its_share_and_no_item_twice() -> None:
 
 
 def test_the_same_seed_gives_the_same_world_whatever_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = SyntheticWorld(users=20, items=300, seed=5).dataset()
+    whole = SyntheticDataset(users=20, items=300, seed=5).dataset()
     monkeypatch.setattr("fairfold.data.synthetic.BLOCK_ELEMENTS", 700)
-    blocks = SyntheticWorld(users=20, items=300, seed=5).dataset()
-    other = SyntheticWorld(users=20, items=300, seed=6).dataset()
+    blocks = SyntheticDataset(users=20, items=300, seed=5).dataset()
+    other = SyntheticDataset(users=20, items=300, seed=6).dataset()
     assert whole.train.items.equal(blocks.train.items)
     assert whole.test.items.equal(blocks.test.items)
     assert not whole.train.items.equal(other.train.items)
 
 
 def test_popularity_falls_with_the_item_number() -> None:
-    counts = SyntheticWorld(users=400, items=1000, taste_strength=1.0).dataset().train.counts_by_item.double()
+    counts = SyntheticDataset(users=400, items=1000, taste_strength=1.0).dataset().train.counts_by_item.double()
     tenths = counts.view(10, 100).sum(1)
     assert (tenths[:-1] > tenths[1:]).sum() >= 8
     assert tenths[0] > 3 * tenths[-1]
 
 
 def test_one_draw_follows_the_softmax_of_the_scores() -> None:
-    world = SyntheticWorld(users=40_000, items=5, interactions_per_user=2, taste_strength=0.0, popularity_exponent=1.0)
+    world = SyntheticDataset(
+        users=40_000, items=5, interactions_per_user=2, taste_strength=0.0, popularity_exponent=1.0
+    )
     drawn = world.dataset()
     counts = (drawn.train.counts_by_item + drawn.test.counts_by_item).double() / 40_000
     chance = world.log_popularity.double().softmax(0)
@@ -47,7 +49,7 @@ def test_one_draw_follows_the_softmax_of_the_scores() -> None:
 
 
 def test_the_planted_scores_beat_popularity() -> None:
-    world = SyntheticWorld(users=100, items=1000)
+    world = SyntheticDataset(users=100, items=1000)
     data = world.dataset()
     best = evaluate_ranking(world.best_scores, data.train, data.test)
     popular = evaluate_ranking(lambda users: world.log_popularity.expand(len(users), -1), data.train, data.test)
@@ -71,4 +73,4 @@ def test_the_planted_scores_beat_popularity() -> None:
 )
 def test_impossible_worlds_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidSettings, match=next(iter(wrong))):
-        SyntheticWorld(**wrong)  # type: ignore[arg-type]
+        SyntheticDataset(**wrong)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a disk may hold after a kill or a power loss, worked out from the calls that ``shim.c`` wrote down.
+"""What a disk may hold after a kill or a power loss, derived from the calls that ``shim.c`` recorded.
 
 The rules are those of POSIX, and no kinder: what was written to a file is safe once the file was flushed; a name, made,
 renamed or removed, is safe once its folder was flushed, and a folder's own name once *its* folder was. Of everything
@@ -40,14 +40,14 @@ def read_trace(path: Path, folder: Path) -> list[Call]:
     while place < len(content):
         kind, number, first, second, size = struct.unpack_from("=5q", content, place)
         place += 40
-        words = []
+        fields = []
         for length in (first, second, size):
-            words.append(content[place : place + length])
+            fields.append(content[place : place + length])
             place += length
-        names = [word.decode() for word in words[:2]]
+        names = [field_bytes.decode() for field_bytes in fields[:2]]
         if kind != MARK:
             names = [name.removeprefix(base).strip("/") for name in names]
-        calls.append(Call(kind, number, names[0], names[1], words[2]))
+        calls.append(Call(kind, number, names[0], names[1], fields[2]))
     return calls
 
 
@@ -132,7 +132,7 @@ class Disk:
             found.content.clear()
 
     def killed(self) -> Tree:
-        """What is there for whoever comes after a process that was killed."""
+        """The folder that a killed process leaves."""
         return dict(_walk(self.root, "", lambda folder: folder.entries, lambda file: bytes(file.content)))
 
     def lost_power(self, how: str, chance: random.Random) -> Tree:
@@ -205,7 +205,7 @@ def lay_out(tree: Tree, folder: Path) -> None:
             (folder / name).write_bytes(content)
 
 
-def told_apart(tree: Tree) -> bytes:
+def fingerprint(tree: Tree) -> bytes:
     """Equal for equal trees."""
     digest = hashlib.sha256()
     for name, content in sorted(tree.items()):

@@ -4,7 +4,7 @@
     python tests/faults/fuzz.py --minutes 5 --seed 7 messages kernels
 
 What it finds is printed with its seed and number, by which the fuzzer that found it does it again. Whoever mends it
-puts the file into ``tests/faults/corpus``, which ``test_corpus.py`` reads, or writes a test of its own.
+puts the file into ``tests/faults/corpus``, which ``test_fuzz.py`` reads, or writes a test of its own.
 """
 
 import argparse
@@ -23,7 +23,7 @@ FUZZERS = {
     ],
     "threads": [["-m", "tests.kernels.fuzz_threads", "--count", "400000", "--seed", "{seed}"]],
     "messages": [
-        ["-m", "tests.flower.fuzz_messages", "--count", "100000", "--orders", ".02", "--seed", "{seed}"],
+        ["-m", "tests.flower.fuzz_messages", "--count", "100000", "--tasks", ".02", "--seed", "{seed}"],
         ["-m", "tests.flower.fuzz_messages", "--count", "10000", "--seed", "{seed}", "--allocations"],
     ],
     "folders": [["tests/faults/fuzz_folders.py", "--count", "1000", "--seed", "{seed}"]],
@@ -48,10 +48,10 @@ def main() -> int:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "RUST_BACKTRACE": "0"}
     while time.monotonic() < end:
         for name in given.fuzzers:
-            for words in FUZZERS[name]:
+            for arguments in FUZZERS[name]:
                 if time.monotonic() >= end:
                     break
-                command = [sys.executable, *(word.format(seed=seed) for word in words)]
+                command = [sys.executable, *(argument.format(seed=seed) for argument in arguments)]
                 sys.stdout.write(f"{name}: {' '.join(command[1:])}\n")
                 sys.stdout.flush()
                 failed += subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode != 0

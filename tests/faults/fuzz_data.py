@@ -42,7 +42,7 @@ EVERY = 20
 
 
 def case(seed: int, number: int, folder: Path) -> str:
-    """Make a damaged file and read it; the outcome in a word or two."""
+    """Make a damaged file and read it; return the outcome."""
     source = random.Random(f"{seed} {number}")
     form = source.choice(sorted(data_files.FORMS))
     path = data_files.damaged(form, source, folder)
@@ -58,7 +58,7 @@ def case(seed: int, number: int, folder: Path) -> str:
             _check_interactions(path, folder / "cache", whole)
     except FairfoldError as error:
         if len(str(error)) > 5000:
-            raise RuntimeError("an error that nobody reads") from error
+            raise RuntimeError("an error that is too long") from error
         return f"{form}: refused"
     return f"{form}: read"
 
@@ -87,10 +87,16 @@ def _check_interactions(path: Path, cache: Path, whole: bool) -> None:
         titles = read_titles(found.titles)
         assert titles["id"].n_unique() == titles.height
     for file in found.files:
-        large = _rows(readers.read(file.path, file.layout, repairs=Counter()), file.layout.scale)
+        large = _rows(readers.read(file.path, file.file_format, repairs=Counter()), file.file_format.scale)
         # Where blocks end decides nothing, but for quotes that are never closed.
-        if file.layout.kind != "parquet" and b'"' not in file.path.read_bytes() and file.layout.quote != "strip":
-            small = _rows(readers.read(file.path, file.layout, repairs=Counter(), block_size=97), file.layout.scale)
+        if (
+            file.file_format.kind != "parquet"
+            and b'"' not in file.path.read_bytes()
+            and file.file_format.quote != "strip"
+        ):
+            small = _rows(
+                readers.read(file.path, file.file_format, repairs=Counter(), block_size=97), file.file_format.scale
+            )
             assert small == large, "other rows with other blocks"
 
 
@@ -118,11 +124,11 @@ def work(seed: int, first: int, count: int, progress: Path) -> int:
     outcomes: Counter[str] = Counter()
     failures = 0
     base = Path(tempfile.mkdtemp(prefix="fuzz-data-"))
-    with progress.open("w") as told:
+    with progress.open("w") as output:
         for number in range(first, first + count):
-            told.seek(0)
-            told.write(f"{number:12d}")
-            told.flush()
+            output.seek(0)
+            output.write(f"{number:12d}")
+            output.flush()
             folder = base / "set"
             folder.mkdir()
             signal.alarm(SECONDS)
@@ -139,14 +145,14 @@ def work(seed: int, first: int, count: int, progress: Path) -> int:
                 shutil.rmtree(folder)
     shutil.rmtree(base, ignore_errors=True)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    words = ", ".join(f"{outcome} {times}" for outcome, times in sorted(outcomes.items()))
-    sys.stdout.write(f"{count} files, {failures} failures, {peak:.0f} MiB at the peak ({words})\n")
+    counts = ", ".join(f"{outcome} {times}" for outcome, times in sorted(outcomes.items()))
+    sys.stdout.write(f"{count} files, {failures} failures, {peak:.0f} MiB at the peak ({counts})\n")
     return failures
 
 
-def fuzz(seed: int, count: int, first: int = 0, say: Callable[[str], object] = str) -> tuple[int, str]:
-    """Run cases in children; failures, of which a dead child is one, and what was said; ``say`` is told at once."""
-    failures, told = 0, ""
+def fuzz(seed: int, count: int, first: int = 0, echo: Callable[[str], object] = str) -> tuple[int, str]:
+    """Run cases in children; failures, of which a dead child is one, and the output, which ``echo`` gets at once."""
+    failures, output = 0, ""
     stop = first + count
     with tempfile.TemporaryDirectory() as place:
         progress = Path(place) / "progress"
@@ -158,8 +164,8 @@ def fuzz(seed: int, count: int, first: int = 0, say: Callable[[str], object] = s
             with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
                 assert child.stdout is not None
                 for line in child.stdout:
-                    told += line
-                    say(line)
+                    output += line
+                    echo(line)
                     failures += line.startswith("case ")
                     ended |= " failures, " in line
             if ended:
@@ -167,10 +173,10 @@ def fuzz(seed: int, count: int, first: int = 0, say: Callable[[str], object] = s
                 continue
             first = int(progress.read_text() or first)
             failures += 1
-            told += f"case {first} of seed {seed} ended the process ({child.returncode})\n"
-            say(told.splitlines(keepends=True)[-1])
+            output += f"case {first} of seed {seed} ended the process ({child.returncode})\n"
+            echo(output.splitlines(keepends=True)[-1])
             first += 1
-    return failures, told
+    return failures, output
 
 
 if __name__ == "__main__":

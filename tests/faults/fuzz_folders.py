@@ -25,19 +25,19 @@ import torch
 from torch import Tensor
 
 from fairfold.errors import FairfoldError
-from fairfold.flower.client import name_of
-from fairfold.flower.store import DeviceState, DeviceStore, Word
+from fairfold.flower.client import load_device_id
+from fairfold.flower.client_store import ClientState, ClientStore, RememberedUpdate
 from fairfold.runs import checkpoint
-from fairfold.runs.device import DeviceModel, device_model, read_device_model, write_device_model
-from fairfold.runs.nodes import read_events
-from fairfold.runs.opened import open_run
-from fairfold.runs.read import read_metrics, read_result, read_run_settings
-from fairfold.runs.summary import RunSummary, read_run
-from fairfold.runs.tensors import read_values
+from fairfold.runs.device_model import DeviceModel, device_model, read_device_model, write_device_model
+from fairfold.runs.events import read_events
+from fairfold.runs.folder import read_metrics, read_result, read_run_settings
+from fairfold.runs.loaded import load_run
+from fairfold.runs.report import RunSummary, read_run
+from fairfold.runs.tensors import read_checked_tensors
 from fairfold.subspace import Capacity
 from tests.faults.data_files import mutate
 from tests.faults.kinds import KINDS, Device, Run, Server, files_in_memory
-from tests.runs.worlds import assert_same_end
+from tests.support.runs import assert_same_end
 
 Reader = Callable[[Path], Any]
 GOES_ON = 12
@@ -46,14 +46,14 @@ GOES_ON = 12
 
 def _checkpoints(folder: Path) -> Any:
     """The newest round that can be read; of the last two one at least is whole, for only one file is damaged."""
-    found = checkpoint.require(folder / "run" / "checkpoints")
+    found = checkpoint.load_newest(folder / "run" / "checkpoints")
     assert found.progress.state.round_number in (2, 3)
     progress = found.progress
-    return found.progress.state.round_number, {**progress.state.full, **progress.private}, progress.history
+    return found.progress.state.round_number, {**progress.state.full, **progress.local_state}, progress.history
 
 
 def _opened(folder: Path) -> Any:
-    return open_run(folder / "run").progress.state.round_number
+    return load_run(folder / "run").progress.state.round_number
 
 
 def _report(folder: Path) -> Any:
@@ -65,11 +65,11 @@ RUN: dict[str, list[Reader]] = {
     "result.json": [lambda folder: read_result(folder / "run"), _report],
     "metrics.csv": [lambda folder: read_metrics(folder / "run", read_run_settings(folder / "run"), 3), _report],
     "nodes.jsonl": [lambda folder: read_events(folder / "run")],
-    "model.safetensors": [lambda folder: read_values(folder / "run" / "model.safetensors", "Restore it.")],
+    "model.safetensors": [lambda folder: read_checked_tensors(folder / "run" / "model.safetensors", "Restore it.")],
 }
 DEVICE: dict[str, list[Reader]] = {
-    "name": [lambda folder: name_of(folder / "above" / "state")],
-    "own.safetensors": [lambda folder: DeviceStore(folder / "above" / "state").load()],
+    "name": [lambda folder: load_device_id(folder / "above" / "state")],
+    "local_state.safetensors": [lambda folder: ClientStore(folder / "above" / "state").load()],
 }
 
 
@@ -82,7 +82,7 @@ class Folders:
             kind.prepare()
             (base / name).mkdir()
             kind.work(base / name, lambda _: None)
-        run = open_run(base / "default" / "run")
+        run = load_run(base / "default" / "run")
         device = device_model(run, Capacity.parse("4x"))
         (base / "export").mkdir()
         write_device_model(run, device, base / "export" / "device.safetensors", ("ndcg", 0.5, 0.5))
@@ -108,7 +108,7 @@ class Folders:
         return RUN.get(Path(file).name, [])
 
     def case(self, seed: int, number: int, folder: Path) -> str:
-        """Damage a file and read it; the outcome in a word or two."""
+        """Damage a file and read it; return the outcome."""
         chance = random.Random(f"{seed} {number}")
         name, file = chance.choice(self.files)
         shutil.copytree(self.base / name, folder, dirs_exist_ok=True)
@@ -165,12 +165,12 @@ def _plain(value: Any) -> Any:
         return [_plain(of) for of in value]
     if isinstance(value, RunSummary):
         return _plain(vars(value) | {"path": None})
-    return _plain(vars(value)) if isinstance(value, DeviceModel | DeviceState | Word) else str(value)
+    return _plain(vars(value)) if isinstance(value, DeviceModel | ClientState | RememberedUpdate) else str(value)
 
 
 def fuzz(seed: int, count: int, first: int = 0) -> tuple[int, str]:
-    """Run cases; how many failed, and what was said."""
-    outcomes, failures, told = Counter[str](), 0, ""
+    """Run cases; return the number of failures and the output."""
+    outcomes, failures, output = Counter[str](), 0, ""
     with files_in_memory() as base:
         folders = Folders(base)
         for number in range(first, first + count):
@@ -179,10 +179,10 @@ def fuzz(seed: int, count: int, first: int = 0) -> tuple[int, str]:
                     outcomes[folders.case(seed, number, folder)] += 1
                 except Exception as error:
                     failures += 1
-                    told += f"case {number} of seed {seed}: {type(error).__name__}: {str(error)[:300]}\n"
-                    told += "".join(traceback.format_exception(error)[-3:]) if failures <= 20 else ""
-    words = ", ".join(f"{outcome} {times}" for outcome, times in sorted(outcomes.items()))
-    return failures, f"{told}{count} files, seed {seed}: {failures} failures ({words})"
+                    output += f"case {number} of seed {seed}: {type(error).__name__}: {str(error)[:300]}\n"
+                    output += "".join(traceback.format_exception(error)[-3:]) if failures <= 20 else ""
+    counts = ", ".join(f"{outcome} {times}" for outcome, times in sorted(outcomes.items()))
+    return failures, f"{output}{count} files, seed {seed}: {failures} failures ({counts})"
 
 
 if __name__ == "__main__":
@@ -196,6 +196,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     began = time.monotonic()
     some = (given.count, 0) if given.case is None else (1, given.case)
-    failed, said = fuzz(given.seed, *some)
-    sys.stdout.write(f"{said}, {time.monotonic() - began:.0f} s\n")
+    failed, report = fuzz(given.seed, *some)
+    sys.stdout.write(f"{report}, {time.monotonic() - began:.0f} s\n")
     sys.exit(failed > 0)

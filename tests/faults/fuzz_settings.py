@@ -1,4 +1,4 @@
-"""Strange settings: ``fairfold train`` refuses each in words, or trains by it; never with a traceback.
+"""Strange settings: ``fairfold train`` refuses each with a message, or trains by it; never with a traceback.
 
     python tests/faults/fuzz_settings.py --count 1000 --seed 1
     python tests/faults/fuzz_settings.py --seed 1 --case 123      # one of them again
@@ -28,17 +28,17 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # so that it runs as a progr
 import tomli_w
 
 from fairfold.cli import app
+from fairfold.config import Settings
+from fairfold.config.files import load_settings, recipes, to_toml
+from fairfold.config.settings import nested
 from fairfold.runs.checkpoint import flat_keys
 from fairfold.runs.train import run
-from fairfold.settings import Settings
-from fairfold.settings.files import load_settings, recipes, to_toml
-from fairfold.settings.settings import nested
 from tests.faults.data_files import mutate
 from tests.faults.kinds import files_in_memory
 
 SECONDS = 8
 MOST_BYTES = 2 << 30
-"""Of address space that a case may add: beyond it memory has run out, which is to be told in words."""
+"""Of address space that a case may add: beyond it memory has run out, which is to be refused."""
 
 TINY = {
     "data.users": 8, "data.items": 60, "data.interactions_per_user": 8, "fleet.clients_per_round": 4, "run.rounds": 2,
@@ -47,13 +47,13 @@ STRANGE: list[Any] = [
     0, 1, -1, 2, 3, 7, 100, 2**31, 2**53, 2**63 - 1, -(2**63), 10**9, 10**14, 0.0, -0.0, 0.5, 1.0, -1.5, 1e-300, 1e22,
     1e308, float("nan"), float("inf"), -float("inf"), True, False, "", "none", "auto", "x", "1x", "1x-2x", "64x-1x",
     "1x-1x", "0x", "1e9x", "4kB", "-4MB", "x" * 5000, "é\u2028", "/dev/null", "..", "a:b", "os:system", "mlp", "neumf",
-    "gradient", "ratings", "central", "chunk", "element", "fedhm", "disk", "loop", "cuda", [], [1], ["a"], [[1]],
+    "gradient", "ratings", "central", "chunk", "element", "fedhm", "disk", "sequential", "cuda", [], [1], ["a"], [[1]],
     [1e308, 1e308, 1e308], [0.5, 0.5], [float("nan")], {}, {"a": 1}, {"drop": 2.0}, {"late": 0.5}, {"nan": -1},
 ]  # fmt: skip
 MORE = (
-    "data.name", "data.top_users", "data.resplit", "data.kind", "data.devices", "model.kind", "subspace.chunk",
+    "data.name", "data.top_users", "data.resplit", "data.kind", "data.clients", "model.kind", "subspace.chunk",
     "subspace.method", "subspace.expansion", "fleet.faults", "fleet.faults.nan", "algorithm.kind",
-    "algorithm.server_step", "algorithm.server_optimiser", "run.metric", "run", "model", "more", "run.more",
+    "algorithm.server_lr", "algorithm.server_optimizer", "run.metric", "run", "model", "more", "run.more",
 )  # fmt: skip
 
 
@@ -75,18 +75,18 @@ def text_of(chance: random.Random) -> bytes:
 
 
 def case(seed: int, number: int, folder: Path) -> tuple[str, str]:
-    """Train by strange settings; the outcome in a word or two, and what was said."""
+    """Train by strange settings; return the outcome and the output."""
     (folder / "settings.toml").write_bytes(text_of(random.Random(f"{seed} {number}")))
     return trained(folder)
 
 
 def trained(folder: Path) -> tuple[str, str]:
-    """The same by the settings in a folder; AssertionError where it ends in neither a result nor words."""
-    path, said = folder / "settings.toml", folder / "said"
+    """The same by the settings in a folder; AssertionError where it ends in neither a result nor a message."""
+    path, log_file = folder / "settings.toml", folder / "said"
     child = os.fork()
     if not child:
         try:
-            out = os.open(said, os.O_WRONLY | os.O_CREAT)
+            out = os.open(log_file, os.O_WRONLY | os.O_CREAT)
             os.dup2(out, 1)
             os.dup2(out, 2)
             used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -102,34 +102,34 @@ def trained(folder: Path) -> tuple[str, str]:
             traceback.print_exc()
         os._exit(99)
     _, ended = os.waitpid(child, 0)
-    status, words = os.waitstatus_to_exitcode(ended), said.read_text(errors="replace")
+    status, text = os.waitstatus_to_exitcode(ended), log_file.read_text(errors="replace")
     if status == -signal.SIGALRM:
-        return "taken, and ended by the clock", words
-    if status in (0, 2) and "Traceback" not in words:
-        return ("trained" if status == 0 else "refused"), words
-    raise AssertionError(f"status {status}: {words[-1500:]}")
+        return "taken, and ended by the clock", text
+    if status in (0, 2) and "Traceback" not in text:
+        return ("trained" if status == 0 else "refused"), text
+    raise AssertionError(f"status {status}: {text[-1500:]}")
 
 
 def fuzz(seed: int, count: int, first: int = 0, files: Sequence[Path] = ()) -> tuple[int, str]:
-    """Run cases, and train by some files; how many failed, and what was said."""
-    outcomes, failures, told = Counter[str](), 0, ""
+    """Run cases, and train by some files; return the number of failures and the output."""
+    outcomes, failures, output = Counter[str](), 0, ""
     with files_in_memory() as folder:
-        for name in ("best", "paper"):  # everything is loaded
+        for name in ("default", "paper"):  # everything is loaded
             run(load_settings(None, TINY, name), folder / name)
     for number in [*files, *range(first, first + count)]:
         with files_in_memory() as folder:
             try:
                 if isinstance(number, Path):
                     shutil.copy(number, folder / "settings.toml")
-                outcome, words = trained(folder) if isinstance(number, Path) else case(seed, number, folder)
+                outcome, text = trained(folder) if isinstance(number, Path) else case(seed, number, folder)
                 outcomes[outcome] += 1
                 if count == 1:
-                    told += words
+                    output += text
             except AssertionError as error:
                 failures += 1
-                told += f"case {number} of seed {seed}: {error}\n"
-    words = ", ".join(f"{outcome} {times}" for outcome, times in sorted(outcomes.items()))
-    return failures, f"{told}{count} settings, seed {seed}: {failures} failures ({words})"
+                output += f"case {number} of seed {seed}: {error}\n"
+    counts = ", ".join(f"{outcome} {times}" for outcome, times in sorted(outcomes.items()))
+    return failures, f"{output}{count} settings, seed {seed}: {failures} failures ({counts})"
 
 
 if __name__ == "__main__":
@@ -142,6 +142,6 @@ if __name__ == "__main__":
     logging.getLogger("fairfold").propagate = False
     began = time.monotonic()
     many, start = (given.count, 0) if given.case is None else (1, given.case)
-    failed, spoken = fuzz(given.seed, many, start, given.files)
-    sys.stdout.write(f"{spoken}, {time.monotonic() - began:.0f} s\n")
+    failed, report = fuzz(given.seed, many, start, given.files)
+    sys.stdout.write(f"{report}, {time.monotonic() - began:.0f} s\n")
     sys.exit(failed > 0)

@@ -1,4 +1,4 @@
-"""Kinds of folder that must survive, each with a tiny program that writes it and a judge of what is found."""
+"""Kinds of folder that must survive, each with a tiny program that writes it and a check of what is found."""
 
 import ctypes
 import os
@@ -11,25 +11,25 @@ from typing import Any
 
 import torch
 
-from fairfold import files
+from fairfold import atomic_io as files
+from fairfold.config import Settings
+from fairfold.config.files import DEFAULT_RECIPE, load_settings
 from fairfold.data import Dataset
 from fairfold.data.images import ImageDataset
 from fairfold.errors import FairfoldError, InvalidSettings
-from fairfold.flower.client import name_of
-from fairfold.flower.store import FILE, DeviceState, DeviceStore, Word
-from fairfold.protocol.words import State
+from fairfold.federation.evaluation import Result
+from fairfold.federation.federation import Federation, load_federation
+from fairfold.federation.updates import State
+from fairfold.flower.client import load_device_id
+from fairfold.flower.client_store import FILE, ClientState, ClientStore, RememberedUpdate
 from fairfold.runs import checkpoint, train
 from fairfold.runs.folder import RunFolder
-from fairfold.runs.summary import read_run
-from fairfold.settings import Settings
-from fairfold.settings.files import BEST, load_settings
-from fairfold.simulate import world
-from fairfold.simulate.result import Result
-from tests.federations import tiny_data
-from tests.flat import flat
-from tests.flower.common import assert_same, in_process
-from tests.pictures import SMALL, pictures
-from tests.runs.worlds import Interrupted, StopAfter, assert_same_end
+from fairfold.runs.report import read_run
+from tests.support.federations import tiny_data
+from tests.support.nodes import assert_same, in_process
+from tests.support.pictures import SMALL, pictures
+from tests.support.runs import Interrupted, StopAfter, assert_same_end
+from tests.support.settings import make_settings
 
 FIRST, ROUNDS = 2, 3
 """Runs are finished after two rounds, and then given one more."""
@@ -55,14 +55,14 @@ class Kind:
         """The program, in an empty folder."""
         raise NotImplementedError
 
-    def judge(self, folder: Path, promised: list[str]) -> None:
+    def check(self, folder: Path, promised: list[str]) -> None:
         """Look at what was found, go on from it, and compare the end."""
         raise NotImplementedError
 
 
-def last_of(promised: list[str], word: str) -> int:
-    """The largest number that was promised under a word; 0 if none was."""
-    return max((int(text.split()[1]) for text in promised if text.startswith(f"{word} ")), default=0)
+def last_of(promised: list[str], kind: str) -> int:
+    """Largest number promised of a kind; 0 if none was."""
+    return max((int(text.split()[1]) for text in promised if text.startswith(f"{kind} ")), default=0)
 
 
 class Promising:
@@ -91,7 +91,7 @@ class Promising:
 
 def assert_kept(out: Path, promised: list[str]) -> None:
     """What was promised of a run's folder is there before anything mends it; nothing in it is damaged."""
-    found, damaged = checkpoint.newest(out / "checkpoints")
+    found, damaged = checkpoint.find_newest(out / "checkpoints")
     assert not damaged, damaged
     number = 0 if found is None else found.progress.state.round_number
     assert number >= last_of(promised, "checkpoint"), f"round {number} is the newest, and not {promised[-1]}"
@@ -123,13 +123,13 @@ class Run(Kind):
 
     def _run(self, out: Path, rounds: int = ROUNDS, **options: Any) -> Result:
         settings = self.settings.with_changes({"run.rounds": rounds})
-        loaded = world.load_data
-        if self.data is not None:
-            setattr(train, "load_data", lambda _settings: (self.data, {}))  # noqa: B010
+        data = self.data
+        if data is not None:
+            setattr(train, "load_federation", lambda settings: (Federation.of(settings, data), {}))  # noqa: B010
         try:
-            return train.run(settings, out, checkpoint_every=1, say=lambda _: None, **options).result
+            return train.run(settings, out, checkpoint_every=1, echo=lambda _: None, **options).result
         finally:
-            setattr(train, "load_data", loaded)  # noqa: B010
+            setattr(train, "load_federation", load_federation)  # noqa: B010
 
     def prepare(self) -> None:
         with files_in_memory() as folder:
@@ -147,7 +147,7 @@ class Run(Kind):
             self._run(folder / "run", resume=True)
         promise("finished")
 
-    def judge(self, folder: Path, promised: list[str]) -> None:
+    def check(self, folder: Path, promised: list[str]) -> None:
         out = folder / "run"
         begun = (out / "settings.toml").exists()
         if begun:
@@ -171,8 +171,8 @@ class Server(Kind):
     NODES = 2
 
     def __init__(self) -> None:
-        self.settings = flat(
-            solver="closed_form", support=2, capacities="1x-4x", clients_per_round=None, factors=4, rounds=ROUNDS,
+        self.settings = make_settings(
+            algorithm="closed_form", support=2, capacities="1x-4x", clients_per_round=None, factors=4, rounds=ROUNDS,
             evaluate_every=2, popularity="counts",
         )  # fmt: skip
         self.data: Dataset = tiny_data(3, 4, 24)
@@ -194,7 +194,7 @@ class Server(Kind):
             self._run(folder, resume=True)
         promise("finished")
 
-    def judge(self, folder: Path, promised: list[str]) -> None:
+    def check(self, folder: Path, promised: list[str]) -> None:
         out = folder / "run"
         begun = (out / "settings.toml").exists()
         if begun:
@@ -204,64 +204,68 @@ class Server(Kind):
         found = self._run(folder, resume=begun)
         assert found.round_number == self.unbroken.round_number
         assert_same(found.full, self.unbroken.full)
-        for name, moment in self.unbroken.moments.items():
+        for name, moment in self.unbroken.algorithm_state.items():
             if name.startswith("sums"):
-                assert_same(found.moments[name], moment)
-        assert len(found.moments["words"]["names"]) == self.NODES, "a device that came back as another one"
+                assert_same(found.algorithm_state[name], moment)
+        assert len(found.algorithm_state["acknowledged"]["clients"]) == self.NODES, (
+            "a device that came back as another one"
+        )
         assert_tidy(out)
 
 
 class Device(Kind):
-    """The folder of a device: its name, and a word after each of three orders."""
+    """The folder of a device: its name, and the state after each of three updates."""
 
-    ORDERS = 3
+    UPDATES = 3
 
     def prepare(self) -> None:
         torch.manual_seed(0)
-        self.vectors = [torch.rand(2, 4) for _ in range(self.ORDERS + 1)]
+        self.vectors = [torch.rand(2, 4) for _ in range(self.UPDATES + 1)]
 
-    def _state(self, number: int) -> DeviceState:
-        """After so many orders."""
-        state = DeviceState(names=["a", "b"], run=7, history={"items": torch.arange(5)}, secret=11, numbers={3: 1})
-        words = [Word(order, {"user": self.vectors[order]}) for order in range(number + 1)]
-        return replace(state, said=words[max(number - 1, 0)], pending=words[number] if number else None)
+    def _state(self, number: int) -> ClientState:
+        """State after so many updates."""
+        history = {"items": torch.arange(5)}
+        state = ClientState(user_names=["a", "b"], run=7, history=history, secret=11, item_numbers={3: 1})
+        updates = [RememberedUpdate(update, {"user": self.vectors[update]}) for update in range(number + 1)]
+        return replace(state, acknowledged=updates[max(number - 1, 0)], pending=updates[number] if number else None)
 
     def work(self, folder: Path, promise: Promise) -> None:
         home = folder / "above" / "state"
-        promise(f"name {name_of(home)}")
-        for number in range(1, self.ORDERS + 1):
-            store = DeviceStore(home)
+        promise(f"name {load_device_id(home)}")
+        for number in range(1, self.UPDATES + 1):
+            store = ClientStore(home)
             store.load()
             store.save(self._state(number))
-            promise(f"word {number}")
+            promise(f"update {number}")
 
-    def judge(self, folder: Path, promised: list[str]) -> None:
+    def check(self, folder: Path, promised: list[str]) -> None:
         home = folder / "above" / "state"
         name = last_of(promised, "name")
-        assert name == 0 or name_of(home) == name, "another name than before"
-        store = DeviceStore(home)
+        assert name == 0 or load_device_id(home) == name, "another name than before"
+        store = ClientStore(home)
         found = store.load()
-        number = 0 if found.pending is None else found.pending.number
-        assert number >= last_of(promised, "word"), f"word {number}, but {promised[-1]}"
+        number = 0 if found.pending is None else found.pending.update_id
+        assert number >= last_of(promised, "update"), f"update {number}, but {promised[-1]}"
         if number:
             expected = self._state(number)
-            assert (found.names, found.secret, found.numbers) == (expected.names, expected.secret, expected.numbers)
-            assert torch.equal(found.said.own["user"], expected.said.own["user"])
+            assert (found.user_names, found.secret) == (expected.user_names, expected.secret)
+            assert found.item_numbers == expected.item_numbers
+            assert torch.equal(found.acknowledged.local_state["user"], expected.acknowledged.local_state["user"])
             assert found.pending is not None
-            assert torch.equal(found.pending.own["user"], self.vectors[number])
-        store.save(self._state(self.ORDERS))
-        name_of(home)
-        assert sorted(path.name for path in home.iterdir()) == ["name", FILE]
-        again = DeviceStore(home).load()
+            assert torch.equal(found.pending.local_state["user"], self.vectors[number])
+        store.save(self._state(self.UPDATES))
+        load_device_id(home)
+        assert sorted(path.name for path in home.iterdir()) == sorted(["name", FILE])
+        again = ClientStore(home).load()
         assert again.pending is not None
-        assert again.pending.number == self.ORDERS
+        assert again.pending.update_id == self.UPDATES
 
 
 KINDS: dict[str, Callable[[], Kind]] = {
-    "default": lambda: Run(load_settings(None, TINY, BEST), planned=True),
+    "default": lambda: Run(load_settings(None, TINY, DEFAULT_RECIPE), planned=True),
     "tables": lambda: Run(load_settings(None, TINY | {"algorithm.kind": "closed_form"})),
     "paper": lambda: Run(load_settings(None, TINY, "paper")),
-    "images": lambda: Run(flat(**SMALL | {"evaluate_every": 2, "local_epochs": 1}), pictures(count=48)),
+    "images": lambda: Run(make_settings(**SMALL | {"evaluate_every": 2, "local_epochs": 1}), pictures(count=48)),
     "server": Server,
     "device": Device,
 }

@@ -7,28 +7,29 @@ from typing import Any
 import pytest
 import torch
 
+from experiments.records import Outcome, Records, new_record
+from fairfold.checksums import Damaged, line_with_checksum, parse_lines
 from fairfold.data import load, load_images, prepare
 from fairfold.data.store import write_images, write_manifest
 from fairfold.errors import FairfoldError
-from fairfold.flower.client import name_of
-from fairfold.flower.store import DeviceState, DeviceStore, Word
-from fairfold.reproduce.records import Outcome, Records, new_record
-from fairfold.runs import checkpoint, references
-from fairfold.runs.device import device_model, read_device_model, write_device_model
-from fairfold.runs.opened import open_run
-from fairfold.runs.read import read_metrics, read_result, read_run_settings
-from fairfold.runs.tensors import read_values, write_sealed
+from fairfold.flower.client import load_device_id
+from fairfold.flower.client_store import ClientState, ClientStore, RememberedUpdate
+from fairfold.runs import baselines as references
+from fairfold.runs import checkpoint
+from fairfold.runs.device_model import device_model, read_device_model, write_device_model
+from fairfold.runs.folder import read_metrics, read_result, read_run_settings
+from fairfold.runs.loaded import load_run
+from fairfold.runs.tensors import read_checked_tensors, write_checked_tensors
 from fairfold.runs.train import run
-from fairfold.sealed import Damaged, lines_in, sealed_line
 from fairfold.subspace import Capacity
 from tests.faults.fuzz_folders import _plain
-from tests.pictures import pictures
-from tests.runs.worlds import small
+from tests.support.pictures import pictures
+from tests.support.runs import small
 
 Read = Callable[[Path], Any]
 """Reads a folder: plain values, or an error with words."""
 
-SETTINGS = small(world={"users": 5, "items": 12, "interactions_per_user": 4}, clients_per_round=3, rounds=2)
+SETTINGS = small(data={"users": 5, "items": 12, "interactions_per_user": 4}, clients_per_round=3, rounds=2)
 
 
 def _run(folder: Path) -> None:
@@ -37,20 +38,20 @@ def _run(folder: Path) -> None:
 
 def _export(folder: Path) -> None:
     _run(folder)
-    opened = open_run(folder / "run")
+    opened = load_run(folder / "run")
     device = device_model(opened, Capacity.parse("4x"))
     write_device_model(opened, device, folder / "device.safetensors", ("NDCG@20", 0.5, 0.5))
 
 
 def _device(folder: Path) -> None:
-    said = Word(1, {"user.weight": torch.ones(1, 2)})
-    DeviceStore(folder).save(DeviceState(said, None, ["anna"], 3, {"items": torch.arange(3)}, 7, 9, {3: 1}))
-    name_of(folder)
+    update = RememberedUpdate(1, {"user.weight": torch.ones(1, 2)})
+    ClientStore(folder).save(ClientState(update, None, ["anna"], 3, {"items": torch.arange(3)}, 7, 9, {3: 1}))
+    load_device_id(folder)
 
 
 def _references(folder: Path) -> None:
     tensors = {"0": torch.rand(4), "users": torch.arange(4)}
-    write_sealed(folder / "kept.safetensors", tensors, {"names": '["EASE"]'})
+    write_checked_tensors(folder / "kept.safetensors", tensors, {"names": '["EASE"]'})
 
 
 def _interactions(folder: Path) -> None:
@@ -62,8 +63,15 @@ def _interactions(folder: Path) -> None:
 def _images(folder: Path) -> None:
     dataset = pictures(count=4, side=2)
     write_images(folder, dataset)
-    told = {"name": "few", "kind": "images", "counts": dataset.counts(), "options": {}, "repairs": {}, "split": "ours"}
-    write_manifest(folder, told)
+    manifest = {
+        "name": "few",
+        "kind": "images",
+        "counts": dataset.counts(),
+        "options": {},
+        "repairs": {},
+        "split": "ours",
+    }
+    write_manifest(folder, manifest)
 
 
 def _records(folder: Path) -> None:
@@ -71,13 +79,13 @@ def _records(folder: Path) -> None:
 
 
 def _lines(folder: Path) -> None:
-    (folder / "nodes").write_text("".join(sealed_line(f'{{"node": {number}}}') for number in range(4)))
+    (folder / "nodes").write_text("".join(line_with_checksum(f'{{"node": {number}}}') for number in range(4)))
 
 
 def _newest(folder: Path) -> Any:
-    found = checkpoint.require(folder / "run" / "checkpoints")
+    found = checkpoint.load_newest(folder / "run" / "checkpoints")
     progress = found.progress
-    return {**progress.state.full, **progress.private}, progress.history, found.settings, found.data, found.seconds
+    return {**progress.state.full, **progress.local_state}, progress.history, found.settings, found.data, found.seconds
 
 
 def _kept(folder: Path) -> Any:
@@ -96,7 +104,7 @@ def _read_records(folder: Path) -> Any:
 
 def _read_lines(folder: Path) -> Any:
     try:
-        return lines_in((folder / "nodes").read_bytes())
+        return parse_lines((folder / "nodes").read_bytes())
     except ValueError as error:
         raise Damaged(f"nodes: {error}") from None
 
@@ -116,12 +124,17 @@ KINDS: dict[str, tuple[Callable[[Path], None], str, Read, str]] = {
     "result of a run": (_run, "run/result.json", lambda at: read_result(at / "run"), ""),
     "metrics of a finished run": (_run, "run/metrics.csv", lambda at: read_metrics(at / "run", SETTINGS, 2), ""),
     "metrics": (_run, "run/metrics.csv", lambda at: read_metrics(at / "run", SETTINGS), ""),
-    "model": (_run, "run/model.safetensors", lambda at: read_values(at / "run" / "model.safetensors", "")[0], ""),
+    "model": (
+        _run,
+        "run/model.safetensors",
+        lambda at: read_checked_tensors(at / "run" / "model.safetensors", "")[0],
+        "",
+    ),
     "manifest of a checkpoint": (_run, "run/checkpoints/round-00000002.json", _newest, ""),
     "tensors of a checkpoint": (_run, "run/checkpoints/round-00000002.safetensors", _newest, "round-00000002"),
     "exported model": (_export, "device.safetensors", lambda at: read_device_model(at / "device.safetensors"), ""),
-    "state of a device": (_device, "own.safetensors", lambda at: DeviceStore(at).load(), ""),
-    "name of a device": (_device, "name", name_of, ""),
+    "state of a device": (_device, "local_state.safetensors", lambda at: ClientStore(at).load(), ""),
+    "name of a device": (_device, "name", load_device_id, ""),
     "kept references": (_references, "kept.safetensors", _kept, ""),
     "manifest of data": (_interactions, "set/manifest.json", _data, ""),
     "interactions": (_interactions, "set/train-00000.parquet", _data, ""),

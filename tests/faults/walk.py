@@ -7,7 +7,7 @@
 
 Kills, torn writes and refusals happen to the real program, forked from this process, in which everything is imported
 and warm. What a power loss leaves is worked out from one trace of the program (``disk.py``) and laid out for the same
-judge: is all there that was promised, and does it go on to the right end?
+check: is all there that was promised, and does the run resume to the right end?
 """
 
 import argparse
@@ -84,10 +84,10 @@ class Walk:
     tried: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
 
-    def _judge(self, way: str, point: object, folder: Path, promised: list[str]) -> None:
+    def _check(self, way: str, point: object, folder: Path, promised: list[str]) -> None:
         self.tried[way] += 1
         try:
-            self.kind.judge(folder, promised)
+            self.kind.check(folder, promised)
         except Exception as error:
             self._failed(way, point, "".join(traceback.format_exception(error)[-2:]))
 
@@ -96,13 +96,13 @@ class Walk:
         sys.stderr.write(self.failures[-1] + "\n")
 
     def _child(self, folder: Path, arm: Callable[[], None]) -> tuple[int, list[str], str]:
-        """Run the program in a process of its own; its status (negative for a signal), what it promised, last words."""
-        told, words = folder.with_name("told"), folder.with_name("words")
+        """Run the program in a child; its status (negative for a signal), what it promised, its traceback."""
+        output, traceback_file = folder.with_name("output"), folder.with_name("traceback")
         child = os.fork()
         if not child:
             status = FAILED
             try:
-                promises = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+                promises = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
                 arm()
                 self.kind.work(folder, lambda text: _promised(promises, text))
                 status = ENDED
@@ -110,12 +110,16 @@ class Walk:
                 status = REFUSED if len(str(error)) > 20 else FAILED
             except BaseException as error:
                 self.shim.disarm()
-                words.write_text("".join(traceback.format_exception(error)[-3:]))
+                traceback_file.write_text("".join(traceback.format_exception(error)[-3:]))
             finally:
                 os._exit(status)
         _, status = os.waitpid(child, 0)
-        promised = told.read_text().splitlines() if told.exists() else []
-        return os.waitstatus_to_exitcode(status), promised, words.read_text() if words.exists() else ""
+        promised = output.read_text().splitlines() if output.exists() else []
+        return (
+            os.waitstatus_to_exitcode(status),
+            promised,
+            traceback_file.read_text() if traceback_file.exists() else "",
+        )
 
     def traced(self) -> list[disk.Call]:
         """The calls of one whole run, and the promises between them."""
@@ -138,14 +142,14 @@ class Walk:
                 folder = place / "folder"
                 folder.mkdir()
                 below = folder / self.kind.watched if watched else folder
-                status, promised, words = self._child(folder, partial(self._arm, below, mode, at))
+                status, promised, message = self._child(folder, partial(self._arm, below, mode, at))
                 if mode in (KILL, TEAR):
                     ended = status == -signal.SIGKILL
                 else:
                     ended = status in (ENDED, REFUSED)
                 if not ended:
-                    self._failed(way, at, f"ended with {status}: {words}")
-                self._judge(way, at, folder, promised)
+                    self._failed(way, at, f"ended with {status}: {message}")
+                self._check(way, at, folder, promised)
 
     def _arm(self, below: Path, mode: int, at: int) -> None:
         below.mkdir(exist_ok=True)
@@ -163,14 +167,14 @@ class Walk:
             with files_in_memory() as place:
                 folder, moment = place / "folder", chance.uniform(1e-4, longest)
                 folder.mkdir()
-                status, promised, words = self._child(folder, partial(_set_clock, moment))
+                status, promised, message = self._child(folder, partial(_set_clock, moment))
                 if status == -signal.SIGALRM:
                     kills += 1
-                    self._judge("killed at random", f"{moment:.4f} s", folder, promised)
+                    self._check("killed at random", f"{moment:.4f} s", folder, promised)
                 elif status == ENDED:
                     longest = max(moment, longest / 2)  # it was over before its moment came
                 else:
-                    self._failed("killed at random", moment, f"ended with {status}: {words}")
+                    self._failed("killed at random", moment, f"ended with {status}: {message}")
 
     def modelled(self, calls: list[disk.Call], every: int, losses: int, first: int, chance: random.Random) -> None:
         """What is there after a kill, and after power losses, before each call of a trace; equal states once."""
@@ -189,13 +193,13 @@ class Walk:
                         for _ in range(losses if how == "some lost" else 1):
                             states.append((f"power lost, {how}", model.lost_power(how, chance)))
                     for way, tree in states:
-                        known = (disk.told_apart(tree), len(promised))
+                        known = (disk.fingerprint(tree), len(promised))
                         self.tried[f"{way}: points"] += 1
                         if known not in seen:
                             seen.add(known)
                             with files_in_memory() as folder:
                                 disk.lay_out(tree, folder)
-                                self._judge(way, f"call {number} ({call})", folder, list(promised))
+                                self._check(way, f"call {number} ({call})", folder, list(promised))
             if call is not None:
                 model.follow(call)
                 if call.kind == disk.MARK:

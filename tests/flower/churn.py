@@ -13,7 +13,7 @@ with for its last rounds.
 Compressed are the times between events, deadlines (a round has 15 s), heartbeats and pauses (:mod:`.herd`). Rounds,
 TLS, checkpoints and restarts take the time that they take, so there are fewer rounds between two events than in a day.
 
-At the end :func:`judged` compares what was left behind with what is promised.
+At the end :func:`evaluate` compares what was left behind with what is promised.
 """
 
 import argparse
@@ -35,23 +35,23 @@ from typing import Any
 import torch
 
 from fairfold.errors import CannotWrite, InvalidState
-from fairfold.flower.books import Books
-from fairfold.flower.client import name_of
-from fairfold.flower.federate import Trial, trial_of
-from fairfold.flower.node import FILE, NodeFolder
-from fairfold.flower.processes import Program, descendants, stopping
-from fairfold.flower.store import DeviceStore
+from fairfold.flower.client import load_device_id
+from fairfold.flower.client_store import ClientStore
+from fairfold.flower.fleet.local_fleet import LocalFleet, make_local_fleet
+from fairfold.flower.fleet.node import NodeFolder
+from fairfold.flower.fleet.processes import Program, descendants, stop_on_exit
+from fairfold.flower.persistence import NetworkState
 from fairfold.runs import checkpoint
-from fairfold.runs.nodes import ROUND, read_events
-from tests.flat import flat
+from fairfold.runs.events import ROUND, read_events
 from tests.flower.herd import CLOCK, FULL
 from tests.flower.test_kills import summed_words
+from tests.support.settings import make_settings
 
 DAY = 24 * 60.0  # minutes
 SIZES = ["1x", "2x", "4x"]
 CLOCKS = [7200.0, -7200.0, 60.0, -50 * 365 * 86400.0]
 ROUND_SECONDS = 15.0
-ENDLESS, LAST = 100_000, 2  # rounds: more than a day has, and those that end the run
+ENDLESS, LAST_UPDATE = 100_000, 2  # rounds: more than a day has, and those that end the run
 SETTLED = 60.0  # seconds after which a program has loaded what it needs
 FLAT_SHARE, FLAT_MB = 0.02, 2.0  # what memory may grow by and be called flat, of itself and beside that
 
@@ -104,7 +104,7 @@ class Supervisor:
 class Day:
     """One run of it."""
 
-    trial: Trial
+    local_fleet: LocalFleet
     minutes: float
     real: int
     steady: int  # of the real ones, those that neither die nor stop
@@ -124,7 +124,7 @@ class Day:
     def events(self) -> list[tuple[float, str, int]]:
         """What happens, when (in minutes of the day), and to whom."""
         dice, found = self.dice, list[tuple[float, str, int]]()
-        for device in range(len(self.trial.capacities)):
+        for device in range(len(self.local_fleet.capacities)):
             early = device < self.real or device % 2
             born = 0.0 if early else dice.uniform(0, 0.7 * DAY)
             found.append((born, "join", device))
@@ -146,7 +146,7 @@ class Day:
             return
         device = self.devices[number]
         if what == "join":
-            self.trial.enrol(device.number)  # what breaks off is taken up again
+            self.local_fleet.enrol(device.number)  # what breaks off is taken up again
             device.enrolled = True
         if not device.enrolled:
             return
@@ -175,16 +175,16 @@ class Day:
             self.tell(device, "start")
         elif not device.alive:
             command = [sys.executable, "-m", "tests.flower.herd", "node", str(device.folder)]
-            log = self.trial.folder / "logs" / f"node-{device.number}.log"
-            device.program = Program(f"node-{device.number}", command, log, self.trial.environment)
-            self.trial.programs.append(device.program)
+            log = self.local_fleet.folder / "logs" / f"node-{device.number}.log"
+            device.program = Program(f"node-{device.number}", command, log, self.local_fleet.environment)
+            self.local_fleet.programs.append(device.program)
 
     def end(self, device: Device, *, good: bool) -> None:
         """End a device: it says goodbye, or dies; light ones only die."""
         if not device.real:
             self.tell(device, "die")
         elif device.program is not None and good:
-            device.program.ask_to_end()
+            device.program.terminate()
         elif device.program is not None:
             device.program.kill()
 
@@ -224,7 +224,7 @@ class Day:
 
     def newest(self) -> int:
         """The round of the newest checkpoint; 0 before the first."""
-        found = checkpoint.newest(self.trial.run_folder / "checkpoints")[0]
+        found = checkpoint.find_newest(self.local_fleet.run_folder / "checkpoints")[0]
         return 0 if found is None else found.progress.state.round_number
 
     def programs(self, server: Supervisor) -> dict[str, int]:
@@ -236,7 +236,7 @@ class Day:
         for pid in descendants([server.program.pid]):
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                if "fairfold.flower.superlink" in words:
+                if "fairfold.flower.fleet.superlink" in words:
                     found.setdefault("SuperLink", pid)
                 elif "serverapp" in words:
                     found["run"] = pid
@@ -258,33 +258,33 @@ class Day:
             with contextlib.suppress(OSError, IndexError):
                 status = Path(f"/proc/{pid}/status").read_text()
                 self.memory.append((now, what, pid, int(status.split("VmRSS:")[1].split()[0])))
-        database, events = self.trial.server.folder / "state.db", self.trial.run_folder / "nodes.jsonl"
+        database, events = self.local_fleet.server.folder / "state.db", self.local_fleet.run_folder / "nodes.jsonl"
         self.disk.append((now, database.stat().st_size, events.stat().st_size if events.exists() else 0))
 
     # -- the whole -----------------------------------------------------------------------------------------------------
 
-    def run(self, say: Callable[[str], None]) -> None:
+    def run(self, echo: Callable[[str], None]) -> None:
         """From the first device to the end of the run."""
-        trial = self.trial
-        server = Supervisor(lambda: trial.start("server", "server", "start", str(trial.server.folder)))
+        local_fleet = self.local_fleet
+        server = Supervisor(lambda: local_fleet.start("server", "server", "start", str(local_fleet.server.folder)))
         training = Supervisor(
-            lambda: trial.start(
-                "run", "server", "train", str(trial.server.folder), "--rounds", str(self.rounds), "--resume",
-                "--wait-for", "2", "--patience", "600",
+            lambda: local_fleet.start(
+                "run", "server", "train", str(local_fleet.server.folder), "--rounds", str(self.rounds), "--resume",
+                "--wait-for", "2", "--wait-timeout", "600",
             ),
-            done=lambda: self.rounds < ENDLESS and (trial.run_folder / "result.json").exists(),
+            done=lambda: self.rounds < ENDLESS and (local_fleet.run_folder / "result.json").exists(),
         )  # fmt: skip
         command = [sys.executable, "-m", "tests.flower.herd", "many"]
-        log = (trial.folder / "logs" / "herd.log").open("ab")
-        environment = os.environ | trial.environment
+        log = (local_fleet.folder / "logs" / "herd.log").open("ab")
+        environment = os.environ | local_fleet.environment
         self.herd = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, env=environment, start_new_session=True
         )
-        with log, stopping(trial.programs):
+        with log, stop_on_exit(local_fleet.programs):
             try:
-                trial.start_server()
-                server.program = trial.programs[-1]
-                self._pass(server, training, say)
+                local_fleet.start_server()
+                server.program = local_fleet.programs[-1]
+                self._pass(server, training, echo)
             finally:
                 self.herd.kill()
                 self.herd.wait()
@@ -297,8 +297,8 @@ class Day:
         }  # fmt: skip
         self.gave_up = training.words
 
-    def _pass(self, server: Supervisor, training: Supervisor, say: Callable[[str], None]) -> None:
-        waiting, began, looked, told = self.events(), time.monotonic(), 0.0, 0
+    def _pass(self, server: Supervisor, training: Supervisor, echo: Callable[[str], None]) -> None:
+        waiting, began, looked, minute = self.events(), time.monotonic(), 0.0, 0
         limit = 60 * self.minutes + 1200.0
         while not training.done():
             now = time.monotonic() - began
@@ -320,19 +320,19 @@ class Day:
             if now - looked > 2.0:
                 looked = now
                 self.sample(began, server)
-                if now // 60 > told:
-                    told = int(now // 60)
-                    hours, minutes = divmod(int(told * DAY / self.minutes), 60)
-                    moment = f"{told} min ({hours}:{minutes:02} of the day)"
-                    say(f"{moment}: round {self.newest()}, {json.dumps(self.counts)}")
+                if now // 60 > minute:
+                    minute = int(now // 60)
+                    hours, minutes = divmod(int(minute * DAY / self.minutes), 60)
+                    moment = f"{minute} min ({hours}:{minutes:02} of the day)"
+                    echo(f"{moment}: round {self.newest()}, {json.dumps(self.counts)}")
             time.sleep(0.1)
 
     def finish(self, training: Supervisor) -> None:
         """Stop training in good order; it is then started for its last rounds."""
         assert training.program is not None
-        training.program.ask_to_end()
+        training.program.terminate()
         assert training.program.wait(120.0) is not None, "training stops when it is asked to"
-        self.rounds = self.newest() + LAST
+        self.rounds = self.newest() + LAST_UPDATE
         self.counts["training stopped in good order"] = 1
         training.program = None
 
@@ -343,23 +343,25 @@ def prepared(
     """A day that can begin."""
     many = real + light
     world = {"users": 3 * many, "items": 200, "interactions_per_user": 20}
-    settings = flat(solver="correlations", rounds=ENDLESS, evaluate_every=10**6, world=world, factors=4, choose=False)
+    settings = make_settings(
+        algorithm="co_occurrence", rounds=ENDLESS, evaluate_every=10**6, data=world, factors=4, tune=False
+    )
     capacities = ",".join(SIZES[number % len(SIZES)] for number in range(many))
-    trial, data = trial_of(settings, capacities, folder)
-    trial.settings = trial.settings.with_changes({
-        "fleet.clients_per_round": max(2, many // 2), "fleet.network.ask_timeout": ROUND_SECONDS,
+    local_fleet, data = make_local_fleet(settings, capacities, folder)
+    local_fleet.settings = local_fleet.settings.with_changes({
+        "fleet.clients_per_round": max(2, many // 2), "fleet.network.join_timeout": ROUND_SECONDS,
     })  # fmt: skip
-    trial.round_timeout, trial.wait_for = ROUND_SECONDS, 1
-    trial.variables = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    local_fleet.round_timeout, local_fleet.wait_for = ROUND_SECONDS, 1
+    local_fleet.variables = {"PYTHONPATH": str(Path(__file__).parents[2])}
     for number in range(real):  # a small file system each, where that is allowed
-        place = trial.node(number)
+        place = local_fleet.node(number)
         place.mkdir(parents=True, mode=0o700)
         subprocess.run(
             ["mount", "-t", "tmpfs", "-o", "size=4m,mode=700", "churn", place], capture_output=True, check=False
         )
-    trial.prepare(data)
-    day = Day(trial, minutes, real, steady, kills, calm, random.Random(seed))
-    day.devices = [Device(number, trial.node(number), number < real) for number in range(many)]
+    local_fleet.prepare(data)
+    day = Day(local_fleet, minutes, real, steady, kills, calm, random.Random(seed))
+    day.devices = [Device(number, local_fleet.node(number), number < real) for number in range(many)]
     return day
 
 
@@ -381,10 +383,10 @@ def cleared(day: Day) -> None:
 # -- what was promised -------------------------------------------------------------------------------------------------
 
 
-def judged(day: Day) -> dict[str, Any]:
+def evaluate(day: Day) -> dict[str, Any]:
     """What is left of a day against what is promised; an assertion where it does not hold."""
-    run = day.trial.run_folder
-    done = day.trial.server.rounds_done()
+    run = day.local_fleet.run_folder
+    done = day.local_fleet.server.completed_rounds()
     assert [number for number, _ in done] == list(range(1, day.rounds + 1)), "every round, each once"
     assert all(answers > 0 for _, answers in done), "no empty round counts"
     counted = [event for event in read_events(run) if event["event"] == ROUND and event["counted"]]
@@ -392,10 +394,10 @@ def judged(day: Day) -> dict[str, Any]:
     assert all(event["used"] for event in counted)
     empty = sum(event["event"] == ROUND and not event["counted"] for event in read_events(run))
     # The log is of all sittings: a round is done again only where it was the open one.
-    said = [int(line.split("round ")[1].split(":")[0]) for line in (run / "run.log").read_text().splitlines()
+    completed = [int(line.split("round ")[1].split(":")[0]) for line in (run / "run.log").read_text().splitlines()
             if " answers used" in line]  # fmt: skip
     again = 0
-    for before, after in pairwise(said):
+    for before, after in pairwise(completed):
         assert after in (before, before + 1), f"round {after} after round {before}"
         again += after == before
     for before, after in day.checkpoints:
@@ -405,26 +407,26 @@ def judged(day: Day) -> dict[str, Any]:
     return {
         "rounds": len(done), "answers": sum(answers for _, answers in done), "tried in vain": empty,
         "done again after a kill": again, "left out": {reason: left.count(reason) for reason in sorted(set(left))},
-        "events": day.counts, "training gave up": day.gave_up, "memory": memory_told(day),
+        "events": day.counts, "training gave up": day.gave_up, "memory": memory_report(day),
         "state.db, kB": [size // 1000 for _, size, _ in day.disk[:: max(1, len(day.disk) // 6)]],
         "nodes.jsonl, bytes per round": day.disk[-1][2] // len(done),
     }  # fmt: skip
 
 
-def memory_told(day: Day) -> dict[str, Any]:
+def memory_report(day: Day) -> dict[str, Any]:
     """Of each program: how many there were, what they took early and late in the day, how the longest-lived one grew.
 
     Flat is who takes no more late in the day than early (each life once it has settled), and whose longest life does
     not grow in its second half.
     """
-    told = dict[str, Any]()
+    report = dict[str, Any]()
     for what in sorted({what for _, what, _, _ in day.memory}):
         lives = dict[int, list[tuple[float, float]]]()
         for when, of, pid, size in day.memory:
             if of == what:
                 lives.setdefault(pid, []).append((when, size / 1000))
         settled = [life for of in lives.values() if (life := [at for at in of if at[0] - of[0][0] >= SETTLED])]
-        told[what] = {"processes": len(lives), "peak MB": round(max(size for of in lives.values() for _, size in of))}
+        report[what] = {"processes": len(lives), "peak MB": round(max(size for of in lives.values() for _, size in of))}
         if not settled:
             continue
         each = [median(size for _, size in life) for life in settled]
@@ -434,29 +436,38 @@ def memory_told(day: Day) -> dict[str, Any]:
         slope = linear_regression(*zip(*half, strict=True)).slope if len(half) > 2 else 0.0
         grown, seconds = slope * (half[-1][0] - half[0][0]), longest[-1][0] - longest[0][0]
         bound = FLAT_SHARE * early + FLAT_MB
-        told[what] |= {
+        report[what] |= {
             "lives that settled": len(settled), "early, MB": round(early, 1), "late, MB": round(late, 1),
             "longest life, s": round(seconds), "its middle, MB": round(half[0][1], 1),
             "its end, MB": round(half[-1][1], 1), "grown in its second half, MB": round(grown, 2),
             "flat": late - early <= bound and grown <= bound, "bound, MB": round(bound, 1),
         }  # fmt: skip
-    return told
+    return report
 
 
 def exact(day: Day) -> None:
     """The server's sums are those of the words that it and its devices agree on, whatever happened to both."""
-    state = checkpoint.require(day.trial.run_folder / "checkpoints").progress.state
-    books = Books(state)
+    state = checkpoint.load_newest(day.local_fleet.run_folder / "checkpoints").progress.state
+    network_state = NetworkState(state)
     words = []
     for device in day.devices:
         home = device.folder / "state"
-        if (device.folder / FILE).exists() and (home / "name").exists() and (name := name_of(home)) in books.held:
-            words.append((books.sizes[name], DeviceStore(home).load().agreed(books.run, books.held[name])))
-    assert len(words) == len(books.held), "the sums hold words of devices that are there"
-    expected = summed_words(day.trial.settings, books, words)
+        if (
+            (device.folder / NodeFolder.FILE).exists()
+            and (home / "name").exists()
+            and (name := load_device_id(home)) in network_state.acknowledged
+        ):
+            words.append(
+                (
+                    network_state.sizes[name],
+                    ClientStore(home).load().reconcile(network_state.run, network_state.acknowledged[name]),
+                )
+            )
+    assert len(words) == len(network_state.acknowledged), "the sums hold words of devices that are there"
+    expected = summed_words(day.local_fleet.settings, network_state, words)
     for moment, sums in expected.items():
         for key, tensor in sums.items():
-            torch.testing.assert_close(state.moments[moment][key].double(), tensor, rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(state.algorithm_state[moment][key].double(), tensor, rtol=1e-6, atol=1e-6)
 
 
 def main() -> None:
@@ -478,11 +489,11 @@ def main() -> None:
     finally:
         cleared(day)
     (given.folder / "memory.json").write_text(json.dumps(day.memory))
-    told = judged(day) | {
+    report = evaluate(day) | {
         "minutes": round((time.monotonic() - began) / 60, 1),
         "a day": f"24 hours of events in {given.minutes:g} minutes, {DAY / given.minutes:.0f} to 1",
     }
-    sys.stdout.write(json.dumps(told, indent=1) + "\n")
+    sys.stdout.write(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fairfold import files
+from fairfold import atomic_io as files
 
 
 @pytest.fixture(autouse=True)

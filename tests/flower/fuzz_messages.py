@@ -1,14 +1,14 @@
-"""Real messages, spoiled in every way, read by both sides: refused with words, or harmless; never large.
+"""Real messages, spoiled in every way, read by both sides: refused with an error, or harmless; never large.
 
     python -m tests.flower.fuzz_messages --count 200000 --seed 1                # as many of every kind
-    python -m tests.flower.fuzz_messages --count 10000000 --seed 1 --orders .02  # more of the kinds that are read fast
+    python -m tests.flower.fuzz_messages --count 10000000 --seed 1 --tasks .02  # more of the kinds that are read fast
     python -m tests.flower.fuzz_messages --count 200000 --seed 1 --allocations  # what each of them allocates is counted
 
-It says what came of them. An order is read a hundred times slower than an answer: it is carried out if it can be read.
+It prints the outcomes. A task is read a hundred times slower than a reply: it is carried out if it can be read.
 
 With ``--allocations`` (Linux, with a C compiler) no message may take more than twice what was agreed and ``BESIDE``.
-What was agreed is what a good message of the same kind takes, vectors and words together: all that a device does for an
-order, all that a server does with an answer. Settings that an order may have as well (``algorithm.prox``) are agreed by
+What was agreed is what a good message of the same kind takes in all: what a client does for a
+task, what a server does with a reply. Settings that a task may have as well (``algorithm.prox``) are agreed by
 it. All these are small here, so that every byte beyond them shows.
 """
 
@@ -34,60 +34,59 @@ import numpy
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from fairfold.data.clients import Clients
+from fairfold.config import Settings
+from fairfold.data.partition import Partition
 from fairfold.errors import FairfoldError, InvalidMessage
-from fairfold.flower.device import DeviceWork
-from fairfold.flower.local import LocalData, LocalImages
+from fairfold.federation.federation import Federation, number_items
+from fairfold.federation.updates import nonzero_values
+from fairfold.flower.client_store import ClientState
+from fairfold.flower.client_tasks import TaskRunner
+from fairfold.flower.device_model import model_message, read_model, store_model
+from fairfold.flower.local_data import LocalData, LocalImages
 from fairfold.flower.nodes import Nodes
-from fairfold.flower.offline import given_model, keep_model, read_model
 from fairfold.flower.protocol import ARRAYS, FACTS, VERSION
-from fairfold.flower.store import DeviceState
 from fairfold.flower.wire import (
-    Order,
     Reply,
-    ask,
-    asked_in,
-    pack_order,
+    TaskRequest,
+    pack_numbering,
     pack_reply,
-    pack_survey,
-    tell,
-    told_in,
-    unpack_order,
+    pack_request,
+    pack_statistics,
+    pack_statistics_request,
+    unpack_numbering,
     unpack_reply,
-    unpack_survey,
+    unpack_request,
+    unpack_statistics,
+    unpack_statistics_request,
 )
-from fairfold.protocol.words import numbers_of
-from fairfold.runs.device import contents, reduced_to
-from fairfold.runs.tensors import sealed_bytes
-from fairfold.settings import Settings
-from fairfold.simulate.numbering import numbered
-from fairfold.simulate.world import World
-from tests.federations import tiny_data
-from tests.flat import flat
+from fairfold.runs.device_model import device_file_contents, reduce_model
+from fairfold.runs.tensors import checked_tensor_bytes
 from tests.flower.allocations import Allocations, counted, counting
-from tests.pictures import pictures
+from tests.support.federations import tiny_data
+from tests.support.pictures import pictures
+from tests.support.settings import make_settings
 
 ITEMS, LARGEST_WEIGHT = 40, 100.0
 BESIDE = 1 << 18
 """Bytes beside what was agreed: four times the longest text of a message, which is parsed, and quoted where refused."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "correlations": {"solver": "correlations"},
-    "neumf": {"solver": "gradient", "model": "neumf", "factors": 4},
-    "closed_form": {"solver": "closed_form", "factors": 4},
-    "heterofl": {"solver": "gradient", "model": "mf", "method": "heterofl", "aggregation": "paper", "factors": 4},
+    "co_occurrence": {"algorithm": "co_occurrence"},
+    "neumf": {"algorithm": "gradient", "model": "neumf", "factors": 4},
+    "closed_form": {"algorithm": "closed_form", "factors": 4},
+    "heterofl": {"algorithm": "gradient", "model": "mf", "method": "heterofl", "aggregation": "paper", "factors": 4},
     "fedhm": {
-        "solver": "gradient",
+        "algorithm": "gradient",
         "model": "mf",
         "method": "fedhm",
         "aggregation": "paper",
         "factors": 4,
         "capacities": "1x-2x",
     },
-    "closed_form by counts": {"solver": "closed_form", "support": 2, "popularity": "counts", "factors": 4},
-    "ratings": {"solver": "ratings", "streamed": True, "factors": 4},
-    "mlp": {"data": "pictures", "model": "mlp", "images": {"devices": 4}, "local_epochs": 1},
-    "mlp prox": {"data": "pictures", "model": "mlp", "images": {"devices": 4}, "local_epochs": 1, "prox": 0.1},
+    "closed_form by counts": {"algorithm": "closed_form", "support": 2, "popularity": "counts", "factors": 4},
+    "ratings": {"algorithm": "ratings", "streamed": True, "factors": 4},
+    "mlp": {"data": {"name": "pictures", "clients": 4}, "model": "mlp", "local_epochs": 1},
+    "mlp prox": {"data": {"name": "pictures", "clients": 4}, "model": "mlp", "local_epochs": 1, "prox": 0.1},
 }
 
 
@@ -106,18 +105,22 @@ def kinds() -> dict[str, Kind]:
         for half in (False, True):
             found |= _of_round(
                 f"{name}{' half' if half else ''}",
-                flat(**{"capacities": "1x-4x", "clients_per_round": None} | keys),
+                make_settings(**{"capacities": "1x-4x", "clients_per_round": None} | keys),
                 half,
             )
-    settings = flat(**SETTINGS["ratings"])
+    settings = make_settings(**SETTINGS["ratings"])
     mine, window = tiny_data(1, 6, ITEMS, ratings=True).train, range(ITEMS)
-    answer = settings.algorithm.survey(settings, mine, window)
-    asked, survey = ask(settings, ITEMS, window), pack_survey(answer)
-    found["order of a survey"] = Kind(lambda: _copied(asked), lambda content: _nothing(asked_in(content)))
-    found["survey"] = Kind(lambda: _copied(survey), lambda content: _nothing(unpack_survey(content, settings, window)))
+    statistics = settings.algorithm.client_statistics(settings, mine, window)
+    asked, statistics_record = pack_statistics_request(settings, ITEMS, window), pack_statistics(statistics)
+    found["task statistics"] = Kind(
+        lambda: _copied(asked), lambda content: _nothing(unpack_statistics_request(content))
+    )
+    found["statistics"] = Kind(
+        lambda: _copied(statistics_record), lambda content: _nothing(unpack_statistics(content, settings, window))
+    )
     place = torch.randperm(ITEMS, generator=torch.Generator().manual_seed(1))
-    told = tell(7, place, window, ratings=True)
-    found["numbering"] = Kind(lambda: _copied(told), lambda content: _nothing(told_in(content)))
+    numbering = pack_numbering(7, place, window, ratings=True)
+    found["numbering"] = Kind(lambda: _copied(numbering), lambda content: _nothing(unpack_numbering(content)))
     found["model"] = _model()
     facts: dict[str, Any] = {"version": VERSION, "capacity": "4x", "number": 3, "name": "ab"}
     capacity = RecordDict({FACTS: ConfigRecord(facts)})
@@ -138,7 +141,7 @@ def _nothing(_found: object) -> None:
 
 def _note(content: RecordDict) -> None:
     nodes = Nodes(Settings())
-    nodes._note(5, content)
+    nodes._join(5, content)
     if not nodes.usable:
         assert nodes.left_out
         raise InvalidMessage("a node left out", "a node that can be used", "None.")
@@ -146,65 +149,65 @@ def _note(content: RecordDict) -> None:
 
 def _model() -> Kind:
     """What a device is given at the end, as the file that it keeps."""
-    settings = flat(solver="correlations", capacities="1x-4x", clients_per_round=None)
-    world = World.of(settings, numbered(tiny_data(1, 6, ITEMS), settings))
-    held = reduced_to(world.plan.capacities[1], world.plan, world.initial())
-    tensors, told = contents(
+    settings = make_settings(algorithm="co_occurrence", capacities="1x-4x", clients_per_round=None)
+    world = Federation.of(settings, number_items(tiny_data(1, 6, ITEMS), settings))
+    held = reduce_model(world.plan.capacities[1], world.plan, world.initial())
+    tensors, metadata = device_file_contents(
         held, settings, world.initial(), {"name": "devices", "items": ITEMS}, ("ndcg@20", None, None)
     )
-    given = given_model(sealed_bytes(tensors, told))
+    given = model_message(checked_tensor_bytes(tensors, metadata))
     folder = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     atexit.register(shutil.rmtree, folder)
 
     def device(content: RecordDict) -> None:
-        keep_model(folder, content, "1MB")
+        store_model(folder, content, "1MB")
         assert read_model(folder).items == ITEMS
 
     return Kind(lambda: _copied(given), device)
 
 
 def _of_round(name: str, settings: Settings, half: bool) -> dict[str, Kind]:
-    """An order and the answer to it."""
+    """A task and the reply to it."""
     images, rated = settings.model.reads_images, settings.predicts_ratings
     raw: Any = pictures(count=24, side=4) if images else tiny_data(1, 6, ITEMS, rated)
-    world = World.of(settings, raw if images else numbered(raw, settings))
+    world = Federation.of(settings, raw if images else number_items(raw, settings))
     plan = world.plan
-    (sent,) = plan.algorithm.send(plan, world.initial(), [1])
-    picture = (*raw.train.images.shape[1:], raw.num_classes) if images else None
-    order = Order(sent, settings, 0 if images else ITEMS, 5, 6, 0, half, True, 0, picture)
-    records, order = pack_order(order)
-    data: Any = LocalData(raw.train, raw.test, clients=[2]) if not images else LocalImages(
-        raw, Clients(torch.tensor([0, len(raw.train.labels)]))
+    (task,) = plan.algorithm.tasks(plan, world.initial(), [1])
+    image_shape = (*raw.train.images.shape[1:], raw.num_classes) if images else None
+    request = TaskRequest(task, settings, 0 if images else ITEMS, 5, 6, 0, half, True, 0, image_shape)
+    records, request = pack_request(request)
+    data: Any = LocalData(raw.train, raw.test, client_ids=[2]) if not images else LocalImages(
+        raw, Partition(torch.tensor([0, len(raw.train.labels)]))
     )  # fmt: skip
 
     def device(content: RecordDict) -> None:
-        found = unpack_order(content)
-        for key, vector in found.sent.vectors.items():
-            held = found.sent.projections.get(key)
+        found = unpack_request(content)
+        for key, vector in found.task.vectors.items():
+            held = found.task.projections.get(key)
             assert held is None or vector.shape == (held.size,)
             assert bool(vector.isfinite().all())
-        if found.settings.model.own:
+        if found.settings.model.is_custom:
             raise InvalidMessage("a model of one's own", "one of ours", "None.")  # as a device does
-        DeviceWork(found, data, DeviceState(run=found.run), 1).reply(train=True, quality=True)
+        TaskRunner(found, data, ClientState(run=found.run), 1).reply(train=True, evaluate=True)
 
-    reply, _ = DeviceWork(order, data, DeviceState(run=5), 1).reply(train=True, quality=True)
-    sizes, values = plan.algorithm.answer_shapes(plan, order.sent), plan.algorithm.values
+    reply, _ = TaskRunner(request, data, ClientState(run=5), 1).reply(train=True, evaluate=True)
+    sizes, values = plan.algorithm.update_shapes(plan, request.task), plan.algorithm.sends_weights
 
     def server(content: RecordDict) -> None:
-        answer = unpack_reply(content, order, sizes, LARGEST_WEIGHT, values=values)
-        assert answer.answer is not None
-        problem = plan.algorithm.problem(plan, order.sent, answer.answer)
+        found_reply = unpack_reply(content, request, sizes, LARGEST_WEIGHT, sends_weights=values)
+        assert found_reply.update is not None
+        problem = plan.algorithm.validate_update(plan, request.task, found_reply.update)
         if problem is not None:
-            raise InvalidMessage(problem, "an answer", "None.")
-        assert 0 < answer.answer.weight <= LARGEST_WEIGHT
-        for key, vector in answer.answer.sums.items():
+            raise InvalidMessage(problem, "an update", "None.")
+        assert 0 < found_reply.update.weight <= LARGEST_WEIGHT
+        for key, vector in found_reply.update.sums.items():
             assert vector.shape == (sizes[key],)
-            assert bool(numbers_of(vector).isfinite().all())
+            assert bool(nonzero_values(vector).isfinite().all())
 
-    said = pack_reply(order, Reply(reply.answer, reply.quality), values=values)
+    reply_record = pack_reply(request, Reply(reply.update, reply.quality), sends_weights=values)
     return {
-        f"order {name}": Kind(lambda: _copied(records), device),
-        f"answer {name}": Kind(lambda: _copied(said), server),
+        f"task {name}": Kind(lambda: _copied(records), device),
+        f"reply {name}": Kind(lambda: _copied(reply_record), server),
     }
 
 
@@ -232,10 +235,10 @@ STRANGE: list[Any] = [
 STRANGE_VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 2, 7, 2**31, 2**31 - 1, 2**40, 2**62, 2**64, 10**400, 0.5, -0.5, 1e308, float("nan"),
     float("inf"), "", "x", "x" * 60_000, "ranked", "chunk", "element", "mlp", "lenet", "neumf", "os:system", "ratings",
-    "correlations", [], ["x", 2147483648], [2147483648, 2147483648], [1] * 5_000, [[[[[[1]]]]]], {}, {"a": 1},
+    "co_occurrence", [], ["x", 2147483648], [2147483648, 2147483648], [1] * 5_000, [[[[[[1]]]]]], {}, {"a": 1},
     {"kind": "hashed"}, {"kind": ["x"]},
 ]  # fmt: skip
-TEXTS = ("settings", "projections", "context", "beside")
+TEXTS = ("settings", "projections", "context", "unprojected")
 
 
 def strange_fact(content: RecordDict, chance: random.Random) -> None:
@@ -366,25 +369,25 @@ def peak() -> int:
 
 
 def fuzz(
-    count: int, seed: int, *, only: str = "", orders: float | None = None, worst: Counter[str] | None = None
+    count: int, seed: int, *, only: str = "", tasks: float | None = None, worst: Counter[str] | None = None
 ) -> Counter[str]:
     """Spoil and read so many messages; what came of them. Whatever is no error with words is raised.
 
-    ``orders`` is the share of orders; as many as of every other kind if not given. With ``worst`` allocations are
+    ``tasks`` is the share of tasks; as many as of every other kind if not given. With ``worst`` allocations are
     counted: the most that a message of each kind took beyond twice what was agreed is written there, and more than
     ``BESIDE`` is an error. What is loaded once is not a message's: one that takes too much is read again.
     """
     chance, outcomes = random.Random(seed), Counter[str]()
     known = {name: kind for name, kind in kinds().items() if only in name}
-    slow = [name for name in known if name.startswith("order")]
+    slow = [name for name in known if name.startswith("task")]
     fast = [name for name in known if name not in slow]
-    share = len(slow) / len(known) if orders is None or not (slow and fast) else orders
-    memory, agreed = Allocations() if worst is not None else None, dict[str, int]()
+    share = len(slow) / len(known) if tasks is None or not (slow and fast) else tasks
+    memory, reconcile = Allocations() if worst is not None else None, dict[str, int]()
     for name, kind in known.items():
         kind.read(kind.make())  # a good one is read
         if memory is not None:
             taken = memory.around(partial(kind.read, kind.make()))
-            agreed[_what(name)] = max(agreed.get(_what(name), 0), taken)
+            reconcile[_what(name)] = max(reconcile.get(_what(name), 0), taken)
     for _ in range(count):
         name = chance.choice(slow if chance.random() < share else fast)
         content, done = known[name].make(), []
@@ -393,33 +396,33 @@ def fuzz(
                 mutation = chance.choice(MUTATIONS)
                 mutation(content, chance)
                 done.append(mutation.__name__)
-        told = f"message {outcomes.total() + 1} of seed {seed}, {name} after {', '.join(done)}"
-        work = partial(_outcome, known[name], content, told)
+        case = f"message {outcomes.total() + 1} of seed {seed}, {name} after {', '.join(done)}"
+        work = partial(_outcome, known[name], content, case)
         if memory is None or worst is None:
             outcomes[work()] += 1
             continue
-        most = agreed[_what(name)]
+        most = reconcile[_what(name)]
         limit = 2 * most + BESIDE
         taken = memory.around(lambda work=work: outcomes.update([work()]))  # type: ignore[misc]
         if taken > limit and (taken := memory.around(work)) > limit:
-            raise AssertionError(f"{told}: {taken:,} bytes, where {most:,} were agreed")
+            raise AssertionError(f"{case}: {taken:,} bytes, where {most:,} were agreed")
         worst[name] = max(worst[name], taken - 2 * most)
     return outcomes
 
 
 def _what(name: str) -> str:
-    """What is asked for, or answered, by a kind of message: what its order says in which way is all one."""
+    """The kind of a message, without the variants of its settings."""
     return name.removesuffix(" half").removesuffix(" prox")
 
 
-def _outcome(kind: Kind, content: RecordDict, told: str) -> str:
+def _outcome(kind: Kind, content: RecordDict, case: str) -> str:
     """What comes of a message."""
     try:
         kind.read(content)
     except FairfoldError:
         return "refused"
     except Exception as error:
-        raise AssertionError(f"{told}: {type(error).__name__}: {error}") from error
+        raise AssertionError(f"{case}: {type(error).__name__}: {error}") from error
     return "harmless"
 
 
@@ -429,7 +432,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="kinds whose names contain this")
-    parser.add_argument("--orders", type=float, help="share of orders; as many as of every other kind if not given")
+    parser.add_argument("--tasks", type=float, help="share of tasks; as many as of every other kind if not given")
     parser.add_argument("--allocations", action="store_true", help="count what each message allocates")
     given = parser.parse_args()
     if given.allocations and not counted():
@@ -441,7 +444,7 @@ def main() -> None:
     torch.set_num_threads(1)  # messages are small
     fuzz(min(given.count, 2_000), given.seed + 1, only=given.only)  # everything is loaded
     before, started = peak(), time.monotonic()
-    outcomes = fuzz(given.count, given.seed, only=given.only, orders=given.orders, worst=worst)
+    outcomes = fuzz(given.count, given.seed, only=given.only, tasks=given.tasks, worst=worst)
     seconds = time.monotonic() - started
     print(  # noqa: T201
         f"{given.count} messages, seed {given.seed}: {dict(outcomes)}, {seconds:.0f} s, {peak() - before:,} bytes more"

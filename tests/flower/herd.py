@@ -3,10 +3,11 @@
     python -m tests.flower.herd node FOLDER      # `fairfold node start FOLDER`, with a clock that can be set
     python -m tests.flower.herd many             # takes lines on its input: {"node": FOLDER, "do": "start"}
 
-Both run the product's own loop (``fairfold.flower.watch``) against a real server over TLS. A light device is a thread
-of it whose worker (``fairfold.flower.worker``) is in the same process, so that dozens fit on one machine. What is not
-real: heartbeats come every 10 s (Flower's least) in the place of 30, the longest pause is 10 s, a device's clock is off
-by what its file ``clock`` says, and the disk of a light device is full where it has a file ``full``.
+Both run the product's own loop (``fairfold.flower.fleet.node_loop``) against a real server over TLS. A light device is
+a thread of it whose worker (``fairfold.flower.fleet.worker``) is in the same process, so that dozens fit on one
+machine. What is not real: heartbeats come every 10 s (Flower's least) in the place of 30, the longest pause is 10 s, a
+device's clock is off by the seconds in its file ``clock``, and the disk of a light device is full where it has a file
+``full``.
 """
 
 import contextlib
@@ -20,11 +21,11 @@ from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
-from fairfold import files
-from fairfold.flower import link, watch
-from fairfold.flower.node import NodeFolder
+from fairfold import atomic_io as files
+from fairfold.flower.fleet import connection, node_loop
+from fairfold.flower.fleet.node import NodeFolder
 
-HEARTBEAT, LONGEST_PAUSE, EAGER = 10.0, 10.0, 1.0
+HEARTBEAT_SECONDS, MAX_RETRY_SECONDS, BUSY_POLL_SECONDS = 10.0, 10.0, 1.0
 CLOCK, FULL = "clock", "full"
 mine = threading.local()  # the folder of the device whose thread this is
 
@@ -53,26 +54,28 @@ class FullDisk(files.Disk):
 
 def compress() -> None:
     """Less waiting than a day has."""
-    link.HEARTBEAT = HEARTBEAT
-    watch.LONGEST_PAUSE, watch.EAGER = LONGEST_PAUSE, EAGER
-    link.datetime = SetClock  # type: ignore[attr-defined]
+    connection.HEARTBEAT_SECONDS = HEARTBEAT_SECONDS
+    node_loop.MAX_RETRY_SECONDS = MAX_RETRY_SECONDS
+    node_loop.MAX_TRANSIENT_RETRY_SECONDS = MAX_RETRY_SECONDS
+    node_loop.BUSY_POLL_SECONDS = BUSY_POLL_SECONDS
+    connection.datetime = SetClock  # type: ignore[attr-defined]
 
 
 class Died(BaseException):
     """As if the power had gone: nobody says goodbye."""
 
 
-class LightHand:
+class LightWorker:
     """A worker in this process."""
 
     def __init__(self, folder: Path) -> None:
-        from fairfold.flower.worker import Worker
+        from fairfold.flower.fleet.worker import Worker
 
         self._worker = Worker(NodeFolder.open(folder))
-        self._worker._reply = self._dying(self._worker._reply)  # type: ignore[method-assign]
-        self._said: list[dict[str, Any]] = []
+        self._worker._run_app = self._dying(self._worker._run_app)  # type: ignore[method-assign]
+        self._events: list[dict[str, Any]] = []
         self.message: bytes | None = None
-        self.kind, self.until, self.used = watch.WORK, float("inf"), 0.0
+        self.kind, self.deadline, self.last_used = node_loop.WORK, float("inf"), 0.0
 
     @staticmethod
     def _dying(reply: Any) -> Any:
@@ -85,28 +88,29 @@ class LightHand:
 
         return replied
 
-    def give(self, message: bytes, kind: int = watch.WORK) -> None:
+    def submit(self, message: bytes, kind: int = node_loop.WORK) -> None:
         """Do it at once."""
         try:
-            why = "" if kind == watch.WORK else "it died"
-            self._worker.answer(message, why, self._say)  # type: ignore[arg-type]
+            why = "" if kind == node_loop.WORK else "it died"
+            self._worker.reply(message, why, self)  # type: ignore[arg-type]
         except Exception as error:  # as the worker's own loop has it
-            self._said.append({"done": True, "problem": f"not answered: {type(error).__name__}: {error}"[:300]})
-        self.message, self.used = message, time.monotonic()
+            self._events.append({"done": True, "problem": f"no reply: {type(error).__name__}: {error}"[:300]})
+        self.message, self.last_used = message, time.monotonic()
 
-    def _say(self, **facts: Any) -> None:
-        self._said.append(facts)
+    def write(self, **event: Any) -> None:
+        """Note an event of the worker."""
+        self._events.append(event)
 
-    def hear(self, _seconds: float) -> list[dict[str, Any]]:
-        """All that it said."""
-        found, self._said, self.message = self._said, [], None
-        return found
+    def poll(self, _seconds: float) -> list[dict[str, Any]]:
+        """All events so far."""
+        events, self._events, self.message = self._events, [], None
+        return events
 
     def end(self) -> None:
         """Nothing to end."""
 
 
-class LightWatch(watch.Watch):
+class LightNodeLoop(node_loop.NodeLoop):
     """A device that can be told to die."""
 
     doomed = False
@@ -116,15 +120,15 @@ class LightWatch(watch.Watch):
         if self.doomed:
             raise Died
 
-    def _look_after(self) -> None:
+    def _end_idle_worker(self) -> None:
         self.live()
-        super()._look_after()
+        super()._end_idle_worker()
 
-    def _leave(self, link: link.Link) -> None:
+    def _leave(self, connected: connection.NodeConnection) -> None:
         if not self.doomed:
-            super()._leave(link)
+            super()._leave(connected)
         else:
-            link.close()
+            connected.close()
 
 
 def log(words: str) -> None:
@@ -134,24 +138,24 @@ def log(words: str) -> None:
 
 def many() -> None:
     """Light devices, as told."""
-    watch.Hand = LightHand  # type: ignore[assignment,misc]
+    node_loop.WorkerProcess = LightWorker  # type: ignore[assignment,misc]
     files.disk = FullDisk()
-    living: dict[str, tuple[threading.Thread, LightWatch]] = {}
+    living: dict[str, tuple[threading.Thread, LightNodeLoop]] = {}
 
-    def live(device: LightWatch) -> None:
+    def live(device: LightNodeLoop) -> None:
         mine.folder, mine.device = device.node.folder, device
         with contextlib.suppress(Died):
             device.run()
 
     for line in sys.stdin:
-        told = json.loads(line)
-        name = told["node"]
-        if told["do"] == "start" and not (name in living and living[name][0].is_alive()):
-            device = LightWatch(NodeFolder.open(Path(name)), lambda words: log(f"{mine.folder.name}: {words}"))
+        command = json.loads(line)
+        name = command["node"]
+        if command["do"] == "start" and not (name in living and living[name][0].is_alive()):
+            device = LightNodeLoop(NodeFolder.open(Path(name)), lambda words: log(f"{mine.folder.name}: {words}"))
             thread = threading.Thread(target=live, args=(device,), daemon=True)
             living[name] = thread, device
             thread.start()
-        elif told["do"] == "die" and name in living:
+        elif command["do"] == "die" and name in living:
             living[name][1].doomed = True
     os._exit(0)
 
@@ -164,7 +168,7 @@ def main() -> None:
     else:
         mine.folder = Path(sys.argv[2]).absolute()
         sys.argv = sys.argv[1:]
-        watch.main()
+        node_loop.main()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.flower.churn import cleared, judged, prepared
+from tests.flower.churn import cleared, evaluate, prepared
 
 pytestmark = pytest.mark.slow
 
@@ -15,9 +15,12 @@ def test_a_day_of_churn_costs_open_rounds_and_nothing_else(tmp_path: Path) -> No
         day.run(lambda _words: None)
     finally:
         cleared(day)
-    told = judged(day)
-    assert sum(many for what, many in told["events"].items() if what.startswith("kill of") and "train" not in what) == 3
-    assert {"join", "die", "stop", "size", "disk", "clock"} <= told["events"].keys()
-    assert {"SuperLink", "server start", "run", "device 0", "light devices"} <= told["memory"].keys()
-    for what, life in told["memory"].items():
+    report = evaluate(day)
+    assert (
+        sum(count for what, count in report["events"].items() if what.startswith("kill of") and "train" not in what)
+        == 3
+    )
+    assert {"join", "die", "stop", "size", "disk", "clock"} <= report["events"].keys()
+    assert {"SuperLink", "server start", "run", "device 0", "light devices"} <= report["memory"].keys()
+    for what, life in report["memory"].items():
         assert life.get("flat", True), (what, life)

@@ -1,8 +1,8 @@
 """The pages on fleets are run: all their commands, in order, in an empty folder, with real processes over TLS.
 
 What stands in blocks of ``sh`` is typed into one shell, what stands in blocks of ``python`` is run where it stands.
-Every line of a block of ``text`` must be said, but for numbers. The server's port is a free one, and its name that of
-this machine; nothing is installed.
+Every line of a block of ``text`` must be printed, but for numbers. The server's port is a free one, and its name that
+of this machine; nothing is installed.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from fairfold.flower.processes import OFFLINE, descendants, free_ports, search_path
+from fairfold.flower.fleet.processes import OFFLINE, descendants, free_ports, search_path
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```(sh|python|text)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -53,15 +53,15 @@ def test_a_first_fleet_takes_eight_commands() -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_a_page_work_in_order(page: str, tmp_path: Path) -> None:
     (port,) = free_ports(1)
-    log = tmp_path / "said.log"
+    log = tmp_path / "output.log"
     folder = tmp_path / "empty"
     folder.mkdir()
     environment = os.environ | OFFLINE | {"PATH": search_path(), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     environment |= {"COLUMNS": "140", "PYTHONUNBUFFERED": "1"}
-    with log.open("wb") as said:
+    with log.open("wb") as output:
         shell = subprocess.Popen(
             ["bash", "-e", "-c", script(page, port)], cwd=folder, env=environment, stdin=subprocess.DEVNULL,
-            stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
+            stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         try:
             status = shell.wait(1200)
@@ -78,10 +78,10 @@ def test_the_commands_of_a_page_work_in_order(page: str, tmp_path: Path) -> None
                 stop(pid, signal.SIGKILL)
     found = log.read_text(errors="replace")
     assert status == 0, found[-5000:]
-    heard = {plain(line) for line in found.splitlines()}
+    printed = {plain(line) for line in found.splitlines()}
     for kind, body in blocks(page):
         if kind == "text":
-            missing = [line for line in body.splitlines() if line.strip() and plain(line) not in heard]
+            missing = [line for line in body.splitlines() if line.strip() and plain(line) not in printed]
             assert not missing, f"{missing}\n{found[-5000:]}"
     assert not stubborn, "asked to end, everything ends"
     assert waiting
@@ -98,7 +98,7 @@ def family(session: int) -> list[int]:
 def idle_peak(pid: int) -> int:
     """The largest memory that the lasting process of a device has had; 0 for any other process."""
     try:
-        if "fairfold.flower.watch" not in Path(f"/proc/{pid}/cmdline").read_text():
+        if "fairfold.flower.fleet.node_loop" not in Path(f"/proc/{pid}/cmdline").read_text():
             return 0
         return int(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
     except OSError:

@@ -19,24 +19,24 @@ from typer.testing import CliRunner
 
 from fairfold.backends.batched import batched
 from fairfold.cli import app
+from fairfold.config import read_settings
+from fairfold.config.files import read_toml
 from fairfold.errors import InvalidSettings, InvalidState
-from fairfold.flower.federate import trial_of
-from fairfold.flower.keys import make_certificates, make_node_key
-from fairfold.flower.local import LocalFile
-from fairfold.flower.processes import Program, descendants, free_ports, stopping, wait_for_port
-from fairfold.protocol.faults import Rejections
-from fairfold.protocol.round import run_round
-from fairfold.runs.checkpoint import require
-from fairfold.runs.nodes import read_events, who_took_part
-from fairfold.runs.read import DATA
-from fairfold.settings import read_settings
-from fairfold.settings.files import read_toml
-from fairfold.simulate.world import World
+from fairfold.federation.federation import Federation
+from fairfold.federation.randomness import Rejections
+from fairfold.federation.round import run_round
+from fairfold.flower.fleet.credentials import make_certificates, make_node_key
+from fairfold.flower.fleet.local_fleet import make_local_fleet
+from fairfold.flower.fleet.processes import Program, descendants, free_ports, stop_on_exit, wait_for_port
+from fairfold.flower.local_data import LocalFile
+from fairfold.runs.checkpoint import load_newest
+from fairfold.runs.events import participants, read_events
+from fairfold.runs.folder import DATA
 from fairfold.subspace import assign_groups
-from tests.flat import flat
-from tests.flower.common import assert_same, catalogued
+from tests.support.nodes import assert_same, catalogued
+from tests.support.settings import make_settings
 
-SMALL = flat(rounds=2, world={"users": 20, "items": 60, "interactions_per_user": 10})
+SMALL = make_settings(rounds=2, data={"users": 20, "items": 60, "interactions_per_user": 10})
 
 
 def test_certificates_serve_the_hosts_they_name(tmp_path: Path) -> None:
@@ -86,12 +86,12 @@ def test_node_keys_are_what_ssh_keygen_makes(tmp_path: Path) -> None:
 
 
 def test_every_node_gets_a_file_of_its_own(tmp_path: Path) -> None:
-    trial, data = trial_of(SMALL, "1x, 2x,1x", tmp_path / "trial")
-    assert trial.settings.fleet.capacities == "1x-2x"
-    trial.prepare(data)
+    local_fleet, data = make_local_fleet(SMALL, "1x, 2x,1x", tmp_path / "trial")
+    assert local_fleet.settings.fleet.capacities == "1x-2x"
+    local_fleet.prepare(data)
     seen: set[str] = set()
     for number in range(3):
-        home = trial.node(number)
+        home = local_fleet.node(number)
         assert stat.S_IMODE(home.stat().st_mode) == 0o700
         assert stat.S_IMODE((home / "train.csv").stat().st_mode) == 0o600
         local = LocalFile(home / "train.csv", test=home / "test.csv").load(60)
@@ -102,8 +102,8 @@ def test_every_node_gets_a_file_of_its_own(tmp_path: Path) -> None:
             assert local.test is not None
             assert local.test.of(user).tolist() == data.test.of(int(name)).tolist()
     assert len(seen) == 20
-    assert trial.server.items == 60
-    assert trial.server.settings().plain() | {"data": None} == trial.settings.plain() | {"data": None}
+    assert local_fleet.server.items == 60
+    assert local_fleet.server.settings().plain() | {"data": None} == local_fleet.settings.plain() | {"data": None}
 
 
 def test_the_server_has_the_threads_of_a_simulation_and_devices_have_one(
@@ -116,13 +116,13 @@ def test_the_server_has_the_threads_of_a_simulation_and_devices_have_one(
         def __init__(self, name: str, _command: object, _log: object, environment: dict[str, str]) -> None:
             started[name] = environment
 
-    monkeypatch.setattr("fairfold.flower.federate.Program", Noted)
-    monkeypatch.setattr("fairfold.flower.federate.wait_for_port", lambda _port, _program: None)
+    monkeypatch.setattr("fairfold.flower.fleet.local_fleet.Program", Noted)
+    monkeypatch.setattr("fairfold.flower.fleet.local_fleet.wait_for_port", lambda _port, _program: None)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    trial, data = trial_of(SMALL, "1x", tmp_path / "trial")
-    trial.prepare(data)
-    trial.start_server()
-    trial.start_node(0)
+    local_fleet, data = make_local_fleet(SMALL, "1x", tmp_path / "trial")
+    local_fleet.prepare(data)
+    local_fleet.start_server()
+    local_fleet.start_node(0)
     assert "OMP_NUM_THREADS" not in started["server"]
     assert started["node-0"]["OMP_NUM_THREADS"] == "1"
 
@@ -131,10 +131,10 @@ def test_which_data_it_was_is_written_down_whatever_is_left_open(tmp_path: Path)
     """An audit replays it; TOML has no word for what settings leave open."""
     path = tmp_path / "mine.csv"
     path.write_text("user,item\n" + "".join(f"{user},{item}\n" for user in range(8) for item in range(user, user + 6)))
-    trial, data = trial_of(flat(rounds=2, data=str(path)), "1x,4x", tmp_path / "trial")
-    trial.prepare(data)
-    found = read_settings({"data": read_toml(trial.folder / DATA)})
-    assert found.plain()["data"] == trial.settings.plain()["data"]
+    local_fleet, data = make_local_fleet(make_settings(rounds=2, data=str(path)), "1x,4x", tmp_path / "trial")
+    local_fleet.prepare(data)
+    found = read_settings({"data": read_toml(local_fleet.folder / DATA)})
+    assert found.plain()["data"] == local_fleet.settings.plain()["data"]
     assert None in found.plain()["data"].values()
 
 
@@ -155,7 +155,7 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
 
 def test_settings_that_cannot_be_served_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(InvalidSettings, match="user_vectors"):
-        trial_of(flat(solver="gradient", user_vectors="uploaded"), "1x", tmp_path / "trial")
+        make_local_fleet(make_settings(algorithm="gradient", user_vectors="uploaded"), "1x", tmp_path / "trial")
     assert not (tmp_path / "trial").exists()
 
 
@@ -184,8 +184,8 @@ def wait_for(condition: object, seconds: float = 60.0) -> None:
 def test_a_program_s_children_end_with_it_even_in_sessions_of_their_own(
     tail: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairfold.flower.processes.PATIENCE", 1.0)
-    with stopping([]) as programs:
+    monkeypatch.setattr("fairfold.flower.fleet.processes.TERMINATE_TIMEOUT", 1.0)
+    with stop_on_exit([]) as programs:
         program = Program("family", [sys.executable, "-c", FAMILY.format(tail=tail)], tmp_path / "log", {})
         programs.append(program)
         wait_for(lambda: len(descendants([program.pid])) == 2)
@@ -199,9 +199,9 @@ def alive(pid: int) -> bool:
     return bool(listed.strip()) and not listed.strip().startswith("Z")
 
 
-def test_a_program_that_ends_too_early_says_its_last_words(tmp_path: Path) -> None:
+def test_a_program_that_ends_too_early_shows_the_end_of_its_log(tmp_path: Path) -> None:
     program = Program("server", [sys.executable, "-c", "print('no luck'); exit(3)"], tmp_path / "log", {})
-    with pytest.raises(InvalidState, match="status 3"), stopping([program]):
+    with pytest.raises(InvalidState, match="status 3"), stop_on_exit([program]):
         wait_for_port(free_ports(1)[0], program)
     assert "no luck" in program.tail()
 
@@ -227,40 +227,40 @@ def programs_of(out: Path) -> list[str]:
 def test_the_command_ends_with_a_better_model_over_tls(tmp_path: Path) -> None:
     out = tmp_path / "trial"
     process = federate(out, "--nodes", "1x,4x,16x,64x", "--rounds", "5")
-    said, _ = process.communicate(timeout=1200)
-    assert process.returncode == 0, said
+    output, _ = process.communicate(timeout=1200)
+    assert process.returncode == 0, output
     assert programs_of(out) == []
-    assert "round 5/5: 4 of 4 nodes answered" in said
-    nodes = who_took_part(read_events(out / "server" / "run"))[0]
+    assert "round 5/5: 4 of 4 nodes replied" in output
+    nodes = participants(read_events(out / "server" / "run"))[0]
     assert sorted(node["capacity"] for node in nodes) == ["16x", "1x", "4x", "64x"]
     assert all(node["rounds"] == 5 for node in nodes)
     held = {node["capacity"]: node["bytes_held"] for node in nodes}
     assert held["1x"] > held["4x"] > held["16x"] > held["64x"]
     for before, after in ((node["first_quality"], node["last_quality"]) for node in nodes):
         assert after[0] / after[1] > before[0] / before[1]
-    row = re.search(r"all .*?(0\.\d+) .*?(0\.\d+)", said)
+    row = re.search(r"all .*?(0\.\d+) .*?(0\.\d+)", output)
     assert row is not None
     assert float(row[2]) > float(row[1])
 
 
 @pytest.mark.slow
-def test_sums_judgements_and_model_are_those_of_the_simulation_to_the_last_bit(tmp_path: Path) -> None:
+def test_sums_evaluations_and_model_are_those_of_the_simulation_to_the_last_bit(tmp_path: Path) -> None:
     """Over TLS, by processes of their own; the same users of every size."""
-    settings = flat(
-        solver="correlations", method="leading", factors=48, rounds=15, evaluate_every=15,
-        world={"users": 90, "items": 900, "interactions_per_user": 60},
+    settings = make_settings(
+        algorithm="co_occurrence", method="truncated", factors=48, rounds=15, evaluate_every=15,
+        data={"users": 90, "items": 900, "interactions_per_user": 60},
     )  # fmt: skip
-    trial, data = trial_of(settings, "1x*2,4x", tmp_path / "trial")
-    trial.prepare(data)
-    trial.run(lambda _words: None)
-    checkpoint = require(trial.run_folder / "checkpoints").progress.state
-    world = World.of(trial.settings, catalogued(data, trial.settings))
+    local_fleet, data = make_local_fleet(settings, "1x*2,4x", tmp_path / "trial")
+    local_fleet.prepare(data)
+    local_fleet.run(lambda _words: None)
+    checkpoint = load_newest(local_fleet.run_folder / "checkpoints").progress.state
+    world = Federation.of(local_fleet.settings, catalogued(data, local_fleet.settings))
     nodes = assign_groups(data.num_users, 3)
-    fleet, state = replace(world.fleet, size=torch.tensor([0, 0, 1])[nodes]), world.initial()
+    fleet, state = replace(world.sampler, size=torch.tensor([0, 0, 1])[nodes]), world.initial()
     for _ in range(settings.run.rounds):
-        state = run_round(state, fleet, world.people, Rejections(), batched)
-    for name in ("sum", "quality", "made"):
-        assert_same(checkpoint.moments[name], state.moments[name], 0.0)
+        state = run_round(state, fleet, world.clients, Rejections(), batched)
+    for name in ("sum", "quality", "solver"):
+        assert_same(checkpoint.algorithm_state[name], state.algorithm_state[name], 0.0)
     assert_same(checkpoint.full, state.full, 0.0)
 
 

@@ -22,11 +22,11 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fairfold.flower.federate import HOST, Trial, trial_of
-from fairfold.flower.processes import descendants, stopping
-from fairfold.flower.superlink import LIMITS
-from tests.flat import flat
-from tests.flower.test_superlink import PIECE, tree
+from fairfold.flower.fleet.gateway import LIMITS
+from fairfold.flower.fleet.local_fleet import HOST, LocalFleet, make_local_fleet
+from fairfold.flower.fleet.processes import descendants, stop_on_exit
+from tests.flower.fleet.test_superlink import PIECE, tree
+from tests.support.settings import make_settings
 
 WORLD = {"users": 24, "items": 80, "interactions_per_user": 12}
 
@@ -34,10 +34,10 @@ WORLD = {"users": 24, "items": 80, "interactions_per_user": 12}
 class Hostile:
     """Somebody with a registered key and a program of his own."""
 
-    def __init__(self, trial: Trial, number: int) -> None:
-        key = load_ssh_private_key((trial.node(number) / "key").read_bytes(), None)
+    def __init__(self, local_fleet: LocalFleet, number: int) -> None:
+        key = load_ssh_private_key((local_fleet.node(number) / "key").read_bytes(), None)
         assert isinstance(key, ec.EllipticCurvePrivateKey)
-        self.address, self.ca = f"{HOST}:{trial.port}", str(trial.server.authority)
+        self.address, self.ca = f"{HOST}:{local_fleet.port}", str(local_fleet.server.authority)
         self.link = FleetHttpClient.from_server_address(
             self.address, False, self.ca, interceptors=[NodeAuthHttpInterceptor(key, key.public_key())]
         )
@@ -45,7 +45,7 @@ class Hostile:
         self.node = Node(
             node_id=self.link.ActivateNode(ActivateNodeRequest(public_key=public, heartbeat_interval=600)).node_id
         )
-        self.sent = self.stored = self.refused = 0
+        self.task = self.stored = self.refused = 0
         self.lock = threading.Lock()
 
     def wait_for_message(self, seconds: float = 300.0) -> MessageProto:
@@ -81,7 +81,7 @@ class Hostile:
             )  # fmt: skip
             stored = self.link.PushObject(request).stored
             with self.lock:
-                self.sent += len(content)
+                self.task += len(content)
                 self.stored += stored * len(content)
                 self.refused += not stored
 
@@ -136,21 +136,21 @@ def test_a_node_that_uploads_without_end_fills_its_share_and_the_run_goes_on(tmp
     trees that would grow, sends 2 GB from 24 threads, and requests that do not end. Flower alone keeps the 2 GB.
     """
     share = 64_000_000
-    settings = flat(rounds=2, evaluate_every=100, world=WORLD)
-    trial, data = trial_of(settings, "1x,2x", tmp_path / "trial")
-    trial.round_timeout, trial.wait_for = 240.0, 1
-    trial.prepare(data)
+    settings = make_settings(rounds=2, evaluate_every=100, data=WORLD)
+    local_fleet, data = make_local_fleet(settings, "1x,2x", tmp_path / "trial")
+    local_fleet.round_timeout, local_fleet.wait_for = 240.0, 1
+    local_fleet.prepare(data)
     numbers = range(400)
     names = [hashlib.sha256(content(number)).hexdigest() for number in numbers]
-    with stopping(trial.programs), contextlib.ExitStack() as opened:
-        server = trial.start_server("--node-quota", "64")
-        superlink = next(pid for pid in descendants([server.pid]) if "flower.superlink" in command_of(pid))
+    with stop_on_exit(local_fleet.programs), contextlib.ExitStack() as opened:
+        server = local_fleet.start_server("--node-quota", "64")
+        superlink = next(pid for pid in descendants([server.pid]) if "fleet.superlink" in command_of(pid))
         for number in range(2):
-            trial.enrol(number)
-        hostile = Hostile(trial, 1)
+            local_fleet.enrol(number)
+        hostile = Hostile(local_fleet, 1)
         opened.enter_context(hostile.link)
-        trial.start_node(0)
-        job = trial.start_run("--wait-for", "2")
+        local_fleet.start_node(0)
+        job = local_fleet.start_run("--wait-for", "2")
         asked = hostile.wait_for_message()
         before = memory_of(superlink, "VmRSS")
         # What is no answer; a tree that would grow; an answer of more pieces than a share has room for.
@@ -168,7 +168,7 @@ def test_a_node_that_uploads_without_end_fills_its_share_and_the_run_goes_on(tmp
         pieces = [map(content, numbers[start::24]) for start in range(24)]
         run = asked.metadata.run_id
         together(*(lambda part=part: hostile.upload(run, session, part) for part in pieces))
-        assert hostile.sent > 2e9
+        assert hostile.task > 2e9
         assert 0 < hostile.stored <= share
         assert hostile.refused > 300
         # Requests without an end, some of them to where one needs no key.
@@ -187,5 +187,5 @@ def test_a_node_that_uploads_without_end_fills_its_share_and_the_run_goes_on(tmp
                 assert client.post(f"https://{hostile.address}{path}").status_code == status
         assert job.wait(1200) == 0, job.tail(40)
         assert server.status() is None
-    assert [answers for _, answers in trial.server.rounds_done()] == [1, 1]
-    assert (trial.run_folder / "result.json").exists()
+    assert [answers for _, answers in local_fleet.server.completed_rounds()] == [1, 1]
+    assert (local_fleet.run_folder / "result.json").exists()

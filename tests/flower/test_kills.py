@@ -1,4 +1,4 @@
-"""Real programs killed at the worst moments, with sums that remember: they hold what each device last said."""
+"""Real programs killed at the worst moments: the aggregate holds each device's last update."""
 
 import time
 from collections.abc import Iterable
@@ -7,33 +7,38 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairfold.algorithms.correlations import SUM, Correlations
-from fairfold.algorithms.pair_architecture import ROWS
-from fairfold.algorithms.pairs import items_of, pair_sums, size_of, weights_of
-from fairfold.algorithms.said import SAID
-from fairfold.algorithms.spoken import room_for
-from fairfold.flower.books import Books
-from fairfold.flower.client import name_of
-from fairfold.flower.federate import Trial
-from fairfold.flower.processes import stopping
-from fairfold.flower.store import DeviceState, DeviceStore
-from fairfold.protocol.plan import Plan
-from fairfold.protocol.words import Public
+from fairfold.algorithms.cooccurrence.algorithm import CoOccurrence
+from fairfold.algorithms.cooccurrence.cooccurrence import (
+    SUM,
+    SYNC_STATE,
+    history_weights,
+    max_uploaded_items,
+    triangle_items,
+    triangle_size,
+)
+from fairfold.algorithms.cooccurrence.scorer import ROWS
+from fairfold.config import Settings
+from fairfold.config.tables import SyntheticData
+from fairfold.federation.plan import Plan
+from fairfold.federation.updates import PublicStatistics
+from fairfold.flower.client import load_device_id
+from fairfold.flower.client_store import ClientState, ClientStore
+from fairfold.flower.fleet.local_fleet import LocalFleet
+from fairfold.flower.fleet.processes import stop_on_exit
+from fairfold.flower.persistence import NetworkState
 from fairfold.runs import checkpoint
-from fairfold.settings import Settings
-from fairfold.settings.parts import SyntheticData
-from fairfold.values import Weights
-from tests.flower.common import assert_same
+from fairfold.typing import Weights
 from tests.flower.test_processes import ended, log_of, made, started, wait_for
+from tests.support.nodes import assert_same, cooccurrence_sums
 
 pytestmark = pytest.mark.slow
 
 MORTAL_SERVER = """
 import os, signal
 from pathlib import Path
-from fairfold.flower import record
+from fairfold.flower import persistence
 
-true, marker = record.Record.round_done, Path({marker!r})
+true, marker = persistence.RunRecorder.save_checkpoint, Path({marker!r})
 
 
 def round_done(self, progress):
@@ -43,90 +48,98 @@ def round_done(self, progress):
     true(self, progress)
 
 
-record.Record.round_done = round_done
+persistence.RunRecorder.save_checkpoint = round_done
 """
 
 
-def summed_words(settings: Settings, books: Books, words: Iterable[tuple[int, DeviceState]]) -> dict[str, Weights]:
-    """The sum of some devices' words, each with the size in which it was said, by the name that the server has."""
+def summed_words(
+    settings: Settings, network_state: NetworkState, words: Iterable[tuple[int, ClientState]]
+) -> dict[str, Weights]:
+    """The sum of some devices' updates, each with its size, by the device's id."""
     assert isinstance(settings.data, SyntheticData)
-    plan = Plan.of(settings, Public(settings.data.items, survey=books.survey))
-    assert isinstance(plan.algorithm, Correlations)
+    plan = Plan.of(settings, PublicStatistics(settings.data.items, statistics=network_state.statistics))
+    assert isinstance(plan.algorithm, CoOccurrence)
     head = plan.architecture.tables[ROWS][0]
-    sums = torch.zeros(size_of(head)).double()
+    sums = torch.zeros(triangle_size(head)).double()
     for size, kept in words:
-        if not kept.said.own:  # the sum holds no word of it yet
+        if not kept.acknowledged.local_state:  # the sum holds no word of it yet
             continue
-        offsets, marks = kept.history["offsets"], kept.said.own[SAID][:, 0] > 0
-        said = items_of(plan.algorithm.spoken(plan, size).size)
-        most = room_for(settings, plan.public, plan.capacities[size], head)
+        offsets, marks = kept.history["offsets"], kept.acknowledged.local_state[SYNC_STATE][:, 0] > 0
+        num_items = triangle_items(plan.algorithm.upload_projection(plan, size).size)
+        most = max_uploaded_items(settings, plan.public, plan.capacities[size], head)
         for first, last in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
             items = kept.history["items"][first:last][marks[first:last]]
             mine = items[items < head].sort().values
             if len(mine):
-                packed = pair_sums([mine[mine < said][:most]], weights_of(torch.tensor([len(mine)])), said)
+                weights = history_weights(torch.tensor([len(mine)]))
+                packed = cooccurrence_sums([mine[mine < num_items][:most]], weights, num_items)
                 sums[: len(packed)] += packed.double()
     return {SUM: {SUM: sums}}
 
 
-def assert_exact(trial: Trial) -> None:
+def assert_exact(local_fleet: LocalFleet) -> None:
     """The server's sums of its last checkpoint are those of the words that it and its devices agree on."""
-    state = checkpoint.require(trial.run_folder / "checkpoints").progress.state
-    books = Books(state)
-    homes = [trial.node(number) / "state" for number in range(len(trial.capacities))]
+    state = checkpoint.load_newest(local_fleet.run_folder / "checkpoints").progress.state
+    network_state = NetworkState(state)
+    homes = [local_fleet.node(number) / "state" for number in range(len(local_fleet.capacities))]
     words = [
-        (books.sizes[name_of(home)], DeviceStore(home).load().agreed(books.run, books.held.get(name_of(home), 0)))
+        (
+            network_state.sizes[load_device_id(home)],
+            ClientStore(home)
+            .load()
+            .reconcile(network_state.run, network_state.acknowledged.get(load_device_id(home), 0)),
+        )
         for home in homes
     ]
-    for moment, of in summed_words(trial.settings, books, words).items():
-        assert_same({key: tensor.double() for key, tensor in state.moments[moment].items()}, of, 1e-6)
+    for moment, of in summed_words(local_fleet.settings, network_state, words).items():
+        assert_same({key: tensor.double() for key, tensor in state.algorithm_state[moment].items()}, of, 1e-6)
 
 
-def sums(folder: Path, kinds: list[str], rounds: int) -> Trial:
-    return made(folder, kinds, rounds, timeout=600, solver="correlations", choose=False)
+def sums(folder: Path, kinds: list[str], rounds: int) -> LocalFleet:
+    return made(folder, kinds, rounds, timeout=600, algorithm="co_occurrence", tune=False)
 
 
 def test_a_device_killed_between_training_and_sending(tmp_path: Path) -> None:
-    trial = sums(tmp_path / "trial", ["good", "killed"], rounds=3)
-    with stopping(trial.programs):
-        ended(trial, started(trial))
-    assert [answers for _, answers in trial.server.rounds_done()] == [2, 1, 2], log_of(trial)
-    assert_exact(trial)
+    local_fleet = sums(tmp_path / "trial", ["good", "killed"], rounds=3)
+    with stop_on_exit(local_fleet.programs):
+        ended(local_fleet, started(local_fleet))
+    assert [answers for _, answers in local_fleet.server.completed_rounds()] == [2, 1, 2], log_of(local_fleet)
+    assert_exact(local_fleet)
 
 
-def test_a_server_killed_between_taking_answers_and_its_checkpoint(tmp_path: Path) -> None:
-    trial = sums(tmp_path / "trial", ["good", "good"], rounds=3)
-    app, marker = trial.server.app / "fairfold_app" / "server_app.py", tmp_path / "killed"
+def test_a_server_killed_between_aggregation_and_its_checkpoint(tmp_path: Path) -> None:
+    local_fleet = sums(tmp_path / "trial", ["good", "good"], rounds=3)
+    app, marker = local_fleet.server.app / "fairfold_app" / "server_app.py", tmp_path / "killed"
     app.write_text(app.read_text() + MORTAL_SERVER.replace("{marker!r}", repr(str(marker))))
-    with stopping(trial.programs):
-        job = started(trial)
+    with stop_on_exit(local_fleet.programs):
+        job = started(local_fleet)
         wait_for(marker.exists, job)
-        for program in reversed(trial.programs):
+        for program in reversed(local_fleet.programs):
             program.kill()
-        trial.programs.clear()
-        assert checkpoint.require(trial.run_folder / "checkpoints").progress.state.round_number == 1
-        ended(trial, started(trial, "--resume"))
-    assert [answers for _, answers in trial.server.rounds_done()] == [2, 2, 2], log_of(trial)
-    assert_exact(trial)
+        local_fleet.programs.clear()
+        assert checkpoint.load_newest(local_fleet.run_folder / "checkpoints").progress.state.round_number == 1
+        ended(local_fleet, started(local_fleet, "--resume"))
+    assert [answers for _, answers in local_fleet.server.completed_rounds()] == [2, 2, 2], log_of(local_fleet)
+    assert_exact(local_fleet)
 
 
 def test_ten_devices_killed_at_random_moments_in_two_rounds(tmp_path: Path) -> None:
-    trial = sums(tmp_path / "trial", ["good", "good", *["mortal"] * 10], rounds=4)
-    with stopping(trial.programs):
-        ended(trial, started(trial))
-    assert len(list(trial.folder.rglob("killed-in-*"))) == 20
-    answers = [answers for _, answers in trial.server.rounds_done()]
-    assert answers[0] == answers[3] == 12, log_of(trial)
-    assert answers[1] == answers[2] == 2, log_of(trial)
-    assert_exact(trial)
+    local_fleet = sums(tmp_path / "trial", ["good", "good", *["mortal"] * 10], rounds=4)
+    with stop_on_exit(local_fleet.programs):
+        ended(local_fleet, started(local_fleet))
+    assert len(list(local_fleet.folder.rglob("killed-in-*"))) == 20
+    answers = [answers for _, answers in local_fleet.server.completed_rounds()]
+    assert answers[0] == answers[3] == 12, log_of(local_fleet)
+    assert answers[1] == answers[2] == 2, log_of(local_fleet)
+    assert_exact(local_fleet)
 
 
 OFTEN_MORTAL_SERVER = """
 import os, random, signal, threading
 from pathlib import Path
-from fairfold.flower import record
+from fairfold.flower import persistence
 
-true, marker, dice = record.Record.round_done, Path({marker!r}), random.Random(os.urandom(8))
+true, marker, dice = persistence.RunRecorder.save_checkpoint, Path({marker!r}), random.Random(os.urandom(8))
 
 
 def round_done(self, progress):
@@ -140,28 +153,30 @@ def round_done(self, progress):
     true(self, progress)
 
 
-record.Record.round_done = round_done
+persistence.RunRecorder.save_checkpoint = round_done
 """
 
 
 def test_a_server_killed_at_twenty_random_moments(tmp_path: Path) -> None:
-    kills, trial = 20, sums(tmp_path / "trial", ["good", "good"], rounds=40)
-    app, marker = trial.server.app / "fairfold_app" / "server_app.py", tmp_path / "killed"
+    kills, local_fleet = 20, sums(tmp_path / "trial", ["good", "good"], rounds=40)
+    app, marker = local_fleet.server.app / "fairfold_app" / "server_app.py", tmp_path / "killed"
     app.write_text(
         app.read_text() + OFTEN_MORTAL_SERVER.replace("{marker!r}", repr(str(marker))).replace("{kills}", str(kills))
     )
-    with stopping(trial.programs):
+    with stop_on_exit(local_fleet.programs):
         for kill in range(kills + 1):
-            job = started(trial, *(["--resume"] if kill else []))
+            job = started(local_fleet, *(["--resume"] if kill else []))
             if kill == kills:
-                ended(trial, job)
+                ended(local_fleet, job)
                 break
             wait_for(lambda: marker.exists() and len(marker.read_text()) > kill, job)  # noqa: B023
             time.sleep(1)
-            for program in reversed(trial.programs):
+            for program in reversed(local_fleet.programs):
                 program.kill()
-            trial.programs.clear()
-            if checkpoint.newest(trial.run_folder / "checkpoints")[0] is not None:  # it may not have come to one
-                assert_exact(trial)
+            local_fleet.programs.clear()
+            if (
+                checkpoint.find_newest(local_fleet.run_folder / "checkpoints")[0] is not None
+            ):  # it may not have come to one
+                assert_exact(local_fleet)
     assert len(marker.read_text()) == kills
-    assert_exact(trial)
+    assert_exact(local_fleet)

@@ -1,4 +1,4 @@
-"""Nothing of the size of the table on a device; never the answers of a whole round on the server."""
+"""Nothing of the size of the table on a device; never the replies of a whole round on the server."""
 
 import gc
 import json
@@ -19,40 +19,40 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.run import Run
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from fairfold.flower.exchange import FETCHED_AT_ONCE, StreamingGrid
-from fairfold.flower.inprocess import InProcessGrid
+from fairfold.flower.grid import FETCHED_AT_ONCE, InProcessGrid, PendingReplies, StreamingGrid
 
 DEVICE = """
 import json, resource, sys, tempfile, torch
 from pathlib import Path
 from fairfold.data import Interactions
-from fairfold.flower.device import DeviceWork
-from fairfold.flower.local import LocalData
-from fairfold.flower.store import DeviceState
-from fairfold.flower.wire import Order, pack_order, pack_reply, unpack_order
-from fairfold.protocol.plan import Plan
-from fairfold.protocol.words import Public, Sent
-from tests.flat import flat
+from fairfold.flower.client_tasks import TaskRunner
+from fairfold.flower.local_data import LocalData
+from fairfold.flower.client_store import ClientState
+from fairfold.flower.wire import TaskRequest, pack_request, pack_reply, unpack_request
+from fairfold.federation.plan import Plan
+from fairfold.federation.updates import PublicStatistics, ClientTask
+from tests.support.settings import make_settings
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 def work(items, changes):
-    settings = flat(**{"factors": 64, "capacities": "64x"} | changes)
-    (held,) = Plan.of(settings, Public(items, survey={"counts": torch.full((items,), 20.0)})).assignments(0)
+    settings = make_settings(**{"factors": 64, "capacities": "64x"} | changes)
+    public = PublicStatistics(items, statistics={"counts": torch.full((items,), 20.0)})
+    (held,) = Plan.of(settings, public).assignments(0)
     vectors = {name: torch.randn(one.size) for name, one in held.projections.items()}
     if "gram" in vectors:
         vectors["gram"] = torch.eye(64).view(-1)
     if "centre" in vectors:
         vectors["centre"] = torch.tensor([3.0, 1.0, 0.0])
     context = {name: one for name, one in held.projections.items() if name.startswith("item")}
-    order = Order(Sent(0, 0, held.projections, vectors, context), settings, items, 1, 2, evaluate=True)
-    order = unpack_order(pack_order(order)[0])
+    order = TaskRequest(ClientTask(0, 0, held.projections, vectors, context), settings, items, 1, 2, evaluate=True)
+    order = unpack_request(pack_request(order)[0])
     mine = torch.arange(0, items, items // 100)
     stars = lambda part: torch.ones(len(part)) if settings.predicts_ratings else None
     pairs = lambda part: Interactions.from_pairs(torch.zeros(len(part), dtype=torch.long), part, 1, items, stars(part))
-    device = DeviceWork(order, LocalData(pairs(mine[::2]), pairs(mine[1::2])), DeviceState(run=1), 1)
-    reply, _ = device.reply(train=True, quality=True)
+    device = TaskRunner(order, LocalData(pairs(mine[::2]), pairs(mine[1::2])), ClientState(run=1), 1)
+    reply, _ = device.reply(train=True, evaluate=True)
     assert reply.quality is not None
     pack_reply(order, reply)
 
@@ -74,8 +74,8 @@ def device_peak(changes: dict[str, Any]) -> int:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"solver": "closed_form", "chunk": 8}, {"solver": "gradient", "chunk": 8, "local_optimiser": "adam"},
-        {"solver": "ratings", "reference_factors": 64},
+        {"algorithm": "closed_form", "chunk": 8}, {"algorithm": "gradient", "chunk": 8, "local_optimizer": "adam"},
+        {"algorithm": "ratings", "reference_factors": 64},
     ],
 )  # fmt: skip
 def test_a_device_trains_and_evaluates_a_table_it_could_not_hold(changes: dict[str, Any]) -> None:
@@ -84,7 +84,7 @@ def test_a_device_trains_and_evaluates_a_table_it_could_not_hold(changes: dict[s
 
 
 class LazyGrid(InProcessGrid):
-    """Makes every answer when it is fetched, and counts how many are alive."""
+    """Makes every reply when it is fetched, and counts how many are alive."""
 
     def __init__(self, nodes: int) -> None:
         super().__init__(None, [{}] * nodes)  # type: ignore[arg-type]
@@ -107,7 +107,7 @@ class LazyGrid(InProcessGrid):
         return answers
 
 
-def test_answers_are_handed_on_and_forgotten() -> None:
+def test_replies_are_handed_on_and_forgotten() -> None:
     grid = LazyGrid(40)
     messages = [Message(RecordDict({"f": ConfigRecord()}), node, "train") for node in grid.get_node_ids()]
     seen = 0
@@ -119,7 +119,7 @@ def test_answers_are_handed_on_and_forgotten() -> None:
 
 
 class Pieces:
-    """Flower's way to the SuperLink, which holds one answer in pieces of about 1,000 bytes."""
+    """Flower's way to the SuperLink, which holds one reply in pieces of about 1,000 bytes."""
 
     def __init__(self, answer: Message) -> None:
         self.fetched = 0
@@ -141,7 +141,7 @@ class Pieces:
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-def test_an_answer_of_too_many_bytes_is_not_fetched_to_its_end(allowed: bool) -> None:
+def test_a_reply_of_too_many_bytes_is_not_fetched_to_its_end(allowed: bool) -> None:
     arrays = ArrayRecord({f"a{number}": Array(numpy.full(250, number, numpy.float32)) for number in range(400)})
     InProcessGrid(None, [{}])  # type: ignore[arg-type]  # messages belong to a run, which this one names
     asked = Message(RecordDict({"f": ConfigRecord()}), 7, "train")
@@ -152,11 +152,11 @@ def test_an_answer_of_too_many_bytes_is_not_fetched_to_its_end(allowed: bool) ->
     grid = HttpGrid(token="none")
     grid._run, grid._client = Run.create_empty(1), link  # type: ignore[assignment]
     watched = StreamingGrid(grid, 200_000 if allowed else 10_000)
-    (found,) = watched._answers({"asked"}, timeout=5)
+    (found,) = watched.exchange([], PendingReplies({"asked": 7}), 5)
     assert found.has_content() == allowed
     assert (link.fetched > 400 * 1_000) == allowed
     if not allowed:
-        assert "more bytes than an answer can have" in str(found.error.reason)
+        assert "more bytes than a reply can have" in str(found.error.reason)
         assert link.fetched < 150_000, "what a few threads had already asked for, not the rest"
 
 
@@ -169,8 +169,8 @@ class Dribble(Pieces):
         return super().PullObject(request)
 
 
-def test_an_answer_that_does_not_come_to_its_end_is_given_up_when_the_time_is_over() -> None:
-    """Flower alone would wait two hours for it; answers that are there are still fetched."""
+def test_an_incomplete_reply_is_given_up_at_the_deadline() -> None:
+    """Flower alone would wait two hours for it; replies that are there are still fetched."""
     InProcessGrid(None, [{}])  # type: ignore[arg-type]
     asked = Message(RecordDict({"f": ConfigRecord()}), 7, "train")
     asked.metadata.__dict__.update(_message_id="asked", _run_id=1)
@@ -179,6 +179,6 @@ def test_an_answer_that_does_not_come_to_its_end_is_given_up_when_the_time_is_ov
     for link, good in ((Dribble(answer), False), (Pieces(answer), True)):
         grid = HttpGrid(token="none")
         grid._run, grid._client = Run.create_empty(1), link  # type: ignore[assignment]
-        (found,) = StreamingGrid(grid, 1000)._answers({"asked"}, timeout=0.0)
+        (found,) = StreamingGrid(grid, 1000).exchange([], PendingReplies({"asked": 7}), 0.0)
         assert found.has_content() == good
         assert good or "did not come in time" in str(found.error.reason)

@@ -8,18 +8,18 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message
 
 from fairfold.data import Dataset
-from fairfold.data.synthetic import SyntheticWorld
+from fairfold.data.synthetic import SyntheticDataset
 from fairfold.errors import InvalidState
 from fairfold.flower.client import make_client_app
-from fairfold.flower.inprocess import InProcessGrid
-from fairfold.flower.local import LocalData, share_of
+from fairfold.flower.grid import InProcessGrid
+from fairfold.flower.local_data import LocalData, node_partition
 from fairfold.flower.protocol import FACTS
 from fairfold.flower.strategy import FairStrategy
-from tests import own_models
-from tests.federations import tiny_settings
 from tests.flower.test_parity import check
+from tests.support import own_models
+from tests.support.federations import tiny_settings
 
-OWN = "tests.own_models:BiasedMF"
+OWN = "tests.support.own_models:BiasedMF"
 
 
 def test_rankings_as_in_the_loop(tmp_path: Path) -> None:
@@ -27,14 +27,14 @@ def test_rankings_as_in_the_loop(tmp_path: Path) -> None:
 
 
 def test_ratings_as_in_the_loop(tmp_path: Path) -> None:
-    changes = {"model": "tests.own_models:Bilinear", "ratings": True, "rated": True, "local_step": 0.02}
+    changes = {"model": "tests.support.own_models:Bilinear", "ratings": True, "rated": True, "local_lr": 0.02}
     check("fair", "1x-4x", tmp_path, faults=False, **changes)
 
 
 @pytest.fixture(scope="module")
 def world() -> Dataset:
     """Eighty users."""
-    return SyntheticWorld(users=80, items=200, interactions_per_user=40).dataset()
+    return SyntheticDataset(users=80, items=200, interactions_per_user=40).dataset()
 
 
 def federation(
@@ -43,7 +43,7 @@ def federation(
     """Four nodes that were given a model, and a server that asks for one; a round is not tried again."""
 
     def data(context: Context, _num_items: int) -> LocalData:
-        return share_of(world, context)
+        return node_partition(world, context)
 
     app = make_client_app(data, model=given, state=state, repeatable=True)
     sizes = ("1x", "2x", "1x", "2x")
@@ -52,10 +52,10 @@ def federation(
         [{"partition-id": number, "num-partitions": 4, "capacity": size} for number, size in enumerate(sizes)],
     )
     settings = tiny_settings(
-        model=model, clients_per_round=None, capacities="1x-2x", aggregation="delta", server_step=0.1, batch_size=64,
-        network={"empty_rounds": 1}, **changes,
+        model=model, clients_per_round=None, capacities="1x-2x", aggregation="delta", server_lr=0.1, batch_size=64,
+        network={"max_failed_rounds": 1}, **changes,
     )  # fmt: skip
-    return FairStrategy(settings, world.num_items, patience=0.0), grid
+    return FairStrategy(settings, world.num_items, wait_timeout=0.0), grid
 
 
 def test_it_learns(world: Dataset, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_it_learns(world: Dataset, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "asked"),
-    [(None, OWN), (OWN, "neumf"), ("neumf", OWN), ("tests.own_models:Larger", OWN), ("neumf", "mf")],
+    [(None, OWN), (OWN, "neumf"), ("neumf", OWN), ("tests.support.own_models:Larger", OWN), ("neumf", "mf")],
 )
 def test_nodes_with_another_model_are_left_out_by_name(
     given: str | None, asked: str, world: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -99,12 +99,12 @@ def test_a_device_does_not_load_what_only_the_server_names(
     grid.inspect = agree
     made = []
     with monkeypatch.context() as patched:
-        patched.setattr("fairfold.flower.answers.DeviceWork", lambda *_: made.append(1))
+        patched.setattr("fairfold.flower.client_tasks.TaskRunner", lambda *_: made.append(1))
         with pytest.raises(InvalidState, match="4 × the device failed"):
             strategy.start(grid)
     assert len(strategy.nodes.usable) == 4
     assert strategy.progress.rejections.counts == {"the device failed": 4}
-    assert f"an order for model.kind={OWN!r}" in caplog.text
+    assert f"a task for model.kind={OWN!r}" in caplog.text
     assert not made
 
 

@@ -10,55 +10,63 @@ from typing import Any
 import pytest
 
 from fairfold.backends.batched import batched
+from fairfold.backends.sequential import sequential
 from fairfold.data.images import ImageDataset
-from fairfold.data.synthetic import SyntheticWorld
+from fairfold.data.synthetic import SyntheticDataset
 from fairfold.errors import InvalidState
-from fairfold.protocol.round import in_turn
-from fairfold.simulate.result import Judge
-from tests.federations import tiny_data
-from tests.flat import flat
-from tests.flower.common import as_devices, assert_agrees, assert_same, in_process, simulated
-from tests.pictures import pictures
+from fairfold.federation.evaluation import Evaluator
+from tests.support.federations import tiny_data
+from tests.support.nodes import as_devices, assert_agrees, assert_same, in_process, simulated
+from tests.support.pictures import pictures
+from tests.support.settings import make_settings
 
 FAULTS = {"drop": 0.1, "late": 0.1, "nan": 0.1, "infinite": 0.1, "wrong_size": 0.1, "out_of_range": 0.1}
 ITEMS, USERS = 160, 8
 STEPS: dict[str, Any] = {
-    "solver": "gradient", "model": "mf", "local_step": 0.05, "batch_size": 4, "aggregation": "paper",
+    "algorithm": "gradient", "model": "mf", "local_lr": 0.05, "batch_size": 4, "aggregation": "paper",
 }  # fmt: skip
-CHANGES: dict[str, Any] = {"aggregation": "delta", "server_optimiser": "sgd", "server_step": 1.0}
-SOLVED: dict[str, Any] = {"solver": "closed_form", "server_optimiser": "sgd"}
-RATINGS: dict[str, Any] = {"solver": "ratings", "rated": True}
+CHANGES: dict[str, Any] = {"aggregation": "delta", "server_optimizer": "sgd", "server_lr": 1.0}
+SOLVED: dict[str, Any] = {"algorithm": "closed_form", "server_optimizer": "sgd"}
+RATINGS: dict[str, Any] = {"algorithm": "ratings", "rated": True}
 IMAGES: dict[str, Any] = {
-    "data": "pictures", "model": "mlp", "images": {"devices": 8}, "local_epochs": 1, "batch_size": 16,
-    "shuffle": False, "local_step": 0.01, "aggregation": "paper",
+    "data": {"name": "pictures", "clients": 8}, "model": "mlp", "local_epochs": 1, "batch_size": 16,
+    "shuffle": False, "local_lr": 0.01, "aggregation": "paper",
 }  # fmt: skip
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "fair": STEPS,
     "fair by changes": STEPS | CHANGES | {"rehash": True, "local_epochs": 2},
-    "fair with adam on devices": STEPS | CHANGES | {"local_optimiser": "adam", "local_step": 0.001},
+    "fair with adam on devices": STEPS | CHANGES | {"local_optimizer": "adam", "local_lr": 0.001},
     "fair_hom": STEPS | {"method": "fair_hom"},
     "full_trn": STEPS | {"method": "full_trn"},
     "fedavg": STEPS | {"method": "fedavg", "capacities": "1x"},
     "fedhm": STEPS | {"method": "fedhm"},
     "heterofl": STEPS | {"method": "heterofl"},
     "inconsistent": STEPS | {"method": "inconsistent", "mapping": "element"},
-    "neumf": STEPS | {"model": "neumf", "local_step": 0.02},
-    "neumf-mlp": STEPS | {"model": "neumf-mlp", "rated": True, "local_step": 0.01},
-    "everything compressed": STEPS | {"model": "neumf", "compress": "all", "local_step": 0.02, "prox": 0.1},
-    "softmax with a bias": STEPS | {"objective": "softmax", "item_bias": True, "negatives": 3, "local_step": 0.02},
-    "squared with chunks": STEPS | {"objective": "squared", "mapping": "chunk", "chunk": 4, "local_step": 0.02},
+    "neumf": STEPS | {"model": "neumf", "local_lr": 0.02},
+    "neumf-mlp": STEPS | {"model": "neumf-mlp", "rated": True, "local_lr": 0.01},
+    "everything compressed": STEPS | {"model": "neumf", "compress": "all", "local_lr": 0.02, "prox": 0.1},
+    "softmax with a bias": STEPS | {"objective": "softmax", "item_bias": True, "num_negatives": 3, "local_lr": 0.02},
+    "squared with chunks": STEPS | {"objective": "squared", "mapping": "chunk", "chunk": 4, "local_lr": 0.02},
     "closed_form": SOLVED,
-    "closed_form with momentum": {"solver": "closed_form", "server_optimiser": "momentum", "server_step": 0.1},
+    "closed_form with momentum": {"algorithm": "closed_form", "server_optimizer": "momentum", "server_lr": 0.1},
+    "closed_form by Newton steps": {"algorithm": "closed_form", "server_optimizer": "newton", "server_lr": 1.0},
+    "closed_form by Newton steps and counts": {
+        "algorithm": "closed_form",
+        "server_optimizer": "newton",
+        "server_lr": 1.0,
+        "popularity": "counts",
+        "tail_share": 0.5,
+    },
     "closed_form with a tail": SOLVED | {"tail_share": 0.5, "support": 2},
     "closed_form of more factors": SOLVED | {"factors": 8, "reference_factors": 16},
     "closed_form by counts": SOLVED | {"popularity": "counts", "support": 2},
     "closed_form by data": SOLVED | {"weighting": "data", "ridge": 0.3},
-    "ratings": RATINGS | {"alike": False},
-    "ratings alike": RATINGS | {"alike": True},
+    "ratings": RATINGS | {"group_similar": False},
+    "ratings alike": RATINGS | {"group_similar": True},
     "ratings streamed": RATINGS | {"streamed": True},
     "ratings by counts": RATINGS | {"popularity": "counts"},
-    "correlations": {"solver": "correlations", "method": "leading"},
+    "co_occurrence": {"algorithm": "co_occurrence", "method": "truncated"},
     "mlp": IMAGES,
     "mlp by changes": IMAGES | CHANGES,
 }
@@ -66,7 +74,7 @@ SCHEMES = ("1x", "1x-16x", "1x-2x-4x-8x-16x-32x-64x")
 SMALL_SCHEMES = {"fedhm": "1x-2x", "heterofl": "1x-4x", "full_trn": "1x-2x", "inconsistent": "1x-4x"}
 """For methods that cannot serve the smallest devices."""
 
-MEMORABLE = ("ratings", "correlations", "fair", "mlp")
+MEMORABLE = ("ratings", "co_occurrence", "fair", "mlp")
 
 
 def world_of(name: str, scheme: str, *, faults: bool, **changes: Any) -> tuple[Any, Any]:
@@ -85,14 +93,14 @@ def world_of(name: str, scheme: str, *, faults: bool, **changes: Any) -> tuple[A
     if faults:
         keys["faults"] = FAULTS
     data: Any = pictures(count=240) if images else tiny_data(1, USERS, ITEMS, rated)
-    return data, flat(**keys)
+    return data, make_settings(**keys)
 
 
 def check(name: str, scheme: str, folder: Path, *, faults: bool, **changes: Any) -> dict[str, int]:
     """Run both; one user a node. Returns who was left out in the simulator."""
     data, settings = world_of(name, scheme, faults=faults, **changes)
-    expected, world, rejections = simulated(data, settings, as_devices if amplifies(name) else in_turn)
-    nodes = in_process(data, settings, world.people.num_clients, folder, evaluate=False)
+    expected, world, rejections = simulated(data, settings, as_devices if amplifies(name) else sequential)
+    nodes = in_process(data, settings, world.clients.num_clients, folder, evaluate=False)
     nodes.run()
     assert_agrees(nodes, expected, world, rejections)
     if amplifies(name):
@@ -123,7 +131,7 @@ def test_every_scheme(name: str, scheme: str, faults: bool, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["fair", "closed_form", "ratings", "mlp"])
 def test_too_large_a_change_is_refused_alike(name: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidState, match=r"values out of range\)"):  # of everybody, so the round does not count
-        check(name, "1x-4x", tmp_path, faults=False, largest_change=1e-9, rounds=1, network={"empty_rounds": 1})
+        check(name, "1x-4x", tmp_path, faults=False, max_change=1e-9, rounds=1, network={"max_failed_rounds": 1})
 
 
 @pytest.mark.parametrize("name", ["fair", "closed_form by counts", "ratings"])
@@ -132,7 +140,7 @@ def test_some_clients_drawn_as_in_the_simulator(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["fair", "fair by changes", "closed_form", "neumf", "ratings", "ratings streamed"])
-def test_a_node_with_several_users_says_the_sum_of_theirs(name: str, tmp_path: Path) -> None:
+def test_a_node_with_several_users_sends_the_sum_of_their_updates(name: str, tmp_path: Path) -> None:
     data, settings = world_of(name, "1x-4x", faults=False)
     expected, world, rejections = simulated(data, settings, batched)
     nodes = in_process(data, settings, 4, tmp_path, evaluate=False)  # two users each
@@ -143,25 +151,25 @@ def test_a_node_with_several_users_says_the_sum_of_theirs(name: str, tmp_path: P
 
 def test_every_shape_that_is_tried_goes_over_flower(tmp_path: Path) -> None:
     """Rows without columns among them."""
-    name, scheme, changes = "correlations", "1x-16x", {"rounds": 13, "evaluate_every": 13}
+    name, scheme, changes = "co_occurrence", "1x-16x", {"rounds": 13, "evaluate_every": 13}
     plan: Any = simulated(*world_of(name, scheme, faults=False))[1].plan
-    tried = [shape for shapes in plan.algorithm.trials(plan).shapes for shape in shapes[:11]]
-    assert {shape.columns == 0 for shape in tried} == {False, True}
+    tried = [split for splits in plan.algorithm.tuning(plan).splits for split in splits[:11]]
+    assert {split.columns == 0 for split in tried} == {False, True}
     assert check(name, scheme, tmp_path, faults=False, **changes) == {}
 
 
 @pytest.mark.parametrize("nodes", [2, 8])
-def test_sums_judgements_and_models_are_the_simulator_s_to_the_last_bit(nodes: int, tmp_path: Path) -> None:
+def test_sums_validation_and_models_are_the_simulator_s_to_the_last_bit(nodes: int, tmp_path: Path) -> None:
     """Whoever is on a node: a choice between models, at a knife's edge, is the same over messages."""
     keys: dict[str, Any] = {"rounds": 15, "evaluate_every": 15, "capacities": "1x-4x", "factors": 8}
-    settings = flat(solver="correlations", method="leading", clients_per_round=None, **keys)
-    data = SyntheticWorld(users=24, items=80, interactions_per_user=16).dataset()
+    settings = make_settings(algorithm="co_occurrence", method="truncated", clients_per_round=None, **keys)
+    data = SyntheticDataset(users=24, items=80, interactions_per_user=16).dataset()
     expected, _, _ = simulated(data, settings, batched)
     found = in_process(data, settings, nodes, tmp_path, evaluate=False).run()
     assert_same(found.full, expected.full, 0.0)
-    assert expected.moments.keys() == {"sum", "made", "quality"}
-    for name, moment in expected.moments.items():
-        assert_same(found.moments[name], moment, 0.0)
+    assert expected.algorithm_state.keys() == {"sum", "solver", "quality"}
+    for name, moment in expected.algorithm_state.items():
+        assert_same(found.algorithm_state[name], moment, 0.0)
 
 
 def test_images_of_a_device_with_its_own_order(tmp_path: Path) -> None:
@@ -177,29 +185,29 @@ def test_images_of_a_device_with_its_own_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["closed_form", "fair", "neumf", "closed_form by counts", "softmax with a bias"])
-def test_what_devices_say_of_their_models_is_what_the_simulator_finds(name: str, tmp_path: Path) -> None:
+def test_qualities_that_clients_measure_are_those_of_the_simulator(name: str, tmp_path: Path) -> None:
     """Before and after, for every size: no device sees another's test items, and none realises the table."""
     _, settings = world_of(name, "1x-2x-4x", faults=False, top=5, evaluate_every=3)
-    data = SyntheticWorld(users=12, items=40, interactions_per_user=14).dataset()
+    data = SyntheticDataset(users=12, items=40, interactions_per_user=14).dataset()
     nodes = in_process(data, settings, 6, tmp_path)
-    judge, world = Judge(nodes.world, {}), nodes.world
-    before = judge.quality(world.initial(), world.plan.assignments(0))
+    evaluator, world = Evaluator(nodes.world, {}), nodes.world
+    before = evaluator.quality(world.initial(), world.plan.assignments(0))
     state = nodes.run()
     for number in range(6):
-        world.people.keep([2 * number, 2 * number + 1], nodes.kept(number).said.own)
-    after = judge.quality(state, world.plan.assignments(2))
+        world.clients.save_local_state([2 * number, 2 * number + 1], nodes.kept(number).acknowledged.local_state)
+    after = evaluator.quality(state, world.plan.assignments(2))
     start, last = nodes.strategy.start_quality, nodes.strategy.progress.history[-1].quality
     assert start is not None
     assert last is not None
     assert start.groups == pytest.approx(before.groups, rel=1e-6)
     assert last.groups == pytest.approx(after.groups, rel=1e-6)
     assert last.groups != pytest.approx(before.groups, rel=1e-3)
-    assert all(node.first_quality and node.last_quality for node in nodes.strategy.nodes.usable.values())
+    assert nodes.strategy.open_round.node_qualities.keys() == nodes.strategy.nodes.usable.keys()
 
 
 @pytest.mark.parametrize("name", ["ratings", "ratings streamed"])
 def test_half_precision_loses_nothing_of_sums_that_remember(name: str, tmp_path: Path) -> None:
-    """What devices receive is rounded; what they say is not, so the sums are those of what each said last."""
+    """What devices receive is rounded; their updates are not, so the sums are those of each last update."""
     data, settings = world_of(name, "1x-4x", faults=False, rounds=4)
     whole = in_process(data, settings, USERS, tmp_path / "whole", evaluate=False)
     half = in_process(data, settings, USERS, tmp_path / "half", evaluate=False, half=True)

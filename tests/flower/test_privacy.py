@@ -14,18 +14,18 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 
 from fairfold.errors import InvalidState
 from fairfold.flower.client import make_client_app
-from fairfold.flower.inprocess import InProcessGrid
+from fairfold.flower.client_store import ClientStore
+from fairfold.flower.grid import InProcessGrid
 from fairfold.flower.protocol import ARRAYS, FACTS, FILE, MODEL
-from fairfold.flower.store import DeviceStore
 from fairfold.flower.strategy import FairStrategy
-from tests.federations import tiny_settings
+from tests.support.federations import tiny_settings
 
 ITEMS = 60
 UP = {"query.capacity": {"version", "capacity", "number", "name"},
       "query.model": {"version"},
-      "train": {"version", "run", "word", "weight", "scales", "quality", "evaluated"},
-      "evaluate": {"version", "run", "word", "weight", "scales", "quality", "evaluated"}}  # fmt: skip
-"""All that may stand in an answer beside the tensors."""
+      "train": {"version", "run", "update_id", "weight", "scales", "quality", "evaluated"},
+      "evaluate": {"version", "run", "update_id", "weight", "scales", "quality", "evaluated"}}  # fmt: skip
+"""All facts that a reply may have beside its tensors."""
 
 
 def parts(message: Message) -> Iterator[tuple[str, str, bytes]]:
@@ -40,8 +40,8 @@ def parts(message: Message) -> Iterator[tuple[str, str, bytes]]:
 
 
 def secrets_of(folder: Path, names: list[str]) -> list[bytes]:
-    """What no answer is made of: names of users, and the seed of the device's own draws."""
-    secret = DeviceStore(folder).load().secret
+    """What no reply may contain: names of users, and the seed of the device's own draws."""
+    secret = ClientStore(folder).load().secret
     return [name.encode() for name in names] + [str(secret).encode(), f"{secret:x}".encode()]
 
 
@@ -60,7 +60,7 @@ def check(messages: list[Message], forbidden: list[bytes], tensors: set[str]) ->
             assert not any(secret in content for secret in forbidden), f"{kind} carries something private in {key}"
 
 
-@pytest.mark.parametrize("changes", [{"solver": "closed_form"}, {"model": "neumf"}, {"local_optimiser": "adam"}])
+@pytest.mark.parametrize("changes", [{"algorithm": "closed_form"}, {"model": "neumf"}, {"local_optimizer": "adam"}])
 @pytest.mark.parametrize("leaky", [False, True])
 def test_no_name_and_no_unknown_fact_enters_a_message(changes: dict[str, Any], leaky: bool, tmp_path: Path) -> None:
     settings = tiny_settings(**{"rounds": 2, "clients_per_round": None, "capacities": "1x-4x", "aggregation": "delta",
@@ -106,7 +106,7 @@ def test_no_name_and_no_unknown_fact_enters_a_message(changes: dict[str, Any], l
         check(messages, forbidden, tensors)
 
 
-def test_a_device_that_fails_does_not_say_on_what(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_device_that_fails_does_not_reveal_on_what(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An error quotes what was given. The device's own log may have it; the message may not."""
     (tmp_path / "anna.csv").write_text("user,item\nAnna,A-Secret-Book\n")
     config: Any = {"partition-id": 0, "data": str(tmp_path / "anna.csv"), "capacity": "1x", "state": str(tmp_path)}
@@ -116,7 +116,7 @@ def test_a_device_that_fails_does_not_say_on_what(tmp_path: Path, caplog: pytest
         if message.has_error():
             reasons.append(str(message.error.reason))
 
-    settings = tiny_settings(rounds=1, clients_per_round=None, capacities="1x", network={"empty_rounds": 1})
+    settings = tiny_settings(rounds=1, clients_per_round=None, capacities="1x", network={"max_failed_rounds": 1})
     with pytest.raises(InvalidState):
         FairStrategy(settings, ITEMS, evaluate=False).start(InProcessGrid(make_client_app(), [config], inspect=inspect))
     assert len(reasons) == 1

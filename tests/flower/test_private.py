@@ -11,37 +11,40 @@ import pytest
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fairfold.audit.opening import replayable, run_folder
-from fairfold.errors import InvalidSettings, InvalidState, Refused
-from fairfold.flower import opening, secure_device, secure_round, wire
-from fairfold.flower.opening import refuse_unserved
+from fairfold.config import Settings
+from fairfold.config.privacy import DifferentialPrivacy
+from fairfold.errors import InvalidSettings, InvalidState, RequestRefused
+from fairfold.federation import aggregation, noise
+from fairfold.federation import federation as numbering
+from fairfold.federation.noise import noise_multiplier, required_noise_std
+from fairfold.flower import preparation as opening
+from fairfold.flower import secure_aggregation as secure_round
+from fairfold.flower import secure_client as secure_device
+from fairfold.flower import wire
+from fairfold.flower.messages import secure_in
+from fairfold.flower.preparation import refuse_simulation_only
 from fairfold.flower.protocol import KEYS
-from fairfold.flower.secure_wire import secure_in
-from fairfold.privacy.encoding import Encoding, Segment, Words, added
+from fairfold.privacy.audit.auditor import load_for_replay, run_folder
+from fairfold.privacy.fixed_point import Encoding, FixedPointVector, Segment, add_modular
 from fairfold.privacy.ledger import Ledger
-from fairfold.privacy.noise import enough, share_for
-from fairfold.protocol import hearing, noising
-from fairfold.protocol.noising import needed_in, sigma_of
-from fairfold.runs.read import read_values
-from fairfold.secure.device import Device as Machine
-from fairfold.secure.messages import Session, opened
-from fairfold.secure.server import Phase, Server
-from fairfold.settings import Settings
-from fairfold.settings.privacy import PrivatePrivacy
-from fairfold.simulate import numbering
-from tests.flower.common import Nodes, as_devices, assert_same, in_process, simulated
+from fairfold.privacy.noise import client_noise_sigma, min_survivors
+from fairfold.privacy.secure.client import SecureClient
+from fairfold.privacy.secure.messages import Session, parse_message
+from fairfold.privacy.secure.server import Phase, SecureServer
+from fairfold.runs.folder import read_json
 from tests.flower.test_secure import data, no_answer_is_seen
+from tests.support.nodes import Nodes, as_devices, assert_same, in_process, simulated
 
 USERS = 10
-SUMS = {"counts": "survey", "sum": "train"}
+SUMS = {"counts": "statistics", "sum": "train"}
 """For what each sum is asked."""
 
 
 def settings_of(epsilon: float = 8.0, smallest: int = 3, capacities: str = "1x-4x", tries: int = 1) -> Settings:
     return Settings(
-        algorithm={"kind": "correlations"},
-        fleet={"capacities": capacities, "clients_per_round": None, "network": {"empty_rounds": tries}},
-        privacy={"level": "private", "epsilon": epsilon, "smallest_cohort": smallest},
+        algorithm={"kind": "co_occurrence"},
+        fleet={"capacities": capacities, "clients_per_round": None, "network": {"max_failed_rounds": tries}},
+        privacy={"level": "private", "epsilon": epsilon, "min_cohort": smallest},
     )
 
 
@@ -60,17 +63,17 @@ def ledger(folder: Path, number: int, epsilon: float = 8.0) -> Ledger:
 
 
 class Noted:
-    """What devices add to their words together, by purpose, and of which σ for how many owners of a segment."""
+    """The noise that clients add together, by purpose, and of which σ for how many owners of a segment."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.words: dict[str, Words] = {}
+        self.words: dict[str, FixedPointVector] = {}
         self.shares: set[tuple[str, int, int]] = set()
         self._purpose = ""
-        add_share, add_noise = secure_device.add_share, noising.add_noise
+        add_noise_share, add_noise = secure_device.add_noise_share, noise.add_noise
 
-        def speaking(machine: Machine, *rest: Any) -> None:
+        def reply_session(machine: SecureClient, *rest: Any) -> None:
             self._purpose = machine.session.purpose
-            add_share(machine, *rest)
+            add_noise_share(machine, *rest)
             self._purpose = ""
 
         def adding(*given: Any) -> None:
@@ -84,21 +87,21 @@ class Noted:
             self.words[self._purpose] = total
 
         def sharing(sigma: float, devices: int) -> int:
-            found = share_for(sigma, devices)
+            found = client_noise_sigma(sigma, devices)
             if self._purpose:
                 self.shares.add((self._purpose, devices, found))
             return found
 
-        monkeypatch.setattr(secure_device, "add_share", speaking)
-        monkeypatch.setattr(noising, "add_noise", adding)
-        monkeypatch.setattr(noising, "share_for", sharing)
+        monkeypatch.setattr(secure_device, "add_noise_share", reply_session)
+        monkeypatch.setattr(noise, "add_noise", adding)
+        monkeypatch.setattr(noise, "client_noise_sigma", sharing)
 
-    def noised(
-        self, _settings: Settings, _encoding: Encoding, name: str, segment: Segment, _asked: int, _heard: int,
-        words: Words, _draw: Any,
-    ) -> Words:  # fmt: skip
+    def add_aggregate_noise(
+        self, _settings: Settings, _encoding: Encoding, name: str, segment: Segment, _asked: int, _released: int,
+        words: FixedPointVector, _draw: Any,
+    ) -> FixedPointVector:  # fmt: skip
         """A simulation's sum with this noise in the place of its own."""
-        return added(words, self.words[SUMS[name]][segment.start : segment.stop])
+        return add_modular(words, self.words[SUMS[name]][segment.start : segment.stop])
 
 
 def test_the_sums_are_those_of_the_simulation_with_the_devices_noise(
@@ -109,46 +112,55 @@ def test_the_sums_are_those_of_the_simulation_with_the_devices_noise(
     with monkeypatch.context() as patch:
         noted = Noted(patch)
         state = nodes.run()
-    for module in (hearing, numbering):
-        monkeypatch.setattr(module, "noised", noted.noised)
+    for module in (aggregation, numbering):
+        monkeypatch.setattr(module, "add_aggregate_noise", noted.add_aggregate_noise)
     expected, world, _ = simulated(data(USERS), settings_of(), as_devices)
-    assert_same(state.moments["sum"], expected.moments["sum"])
-    assert numpy.array_equal(state.moments["survey"]["counts"].numpy(), world.plan.public.survey["counts"].numpy())
+    assert_same(state.algorithm_state["sum"], expected.algorithm_state["sum"])
+    assert numpy.array_equal(
+        state.algorithm_state["statistics"]["counts"].numpy(), world.plan.public.statistics["counts"].numpy()
+    )
     assert_same(state.full, expected.full)
     no_answer_is_seen(messages)
     assert not any(message.metadata.message_type == "evaluate" for message in messages)  # a quality would cost more
     assert nodes.strategy.progress.history[-1].quality is None
     # Noise is that of the owners of each segment, enough of it if three in ten of these leave.
     settings, steps = settings_of(), 1 << 16
-    assert {(purpose, owners) for purpose, owners, _ in noted.shares} == {("survey", 10), ("train", 10), ("train", 5)}
+    assert {(purpose, owners) for purpose, owners, _ in noted.shares} == {
+        ("statistics", 10),
+        ("train", 10),
+        ("train", 5),
+    }
     for purpose, owners, share in noted.shares:
-        wanted = needed_in(settings, {of: name for name, of in SUMS.items()}[purpose]) * steps
-        assert wanted <= share * sqrt(enough(owners)) <= 1.01 * wanted
+        wanted = required_noise_std(settings, {of: name for name, of in SUMS.items()}[purpose]) * steps
+        assert wanted <= share * sqrt(min_survivors(owners)) <= 1.01 * wanted
     drawn = noted.words["train"].view(numpy.int32)[6:].astype(float)
     large = drawn[len(drawn) // 2 :]
-    assert 0.8 < large.std() / (needed_in(settings, "sum") * steps) / sqrt(5 / 4) < 1.25  # five deviations
+    assert 0.8 < large.std() / (required_noise_std(settings, "sum") * steps) / sqrt(5 / 4) < 1.25  # five deviations
     # What it cost stands on every device, and in the run's folder.
     for number in range(USERS):
         entries = ledger(tmp_path / "devices", number).entries()
-        assert [(one.release, one.devices) for one in entries] == [("survey", 10), ("train 0", 5 if number < 5 else 10)]
+        assert [(one.release, one.devices) for one in entries] == [
+            ("statistics", 10),
+            ("train 0", 5 if number < 5 else 10),
+        ]
         assert ledger(tmp_path / "devices", number).spent() == pytest.approx(8, rel=1e-6)
-    result = read_values(tmp_path / "run" / "result.json", "Run it again.")
+    result = read_json(tmp_path / "run" / "result.json", "Run it again.")
     assert result["privacy"]["epsilon"] == pytest.approx(8)
     assert result["privacy"]["unit"] == "one user's whole history"
     assert len(result["privacy"]["assumptions"]) >= 4
-    assert "ε = 8, δ = 1e-05" in result["told"][0]
+    assert "ε = 8, δ = 1e-05" in result["notes"][0]
 
 
-def test_a_long_survey_is_said_in_windows_and_paid_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_statistics_are_sent_in_windows_and_paid_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (wire, secure_device):
         monkeypatch.setattr(module, "WINDOW", 11)
     nodes = federation(tmp_path)
     nodes.run()
     entries = ledger(tmp_path, 0).entries()
     assert [(one.release, one.part) for one in entries] == [
-        ("survey", 0),
-        ("survey", 11),
-        ("survey", 22),
+        ("statistics", 0),
+        ("statistics", 11),
+        ("statistics", 22),
         ("train 0", 0),
     ]
     assert ledger(tmp_path, 0).spent() == pytest.approx(8, rel=1e-6)
@@ -158,10 +170,10 @@ def test_windows_that_overlap_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes = federation(tmp_path)
-    monkeypatch.setattr(opening, "windows", lambda _items: [range(20), range(10, 30)])
-    with pytest.raises(InvalidState, match="the survey before the first round, whose noisy sum is lost"):
+    monkeypatch.setattr(opening, "item_windows", lambda _items: [range(20), range(10, 30)])
+    with pytest.raises(InvalidState, match="the statistics before the first round, whose noisy sum is lost"):
         nodes.run()
-    assert "a survey from item 10 on; needed: windows that do not overlap" in caplog.text
+    assert "statistics from item 10 on; needed: windows that do not overlap" in caplog.text
     assert len(ledger(tmp_path, 0).entries()) == 1
 
 
@@ -177,10 +189,10 @@ def test_its_run_can_be_audited(tmp_path: Path) -> None:
     in_folder = tmp_path / "server" / "run"
     federation(tmp_path / "devices", run_folder=in_folder).run()
     with pytest.raises(InvalidSettings, match="whose data lies on its devices"):
-        replayable(run_folder(tmp_path))
+        load_for_replay(run_folder(tmp_path))
     (tmp_path / "data.toml").write_text('kind = "synthetic"\nusers = 10\nitems = 30\ninteractions_per_user = 4\n')
-    settings, loaded = replayable(run_folder(tmp_path))
-    assert isinstance(settings.privacy, PrivatePrivacy)
+    settings, loaded = load_for_replay(run_folder(tmp_path))
+    assert isinstance(settings.privacy, DifferentialPrivacy)
     assert (loaded.num_users, loaded.num_items) == (10, 30)
 
 
@@ -206,7 +218,7 @@ def test_a_sum_is_opened_if_seven_in_ten_stay(leaving: set[int], opened: bool, t
     nodes = federation(tmp_path, capacities="1x", app=training_without(leaving))
     if opened:
         nodes.run()
-        assert nodes.strategy.progress.history[-1].clients == 7
+        assert nodes.strategy.progress.history[-1].num_clients == 7
     else:
         lost(nodes)
     assert ledger(tmp_path, 9).spent() == pytest.approx(8, rel=1e-6)  # nobody knows what was opened
@@ -214,13 +226,13 @@ def test_a_sum_is_opened_if_seven_in_ten_stay(leaving: set[int], opened: bool, t
 
 
 def test_a_sum_that_nobody_has_paid_for_is_asked_for_again(tmp_path: Path) -> None:
-    """Lost while keys were agreed on, a survey and a round: no words have left a device."""
-    failing = {"survey": 1, "train": 1}
+    """Lost while keys were agreed on, statistics and a round: no vectors have left a device."""
+    failing = {"statistics": 1, "train": 1}
 
     def wrapped(app: ClientApp) -> ClientApp:
         def answer(message: Message, context: Context) -> Message:
             if message.metadata.message_type == KEYS and context.node_id == 1:
-                purpose = opened(Session, secure_in(message.content), None).purpose
+                purpose = parse_message(Session, secure_in(message.content), None).purpose
                 failing[purpose] -= 1
                 if failing[purpose] == 0:
                     raise RuntimeError("no electricity")
@@ -230,9 +242,9 @@ def test_a_sum_that_nobody_has_paid_for_is_asked_for_again(tmp_path: Path) -> No
 
     nodes = federation(tmp_path, capacities="1x", smallest=10, tries=3, app=wrapped)
     nodes.run()
-    assert [report.clients for report in nodes.strategy.progress.history] == [10]
-    assert failing == {"survey": -1, "train": -1}
-    assert [one.release for one in ledger(tmp_path, 0).entries()] == ["survey", "train 0"]
+    assert [report.num_clients for report in nodes.strategy.progress.history] == [10]
+    assert failing == {"statistics": -1, "train": -1}
+    assert [one.release for one in ledger(tmp_path, 0).entries()] == ["statistics", "train 0"]
 
 
 def test_devices_do_not_sign_survivors_without_enough_noise(
@@ -240,9 +252,9 @@ def test_devices_do_not_sign_survivors_without_enough_noise(
 ) -> None:
     """A server that would open the sum all the same."""
     nodes = federation(tmp_path, capacities="1x", app=training_without({0, 1, 2, 3}))
-    close = Server.close
+    close = SecureServer.close
 
-    def lying(server: Server) -> dict[int, bytes]:
+    def lying(server: SecureServer) -> dict[int, bytes]:
         session = server.session
         if server.phase == Phase.VECTORS:
             server.session = replace(session, staying=0)
@@ -251,7 +263,7 @@ def test_devices_do_not_sign_survivors_without_enough_noise(
         finally:
             server.session = session
 
-    monkeypatch.setattr(Server, "close", lying)
+    monkeypatch.setattr(SecureServer, "close", lying)
     lost(nodes)
     assert "6 devices left in segment 0; needed: at least 7, for which noise is sized" in caplog.text
 
@@ -265,46 +277,46 @@ def test_a_second_run_is_refused_with_its_reason_on_both_sides(
     federation(tmp_path / "devices", run_folder=tmp_path / "first").run()
     again = federation(tmp_path / "devices", run_folder=tmp_path / "second")
     caplog.clear()
-    with pytest.raises(InvalidState, match="the survey before it is lost: 0 devices that gave keys"):
+    with pytest.raises(InvalidState, match="the statistics before it are lost: 0 devices that gave keys"):
         again.run()
-    assert caplog.text.count("BudgetSpent: 'survey', which would bring ε to 8.475; needed: 8 at most") == USERS
-    assert "BudgetSpent on the device: 'survey', which would bring" in (tmp_path / "second" / "run.log").read_text()
+    assert caplog.text.count("BudgetSpent: 'statistics', which would bring ε to 8.475; needed: 8 at most") == USERS
+    assert "BudgetSpent on the device: 'statistics', which would bring" in (tmp_path / "second" / "run.log").read_text()
     assert len(ledger(tmp_path / "devices", 3).entries()) == 2
     # One whose owner allows more takes part again; the others do not.
     nodes = federation(tmp_path / "devices", smallest=2)
     for number in (1, 2, 3):
         nodes.grid.contexts[number].node_config["epsilon"] = 100
     nodes.run()
-    assert nodes.strategy.progress.history[-1].clients == 3
+    assert nodes.strategy.progress.history[-1].num_clients == 3
 
 
 def test_a_device_has_a_smallest_cohort_of_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     nodes = federation(tmp_path / "devices", run_folder=tmp_path / "run", capacities="1x")
-    nodes.grid.contexts[1].node_config["smallest-cohort"] = 11
+    nodes.grid.contexts[1].node_config["min-cohort"] = 11
     nodes.run()
-    assert nodes.strategy.progress.history[-1].clients == 9
+    assert nodes.strategy.progress.history[-1].num_clients == 9
     assert "refused: a cohort of 10 devices; needed: at least 11" in caplog.text
-    said = "Refused on the device: a cohort of 10 devices; needed: at least 11"
-    assert said in (tmp_path / "run" / "run.log").read_text()
+    notes = "Refused on the device: a cohort of 10 devices; needed: at least 11"
+    assert notes in (tmp_path / "run" / "run.log").read_text()
     assert not ledger(tmp_path / "devices", 0).entries()
 
 
 def test_what_is_let_out_is_written_down_before_it_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that dies between the two has paid for words that nobody heard."""
-    mask, sent = Machine.mask, list[str]()
+    """A device that dies between the two has spent budget on an update that was never aggregated."""
+    mask, task = SecureClient.mask, list[str]()
 
-    def dying(machine: Machine, words: Words) -> bytes:
+    def dying(machine: SecureClient, words: FixedPointVector) -> bytes:
         if machine.session.purpose == "train":
             raise RuntimeError("no electricity")
         return mask(machine, words)
 
-    monkeypatch.setattr(Machine, "mask", dying)
-    nodes = federation(tmp_path, inspect=lambda message: sent.append(message.metadata.message_type))
+    monkeypatch.setattr(SecureClient, "mask", dying)
+    nodes = federation(tmp_path, inspect=lambda message: task.append(message.metadata.message_type))
     lost(nodes)
     assert ledger(tmp_path, 0).spent() == pytest.approx(8, rel=1e-6)
 
 
-def test_a_server_that_dies_after_the_survey_does_not_ask_for_it_again(tmp_path: Path) -> None:
+def test_a_server_that_dies_after_the_statistics_does_not_ask_for_them_again(tmp_path: Path) -> None:
     class Killed(BaseException):
         pass
 
@@ -312,12 +324,12 @@ def test_a_server_that_dies_after_the_survey_does_not_ask_for_it_again(tmp_path:
         raise Killed
 
     nodes = federation(tmp_path / "devices", run_folder=tmp_path / "run")
-    nodes.strategy._orders = dies  # type: ignore[method-assign]
+    nodes.strategy._tasks = dies  # type: ignore[method-assign]
     with pytest.raises(Killed):
         nodes.run()
     nodes = federation(tmp_path / "devices", run_folder=tmp_path / "run", resume=True)
     nodes.run()
-    assert nodes.strategy.progress.history[-1].clients == USERS
+    assert nodes.strategy.progress.history[-1].num_clients == USERS
     assert len(ledger(tmp_path / "devices", 0).entries()) == 2
 
 
@@ -327,8 +339,8 @@ def test_a_damaged_ledger_lets_nothing_out(tmp_path: Path, caplog: pytest.LogCap
     path.write_text("{}")
     nodes = federation(tmp_path)
     nodes.run()
-    assert nodes.strategy.progress.history[-1].clients == 9
-    assert "lets out nothing more" in caplog.text
+    assert nodes.strategy.progress.history[-1].num_clients == 9
+    assert "releases nothing more" in caplog.text
 
 
 # -- servers that lie --------------------------------------------------------------------------------------------------
@@ -357,23 +369,23 @@ def test_a_session_with_other_noise_than_its_settings_is_refused(
     nodes = federation(tmp_path)
     lost(nodes, paid=change.get("sigma") != 0.0)
     assert reason in caplog.text
-    assert [one.release for one in ledger(tmp_path, 0).entries()] == ["survey"]
+    assert [one.release for one in ledger(tmp_path, 0).entries()] == ["statistics"]
 
 
 def test_a_device_that_wants_noise_takes_part_in_no_exact_sum(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    exact = settings_of().with_changes({"privacy.level": "secure", "privacy.smallest_cohort": 3})
+    exact = settings_of().with_changes({"privacy.level": "secure", "privacy.min_cohort": 3})
     nodes = in_process(data(USERS), exact, USERS, tmp_path)
     for context in nodes.grid.contexts.values():
         context.node_config["privacy"] = "private"
-    with pytest.raises(InvalidState, match="the survey before it is lost: 0 devices that gave keys"):
+    with pytest.raises(InvalidState, match="the statistics before it are lost: 0 devices that gave keys"):
         nodes.run()
     assert "an invitation to a sum without noise; needed: noisy sums alone" in caplog.text
 
 
-def test_what_the_algorithm_does_not_let_out_with_noise_is_not_said() -> None:
-    assert sigma_of(settings_of(), ["counts", "users"]) > sigma_of(settings_of(), ["sum"])
-    with pytest.raises(Refused, match="'quality' in a sum with noise"):
-        sigma_of(settings_of(), ["quality"])
+def test_statistics_that_are_not_released_with_noise_are_not_sent() -> None:
+    assert noise_multiplier(settings_of(), ["counts", "users"]) > noise_multiplier(settings_of(), ["sum"])
+    with pytest.raises(RequestRefused, match="'quality' in a sum with noise"):
+        noise_multiplier(settings_of(), ["quality"])
 
 
 def test_qualities_are_not_asked_for_and_refused_where_they_are(
@@ -382,31 +394,31 @@ def test_qualities_are_not_asked_for_and_refused_where_they_are(
     nodes = federation(tmp_path)
     nodes.strategy.evaluate = True
     nodes.run()
-    assert "a question for qualities where sums have noise" in caplog.text
+    assert "a request for qualities where sums have noise" in caplog.text
     assert nodes.strategy.progress.history[-1].quality is None
 
 
-def test_a_part_that_is_larger_than_noise_is_sized_for_is_not_said(
+def test_an_update_larger_than_the_noise_allows_is_not_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     encode = Encoding.encode
     monkeypatch.setattr(Encoding, "encode", lambda *given, **more: encode(*given, **more) * numpy.uint32(2))
-    with pytest.raises(InvalidState, match="the survey before the first round, whose noisy sum is lost"):
+    with pytest.raises(InvalidState, match="the statistics before the first round, whose noisy sum is lost"):
         federation(tmp_path).run()
     assert "of 1 users; needed: 1 per user: noise is sized for it" in caplog.text
 
 
 def test_noise_of_a_server_is_not_for_networks() -> None:
     with pytest.raises(InvalidSettings, match=r"privacy\.noise='server'"):
-        refuse_unserved(settings_of().with_changes({"privacy.noise": "server"}))
+        refuse_simulation_only(settings_of().with_changes({"privacy.noise": "server"}))
 
 
 @pytest.mark.parametrize(("key", "given"), [("epsilon", 0), ("epsilon", "much"), ("delta", 1.0), ("privacy", "some")])
-def test_what_a_device_says_must_make_sense(
+def test_options_of_a_device_are_validated(
     key: str, given: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes = federation(tmp_path)
     nodes.grid.contexts[1].node_config[key] = given
     nodes.run()
-    assert nodes.strategy.progress.history[-1].clients == 9
+    assert nodes.strategy.progress.history[-1].num_clients == 9
     assert f"{key}={given!r}; needed" in caplog.text

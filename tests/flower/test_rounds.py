@@ -1,4 +1,4 @@
-"""Rounds that mean something: empty ones do not count, only those drawn are asked, and everything is told."""
+"""Rounds over a network: failed ones do not count, only the cohort is asked, and all is recorded."""
 
 import logging
 import time
@@ -11,21 +11,21 @@ import pytest
 import torch
 from flwr.app import Context, Message
 
+from fairfold.config import Settings
 from fairfold.errors import InvalidSettings, InvalidState
 from fairfold.flower.strategy import FairStrategy
-from fairfold.runs import nodes as node_log
-from fairfold.runs.nodes import read_events, who_took_part
-from fairfold.settings import Settings
-from tests.federations import tiny_data
-from tests.flat import flat
-from tests.flower.common import Nodes, in_process
+from fairfold.runs import events as node_log
+from fairfold.runs.events import participants, read_events
 from tests.flower.test_strategy import ITEMS, made, raises, settings_of
+from tests.support.federations import tiny_data
+from tests.support.nodes import Nodes, in_process
+from tests.support.settings import make_settings
 
 QUERIES: dict[str, Any] = {"evaluate": False}
 
 
 def failing(nodes: Nodes, fails: Any) -> None:
-    """Nodes raise where ``fails`` (of node and message) says so."""
+    """Nodes raise where ``fails`` (of node and message) is true."""
     true = nodes.grid.app
 
     def app(message: Message, context: Context) -> Message:
@@ -46,7 +46,7 @@ def asked(nodes: Nodes) -> list[tuple[int, str]]:
     return found
 
 
-def test_a_round_without_answers_does_not_count_and_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_round_without_updates_does_not_count_and_logs_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tried = 0
 
     def fails(_node: int, message: Message) -> bool:
@@ -63,18 +63,18 @@ def test_a_round_without_answers_does_not_count_and_says_why(tmp_path: Path, cap
     unbroken.run()
     for name, vector in unbroken.strategy.progress.state.full.items():
         torch.testing.assert_close(nodes.strategy.progress.state.full[name], vector)
-    assert [report.clients for report in nodes.strategy.progress.history] == [6, 6, 6, 6]
-    assert "round 2: nobody's answer can be used (6 were asked: 6 × the device failed)" in caplog.text
+    assert [report.num_clients for report in nodes.strategy.progress.history] == [6, 6, 6, 6]
+    assert "round 2: no usable update (6 were asked: 6 × the device failed)" in caplog.text
     rounds = [event for event in read_events(tmp_path / "run") if event["event"] == node_log.ROUND]
     assert [(event["round"], event["counted"]) for event in rounds] == [
         (1, True), (2, False), (2, False), (2, True), (3, True), (4, True),
     ]  # fmt: skip
     assert rounds[1]["left_out"] == {str(node): "the device failed" for node in range(1, 7)}
-    assert set(rounds[0]["phases"]) == {"nodes", "orders", "answers", "step", "saving"}
+    assert set(rounds[0]["phases"]) == {"nodes", "tasks", "updates", "step", "saving"}
 
 
-def test_a_run_without_answers_ends_and_can_be_gone_on_with(tmp_path: Path) -> None:
-    settings = settings_of(network={"empty_rounds": 3})
+def test_a_run_without_updates_ends_and_can_be_resumed(tmp_path: Path) -> None:
+    settings = settings_of(network={"max_failed_rounds": 3})
     nodes = made(settings, tmp_path / "devices", folder=tmp_path / "run", **QUERIES)
     true = nodes.grid.app
     failing(nodes, lambda _node, message: message.metadata.message_type == "train" and message.metadata.group_id > "1")
@@ -88,16 +88,16 @@ def test_a_run_without_answers_ends_and_can_be_gone_on_with(tmp_path: Path) -> N
     assert sum(not event.get("counted", True) for event in read_events(tmp_path / "run")) == 3
 
 
-def test_nobody_is_there_and_that_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    nodes = made(settings_of(network={"empty_rounds": 2}), tmp_path, patience=0.0)
+def test_a_run_without_nodes_ends_with_the_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    nodes = made(settings_of(network={"max_failed_rounds": 2}), tmp_path, wait_timeout=0.0)
     nodes.grid.contexts.clear()
     with pytest.raises(InvalidState, match="no node is there that takes part"):
         nodes.run()
     assert nodes.strategy.progress.state.round_number == 0
 
 
-def test_only_those_who_are_drawn_are_asked_and_once(tmp_path: Path) -> None:
-    settings = settings_of(clients_per_round=2, rounds=3, network={"push": False})
+def test_only_the_cohort_is_asked_for_capacities_and_once(tmp_path: Path) -> None:
+    settings = settings_of(clients_per_round=2, rounds=3, network={"push_model": False})
     nodes = made(settings, tmp_path / "devices", folder=tmp_path / "run", **QUERIES)
     sent = asked(nodes)
     nodes.run()
@@ -125,8 +125,8 @@ def test_a_device_that_changed_its_size_is_asked_again(tmp_path: Path) -> None:
 
     nodes.grid.app = app  # type: ignore[assignment]
     nodes.run()
-    assert [report.clients for report in nodes.strategy.progress.history] == [6, 5, 6]
-    took_part, _ = who_took_part(read_events(tmp_path / "run"))
+    assert [report.num_clients for report in nodes.strategy.progress.history] == [6, 5, 6]
+    took_part, _ = participants(read_events(tmp_path / "run"))
     assert next(node for node in took_part if node["node"] == 1)["size"] == "4x"
 
 
@@ -138,7 +138,7 @@ def test_what_came_is_counted_whether_it_can_be_used_or_not(tmp_path: Path) -> N
         nodes.grid.fault = lambda _round, node, bad=spoiled: "nan" if bad and node == 2 else None  # type: ignore[misc]
         nodes.run()
         sizes.append(nodes.strategy.progress.history[0].bytes_up)
-        took_part, _ = who_took_part(read_events(place / "run"))
+        took_part, _ = participants(read_events(place / "run"))
         assert sum(node["bytes_up"] for node in took_part) == sizes[-1]
         assert [node["rounds"] for node in took_part].count(0) == spoiled
     assert sizes[0] == sizes[1]
@@ -161,7 +161,7 @@ def test_what_is_known_of_nodes_is_appended_to_and_not_written_anew(tmp_path: Pa
     assert places == {path.stat().st_ino}, "the same file, from the first line to the last"
 
 
-def test_damaged_events_are_told_and_a_run_goes_on_without_them(
+def test_damaged_events_are_logged_and_a_run_goes_on_without_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings, folder = settings_of(rounds=2), tmp_path / "run"
@@ -185,12 +185,12 @@ def test_damaged_events_are_told_and_a_run_goes_on_without_them(
     sent = asked(nodes)
     again.start(nodes.grid)
     assert [node for node, kind in sent if kind == "query.capacity"] == [2]
-    assert again.progress.history[-1].clients == 6
+    assert again.progress.history[-1].num_clients == 6
     read_events(folder)
 
 
 class ManyNodes:
-    """A grid on which very many nodes are registered, of which the first few answer for all."""
+    """A grid on which very many nodes are registered, of which the first few reply for all."""
 
     def __init__(self, grid: Any, many: int) -> None:
         self._grid, self._nodes, self.looked = grid, list(range(1, many + 1)), 0
@@ -215,49 +215,50 @@ def test_looking_who_is_connected_takes_a_tenth_of_the_time_at_most(tmp_path: Pa
 def test_what_a_server_waits_may_change_when_a_run_goes_on(tmp_path: Path) -> None:
     nodes = made(settings_of(rounds=1), tmp_path / "devices", folder=tmp_path / "run")
     nodes.run()
-    other = settings_of(rounds=1, network={"patience": 5, "round_timeout": 7, "min_nodes": 2})
+    other = settings_of(rounds=1, network={"wait_timeout": 5, "round_timeout": 7, "min_nodes": 2})
     again = FairStrategy(other, ITEMS, folder=tmp_path / "run", resume=True)
-    assert (again.patience, again.round_timeout, again.min_nodes) == (5, 7, 2)
-    assert flat().plain()["fleet"].keys().isdisjoint({"network", "faults"}), "not where nobody changed it"
+    assert (again.wait_timeout, again.round_timeout, again.min_nodes) == (5, 7, 2)
+    assert make_settings().plain()["fleet"].keys().isdisjoint({"network", "faults"}), "not where nobody changed it"
 
 
-def test_a_run_whose_model_follows_from_a_survey_goes_on(tmp_path: Path) -> None:
-    """Which rows there are is known from what devices said before the first round, and not from the settings alone."""
+def test_a_run_whose_model_follows_from_statistics_is_resumed(tmp_path: Path) -> None:
+    """Which rows there are is known from the statistics, and not from the settings alone."""
     settings = Settings(
-        fleet={"capacities": "1x-4x"}, run={"rounds": 1, "evaluate_every": 9}, algorithm={"kind": "correlations"}
+        fleet={"capacities": "1x-4x"}, run={"rounds": 1, "evaluate_every": 9}, algorithm={"kind": "co_occurrence"}
     )
     nodes = in_process(tiny_data(0, 12, 200), settings, 6, tmp_path / "devices", folder=tmp_path / "run", **QUERIES)
     nodes.strategy.start(nodes.grid)
     more = settings.with_changes({"run.rounds": 2})
     again = FairStrategy(more, 200, folder=tmp_path / "run", resume=True, round_timeout=0.0, **QUERIES)
     again.start(nodes.grid)
-    assert [report.clients for report in again.progress.history] == [6, 6]
+    assert [report.num_clients for report in again.progress.history] == [6, 6]
 
 
-@pytest.mark.parametrize("solver", ["correlations", "ratings"])
-def test_a_survey_that_nobody_answers_is_tried_again(
-    solver: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("algorithm", ["co_occurrence", "ratings"])
+def test_statistics_without_replies_are_tried_again(
+    algorithm: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     network = {"capacities": "1x", "clients_per_round": None}
-    settings = Settings(algorithm={"kind": solver}, fleet=network, run={"rounds": 2, "evaluate_every": 9})
-    data = tiny_data(0, 12, 60, solver == "ratings")
+    settings = Settings(algorithm={"kind": algorithm}, fleet=network, run={"rounds": 2, "evaluate_every": 9})
+    data = tiny_data(0, 12, 60, algorithm == "ratings")
     nodes = in_process(data, settings, 6, tmp_path / "devices", folder=tmp_path / "run", **QUERIES)
     tried = iter(range(12))  # all six, twice
     failing(
-        nodes, lambda _node, message: message.metadata.message_type == "query.survey" and next(tried, None) is not None
+        nodes,
+        lambda _node, message: message.metadata.message_type == "query.statistics" and next(tried, None) is not None,
     )
     nodes.strategy.start(nodes.grid)
-    assert [report.clients for report in nodes.strategy.progress.history] == [6, 6]
-    assert caplog.text.count("the survey before it is lost: none of 6 devices answered") == 2
+    assert [report.num_clients for report in nodes.strategy.progress.history] == [6, 6]
+    assert caplog.text.count("the statistics before it are lost: none of 6 devices replied") == 2
     assert sum(not event.get("counted", True) for event in read_events(tmp_path / "run")) == 2
 
 
-def test_who_cannot_be_told_the_numbers_of_its_items_is_left_out_and_named(
+def test_a_client_without_the_numbers_of_its_items_is_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its file has gone since the survey, say."""
+    """For example, its file has gone since the statistics."""
     settings = Settings(
-        fleet={"capacities": "1x"}, run={"rounds": 1, "evaluate_every": 9}, algorithm={"kind": "correlations"}
+        fleet={"capacities": "1x"}, run={"rounds": 1, "evaluate_every": 9}, algorithm={"kind": "co_occurrence"}
     )
     nodes = in_process(tiny_data(0, 12, 200), settings, 6, tmp_path / "devices", folder=tmp_path / "run", **QUERIES)
 
@@ -271,7 +272,7 @@ def test_who_cannot_be_told_the_numbers_of_its_items_is_left_out_and_named(
     nodes.grid._deliver = delivered  # type: ignore[method-assign]
     with caplog.at_level(logging.WARNING, "fairfold"):
         nodes.strategy.start(nodes.grid)
-    assert "round 1: client 3 left out: it was not told the numbers of its items" in caplog.text
-    assert nodes.strategy.progress.history[-1].clients == 5
-    (told,) = [event for event in read_events(tmp_path / "run") if event["event"] == "round"]
-    assert list(told["left_out"]) == ["3"]
+    assert "round 1: client 3 left out: it did not receive the numbers of its items" in caplog.text
+    assert nodes.strategy.progress.history[-1].num_clients == 5
+    (noted,) = [event for event in read_events(tmp_path / "run") if event["event"] == "round"]
+    assert list(noted["left_out"]) == ["3"]

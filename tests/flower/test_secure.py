@@ -1,4 +1,4 @@
-"""Secure sums over messages: the same sums as in the simulation, and no answer of one device in any message."""
+"""Secure aggregation over messages: the sums of the simulation, and no single update in any message."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -10,42 +10,45 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fairfold.config import Settings
 from fairfold.data import Dataset
 from fairfold.errors import InvalidMessage, InvalidSettings, InvalidState
-from fairfold.flower import secure_device, secure_round, wire
-from fairfold.flower.opening import with_privacy
+from fairfold.flower import secure_aggregation as secure_round
+from fairfold.flower import secure_client as secure_device
+from fairfold.flower import wire
+from fairfold.flower.fleet.server import ServerFolder
+from fairfold.flower.messages import masked_in, pack_masked, pack_secure, secure_in
+from fairfold.flower.preparation import default_privacy
 from fairfold.flower.protocol import FACTS, SECURE, VERSION
-from fairfold.flower.secure_round import SecureRound
-from fairfold.flower.secure_wire import masked_in, pack_masked, pack_secure, secure_in
-from fairfold.flower.server import ServerFolder
-from fairfold.privacy.encoding import Heard
-from fairfold.runs.nodes import read_events
-from fairfold.secure.device import Device as Machine
-from fairfold.secure.folder import ROUND
-from fairfold.secure.masks import Words
-from fairfold.secure.messages import Session
-from fairfold.settings import Settings
-from tests.federations import tiny_data
-from tests.flower.common import Nodes, as_devices, assert_same, in_process, simulated
+from fairfold.flower.secure_aggregation import SecureRound
+from fairfold.privacy.fixed_point import MeasuredUpdate
+from fairfold.privacy.secure.client import SecureClient
+from fairfold.privacy.secure.folder import ROUND
+from fairfold.privacy.secure.masking import FixedPointVector
+from fairfold.privacy.secure.messages import Session
+from fairfold.runs.events import read_events
+from tests.support.federations import tiny_data
+from tests.support.nodes import Nodes, as_devices, assert_same, in_process, simulated
 
 USERS = 8
 ALGORITHMS: dict[str, dict[str, Any]] = {
-    "correlations": {"algorithm": {"kind": "correlations", "support": 1}},
-    "closed_form": {"algorithm": {"kind": "closed_form", "server_optimiser": "sgd"}},
-    "gradient": {"algorithm": {"kind": "gradient", "aggregation": "delta", "server_optimiser": "sgd"}},
+    "co_occurrence": {"algorithm": {"kind": "co_occurrence", "support": 1}},
+    "closed_form": {"algorithm": {"kind": "closed_form", "server_optimizer": "sgd"}},
+    "newton": {"algorithm": {"kind": "closed_form", "server_optimizer": "newton", "server_lr": 1.0}},
+    "gradient": {"algorithm": {"kind": "gradient", "aggregation": "delta", "server_optimizer": "sgd"}},
     "paper": {"algorithm": {"kind": "gradient", "aggregation": "paper", "weighting": "data"}},
     "ratings": {"algorithm": "ratings"},
 }
 
 
 def settings_of(case: str, smallest: int = 3, capacities: str = "1x-2x", rounds: int = 2) -> Settings:
-    model = {} if case == "correlations" else {"model": {"kind": "mf", "factors": 3}}
+    model = {} if case == "co_occurrence" else {"model": {"kind": "mf", "factors": 3}}
     return Settings(
         **ALGORITHMS[case],
         **model,
         fleet={"capacities": capacities, "clients_per_round": None},
         run={"rounds": rounds, "evaluate_every": rounds},
-        privacy={"level": "secure", "smallest_cohort": smallest},
+        privacy={"level": "secure", "min_cohort": smallest},
     )
 
 
@@ -58,7 +61,7 @@ def data(users: int = USERS, case: str = "") -> Dataset:
 def federation(case: str, devices: Path, **options: Any) -> Nodes:
     more = {key: options.pop(key) for key in ("smallest", "capacities", "rounds") if key in options}
     users, tries = options.pop("users", USERS), options.pop("tries", None)
-    settings = settings_of(case, **more).with_changes({"fleet.network.empty_rounds": tries})
+    settings = settings_of(case, **more).with_changes({"fleet.network.max_failed_rounds": tries})
     return in_process(data(users, case), settings, users, devices, **options)
 
 
@@ -70,11 +73,11 @@ def test_the_sums_are_those_of_the_simulation(case: str, tmp_path: Path) -> None
     expected, _, _ = simulated(data(case=case), settings_of(case), as_devices)
     assert_same(state.full, expected.full)
     assert not nodes.strategy.progress.rejections.counts
-    assert nodes.strategy.progress.history[-1].clients == USERS
+    assert nodes.strategy.progress.history[-1].num_clients == USERS
     quality = nodes.strategy.progress.history[-1].quality
     assert quality is not None
     assert 0 < quality.server <= (4 if case == "ratings" else 1)  # squared errors
-    assert all(node.last_quality is None for node in nodes.strategy.nodes.usable.values())  # nobody's own is known
+    assert not nodes.strategy.open_round.node_qualities  # nobody's own is known
     no_answer_is_seen(messages)
     assert not list(tmp_path.glob(f"*/secure/{ROUND}"))  # what was secret in a round is gone
 
@@ -99,14 +102,14 @@ class Leaving:
     """Nodes that fail when they are asked something for the first time in training, each something else."""
 
     def __init__(self, app: ClientApp, leaving: dict[str, int]) -> None:
-        self.app, self.leaving, self.said = app, dict(leaving), dict[int, Words]()
-        self._begun = not leaving.keys() & {"query.survey"}
+        self.app, self.leaving, self.notes = app, dict(leaving), dict[int, FixedPointVector]()
+        self._begun = not leaving.keys() & {"query.statistics"}
         self.spared = 0  # questions of a survey before
 
     def __call__(self, message: Message, context: Context) -> Message:
         kind = message.metadata.message_type
-        self._begun = self._begun or kind == "query.survey"
-        if kind == "query.survey" and self.spared > 0:
+        self._begun = self._begun or kind == "query.statistics"
+        if kind == "query.statistics" and self.spared > 0:
             self.spared -= 1
         elif self._begun and self.leaving.get(kind) == context.node_id - 1:
             del self.leaving[kind]
@@ -115,20 +118,20 @@ class Leaving:
 
 
 def leaving(case: str, devices: Path, who: dict[str, int], monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
-    """A federation whose nodes leave, and what each device said before it was masked."""
+    """A federation whose nodes leave, and each client's vector before it was masked."""
     made: list[Leaving] = []
 
     def wrapped(app: ClientApp) -> ClientApp:
         made.append(Leaving(app, who))
         return made[0]  # type: ignore[return-value]
 
-    mask = Machine.mask
+    mask = SecureClient.mask
 
-    def noted(machine: Machine, words: Words) -> bytes:
-        made[0].said[machine.identity.name] = words.copy()
+    def noted(machine: SecureClient, words: FixedPointVector) -> bytes:
+        made[0].notes[machine.identity.name] = words.copy()
         return mask(machine, words)
 
-    monkeypatch.setattr(Machine, "mask", noted)
+    monkeypatch.setattr(SecureClient, "mask", noted)
     return federation(case, devices, app=wrapped, **options), made[0]
 
 
@@ -141,77 +144,79 @@ def test_a_node_leaves_in_every_phase_and_the_sums_are_those_of_the_survivors(
     sums: list[SecureRound] = []
     finish = SecureRound.finish
 
-    def noted(summed: SecureRound) -> dict[int, Heard]:
-        heard = finish(summed)
+    def noted(summed: SecureRound) -> dict[int, MeasuredUpdate]:
+        received = finish(summed)
         if summed.server.session.purpose == "train" and not sums:
             sums.append(summed)
             plain = [numpy.zeros(length, dtype=numpy.uint32) for length in summed.server.session.layout.lengths]
             for name in summed.server.survivors:
-                for segment, where in summed.server.session.layout.places(summed.server.sizes[name]):
-                    plain[segment] += app.said[name][where]
+                for segment, where in summed.server.session.layout.slices(summed.server.sizes[name]):
+                    plain[segment] += app.notes[name][where]
             assert len(summed.server.survivors) == 9
-            for total, of in zip(summed.server.totals, plain, strict=True):
+            for total, of in zip(summed.server.sums, plain, strict=True):
                 assert numpy.array_equal(total, of)
-        return heard
+        return received
 
     monkeypatch.setattr(SecureRound, "finish", noted)
     nodes.run()
     strategy = nodes.strategy
     assert sums
     assert strategy.progress.rejections.counts == {"no keys or shares": 2, "the device failed": 1}
-    assert [report.clients for report in strategy.progress.history] == [9, 12]  # in the next round all are back
-    books = strategy.books.held
-    assert len(books) == 12
+    assert [report.num_clients for report in strategy.progress.history] == [9, 12]  # in the next round all are back
+    network_state = strategy.network_state.acknowledged
+    assert len(network_state) == 12
     for number in range(12):  # what each device remembers is what the server's sums hold
         assert nodes.kept(number) is not None
 
 
-@pytest.mark.parametrize(("case", "phase"), [("gradient", "query.secure_sign"), ("correlations", "train")])
+@pytest.mark.parametrize(("case", "phase"), [("gradient", "query.secure_sign"), ("co_occurrence", "train")])
 def test_a_sum_that_is_lost_does_not_count_and_is_tried_again(
     case: str, phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes, _ = leaving(case, tmp_path, {phase: 1}, monkeypatch, smallest=8, capacities="1x")
     state = nodes.run()
     strategy = nodes.strategy
-    assert [(report.round_number, report.clients) for report in strategy.progress.history] == [(1, 8), (2, 8)]
+    assert [(report.round_number, report.num_clients) for report in strategy.progress.history] == [(1, 8), (2, 8)]
     failed = {"the device failed": 1} if phase == "train" else {}
     lost = 8 - len(failed)
     assert strategy.progress.rejections.counts == {"a secure sum that is lost": lost} | failed
-    assert f"round 1: nobody's answer can be used (8 were asked: {lost} × a secure sum that is lost" in caplog.text
-    if case == "correlations":  # as if nothing had happened; with gradients users' own vectors have gone on
+    assert f"round 1: no usable update (8 were asked: {lost} × a secure sum that is lost" in caplog.text
+    if case == "co_occurrence":  # as if nothing had happened; with gradients users' own vectors have gone on
         expected, _, _ = simulated(data(), settings_of(case, smallest=8, capacities="1x"), as_devices)
         assert_same(state.full, expected.full)
 
 
-def test_a_survey_that_is_lost_does_not_count_and_is_asked_again(
+def test_lost_statistics_do_not_count_and_are_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    nodes, _ = leaving("correlations", tmp_path, {"query.survey": 1}, monkeypatch, smallest=8, capacities="1x")
+    nodes, _ = leaving("co_occurrence", tmp_path, {"query.statistics": 1}, monkeypatch, smallest=8, capacities="1x")
     state = nodes.run()
-    assert [(report.round_number, report.clients) for report in nodes.strategy.progress.history] == [(1, 8), (2, 8)]
-    assert "round 1: nobody's answer can be used (the survey before it is lost: 7 of 8 devices left;" in caplog.text
-    expected, _, _ = simulated(data(), settings_of("correlations", smallest=8, capacities="1x"), as_devices)
+    assert [(report.round_number, report.num_clients) for report in nodes.strategy.progress.history] == [(1, 8), (2, 8)]
+    assert "round 1: no usable update (the statistics before it are lost: 7 of 8 devices left;" in caplog.text
+    expected, _, _ = simulated(data(), settings_of("co_occurrence", smallest=8, capacities="1x"), as_devices)
     assert_same(state.full, expected.full)
 
 
-def test_after_some_tries_of_a_survey_the_run_ends_and_can_be_resumed(
+def test_after_some_tries_of_statistics_the_run_ends_and_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, Any] = {"smallest": 8, "capacities": "1x", "tries": 1, "folder": tmp_path / "run"}
-    nodes, _ = leaving("correlations", tmp_path / "devices", {"query.survey": 1}, monkeypatch, **options)
-    with pytest.raises(InvalidState, match=r"round 1, tried 1 times .*the survey before it is lost: 7 of 8 devices"):
+    nodes, _ = leaving("co_occurrence", tmp_path / "devices", {"query.statistics": 1}, monkeypatch, **options)
+    with pytest.raises(
+        InvalidState, match=r"round 1, tried 1 times .*the statistics before it are lost: 7 of 8 devices"
+    ):
         nodes.run()
     (event,) = (event for event in read_events(tmp_path / "run") if event["event"] == "round")
     assert (event["round"], event["counted"], event["used"]) == (1, False, [])
-    assert set(event["left_out"].values()) == {"the survey before the first round is lost"}
-    again = federation("correlations", tmp_path / "devices", resume=True, **options)
+    assert set(event["left_out"].values()) == {"the statistics before the first round are lost"}
+    again = federation("co_occurrence", tmp_path / "devices", resume=True, **options)
     state = again.run()
-    assert [(report.round_number, report.clients) for report in again.strategy.progress.history] == [(1, 8), (2, 8)]
-    expected, _, _ = simulated(data(), settings_of("correlations", smallest=8, capacities="1x"), as_devices)
+    assert [(report.round_number, report.num_clients) for report in again.strategy.progress.history] == [(1, 8), (2, 8)]
+    expected, _, _ = simulated(data(), settings_of("co_occurrence", smallest=8, capacities="1x"), as_devices)
     assert_same(state.full, expected.full)
 
 
-def test_what_a_survey_has_summed_is_not_summed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_are_not_summed_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two sums of nearly the same devices the difference would be seen."""
     monkeypatch.setattr(wire, "WINDOW", 10)
     monkeypatch.setattr(secure_device, "WINDOW", 10)
@@ -219,15 +224,15 @@ def test_what_a_survey_has_summed_is_not_summed_again(tmp_path: Path, monkeypatc
     begin = SecureRound.begin
 
     def noted(summed: SecureRound, run: int, number: int, purpose: str) -> dict[int, bytes]:
-        asked.extend([number] if purpose == "survey" else [])
+        asked.extend([number] if purpose == "statistics" else [])
         return begin(summed, run, number, purpose)
 
     monkeypatch.setattr(SecureRound, "begin", noted)
-    nodes, app = leaving("correlations", tmp_path, {"query.survey": 1}, monkeypatch, smallest=8, capacities="1x")
+    nodes, app = leaving("co_occurrence", tmp_path, {"query.statistics": 1}, monkeypatch, smallest=8, capacities="1x")
     app.spared = 8  # all answer of the first window
     state = nodes.run()
     assert asked == [0, 10, 10, 20]
-    expected, _, _ = simulated(data(), settings_of("correlations", smallest=8, capacities="1x"), as_devices)
+    expected, _, _ = simulated(data(), settings_of("co_occurrence", smallest=8, capacities="1x"), as_devices)
     assert_same(state.full, expected.full)
 
 
@@ -238,14 +243,14 @@ def test_a_device_refuses_smaller_cohorts_and_plain_questions_in_its_own_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     nodes = federation("gradient", tmp_path, capacities="1x")
-    nodes.grid.contexts[1].node_config["smallest-cohort"] = 9
+    nodes.grid.contexts[1].node_config["min-cohort"] = 9
     nodes.run(num_rounds=1)
     assert "a cohort of 8 devices; needed: at least 9" in caplog.text
     assert nodes.strategy.progress.rejections.counts == {"no keys or shares": 2}  # in training, and when judging
     plain = in_process(data(), settings_of("gradient").with_changes({"privacy.level": "plain"}), USERS, tmp_path / "2")
     plain.grid.contexts[1].node_config["privacy"] = "secure"
     plain.run(num_rounds=1)
-    assert "a question to be answered without masks" in caplog.text
+    assert "a request for a reply without masks" in caplog.text
     assert plain.strategy.progress.rejections.counts == {"the device failed": 2}
 
 
@@ -254,7 +259,7 @@ def test_a_server_that_goes_on_from_an_older_checkpoint_asks_in_a_new_sum(tmp_pa
     nodes.run(num_rounds=2)
     nodes.strategy.progress.state = replace(nodes.strategy.progress.state, round_number=1)
     nodes.run(num_rounds=2)
-    assert [report.clients for report in nodes.strategy.progress.history] == [8, 8, 8, 8]
+    assert [report.num_clients for report in nodes.strategy.progress.history] == [8, 8, 8, 8]
     assert not nodes.strategy.progress.rejections.counts
 
 
@@ -262,23 +267,23 @@ def test_a_sum_that_the_server_repeats_is_refused_by_all(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same turn once more: no round comes of it, and the run ends with the reason."""
-    monkeypatch.setattr(secure_round, "new_turn", lambda: 5)
+    monkeypatch.setattr(secure_round, "new_sequence_number", lambda: 5)
     nodes = federation("gradient", tmp_path, tries=2)
     with pytest.raises(InvalidState, match=r"round 2, tried 2 times .* no keys or shares"):
         nodes.run()
-    assert [report.clients for report in nodes.strategy.progress.history] == [8]
+    assert [report.num_clients for report in nodes.strategy.progress.history] == [8]
     assert "train 1, turn 5 again, after 5 (a repeated cohort)" in caplog.text
 
 
 def refused_by_all(nodes: Nodes) -> None:
     """No round comes of it."""
-    with pytest.raises(InvalidState, match="round 1, tried 1 times without an answer that could be used"):
+    with pytest.raises(InvalidState, match="round 1, tried 1 times without a usable update"):
         nodes.run(num_rounds=1)
     assert not nodes.strategy.progress.history
 
 
 def test_settings_that_contradict_the_message_are_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A server that asks for a plain answer under settings that promise sums."""
+    """A server that asks for a plain update under settings that promise sums."""
 
     def unveil(message: Message) -> None:
         if message.metadata.message_type == "train" and message.metadata.reply_to_message_id == "":
@@ -295,10 +300,10 @@ def test_settings_that_contradict_the_message_are_refused(tmp_path: Path, caplog
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"purpose": "train_once_more"}, "a sum for train_once_more 0 with the question train 0"),
-        ({"round": 7}, "a sum for train 7 with the question train 0"),
-        ({"run": 7}, "a sum for train 0 with the question train 0"),
-        ({"smallest": 2}, "a sum over 2 devices where settings say 3"),
+        ({"purpose": "train_once_more"}, "a sum for train_once_more 0 with the request train 0"),
+        ({"round": 7}, "a sum for train 7 with the request train 0"),
+        ({"run": 7}, "a sum for train 0 with the request train 0"),
+        ({"min_cohort": 2}, "a sum over 2 devices where settings have 3"),
     ],
 )
 def test_a_sum_that_is_not_that_of_the_question_is_refused(
@@ -317,42 +322,42 @@ def test_a_sum_that_is_not_that_of_the_question_is_refused(
     monkeypatch.setattr(secure_round, "Session", other)
     nodes = federation("gradient", tmp_path, tries=1)
     for context in nodes.grid.contexts.values():
-        context.node_config["smallest-cohort"] = 2
+        context.node_config["min-cohort"] = 2
     refused_by_all(nodes)
     assert reason in caplog.text
     assert nodes.strategy.progress.rejections.counts == {"the device failed": 8}
 
 
-def test_what_is_chosen_where_nothing_is_asked_for() -> None:
+def test_default_privacy() -> None:
     plain = settings_of("gradient").with_changes({"privacy.level": "plain"})
-    found, said = with_privacy(plain, 99, asked=False)
-    assert not found.privacy.sums_alone
-    assert "99 devices are too few" in said[0]
-    found, said = with_privacy(plain, 100, asked=False)
-    assert found.privacy.sums_alone
-    assert "since 100 devices take part" in said[0]
-    assert not with_privacy(plain, 100, asked=True)[0].privacy.sums_alone
-    found, said = with_privacy(settings_of("gradient"), 12, asked=True)
-    assert "below the usual 100" in said[1]
-    with pytest.raises(InvalidSettings, match=r"2 devices with privacy\.smallest_cohort=3"):
-        with_privacy(settings_of("gradient"), 2, asked=True)
+    found, notes = default_privacy(plain, 99, asked=False)
+    assert not found.privacy.uses_secure_aggregation
+    assert "99 devices are too few" in notes[0]
+    found, notes = default_privacy(plain, 100, asked=False)
+    assert found.privacy.uses_secure_aggregation
+    assert "since 100 devices take part" in notes[0]
+    assert not default_privacy(plain, 100, asked=True)[0].privacy.uses_secure_aggregation
+    found, notes = default_privacy(settings_of("gradient"), 12, asked=True)
+    assert "below the usual 100" in notes[1]
+    with pytest.raises(InvalidSettings, match=r"2 devices with privacy\.min_cohort=3"):
+        default_privacy(settings_of("gradient"), 2, asked=True)
     fedhm = settings_of("paper").with_changes({"privacy.level": "plain", "subspace.method": "fedhm"})
-    found, said = with_privacy(fedhm, 200, asked=False)
-    assert "plain, since secure sums do not go" in said[0]
+    found, notes = default_privacy(fedhm, 200, asked=False)
+    assert "plain, since secure aggregation does not go" in notes[0]
 
 
-def test_a_fleet_chooses_for_each_run_where_its_settings_do_not_say(tmp_path: Path) -> None:
+def test_a_fleet_chooses_privacy_for_each_run_without_a_setting(tmp_path: Path) -> None:
     plain = settings_of("gradient").with_changes({"privacy.level": "plain"})
     open_ = ServerFolder.create(tmp_path / "open", plain, "localhost", port=9, items=30, privacy=False)
-    assert not open_.says_privacy()
+    assert not open_.has_privacy_settings()
     for devices, level in ((99, "plain"), (100, "secure"), (4, "plain")):
-        (said,) = open_.choose_privacy(devices)
-        assert f"Privacy: {level}, since {devices} devices" in said
+        (notes,) = open_.choose_privacy(devices)
+        assert f"Privacy: {level}, since {devices} devices" in notes
         assert ServerFolder.open(tmp_path / "open").settings().privacy.level == level  # what the run's program reads
-    told = ServerFolder.create(tmp_path / "told", plain, "localhost", port=9, items=30)
-    assert told.says_privacy()
-    assert not told.choose_privacy(500)
-    assert not told.settings().privacy.sums_alone
+    given = ServerFolder.create(tmp_path / "told", plain, "localhost", port=9, items=30)
+    assert given.has_privacy_settings()
+    assert not given.choose_privacy(500)
+    assert not given.settings().privacy.uses_secure_aggregation
 
 
 @pytest.mark.parametrize(
@@ -369,7 +374,7 @@ def test_a_vector_that_is_none_is_refused_before_it_is_read(array: Array) -> Non
     facts = ConfigRecord({"version": VERSION})
     with pytest.raises(InvalidMessage):
         masked_in(RecordDict({SECURE: ArrayRecord({SECURE: array}), FACTS: facts}))
-    with pytest.raises(InvalidMessage, match="not under masks"):
+    with pytest.raises(InvalidMessage, match="not masked"):
         masked_in(RecordDict({SECURE: ArrayRecord({SECURE: array, "more": array}), FACTS: facts}))
     assert bytes(masked_in(pack_masked(b"words"))) == b"words"
 
@@ -377,6 +382,6 @@ def test_a_vector_that_is_none_is_refused_before_it_is_read(array: Array) -> Non
 @pytest.mark.parametrize("found", [None, 7, "text", [b"a"]])
 def test_a_message_that_is_none_is_refused(found: Any) -> None:
     facts = ConfigRecord({"version": VERSION} | ({} if found is None else {SECURE: found}))
-    with pytest.raises(InvalidMessage, match="no message of a secure sum"):
+    with pytest.raises(InvalidMessage, match="no message of secure aggregation"):
         secure_in(RecordDict({FACTS: facts}))
     assert secure_in(pack_secure(b"keys")) == b"keys"

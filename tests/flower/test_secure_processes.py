@@ -16,10 +16,10 @@ from typing import Any
 import numpy
 import pytest
 
-from fairfold.flower.federate import Trial, trial_of
-from fairfold.flower.processes import Program, stopping
-from fairfold.secure.keys import read_roster
-from fairfold.settings import Settings
+from fairfold.config import Settings
+from fairfold.flower.fleet.local_fleet import LocalFleet, make_local_fleet
+from fairfold.flower.fleet.processes import Program, stop_on_exit
+from fairfold.privacy.secure.keys import read_roster
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from fairfold.flower import make_client_app
-from fairfold.secure.device import Device
+from fairfold.privacy.secure.client import SecureClient
 
 KILLED = {killed!r}
 inner = make_client_app()
@@ -44,22 +44,22 @@ def answer(message: Message, context: Context) -> Message:
     invitation = message.content["fairfold"].get("secure", b"") if kind == "secure_keys" else b""
     if b"train" in invitation:
         home.joinpath("training").touch()
-    due = kind == "survey" or home.joinpath("training").exists()
+    due = kind == "statistics" or home.joinpath("training").exists()
     if due and KILLED.get(kind) == int(home.name) and not home.joinpath("here").exists():
         home.joinpath("here").touch()
         time.sleep(100_000)
-    mask = Device.mask
+    mask = SecureClient.mask
 
     def noted(device, words):
         session = device.session
         words.tofile(home / f"said-{session.purpose}-{session.round}-{device.identity.name}-{device.size}")
         return mask(device, words)
 
-    Device.mask = noted
+    SecureClient.mask = noted
     return inner(message, context)
 
 
-for kind in ("capacity", "survey", "numbering", "secure_keys", "secure_shares", "secure_sign", "secure_reveal"):
+for kind in ("capacity", "statistics", "numbering", "secure_keys", "secure_shares", "secure_sign", "secure_reveal"):
     app.query(kind)(answer)
 app.train()(answer)
 app.evaluate()(answer)
@@ -70,7 +70,7 @@ SERVER = """
 import json
 from pathlib import Path
 
-from fairfold.flower.secure_round import SecureRound
+from fairfold.flower.secure_aggregation import SecureRound
 
 finish = SecureRound.finish
 
@@ -79,7 +79,7 @@ def noted(summed):
     heard = finish(summed)
     session, server = summed.server.session, summed.server
     path = Path({folder!r}) / f"sum-{session.purpose}-{session.round}.json"
-    totals = [of.tolist() for of in server.totals] if heard else []
+    totals = [of.tolist() for of in server.sums] if heard else []
     facts = {"sizes": session.layout.sizes, "lengths": session.layout.lengths, "survivors": server.survivors}
     path.write_text(json.dumps(facts | {"totals": totals}))
     return heard
@@ -89,89 +89,91 @@ SecureRound.finish = noted
 """
 
 
-def trial_with(killed: dict[str, int], nodes: str, place: Path, smallest: int) -> Trial:
+def trial_with(killed: dict[str, int], nodes: str, place: Path, smallest: int) -> LocalFleet:
     """A trial whose devices hang when they are asked some things, to be killed there."""
     settings = Settings(
         data={"kind": "synthetic", "users": 48, "items": 60, "interactions_per_user": 10},
-        algorithm={"kind": "correlations", "support": 1, "choose": False},
+        algorithm={"kind": "co_occurrence", "support": 1, "tune": False},
         run={"rounds": 2, "evaluate_every": 2},
-        privacy={"level": "secure", "smallest_cohort": smallest},
+        privacy={"level": "secure", "min_cohort": smallest},
     )
-    trial, data = trial_of(settings, nodes, place / "trial")
+    local_fleet, data = make_local_fleet(settings, nodes, place / "trial")
     mine = place / "mine"
     mine.mkdir()
     (mine / "mortal_devices.py").write_text(CLIENT.replace("{killed!r}", repr(killed)))
-    trial.app, trial.variables = "mortal_devices:app", {"PYTHONPATH": str(mine)}
-    trial.round_timeout = 180.0  # who is back before Flower notices that it died is waited for until then
-    trial.prepare(data)
-    app = trial.server.app / "fairfold_app" / "server_app.py"
+    local_fleet.app, local_fleet.variables = "mortal_devices:app", {"PYTHONPATH": str(mine)}
+    local_fleet.round_timeout = 180.0  # who is back before Flower notices that it died is waited for until then
+    local_fleet.prepare(data)
+    app = local_fleet.server.app / "fairfold_app" / "server_app.py"
     app.write_text(app.read_text() + SERVER.replace("{folder!r}", repr(str(place))))
-    return trial
+    return local_fleet
 
 
-def killing(trial: Trial, programs: dict[int, Program], killed: Iterable[int]) -> list[int]:
+def killing(local_fleet: LocalFleet, programs: dict[int, Program], killed: Iterable[int]) -> list[int]:
     """Kill every node that has come to the place where it is to end."""
-    found = [number for number in killed if number in programs and (trial.node(number) / "here").exists()]
+    found = [number for number in killed if number in programs and (local_fleet.node(number) / "here").exists()]
     for number in found:
         programs.pop(number).kill()
     return found
 
 
 def test_a_node_is_killed_in_every_phase(tmp_path: Path) -> None:
-    trial = trial_with(KILLED, "1x*4,4x*4,16x*4", tmp_path, 4)
-    trial.wait_for = 7  # those who are left
-    with stopping(trial.programs):
-        trial.start_server()
-        trial.enrol_all()
-        assert len(read_roster(trial.roster)) == 12
-        nodes = {number: trial.start_node(number) for number in range(12)}
-        job = trial.start_run("--wait-for", "12")
+    local_fleet = trial_with(KILLED, "1x*4,4x*4,16x*4", tmp_path, 4)
+    local_fleet.wait_for = 7  # those who are left
+    with stop_on_exit(local_fleet.programs):
+        local_fleet.start_server()
+        local_fleet.enrol_all()
+        assert len(read_roster(local_fleet.roster)) == 12
+        nodes = {number: local_fleet.start_node(number) for number in range(12)}
+        job = local_fleet.start_run("--wait-for", "12")
         deadline = time.monotonic() + 3_000
         while job.status() is None:
-            killing(trial, nodes, KILLED.values())
+            killing(local_fleet, nodes, KILLED.values())
             assert time.monotonic() < deadline, job.tail(40)
             time.sleep(0.2)
-    assert (trial.run_folder / "result.json").exists(), job.tail(60)
+    assert (local_fleet.run_folder / "result.json").exists(), job.tail(60)
     assert sorted(set(range(12)) - nodes.keys()) == sorted(KILLED.values())  # each was killed where it should be
-    assert [answers for _, answers in trial.server.rounds_done()] == [9, 7]
-    for purpose, number, survivors in (("survey", 0, 12), ("train", 0, 9), ("train", 1, 7)):
-        compare(trial, json.loads((tmp_path / f"sum-{purpose}-{number}.json").read_text()), purpose, number, survivors)
+    assert [answers for _, answers in local_fleet.server.completed_rounds()] == [9, 7]
+    for purpose, number, survivors in (("statistics", 0, 12), ("train", 0, 9), ("train", 1, 7)):
+        compare(
+            local_fleet, json.loads((tmp_path / f"sum-{purpose}-{number}.json").read_text()), purpose, number, survivors
+        )
 
 
-def test_a_survey_that_is_lost_by_a_kill_is_asked_again_when_the_node_is_back(tmp_path: Path) -> None:
+def test_statistics_lost_by_a_kill_are_asked_for_again_when_the_node_is_back(tmp_path: Path) -> None:
     """Too few are left without it: nothing counts until it is there again, and nobody has to do anything."""
-    trial = trial_with({"survey": 2}, "1x*5", tmp_path, 5)
-    with stopping(trial.programs):
-        trial.start_server()
-        trial.enrol_all()
-        nodes = {number: trial.start_node(number) for number in range(5)}
-        job = trial.start_run("--wait-for", "5")
+    local_fleet = trial_with({"statistics": 2}, "1x*5", tmp_path, 5)
+    with stop_on_exit(local_fleet.programs):
+        local_fleet.start_server()
+        local_fleet.enrol_all()
+        nodes = {number: local_fleet.start_node(number) for number in range(5)}
+        job = local_fleet.start_run("--wait-for", "5")
         deadline, killed = time.monotonic() + 1_200, list[int]()
         while job.status() is None:
-            for number in [] if killed else killing(trial, nodes, [2]):
+            for number in [] if killed else killing(local_fleet, nodes, [2]):
                 killed.append(number)
-                nodes[number] = trial.start_node(number)
+                nodes[number] = local_fleet.start_node(number)
             assert time.monotonic() < deadline, job.tail(40)
             time.sleep(0.2)
     assert killed == [2]
-    assert (trial.run_folder / "result.json").exists(), job.tail(60)
-    log = (trial.run_folder / "run.log").read_text()
-    assert "round 1: nobody's answer can be used (the survey before it is lost: " in log
-    assert [answers for _, answers in trial.server.rounds_done()] == [5, 5]
-    for purpose, number in (("survey", 0), ("train", 0), ("train", 1)):
-        compare(trial, json.loads((tmp_path / f"sum-{purpose}-{number}.json").read_text()), purpose, number, 5)
+    assert (local_fleet.run_folder / "result.json").exists(), job.tail(60)
+    log = (local_fleet.run_folder / "run.log").read_text()
+    assert "round 1: no usable update (the statistics before it are lost: " in log
+    assert [answers for _, answers in local_fleet.server.completed_rounds()] == [5, 5]
+    for purpose, number in (("statistics", 0), ("train", 0), ("train", 1)):
+        compare(local_fleet, json.loads((tmp_path / f"sum-{purpose}-{number}.json").read_text()), purpose, number, 5)
 
 
-def compare(trial: Trial, found: dict[str, Any], purpose: str, number: int, survivors: int) -> None:
+def compare(local_fleet: LocalFleet, found: dict[str, Any], purpose: str, number: int, survivors: int) -> None:
     """The server's sums are the plain integer sums of what the survivors wrote down."""
-    said = {
+    output = {
         path.name.split("-")[3]: (int(path.name.split("-")[4]), numpy.fromfile(path, dtype=numpy.uint32))
-        for path in trial.folder.glob(f"nodes/*/said-{purpose}-{number}-*")
+        for path in local_fleet.folder.glob(f"nodes/*/said-{purpose}-{number}-*")
     }
     assert len(found["survivors"]) == survivors
     sums = [numpy.zeros(length, dtype=numpy.uint32) for length in found["lengths"]]
     for name in found["survivors"]:
-        size, words = said[str(name)]
+        size, words = output[str(name)]
         for segment in found["sizes"][size]:
             length = found["lengths"][segment]
             sums[segment] += words[:length]

@@ -8,29 +8,29 @@ from pathlib import Path
 
 import pytest
 
-from fairfold.flower import link
-from fairfold.flower.federate import HOST, Trial, trial_of
-from fairfold.flower.keys import make_certificates, make_node_key
-from fairfold.flower.link import Link, Refused, read_key
-from fairfold.flower.processes import Program, stopping, tool
-from tests.flat import flat
+from fairfold.flower.fleet import connection as link
+from fairfold.flower.fleet.connection import NodeConnection, RefusedByServer, read_key
+from fairfold.flower.fleet.credentials import make_certificates, make_node_key
+from fairfold.flower.fleet.local_fleet import HOST, LocalFleet, make_local_fleet
+from fairfold.flower.fleet.processes import Program, find_command, stop_on_exit
+from tests.support.settings import make_settings
 
-SMALL = flat(rounds=2, world={"users": 20, "items": 60, "interactions_per_user": 10})
+SMALL = make_settings(rounds=2, data={"users": 20, "items": 60, "interactions_per_user": 10})
 SOURCE = Path(__file__).parents[2] / "src" / "fairfold"
 
 
 @pytest.fixture(scope="module")
-def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
+def local_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
     """A server that knows node 0, and nobody else."""
     folder = tmp_path_factory.mktemp("security")
-    trial, data = trial_of(SMALL, "1x,1x", folder / "trial")
-    trial.prepare(data)
+    local_fleet, data = make_local_fleet(SMALL, "1x,1x", folder / "trial")
+    local_fleet.prepare(data)
     make_certificates(folder / "other", ["127.0.0.1"])
     make_node_key(folder / "unknown")
-    with stopping(trial.programs):
-        trial.start_server()
-        trial.enrol(0)
-        yield trial
+    with stop_on_exit(local_fleet.programs):
+        local_fleet.start_server()
+        local_fleet.enrol(0)
+        yield local_fleet
 
 
 class Slow:
@@ -41,30 +41,30 @@ class Slow:
         return datetime.now(zone) - timedelta(minutes=10)
 
 
-def refused(line: Link) -> Refused:
-    with pytest.raises(Refused) as found:
+def refused(line: NodeConnection) -> RefusedByServer:
+    with pytest.raises(RefusedByServer) as found:
         line.activate()
     line.close()
     return found.value
 
 
 @pytest.mark.slow
-def test_a_device_that_may_not_come_in_is_told_why(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, ca, address = trial.folder.parent, trial.server.authority, f"{HOST}:{trial.port}"
-    known = read_key(trial.node(0) / "key")
+def test_a_refused_device_learns_why(local_fleet: LocalFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, ca, address = local_fleet.folder.parent, local_fleet.server.authority, f"{HOST}:{local_fleet.port}"
+    known = read_key(local_fleet.node(0) / "key")
     found = {
-        "unregistered": refused(Link(address, ca, read_key(folder / "unknown"))),
-        "authority": refused(Link(address, folder / "other" / "ca.crt", known)),
-        "unreachable": refused(Link(f"{HOST}:9", ca, known)),
+        "unregistered": refused(NodeConnection(address, ca, read_key(folder / "unknown"))),
+        "authority": refused(NodeConnection(address, folder / "other" / "ca.crt", known)),
+        "unreachable": refused(NodeConnection(f"{HOST}:9", ca, known)),
     }
     monkeypatch.setattr(link, "datetime", Slow)
-    monkeypatch.setattr("fairfold.flower.link.time.time", lambda: datetime.now().timestamp() - 600)
-    found["clock"] = refused(Link(address, ca, known))
+    monkeypatch.setattr("fairfold.flower.fleet.connection.time.time", lambda: datetime.now().timestamp() - 600)
+    found["clock"] = refused(NodeConnection(address, ca, known))
     monkeypatch.undo()
-    first = Link(address, ca, known)
+    first = NodeConnection(address, ca, known)
     number = first.activate()
-    found["early"] = refused(Link(address, ca, known))
-    assert first.beat(number)
+    found["early"] = refused(NodeConnection(address, ca, known))
+    assert first.send_heartbeat(number)
     first.deactivate(number)  # whoever says goodbye may come back at once
     assert first.activate() == number
     first.deactivate(number)
@@ -72,37 +72,38 @@ def test_a_device_that_may_not_come_in_is_told_why(trial: Trial, monkeypatch: py
     for kind, one in found.items():
         assert one.kind == kind
     assert re.search(r"(59\d|600) s behind", str(found["clock"]))
-    assert trial.server.online() == (0, 1)
+    assert local_fleet.server.count_online() == (0, 1)
 
 
-def flower(trial: Trial, *options: str) -> list[str]:
+def flower(local_fleet: LocalFleet, *options: str) -> list[str]:
     """Flower's own SuperNode."""
-    address = f"{HOST}:{trial.port}"
-    return [tool("flower-supernode"), "--superlink", address, "--max-retries", "2", "--max-wait-time", "20", *options]
+    address = f"{HOST}:{local_fleet.port}"
+    limits = ["--max-retries", "2", "--max-wait-time", "20"]
+    return [find_command("flower-supernode"), "--superlink", address, *limits, *options]
 
 
-INTRUDERS: dict[str, tuple[Callable[[Trial], list[str]], str]] = {
-    "no key": (lambda trial: ["--root-certificates", str(trial.server.authority)], "2001"),
+INTRUDERS: dict[str, tuple[Callable[[LocalFleet], list[str]], str]] = {
+    "no key": (lambda fleet: ["--root-certificates", str(fleet.server.authority)], "2001"),
     "public authorities": (
-        lambda trial: ["--auth-supernode-private-key", str(trial.node(0) / "key")], "CERTIFICATE_VERIFY_FAILED"
+        lambda fleet: ["--auth-supernode-private-key", str(fleet.node(0) / "key")], "CERTIFICATE_VERIFY_FAILED"
     ),
     "no TLS": (lambda _: ["--insecure"], "Exit Code: 305"),
     "key but no TLS": (
-        lambda trial: ["--auth-supernode-private-key", str(trial.node(0) / "key"), "--insecure"], "Exit Code: 303"
+        lambda fleet: ["--auth-supernode-private-key", str(fleet.node(0) / "key"), "--insecure"], "Exit Code: 303"
     ),
 }  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", INTRUDERS)
-def test_flower_s_own_node_without_key_or_authority_is_refused(kind: str, trial: Trial) -> None:
+def test_flower_s_own_node_without_key_or_authority_is_refused(kind: str, local_fleet: LocalFleet) -> None:
     options, reason = INTRUDERS[kind]
-    log = trial.folder / "logs" / f"{kind.replace(' ', '-')}.log"
-    program = Program(kind, flower(trial, *options(trial)), log, trial.environment)
-    trial.programs.append(program)
+    log = local_fleet.folder / "logs" / f"{kind.replace(' ', '-')}.log"
+    program = Program(kind, flower(local_fleet, *options(local_fleet)), log, local_fleet.environment)
+    local_fleet.programs.append(program)
     assert program.wait(300) not in (None, 0)
     assert reason in log.read_text()
-    assert trial.server.online() == (0, 1), "nobody is connected"
+    assert local_fleet.server.count_online() == (0, 1), "nobody is connected"
 
 
 def test_no_pickle_is_read_anywhere() -> None:

@@ -1,4 +1,4 @@
-"""A server among nodes that fail: whoever cannot be used is left out by name, and nothing wrong enters the model."""
+"""A server among nodes that fail: invalid ones are left out with the reason, and nothing wrong enters the model."""
 
 import json
 import logging
@@ -10,20 +10,20 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
+from fairfold.config import Settings
+from fairfold.config.files import load_settings
 from fairfold.errors import InvalidCheckpoint, InvalidSettings
-from fairfold.flower.inprocess import InProcessGrid
+from fairfold.federation.plan import Plan
+from fairfold.federation.updates import PublicStatistics
+from fairfold.flower.grid import InProcessGrid
 from fairfold.flower.protocol import ARRAYS, FACTS
 from fairfold.flower.strategy import FairStrategy
-from fairfold.protocol.plan import Plan
-from fairfold.protocol.words import Public
 from fairfold.runs import checkpoint
-from fairfold.runs.nodes import read_events, who_took_part
-from fairfold.settings import Settings
-from fairfold.settings.files import load_settings
+from fairfold.runs.events import participants, read_events
 from fairfold.subspace import Capacity
-from tests.federations import tiny_data, tiny_settings
-from tests.flat import flat
-from tests.flower.common import Nodes, in_process
+from tests.support.federations import tiny_data, tiny_settings
+from tests.support.nodes import Nodes, in_process
+from tests.support.settings import make_settings
 
 USERS, ITEMS = 12, 40
 
@@ -31,7 +31,7 @@ USERS, ITEMS = 12, 40
 def settings_of(**changes: Any) -> Settings:
     base: dict[str, Any] = {"rounds": 4, "clients_per_round": None, "capacities": "1x-2x-4x", "evaluate_every": 4}
     return tiny_settings(
-        **base | {"solver": "closed_form", "aggregation": "delta", "server_optimiser": "sgd"} | changes
+        **base | {"algorithm": "closed_form", "aggregation": "delta", "server_optimizer": "sgd"} | changes
     )
 
 
@@ -39,16 +39,16 @@ def made(settings: Settings, state: Path, **options: Any) -> Nodes:
     return in_process(tiny_data(0, USERS, ITEMS), settings, 6, state, **options)
 
 
-def run(settings: Settings, state: Path, spoil: Callable[[int, Message, Message], Message] | None = None,
+def run(settings: Settings, state: Path, apply_fault: Callable[[int, Message, Message], Message] | None = None,
         **options: Any) -> tuple[FairStrategy, InProcessGrid]:  # fmt: skip
-    """A whole run; ``spoil`` may change any answer, given the node, the message and the true answer."""
+    """A whole run; ``apply_fault`` may change any reply, given the node, the message and the true reply."""
     nodes = made(settings, state, **options)
     grid = nodes.grid
-    if spoil is not None:
+    if apply_fault is not None:
         true = grid.app
 
         def spoiled(message: Message, context: Context) -> Message:
-            return spoil(context.node_id, message, true(message, context))
+            return apply_fault(context.node_id, message, true(message, context))
 
         grid.app = spoiled  # type: ignore[assignment]
     nodes.run()
@@ -94,9 +94,9 @@ FAULTS: dict[str, tuple[Callable[[Message], Message], str]] = {
     "longer": (lambda reply: with_values(reply, lambda vector: torch.cat([vector, vector])), "wrong size"),
     "matrix": (lambda reply: with_values(reply, lambda vector: vector[None]), "wrong size"),
     "double": (lambda reply: with_values(reply, lambda vector: vector.double()), "wrong type"),
-    "word": (set_fact("word", "9" * 16), "an answer to another round"),
-    "run": (set_fact("run", "0" * 16), "an answer to another round"),
-    "no word": (set_fact("word", -1), "no word"),
+    "word": (set_fact("update_id", "9" * 16), "a reply to another round"),
+    "run": (set_fact("run", "0" * 16), "a reply to another round"),
+    "no id": (set_fact("update_id", -1), "no update_id"),
     "version": (set_fact("version", 1), "another version of the protocol"),
     "weight": (set_fact("weight", 1e9), "a weight out of range"),
     "empty": (lambda reply: Message(RecordDict(), reply_to=reply), "a message without facts"),
@@ -104,14 +104,16 @@ FAULTS: dict[str, tuple[Callable[[Message], Message], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_bad_answer_is_left_out_and_named(fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    spoil, reason = FAULTS[fault]
+def test_an_invalid_reply_is_left_out_with_its_reason(
+    fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    apply_fault, reason = FAULTS[fault]
     settings = settings_of(rounds=2, evaluate_every=10)
 
     def spoiled(node: int, message: Message, reply: Message) -> Message:
         if node != 2 or message.metadata.message_type != "train":
             return reply
-        changed = spoil(reply)
+        changed = apply_fault(reply)
         return changed if changed is reply else Message(changed.content, reply_to=message)
 
     with caplog.at_level(logging.WARNING, "fairfold"):
@@ -127,7 +129,7 @@ def test_a_bad_answer_is_left_out_and_named(fault: str, tmp_path: Path, caplog: 
     assert "\x1b[31m" not in caplog.text, "a stranger's text does not reach the terminal as it came"
 
 
-def test_nothing_that_a_node_says_becomes_a_path(tmp_path: Path) -> None:
+def test_nothing_in_a_message_becomes_a_path(tmp_path: Path) -> None:
     """Names of tensors, records and facts, texts: all of them lead out of the folder, and nothing goes there."""
     out = "../../escape"
 
@@ -139,7 +141,7 @@ def test_nothing_that_a_node_says_becomes_a_path(tmp_path: Path) -> None:
             facts(reply)[out] = str(tmp_path / "escape")
             reply.content[str(tmp_path / "escape")] = ConfigRecord({out: out})
         if node == 3:
-            facts(reply)["word"] = out
+            facts(reply)["update_id"] = out
         if node == 4 and message.metadata.message_type == "query.capacity":
             facts(reply)["capacity"] = out
         return reply
@@ -153,7 +155,7 @@ def test_nothing_that_a_node_says_becomes_a_path(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*escape*"))
 
 
-def test_an_answer_nobody_asked_for_and_a_second_one_are_ignored(tmp_path: Path) -> None:
+def test_unsolicited_and_repeated_replies_are_ignored(tmp_path: Path) -> None:
     nodes = made(settings_of(), tmp_path, evaluate=False)
     strategy, grid = nodes.strategy, nodes.grid
     messages = list(strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid))
@@ -161,7 +163,7 @@ def test_an_answer_nobody_asked_for_and_a_second_one_are_ignored(tmp_path: Path)
     stranger = Message(replies[0].content, reply_to=messages[0])
     stranger.metadata.__dict__["_src_node_id"] = 77
     strategy.aggregate_train(1, [*replies, stranger, replies[3]])
-    assert strategy.progress.history[-1].clients == 6
+    assert strategy.progress.history[-1].num_clients == 6
     assert all(node.rounds == 1 for node in strategy.nodes.usable.values())
 
 
@@ -170,23 +172,23 @@ def test_a_node_that_joins_late_takes_part(tmp_path: Path) -> None:
     strategy, grid = nodes.strategy, nodes.grid
     late = grid.contexts.pop(6)
     strategy.start(grid, num_rounds=2)
-    assert [report.clients for report in strategy.progress.history] == [5, 5]
+    assert [report.num_clients for report in strategy.progress.history] == [5, 5]
     grid.contexts[6] = late
     strategy.start(grid, num_rounds=2)
-    assert [report.clients for report in strategy.progress.history] == [5, 5, 6, 6]
+    assert [report.num_clients for report in strategy.progress.history] == [5, 5, 6, 6]
     assert strategy.nodes.usable[6].rounds == 2
 
 
 def test_capacities_are_served_by_the_largest_size_that_fits(tmp_path: Path) -> None:
     settings = settings_of(capacities="1x-4x-16x", factors=8, mapping="element")
-    plan = Plan.of(settings, Public(1000))
+    plan = Plan.of(settings, PublicStatistics(1000))
     assert [plan.size_for(Capacity.parse(text)) for text in ("1x", "2x", "4x", "5x", "16x", "17x")] == [
         0, 1, 1, 2, 2, None,
     ]  # fmt: skip
     sizes = [held.size() * 4 for held in plan.assignments(0)]
     assert [plan.size_for(Capacity.parse(f"{size}B")) for size in sizes] == [0, 1, 2]
     assert [plan.size_for(Capacity.parse(f"{size - 1}B")) for size in sizes] == [1, 2, None]
-    whole = Plan.of(settings_of(method="fedavg", capacities="1x-4x"), Public(1000))
+    whole = Plan.of(settings_of(method="fedavg", capacities="1x-4x"), PublicStatistics(1000))
     assert whole.size_for(Capacity.parse("1x")) == 0
     assert whole.size_for(Capacity.parse("2x")) is None, "a device does not hold what it cannot"
 
@@ -205,7 +207,7 @@ def test_a_node_without_a_usable_capacity_is_left_out(
 
     with caplog.at_level(logging.WARNING, "fairfold"):
         strategy, _ = run(settings_of(rounds=1), tmp_path, spoiled)
-    assert strategy.progress.history[-1].clients == 5
+    assert strategy.progress.history[-1].num_clients == 5
     assert "node 3 left out:" in caplog.text
     assert max(len(reason) for reason in strategy.nodes.left_out.values()) <= 200
 
@@ -213,30 +215,30 @@ def test_a_node_without_a_usable_capacity_is_left_out(
 def test_a_device_refuses_more_than_it_can_hold(tmp_path: Path) -> None:
     nodes = made(settings_of(rounds=1), tmp_path)
     strategy, grid = nodes.strategy, nodes.grid
-    strategy.nodes.everybody(grid)
-    strategy.nodes.usable[6].group = 0  # a server that does not keep to what it was told
+    strategy.nodes.connected(grid)
+    strategy.nodes.usable[6].size = 0  # a server that does not keep to what it was told
     strategy.start(grid)
     assert strategy.progress.rejections.counts["the device failed"] == 1
-    assert strategy.nodes.usable[6].group == 2, "asked again before the next order"
+    assert strategy.nodes.usable[6].size == 2, "asked again before the next order"
 
 
 def test_settings_that_cannot_be_served_are_refused() -> None:
     unserved: list[dict[str, Any]] = [
-        {"solver": "central", "model": "mf"},
-        {"solver": "gradient", "user_vectors": "uploaded"},
+        {"algorithm": "central", "model": "mf"},
+        {"algorithm": "gradient", "user_vectors": "uploaded"},
         {"data": "mnist", "model": "mlp"},
         {"faults": {"drop": 0.5}},
         {"replacement": True},
     ]
     for changes in unserved:
         with pytest.raises(InvalidSettings):
-            FairStrategy(flat(**changes), ITEMS)
+            FairStrategy(make_settings(**changes), ITEMS)
     with pytest.raises(InvalidSettings, match="num_items"):
-        FairStrategy(flat())
+        FairStrategy(make_settings())
 
 
-def test_a_run_is_written_down_and_gone_on_with(tmp_path: Path) -> None:
-    settings = settings_of(server_optimiser="adam", server_step=0.1)
+def test_a_run_is_recorded_and_resumed(tmp_path: Path) -> None:
+    settings = settings_of(server_optimizer="adam", server_lr=0.1)
     unbroken, _ = run(settings, tmp_path / "a")
     nodes = made(settings, tmp_path / "b", folder=tmp_path / "run")
     grid = nodes.grid
@@ -254,7 +256,7 @@ def test_a_run_is_written_down_and_gone_on_with(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         nodes.run()
     grid.app = true
-    assert checkpoint.require(tmp_path / "run" / "checkpoints").progress.state.round_number == 2
+    assert checkpoint.load_newest(tmp_path / "run" / "checkpoints").progress.state.round_number == 2
     again = FairStrategy(settings, ITEMS, folder=tmp_path / "run", resume=True, round_timeout=0.0)
     assert again.progress.state.round_number == 2
     result = again.start(grid)
@@ -264,30 +266,30 @@ def test_a_run_is_written_down_and_gone_on_with(tmp_path: Path) -> None:
         assert torch.equal(torch.from_numpy(result.arrays[name].numpy()), vector)
     lines = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["round", "1", "2", "3", "4"]
-    took_part, _ = who_took_part(read_events(tmp_path / "run"))
+    took_part, _ = participants(read_events(tmp_path / "run"))
     assert {node["capacity"] for node in took_part} == {"1x", "2x", "4x"}
     assert all(node["rounds"] == 4 for node in took_part)
     assert json.loads((tmp_path / "run" / "result.json").read_text())["rounds"] == 4
-    assert (tmp_path / "run" / "run.log").read_text().count("answers used") == 4
+    assert (tmp_path / "run" / "run.log").read_text().count("updates used") == 4
     with pytest.raises(InvalidCheckpoint, match="factors"):
-        FairStrategy(settings_of(server_optimiser="adam", server_step=0.1, factors=4), ITEMS,
+        FairStrategy(settings_of(server_optimizer="adam", server_lr=0.1, factors=4), ITEMS,
                      folder=tmp_path / "run", resume=True)  # fmt: skip
     with pytest.raises(InvalidSettings, match="new or empty"):
         FairStrategy(settings, ITEMS, folder=tmp_path / "run")
 
 
-def test_a_run_whose_shapes_devices_settle_is_gone_on_with(tmp_path: Path) -> None:
-    """The best recipe's tables have rows for items that enough users have: the survey says which."""
+def test_a_run_whose_shapes_follow_from_statistics_is_resumed(tmp_path: Path) -> None:
+    """The default recipe's tables have rows for items that enough users have, by the statistics."""
     changes = {"run.rounds": 1, "fleet.capacities": "1x-2x-4x", "fleet.clients_per_round": None}
-    settings = load_settings(None, changes, "best")
+    settings = load_settings(None, changes, "default")
     made(settings, tmp_path / "devices", folder=tmp_path / "run").run()
     again = FairStrategy(settings.with_changes({"run.rounds": 2}), ITEMS, folder=tmp_path / "run", resume=True)
     assert again.progress.state.round_number == 1
-    with pytest.raises(InvalidCheckpoint, match="head"):
-        FairStrategy(settings.with_changes({"algorithm.head": 4}), ITEMS, folder=tmp_path / "run", resume=True)
+    with pytest.raises(InvalidCheckpoint, match="max_items"):
+        FairStrategy(settings.with_changes({"algorithm.max_items": 4}), ITEMS, folder=tmp_path / "run", resume=True)
 
 
-def test_a_server_tells_of_damaged_checkpoints_and_does_not_start_anew_over_them(
+def test_a_server_reports_damaged_checkpoints_and_does_not_start_anew_over_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings, folder = settings_of(), tmp_path / "run"

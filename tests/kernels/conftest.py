@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fairfold.kernels import native
+from fairfold.kernels.native import loader
 
 INSTRUCTIONS = ("avx512", "avx2", "portable")
 
@@ -26,3 +27,12 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["native", "reference"])
+def body(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The C library, then plain torch."""
+    if request.param == "reference":
+        monkeypatch.setattr(loader, "_load", lambda: (None, "switched off for this test"))
+    elif loader.library() is None:
+        pytest.skip(loader.status().reason)

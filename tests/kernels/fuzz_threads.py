@@ -73,6 +73,6 @@ if __name__ == "__main__":
     began = time.monotonic()
     calls, wrong = fuzz(given.count, given.seed)
     sys.stdout.write("".join(f"{line}\n" for line in wrong))
-    told = f"{calls} calls by {THREADS} threads over {LAYOUTS} layouts, seed {given.seed}: {len(wrong)} failures"
-    sys.stdout.write(f"{told}, {time.monotonic() - began:.0f} s\n")
+    summary = f"{calls} calls by {THREADS} threads over {LAYOUTS} layouts, seed {given.seed}: {len(wrong)} failures"
+    sys.stdout.write(f"{summary}, {time.monotonic() - began:.0f} s\n")
     sys.exit(len(wrong) > 0)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fairfold.kernels import reference
-from fairfold.kernels.gpu import calls, segments
-from fairfold.kernels.gpu.placement import placement
+from fairfold.kernels.gpu import calls
+from fairfold.kernels.gpu.launch import piece_layout
 from fairfold.kernels.hashing import Layout, expand_seed, slots_and_signs
 
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -37,7 +37,7 @@ def golden_checks(device: str) -> Iterator[Check]:
         full_size, head, tail, chunk = (case[name] for name in ("full_size", "head", "tail", "chunk"))
         layout = Layout(full_size, head, tail, chunk, expand_seed(case["seed"]), case["signed"])
         coordinates = torch.tensor(case["coordinates"], device=device)
-        widest = placement(layout).width
+        widest = piece_layout(layout).width
         for width in [width for width in (1, 2, 4, 8, 16, 32) if widest % width == 0]:
             slots, signs = calls.slots_and_signs(layout, coordinates, width)
             right = slots.tolist() == case["slots"] and signs.tolist() == case["signs"]
@@ -105,5 +105,5 @@ def _ranges(layout: Layout, dtype: torch.dtype, device: str) -> Iterator[Check]:
     for again in ("", ", again"):
         yield close(f"reduce{again}", calls.reduce(layout, full), expected, TOLERANCE[dtype])
     if layout.tail and layout.head % layout.chunk == layout.full_size % layout.chunk == 0:
-        means = segments.segment_means(layout, full, segments.order_of(layout, full.device))
+        means = calls.segment_means(layout, full, calls.make_order(layout, full.device))
         yield close("reduce by order", means.to(dtype), expected, TOLERANCE[dtype])

@@ -121,8 +121,8 @@ def test_reduce(layout: Layout, dtype: torch.dtype) -> None:
 def test_active_slots_and_positions(table: Table) -> None:
     layout, rows = table.layout, table.rows
     slots, signs = calls.slots_and_signs(layout, reference.row_coordinates(rows, table.row_size))
-    numbers, active = calls.number(slots)
-    for mine, expected in zip((numbers, active), reference.number(slots), strict=True):
+    numbers, active = calls.factorize(slots)
+    for mine, expected in zip((numbers, active), reference.factorize(slots), strict=True):
         assert torch.equal(mine, expected)
     found = numbers, signs
 
@@ -175,11 +175,11 @@ def test_bits_do_not_depend_on_the_number_of_threads(chunk: int, few: bool) -> N
 
 @generated
 @given(st.lists(st.one_of(st.integers(0, 12), st.integers(-(2**63), 2**63 - 1)), max_size=80), st.booleans())
-def test_number(keys: list[int], flat: bool) -> None:
+def test_factorize(keys: list[int], flat: bool) -> None:
     given_keys = torch.tensor(keys, dtype=torch.int64)
     if not flat:
         given_keys = torch.stack([given_keys, given_keys.flip(0)], 1)
-    found, expected = calls.number(given_keys), reference.number(given_keys)
+    found, expected = calls.factorize(given_keys), reference.factorize(given_keys)
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
     assert torch.equal(found[1][found[0].long()], given_keys)

@@ -1,4 +1,4 @@
-"""Steps that touch only some slots give the numbers of dense training with a fresh optimiser."""
+"""LocalSgd that touch only some slots give the numbers of dense training with a fresh optimiser."""
 
 from collections.abc import Callable
 
@@ -8,20 +8,13 @@ from torch import Tensor
 
 from fairfold.kernels import ops
 from fairfold.kernels.hashing import Layout, expand_seed
-from fairfold.kernels.native import loader
 
 LAYOUT = Layout(300 * 12, 240, 480, 8, expand_seed(4), True)
 DTYPES = [torch.float32, torch.float64]
 TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-14}
 
 
-@pytest.fixture(params=["native", "reference"], autouse=True)
-def body(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test here runs on both bodies."""
-    if request.param == "reference":
-        monkeypatch.setattr(loader, "_load", lambda: (None, "switched off for this test"))
-    elif loader.library() is None:
-        pytest.skip(loader.status().reason)
+pytestmark = pytest.mark.usefixtures("body")
 
 
 def batches(dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
@@ -37,11 +30,11 @@ def batches(dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
 
 def train_dense(make: Callable[[list[Tensor]], torch.optim.Optimizer], start: Tensor) -> Tensor:
     compact = torch.nn.Parameter(start.clone())
-    optimiser = make([compact])
+    optimizer = make([compact])
     for rows, values in batches(start.dtype):
         compact.grad = torch.zeros_like(compact)
         ops.accumulate_rows(LAYOUT, values, rows, compact.grad)
-        optimiser.step()
+        optimizer.step()
     return compact.detach()
 
 

@@ -20,15 +20,15 @@ if DEVICE == "cpu":
 
 from fairfold.backends.cuda_graph import GraphBackend
 from fairfold.errors import InvalidSubspace
+from fairfold.federation.updates import to_device
 from fairfold.kernels import gpu, hashing, reference
-from fairfold.kernels.form import Form, Lines, Places
-from fairfold.kernels.gpu import calls, cohort
-from fairfold.kernels.gpu.placement import placement
+from fairfold.kernels.gpu import calls, training
+from fairfold.kernels.gpu.launch import piece_layout
 from fairfold.kernels.hashing import Layout, expand_seed
-from fairfold.protocol.words import on
-from tests.federations import after_rounds, tiny_data, tiny_settings, tiny_world
+from fairfold.kernels.training import LookupBuffers, ModelForm, SignedPositions
 from tests.kernels import gpu_checks
-from tests.parity.rounds import precision
+from tests.support.federations import after_rounds, make_federation, tiny_data, tiny_settings
+from tests.support.parity import precision
 
 CHUNKS = [1, 2, 3, 4, 8, 12, 16, 32, 48, 64, 100]
 
@@ -57,7 +57,7 @@ def test_golden_vectors() -> None:
 @settings(max_examples=60)
 def test_slots_and_signs_of_any_coordinate(layout: Layout, coordinates: list[int], data: st.DataObject) -> None:
     assume(layout.chunk & (layout.chunk - 1) == 0 or layout.tail == 0)
-    widest = placement(layout).width
+    widest = piece_layout(layout).width
     width = data.draw(st.sampled_from([width for width in (1, 2, 4, 8, 16, 32) if widest % width == 0]))
     numbers = torch.tensor(coordinates, device=DEVICE)
     found = calls.slots_and_signs(layout, numbers, width)
@@ -68,7 +68,7 @@ def test_slots_and_signs_of_any_coordinate(layout: Layout, coordinates: list[int
 
 def test_odd_chunks_of_huge_tables_are_refused() -> None:
     with pytest.raises(InvalidSubspace, match="power of two"):
-        placement(Layout(2**40, 0, 4_800, 48, expand_seed(1), True))
+        piece_layout(Layout(2**40, 0, 4_800, 48, expand_seed(1), True))
 
 
 @given(st.data(), st.integers(1, 40), st.integers(1, 30), st.integers(1, 20))
@@ -166,9 +166,9 @@ def test_positions(count: int, width: int, size: int, rows: int, seed: int) -> N
     lines = torch.randint(rows, (count,), generator=source).to(DEVICE)
     values = torch.randn(count, width, generator=source).to(DEVICE)
     expected = reference.recover_lines(vector, found, signs, lines)
-    torch.testing.assert_close(cohort.recover_lines(vector, found, signs, lines), expected, rtol=0, atol=0)
+    torch.testing.assert_close(training.recover_lines(vector, found, signs, lines), expected, rtol=0, atol=0)
     sums, other = vector.clone(), vector.clone()
-    cohort.accumulate_lines(values, found, signs, lines, sums)
+    training.accumulate_lines(values, found, signs, lines, sums)
     reference.accumulate_lines(values, found, signs, lines, other)
     torch.testing.assert_close(sums, other, rtol=1e-5, atol=1e-4)
 
@@ -183,7 +183,7 @@ def test_step_of_a_prefix(size: int, share: float, moments: int, step: int, seed
     vectors += [torch.rand(size, generator=source) for _ in range(moments)]
     ours = [vector.to(DEVICE, copy=True) for vector in vectors]
     reference.step_prefix(vectors[0], vectors[1], vectors[2:], rates, moving, number)
-    cohort.step_prefix(ours[0], ours[1], ours[2:], rates.to(DEVICE), moving.to(DEVICE), number.to(DEVICE))
+    training.step_prefix(ours[0], ours[1], ours[2:], rates.to(DEVICE), moving.to(DEVICE), number.to(DEVICE))
     for mine, expected in zip(ours, vectors, strict=True):
         torch.testing.assert_close(mine.cpu(), expected, rtol=1e-5, atol=1e-6)
 
@@ -194,7 +194,7 @@ def test_step_of_a_prefix(size: int, share: float, moments: int, step: int, seed
     st.integers(1, 9),
     st.integers(1, 3),
     st.sampled_from([3, 40]),
-    st.sampled_from([{}, {"user_vectors": "uploaded", "compress": "all"}, {"regulariser": 0.1}]),
+    st.sampled_from([{}, {"user_vectors": "uploaded", "compress": "all"}, {"l2": 0.1}]),
     st.integers(0, 2**16),
 )
 def test_slopes_of_a_step(
@@ -202,15 +202,15 @@ def test_slopes_of_a_step(
 ) -> None:
     """One pass adds the gradient that autograd finds, at every step of a round."""
     chosen = tiny_settings(
-        model=model, factors=factors, negatives=negatives, batch_size=batch, seed=seed, capacities="1x-4x",
-        local_optimiser="sgd", **changes,
+        model=model, factors=factors, num_negatives=negatives, batch_size=batch, seed=seed, capacities="1x-4x",
+        local_optimizer="sgd", **changes,
     )  # fmt: skip
     device = torch.device(DEVICE)
     with precision():
-        world, state = tiny_world(tiny_data(seed, 9, 40), chosen)
-        world.people.private = on(world.people.private, device)
-        backend = GraphBackend(world.fleet, world.people, device, torch.float64)
-    work = world.people.work
+        world, state = make_federation(tiny_data(seed, 9, 40), chosen)
+        world.clients.local_state = to_device(world.clients.local_state, device)
+        backend = GraphBackend(world.sampler, world.clients, device, torch.float64)
+    work = world.clients.training
     found: list[torch.Tensor] = []
 
     def run(steps: int) -> None:
@@ -218,10 +218,10 @@ def test_slopes_of_a_step(
         assert form is not None
         for _ in range(steps):
             before = held.gradient.clone()
-            assert cohort.add_slopes(form, work.steps.regulariser, held.values, held.gradient, held.lines)
+            assert training.add_gradients(form, work.steps.l2, held.values, held.gradient, held.lookups)
             found.append(held.gradient.clone())
             held.gradient.copy_(before)
-            backend.add_slopes()
+            backend.add_gradients()
             torch.testing.assert_close(found[-1], held.gradient, rtol=1e-9, atol=1e-13)
             reference.step_prefix(held.values, held.gradient, held.moments, held.rates, held.moving, held.step)
             held.step += 1
@@ -234,6 +234,8 @@ def test_slopes_of_a_step(
 
 def test_a_form_that_registers_cannot_hold_is_left_to_autograd() -> None:
     nothing = torch.zeros(1)
-    lines = Lines(Places(nothing, nothing), Places(nothing, nothing), nothing.view(1, 1, 1, 1), nothing, nothing)
-    for form in (Form(user=8, item=8, layers=(8, 8)), Form(user=64, item=64, layers=(64,))):
-        assert not cohort.add_slopes(form, 0.0, nothing, nothing, lines)
+    lines = LookupBuffers(
+        SignedPositions(nothing, nothing), SignedPositions(nothing, nothing), nothing.view(1, 1, 1, 1), nothing, nothing
+    )
+    for form in (ModelForm(user=8, item=8, layers=(8, 8)), ModelForm(user=64, item=64, layers=(64,))):
+        assert not training.add_gradients(form, 0.0, nothing, nothing, lines)

@@ -1,4 +1,4 @@
-"""Reductions by a kept order: the numbers of the plain torch body, and an order only where it pays."""
+"""Reductions by a cache order: the numbers of the plain torch body, and an order only where it pays."""
 
 import os
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ if DEVICE.type == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before the imports below
 
 from fairfold.kernels import hashing, reference
-from fairfold.kernels.gpu import calls, segments
+from fairfold.kernels.gpu import calls
 from fairfold.kernels.gpu.launch import TILES, Tile
 from fairfold.kernels.hashing import Layout, expand_seed
 from tests.kernels.gpu_checks import TOLERANCE, close
@@ -30,11 +30,11 @@ LAYOUT = Layout(800, 0, 160, 8, expand_seed(5), True)
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Small layouts are ordered too, in tiles that leave some programs half empty."""
-    monkeypatch.setattr(segments, "CACHED", 0)
+    monkeypatch.setattr(calls, "MAX_COUNTED_SLOTS", 0)
     monkeypatch.setitem(TILES, "segment_mean", Tile(128, 4))
-    segments._kept.cache_clear()
+    calls._reduction_cache.cache_clear()
     yield
-    segments._kept.cache_clear()
+    calls._reduction_cache.cache_clear()
 
 
 @st.composite
@@ -53,7 +53,7 @@ def whole_layouts(draw: st.DrawFn) -> Layout:
 def test_means_by_order(layout: Layout, dtype: torch.dtype, seed: int) -> None:
     full = torch.randn(layout.full_size, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
     expected = reference.reduce(layout, full.double())
-    means = segments.segment_means(layout, full, segments.order_of(layout, DEVICE))
+    means = calls.segment_means(layout, full, calls.make_order(layout, DEVICE))
     check = close("means", means.to(dtype), expected, TOLERANCE[dtype])
     assert check.passed, check.detail
     counts = torch.zeros(layout.size, dtype=torch.int64, device=DEVICE)
@@ -65,7 +65,7 @@ def test_means_by_order(layout: Layout, dtype: torch.dtype, seed: int) -> None:
 @given(whole_layouts())
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_an_order_lists_every_hashed_chunk_at_its_place(layout: Layout) -> None:
-    order = segments.order_of(layout, DEVICE)
+    order = calls.make_order(layout, DEVICE)
     chunks = torch.arange(layout.head // layout.chunk, layout.full_size // layout.chunk, device=DEVICE)
     slots, _ = hashing.slots_and_signs(layout, chunks * layout.chunk)
     places = (slots - layout.head) // layout.chunk
@@ -80,17 +80,17 @@ def test_an_order_lists_every_hashed_chunk_at_its_place(layout: Layout) -> None:
 def test_the_second_reduction_makes_an_order_and_the_first_does_not() -> None:
     full = torch.randn(LAYOUT.full_size, device=DEVICE)
     expected = reference.reduce(LAYOUT, full)
-    kept = segments._kept(LAYOUT, DEVICE)
+    cache = calls._reduction_cache(LAYOUT, DEVICE)
     for asked in range(1, 5):
         torch.testing.assert_close(calls.reduce(LAYOUT, full), expected)
-        assert (kept.order is not None) == (asked >= 2)
-        assert (kept.counts is not None) == (asked == 1)
-    made = kept.order
+        assert (cache.order is not None) == (asked >= 2)
+        assert (cache.counts is not None) == (asked == 1)
+    made = cache.order
     calls.reduce(LAYOUT, full)
-    assert kept.order is made
+    assert cache.order is made
     assert torch.equal(calls.reduce(LAYOUT, full), calls.reduce(LAYOUT, full))
-    segments._kept.cache_clear()
-    assert segments._kept(LAYOUT, DEVICE).asked == 0
+    calls._reduction_cache.cache_clear()
+    assert calls._reduction_cache(LAYOUT, DEVICE).asked == 0
 
 
 def _no_memory(*_: object, **__: object) -> NoReturn:
@@ -100,17 +100,17 @@ def _no_memory(*_: object, **__: object) -> NoReturn:
 @pytest.mark.parametrize("reason", ["cached", "long", "memory"])
 def test_counts_serve_where_an_order_does_not(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if reason == "cached":
-        monkeypatch.setattr(segments, "CACHED", LAYOUT.size)
+        monkeypatch.setattr(calls, "MAX_COUNTED_SLOTS", LAYOUT.size)
     elif reason == "long":
-        monkeypatch.setattr(segments, "_LONGEST", LAYOUT.full_size // LAYOUT.chunk)
+        monkeypatch.setattr(calls, "_MAX_CHUNKS", LAYOUT.full_size // LAYOUT.chunk)
     else:
-        monkeypatch.setattr(segments, "order_of", _no_memory)
+        monkeypatch.setattr(calls, "make_order", _no_memory)
     full = torch.randn(LAYOUT.full_size, device=DEVICE)
     for _ in range(3):
         torch.testing.assert_close(calls.reduce(LAYOUT, full), reference.reduce(LAYOUT, full))
-    kept = segments._kept(LAYOUT, DEVICE)
-    assert kept.order is None
-    assert kept.counts is not None
+    cache = calls._reduction_cache(LAYOUT, DEVICE)
+    assert cache.order is None
+    assert cache.counts is not None
 
 
 def test_short_and_cut_chunks_keep_nothing() -> None:
@@ -119,7 +119,7 @@ def test_short_and_cut_chunks_keep_nothing() -> None:
         full = torch.randn(layout.full_size, device=DEVICE)
         for _ in range(3):
             torch.testing.assert_close(calls.reduce(layout, full), reference.reduce(layout, full))
-        assert segments._kept(layout, DEVICE).asked == 0
+        assert calls._reduction_cache(layout, DEVICE).asked == 0
 
 
 def test_gaps_and_gradients() -> None:

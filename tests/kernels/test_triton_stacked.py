@@ -14,11 +14,11 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if DEVICE == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before the imports below
 
-from fairfold.backends.image_graph import chain_of
-from fairfold.backends.stacked_layers import LEFT, RIGHT, Part, stacked_network
-from fairfold.kernels import reference_stacked
-from fairfold.kernels.gpu import affine, cohort
-from fairfold.kernels.reference_stacked import SlotTables
+from fairfold.backends.image_graph import linear_chain
+from fairfold.backends.image_layers import LEFT, RIGHT, StackedTensor, stacked_network
+from fairfold.kernels import training as reference
+from fairfold.kernels.gpu import training
+from fairfold.kernels.training import SlotTables
 from fairfold.models import MLP
 
 
@@ -30,14 +30,14 @@ def tables(clients: int, pieces: int, slots: list[int], width: int, seed: int) -
     for client, used in enumerate(slots):
         slot = torch.randint(used, (pieces,), generator=source).to(device)
         signs = torch.randint(-1, 2, (pieces * width,), generator=source).to(device, torch.int8)
-        found.put(client, SlotTables.of_client(slot, signs, max(slots)))
+        found.set_client(client, SlotTables.of_client(slot, signs, max(slots)))
     return found
 
 
 @pytest.mark.parametrize("width", [1, 2, 8])
 @pytest.mark.parametrize("moments", [0, 1, 2])
 def test_a_step_of_slots(moments: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cohort, "FEWEST_PROGRAMS", 2)  # so that some take more than one turn
+    monkeypatch.setattr(training, "MIN_PROGRAMS", 2)  # so that some take more than one turn
     clients, pieces, slots = 3, 300, [300, 9, 70]
     lists = tables(clients, pieces, slots, width, seed=moments)
     torch.manual_seed(1)
@@ -45,7 +45,7 @@ def test_a_step_of_slots(moments: int, width: int, monkeypatch: pytest.MonkeyPat
     gradient = torch.randn(clients, pieces * width, dtype=torch.float64, device=DEVICE)
     rates = torch.tensor([[0.1, 0.5], [0.2, 0.7]], dtype=torch.float64, device=DEVICE)
     ends = []
-    for body in (reference_stacked, cohort):
+    for body in (reference, training):
         full, values = torch.zeros_like(gradient), start.clone()
         kept = [torch.zeros_like(values) for _ in range(moments)]
         for number in range(2):
@@ -77,11 +77,13 @@ def test_slopes_of_a_chain(factored: bool) -> None:
         slopes, at, parts = torch.zeros_like(weights), 0, {}
         for name, shape in shapes.items():
             count = torch.Size(shape).numel()
-            parts[name] = Part(*(of[:working, at : at + count].view(working, *shape) for of in (weights, slopes)))
+            parts[name] = StackedTensor(
+                *(of[:working, at : at + count].view(working, *shape) for of in (weights, slopes))
+            )
             at += count
         if ours:
-            batches = affine.Batches(pixels, labels, rows, shares, step)
-            affine.chain_slopes(chain_of(MLP.chain, parts), batches)
+            batches = training.Batches(pixels, labels, rows, shares, step)
+            training.chain_gradients(linear_chain(MLP.chain, parts), batches)
         else:
             with torch.device("meta"):
                 network = stacked_network(MLP(inputs, hidden, classes), parts)

@@ -6,21 +6,20 @@ from typing import Any
 import pytest
 import torch
 
-from fairfold.algorithms.rating_rows import ROWS
-from fairfold.algorithms.ratings import RatingSquares
+from fairfold.algorithms.rating_model import ROWS
+from fairfold.algorithms.ratings import BayesianRatings
+from fairfold.config import read_settings
 from fairfold.data import Dataset, Interactions
-from fairfold.data.synthetic import SyntheticWorld
-from fairfold.protocol.plan import Plan
-from fairfold.protocol.words import State, Totals
-from fairfold.settings import read_settings
-from fairfold.simulate import simulate
-from fairfold.simulate.result import Quality, RoundReport
-from fairfold.simulate.run import LOST, diverged, stop_reason
+from fairfold.data.synthetic import SyntheticDataset
+from fairfold.federation.evaluation import Quality, RoundReport
+from fairfold.federation.plan import Plan
+from fairfold.federation.simulation import DIVERGED_EVALUATIONS, diverged, simulate, stop_reason
+from fairfold.federation.updates import Aggregate, State
 
 ROUNDS = 500
 
 LARGEST = 1e4
-"""No number of a model is larger: float32 then still tells hundredths of a thousandth apart."""
+"""No number of a model is larger: float32 still resolves hundredths of a thousandth."""
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "closed form": {"algorithm": {"kind": "closed_form"}, "model": {"factors": 8}},
@@ -38,7 +37,7 @@ OVERFITS = 0.04
 
 def world() -> Dataset:
     """Users with tastes, and ratings that follow them."""
-    return SyntheticWorld(users=40, items=80, interactions_per_user=16, taste_strength=2.0, seed=11).dataset()
+    return SyntheticDataset(users=40, items=80, interactions_per_user=16, taste_strength=2.0, seed=11).dataset()
 
 
 def rated(data: Dataset) -> Dataset:
@@ -57,7 +56,7 @@ def rated(data: Dataset) -> Dataset:
 
 
 def cases() -> list[Any]:
-    """Everything where somebody asks for it; by default what remembers, in mixed sizes, with few drawn."""
+    """All cases if asked for; by default an algorithm that remembers updates, in mixed sizes, with few drawn."""
     found = []
     for name in ALGORITHMS:
         for capacities in ["1x", "1x-4x-16x"]:
@@ -76,7 +75,7 @@ def test_a_long_run_ends_as_well_as_it_ever_was(name: str, capacities: str, draw
     data = rated(world()) if chosen.predicts_ratings else world()
     result = simulate(chosen, data=data)
     found = [report.quality.server for report in result.history if report.quality is not None]
-    for tensors in [result.state.full, *result.state.moments.values(), result.private]:
+    for tensors in [result.state.full, *result.state.algorithm_state.values(), result.local_state]:
         for tensor in tensors.values():
             assert float(tensor.abs().max()) < LARGEST
     smooth = torch.tensor(found).unfold(0, 4, 1).mean(1)  # 40 users, drawn devices: one evaluation is noise
@@ -88,28 +87,28 @@ def history(*values: float) -> list[RoundReport]:
     return [RoundReport(number + 1, 0.0, 1, 0, 0, Quality(value, ())) for number, value in enumerate(values)]
 
 
-def test_a_run_that_loses_what_it_had_is_told_from_a_noisy_one() -> None:
+def test_a_diverging_run_is_distinguished_from_a_noisy_one() -> None:
     ranks = read_settings({})
-    assert diverged(history(0.1, 0.4, *[0.15] * LOST), ranks) is not None
-    assert diverged(history(0.1, 0.4, *[0.15] * (LOST - 1)), ranks) is None
-    assert diverged(history(0.1, 0.4, *[0.15] * (LOST - 1), 0.25, 0.15), ranks) is None
-    assert diverged(history(0.001, 0.03, *[0.012] * LOST), ranks) is None  # half of little
-    assert diverged(history(0.1, 0.4, *[float("nan")] * LOST), ranks) is not None
+    assert diverged(history(0.1, 0.4, *[0.15] * DIVERGED_EVALUATIONS), ranks) is not None
+    assert diverged(history(0.1, 0.4, *[0.15] * (DIVERGED_EVALUATIONS - 1)), ranks) is None
+    assert diverged(history(0.1, 0.4, *[0.15] * (DIVERGED_EVALUATIONS - 1), 0.25, 0.15), ranks) is None
+    assert diverged(history(0.001, 0.03, *[0.012] * DIVERGED_EVALUATIONS), ranks) is None  # half of little
+    assert diverged(history(0.1, 0.4, *[float("nan")] * DIVERGED_EVALUATIONS), ranks) is not None
     rated = read_settings({"algorithm": {"kind": "ratings"}})
-    assert diverged(history(1.0, 0.8, *[1.7] * LOST), rated) is not None
-    assert diverged(history(1.0, 0.8, *[1.5] * LOST), rated) is None
+    assert diverged(history(1.0, 0.8, *[1.7] * DIVERGED_EVALUATIONS), rated) is not None
+    assert diverged(history(1.0, 0.8, *[1.5] * DIVERGED_EVALUATIONS), rated) is None
 
 
 def test_a_run_that_diverges_stops_with_its_best_model_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    apply = RatingSquares.apply
+    apply = BayesianRatings.server_update
 
-    def forgetting(self: RatingSquares, plan: Plan, state: State, totals: Totals) -> State:
-        after = apply(self, plan, state, totals)
+    def forgetting(self: BayesianRatings, plan: Plan, state: State, aggregate: Aggregate) -> State:
+        after = apply(self, plan, state, aggregate)
         if state.round_number < 4:
             return after
         return replace(after, full=after.full | {ROWS: -torch.arange(len(after.full[ROWS])).flip(0).float()})
 
-    monkeypatch.setattr(RatingSquares, "apply", forgetting)
+    monkeypatch.setattr(BayesianRatings, "server_update", forgetting)
     chosen = read_settings(
         {
             "algorithm": {"kind": "ratings"},
@@ -118,11 +117,11 @@ def test_a_run_that_diverges_stops_with_its_best_model_and_says_so(monkeypatch: 
             "run": {"rounds": 60, "evaluate_every": 1},
         }
     )
-    told = list[int]()
-    result = simulate(chosen, lambda report, _: told.append(report.round_number), data=rated(world()))
+    rounds_reported = list[int]()
+    result = simulate(chosen, lambda report, _: rounds_reported.append(report.round_number), data=rated(world()))
     found = [report.quality.server for report in result.history if report.quality is not None]
     best = min(found)
-    assert len(told) < 60
+    assert len(rounds_reported) < 60
     assert result.quality == best
     assert result.state.round_number == found.index(best) + 1 <= 4
     assert "it diverges" in (stop_reason(result.history, chosen) or "")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fairfold.errors import NotNested
 from fairfold.subspace import Subspace, Sums, nested_subspaces, reduce_all
-from tests.strategies import chains, dense, nested_pairs, seeds, vector
+from tests.support.strategies import chains, dense, nested_pairs, seeds, vector
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairfold.subspace import Subspace
-from tests.strategies import dense, dense_from_definition, subspaces, vector
+from tests.support.strategies import dense, dense_from_definition, subspaces, vector
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairfold.errors import InvalidCapacity
-from fairfold.methods.networks import low_rank_network, narrow_network
+from fairfold.methods.baselines import low_rank_network, narrow_network
 from fairfold.models import MLP, LeNet
-from fairfold.projections import LeadingBlock, LowRank, Part
 from fairfold.subspace import Capacity
+from fairfold.subspace.blocks import LeadingBlock, LowRank
+from fairfold.subspace.projection import SizeSum
 
 MODELS = {"mlp": MLP(), "lenet": LeNet()}
 SHAPES = {
@@ -49,7 +50,7 @@ def test_ranks_of_the_paper_s_schemes() -> None:
 @pytest.mark.parametrize("model", ["mlp", "lenet"])
 @pytest.mark.parametrize("capacity", ["1x", "3x", "16x"])
 def test_a_narrow_network_is_the_padded_one(model: str, capacity: str) -> None:
-    """HeteroFL's devices run fewer units; on the server the missing ones are zero and say nothing."""
+    """HeteroFL clients run fewer units; on the server the missing ones are zero and have no effect."""
     held = narrow_network(SHAPES[model], Capacity.parse(capacity)).projections or {}
     full = {name: tensor.detach().reshape(-1) for name, tensor in MODELS[model].named_parameters()}
     narrow, padded = (MLP(), MLP()) if model == "mlp" else (LeNet(), LeNet())
@@ -68,7 +69,7 @@ def test_a_narrow_network_is_the_padded_one(model: str, capacity: str) -> None:
 
 def test_a_number_is_averaged_over_those_who_hold_it() -> None:
     small, big = LeadingBlock((2, 3), (1, 2)), LeadingBlock((2, 3), (2, 2))
-    parts = [Part(small, torch.tensor([1.0, 2.0]), 1.0), Part(big, torch.tensor([12.0, 15.0, 18.0, 21.0]), 3.0)]
+    parts = [SizeSum(small, torch.tensor([1.0, 2.0]), 1.0), SizeSum(big, torch.tensor([12.0, 15.0, 18.0, 21.0]), 3.0)]
     full = torch.full((6,), 9.0)
     assert LeadingBlock.mean(full, parts, changes=False).tolist() == [13 / 4, 17 / 4, 9.0, 6.0, 7.0, 9.0]
     assert LeadingBlock.mean(full, parts, changes=True).tolist() == [13 / 4, 17 / 4, 0.0, 6.0, 7.0, 0.0]

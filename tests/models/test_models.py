@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fairfold.errors import InvalidSettings
 from fairfold.models import MF, MLP, LeNet, NeuMF, NeuMFMLP, scorer
-from fairfold.models.neumf import weight_and_bias
+from fairfold.models.factorization import weight_and_bias
 
 
 def large(model: nn.Module) -> nn.Module:
@@ -34,7 +34,7 @@ def test_scores_of_the_catalogue_equal_those_of_pairs(users: int, items: int, bl
     torch.manual_seed(0)
     model = large(makers(users, items)[kind])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fairfold.models.scoring.BLOCK_PAIRS", block)
+        patch.setattr("fairfold.models.recommender.BLOCK_PAIRS", block)
         asked = torch.arange(users).flip(0)
         found = scorer(model)(asked)
     assert model.training

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from fairfold.backends.batched import takes_steps
-from fairfold.data.synthetic import SyntheticWorld
+from fairfold.backends.batched import supports_batched_training
+from fairfold.data.synthetic import SyntheticDataset
 from fairfold.errors import InvalidSettings
+from fairfold.federation.federation import Federation
 from fairfold.models import MF, NeuMF, NeuMFMLP, Recommender, scorer
-from fairfold.models.recommender import make_named
-from fairfold.simulate.world import World
-from tests.federations import tiny_data, tiny_settings
-from tests.flat import flat
-from tests.parity.rounds import IN_TURN, RUNNERS
+from fairfold.models.recommender import load_recommender
+from tests.support.federations import tiny_data, tiny_settings
+from tests.support.parity import RUNNERS, SEQUENTIAL
+from tests.support.settings import make_settings
 
-OWN = "tests.own_models:BiasedMF"
+OWN = "tests.support.own_models:BiasedMF"
 
 
 def documented(num_users: int, num_items: int, factors: int) -> Recommender:
@@ -32,7 +32,7 @@ def documented(num_users: int, num_items: int, factors: int) -> Recommender:
     return model
 
 
-@pytest.mark.parametrize("make", [partial(make_named, OWN), documented])
+@pytest.mark.parametrize("make", [partial(load_recommender, OWN), documented])
 def test_it_scores_with_combine_alone(make: Callable[[int, int, int], Recommender]) -> None:
     model = make(4, 7, 3)
     users, items = torch.arange(4), torch.arange(7)
@@ -50,38 +50,38 @@ def test_the_built_in_ones_score_blocks_as_pairs(kind: type[Recommender]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
-        ("tests.own_models:Absent", "Absent"),
+        ("tests.support.own_models:Absent", "Absent"),
         ("no_such_package.models:Mine", "no_such_package"),
-        ("tests.own_models:Stranger", "subclass of fairfold.models.Recommender"),
-        ("tests.own_models:torch", "subclass of fairfold.models.Recommender"),
-        ("tests.own_models:Tower", "item_tower is not an nn.Embedding"),
-        ("tests.own_models:Tower", "norm.running_mean is a buffer"),
-        ("tests.own_models:Itemless", "no table named item"),
-        ("tests.own_models:Itemless", "item_bias is no table"),
+        ("tests.support.own_models:Stranger", "subclass of fairfold.models.Recommender"),
+        ("tests.support.own_models:torch", "subclass of fairfold.models.Recommender"),
+        ("tests.support.own_models:Tower", "item_tower is not an nn.Embedding"),
+        ("tests.support.own_models:Tower", "norm.running_mean is a buffer"),
+        ("tests.support.own_models:Itemless", "no table named item"),
+        ("tests.support.own_models:Itemless", "item_bias is no table"),
     ],
 )
-def test_what_cannot_take_part_is_refused(name: str, said: str) -> None:
-    with pytest.raises(InvalidSettings, match=said):
-        make_named(name, 4, 7, 3)
+def test_what_cannot_take_part_is_refused(name: str, message: str) -> None:
+    with pytest.raises(InvalidSettings, match=message):
+        load_recommender(name, 4, 7, 3)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"model": "biased"}, "package.module:Class"),
         ({"model": "a b:c"}, "package.module:Class"),
         ({"model": "os.path:"}, "package.module:Class"),
         ({"model": OWN, "method": "heterofl"}, "built-in model"),
-        ({"model": OWN, "solver": "closed_form"}, "model.kind='mf'"),
-        ({"model": "neumf", "ratings": True}, "unknown key 'model.ratings' with kind='neumf'"),
+        ({"model": OWN, "algorithm": "closed_form"}, "model.kind='mf'"),
+        ({"model": "neumf", "ratings": True}, "inactive key 'model.ratings' with model.kind='neumf'"),
         ({"model": OWN, "support": 3}, "model.kind='mf' or 'neumf'"),
     ],
 )
-def test_settings_that_do_not_fit(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidSettings, match=said):
-        flat(**{"solver": "gradient"} | changes)
+def test_settings_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSettings, match=message):
+        make_settings(**{"algorithm": "gradient"} | changes)
 
 
 @pytest.mark.parametrize(
@@ -90,15 +90,15 @@ def test_settings_that_do_not_fit(changes: dict[str, Any], said: str) -> None:
         (OWN, {"capacities": "1x-2x-4x"}),
         (OWN, {"method": "inconsistent", "capacities": "1x-2x"}),
         (OWN, {"user_vectors": "uploaded", "compress": "all"}),
-        ("tests.own_models:Bilinear", {"ratings": True}),
+        ("tests.support.own_models:Bilinear", {"ratings": True}),
     ],
 )
 def test_the_fast_backend_leaves_it_to_the_loop(model: str, changes: dict[str, Any]) -> None:
     settings = tiny_settings(model=model, clients_per_round=None, **changes)
     data = tiny_data(1, 6, 24, settings.predicts_ratings)
-    assert not takes_steps(World.of(settings, data).plan)
-    found = [runner.run(settings, data, 2) for runner in (IN_TURN, RUNNERS["batched"])]
-    ends = [outcome.state.full | outcome.private for outcome in found]
+    assert not supports_batched_training(Federation.of(settings, data).plan)
+    found = [runner.run(settings, data, 2) for runner in (SEQUENTIAL, RUNNERS["batched"])]
+    ends = [outcome.state.full | outcome.local_state for outcome in found]
     assert set(ends[0]) == set(ends[1])
     assert all(torch.equal(ends[0][name], vector) for name, vector in ends[1].items())
 
@@ -108,9 +108,9 @@ def test_it_learns_in_a_simulation() -> None:
 
     settings = tiny_settings(
         model=OWN, rounds=12, clients_per_round=None, evaluate_every=1, capacities="1x-2x", batch_size=64,
-        aggregation="delta", server_step=0.1,
+        aggregation="delta", server_lr=0.1,
     )  # fmt: skip
-    data = SyntheticWorld(users=80, items=200, interactions_per_user=40).dataset()
+    data = SyntheticDataset(users=80, items=200, interactions_per_user=40).dataset()
     result = simulate(settings, data=data)
     first = result.history[0].quality
     assert first is not None

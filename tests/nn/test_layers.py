@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from fairfold.errors import InvalidDtype, InvalidRow, InvalidSettings, InvalidVector
-from fairfold.nn import FairConv2d, FairEmbedding, FairEmbeddingBag, FairLinear, FairModule, blocks
-from tests.nn.common import PLACEMENTS, example_input, layers, ordinary
+from fairfold.nn import FairConv2d, FairEmbedding, FairEmbeddingBag, FairLinear, FairModule
+from tests.support.modules import OPTIONS, example_input, layers, ordinary
 
 KINDS = sorted(layers(capacity=1))
 
@@ -43,16 +43,16 @@ def _leaf(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
-def test_layer_equals_the_standard_one(kind: str, placement: dict[str, Any]) -> None:
-    layer = layers(dtype=torch.float64, **placement)[kind]
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_layer_equals_the_standard_one(kind: str, options: dict[str, Any]) -> None:
+    layer = layers(dtype=torch.float64, **options)[kind]
     check_like_standard(layer, example_input(layer, torch.float64))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
-def test_gradcheck(kind: str, placement: dict[str, Any]) -> None:
-    layer = layers(dtype=torch.float64, **placement)[kind]
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_gradcheck(kind: str, options: dict[str, Any]) -> None:
+    layer = layers(dtype=torch.float64, **options)[kind]
     given_input = example_input(layer, torch.float64)
     if kind == "conv":
         given_input = given_input[:1, :, :3, :4]  # one forward a number of the input: keep them few
@@ -73,7 +73,7 @@ def test_gradcheck(kind: str, placement: dict[str, Any]) -> None:
 def test_weights_may_come_in_any_number_of_blocks(kind: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = layers(capacity=1 / 3, dtype=torch.float64)[kind]
     images = example_input(layer, torch.float64)
-    monkeypatch.setattr(blocks, "BLOCK_WEIGHTS", limit)
+    monkeypatch.setattr("fairfold.nn.layers.BLOCK_WEIGHTS", limit)
     check_like_standard(layer, images)
 
 

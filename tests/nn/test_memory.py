@@ -2,14 +2,14 @@
 
 import pytest
 
-from fairfold.nn.footprint import Job, footprint, measure
+from fairfold.nn.footprint import FootprintJob, footprint, measure
 
 MEGABYTE = 10**6
 
 
 def check(items: int, dim: int, chunk: int, way: str = "active") -> None:
     size = items * dim // 64
-    job = Job(items, dim, size, "chunk" if chunk > 1 else "element", chunk, batch=512, rows=5000, way=way)
+    job = FootprintJob(items, dim, size, "chunk" if chunk > 1 else "element", chunk, batch=512, rows=5000, way=way)
     growth = measure(job)
     compact = 4 * size
     assert growth >= 0.9 * compact, "the vector itself must be seen, or nothing was measured"

@@ -14,7 +14,7 @@ from torch import nn
 from fairfold import compress
 from fairfold.errors import InvalidCapacity, InvalidState
 from fairfold.nn import FairEmbedding, FairModule
-from tests.nn.common import example_input, layers
+from tests.support.modules import example_input, layers
 
 KINDS = sorted(layers(capacity=1))
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from fairfold import compress
 from fairfold.errors import InvalidRow
 from fairfold.nn import FairConv2d, FairEmbedding, FairEmbeddingBag, FairLinear, FairModule
-from fairfold.nn.twins import dense_twin
+from fairfold.nn.compression import make_dense_layer
 
 PLACES: dict[str, Any] = {"capacity": 1 / 3, "seed": 4}
 IDS = torch.tensor([[1, 2, 5, 5], [0, 12, 2, 2], [2, 2, 2, 2]])
@@ -48,7 +48,7 @@ def test_a_layer_is_its_ordinary_twin(name: str) -> None:
     torch.manual_seed(0)
     make, given = LAYERS[name]
     layer = make()
-    twin = dense_twin(layer, None)
+    twin = make_dense_layer(layer, None)
     mine, other = layer(*given), twin(*given)
     assert torch.allclose(mine, other, atol=1e-6)
     slope = torch.randn_like(mine)
@@ -119,14 +119,14 @@ class Model(nn.Module):
 def trained(model: nn.Module, called: Callable[..., Tensor]) -> list[float]:
     """Losses of some steps."""
     source = torch.Generator().manual_seed(5)
-    optimiser, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
     for size in (6, 6, 9):  # another batch size makes torch compile anew, with symbols in the place of numbers
         users, items, labels = (torch.randint(0, many, (size,), generator=source) for many in (50, 70, 3))
         words = torch.randint(0, 40, (size, 4), generator=source)
         loss = functional.cross_entropy(called(users, items, words), labels)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
+        optimizer.step()
         losses.append(float(loss.detach()))
     return losses
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fairfold.errors import InvalidRow, InvalidSettings
 from fairfold.nn import FairEmbedding, FairEmbeddingBag, active
-from fairfold.nn.fused import FusedSGD
-from fairfold.nn.table import FairTable
+from fairfold.nn.embedding import FairTable
+from fairfold.nn.lookup import FusedSGD
 
 Maker = Callable[[Iterable[Any]], torch.optim.Optimizer]
 DENSE: dict[str, Maker] = {

@@ -10,22 +10,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fairfold.backends import native, stepped
+from fairfold.backends import active_set
 from fairfold.data import Dataset, Interactions
 from fairfold.kernels.native import loader
-from tests.federations import tiny_data, tiny_settings
-from tests.parity.rounds import check_rounds, compiled_serves_all
+from tests.support.federations import tiny_data, tiny_settings
+from tests.support.parity import check_rounds, compiled_serves_all
 
 
 @pytest.fixture(params=["compiled", "autograd"], autouse=True)
 def trainer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test here runs with both ways to train a client."""
     if request.param == "autograd":
-        monkeypatch.setattr(native, "train", lambda *_: False)
+        monkeypatch.setattr(active_set, "train_compiled", lambda *_: False)
     elif loader.library() is None:
         pytest.skip(loader.status().reason)
     else:
-        monkeypatch.setattr(stepped, "train", compiled_serves_all)
+        monkeypatch.setattr(active_set, "train_lockstep", compiled_serves_all)
 
 
 def check_parity(seed: int, rounds: int = 2, ratings: bool = False, **changes: Any) -> None:
@@ -34,12 +34,12 @@ def check_parity(seed: int, rounds: int = 2, ratings: bool = False, **changes: A
     )
 
 
-@pytest.mark.parametrize("optimiser", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
 @pytest.mark.parametrize("method", ["fair", "fair_hom", "full_trn", "fedavg", "heterofl", "fedhm"])
 @pytest.mark.parametrize("model", ["mf", "neumf"])
-def test_methods_and_optimisers(method: str, optimiser: str, model: str) -> None:
+def test_methods_and_optimizers(method: str, optimizer: str, model: str) -> None:
     check_parity(
-        1, method=method, local_optimiser=optimiser, model=model, local_step=0.02, capacities="1x-2x-4x", factors=8
+        1, method=method, local_optimizer=optimizer, model=model, local_lr=0.02, capacities="1x-2x-4x", factors=8
     )
 
 
@@ -48,9 +48,9 @@ def test_methods_and_optimisers(method: str, optimiser: str, model: str) -> None
 def test_mappings_and_seeds(seed: int, mapping: str, chunk: int | None) -> None:
     changes: dict[str, Any] = {
         "local_epochs": 2,
-        "negatives": 2,
-        "local_optimiser": "adam",
-        "local_step": 0.02,
+        "num_negatives": 2,
+        "local_optimizer": "adam",
+        "local_lr": 0.02,
         "rehash": True,
     }
     if chunk is not None:
@@ -58,13 +58,13 @@ def test_mappings_and_seeds(seed: int, mapping: str, chunk: int | None) -> None:
     check_parity(seed, mapping=mapping, capacities="1x-4x", **changes)
 
 
-@pytest.mark.parametrize("optimiser", ["sgd", "momentum", "adam", "yogi", "adagrad"])
-def test_delta_rule_with_every_server_optimiser(optimiser: str) -> None:
-    check_parity(2, rounds=3, aggregation="delta", server_optimiser=optimiser, server_step=0.1, capacities="1x-2x")
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "yogi", "adagrad"])
+def test_delta_rule_with_every_server_optimiser(optimizer: str) -> None:
+    check_parity(2, rounds=3, aggregation="delta", server_optimizer=optimizer, server_lr=0.1, capacities="1x-2x")
 
 
 def test_ratings() -> None:
-    check_parity(3, ratings=True, model="neumf-mlp", local_optimiser="adam", local_step=0.02, capacities="2x-4x")
+    check_parity(3, ratings=True, model="neumf-mlp", local_optimizer="adam", local_lr=0.02, capacities="2x-4x")
 
 
 @pytest.mark.parametrize("changes", [{"weighting": "equal"}, {"replacement": True}, {"shuffle": False}, {"sign": False},
@@ -73,7 +73,7 @@ def test_other_choices(changes: dict[str, Any]) -> None:
     check_parity(4, capacities="1x-4x", **changes)
 
 
-@pytest.mark.parametrize("optimiser", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
 @pytest.mark.parametrize("changes", [
     {"prox": 0.5, "model": "mf"},
     {"user_vectors": "uploaded"},
@@ -82,15 +82,15 @@ def test_other_choices(changes: dict[str, Any]) -> None:
     {"method": "inconsistent", "mapping": "element"},
     {"model": "neumf-mlp", "compress": "all", "factors": 8, "mapping": "element"},
 ])  # fmt: skip
-def test_choices_that_change_what_a_device_trains(changes: dict[str, Any], optimiser: str) -> None:
+def test_choices_that_change_what_a_device_trains(changes: dict[str, Any], optimizer: str) -> None:
     ratings = changes.get("model") == "neumf-mlp"
-    base: dict[str, Any] = {"model": "neumf", "local_optimiser": optimiser, "local_step": 0.02, "capacities": "1x-2x"}
+    base: dict[str, Any] = {"model": "neumf", "local_optimizer": optimizer, "local_lr": 0.02, "capacities": "1x-2x"}
     check_parity(6, ratings=ratings, **base | changes)
 
 
 def test_proximal_term_of_dense_tensors() -> None:
-    # Under SGD alone: the term pulls at what rounding moved, and optimisers that divide make whole steps of that.
-    check_parity(7, model="neumf", prox=0.5, local_step=0.02, capacities="1x-2x")
+    # Under SGD alone: the term pulls at what rounding moved, and optimizers that divide make whole steps of that.
+    check_parity(7, model="neumf", prox=0.5, local_lr=0.02, capacities="1x-2x")
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -102,14 +102,14 @@ def test_generated_federations(data: st.DataObject) -> None:
         "factors": data.draw(st.integers(2, 19)),
         "batch_size": data.draw(st.integers(1, 30)),
         "local_epochs": data.draw(st.integers(1, 4)),
-        "local_optimiser": data.draw(st.sampled_from(["sgd", "adagrad", "adam"])),
-        "local_step": data.draw(st.sampled_from([1e-3, 0.05])),
+        "local_optimizer": data.draw(st.sampled_from(["sgd", "adagrad", "adam"])),
+        "local_lr": data.draw(st.sampled_from([1e-3, 0.05])),
         "capacities": data.draw(st.sampled_from(["1x", "1x-2x", "2x-8x"])),
         "method": data.draw(st.sampled_from(["fair", "fedavg", "inconsistent"])),
     }
     if model != "neumf-mlp":
-        changes["negatives"] = data.draw(st.integers(1, 3))
-        changes["regulariser"] = data.draw(st.sampled_from([0.0, 1e-6, 0.1]))
+        changes["num_negatives"] = data.draw(st.integers(1, 3))
+        changes["l2"] = data.draw(st.sampled_from([0.0, 1e-6, 0.1]))
     if changes["method"] != "fedavg":
         changes["mapping"] = data.draw(st.sampled_from(["element", "chunk", "ranked"]))
     check_parity(data.draw(st.integers(0, 99)), rounds=1, ratings=model == "neumf-mlp", **changes)
@@ -135,9 +135,9 @@ def test_faults_leave_out_the_same_clients() -> None:
 @pytest.mark.parametrize("changes", [
     {"capacities": "1x-4x"},
     {"capacities": "2x-8x", "mapping": "element", "weighting": "equal", "rehash": True},
-    {"capacities": "1x-2x-4x", "aggregation": "delta", "server_optimiser": "adam", "server_step": 0.1},
+    {"capacities": "1x-2x-4x", "aggregation": "delta", "server_optimizer": "adam", "server_lr": 0.1},
     {"capacities": "1x-4x", "method": "fair_hom"},
     {"capacities": "1x-4x", "faults": {"drop": 0.2, "nan": 0.2, "wrong_size": 0.2}},
 ])  # fmt: skip
 def test_closed_form(seed: int, changes: dict[str, Any]) -> None:
-    check_parity(seed, rounds=3, solver="closed_form", **changes)
+    check_parity(seed, rounds=3, algorithm="closed_form", **changes)

@@ -1,4 +1,4 @@
-"""A cohort of image devices as one program: the numbers of clients in turn, on the CPU and captured on a GPU."""
+"""A cohort with images as one program: the numbers of the sequential backend, on the CPU and captured on a GPU."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairfold.kernels import gpu
-from tests.flat import flat
-from tests.parity.rounds import IN_TURN, Runner, by_backend, check_rounds, graph, precision
-from tests.pictures import SMALL, pictures
+from tests.support.parity import SEQUENTIAL, Runner, by_backend, check_rounds, graph, precision
+from tests.support.pictures import SMALL, pictures
+from tests.support.settings import make_settings
 
 METHODS = ["fair", "fair_hom", "full_trn", "fedavg", "fedhm", "heterofl", "inconsistent"]
 NO_GPU = pytest.mark.skipif(not gpu.available(), reason="needs a GPU that torch can use, and Triton")
@@ -27,14 +27,14 @@ def runner_on(device: torch.device) -> Runner:
 
 
 def check(device: torch.device, seed: int, rounds: int = 2, side: int = 6, **changes: Any) -> None:
-    chosen, data = flat(**SMALL | {"seed": seed} | changes), pictures(seed, side=side)
+    chosen, data = make_settings(**SMALL | {"seed": seed} | changes), pictures(seed, side=side)
     check_rounds(lambda: data, chosen, rounds=rounds, runner=runner_on(device), absolute=1e-7)
 
 
-@pytest.mark.parametrize("optimiser", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
 @pytest.mark.parametrize("method", METHODS)
-def test_methods_and_optimisers(device: torch.device, method: str, optimiser: str) -> None:
-    check(device, 1, method=method, local_optimiser=optimiser, local_step=0.01, capacities="1x-2x-4x")
+def test_methods_and_optimizers(device: torch.device, method: str, optimizer: str) -> None:
+    check(device, 1, method=method, local_optimizer=optimizer, local_lr=0.01, capacities="1x-2x-4x")
 
 
 @pytest.mark.parametrize("scheme", ["2x-16x", "1x-2x-4x"])
@@ -67,7 +67,7 @@ def test_any_choice(
 
 
 def test_pixels_are_shifted_and_scaled(device: torch.device) -> None:
-    check(device, 7, capacities="2x-4x", images=SMALL["images"] | {"mean": 0.25, "deviation": 0.5})
+    check(device, 7, capacities="2x-4x", data=SMALL["data"] | {"mean": 0.25, "deviation": 0.5})
 
 
 def test_faults_leave_out_the_same_clients(device: torch.device) -> None:
@@ -76,7 +76,7 @@ def test_faults_leave_out_the_same_clients(device: torch.device) -> None:
 
 
 def test_a_second_run_gives_the_same_bits(device: torch.device) -> None:
-    chosen = flat(**SMALL | {"capacities": "2x-4x", "local_epochs": 5})
+    chosen = make_settings(**SMALL | {"capacities": "2x-4x", "local_epochs": 5})
     with precision():
         ends = [runner_on(device).run(chosen, pictures(3), 1).state.full for _ in range(2)]
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
@@ -94,9 +94,9 @@ def test_a_second_run_gives_the_same_bits(device: torch.device) -> None:
 )
 def test_single_precision_stays_close(changes: dict[str, Any]) -> None:
     """Kernels of our own serve float32: after 40 steps no weight is further off than rounding explains."""
-    chosen = flat(**SMALL | {"local_epochs": 10} | changes)
+    chosen = make_settings(**SMALL | {"local_epochs": 10} | changes)
     data = pictures(4, count=300, side=28)
-    expected = IN_TURN.run(chosen, data, 1).state.full
+    expected = SEQUENTIAL.run(chosen, data, 1).state.full
     found = runner_on(torch.device("cuda")).run(chosen, data, 1).state.full
     # Two programs on one CPU are 1.0e-4 apart for factors, which a step changes twice, and 4e-5 for the others; either
     # is 1.4e-2 from float64, where they agree to 5e-13. A GPU was seen 1.23e-4 apart.

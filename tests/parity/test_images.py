@@ -1,4 +1,4 @@
-"""Networks on images: clients in turn and the fast backend give the same numbers, for every method and optimiser.
+"""Networks on images: the sequential and the fast backend give the same numbers, for every method and optimizer.
 
 In float64, for the reason given in test_batched.
 """
@@ -10,24 +10,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairfold.protocol.people import ImagePeople
-from fairfold.simulate.world import World
-from tests.flat import flat
-from tests.parity.rounds import check_rounds, precision
-from tests.pictures import SMALL, pictures
+from fairfold.federation.clients import ImageClients
+from fairfold.federation.federation import Federation
+from tests.support.parity import check_rounds, precision
+from tests.support.pictures import SMALL, pictures
+from tests.support.settings import make_settings
 
 METHODS = ["fair", "fair_hom", "full_trn", "fedavg", "fedhm", "heterofl", "inconsistent"]
 
 
 def check_parity(seed: int, rounds: int = 2, side: int = 6, **changes: Any) -> None:
-    chosen = flat(**SMALL | {"seed": seed} | changes)
+    chosen = make_settings(**SMALL | {"seed": seed} | changes)
     check_rounds(lambda: pictures(seed, side=side), chosen, rounds=rounds, absolute=1e-7)
 
 
-@pytest.mark.parametrize("optimiser", ["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
 @pytest.mark.parametrize("method", METHODS)
-def test_methods_and_optimisers(method: str, optimiser: str) -> None:
-    check_parity(1, method=method, local_optimiser=optimiser, local_step=0.01, capacities="1x-2x-4x")
+def test_methods_and_optimizers(method: str, optimizer: str) -> None:
+    check_parity(1, method=method, local_optimizer=optimizer, local_lr=0.01, capacities="1x-2x-4x")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -51,9 +51,9 @@ def test_any_choice(seed: int, scheme: str, compress: str, mapping: dict[str, An
     check_parity(seed, rounds=1, capacities=scheme, compress=compress, **mapping, **changes)
 
 
-@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
-def test_narrow_networks_by_the_delta_rule(optimiser: str) -> None:
-    changes: dict[str, Any] = {"server_optimiser": optimiser, "server_step": 0.05, "aggregation": "delta"}
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_narrow_networks_by_the_delta_rule(optimizer: str) -> None:
+    changes: dict[str, Any] = {"server_optimizer": optimizer, "server_lr": 0.05, "aggregation": "delta"}
     check_parity(6, rounds=3, method="heterofl", capacities="2x-4x", **changes)
 
 
@@ -64,12 +64,12 @@ def test_faults_and_the_proximal_term() -> None:
 
 
 def test_pixels_are_shifted_and_scaled() -> None:
-    scaled = SMALL["images"] | {"mean": 0.25, "deviation": 0.5}
-    check_parity(7, capacities="2x-4x", images=scaled)
-    chosen = flat(**SMALL | {"images": scaled})
+    scaled = SMALL["data"] | {"mean": 0.25, "deviation": 0.5}
+    check_parity(7, capacities="2x-4x", data=scaled)
+    chosen = make_settings(**SMALL | {"data": scaled})
     data = pictures(7, side=6)
-    people = World.of(chosen, data).people
-    assert isinstance(people, ImagePeople)
+    clients = Federation.of(chosen, data).clients
+    assert isinstance(clients, ImageClients)
     expected = (data.train.images[[3, 0]].double() / 255 - 0.25) / 0.5
     with precision():
-        torch.testing.assert_close(people.work.pixels(torch.tensor([3, 0])), expected)
+        torch.testing.assert_close(clients.training.pixels(torch.tensor([3, 0])), expected)

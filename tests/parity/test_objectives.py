@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairfold.backends.batched import batched
+from fairfold.federation.architecture import ITEM_BIAS
 from fairfold.kernels import gpu, ops
-from fairfold.protocol.architecture import ITEM_BIAS
-from tests.federations import after_rounds, tiny_data, tiny_settings, tiny_world
-from tests.parity.rounds import RUNNERS, Runner, by_backend, check_rounds, graph, precision
+from tests.support.federations import after_rounds, make_federation, tiny_data, tiny_settings
+from tests.support.parity import RUNNERS, Runner, by_backend, check_rounds, graph, precision
 
 DEVICE = torch.device("cuda" if gpu.available() else "cpu")
 RUN = {"batched": RUNNERS["batched"], "graph": Runner(by_backend(graph(DEVICE), DEVICE), lambda _: True)}
@@ -27,12 +27,12 @@ def check(runner: str, seed: int, rounds: int = 2, **changes: Any) -> None:
 @pytest.mark.parametrize("objective", ["bpr", "softmax", "squared"])
 @pytest.mark.parametrize("changes", [
     {},
-    {"local_optimiser": "adam", "local_step": 0.02, "local_epochs": 2, "regulariser": 0.1},
-    {"aggregation": "delta", "server_optimiser": "adam", "weighting": "equal", "rehash": True},
+    {"local_optimizer": "adam", "local_lr": 0.02, "local_epochs": 2, "l2": 0.1},
+    {"aggregation": "delta", "server_optimizer": "adam", "weighting": "equal", "rehash": True},
     {"user_vectors": "uploaded", "compress": "all"},
 ])  # fmt: skip
 def test_objectives(runner: str, objective: str, item_bias: bool, changes: dict[str, Any]) -> None:
-    check(runner, 1, objective=objective, item_bias=item_bias, capacities="1x-4x", negatives=3, **changes)
+    check(runner, 1, objective=objective, item_bias=item_bias, capacities="1x-4x", num_negatives=3, **changes)
 
 
 @pytest.mark.parametrize("objective", ["bpr", "softmax", "squared"])
@@ -46,7 +46,7 @@ def test_objectives(runner: str, objective: str, item_bias: bool, changes: dict[
     {"replacement": True, "faults": {"drop": 0.2, "nan": 0.2}, "item_bias": True},
 ])  # fmt: skip
 def test_methods(objective: str, changes: dict[str, Any]) -> None:
-    base: dict[str, Any] = {"capacities": "1x-2x", "factors": 8, "local_step": 0.02, "negatives": 2}
+    base: dict[str, Any] = {"capacities": "1x-2x", "factors": 8, "local_lr": 0.02, "num_negatives": 2}
     check("batched", 2, objective=objective, **base | changes)
 
 
@@ -60,9 +60,9 @@ def test_generated_federations(data: st.DataObject) -> None:
         "factors": data.draw(st.integers(2, 9)),
         "batch_size": data.draw(st.integers(1, 30)),
         "local_epochs": data.draw(st.integers(1, 3)),
-        "negatives": data.draw(st.integers(1, 4)),
-        "local_optimiser": data.draw(st.sampled_from(["sgd", "adagrad", "adam"])),
-        "local_step": data.draw(st.sampled_from([1e-3, 0.02])),
+        "num_negatives": data.draw(st.integers(1, 4)),
+        "local_optimizer": data.draw(st.sampled_from(["sgd", "adagrad", "adam"])),
+        "local_lr": data.draw(st.sampled_from([1e-3, 0.02])),
         "capacities": data.draw(st.sampled_from(["1x", "1x-2x", "2x-8x"])),
         "mapping": data.draw(st.sampled_from(["element", "chunk", "ranked"])),
     }
@@ -81,7 +81,7 @@ def test_only_pairs_go_to_the_kernel_of_pairs(
     changes: dict[str, Any], served: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    monkeypatch.setattr(ops, "add_slopes", lambda *_: asked.append(1))
+    monkeypatch.setattr(ops, "add_gradients", lambda *_: asked.append(1))
     with precision():
         RUN["graph"].run(tiny_settings(**changes), tiny_data(3, 9, 40), 1)
     assert bool(asked) is served
@@ -91,7 +91,7 @@ def test_one_negative_makes_the_softmax_bpr() -> None:
     found = []
     for objective in ("bpr", "softmax"):
         with precision():
-            world, state = tiny_world(tiny_data(3, 9, 40), tiny_settings(objective=objective, capacities="1x-4x"))
+            world, state = make_federation(tiny_data(3, 9, 40), tiny_settings(objective=objective, capacities="1x-4x"))
             found.append(after_rounds(world, state, backend=batched).full)
     torch.testing.assert_close(found[0], found[1], rtol=1e-9, atol=1e-12)
 
@@ -99,7 +99,7 @@ def test_one_negative_makes_the_softmax_bpr() -> None:
 def test_the_bias_is_held_whole_and_counted() -> None:
     def made(**changes: Any) -> Any:
         chosen = tiny_settings(capacities="1x-4x-8x", compress="all", factors=8, **changes)
-        return tiny_world(tiny_data(0, 9, 40), chosen)
+        return make_federation(tiny_data(0, 9, 40), chosen)
 
     (world, state), (plain, _) = made(item_bias=True), made()
     assert torch.equal(state.full[ITEM_BIAS], torch.zeros(40))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairfold.errors import InvalidSettings
-from fairfold.privacy.accounting import delta_of, epsilon_of, part_of, sigma_for, together
+from fairfold.privacy.accounting import composed_sigma, delta_of, epsilon_of, sigma_for, sigma_for_share
 from tests.privacy.reference_accountants import FILE
 
 CASES = [(0.6, 8.0), (1.0, 4.0), (1.0, 1.0), (2.0, 2.0), (4.0, 0.5)]
@@ -39,7 +39,7 @@ def test_delta_is_what_integration_finds(sigma: float, epsilon: float) -> None:
 
 def test_releases_together_cost_what_one_costs() -> None:
     sigmas = [2.0, 3.0, 1.2]
-    assert delta_of(together(sigmas), 3.0) == pytest.approx(integrated(sigmas, 3.0), rel=1e-4)
+    assert delta_of(composed_sigma(sigmas), 3.0) == pytest.approx(integrated(sigmas, 3.0), rel=1e-4)
 
 
 @given(st.floats(0.05, 20), st.sampled_from([1e-8, 1e-5, 1e-3]))
@@ -52,7 +52,7 @@ def test_the_noise_for_a_budget_costs_the_budget(epsilon: float, delta: float) -
 
 @given(st.floats(0.3, 30), st.floats(0.01, 0.99))
 def test_parts_of_a_budget_are_the_budget(sigma: float, share: float) -> None:
-    assert together([part_of(sigma, share), part_of(sigma, 1 - share)]) == pytest.approx(sigma)
+    assert composed_sigma([sigma_for_share(sigma, share), sigma_for_share(sigma, 1 - share)]) == pytest.approx(sigma)
 
 
 def test_known_figures() -> None:
@@ -68,24 +68,24 @@ def test_what_is_no_budget_is_refused(bad: tuple[float, float]) -> None:
 
 # -- what published accountants say, in an environment of their own (reference_accountants.py) -------------------------
 
-SAID = json.loads(FILE.read_text())
+PUBLISHED = json.loads(FILE.read_text())
 
 
-@pytest.mark.parametrize(("sigma", "epsilon"), SAID["one"])
+@pytest.mark.parametrize(("sigma", "epsilon"), PUBLISHED["one"])
 def test_dp_accounting_says_the_same_of_one_release(sigma: float, epsilon: float) -> None:
-    assert epsilon_of(sigma, SAID["delta"]) == pytest.approx(epsilon, rel=1e-7)
-    assert sigma_for(epsilon, SAID["delta"]) == pytest.approx(sigma, rel=1e-7)
+    assert epsilon_of(sigma, PUBLISHED["delta"]) == pytest.approx(epsilon, rel=1e-7)
+    assert sigma_for(epsilon, PUBLISHED["delta"]) == pytest.approx(sigma, rel=1e-7)
 
 
-@pytest.mark.parametrize(("sigmas", "epsilon"), SAID["several"])
+@pytest.mark.parametrize(("sigmas", "epsilon"), PUBLISHED["several"])
 def test_dp_accounting_says_the_same_of_several(sigmas: list[float], epsilon: float) -> None:
-    ours = epsilon_of(together(sigmas), SAID["delta"])
+    ours = epsilon_of(composed_sigma(sigmas), PUBLISHED["delta"])
     assert ours <= epsilon * (1 + 1e-9)  # theirs is rounded up to a grid of losses
     assert ours == pytest.approx(epsilon, rel=2e-4)
 
 
-@pytest.mark.parametrize(("sigma", "times", "low", "middle", "high"), SAID["same"])
+@pytest.mark.parametrize(("sigma", "times", "low", "middle", "high"), PUBLISHED["same"])
 def test_prv_accountant_says_the_same(sigma: float, times: int, low: float, middle: float, high: float) -> None:
-    ours = epsilon_of(together([sigma] * times), SAID["delta"])
+    ours = epsilon_of(composed_sigma([sigma] * times), PUBLISHED["delta"])
     assert low <= ours <= high
     assert ours == pytest.approx(middle, abs=2e-4)

@@ -5,68 +5,73 @@ from typing import Any
 import pytest
 import torch
 
-from fairfold.algorithms.rating_words import OF_ITEMS, OF_USERS, Words, units_of
+from fairfold.algorithms.rating_updates import ITEM_FIXED_POINT, USER_FIXED_POINT, FixedPoint, statistic_units
 from fairfold.backends.batched import batched
+from fairfold.backends.sequential import sequential
+from fairfold.config import Settings, read_settings
 from fairfold.data import Dataset, Interactions
 from fairfold.errors import InvalidSettings
-from fairfold.flower.secure_sums import surveying
-from fairfold.privacy.encoding import Heard
-from fairfold.protocol.faults import Rejections
-from fairfold.protocol.hearing import SecureHearing, stepped_down
-from fairfold.protocol.noising import privacy_facts
-from fairfold.protocol.plan import Plan
-from fairfold.protocol.round import Backend, in_turn, run_round
-from fairfold.protocol.words import Public, State
-from fairfold.settings import Settings, read_settings
-from fairfold.simulate.world import World
-from tests.federations import tiny_data
+from fairfold.federation.aggregation import SecureAggregator, merge_small_groups
+from fairfold.federation.algorithm import PredictsRatings
+from fairfold.federation.federation import Federation
+from fairfold.federation.noise import privacy_report
+from fairfold.federation.plan import Plan
+from fairfold.federation.randomness import Rejections
+from fairfold.federation.round import Backend, run_round
+from fairfold.federation.updates import PublicStatistics, State
+from fairfold.flower.secure_aggregation import statistics_encoding
+from fairfold.privacy.fixed_point import MeasuredUpdate
+from tests.support.federations import tiny_data
 
 USERS = 24
 ALGORITHMS: dict[str, dict[str, Any]] = {
-    "correlations": {"algorithm": {"kind": "correlations", "support": 1}, "run": {"rounds": 4}},
+    "co_occurrence": {"algorithm": {"kind": "co_occurrence", "support": 1}, "run": {"rounds": 4}},
     "ratings": {"algorithm": "ratings"},
     "closed_form": {"algorithm": "closed_form"},
-    "gradient": {"algorithm": {"kind": "gradient", "aggregation": "delta", "server_optimiser": "sgd"}},
+    "closed_form by Newton steps": {
+        "algorithm": {"kind": "closed_form", "server_optimizer": "newton", "server_lr": 1.0}
+    },
+    "gradient": {"algorithm": {"kind": "gradient", "aggregation": "delta", "server_optimizer": "sgd"}},
     "gradient paper": {"algorithm": {"kind": "gradient", "aggregation": "paper", "weighting": "data"}},
 }
 
-TOLERANCES = {"correlations": (0, 0), "ratings": (2e-3, 1e-3)}
+TOLERANCES = {"co_occurrence": (0, 0), "ratings": (2e-3, 1e-3)}
 """The numbers of one lie on the grid of the words; those of the other are said in steps of 1/128."""
 
 
-def world_of(case: str, level: Any, capacities: str = "1x-2x", **more: Any) -> World:
+def world_of(case: str, level: Any, capacities: str = "1x-2x", **more: Any) -> Federation:
     tables = ALGORITHMS[case] | {
         "fleet": {"capacities": capacities, "clients_per_round": None, **more},
         "privacy": level,
     }
-    if case != "correlations":
+    if case != "co_occurrence":
         tables["model"] = {"kind": "mf", "factors": 3}
-    return World.of(Settings(**tables), tiny_data(3, USERS, 30, ratings=case == "ratings"))
+    return Federation.of(Settings(**tables), tiny_data(3, USERS, 30, ratings=case == "ratings"))
 
 
-def states(world: World, backend: Backend, rounds: int = 3, rejections: Rejections | None = None) -> State:
+def states(world: Federation, backend: Backend, rounds: int = 3, rejections: Rejections | None = None) -> State:
     state = world.initial()
     for _ in range(rounds):
-        state = run_round(state, world.fleet, world.people, rejections or Rejections(), backend)
+        state = run_round(state, world.sampler, world.clients, rejections or Rejections(), backend)
     return state
 
 
 def secure(least: int = 4, **more: Any) -> dict[str, Any]:
-    return {"level": "secure", "smallest_cohort": least, **more}
+    return {"level": "secure", "min_cohort": least, **more}
 
 
 @pytest.mark.parametrize("case", list(ALGORITHMS))
 def test_sums_of_words_are_those_of_answers_up_to_rounding(case: str) -> None:
-    sizes = "1x" if case == "correlations" else "1x-2x"  # where answers are seen, its small devices speak of more
-    plain, words = (states(world_of(case, level, sizes), in_turn) for level in ("plain", secure()))
+    sizes = "1x" if case == "co_occurrence" else "1x-2x"  # where answers are seen, its small devices speak of more
+    plain, words = (states(world_of(case, level, sizes), sequential) for level in ("plain", secure()))
     for name, vector in plain.full.items():
-        if name == "leaning":  # a regression on facts that hardly differ here: rounding turns it, and no row with it
+        if name == "regression":  # a regression on facts that hardly differ here: rounding turns it, and no row with it
             continue
         rtol, atol = TOLERANCES.get(case, (1e-3, 1e-4))
         assert torch.allclose(vector, words.full[name], rtol=rtol, atol=atol), name
 
 
-def rated_world(level: Any, scale: float = 1.0, lowest: float = 1.0) -> World:
+def rated_world(level: Any, scale: float = 1.0, lowest: float = 1.0) -> Federation:
     """300 users whose ratings two tastes explain: one has rated everything, some a single item."""
     source = torch.Generator().manual_seed(2)
     users, items = torch.randn(300, 2, generator=source), torch.randn(400, 2, generator=source)
@@ -81,14 +86,14 @@ def rated_world(level: Any, scale: float = 1.0, lowest: float = 1.0) -> World:
         algorithm="ratings", model={"factors": 4}, privacy=level, subspace={"reference_factors": 8},
         fleet={"capacities": "2x-16x", "clients_per_round": None}, run={"rounds": 24},
     )  # fmt: skip
-    return World.of(settings, Dataset("rated", train, train))
+    return Federation.of(settings, Dataset("rated", train, train))
 
 
-def left_over(world: World, state: State) -> float:
+def left_over(world: Federation, state: State) -> float:
     """Squared errors of the ratings that were trained on, by their variance."""
-    plan, train = world.plan, world.people.train
+    plan, train = world.plan, world.clients.train
     assert train.ratings is not None
-    predict = plan.algorithm.predictor(plan, state.full, plan.assignments(0), world.people)
+    predict = PredictsRatings.of(plan.algorithm).predictor(plan, state.full, plan.assignments(0), world.clients)
     errors = predict(train.users, train.items) - train.ratings
     return float(errors.square().mean() / train.ratings.var())
 
@@ -107,9 +112,9 @@ def test_ratings_of_any_scale_are_learned_as_well_through_words(scale: float, lo
 def test_what_words_have_no_room_for_is_said_later() -> None:
     """Three rows that go together, of which words have room for a fifth, and one by itself."""
     meant, together = torch.tensor([[900.0, -3.0], [300.0, 0.3], [-80.0, 0.0], [17.013, 250.0]]), [4, 4, 4, 2]
-    said, kept = Words(2**7, 2.0**9), torch.zeros(4, 2)
+    rounding, kept = FixedPoint(2**7, 2.0**9), torch.zeros(4, 2)
     for number in range(12):
-        now = said.said(meant - kept, torch.tensor(together))
+        now = rounding.quantize(meant - kept, torch.tensor(together))
         assert torch.equal(now * 2**7, (now * 2**7).round())
         assert float(now[:3].sum(0).abs().max()) <= 2.0**9
         assert number or now[:3, 0].tolist() == pytest.approx([180, 60, -16], abs=0.01)  # in equal parts
@@ -123,16 +128,16 @@ def test_what_everybody_keeps_as_said_is_what_the_server_holds() -> None:
     state = world.initial()
     for _ in range(4):
         before = state
-        state = run_round(state, world.fleet, world.people, Rejections(), batched)
-        said = world.people.private["users"].double().sum(0)
-        torch.testing.assert_close(state.moments["sums"]["users"], said, rtol=0, atol=1e-9)
+        state = run_round(state, world.sampler, world.clients, Rejections(), batched)
+        expected = world.clients.local_state["users"].double().sum(0)
+        torch.testing.assert_close(state.algorithm_state["sums"]["users"], expected, rtol=0, atol=1e-9)
     plain.initial()
-    plain.people.private.update({name: of.clone() for name, of in world.people.private.items()})
-    sent = world.plan.algorithm.send(world.plan, before, [0])[0]
-    meant, kept = (of.plan.algorithm.answer(of.plan, sent, of.people.client(5, 0))[1] for of in (plain, world))
-    step = 1 / (OF_USERS.steps * units_of(3))
+    plain.clients.local_state.update({name: of.clone() for name, of in world.clients.local_state.items()})
+    task = world.plan.algorithm.tasks(world.plan, before, [0])[0]
+    meant, kept = (of.plan.algorithm.client_update(of.plan, task, of.clients.client(5, 0))[1] for of in (plain, world))
+    step = 1 / (USER_FIXED_POINT.steps * statistic_units(3))
     assert ((meant["users"] - kept["users"]).abs() <= step * 0.51).all()
-    assert ((meant["last"] - kept["last"]).abs() <= 0.51 / OF_ITEMS.steps).all()
+    assert ((meant["last_update"] - kept["last_update"]).abs() <= 0.51 / ITEM_FIXED_POINT.steps).all()
 
 
 def test_ratings_that_words_have_no_room_for_are_refused() -> None:
@@ -148,42 +153,44 @@ def test_the_survey_of_ratings_fits_into_words(devices: int) -> None:
     source = torch.Generator().manual_seed(1)
     given = torch.randint(0, 101, (2000,), generator=source).float()
     heavy = Interactions.from_pairs(torch.zeros(2000, dtype=torch.int64), torch.arange(2000), 1, 2000, given)
-    said = settings.algorithm.survey(settings, heavy, range(2000))
-    encoding = surveying(settings, range(2000), devices)
+    update = settings.algorithm.client_statistics(settings, heavy, range(2000))
+    encoding = statistics_encoding(settings, range(2000), devices)
     (segment,) = encoding.layout.segments
-    heard = encoding.decode({segment: encoding.encode(Heard(said), 0)})[0].answer.sums
-    assert all(torch.equal(of, heard[name]) for name, of in said.sums.items())  # they lie on the grid
-    many, total, squares = heard["rated"].tolist()
+    decoded = encoding.decode({segment: encoding.encode(MeasuredUpdate(update), 0)})[0].update.sums
+    assert all(torch.equal(of, decoded[name]) for name, of in update.sums.items())  # they lie on the grid
+    many, total, squares = decoded["rating_totals"].tolist()
     assert 5 <= many < 20
     assert total / many == pytest.approx(float(given.mean()), rel=0.1)
     assert squares / many == pytest.approx(float(given.square().mean()), rel=0.1)
 
 
-@pytest.mark.parametrize("case", ["correlations", "gradient", "ratings"])
+@pytest.mark.parametrize("case", ["co_occurrence", "gradient", "ratings"])
 def test_all_backends_give_the_same_words(case: str) -> None:
-    first, second = (states(world_of(case, secure()), backend) for backend in (in_turn, batched))
+    first, second = (states(world_of(case, secure()), backend) for backend in (sequential, batched))
     for name, vector in first.full.items():
         assert torch.allclose(vector, second.full[name], rtol=1e-5, atol=1e-6), name
-    if case == "correlations":
-        for moment, kept in first.moments.items():
-            assert all(torch.equal(of, second.moments[moment][name]) for name, of in kept.items()), moment
+    if case == "co_occurrence":
+        for moment, kept in first.algorithm_state.items():
+            assert all(torch.equal(of, second.algorithm_state[moment][name]) for name, of in kept.items()), moment
 
 
 def test_a_sum_of_too_few_devices_is_not_opened_and_nobody_keeps_its_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    world, rejections = world_of("correlations", secure(13), faults={"drop": 0.5}), Rejections()
-    monkeypatch.setattr(type(world.fleet), "faults", lambda *_: dict.fromkeys(range(12), "drop"))
+    world, rejections = world_of("co_occurrence", secure(13), faults={"drop": 0.5}), Rejections()
+    monkeypatch.setattr(type(world.sampler), "faults", lambda *_: dict.fromkeys(range(12), "drop"))
     state = states(world, batched, 1, rejections)
-    assert rejections.counts == {"no answer in time": 12, "a sum of fewer than 13 devices": 12}
+    assert rejections.counts == {"no update in time": 12, "a sum of fewer than 13 clients": 12}
     assert not state.full["rows"].any()
-    assert not world.people.private["said"].any()
+    assert not world.clients.local_state["sync_state"].any()
 
 
 def test_fewer_devices_than_the_minimum_are_refused_at_once() -> None:
-    with pytest.raises(InvalidSettings, match=f"{USERS} of {USERS} devices per round with privacy.smallest_cohort=100"):
-        world_of("correlations", "secure")
+    with pytest.raises(InvalidSettings, match=f"{USERS} of {USERS} devices per round with privacy.min_cohort=100"):
+        world_of("co_occurrence", "secure")
     with pytest.raises(InvalidSettings, match="60 of 120 devices per round"):  # nobody wrote the 60
-        World.of(Settings(algorithm="closed_form", fleet={"capacities": "1x"}, privacy="secure"), tiny_data(3, 120, 30))
-    with pytest.raises(InvalidSettings, match=r"fleet.clients_per_round=20.*ask more devices"):
+        Federation.of(
+            Settings(algorithm="closed_form", fleet={"capacities": "1x"}, privacy="secure"), tiny_data(3, 120, 30)
+        )
+    with pytest.raises(InvalidSettings, match=r"fleet.clients_per_round=20.*ask more clients"):
         read_settings({"privacy": "secure", "fleet": {"clients_per_round": 20}})
 
 
@@ -191,12 +198,15 @@ def test_fewer_devices_than_the_minimum_are_refused_at_once() -> None:
     ("tables", "words"),
     [
         ({"algorithm": "central"}, "nothing to hide in a sum"),
-        ({"algorithm": "gradient", "subspace": "fedhm"}, "no sums"),
-        ({"algorithm": "gradient", "subspace": "inconsistent"}, "no sums"),
-        ({"fleet": {"replacement": True, "clients_per_round": 200}}, "speaks once"),
-        ({"privacy": {"level": "secure", "bound": 2.0}}, "unknown key 'privacy.bound' with correlations"),
-        ({"algorithm": "ratings", "privacy": {"level": "secure", "bound": 2.0}}, "unknown key 'privacy.bound'"),
-        ({"privacy": {"level": "plain", "bound": 2.0}}, "unknown key 'privacy.bound' with privacy.level='plain'"),
+        ({"algorithm": "gradient", "subspace": "fedhm"}, "not additive"),
+        ({"algorithm": "gradient", "subspace": "inconsistent"}, "not additive"),
+        ({"fleet": {"replacement": True, "clients_per_round": 200}}, "takes part once"),
+        (
+            {"privacy": {"level": "secure", "clip": 2.0}},
+            "inactive key 'privacy.clip' with algorithm.kind='co_occurrence'",
+        ),
+        ({"algorithm": "ratings", "privacy": {"level": "secure", "clip": 2.0}}, "inactive key 'privacy.clip'"),
+        ({"privacy": {"level": "plain", "clip": 2.0}}, "unknown key 'privacy.clip' with privacy.level='plain'"),
     ],
 )
 def test_what_cannot_be_a_sum_is_refused(tables: dict[str, Any], words: str) -> None:
@@ -206,19 +216,23 @@ def test_what_cannot_be_a_sum_is_refused(tables: dict[str, Any], words: str) -> 
 
 def test_a_thin_size_steps_down_until_it_is_hidden() -> None:
     sizes = torch.tensor([0] * 3 + [1] * 4 + [2] * 9)
-    assert stepped_down(sizes, [0, 1, 2], 3).bincount().tolist() == [3, 4, 9]
-    assert stepped_down(sizes, [0, 1, 2], 5).bincount().tolist() == [0, 7, 9]
-    assert stepped_down(sizes, [0, 1, 2], 8).bincount().tolist() == [0, 0, 16]
-    assert stepped_down(sizes, [2, 1, 0], 10).bincount(minlength=3).tolist() == [3, 13, 0]
-    assert world_of("correlations", secure(), "1x-2x-4x", shares=(1, 1, 1)).fleet.size.bincount().tolist() == [8, 8, 8]
-    thin = world_of("correlations", secure(), "1x-2x-4x", shares=(1, 11, 12))
-    assert thin.fleet.size.bincount().tolist() == [0, 12, 12]
+    assert merge_small_groups(sizes, [0, 1, 2], 3).bincount().tolist() == [3, 4, 9]
+    assert merge_small_groups(sizes, [0, 1, 2], 5).bincount().tolist() == [0, 7, 9]
+    assert merge_small_groups(sizes, [0, 1, 2], 8).bincount().tolist() == [0, 0, 16]
+    assert merge_small_groups(sizes, [2, 1, 0], 10).bincount(minlength=3).tolist() == [3, 13, 0]
+    assert world_of("co_occurrence", secure(), "1x-2x-4x", shares=(1, 1, 1)).sampler.size.bincount().tolist() == [
+        8,
+        8,
+        8,
+    ]
+    thin = world_of("co_occurrence", secure(), "1x-2x-4x", shares=(1, 11, 12))
+    assert thin.sampler.size.bincount().tolist() == [0, 12, 12]
 
 
 def test_a_few_clipped_numbers_stay_at_the_bound() -> None:
-    world = world_of("gradient", secure(bound=1e-6))
+    world = world_of("gradient", secure(clip=1e-6))
     before = world.initial().full
-    after = states(world, in_turn, 1).full
+    after = states(world, sequential, 1).full
     assert all((after[name] - before[name]).abs().max() <= 1.1e-6 for name in before)
 
 
@@ -228,31 +242,33 @@ def test_a_lowered_minimum_is_told() -> None:
 
 
 def test_a_cohort_is_heard_through_words() -> None:
-    world = world_of("correlations", secure())
-    assert isinstance(SecureHearing(world.people, {0: 5}).apart([1, 2], {2: "drop"}), dict)
-    assert SecureHearing(world.people, {0: 5}).apart([1, 2], {2: "drop"}) == {2: "drop"}
+    world = world_of("co_occurrence", secure())
+    assert isinstance(SecureAggregator(world.clients, {0: 5}).separate_clients([1, 2], {2: "drop"}), dict)
+    assert SecureAggregator(world.clients, {0: 5}).separate_clients([1, 2], {2: "drop"}) == {2: "drop"}
     others = world_of("gradient", secure())
-    assert SecureHearing(others.people, {0: 5}).apart([1, 2], {2: "drop"}) == {1: "", 2: "drop"}
+    assert SecureAggregator(others.clients, {0: 5}).separate_clients([1, 2], {2: "drop"}) == {1: "", 2: "drop"}
 
 
 def test_what_exact_sums_leave_out_is_told() -> None:
-    def told(level: Any, kind: str = "correlations", **more: Any) -> str:
-        return " ".join(privacy_facts(Settings(algorithm={"kind": kind} | more, privacy=level))["warnings"])
+    def notes(level: Any, kind: str = "co_occurrence", **more: Any) -> str:
+        return " ".join(privacy_report(Settings(algorithm={"kind": kind} | more, privacy=level))["warnings"])
 
-    assert "Items that fewer than 10 users of a sum of 100 or more are expected to have are not spoken of" in told(
+    assert "Items that fewer than 10 users of a sum of 100 or more are expected to have are not uploaded" in notes(
         "secure"
     )
-    assert "fewer than 3 users of a sum of 100 or more are expected to have (10 are usual)" in told("secure", crowd=3)
-    assert "of smaller sums in proportion" in told(secure(20))
-    assert "spoken of" not in told("secure", "ratings") + told("private")
-    assert not told("plain")
+    assert "fewer than 3 users of a sum of 100 or more are expected to have (10 are usual)" in notes(
+        "secure", min_item_users=3
+    )
+    assert "of smaller sums in proportion" in notes(secure(20))
+    assert "spoken of" not in notes("secure", "ratings") + notes("private")
+    assert not notes("plain")
 
 
 @pytest.mark.parametrize(
     ("privacy", "drawn", "least"),
     [
         ("plain", None, 3), ("secure", None, 10), ("secure", 100, 100), (secure(20), None, 10), (secure(20), 50, 100),
-        ({"level": "secure", "smallest_cohort": 300}, 500, 20),
+        ({"level": "secure", "min_cohort": 300}, 500, 20),
     ],
 )  # fmt: skip
 def test_a_sum_speaks_of_items_that_enough_of_it_are_expected_to_have(
@@ -260,9 +276,9 @@ def test_a_sum_speaks_of_items_that_enough_of_it_are_expected_to_have(
 ) -> None:
     """Of 1,000 users one has the item 0, two the item 1, and so on, in the order of popularity."""
     settings = Settings(
-        algorithm="correlations", privacy=privacy, fleet={"clients_per_round": drawn, "capacities": "1x"}
+        algorithm="co_occurrence", privacy=privacy, fleet={"clients_per_round": drawn, "capacities": "1x"}
     )
     counts = torch.arange(400, 0, -1).double()
-    survey = {"counts": counts, "users": torch.tensor([1000.0, 1e4, 0.0])}
-    held = Plan.of(settings, Public(400, 1000, survey)).architecture
+    statistics = {"counts": counts, "users": torch.tensor([1000.0, 1e4, 0.0])}
+    held = Plan.of(settings, PublicStatistics(400, 1000, statistics)).architecture
     assert held.tables["rows"][0] == int((counts >= least).sum())

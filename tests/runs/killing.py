@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fairfold import files
+from fairfold import atomic_io as files
 from fairfold.errors import InvalidSettings
+from fairfold.federation.simulation import simulate
 from fairfold.runs.train import run
-from fairfold.simulate import simulate
-from tests.runs.worlds import assert_same_end, small
+from tests.support.runs import assert_same_end, small
 
 SETTINGS = small(faults={"drop": 0.2})
 
@@ -94,10 +94,10 @@ def rounds_done(out: Path) -> int:
 def resume_and_compare(out: Path) -> None:
     """Go on in this process, which must find at most one finished round missing from the checkpoint.
 
-    Where not even the settings were written there is no run, and whoever asks to resume it is told so.
+    Where not even the settings were written there is no run, and resuming it is refused.
     """
     done, begun = rounds_done(out), (out / "settings.toml").exists()
-    told: list[str] = []
+    messages: list[str] = []
     if not begun:
         try:
             run(SETTINGS, out, resume=True)
@@ -105,10 +105,10 @@ def resume_and_compare(out: Path) -> None:
             assert not done
         else:
             raise AssertionError("what is no run was resumed")
-    finished = run(SETTINGS, out, resume=begun, checkpoint_every=1, say=told.append)
-    assert not any("damaged" in message for message in told), told
-    first = [int(message.split()[-1][:-1]) for message in told if message.startswith("Going on")]
-    assert done - (first[0] if first else 0) <= 1, (told, done)
+    finished = run(SETTINGS, out, resume=begun, checkpoint_every=1, echo=messages.append)
+    assert not any("damaged" in message for message in messages), messages
+    first = [int(message.split()[-1][:-1]) for message in messages if message.startswith("Resuming")]
+    assert done - (first[0] if first else 0) <= 1, (messages, done)
     assert_same_end(finished.result, UNBROKEN)
     left = sorted(path.name for path in (out / "checkpoints").iterdir())
     assert left == [f"round-{number:08d}.{ending}" for number in (3, 4) for ending in ("json", "safetensors")], left
@@ -130,7 +130,7 @@ def kill_at_every_call(folder: Path, halfway: bool) -> int:
 
             def again(at: int = at, out: Path = out) -> None:
                 files.disk = Killer(at // 5)
-                run(SETTINGS, out, checkpoint_every=1, resume=(out / "settings.toml").exists(), say=lambda _: None)
+                run(SETTINGS, out, checkpoint_every=1, resume=(out / "settings.toml").exists(), echo=lambda _: None)
 
             dies(again)
         resume_and_compare(out)

@@ -1,4 +1,4 @@
-"""Runs whose files are damaged, of another format or of something else: told, passed over or refused."""
+"""Runs whose files are damaged, of another format or of something else: reported, passed over or refused."""
 
 import json
 from pathlib import Path
@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from fairfold.errors import InvalidCheckpoint, InvalidSettings
+from fairfold.federation.simulation import simulate
 from fairfold.runs import checkpoint
 from fairfold.runs.checkpoint import FORMAT
-from fairfold.runs.opened import open_run
-from fairfold.runs.read import read_metrics, read_result, read_run_settings
-from fairfold.runs.summary import read_run
-from fairfold.runs.tensors import read_values
+from fairfold.runs.folder import read_metrics, read_result, read_run_settings
+from fairfold.runs.loaded import load_run
+from fairfold.runs.report import read_run
+from fairfold.runs.tensors import read_checked_tensors
 from fairfold.runs.train import run
-from fairfold.simulate import simulate
-from tests.runs.worlds import Interrupted, StopAfter, assert_same_end, interrupted, resumed, small, write_manifest
+from tests.support.runs import Interrupted, StopAfter, assert_same_end, interrupted, resumed, small, write_manifest
 
 
 def newest_manifest(out: Path) -> Path:
@@ -27,7 +27,7 @@ def newest_manifest(out: Path) -> Path:
 def test_another_format_is_refused(number: int, tmp_path: Path) -> None:
     run(small(), tmp_path / "run")
     write_manifest(newest_manifest(tmp_path / "run"), format=number)
-    with pytest.raises(InvalidCheckpoint, match=f"format {number}.*train anew"):
+    with pytest.raises(InvalidCheckpoint, match=f"format {number}.*train again"):
         resumed(small(), tmp_path / "run")
 
 
@@ -35,23 +35,23 @@ def test_a_flipped_format_is_damage_and_not_another_format(tmp_path: Path) -> No
     run(small(), tmp_path / "run", checkpoint_every=1)
     path = newest_manifest(tmp_path / "run")
     path.write_text(path.read_text().replace(f'"format": {FORMAT}', f'"format": {FORMAT + 1}'))
-    _, told = resumed(small(), tmp_path / "run")
-    assert "another checksum" in told[0]
-    assert told[1] == "Going on after round 3."
+    _, messages = resumed(small(), tmp_path / "run")
+    assert "another checksum" in messages[0]
+    assert messages[1] == "Resuming after round 3."
 
 
 def test_a_folder_from_before_there_were_tables_is_refused(tmp_path: Path) -> None:
     (tmp_path / "settings.toml").write_text('data = "synthetic"\nrounds = 4\n')
     for read in (read_run, read_run_settings):
-        with pytest.raises(InvalidCheckpoint, match=r"format 1.*train anew"):
+        with pytest.raises(InvalidCheckpoint, match=r"format 1.*train again"):
             read(tmp_path)
 
 
 def test_other_versions_are_told(tmp_path: Path) -> None:
     run(small(), tmp_path / "run")
     write_manifest(newest_manifest(tmp_path / "run"), versions={"fairfold": "0.0.1", "torch": torch.__version__})
-    _, told = resumed(small(), tmp_path / "run")
-    assert "Written by fairfold 0.0.1" in told[0]
+    _, messages = resumed(small(), tmp_path / "run")
+    assert "Written by fairfold 0.0.1" in messages[0]
 
 
 def test_other_data_of_the_same_name_is_refused(tmp_path: Path) -> None:
@@ -65,9 +65,9 @@ def test_other_data_of_the_same_name_is_refused(tmp_path: Path) -> None:
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
     found = run(small(), tmp_path / "run").folder
-    saved = checkpoint.require(found.checkpoints)
+    saved = checkpoint.load_newest(found.checkpoints)
     with pytest.raises(InvalidCheckpoint, match=r"item\.weight of 240 numbers, now 250"):
-        checkpoint.refuse_other_shapes(saved, {"item.weight": (25, 10)}, found.path)
+        checkpoint.require_same_shapes(saved, {"item.weight": (25, 10)}, found.path)
 
 
 def damage(path: Path, how: str) -> None:
@@ -92,9 +92,9 @@ def test_a_damaged_checkpoint_is_passed_over(how: str, ending: str, tmp_path: Pa
     interrupted(settings, tmp_path / "run", after=4)
     out = tmp_path / "run"
     damage(out / "checkpoints" / f"round-00000003.{ending}", how)
-    finished, told = resumed(settings, out)
-    assert told[-1] == "Going on after round 2."
-    assert len(told) == (1 if (how, ending) == ("gone", "json") else 2)  # without a manifest there is no checkpoint
+    finished, messages = resumed(settings, out)
+    assert messages[-1] == "Resuming after round 2."
+    assert len(messages) == (1 if (how, ending) == ("gone", "json") else 2)  # without a manifest there is no checkpoint
     assert_same_end(finished.result, simulate(settings))
     for path in (out / "checkpoints").glob(f"*.{ending}"):
         damage(path, how)
@@ -105,18 +105,18 @@ def test_a_damaged_checkpoint_is_passed_over(how: str, ending: str, tmp_path: Pa
 
 
 def test_an_older_checkpoint_is_told_of_and_can_be_refused(tmp_path: Path) -> None:
-    out, told = tmp_path / "run", list[str]()
+    out, messages = tmp_path / "run", list[str]()
     run(small(), out, checkpoint_every=1)
     damage(out / "checkpoints" / "round-00000004.safetensors", "flipped")
-    assert open_run(out, told.append).progress.state.round_number == 3
-    assert len(told) == 1
-    assert "round-00000004" in told[0]
-    assert "this is round 3" in told[0]
+    assert load_run(out, messages.append).progress.state.round_number == 3
+    assert len(messages) == 1
+    assert "round-00000004" in messages[0]
+    assert "this is round 3" in messages[0]
     with pytest.raises(InvalidCheckpoint, match=r"the newest is damaged.*another checksum"):
-        open_run(out, newest=True)
+        load_run(out, newest=True)
     damage(out / "checkpoints" / "round-00000003.json", "gone")
     with pytest.raises(InvalidCheckpoint, match="no whole checkpoint"):
-        open_run(out)
+        load_run(out)
 
 
 def test_damaged_checkpoints_do_not_push_a_good_one_out(tmp_path: Path) -> None:
@@ -125,14 +125,14 @@ def test_damaged_checkpoints_do_not_push_a_good_one_out(tmp_path: Path) -> None:
     run(small(rounds=2), out, checkpoint_every=1)
     for number in (3, 4):
         (out / "checkpoints" / f"round-0000000{number}.json").write_bytes(b"{}")
-    checkpoint.remove_strays(out / "checkpoints", 2)
-    assert open_run(out).progress.state.round_number == 2
+    checkpoint.remove_incomplete(out / "checkpoints", 2)
+    assert load_run(out).progress.state.round_number == 2
     with pytest.raises(Interrupted):
-        run(small(), out, resume=True, checkpoint_every=1, callbacks=[StopAfter(4)], say=lambda _: None)
-    assert open_run(out).progress.state.round_number == 3
+        run(small(), out, resume=True, checkpoint_every=1, callbacks=[StopAfter(4)], echo=lambda _: None)
+    assert load_run(out).progress.state.round_number == 3
     assert (out / "checkpoints" / "round-00000002.json").exists()
-    finished, told = resumed(small(), out)
-    assert told[-1] == "Going on after round 3."
+    finished, messages = resumed(small(), out)
+    assert messages[-1] == "Resuming after round 3."
     assert_same_end(finished.result, simulate(small()))
 
 
@@ -150,7 +150,7 @@ READERS: dict[str, Any] = {
     "settings.toml": read_run_settings,
     "result.json": read_result,
     "metrics.csv": lambda out: read_metrics(out, small(), 4),
-    "model.safetensors": lambda folder: read_values(folder / "model.safetensors", "Restore it."),
+    "model.safetensors": lambda folder: read_checked_tensors(folder / "model.safetensors", "Restore it."),
 }
 
 

@@ -10,20 +10,19 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from fairfold import files
+from fairfold import atomic_io as files
+from fairfold.config import Settings
+from fairfold.config.files import load_settings, recipes, to_toml
 from fairfold.errors import CannotWrite, InvalidSettings
+from fairfold.federation.evaluation import Callback, Result, RoundReport
 from fairfold.runs import tensors as tensors_on_disk
 from fairfold.runs.train import run
-from fairfold.settings import Settings
-from fairfold.settings.files import load_settings, recipes, to_toml
-from fairfold.simulate.result import Result, RoundReport
-from fairfold.trackers import Callback
-from tests.flat import flat
-from tests.runs.worlds import GRADIENT, RANKED, small
+from tests.support.runs import GRADIENT, RANKED, small
+from tests.support.settings import make_settings
 
 
 def test_tensors_are_read_back_by_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "PIECE", 24)
+    monkeypatch.setattr(files, "CHUNK_BYTES", 24)
     tensors = {
         "a": torch.randn(7, 3),
         "empty": torch.empty(0, 4),
@@ -39,7 +38,7 @@ def test_tensors_are_read_back_by_the_library(tmp_path: Path, monkeypatch: pytes
     with safe_open(tmp_path / "file.safetensors", "pt") as opened:
         assert opened.metadata() == {"round": "3", "word": "ä"}
     assert described["bytes"] == (tmp_path / "file.safetensors").stat().st_size
-    assert described["sha256"] == files.checksum(tmp_path / "file.safetensors")
+    assert described["sha256"] == files.file_checksum(tmp_path / "file.safetensors")
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -53,9 +52,9 @@ def test_folders_are_made_durable_from_the_first_that_was_missing(
     """Else a power cut takes a device's folder, name and words, after its server has counted them."""
     flushed: list[Path] = []
     monkeypatch.setattr(files, "sync_folder", flushed.append)
-    files.make_private(tmp_path / "a" / "b" / "c")
+    files.make_private_folder(tmp_path / "a" / "b" / "c")
     assert set(flushed) == {tmp_path, tmp_path / "a", tmp_path / "a" / "b"}
-    files.make_private(tmp_path / "a" / "b" / "c")
+    files.make_private_folder(tmp_path / "a" / "b" / "c")
     assert len(flushed) == 3
 
 
@@ -79,21 +78,22 @@ def test_what_the_system_refuses_is_told_in_words(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     "changes",
     [{}, {"clients_per_round": None}, {"patience": 3}, GRADIENT | {"data": "mine", "top_users": 5},
-     RANKED | {"tail_share": None}, {"data": "mine", "model": "mf-ratings", "reference_factors": None},
-     {"data": "mnist", "model": "mlp"}, {"method": "central"}, {"faults": {"late": 0.5}}],
+     RANKED | {"tail_share": None}, {"data": "mine", "algorithm": "ratings", "reference_factors": None},
+     {"data": "mnist", "model": "mlp"}, {"algorithm": "central"}, {"faults": {"late": 0.5}}],
 )  # fmt: skip
 def test_settings_are_read_back_as_they_were(changes: dict[str, Any], tmp_path: Path) -> None:
-    settings = flat(**changes)
+    settings = make_settings(**changes)
     (tmp_path / "settings.toml").write_text(to_toml(settings))
     assert load_settings(tmp_path / "settings.toml", {}) == settings
 
 
 def test_the_paper_s_recipe() -> None:
-    assert list(recipes()) == ["best", "paper", "ratings"]
-    settings = load_settings(None, {"run.rounds": 3}, "paper")
-    assert (settings.model.kind, settings.algorithm.kind, settings.run.rounds) == ("neumf", "gradient", 3)
-    assert (settings.plain()["algorithm"]["local_epochs"], settings.fleet.clients_per_round) == (5, 10)
-    with pytest.raises(InvalidSettings, match="one of best, paper"):
+    assert list(recipes()) == ["authors", "default", "fair", "paper", "ratings"]
+    for name in ("authors", "paper"):
+        settings = load_settings(None, {"run.rounds": 3}, name)
+        assert (settings.model.kind, settings.algorithm.kind, settings.run.rounds) == ("neumf", "gradient", 3)
+        assert (settings.plain()["algorithm"]["local_epochs"], settings.fleet.clients_per_round) == (5, 10)
+    with pytest.raises(InvalidSettings, match="one of authors, default, fair, paper"):
         load_settings(None, {}, "papre")
     with pytest.raises(InvalidSettings, match="one of them"):
         load_settings(Path("some.toml"), {}, "paper")
@@ -101,25 +101,25 @@ def test_the_paper_s_recipe() -> None:
 
 class Listener(Callback):
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.messages: list[str] = []
 
     def on_start(self, settings: Settings, capacities: list[Any], first_round: int) -> None:
-        self.told.append(f"start {first_round} {len(capacities)}")
+        self.messages.append(f"start {first_round} {len(capacities)}")
 
     def on_round(self, report: RoundReport) -> None:
-        self.told.append(f"round {report.round_number}")
+        self.messages.append(f"round {report.round_number}")
 
     def on_end(self, result: Result) -> None:
-        self.told.append("end")
+        self.messages.append("end")
 
     def close(self) -> None:
-        self.told.append("close")
+        self.messages.append("close")
 
 
 def test_callbacks_hear_everything(tmp_path: Path) -> None:
     listener = Listener()
     run(small(rounds=2), tmp_path / "run", callbacks=[listener, Callback()])
-    assert listener.told == ["start 1 3", "round 1", "round 2", "end", "close"]
+    assert listener.messages == ["start 1 3", "round 1", "round 2", "end", "close"]
 
 
 def test_metrics_have_a_line_a_round_and_the_log_every_rejection(tmp_path: Path) -> None:

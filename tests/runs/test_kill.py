@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fairfold.runs import checkpoint
-from fairfold.runs.read import read_result
+from fairfold.runs.folder import read_result
 
 ROOT = Path(__file__).parents[2]
 MEMORY = Path("/dev/shm")
@@ -65,15 +65,15 @@ def ended_by(signal_number: int, out: Path, environment: dict[str, str]) -> tupl
         while not list((out / "checkpoints").glob("*.json")) and time.monotonic() < deadline:
             time.sleep(0.01)
         process.send_signal(signal_number)
-        said, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=60)
     assert not (out / "result.json").exists(), "it ended before it could be killed"
-    return process.returncode, said
+    return process.returncode, output
 
 
 def test_the_command_asked_to_end_says_how_to_go_on(tmp_path: Path) -> None:
-    status, said = ended_by(signal.SIGTERM, tmp_path / "run", os.environ | {"OMP_NUM_THREADS": "1"})
+    status, output = ended_by(signal.SIGTERM, tmp_path / "run", os.environ | {"OMP_NUM_THREADS": "1"})
     assert status == 143
-    assert f"Go on with: fairfold train --out {tmp_path / 'run'} --resume" in said
+    assert f"Go on with: fairfold train --out {tmp_path / 'run'} --resume" in output
 
 
 def test_the_command_killed_and_resumed(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_the_command_killed_and_resumed(tmp_path: Path) -> None:
     ended_by(signal.SIGKILL, tmp_path / "killed", environment)
     again = [*FAIRFOLD, "train", "--out", str(tmp_path / "killed"), "--resume"]
     done = subprocess.run(again, env=environment, check=True, capture_output=True, text=True)
-    assert "Going on after round" in done.stdout
+    assert "Resuming after round" in done.stdout
     first, second = tmp_path / "unbroken", tmp_path / "killed"
     for name in ("model.safetensors", "settings.toml"):
         assert (first / name).read_bytes() == (second / name).read_bytes()
@@ -90,6 +90,6 @@ def test_the_command_killed_and_resumed(tmp_path: Path) -> None:
     assert tensors[0] == tensors[1]
     results = [read_result(path) | {"seconds": 0} for path in (first, second)]
     assert results[0] == results[1]
-    assert checkpoint.require(second / "checkpoints").progress.rejections.counts["NaN or infinity"] > 0
+    assert checkpoint.load_newest(second / "checkpoints").progress.rejections.counts["NaN or infinity"] > 0
     lines = (second / "metrics.csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines[1:]] == [str(number) for number in range(1, 61)]

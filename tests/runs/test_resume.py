@@ -10,65 +10,65 @@ from typing import Any
 import pytest
 import torch
 
-from fairfold import files
+from fairfold import atomic_io as files
 from fairfold.errors import CannotWrite, InvalidCheckpoint, InvalidSettings
+from fairfold.federation.simulation import simulate
 from fairfold.runs import checkpoint
-from fairfold.runs.read import read_run_settings
-from fairfold.runs.summary import read_run
-from fairfold.runs.train import Pace, run
-from fairfold.simulate import simulate
-from tests.flat import flat
-from tests.runs.worlds import GRADIENT, RANKED, Interrupted, StopAfter, assert_same_end, interrupted, resumed, small
+from fairfold.runs.folder import read_run_settings
+from fairfold.runs.report import read_run
+from fairfold.runs.train import CheckpointSchedule, run
+from tests.support.runs import GRADIENT, RANKED, Interrupted, StopAfter, assert_same_end, interrupted, resumed, small
+from tests.support.settings import make_settings
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {},
-        {"rehash": True, "mapping": "element", "server_optimiser": "yogi"},
-        {"server_optimiser": "momentum", "weighting": "data", "replacement": True},
-        {"server_optimiser": "adagrad", "faults": {"drop": 0.2, "nan": 0.2}, "clients_per_round": None},
+        {"rehash": True, "mapping": "element", "server_optimizer": "yogi"},
+        {"server_optimizer": "momentum", "weighting": "data", "replacement": True},
+        {"server_optimizer": "adagrad", "faults": {"drop": 0.2, "nan": 0.2}, "clients_per_round": None},
         GRADIENT | {"model": "neumf", "local_epochs": 2},
-        GRADIENT | {"backend": "loop", "local_optimiser": "adagrad"},
+        GRADIENT | {"backend": "sequential", "local_optimizer": "adagrad"},
         GRADIENT | {"aggregation": "delta", "prox": 0.1},
         GRADIENT | {"method": "heterofl", "capacities": "1x-2x", "user_vectors": "uploaded"},
-        {"method": "central", "local_optimiser": "adam", "local_step": 0.01, "batch_size": 4},
-        {"method": "central", "local_optimiser": "adagrad", "user_storage": "disk"},
+        {"algorithm": "central", "local_optimizer": "adam", "local_lr": 0.01, "batch_size": 4},
+        {"algorithm": "central", "local_optimizer": "adagrad", "user_storage": "disk"},
         GRADIENT | {"user_storage": "disk", "model": "neumf"},
         GRADIENT | {"method": "fedhm", "capacities": "1x-2x", "model": "neumf"},
         GRADIENT | {"method": "inconsistent"},
         GRADIENT | {"objective": "squared", "item_bias": True, "aggregation": "delta"},
         RANKED,
         RANKED | {"faults": {"drop": 0.3}, "user_storage": "disk", "popularity": "counts"},
-        {"backend": "loop", "mapping": "chunk"},
+        {"backend": "sequential", "mapping": "chunk"},
     ],
 )
 def test_an_interrupted_run_ends_like_an_unbroken_one(changes: dict[str, Any], tmp_path: Path) -> None:
     settings = small(**changes)
     interrupted(settings, tmp_path / "run")
-    finished, told = resumed(settings, tmp_path / "run")
-    assert told[0] == "Going on after round 2."
+    finished, messages = resumed(settings, tmp_path / "run")
+    assert messages[0] == "Resuming after round 2."
     assert_same_end(finished.result, simulate(settings))
 
 
-@pytest.mark.parametrize("changes", [{}, {"streamed": True, "faults": {"drop": 0.2}}, {"alike": False}])
+@pytest.mark.parametrize("changes", [{}, {"streamed": True, "faults": {"drop": 0.2}}, {"group_similar": False}])
 def test_ratings_go_on_from_what_every_device_last_said(changes: dict[str, Any], tmp_path: Path) -> None:
     lines = [
         f"{user}\t{item}\t{1 + user * item % 5}\t0" for user in range(9) for item in range(20) if (user + item) % 3
     ]
     (tmp_path / "u.data").write_text("\n".join(lines) + "\n")
     chosen: dict[str, Any] = {"capacities": "1x-2x", "clients_per_round": 4, "rounds": 4, "evaluate_every": 2}
-    settings = flat(data=str(tmp_path / "u.data"), model="mf-ratings", factors=3, **chosen, **changes)
+    settings = make_settings(data=str(tmp_path / "u.data"), algorithm="ratings", factors=3, **chosen, **changes)
     interrupted(settings, tmp_path / "run")
     finished, _ = resumed(settings, tmp_path / "run")
-    assert finished.result.private["last"].abs().sum() > 0
+    assert finished.result.local_state["last_update"].abs().sum() > 0
     assert_same_end(finished.result, simulate(settings))
 
 
 def test_a_finished_run_can_be_given_more_rounds(tmp_path: Path) -> None:
     run(small(rounds=2), tmp_path / "run")
-    finished, told = resumed(small(rounds=4, patience=9, threshold=0.99, evaluate_every=1), tmp_path / "run")
-    assert told == ["Going on after round 2."]
+    finished, messages = resumed(small(rounds=4, patience=9, threshold=0.99, evaluate_every=1), tmp_path / "run")
+    assert messages == ["Resuming after round 2."]
     straight = simulate(small(rounds=4))
     assert torch.equal(finished.result.state.full["item.weight"], straight.state.full["item.weight"])
     assert read_run_settings(tmp_path / "run").run.rounds == 4
@@ -98,8 +98,8 @@ def test_what_is_no_run_is_not_resumed(holds: str | None, tmp_path: Path) -> Non
 def test_a_run_that_was_killed_before_its_first_checkpoint_starts_anew_and_says_so(tmp_path: Path) -> None:
     out = tmp_path / "run"
     interrupted(small(), out, after=1)
-    finished, told = resumed(small(), out)
-    assert told == [f"No checkpoint in {out}: starting anew."]
+    finished, messages = resumed(small(), out)
+    assert messages == [f"No checkpoint in {out}: starting from the first round."]
     assert_same_end(finished.result, simulate(small()))
 
 
@@ -140,11 +140,11 @@ def test_a_finished_run_that_goes_on_is_unfinished_at_once(tmp_path: Path) -> No
         ({"seed": 1}, ["run.seed = 0, now 1"]),
         ({"factors": 5}, ["model.factors = 4, now 5"]),
         ({"method": "fedavg"}, ["subspace.method = 'fair', now 'fedavg'"]),
-        ({"world": {"users": 13, "items": 60, "interactions_per_user": 10}}, ["data.users = 12, now 13"]),
-        ({"server_step": 0.1, "capacities": "1x-2x"}, ["server_step = 0.03, now 0.1", "capacities = '1x-4x-16x'"]),
+        ({"data": {"users": 13, "items": 60, "interactions_per_user": 10}}, ["data.users = 12, now 13"]),
+        ({"server_lr": 0.1, "capacities": "1x-2x"}, ["server_lr = 0.03, now 0.1", "capacities = '1x-4x-16x'"]),
         (
-            {"solver": "correlations", "factors": 384, "method": "leading"},
-            ["algorithm.kind = 'closed_form', now 'correlations'"],
+            {"algorithm": "co_occurrence", "factors": 384, "method": "truncated"},
+            ["algorithm.kind = 'closed_form', now 'co_occurrence'"],
         ),
         ({"faults": {"late": 0.1}}, ["fleet.faults.late = None, now 0.1"]),
     ],
@@ -156,7 +156,7 @@ def test_other_settings_are_refused_by_name(changes: dict[str, Any], named: list
         resumed(small(**changes), tmp_path / "run")
     for text in named:
         assert text in str(refused.value)
-    free = "rounds, patience, threshold, evaluate_every, references, user_storage, log_format"
+    free = "rounds, patience, threshold, evaluate_every, baselines, user_storage, log_format"
     assert ", ".join(f"run.{key}" for key in free.split(", ")) + " may" in str(refused.value)
     assert (tmp_path / "run" / "settings.toml").read_bytes() == before
 
@@ -188,9 +188,9 @@ def test_a_full_disk_says_how_much_was_needed_and_leaves_the_old_checkpoint(
             needs.append(str(error))
         monkeypatch.setattr(files, "disk", files.Disk())
         assert not list(out.rglob("*.tmp"))
-        assert not checkpoint.newest(out / "checkpoints")[1]
+        assert not checkpoint.find_newest(out / "checkpoints")[1]
         # Without room for the settings there is no run yet: it is begun, not resumed.
-        finished = run(settings, out, resume=(out / "settings.toml").exists(), say=lambda _: None)
+        finished = run(settings, out, resume=(out / "settings.toml").exists(), echo=lambda _: None)
         assert_same_end(finished.result, unbroken)
         shutil.rmtree(out)
     assert all("No space left" in text and "bytes for this file" in text for text in needs)
@@ -219,11 +219,11 @@ def test_early_stopping_says_why_and_resumes_to_the_same_end(tmp_path: Path) -> 
 def test_checkpoints_keep_to_their_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("fairfold.runs.train.time.monotonic", lambda: now[0])
-    pace = Pace(None)
+    pace = CheckpointSchedule(None)
     assert pace.due(1)
     pace.wrote(2.0)
     now[0] += 19
     assert not pace.due(2)
     now[0] += 1
     assert pace.due(3)
-    assert [number for number in range(1, 8) if Pace(3).due(number)] == [3, 6]
+    assert [number for number in range(1, 8) if CheckpointSchedule(3).due(number)] == [3, 6]

@@ -1,4 +1,4 @@
-"""Bad input: a typed error that says what was given, what was needed and what to do."""
+"""Bad input: a typed error with what was given, what was needed and what to do."""
 
 import math
 from collections.abc import Callable

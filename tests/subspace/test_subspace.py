@@ -11,7 +11,7 @@ import torch
 
 from fairfold.kernels.reference import BLOCK, TEMPORARY_BYTES
 from fairfold.subspace import Subspace, reduce_all
-from tests.strategies import vector
+from tests.support.strategies import vector
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])

@@ -1,4 +1,4 @@
-"""What the server runs: the model, the sizes it serves, and how long."""
+"""The app of the server: the settings, the sizes it serves, and the number of rounds."""
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp

@@ -1,22 +1,13 @@
-"""What devices compute and what the server makes of it, one algorithm per file.
+"""Algorithms, one per file or package: one from outside registers itself (:mod:`fairfold.federation.plugins`)."""
 
-A new algorithm of fairfold's own is a file here and a line in :data:`ALGORITHMS`; one from outside registers itself
-(:mod:`fairfold.protocol.plugins`).
-"""
-
-from fairfold.algorithms.central import Central
 from fairfold.algorithms.closed_form import ClosedForm
-from fairfold.algorithms.correlations import Correlations
-from fairfold.algorithms.gradient import Gradient
-from fairfold.algorithms.images import Images
-from fairfold.algorithms.ratings import RatingSquares
-from fairfold.protocol.algorithm import Algorithm
+from fairfold.algorithms.cooccurrence.algorithm import CoOccurrence
+from fairfold.algorithms.gradient import Central, Gradient, Images
+from fairfold.algorithms.ratings import BayesianRatings
+from fairfold.federation.algorithm import Algorithm
 
 ALGORITHMS: tuple[type[Algorithm], ...] = (
-    Gradient, ClosedForm, RatingSquares, Images, Central, Correlations
+    Gradient, ClosedForm, BayesianRatings, Images, Central, CoOccurrence
 )  # fmt: skip
 
-__all__ = [
-    "ALGORITHMS", "Algorithm", "Central", "ClosedForm", "Correlations", "Gradient", "Images",
-    "RatingSquares"
-]  # fmt: skip
+__all__ = ["ALGORITHMS", "Algorithm", "BayesianRatings", "Central", "ClosedForm", "CoOccurrence", "Gradient", "Images"]

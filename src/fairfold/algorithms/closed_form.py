@@ -1,88 +1,162 @@
 """The closed form: a user's vector solved exactly, then one step on the squared error over the whole catalogue.
 
-With items V (never realised on a device), own items weighing 1 and all others w: u solves
+With items V (never in memory as a whole), own items weighing 1 and all others w: u solves
 ((1 − w)·Σ⁺ v vᵀ + w·VᵀV + ridge·I) u = Σ⁺ v, and the gradient is g = w·V u uᵀ + Σ⁺ ((1 − w)·v·u − 1) uᵀ. The step is
-the *projected* one, the mean and not the sum of a slot's coordinates: what a step outside the subspace would leave in
-it (tests/laws: equal to plain gradient descent where columns have unit length).
+the *projected* one, the mean and not the sum of a slot's coordinates (tests/laws: equal to plain gradient descent where
+columns have unit length). It is linear in u uᵀ, so the updates of all users of a size take two passes over the items.
 
-The step is linear in the user's outer product: Σ over users of w·V u uᵀ is w·V·(Σ u uᵀ), a d × d matrix however many
-they are. So users of one size, in a simulation or on one device, are answered for in two walks over the items.
+With ``server_optimizer="newton"`` clients also send Σ u uᵀ, and the server divides by each item's Hessian: federated
+alternating least squares (:mod:`fairfold.algorithms.newton`), which needs tens of rounds in the place of hundreds.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from fairfold.algorithms.server_step import Stepping
+from fairfold.algorithms.averaging import AveragingAlgorithm, mean_changes
+from fairfold.algorithms.newton import newton_step
+from fairfold.data import Interactions
+from fairfold.federation.algorithm import COUNTS, BatchedUpdates, DeviceScoring, Statistic, count_of
+from fairfold.federation.clients import Client, Clients
+from fairfold.federation.plan import Plan
+from fairfold.federation.updates import (
+    Aggregate,
+    ClientTask,
+    ClientUpdate,
+    ScheduledTask,
+    State,
+    Update,
+    group_by_task,
+)
 from fairfold.kernels import ops
+from fairfold.methods import Fair
 from fairfold.metrics.ranking import Scorer
-from fairfold.projections import Hashed
-from fairfold.protocol.people import Client, People
-from fairfold.protocol.plan import Plan
-from fairfold.protocol.words import Answer, Sent, Visit, Word, by_sent
 from fairfold.subspace import Subspace
-from fairfold.values import Weights
+from fairfold.subspace.projection import Hashed
+from fairfold.typing import FLOAT_BYTES, Weights
 
-BLOCK_ITEMS = 8_192
-"""Items realised at a time where a device walks the catalogue: the table itself is never made."""
+BLOCK_ITEMS = 8_192  # items recovered at a time in a pass over the catalogue
+
+NEWTON = "newton"
+GRAM = "user_gram"
+"""Name of the sum of u uᵀ over users, which a Newton step needs."""
+
+POPULATION = "population"
+"""Name of the statistic whose first number counts users, which a Newton step needs; the other two are 0."""
 
 
-class ClosedForm(Stepping):
-    """Matrix factorisation with solved users and one projected step per round.
+class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring):
+    """Matrix factorization with users solved exactly and one projected step per round.
 
     Attributes:
-        kind: Its name.
-        ridge: Pull of the user's vector towards zero.
-        unobserved_weight: w, what an item the user did not touch counts, against 1 for one they did.
-        local_step: The device's step size.
+        kind: Its name in settings.
+        ridge: Ridge of the user's vector.
+        unobserved_weight: w, weight of an item that the user does not have, against 1 for one they have.
+        local_lr: Learning rate on the client.
+        server_optimizer: ``"newton"``: a step to the least-squares solution of all item rows, with ``server_lr`` 1
+            (docs/concepts.md); or an optimizer along the mean change.
+        item_ridge: Ridge of an item's vector, of a Newton step, for every root of the number of all interactions: noise
+            grows with it (docs/concepts.md).
     """
 
-    NEEDS: ClassVar = Stepping.NEEDS
-    from_history: ClassVar[bool] = True
+    ACTIVE_WHEN: ClassVar = AveragingAlgorithm.ACTIVE_WHEN | {"item_ridge": ("server_optimizer", (NEWTON,))}
+    serves_new_users: ClassVar[bool] = True
 
     kind: Literal["closed_form"] = "closed_form"
     ridge: float = Field(1.0, ge=0)
     unobserved_weight: float = Field(0.5, gt=0, le=1)
-    local_step: float = Field(1.0, gt=0)
+    local_lr: float = Field(1.0, gt=0)
+    server_optimizer: Literal["newton", "sgd", "momentum", "adam", "yogi", "adagrad"] = "adam"  # type: ignore[assignment]
+    item_ridge: float = Field(0.04, ge=0)
 
-    def problem_with(self, settings: Any) -> str | None:
-        return only_mf(self.kind, settings)
+    def incompatibility(self, settings: Any) -> str | None:
+        return mf_incompatibility(self.kind, settings)
 
-    def answer(self, plan: Plan, sent: Sent, client: Client) -> tuple[Answer, Weights]:
-        """Solve the user, walk the catalogue once more for the step."""
-        (word,) = self.answers(plan, client.people, [Visit(client.number, sent)])
-        return word.answer, {name: rows[0] for name, rows in word.own.items()}
+    @property
+    def takes_newton_steps(self) -> bool:
+        """Whether the server divides the mean change by each item's Hessian."""
+        return self.aggregation == "delta" and self.server_optimizer == NEWTON
 
-    def answers(self, plan: Plan, people: People, visits: list[Visit]) -> Iterator[Word]:
-        """Users of a size together, but for those whose step might be refused alone."""
-        for sent, clients in by_sent(visits):
-            yield from self._of_size(plan, people, sent, clients)
+    def statistics(self, settings: Any) -> Mapping[str, Statistic]:
+        found = super().statistics(settings)
+        if not self.takes_newton_steps:
+            return found
+        return {**found, COUNTS: Statistic(per_item=True, steps=1), POPULATION: Statistic(per_item=False, steps=1)}
 
-    def _of_size(self, plan: Plan, people: People, sent: Sent, clients: list[int]) -> Iterator[Word]:
-        (name,), (own_name,) = plan.architecture.tables, plan.architecture.own
-        space, factors, compact = subspace_of(sent.projections[name]), plan.settings.model.factors, sent.vectors[name]
-        histories = [people.train.of(client) for client in clients]
+    def client_statistics(self, settings: Any, histories: Interactions, items: range) -> Update:
+        found = super().client_statistics(settings, histories, items)
+        if not self.takes_newton_steps:
+            return found
+        sums = found.sums | {COUNTS: count_of(histories, items)}
+        if items.start == 0:
+            sums[POPULATION] = torch.tensor([histories.num_users, 0, 0], dtype=torch.float64)
+        return replace(found, sums=sums)
+
+    def update_shapes(self, plan: Plan, task: ClientTask) -> dict[str, int]:
+        found = super().update_shapes(plan, task)
+        return found | {GRAM: plan.settings.model.factors**2} if self.takes_newton_steps else found
+
+    def traffic(self, plan: Plan, size: int, round_number: int = 0) -> tuple[int, int]:
+        down, up = super().traffic(plan, size, round_number)
+        return down, up + (plan.settings.model.factors**2 * FLOAT_BYTES if up and self.takes_newton_steps else 0)
+
+    def row_ridges(self, shares: Tensor, users: float) -> Tensor:
+        """Ridge of each item's row per user; ``shares`` of the users have the items."""
+        interactions = float(shares.sum()) * users
+        return torch.full_like(shares, self.item_ridge * interactions**0.5 / users)
+
+    @torch.no_grad()
+    def server_update(self, plan: Plan, state: State, aggregate: Aggregate) -> State:
+        if not self.takes_newton_steps or not aggregate.weight:
+            return super().server_update(plan, state, aggregate)
+        (name,) = plan.architecture.tables
+        rows = state.full[name].view(plan.architecture.tables[name])
+        change = mean_changes(state.full, aggregate)[name].view_as(rows) / self.local_lr
+        outer = torch.stack([update.sums[GRAM].to(rows) for _, update in aggregate.parts() if update.weight]).sum(0)
+        gram_matrix = outer.view(rows.shape[1], -1) / aggregate.weight
+        users = max(float(plan.public.statistics[POPULATION][0]), 1.0)
+        shares = (plan.public.statistics[COUNTS] / users).clamp(max=1).to(rows)
+        step = newton_step(rows, change, gram_matrix, shares, self.unobserved_weight, self.row_ridges(shares, users))
+        full = state.full | {name: (rows + self.server_lr * step).view(-1)}
+        return replace(state, full=full, round_number=state.round_number + 1)
+
+    def client_update(self, plan: Plan, task: ClientTask, client: Client) -> tuple[Update, Weights]:
+        (client_update,) = self.client_updates(plan, client.clients, [ScheduledTask(client.number, task)])
+        return client_update.update, {name: rows[0] for name, rows in client_update.local_state.items()}
+
+    def client_updates(self, plan: Plan, clients: Clients, scheduled: list[ScheduledTask]) -> Iterator[ClientUpdate]:
+        for task, client_ids in group_by_task(scheduled):
+            yield from self._of_size(plan, clients, task, client_ids)
+
+    def _of_size(self, plan: Plan, clients: Clients, task: ClientTask, client_ids: list[int]) -> Iterator[ClientUpdate]:
+        (name,) = plan.architecture.tables
+        (user_name,) = plan.architecture.user_vectors
+        space = subspace_of(task.projections[name])
+        factors = plan.settings.model.factors
+        compact = task.vectors[name]
+        histories = [clients.train.of(client) for client in client_ids]
         rows, users = self._solved(compact, space, factors, histories)
-        slopes = [
-            ((1 - self.unobserved_weight) * (of @ user) - 1)[:, None] * user
-            for of, user in zip(rows, users, strict=True)
-        ]
+        own = 1 - self.unobserved_weight
+        slopes = [(own * (of @ user) - 1)[:, None] * user for of, user in zip(rows, users, strict=True)]
         bounds = self._bounds(users, slopes, compact, factors)
-        together = [place for place, bound in enumerate(bounds) if bound <= self.largest_change]
-        alone = [[place] for place, bound in enumerate(bounds) if not bound <= self.largest_change]
+        together = [place for place, bound in enumerate(bounds) if bound <= self.max_change]
+        alone = [[place] for place, bound in enumerate(bounds) if not bound <= self.max_change]
         for places in [together, *alone] if together else alone:
             weights = [self.weight(len(histories[place])) for place in places]
             parts = [(histories[place], slopes[place], weight) for place, weight in zip(places, weights, strict=True)]
             outer = (users[places].T * torch.tensor(weights, dtype=users.dtype)) @ users[places]
             change = self._change(compact, space, factors, outer, parts)
             total = sum(weights)
-            if self.values:
+            if self.sends_weights:
                 change = change.add_(compact, alpha=total)
-            answer = Answer({name: change}, total)
-            yield Word(sent, [clients[place] for place in places], answer, {own_name: users[places]})
+            sums = {name: change} | ({GRAM: outer.reshape(-1)} if self.takes_newton_steps else {})
+            yield ClientUpdate(
+                task, [client_ids[place] for place in places], Update(sums, total), {user_name: users[places]}
+            )
 
     def _solved(
         self, compact: Tensor, space: Subspace, factors: int, histories: list[Tensor]
@@ -93,19 +167,20 @@ class ClosedForm(Stepping):
         return rows, torch.stack([self.solve(of, gram_matrix) for of in rows])
 
     def _bounds(self, users: Tensor, slopes: list[Tensor], compact: Tensor, factors: int) -> list[float]:
-        """What no number of a user's step exceeds: a slot's mean is at most the largest of what lives in it."""
+        """A bound of each user's largest change: a slot's mean is at most its largest coordinate."""
         longest = float(compact.abs().max()) * factors if compact.numel() else 0.0  # of any v·u with |u| ≤ 1
         found = []
         for user, slope in zip(users, slopes, strict=True):
             most = float(user.abs().max()) if user.numel() else 0.0
             everywhere = self.unobserved_weight * longest * most * most
-            found.append(self.local_step * (everywhere + (float(slope.abs().max()) if slope.numel() else 0.0)))
+            largest = self.local_lr * (everywhere + (float(slope.abs().max()) if slope.numel() else 0.0))
+            found.append(max(largest, most * most) if self.takes_newton_steps else largest)
         return found
 
     def _change(
         self, compact: Tensor, space: Subspace, factors: int, outer: Tensor, parts: list[tuple[Tensor, Tensor, float]]
     ) -> Tensor:
-        """Minus the step, weighted: one walk over the items for all."""
+        """The weighted change of all users: one pass over the items."""
         touched, order = torch.cat([items for items, _, _ in parts]).sort(stable=True)
         moved = torch.cat([weight * slope for _, slope, weight in parts])[order]
         sums, counts = torch.zeros(space.size, dtype=compact.dtype), torch.zeros(space.size, dtype=torch.int32)
@@ -114,7 +189,7 @@ class ClosedForm(Stepping):
             low, high = torch.searchsorted(touched, torch.tensor([first, first + len(block)])).tolist()
             slope.index_add_(0, touched[low:high] - first, moved[low:high])
             ops.accumulate_range(space.layout, slope.view(-1), first * factors, sums, counts)
-        return sums.div_(counts.clamp_(min=1)).mul_(-self.local_step)
+        return sums.div_(counts.clamp_(min=1)).mul_(-self.local_lr)
 
     def solve(self, rows: Tensor, gram_matrix: Tensor) -> Tensor:
         """The user's vector from the rows of their own items and the Gram matrix of all items."""
@@ -124,28 +199,27 @@ class ClosedForm(Stepping):
         solution: Tensor = torch.linalg.solve(matrix, rows.sum(0))
         return solution
 
-    def own_vectors(self, plan: Plan, sent: Sent, people: People, users: list[int]) -> Weights:
-        """See the base class: they follow from the model and the users' histories."""
-        (name,), (own_name,) = plan.architecture.tables, plan.architecture.own
-        space, factors = subspace_of(sent.projections[name]), plan.settings.model.factors
-        _, found = self._solved(sent.vectors[name], space, factors, [people.train.of(user) for user in users])
-        return {own_name: found}
+    def scoring_vectors(self, plan: Plan, task: ClientTask, clients: Clients, users: list[int]) -> Weights:
+        (name,) = plan.architecture.tables
+        (user_name,) = plan.architecture.user_vectors
+        space = subspace_of(task.projections[name])
+        histories = [clients.train.of(user) for user in users]
+        return {user_name: self._solved(task.vectors[name], space, plan.settings.model.factors, histories)[1]}
 
-    def scorer(self, plan: Plan, full: Weights, held: Sequence[Any], people: People) -> Scorer:
-        """Everybody's vector follows from their own history."""
+    def scorer(self, plan: Plan, full: Weights, held: Sequence[Any], clients: Clients) -> Scorer:
         (name,) = plan.architecture.tables
         table = full[name].view(plan.architecture.tables[name])
-        everything, of = table.T @ table, people.train.of
+        everything, of = table.T @ table, clients.train.of
         return lambda users: torch.stack([self.solve(table[of(user)], everything) for user in users.tolist()]) @ table.T
 
 
-def only_mf(kind: str, settings: Any) -> str | None:
-    """What algorithms that solve for users ask of the other tables."""
+def mf_incompatibility(kind: str, settings: Any) -> str | None:
+    """Why the other tables do not go with an algorithm that solves for users; None if they do."""
     if settings.model.kind != "mf" or settings.model.item_bias:
         return f"algorithm.kind={kind!r} is for model.kind='mf' without item_bias; 'gradient' serves others"
     if settings.subspace.method not in ("fair", "fair_hom", "full_trn", "fedavg"):
         return f"algorithm.kind={kind!r} needs subspaces, not method={settings.subspace.method!r}: use 'gradient'"
-    if getattr(settings.subspace, "compress", "tables") != "tables":
+    if isinstance(settings.subspace, Fair) and settings.subspace.compress != "tables":
         return f"algorithm.kind={kind!r} has one table and nothing else: leave out subspace.compress"
     return None
 

@@ -1,32 +1,37 @@
-"""FAIR and its rivals by gradient: E epochs of steps inside the subspaces, the paper's Algorithm 2.
+"""Gradient training: E epochs of local steps inside the subspaces, the paper's Algorithm 2; centralized training.
 
-A device receives ψ, minimises F(S·ψ) over ψ with a fresh optimiser, and answers with ψ′ (the paper's rule) or with
-ψ′ − ψ, times its weight pᵢ. Its user's own vectors are trained along and not sent, unless they are to be uploaded:
-their direction can be read from the answer all the same (docs/privacy.md).
+A client receives ψ, minimizes F(S·ψ) over ψ with a fresh optimizer, and sends ψ′ (the paper's rule) or ψ′ − ψ, times
+its weight pᵢ. Its user's own vectors are trained along and not sent, unless they are to be uploaded: their direction
+can be read from the update all the same (docs/privacy.md).
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.func import vmap
 
-from fairfold.algorithms.server_step import Stepping
+from fairfold.algorithms.averaging import AveragingAlgorithm
+from fairfold.federation.algorithm import Algorithm, Centralized, PredictsRatings, SettingsRules, TrainsImages
+from fairfold.federation.architecture import Architecture
+from fairfold.federation.clients import Client, Clients
+from fairfold.federation.plan import Plan
+from fairfold.federation.training import LocalOptimizer, LocalSgd, RankingSgd
+from fairfold.federation.updates import Aggregate, ClientTask, PublicStatistics, State, Update
+from fairfold.methods import Fair
 from fairfold.metrics.ranking import Scorer
 from fairfold.metrics.rating import Predictor
 from fairfold.models import predictor, scorer
-from fairfold.projections import Projection
-from fairfold.protocol.algorithm import Algorithm
-from fairfold.protocol.people import Client, People
-from fairfold.protocol.plan import Plan
-from fairfold.protocol.steps import RankingSteps, Steps
-from fairfold.protocol.words import Answer, Sent
-from fairfold.values import Weights
+from fairfold.subspace.projection import Projection
+from fairfold.typing import Weights
 
 
-class Descending(Stepping, Steps):
-    """An algorithm whose devices take gradient steps: what recommenders and networks of images have in common.
+class GradientAlgorithm(AveragingAlgorithm, LocalSgd):
+    """Base of algorithms whose clients take gradient steps: recommenders and image networks.
 
     Attributes:
         prox: μ of FedProx: ½μ‖S(ψ − ψ_sent)‖² is added to the loss.
@@ -34,93 +39,184 @@ class Descending(Stepping, Steps):
 
     prox: float = Field(0.0, ge=0)
 
-    def problem_with(self, settings: Any) -> str | None:
+    @property
+    def proximal_weight(self) -> float:
+        return self.prox
+
+    def incompatibility(self, settings: Any) -> str | None:
         if settings.subspace.method == "fedhm" and self.aggregation == "delta":
             return "method='fedhm' averages models: use algorithm.aggregation='paper'"
         return None
 
     @property
-    def steps(self) -> bool:
-        """Whether a device does just what this class says, so that faster programs may do it in its place."""
-        return all(
-            getattr(type(self), name) is getattr(Descending, name) for name in ("answer", "local_loss", "optimiser")
-        )
+    def has_standard_training(self) -> bool:
+        """Whether local training is just that of this class, so that a batched backend may compute it."""
+        parts = ("client_update", "local_loss", "optimizer")
+        return all(getattr(type(self), part) is getattr(GradientAlgorithm, part) for part in parts)
 
-    def answer(self, plan: Plan, sent: Sent, client: Client) -> tuple[Answer, Weights]:
-        """E epochs of gradient steps inside the subspaces, with a fresh optimiser: F(S·ψ) minimised over ψ."""
-        compacts = {name: vector.clone().requires_grad_() for name, vector in sent.vectors.items()}
-        own = {name: vector.clone().requires_grad_() for name, vector in client.own.items()}
-        optimiser = self.optimiser([*compacts.values(), *own.values()])
-        for batch in client.people.work.batches(client.number, client.generator):
-            loss = self.local_loss(batch, sent, compacts, own, client)
-            optimiser.zero_grad()
+    def client_update(self, plan: Plan, task: ClientTask, client: Client) -> tuple[Update, Weights]:
+        compacts = {name: vector.clone().requires_grad_() for name, vector in task.vectors.items()}
+        own = {name: vector.clone().requires_grad_() for name, vector in client.local_state.items()}
+        optimizer = self.optimizer([*compacts.values(), *own.values()])
+        for batch in client.clients.training.batches(client.number, client.generator):
+            loss = self.local_loss(batch, task, compacts, own, client)
+            optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-        weight = self.weight(client.samples)  # pᵢ
+            optimizer.step()
+        weight = self.weight(client.num_samples)  # pᵢ
         learned = {name: tensor.detach() for name, tensor in compacts.items()}
-        if not self.values:
-            learned = {name: vector - sent.vectors[name] for name, vector in learned.items()}
+        if not self.sends_weights:
+            learned = {name: vector - task.vectors[name] for name, vector in learned.items()}
         sums = {name: vector * weight for name, vector in learned.items()}
-        return Answer(sums, weight), {name: tensor.detach() for name, tensor in own.items()}
+        return Update(sums, weight), {name: tensor.detach() for name, tensor in own.items()}
 
-    def local_loss(self, batch: Any, sent: Sent, compacts: Weights, own: Weights, client: Client) -> Tensor:
-        """What a step makes smaller."""
-        work, projections, me = client.people.work, sent.projections, torch.tensor(client.number)
-        users = [own[name] if name in own else projections[name].rows(compacts[name], me) for name in work.own]
+    def local_loss(self, batch: Any, task: ClientTask, compacts: Weights, own: Weights, client: Client) -> Tensor:
+        """Loss of a batch, with the proximal term."""
+        work, projections, me = client.clients.training, task.projections, torch.tensor(client.number)
+        users = [own[name] if name in own else projections[name].rows(compacts[name], me) for name in work.user_vectors]
         rows = [projections[name].rows(compacts[name], batch.items) for name in work.tables]
         dense = {name: projections[name].whole(compacts[name]) for name in work.dense}
         loss = work.losses(batch, dense, users, rows).mean()
         if self.prox:
-            loss = loss + 0.5 * self.prox * distance(compacts, sent.vectors, projections)
+            loss = loss + 0.5 * self.prox * distance(compacts, task.vectors, projections)
         return loss
 
-    def optimiser(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
-        """The device's optimiser, as torch has it."""
+    def optimizer(self, parameters: list[Tensor]) -> torch.optim.Optimizer:
         kinds = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
-        optimiser: torch.optim.Optimizer = kinds[self.local_optimiser](parameters, lr=self.local_step)
-        return optimiser
+        optimizer: torch.optim.Optimizer = kinds[self.local_optimizer](parameters, lr=self.local_lr)
+        return optimizer
 
 
-class Recommending(Algorithm, RankingSteps):
-    """A recommender trained by gradient steps on items, and others drawn for them, or on ratings."""
+class RecommenderAlgorithm(Algorithm, RankingSgd, SettingsRules, PredictsRatings):
+    """Base of recommenders trained by gradient steps, on items with sampled negatives or on ratings."""
 
-    NEEDS: ClassVar = RankingSteps.NEEDS
+    ACTIVE_WHEN: ClassVar = RankingSgd.ACTIVE_WHEN
 
-    def without_effect(self, settings: Any) -> Sequence[str]:
-        """Ratings are predicted, not ranked against items that were drawn."""
-        return [f"algorithm.{key}" for key in RankingSteps.RANKING_KEYS] if settings.model.predicts_ratings else []
+    def inactive_keys(self, settings: Any) -> Sequence[str]:
+        return [f"algorithm.{key}" for key in RankingSgd.RANKING_KEYS] if settings.model.predicts_ratings else []
 
-    def scorer(self, plan: Plan, full: Weights, held: Sequence[Any], people: People) -> Scorer:
-        """By the model, with the vectors that users trained."""
-        return scorer(plan.architecture.model_of(full, people.private))
+    def scorer(self, plan: Plan, full: Weights, held: Sequence[Any], clients: Clients) -> Scorer:
+        return scorer(plan.architecture.model_of(full, clients.local_state))
 
-    def predictor(self, plan: Plan, full: Weights, held: Sequence[Any], people: People) -> Predictor:
-        """By the model, with the vectors that users trained."""
-        return predictor(plan.architecture.model_of(full, people.private))
+    def predictor(self, plan: Plan, full: Weights, held: Sequence[Any], clients: Clients) -> Predictor:
+        return predictor(plan.architecture.model_of(full, clients.local_state))
 
 
-class Gradient(Descending, Recommending):
-    """Recommenders by gradient steps.
+class Gradient(GradientAlgorithm, RecommenderAlgorithm):
+    """Recommenders trained by gradient steps.
 
     Attributes:
-        kind: Its name.
+        kind: Its name in settings.
         user_vectors: ``"private"``: not sent; ``"uploaded"``: sent and averaged, as the authors' code does.
     """
 
-    NEEDS: ClassVar = Stepping.NEEDS | RankingSteps.NEEDS
+    ACTIVE_WHEN: ClassVar = AveragingAlgorithm.ACTIVE_WHEN | RankingSgd.ACTIVE_WHEN
 
     kind: Literal["gradient"] = "gradient"
     user_vectors: Literal["private", "uploaded"] = "private"
 
-    def problem_with(self, settings: Any) -> str | None:
-        if settings.model.own and settings.subspace.method == "heterofl":
+    def architecture(
+        self, settings: Any, public: PublicStatistics, image_shape: Any = None, projections: Any = None
+    ) -> Architecture:
+        upload = self.user_vectors == "uploaded"
+        return Architecture(settings, public.num_items, public.num_users, upload_user_vectors=upload)
+
+    def incompatibility(self, settings: Any) -> str | None:
+        if settings.model.is_custom and settings.subspace.method == "heterofl":
             return "method='heterofl' has to know which layers read a table's columns: use a built-in model"
-        return super().problem_with(settings)
+        return super().incompatibility(settings)
 
 
 def distance(compacts: Weights, received: Weights, projections: dict[str, Projection]) -> Tensor:
-    """‖S(ψ − ψ_received)‖²: norms live in the full space, where a slot counts as often as it has coordinates."""
+    """‖S(ψ − ψ_received)‖², in the full space, where a slot counts as often as it has coordinates."""
     total = torch.zeros(())
     for name, compact in compacts.items():
         total = total + (projections[name].whole(compact) - projections[name].whole(received[name])).square().sum()
     return total
+
+
+class Images(GradientAlgorithm, TrainsImages):
+    """Image networks trained by gradient steps; defaults are those of the paper's experiment."""
+
+    DEFAULTS: ClassVar = {
+        "fleet": {"clients_per_round": 10},
+        "run": {"rounds": 200},
+        "subspace": {"compress": "all", "mapping": "chunk"},
+    }
+
+    kind: Literal["images"] = "images"
+    local_epochs: int = Field(20, ge=1, lt=2**31)
+    batch_size: int = Field(64, ge=1, lt=2**31)
+    local_optimizer: Literal["sgd", "adagrad", "adam"] = "adam"
+    local_lr: float = Field(0.01, gt=0)
+    weighting: Literal["data", "equal"] | float = Field("data", union_mode="left_to_right")
+    aggregation: Literal["paper", "delta"] = "paper"
+
+    def incompatibility(self, settings: Any) -> str | None:
+        method = settings.subspace
+        if isinstance(method, Fair) and method.mapping == "ranked":
+            return f"weights of model.kind={settings.model.kind!r} have no order of popularity: use mapping='chunk'"
+        if isinstance(method, Fair) and method.compress == "tables":
+            return f"model.kind={settings.model.kind!r} has no item tables: use subspace.compress='all' or 'model'"
+        return super().incompatibility(settings)
+
+
+MOMENT = "moment/"  # prefix of the optimizer's moments in the local state of centralized training
+
+
+class Central(RecommenderAlgorithm, Centralized):
+    """Gradient steps on everybody's data in one place: the yardstick for every federation.
+
+    It runs like a federation of one client, which has all interactions and holds the full model. A round is as many
+    epochs over all samples as a client does, and a step sees as many samples as all clients of a round in theirs.
+    Unlike a client's, the optimizer's moments last: they are the one client's local state.
+    """
+
+    sends_weights: ClassVar[bool] = True
+    DEFAULTS: ClassVar = {"subspace": {"method": "fedavg"}}
+
+    kind: Literal["central"] = "central"
+
+    def incompatibility(self, settings: Any) -> str | None:
+        if settings.subspace.method != "fedavg":
+            return f"data in one place is trained with the full model: leave out method={settings.subspace.method!r}"
+        return None
+
+    def traffic(self, plan: Plan, size: int, round_number: int = 0) -> tuple[int, int]:
+        return 0, 0
+
+    def client_update(self, plan: Plan, task: ClientTask, client: Client) -> tuple[Update, Weights]:
+        clients = client.clients
+        work = clients.training
+        vectors = {name: rows for name, rows in client.local_state.items() if not name.startswith(MOMENT)}
+        values = {name: vector.clone() for name, vector in task.vectors.items()}
+        values |= {name: rows.reshape(-1).clone() for name, rows in vectors.items()}
+        batch = self.batch_size * (plan.settings.fleet.clients_per_round or clients.train.num_users)
+        done = task.round_number * self.local_epochs * math.ceil(len(clients.train) / batch)
+        moments = {name: _moments_of(client.local_state, name) for name in values}
+        steps = {name: LocalOptimizer(tensor, self, moments[name], done) for name, tensor in values.items()}
+        losses = vmap(work.sample_losses, in_dims=(None, 0, 0, 0 if work.has_targets else None))
+        for part in work.everything(clients.source(task.round_number, 0), batch):
+            read: Weights = {name: values[name].requires_grad_() for name in values}
+            users = [read[name].view(-1, columns)[part.users] for name, columns in work.user_vectors.items()]
+            items = [read[name].view(shape)[part.items][:, None] for name, shape in work.tables.items()]
+            targets = None if part.targets is None else part.targets[:, None]
+            loss: Tensor = losses({name: read[name] for name in work.dense}, users, items, targets).mean()
+            for name, gradient in zip(read, torch.autograd.grad(loss, list(read.values())), strict=True):
+                values[name] = values[name].detach()
+                steps[name].step(gradient, gradient.numel())
+        local_state = {name: values[name].detach().view(rows.shape) for name, rows in vectors.items()}
+        for name, optimizer in steps.items():
+            local_state |= {f"{MOMENT}{moment}/{name}": tensor for moment, tensor in optimizer.moments.items()}
+        return Update({name: values[name].detach() for name in task.vectors}, 1.0), local_state
+
+    def server_update(self, plan: Plan, state: State, aggregate: Aggregate) -> State:
+        full = dict(state.full)
+        for _, update in aggregate.parts():
+            full |= update.sums
+        return replace(state, full=full, round_number=state.round_number + 1)
+
+
+def _moments_of(local_state: Weights, name: str) -> Weights:
+    mine = {key.removeprefix(MOMENT): of for key, of in local_state.items() if key.startswith(MOMENT)}
+    return {key.removesuffix(f"/{name}"): of for key, of in mine.items() if key.endswith(f"/{name}")}

@@ -1,41 +1,34 @@
-"""Ratings by variational Bayes from sums that remember: biases and tastes, and how sure of them one is.
+"""Ratings by variational Bayes from incremental sums: biases and tastes, and how certain they are.
 
-A rating, less the mean of all and in units of their spread, is modelled as bᵤ + bᵢ + u·vᵢ and noise of variance σ². An
-item's row is w = (bᵢ, vᵢ), a user's (bᵤ, u). Both are uncertain: of a user a mean row and a d × d covariance C follow
-from their own ratings alone. With c = (1, u) a user's *code*, x = (1, vᵢ) and e the error that is left, an item's row
-solves Σ (e·c − C₀·x) = pull·(w − m) over its raters, where C₀ is C without its first row, as the 1 in a code is
-certain. That takes a d × d matrix for every item, far more than a row; but sums of rows suffice. A device adds, for
-each of its items,
+A rating, less the mean of all and in units of their standard deviation, is modeled as bᵤ + bᵢ + u·vᵢ and noise of
+variance σ². An item's row is w = (bᵢ, vᵢ), a user's (bᵤ, u). Of a user a mean row and a d × d covariance C follow from
+their own ratings alone. With c = (1, u) a user's *code*, x = (1, vᵢ) and e the error that is left, an item's row solves
+Σ (e·c − C₀·x) = shrinkage·(w − m) over its raters, where C₀ is C without its first row, as the 1 in a code is certain.
+That takes a d × d matrix for every item; but sums of rows suffice. A client adds, for each of its items,
 
     e·c − C₀·x + ½t·w,   and t,   with t = |c|² + tr C₀
 
-and the server solves (½Σt + pull)·w = Σ + pull·m. Where nothing moves any more that *is* the equation above, so the end
-is exact; and as ½Σt is at least half of Σ(c·cᵀ + C₀) in every direction, no step is ever too long, whoever is drawn. A
-device keeps what it last said of its own items, and sends the change.
+and the server solves (½Σt + shrinkage)·w = Σ + shrinkage·m. At a fixed point that *is* the equation above; and as ½Σt
+is at least half of Σ(c·cᵀ + C₀) in every direction, no step is ever too long, whichever clients are sampled. A client
+stores what it last sent of its own items, and sends the change.
 
-With K the mean of c·cᵀ + C₀ over all ratings, n = Σt / tr K is about how many raters an item has, and the doubt about
-its row is taken to be σ²(n·K + pull)⁻¹. n is the last number of the row: a device that solves its user believes rows of
-few ratings less. In a row that k items share stands n/k.
+With K the mean of c·cᵀ + C₀ over all ratings, n = Σt / tr K is about the number of an item's raters, and the covariance
+of its row is taken to be σ²(n·K + shrinkage)⁻¹. n is the last number of the row: a client that solves for its user
+trusts rows of few ratings less. In a row that k items share stands n/k.
 
-Nothing is left to choose. Beside rows, a device adds the moments of its user: c·cᵀ, the squared errors to expect, and
-(bᵤ, u, f)(bᵤ, u, f)ᵀ with f the user's facts: 1, the log of how many ratings, the mean row of their items. From these
-sums σ² and K follow, the regression A of users' rows on their facts, and the variances around it. Likewise items: m is
-a line over the log of n, and the variances around it follow from the rows, at the server alone. Pulls are σ² by these
-variances (empirical Bayes), users' tastes having variance 1; a taste that the data do not bear out loses its own.
+There is nothing to tune. A client also adds the moments of its user: c·cᵀ, the expected squared errors, and
+(bᵤ, u, f)(bᵤ, u, f)ᵀ with f the features: 1, the log of the number of ratings, the mean row of their items. From these
+follow σ² and K, the regression A of users' rows on features, and the variances around it. Of items, m is a line over
+the log of n, and the variances around it follow from the rows. Shrinkage is σ² by these variances (empirical Bayes).
 
-A device need not own an item's row to speak of it. It receives its own compact table, and speaks in the rows of the
-*largest* devices, as many a round as its own table has: a window that moves on, the same for all devices of a size. Its
-words are about the row w′ that it holds. To be about w they lack (c·cᵀ + C₀)(w′ − w) − ½t·(w′ − w): the server, which
-knows both rows and Σt by size, adds that with n·K in place of the sum of the first term, whose mean K is. Without it
-½t, which is too much in most directions, would draw the rows of large devices to those that small ones share.
-
-Where rows are ``streamed`` that goes one step further. Devices speak in the rows of the *full* table, and those rows
-pass by them as well: a device keeps the rows of its own items, beside what it said of them, and forgets the others. Its
-user's row is then solved from full rows, as old as the last time they passed, and from its compact table where none has
-yet. So the server's model is no longer bounded by what the largest device holds; what each device holds still is.
+Updates are about rows of the *largest* clients, as many a round as a client's own table has: a window that moves on,
+the same for all clients of a size. Sums are computed at the row w′ that a client holds. To be those at w they lack
+(c·cᵀ + C₀)(w′ − w) − ½t·(w′ − w): the server, which knows both rows and Σt by size, adds that with n·K for the sum of
+the first term. With ``streamed``, updates are about rows of the *full* table, which are streamed to clients; these
+cache the rows of their own items (docs/beyond-derivation.md).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -43,308 +36,251 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fairfold.algorithms import rating_model, rating_updates
 from fairfold.algorithms.closed_form import subspace_of
-from fairfold.algorithms.rating_rows import (
-    NOISE,
-    ROWS,
-    USERS,
-    Beliefs,
-    Raters,
-    RatingArchitecture,
-    Spoken,
-    Window,
-    alike_places,
-    beliefs_from,
-    caught,
-    known_rows,
-    moved_to,
-    solved_items,
-)
-from fairfold.algorithms.rating_words import ABOVE_STEPS, OF_ITEMS, OF_USERS, above, rated, require_ratings, units_of
-from fairfold.algorithms.remembering import Remembering, chain_of, row_counts, rows_of
+from fairfold.algorithms.incremental import IncrementalAlgorithm, chain_of, items_per_row
+from fairfold.algorithms.rating_model import NOISE, ROWS, USERS, RatingHyperparameters, UserPosteriors
+from fairfold.algorithms.rating_updates import ITEM_FIXED_POINT, USER_FIXED_POINT, Window, best_known_rows
 from fairfold.data import Interactions
 from fairfold.errors import InvalidSettings
+from fairfold.federation.algorithm import COUNTS, FixedPointUpdates, NumbersItems, PredictsRatings, Statistic, count_of
+from fairfold.federation.architecture import Architecture
+from fairfold.federation.clients import Clients
+from fairfold.federation.plan import Plan
+from fairfold.federation.updates import Aggregate, ClientTask, PublicStatistics, State, Update
+from fairfold.methods import Fair
 from fairfold.metrics.ranking import Scorer
 from fairfold.metrics.rating import Predictor
-from fairfold.projections import Projection
-from fairfold.protocol.algorithm import COUNTS, count_of
-from fairfold.protocol.architecture import Architecture, Picture
-from fairfold.protocol.people import Client, People
-from fairfold.protocol.plan import Plan
-from fairfold.protocol.words import Answer, Public, Sent, State, Totals
 from fairfold.subspace import Subspace
-from fairfold.values import BYTES, Weights
+from fairfold.typing import FLOAT_BYTES, Weights
 
-RATED = "rated"
-"""Name of three sums over devices before the first round: how many ratings, their sum, the sum of their squares."""
-
-ABOVE = "above"
-"""Name of the sum, per item, of what its ratings are above their users' means."""
-LAST = "last"
-"""Name of what a device last said of each of its items, a row per rating: it stays there, and changes are sent."""
-
-CACHE = "cache"
-"""Name of the full rows of its own items that a device has kept, a row per rating, and whether one has come."""
-
-STREAM = "stream"
-"""Name of the rows of the server's table that pass by the devices of a size in a round."""
-
-WEIGHTS = "weights"
-"""Name of the sums of t, by row and size."""
-DAMPING = 5.0
-"""Imagined ratings without any bias that draw the mean by which items are numbered to zero."""
+RATING_TOTALS = "rating_totals"  # name of the statistic of all ratings: their number, sum, and sum of squares
+RATING_OFFSETS = "rating_offsets"  # name of the statistic, per item, of ratings less the means of their users
+LAST_UPDATE = "last_update"  # name of the local state, per rating, of what was last sent of its item
+CACHE = "cache"  # name of the local state, per rating, of its item's full row, and whether it has been streamed
+STREAM = "stream"  # name of the rows of the server's table that are streamed to clients of a size in a round
+WEIGHTS = "weights"  # name of the sums of t, by row and size, in the server's state
+DAMPING = 5.0  # imagined ratings without any offset that draw the mean by which items are numbered to zero
 
 
-class RatingSquares(Remembering):
-    """Ratings from sums that remember.
+class BayesianRatings(IncrementalAlgorithm, NumbersItems, FixedPointUpdates, PredictsRatings):
+    """Ratings by variational Bayes from incremental sums.
 
     Attributes:
-        kind: Its name.
-        alike: Number the items so that those which share a row have similar mean ratings (ranked). Needs sums of
-            ratings beside the counts, so it is left out where ``popularity`` is not ``"catalogue"``.
-        streamed: The server's rows stream by: a device also receives as many rows of the full table as its own has,
-            others every round, speaks of these, and keeps those of its own items (docs/beyond.md).
-        largest_change: An answer in which a number is larger than this is refused.
+        kind: Its name in settings.
+        group_similar: Number the items so that those which share a row have similar mean ratings (ranked). Needs sums
+            of ratings beside the counts, so it is left out where ``popularity`` is not ``"catalogue"``.
+        streamed: Stream the server's rows: a client also receives as many rows of the full table as its own has, others
+            every round, sends updates of these, and caches those of its own items (docs/beyond.md).
+        max_change: An update with a larger number is refused.
     """
 
     DEFAULTS: ClassVar = {"model": {"factors": 8}, "subspace": {"reference_factors": 32, "tail_share": 0.125}}
-    grids: ClassVar = {ROWS: OF_ITEMS.steps, USERS: OF_USERS.steps}  # under masks
-    bounds: ClassVar = {ROWS: OF_ITEMS.bound, USERS: OF_USERS.bound}
+    fixed_point: ClassVar = {ROWS: ITEM_FIXED_POINT.steps, USERS: USER_FIXED_POINT.steps}
+    value_bounds: ClassVar = {ROWS: ITEM_FIXED_POINT.bound, USERS: USER_FIXED_POINT.bound}
+
     kind: Literal["ratings"] = "ratings"
-    alike: bool | None = None
+    group_similar: bool | None = None
     streamed: bool = False
-    largest_change: float = Field(1e6, gt=0)
+    max_change: float = Field(1e6, gt=0)
 
-    def orders_alike(self, settings: Any) -> bool:
-        """Whether items are numbered by their mean ratings; by itself where there is a public order of popularity."""
-        ranked = getattr(settings.subspace, "ranked", False)
-        return ranked and not settings.subspace.counted if self.alike is None else self.alike
+    def groups_similar_items(self, settings: Any) -> bool:
+        """Whether items are numbered by their mean ratings; by default where there is a public order of popularity."""
+        if self.group_similar is not None:
+            return self.group_similar
+        method = settings.subspace
+        return isinstance(method, Fair) and method.ranked and not method.counts_items
 
-    def problem_with(self, settings: Any) -> str | None:
+    def incompatibility(self, settings: Any) -> str | None:
         if settings.model.factors < 3:
-            return "algorithm.kind='ratings' needs model.factors >= 3: a bias, a taste, how many ratings"
-        if self.alike and not getattr(settings.subspace, "ranked", False):
-            return "alike=true is about the tail that unpopular items share: use subspace.mapping='ranked'"
-        if self.alike and settings.subspace.counted:
-            return "popularity='counts' sums counts alone, and alike=true asks for sums of ratings: use alike=false"
-        return super().problem_with(settings)
+            return "algorithm.kind='ratings' needs model.factors >= 3: a bias, a taste, the number of ratings"
+        if self.group_similar and not (isinstance(settings.subspace, Fair) and settings.subspace.ranked):
+            return "group_similar=true is about the tail that unpopular items share: use subspace.mapping='ranked'"
+        if self.group_similar and settings.subspace.counts_items:
+            return "popularity='counts' sums counts alone, and group_similar=true needs sums of ratings: use false"
+        return super().incompatibility(settings)
 
-    def without_effect(self, settings: Any) -> Sequence[str]:
-        """Its numbers lie on grids."""
-        return ["privacy.bound"]
+    def inactive_keys(self, settings: Any) -> Sequence[str]:
+        """No clipping, as numbers are in fixed point."""
+        return ["privacy.clip"]
 
     def predicts_ratings(self, settings: Any) -> bool:
         return True
 
     def architecture(
-        self,
-        settings: Any,
-        public: Public,
-        picture: Picture | None = None,
-        projections: Mapping[str, Projection] | None = None,
+        self, settings: Any, public: PublicStatistics, image_shape: Any = None, projections: Any = None
     ) -> Architecture:
-        """See the base class."""
-        return RatingArchitecture(public.items, public.users, settings.model.factors)
+        return rating_model.RatingArchitecture(public.num_items, public.num_users, settings.model.factors)
 
-    def remembered(self, plan: Plan) -> dict[str, int]:
+    def sample_state_shapes(self, plan: Plan) -> dict[str, int]:
         factors = plan.settings.model.factors
-        return {LAST: factors} | ({CACHE: factors + 1} if self.streamed else {})
+        return {LAST_UPDATE: factors} | ({CACHE: factors + 1} if self.streamed else {})
 
-    def surveys(self, settings: Any) -> dict[str, bool]:
-        """How many have rated each item, how many ratings there are, their sum and that of their squares."""
-        return {COUNTS: True, RATED: False} | ({ABOVE: True} if self.orders_alike(settings) else {})
+    def statistics(self, settings: Any) -> dict[str, Statistic]:
+        found = {COUNTS: Statistic(True, 1), RATING_TOTALS: Statistic(False, 1)}
+        if self.groups_similar_items(settings):
+            found[RATING_OFFSETS] = Statistic(True, rating_updates.OFFSET_STEPS)
+        return found
 
-    def survey(self, settings: Any, histories: Interactions, items: range) -> Answer:
-        """See the base class."""
-        masked = settings.privacy.sums_alone
-        require_ratings(histories, masked=masked)
+    def client_statistics(self, settings: Any, histories: Interactions, items: range) -> Update:
+        secure = settings.privacy.uses_secure_aggregation
+        rating_updates.require_ratings(histories, secure=secure)
         sums = {COUNTS: count_of(histories, items)}
         if items.start == 0:
-            sums[RATED] = rated(histories, masked=masked)
-        if self.orders_alike(settings):
-            sums[ABOVE] = above(histories, items, masked=masked)
-        return Answer(sums, float(histories.num_users))
-
-    def survey_grids(self, settings: Any) -> dict[str, int]:
-        """See the base class: under masks."""
-        return {COUNTS: 1, RATED: 1, ABOVE: ABOVE_STEPS}
+            sums[RATING_TOTALS] = rating_updates.rating_totals(histories, secure=secure)
+        if self.groups_similar_items(settings):
+            sums[RATING_OFFSETS] = rating_updates.rating_offsets(histories, items, secure=secure)
+        return Update(sums, float(histories.num_users))
 
     def numbering(self, plan: Plan) -> Tensor | None:
-        """Items that share a row are alike: by their mean ratings, along the rows that the hash folds together."""
-        if not self.orders_alike(plan.settings):
+        """By mean ratings, along the rows that the hash folds together."""
+        if not self.groups_similar_items(plan.settings):
             return None
-        survey = plan.public.survey
-        return alike_places(chain_of(plan, 0), plan.settings.model.factors, survey[ABOVE] / (survey[COUNTS] + DAMPING))
+        known = plan.public.statistics
+        means = known[RATING_OFFSETS] / (known[COUNTS] + DAMPING)
+        return rating_model.similar_item_numbers(chain_of(plan, 0), plan.settings.model.factors, means)
 
     @torch.no_grad()
     def init(self, plan: Plan, full: Weights) -> State:
-        """Folded as the largest devices hold it, with mean and spread of all ratings."""
-        largest = self.spoken_space(chain_of(plan, 0)[-1])
-        many, total, squares = plan.public.survey[RATED].tolist()
-        mean = total / many if many else 0.0
-        spread = max(squares / many - mean * mean, 0.0) ** 0.5 if many else 0.0
-        centre = torch.tensor([mean, spread or 1.0, NOISE], dtype=full[ROWS].dtype)
-        return State(full | {ROWS: largest.recover(largest.reduce(full[ROWS])), "centre": centre})
+        largest = self.update_space(chain_of(plan, 0)[-1])
+        count, total, squares = plan.public.statistics[RATING_TOTALS].tolist()
+        mean = total / count if count else 0.0
+        deviation = max(squares / count - mean * mean, 0.0) ** 0.5 if count else 0.0
+        center = torch.tensor([mean, deviation or 1.0, NOISE], dtype=full[ROWS].dtype)
+        return State(full | {ROWS: largest.recover(largest.reduce(full[ROWS])), "center": center})
 
-    def spoken_space(self, largest: Subspace) -> Subspace:
-        """In whose rows devices speak: the largest devices', or those of the full table where these stream by."""
+    def update_space(self, largest: Subspace) -> Subspace:
+        """The subspace whose rows updates are about: the largest clients', or the full table if it is streamed."""
         return Subspace(largest.full_size, largest.full_size) if self.streamed else largest
 
     def traffic(self, plan: Plan, size: int, round_number: int = 0) -> tuple[int, int]:
-        """Rows that stream by are received beside the device's own; rows and sums over users are sent."""
         held = plan.assignments(0)[size]
         if held.projections is None:
             return 0, 0
-        rows = held.projections[ROWS].size * BYTES
-        return held.size() * BYTES + rows * self.streamed, rows + plan.architecture.own[USERS] * BYTES
+        rows = held.projections[ROWS].size * FLOAT_BYTES
+        users = plan.architecture.user_vectors[USERS] * FLOAT_BYTES
+        return held.size() * FLOAT_BYTES + rows * self.streamed, rows + users
 
-    def answer_shapes(self, plan: Plan, sent: Sent) -> dict[str, int]:
-        """See the base class."""
-        return {ROWS: sent.projections[ROWS].size, USERS: plan.architecture.own[USERS]}
+    def update_shapes(self, plan: Plan, task: ClientTask) -> dict[str, int]:
+        return {ROWS: task.projections[ROWS].size, USERS: plan.architecture.user_vectors[USERS]}
 
-    # -- the device ----------------------------------------------------------------------------------------------------
-
-    def send(self, plan: Plan, state: State, sizes: Sequence[int]) -> list[Sent]:
-        """Beside its own table what the largest devices hold, to speak in its rows, and rows that stream by."""
+    def tasks(self, plan: Plan, state: State, sizes: Sequence[int]) -> list[ClientTask]:
         held = [one.projections[ROWS] for one in plan.assignments(state.round_number) if one.projections is not None]
         largest = max(held, key=lambda projection: projection.size)
-        known = [replace(sent, context={ROWS: largest}) for sent in super().send(plan, state, sizes)]
+        tasks = [replace(task, context={ROWS: largest}) for task in super().tasks(plan, state, sizes)]
         if not self.streamed:
-            return known
+            return tasks
         table = state.full[ROWS].view(plan.architecture.tables[ROWS])
-        passing = [table[self.window(plan, sent).rows].view(-1) for sent in known]
-        return [replace(of, vectors=of.vectors | {STREAM: rows}) for of, rows in zip(known, passing, strict=True)]
+        streams = [{STREAM: table[self.window(plan, task).rows].view(-1)} for task in tasks]
+        return [replace(task, vectors=task.vectors | rows) for task, rows in zip(tasks, streams, strict=True)]
 
-    def window(self, plan: Plan, sent: Sent) -> Window:
-        """The rows that devices of a size speak of in a round."""
-        largest = self.spoken_space(subspace_of(sent.context[ROWS]))
-        return Window(largest, subspace_of(sent.projections[ROWS]), sent.round_number, plan.settings.model.factors)
+    def window(self, plan: Plan, task: ClientTask) -> Window:
+        """The rows that a task's update is about."""
+        largest = self.update_space(subspace_of(task.context[ROWS]))
+        return Window(largest, subspace_of(task.projections[ROWS]), task.round_number, plan.settings.model.factors)
 
-    def answer(self, plan: Plan, sent: Sent, client: Client) -> tuple[Answer, Weights]:
-        """Solve the user; say what that changes in what the device says of its items and of its user."""
-        spoken = self._speak(plan, sent, client.people, [client.number])
-        answer, own = self._said(spoken, torch.ones(1, dtype=torch.bool))
-        return answer, own | {USERS: own[USERS][0]}
-
-    def together(self, plan: Plan, sent: Sent, people: People, clients: list[int]) -> tuple[Tensor, Answer, Weights]:
-        """All users of a size in one solve and one scatter."""
-        spoken = self._speak(plan, sent, people, clients)
-        good = spoken.bounds() <= self.largest_change
-        return good, *self._said(spoken, good)
-
-    def _given(self, known: Beliefs, people: People, users: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """All ratings of some users: their places, whose each is, and what they are, centred."""
-        chosen, ratings = people.chosen(users), people.train.ratings
-        assert ratings is not None
-        sizes = torch.tensor([people.samples(user) for user in users])
-        owner = torch.repeat_interleave(torch.arange(len(users)), sizes)
-        return chosen, owner, known.centred(ratings[chosen])
-
-    def _speak(self, plan: Plan, sent: Sent, people: People, clients: list[int]) -> Spoken:
-        """What users say of their items in this round's window and of themselves, and what they said before."""
-        window, known = self.window(plan, sent), Beliefs.of(sent.vectors)
-        chosen, owner, targets = self._given(known, people, clients)
-        items, dtype = people.train.items[chosen], targets.dtype
-        rows = self._held_rows(plan, sent, items)
-        place, kept = window.places(items), dict[str, Tensor]()
+    def batch_update(
+        self, plan: Plan, task: ClientTask, clients: Clients, client_ids: list[int], *, check: bool = True
+    ) -> tuple[Tensor, Update, Weights]:
+        window = self.window(plan, task)
+        known = RatingHyperparameters.of(task.vectors)
+        chosen, owners, targets = rating_updates.ratings_of(known, clients, client_ids)
+        items, dtype = clients.train.items[chosen], targets.dtype
+        rows = rating_updates.compact_rows(plan, task, items)
+        places = window.places(items)
+        sample_state = dict[str, Tensor]()
         if self.streamed:
-            kept[CACHE] = caught(people.private[CACHE][chosen].to(dtype), place, sent.vectors[STREAM])
-            rows = known_rows(kept[CACHE], rows)
-        raters = Raters.solved(rows, targets, owner, len(clients), known)
-        words, squares = raters.words(rows, targets, owner)
-        last, before = people.private[LAST][chosen].to(dtype), people.private[USERS][clients].to(dtype)
-        units = units_of(words.shape[1] - 1)
-        moved, change = (words - last) * (place >= 0)[:, None], (raters.sums(squares) - before) * units
-        if plan.settings.privacy.sums_alone:
-            moved = OF_ITEMS.said(moved, owner * window.size + place)
-            change = OF_USERS.said(change, torch.arange(len(clients)))
-        kept[LAST] = last + moved
-        return Spoken(window, place, owner, moved, change, kept, {USERS: before + change / units})
-
-    def _held_rows(self, plan: Plan, sent: Sent, items: Tensor) -> Tensor:
-        factors = plan.settings.model.factors
-        return sent.vectors[ROWS].view(-1, factors)[rows_of(subspace_of(sent.projections[ROWS]), items, factors)]
-
-    def _said(self, spoken: Spoken, good: Tensor) -> tuple[Answer, Weights]:
-        """What some of them say and keep."""
-        kept = good[spoken.owner]
-        rows = spoken.window.sums(spoken.place[kept], spoken.moved[kept])
-        own = {key: of[kept] for key, of in spoken.kept.items()} | {key: of[good] for key, of in spoken.own.items()}
-        return Answer({ROWS: rows, USERS: spoken.change[good].sum(0)}, float(good.sum())), own
-
-    # -- the server ----------------------------------------------------------------------------------------------------
+            cache = clients.local_state[CACHE][chosen].to(dtype)
+            sample_state[CACHE] = rating_updates.update_cache(cache, places, task.vectors[STREAM])
+            rows = best_known_rows(sample_state[CACHE], rows)
+        posteriors = UserPosteriors.of(rows, targets, owners, len(client_ids), known)
+        row_sums, squares = posteriors.row_sums(rows, targets, owners)
+        last_rows = clients.local_state[LAST_UPDATE][chosen].to(dtype)
+        last_users = clients.local_state[USERS][client_ids].to(dtype)
+        units = rating_updates.statistic_units(row_sums.shape[1] - 1)
+        row_changes = (row_sums - last_rows) * (places >= 0)[:, None]
+        user_changes = (posteriors.sums(squares) - last_users) * units
+        if plan.settings.privacy.uses_secure_aggregation:
+            row_changes = ITEM_FIXED_POINT.quantize(row_changes, owners * window.size + places)
+            user_changes = USER_FIXED_POINT.quantize(user_changes, torch.arange(len(client_ids)))
+        sample_state[LAST_UPDATE] = last_rows + row_changes
+        user_state = {USERS: last_users + user_changes / units}
+        changes = rating_updates.RatingUpdate(
+            window, places, owners, row_changes, user_changes, sample_state, user_state
+        )
+        valid = (changes.bounds() <= self.max_change) | (not check)
+        return valid, *changes.summed(valid)
 
     @torch.no_grad()
-    def apply(self, plan: Plan, state: State, totals: Totals) -> State:
-        """The sums of all rounds, and what follows: beliefs first, then rows."""
-        factors, largest = plan.settings.model.factors, self.spoken_space(chain_of(plan, 0)[-1])
-        if not totals.by_size:
-            return replace(state, round_number=state.round_number + 1)
-        # In double: changes of changes are added for as long as the run lasts.
-        start = {ROWS: torch.zeros(largest.size), USERS: torch.zeros(plan.architecture.own[USERS])}
-        kept = {key: of.double() for key, of in state.moments.get("sums", start).items()}
-        sums, users, units = kept[ROWS].view(-1, factors).clone(), kept[USERS], units_of(factors - 1).double()
-        weights = dict(state.moments.get(WEIGHTS, {}))
-        for sent, answer in totals.parts():
-            rows, said = self.window(plan, sent).rows, answer.sums[ROWS].view(-1, factors).double()
-            sums.index_add_(0, rows, said)
-            of_size = weights.get(str(sent.size), torch.zeros(len(sums)))
-            weights[str(sent.size)] = of_size.double().index_add(0, rows, said[:, -1])
-            users = users + answer.sums[USERS] / units
-        moments = state.moments | {"sums": {ROWS: sums.view(-1), USERS: users}, WEIGHTS: weights}
-        if not users[0] > 0:  # none of them has a rating
-            return replace(state, round_number=state.round_number + 1, moments=moments)
-        masked = plan.settings.privacy.sums_alone
-        known = beliefs_from(users, Beliefs.of(state.full), 1 / (OF_USERS.steps * units) if masked else None)
-        sharing = row_counts(largest, factors).clamp(min=1).double()
-        before, dtype = largest.reduce(state.full[ROWS]).view(-1, factors)[:, :-1].double(), state.full[ROWS].dtype
-        lacking = self._lacking(plan, largest, state.full[ROWS], weights, known.metric)
-        table, spreads = solved_items(sums + lacking, sharing, known, before)
-        beliefs = replace(known, spreads=torch.stack([known.spreads[0], spreads])).flat(dtype)
-        full = {ROWS: largest.recover(table.view(-1).to(dtype))} | beliefs
-        return State(state.full | full, state.round_number + 1, moments)
+    def server_update(self, plan: Plan, state: State, aggregate: Aggregate) -> State:
+        next_round = state.round_number + 1
+        if not len(aggregate):
+            return replace(state, round_number=next_round)
+        factors = plan.settings.model.factors
+        largest = self.update_space(chain_of(plan, 0)[-1])
+        # In double precision: changes of changes are added for as long as the run lasts.
+        start = {ROWS: torch.zeros(largest.size), USERS: torch.zeros(plan.architecture.user_vectors[USERS])}
+        before = {name: total.double() for name, total in state.algorithm_state.get("sums", start).items()}
+        sums, users = before[ROWS].view(-1, factors).clone(), before[USERS]
+        units = rating_updates.statistic_units(factors - 1).double()
+        weights = dict(state.algorithm_state.get(WEIGHTS, {}))
+        for task, update in aggregate.parts():
+            rows = self.window(plan, task).rows
+            changes = update.sums[ROWS].view(-1, factors).double()
+            sums.index_add_(0, rows, changes)
+            of_size = weights.get(str(task.size), torch.zeros(len(sums)))
+            weights[str(task.size)] = of_size.double().index_add(0, rows, changes[:, -1])
+            users = users + update.sums[USERS] / units
+        algorithm_state = state.algorithm_state | {"sums": {ROWS: sums.view(-1), USERS: users}, WEIGHTS: weights}
+        if not users[0] > 0:  # no ratings
+            return replace(state, round_number=next_round, algorithm_state=algorithm_state)
+        rounding = 1 / (USER_FIXED_POINT.steps * units) if plan.settings.privacy.uses_secure_aggregation else None
+        known = rating_model.estimate_hyperparameters(users, RatingHyperparameters.of(state.full), rounding)
+        sharing = items_per_row(largest, factors).clamp(min=1).double()
+        last = largest.reduce(state.full[ROWS]).view(-1, factors)[:, :-1].double()
+        corrections = self._corrections(plan, largest, state.full[ROWS], weights, known.metric)
+        table, variances = rating_model.solve_items(sums + corrections, sharing, known, last)
+        dtype = state.full[ROWS].dtype
+        known = replace(known, variances=torch.stack([known.variances[0], variances]))
+        full = {ROWS: largest.recover(table.view(-1).to(dtype))} | known.flat(dtype)
+        return State(state.full | full, next_round, algorithm_state)
 
-    def _lacking(self, plan: Plan, largest: Subspace, full: Tensor, weights: Weights, metric: Tensor) -> Tensor:
-        """What words of smaller devices lack to be about the rows of the largest; nothing where full rows stream by."""
+    def _corrections(self, plan: Plan, largest: Subspace, full: Tensor, weights: Weights, metric: Tensor) -> Tensor:
+        """What sums of smaller clients lack to be about the rows of the largest; zero if full rows are streamed."""
         table = largest.reduce(full).view(-1, plan.settings.model.factors).double()
         found = torch.zeros_like(table)
-        for size, of in weights.items():
+        for size, of_size in weights.items():
             held = subspace_of((plan.assignments(0)[int(size)].projections or {})[ROWS])
             if held.size < largest.size and not self.streamed:
-                theirs = largest.reduce(held.recover(held.reduce(full))).view_as(table).double()
-                found[:, :-1] += moved_to(theirs[:, :-1], table[:, :-1], of, metric)
+                rows = largest.reduce(held.recover(held.reduce(full))).view_as(table).double()
+                found[:, :-1] += rating_model.row_correction(rows[:, :-1], table[:, :-1], of_size, metric)
         return found
 
-    # -- what was learned ----------------------------------------------------------------------------------------------
+    def scoring_vectors(self, plan: Plan, task: ClientTask, clients: Clients, users: list[int]) -> Weights:
+        known = RatingHyperparameters.of(task.vectors)
+        chosen, owners, targets = rating_updates.ratings_of(known, clients, users)
+        rows = rating_updates.compact_rows(plan, task, clients.train.items[chosen])
+        if self.streamed and CACHE in clients.local_state:
+            rows = best_known_rows(clients.local_state[CACHE][chosen].to(rows.dtype), rows)
+        return {USERS: UserPosteriors.of(rows, targets, owners, len(users), known).rows}
 
-    def own_vectors(self, plan: Plan, sent: Sent, people: People, users: list[int]) -> Weights:
-        """See the base class: they follow from the model and the users' ratings."""
-        known = Beliefs.of(sent.vectors)
-        chosen, owner, targets = self._given(known, people, users)
-        rows = self._held_rows(plan, sent, people.train.items[chosen])
-        if self.streamed and CACHE in people.private:
-            rows = known_rows(people.private[CACHE][chosen].to(rows.dtype), rows)
-        return {USERS: Raters.solved(rows, targets, owner, len(users), known).rows}
-
-    def block_scores(self, plan: Plan, sent: Sent, vectors: Weights, items: Tensor) -> Tensor:
-        rows = sent.projections[ROWS].rows(sent.vectors[ROWS], items)
+    def block_scores(self, plan: Plan, task: ClientTask, vectors: Weights, items: Tensor) -> Tensor:
+        rows = task.projections[ROWS].rows(task.vectors[ROWS], items)
         rows = rows if rows.dim() == 3 else rows[None]
-        return Beliefs.of(sent.vectors).predicted(vectors[USERS][:, None], rows)
+        return RatingHyperparameters.of(task.vectors).predicted(vectors[USERS][:, None], rows)
 
-    def predictor(self, plan: Plan, full: Weights, held: Sequence[Any], people: People) -> Predictor:
-        """Everybody's bias and vector follow from their own ratings."""
-        mine, known = people.train, Beliefs.of(full)
+    def predictor(self, plan: Plan, full: Weights, held: Sequence[Any], clients: Clients) -> Predictor:
+        train = clients.train
+        if train.ratings is None:
+            remedy = "Ask for a user of the run, or train a model of rankings (algorithm.kind='co_occurrence')."
+            raise InvalidSettings("a history without ratings for a model of ratings", "ratings of its items", remedy)
+        known = RatingHyperparameters.of(full)
         table = full[ROWS].view(plan.architecture.tables[ROWS])
-        if mine.ratings is None:
-            raise InvalidSettings(
-                "a history without ratings for a model of ratings", "what the user thinks of each item",
-                "Ask for a user of the run, or train a model of rankings (algorithm.kind='correlations').",
-            )  # fmt: skip
-        targets = known.centred(mine.ratings)
-        own = Raters.solved(table[mine.items], targets, mine.users, mine.num_users, known).rows
-        return lambda users, items: known.predicted(own[users], table[items])
+        targets = known.centered(train.ratings)
+        rows = UserPosteriors.of(table[train.items], targets, train.users, train.num_users, known).rows
+        return lambda users, items: known.predicted(rows[users], table[items])
 
-    def scorer(self, plan: Plan, full: Weights, held: Sequence[Any], people: People) -> Scorer:
-        """Items by their predicted ratings."""
-        predict, items = self.predictor(plan, full, held, people), torch.arange(plan.public.items)
+    def scorer(self, plan: Plan, full: Weights, held: Sequence[Any], clients: Clients) -> Scorer:
+        predict = self.predictor(plan, full, held, clients)
+        items = torch.arange(plan.public.num_items)
         return lambda users: predict(users[:, None], items)

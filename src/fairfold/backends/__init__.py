@@ -1,1 +1,1 @@
-"""How answers come about: in turn, in threads, in one program, on a GPU. None knows an algorithm by name."""
+"""Backends compute client updates: sequentially, in threads, in one program, on a GPU, over several ranks."""

@@ -1,140 +1,160 @@
-"""Answers at the cost of what clients touch, plus one pass over the model: those of ``in_turn``, fast.
+"""The batched backend: the updates of ``sequential`` at the cost of what clients touch, plus one pass over the model.
 
-Three facts make it so. *The active set is exact* (``gather``): only what a client touches is gathered, trained and sent
-back. *Sizes are data, not shapes*: devices of all sizes and methods go through one program, be it compiled (``native``,
-a client per thread) or under autograd (``stepped``, all clients in step). *Sums are linear*: what a size's devices
-changed is added up in their compact space, and recovered once.
+*The active set is exact* (:mod:`.active_set`): only the slots that a client touches are gathered, trained and sent
+back. *Sizes are data, not shapes*: clients of all sizes and methods run through one program, compiled (a client per
+thread) or under autograd (in lockstep). *Updates are additive*: changes are summed in the compact space of each size.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
 
-from fairfold.backends import image_native, native, stepped
-from fairfold.backends.gather import Active, gather
-from fairfold.backends.groups import at_once
+from fairfold.algorithms.gradient import GradientAlgorithm
+from fairfold.backends import active_set, images
+from fairfold.backends.active_set import ActiveSet
+from fairfold.backends.sequential import Scheduled, Separate, Updates, sequential
+from fairfold.federation.algorithm import BatchedUpdates, TrainsImages
+from fairfold.federation.clients import Clients
+from fairfold.federation.plan import Plan
+from fairfold.federation.updates import ClientTask, ClientUpdate, ScheduledTask, Update
 from fairfold.kernels.native import loader
-from fairfold.protocol.people import People
-from fairfold.protocol.plan import Plan
-from fairfold.protocol.round import in_turn
-from fairfold.protocol.words import Answer, Sent, Visit, Word
+from fairfold.subspace.blocks import LowRank
+from fairfold.subspace.projection import Coordinatewise
 
 CLIENTS_AT_ONCE = 16
-"""Enough to hide the cost of a call, few enough that memory stays by what is trained and not by the cohort."""
+"""Clients trained together: enough to hide the cost of a call; memory does not grow with the cohort."""
+
+Member = TypeVar("Member", int, ScheduledTask)
 
 
-def batched(people: People, visits: Iterable[Visit], alone: Mapping[int, str]) -> Iterator[Word]:
-    """See :data:`fairfold.protocol.round.Backend`: a program for steps, an algorithm's own way for many, or in turn."""
-    plan = people.plan
-    if takes_steps(plan):
-        program = image_native.answers if plan.algorithm.images else _stepped
-        return program(people, visits, alone)
-    return _together(people, visits, alone)
+def batched(clients: Clients, scheduled: Scheduled, separate: Separate) -> Updates:
+    """Compute client updates by batched gradient steps, by the algorithm's own batched way, or sequentially."""
+    algorithm = clients.plan.algorithm
+    if not supports_batched_training(clients.plan):
+        return _by_algorithm(clients, scheduled, separate)
+    assert isinstance(algorithm, GradientAlgorithm)
+    if isinstance(algorithm, TrainsImages):
+        return images.client_updates(clients, scheduled, separate)
+    return _by_gradient_steps(clients, algorithm, scheduled, separate)
 
 
-def takes_steps(plan: Plan) -> bool:
-    """Whether devices do nothing but gradient steps that the programs here know how to take.
+def supports_batched_training(plan: Plan) -> bool:
+    """Whether local training is gradient steps that the programs of this package can take.
 
-    What stays behind are models of one's own, which need not bear being trained in step, and FedProx where tables are
-    products: the norm of a product is no sum over its factors.
+    Excluded are custom models, which need not work under ``vmap``, and FedProx where tables are products: the norm of a
+    product is no sum over its factors.
     """
     algorithm = plan.algorithm
-    if not getattr(algorithm, "steps", False):
+    if not isinstance(algorithm, GradientAlgorithm) or not algorithm.has_standard_training:
         return False
-    prox = bool(getattr(algorithm, "prox", 0.0))
-    if algorithm.images:
-        return not prox
-    held = [one.projections for one in plan.assignments(0) if one.projections is not None]
-    known = all(hasattr(one, "row_places") for of in held for one in of.values())
-    products = any(not one.linear for of in held for one in of.values())
-    return not plan.settings.model.own and known and not (products and prox)
+    if isinstance(algorithm, TrainsImages):
+        return not algorithm.prox
+    projections = [each for assignment in plan.assignments(0) for each in (assignment.projections or {}).values()]
+    if plan.settings.model.is_custom or not all(isinstance(each, Coordinatewise | LowRank) for each in projections):
+        return False
+    return not algorithm.prox or all(projection.linear for projection in projections)
 
 
-def _together(people: People, visits: Iterable[Visit], alone: Mapping[int, str]) -> Iterator[Word]:
-    """By the algorithm's own way for many at once; those who are to be heard alone, or all without one, in turn."""
-    plan, everybody = people.plan, list(visits)
-    several = [visit for visit in everybody if visit.client not in alone]
-    single = [visit for visit in everybody if visit.client in alone]
-    if several:
-        found = plan.algorithm.answers(plan, people, several)
-        yield from in_turn(people, several, alone) if found is None else found
-    yield from in_turn(people, single, alone)
+def distinct_batches(cohort: Iterable[Member], size: int) -> Iterator[list[Member]]:
+    """Batches of clients (or their tasks) in which no client occurs twice: its second task starts after its first."""
+    batch: dict[int, Member] = {}
+    for member in cohort:
+        client = member.client if isinstance(member, ScheduledTask) else member
+        if client in batch or len(batch) == size:
+            yield list(batch.values())
+            batch = {}
+        batch[client] = member
+    if batch:
+        yield list(batch.values())
 
 
-def _stepped(people: People, visits: Iterable[Visit], alone: Mapping[int, str]) -> Iterator[Word]:
-    """Gradient steps on what is touched: sixteen clients at a time, their good answers summed by size as they come."""
-    sums = _Sums(people)
-    with ThreadPoolExecutor(loader.workers(), initializer=loader.work_alone) as workers:
-        for some in at_once(visits, CLIENTS_AT_ONCE):
-            for trained in _train(people, some, workers):
-                if trained.client in alone or not sums.take(trained):
-                    yield _word(people, trained)
+def _by_algorithm(clients: Clients, scheduled: Scheduled, separate: Separate) -> Updates:
+    """Updates by the algorithm's ``client_updates`` where it has one; separate clients sequentially."""
+    plan, tasks = clients.plan, list(scheduled)
+    together = [each for each in tasks if each.client not in separate]
+    if together and isinstance(plan.algorithm, BatchedUpdates):
+        yield from plan.algorithm.client_updates(plan, clients, together)
+    else:
+        yield from sequential(clients, together, separate)
+    yield from sequential(clients, [each for each in tasks if each.client in separate], separate)
+
+
+def _by_gradient_steps(
+    clients: Clients, algorithm: GradientAlgorithm, scheduled: Scheduled, separate: Separate
+) -> Updates:
+    """Updates by gradient steps on active sets, valid ones summed by size as they come."""
+    sums = _SizeSums(clients, algorithm)
+    with ThreadPoolExecutor(loader.workers(), initializer=loader.use_single_thread) as workers:
+        for batch in distinct_batches(scheduled, CLIENTS_AT_ONCE):
+            for trained in _train(clients, batch, workers):
+                if trained.client in separate or not sums.add(trained):
+                    yield _client_update(clients, algorithm, trained)
                     continue
-                for name in people.private:  # kept at once: who is drawn again goes on from here
-                    people.private[name][trained.client] = trained.values[trained.parts[name]]
-    yield from sums.words()
+                for name in clients.local_state:  # stored now: a client that is drawn again goes on from here
+                    clients.local_state[name][trained.client] = trained.values[trained.sections[name]]
+    yield from sums.client_updates()
 
 
-def _train(people: People, visits: list[Visit], workers: ThreadPoolExecutor) -> Iterator[Active]:
-    """The clients after their steps, in their order: compiled and a client per thread, or all in step."""
+def _train(clients: Clients, scheduled: list[ScheduledTask], workers: ThreadPoolExecutor) -> Iterator[ActiveSet]:
+    """The trained clients in their order: by compiled code, a client per thread, else all in lockstep."""
 
-    def learn(visit: Visit) -> tuple[Active, bool]:
-        active = gather(people, visit)
-        return active, native.train(active, people.work)
+    def train(scheduled_task: ScheduledTask) -> tuple[ActiveSet, bool]:
+        active = active_set.gather(clients, scheduled_task)
+        return active, active_set.train_compiled(active, clients.training)
 
-    found = list(workers.map(learn, visits))
-    stepped.train([active for active, done in found if not done], people.work)
-    return (active for active, _ in found)
+    results = list(workers.map(train, scheduled))
+    active_set.train_lockstep([active for active, done in results if not done], clients.training)
+    return (active for active, _ in results)
 
 
-def _word(people: People, trained: Active) -> Word:
-    """All that a client sends, what it did not touch as it came."""
-    algorithm, sent = people.plan.algorithm, trained.sent
-    weight = algorithm.weight(people.samples(trained.client))  # type: ignore[attr-defined]
+def _client_update(clients: Clients, algorithm: GradientAlgorithm, trained: ActiveSet) -> ClientUpdate:
+    """The whole update of one client, untouched slots included."""
+    weight = algorithm.weight(clients.num_samples(trained.client))
     change, sums = trained.values - trained.start, {}
-    for name, vector in sent.vectors.items():
-        start = vector if algorithm.values else torch.zeros_like(vector)
-        sums[name] = start.index_add(0, trained.slots[name], change[trained.parts[name]]) * weight
-    own = {name: trained.values[trained.parts[name]] for name in people.private}
-    return Word(sent, [trained.client], Answer(sums, weight), own)
+    for name, vector in trained.task.vectors.items():
+        start = vector if algorithm.sends_weights else torch.zeros_like(vector)
+        sums[name] = start.index_add(0, trained.slots[name], change[trained.sections[name]]) * weight
+    own = {name: trained.values[trained.sections[name]] for name in clients.local_state}
+    return ClientUpdate(trained.task, [trained.client], Update(sums, weight), own)
 
 
-class _Sums:
-    """What the clients of a round changed, added up in the compact space of each size."""
+class _SizeSums:
+    """The changes of a round's clients, summed in the compact space of each size."""
 
-    def __init__(self, people: People) -> None:
-        self._people, self._algorithm = people, people.plan.algorithm
-        self._sums: dict[int, tuple[Sent, Answer, list[int]]] = {}
+    def __init__(self, clients: Clients, algorithm: GradientAlgorithm) -> None:
+        self._clients, self._algorithm = clients, algorithm
+        self._sums: dict[int, tuple[ClientTask, Update, list[int]]] = {}
 
-    def take(self, trained: Active) -> bool:
-        """Add one trained client; False if its answer may not pass, or is no summand of its size."""
-        sent = trained.sent
-        if not all(projection.linear for projection in sent.projections.values()):
+    def add(self, trained: ActiveSet) -> bool:
+        """Add one trained client; False if its update is not valid, or not additive in its compact space."""
+        task = trained.task
+        if not all(projection.linear for projection in task.projections.values()):
             return False
         change = trained.values - trained.start
-        changed = {name: change[trained.parts[name]] for name in trained.slots}
-        for part in changed.values():
-            if part.numel():
-                low, high = (float(end) for end in torch.aminmax(part))  # NaN, if there is one, is both
-                if not (math.isfinite(low) and max(high, -low) <= self._algorithm.largest_change):
+        changes = {name: change[trained.sections[name]] for name in trained.slots}
+        for vector in changes.values():
+            if vector.numel():
+                low, high = (float(end) for end in torch.aminmax(vector))  # NaN, if there is one, is both
+                if not (math.isfinite(low) and max(high, -low) <= self._algorithm.max_change):
                     return False
-        weight = self._algorithm.weight(self._people.samples(trained.client))  # type: ignore[attr-defined]
-        if id(sent) not in self._sums:
-            empty = {name: torch.zeros_like(vector) for name, vector in sent.vectors.items()}
-            self._sums[id(sent)] = (sent, Answer(empty, 0.0), [])
-        _, answer, clients = self._sums[id(sent)]
-        for name, part in changed.items():
-            answer.sums[name].index_add_(0, trained.slots[name], part, alpha=weight)
-        clients.append(trained.client)
-        self._sums[id(sent)] = (sent, Answer(answer.sums, answer.weight + weight), clients)
+        weight = self._algorithm.weight(self._clients.num_samples(trained.client))
+        if id(task) not in self._sums:
+            empty = {name: torch.zeros_like(vector) for name, vector in task.vectors.items()}
+            self._sums[id(task)] = (task, Update(empty, 0.0), [])
+        _, update, client_ids = self._sums[id(task)]
+        for name, vector in changes.items():
+            update.sums[name].index_add_(0, trained.slots[name], vector, alpha=weight)
+        client_ids.append(trained.client)
+        self._sums[id(task)] = (task, Update(update.sums, update.weight + weight), client_ids)
         return True
 
-    def words(self) -> Iterator[Word]:
-        """One per size; what its clients keep for themselves they have kept already."""
-        for sent, answer, clients in self._sums.values():
-            if self._algorithm.values:
-                for name, total in answer.sums.items():
-                    total.add_(sent.vectors[name], alpha=answer.weight)
-            yield Word(sent, clients, answer, {})
+    def client_updates(self) -> Updates:
+        """One update per size; the local state of its clients is stored already."""
+        for task, update, client_ids in self._sums.values():
+            if self._algorithm.sends_weights:
+                for name, total in update.sums.items():
+                    total.add_(task.vectors[name], alpha=update.weight)
+            yield ClientUpdate(task, client_ids, update, {})

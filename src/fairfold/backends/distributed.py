@@ -1,7 +1,7 @@
 """Ranks of torch.distributed, as ``torchrun`` starts them: gloo between processors, NCCL between GPUs.
 
-A round costs one sum of what devices have said, per size, over all ranks, and two of a few numbers. What clients keep
-for themselves stays with the rank that has them until it is asked for: for an evaluation or a checkpoint.
+A round costs one sum of the updates, per size, over all ranks, and two of a few numbers. The local state of a client
+stays with the rank that owns it until it is gathered: for an evaluation or a checkpoint.
 """
 
 import ctypes
@@ -16,13 +16,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fairfold.errors import InvalidSettings, InvalidState
-from fairfold.protocol.people import People
-from fairfold.protocol.ranks import ONE, Ranks
+from fairfold.federation.aggregation import ONE, Ranks
+from fairfold.federation.clients import Clients
 
 Value = TypeVar("Value")
 
-LONGEST = timedelta(days=1)
-"""A rank waits for others as long as these work: whoever dies is noticed by torchrun."""
+TIMEOUT = timedelta(days=1)  # ranks wait for each other as long as they work: torchrun notices one that dies
 
 
 class RankFailed(InvalidState):
@@ -30,103 +29,99 @@ class RankFailed(InvalidState):
 
 
 class TorchRanks(Ranks):
-    """The processes of a group."""
+    """The ranks of a torch.distributed process group."""
 
     def __init__(self) -> None:
-        self.number, self.many = dist.get_rank(), dist.get_world_size()
-        self._spoken: set[int] = set()
+        self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
+        self._trained: set[int] = set()
 
-    def work_on(self, device: torch.device) -> None:
-        """See the base class: NCCL wants a GPU for each rank."""
-        here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
-        if device.type == "cuda" and here > gpus:
-            given, remedy = f"{here} ranks on a machine with {gpus} GPU(s)", "Start fewer (--nproc-per-node), or use"
-            raise InvalidSettings(given, "a GPU for each rank", f"{remedy} run.device='cpu'.")
+    def check_device(self, device: torch.device) -> None:
+        local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        gpus = torch.cuda.device_count()
+        if device.type == "cuda" and local_ranks > gpus:
+            given = f"{local_ranks} ranks on a machine with {gpus} GPU(s)"
+            raise InvalidSettings(
+                given, "a GPU for each rank", "Start fewer (--nproc-per-node), or use run.device='cpu'."
+            )
 
     @contextmanager
-    def one_for_all(self) -> Iterator[None]:
-        """See the base class."""
+    def fail_together(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            self._settle(f"{type(error).__name__}: {error}")
+            self._share_failure(f"{type(error).__name__}: {error}")
             raise
-        self._settle("")
+        self._share_failure("")
 
-    def _settle(self, problem: str) -> None:
+    def _share_failure(self, problem: str) -> None:
+        """Raise on all ranks if one of them has a problem."""
         failed = torch.tensor([int(bool(problem))])
         dist.all_reduce(failed)
         if not int(failed):
             return
-        told: list[Any] = [None] * self.many
-        dist.all_gather_object(told, problem)
+        problems: list[Any] = [None] * self.num_ranks
+        dist.all_gather_object(problems, problem)
         if not problem:
-            reasons = "; ".join(f"rank {number} of {self.many}: {words}" for number, words in enumerate(told) if words)
-            raise RankFailed(reasons, "ranks that all go on", "Correct what that rank says, and start all ranks again.")
+            reasons = [f"rank {rank} of {self.num_ranks}: {text}" for rank, text in enumerate(problems) if text]
+            remedy = "Correct the error of that rank, and start all ranks again."
+            raise RankFailed("; ".join(reasons), "ranks that all go on", remedy)
 
-    def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """See the base class."""
+    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
         for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
             work.wait()
 
-    def gathered(self, values: list[Value]) -> list[Value]:
-        """See the base class; nothing but a number goes around where nobody has anything to say."""
-        many = torch.tensor([len(values)])
-        dist.all_reduce(many)
-        if not int(many):
+    def all_gather(self, values: list[Value]) -> list[Value]:
+        count = torch.tensor([len(values)])
+        dist.all_reduce(count)
+        if not int(count):  # the common case costs one number
             return []
-        told: list[Any] = [None] * self.many
-        dist.all_gather_object(told, values)
-        return [value for of in told for value in of]
+        gathered: list[Any] = [None] * self.num_ranks
+        dist.all_gather_object(gathered, values)
+        return [value for rank_values in gathered for value in rank_values]
 
-    def tell(self, value: Value) -> Value:
-        """See the base class."""
-        told = [value if self.first else None]
-        dist.broadcast_object_list(told, src=0)
-        assert told[0] is not None or value is None or not self.first
-        return told[0]  # type: ignore[return-value]
+    def broadcast(self, value: Value) -> Value:
+        shared = [value if self.first else None]
+        dist.broadcast_object_list(shared, src=0)
+        assert shared[0] is not None or value is None or not self.first
+        return shared[0]  # type: ignore[return-value]
 
-    def spoke(self, clients: list[int]) -> None:
-        """See the base class."""
-        self._spoken.update(clients)
+    def mark_trained(self, client_ids: list[int]) -> None:
+        self._trained.update(client_ids)
 
-    def gather_private(self, people: People) -> None:
-        """See the base class: of everybody who may have learned something, zeros but from the rank that has them."""
-        spoken, self._spoken = sorted(self._spoken), set()
-        if not spoken:
+    def gather_local_state(self, clients: Clients) -> None:
+        trained, self._trained = sorted(self._trained), set()
+        if not trained:
             return
-        for name, table in sorted(people.private.items()):
-            places = [_places(people, name, client) for client in spoken]
-            rows = torch.cat(places)
-            others = torch.cat([torch.full_like(of, not self.has(c)) for c, of in zip(spoken, places, strict=True)])
-            found = table[rows.to(table.device)]
-            found[others.bool().to(table.device)] = 0
-            self.add_up([found])
-            table[rows.to(table.device)] = found
+        for name, table in sorted(clients.local_state.items()):  # sums, to which only the owner adds more than zeros
+            of_clients = [_rows(clients, name, client) for client in trained]
+            rows = torch.cat(of_clients).to(table.device)
+            others = [torch.full_like(of, not self.owns(c)) for c, of in zip(trained, of_clients, strict=True)]
+            values = table[rows]
+            values[torch.cat(others).bool().to(table.device)] = 0
+            self.all_reduce([values])
+            table[rows] = values
 
 
-def _places(people: People, name: str, client: int) -> Tensor:
-    """The rows of a private table that are a client's."""
-    rows = people.rows_of(name, client)
-    table = people.private[name]
-    return torch.tensor([rows]) if isinstance(rows, int) else torch.arange(len(table))[rows]
+def _rows(clients: Clients, name: str, client: int) -> Tensor:
+    rows = clients.state_rows(name, client)
+    return torch.tensor([rows]) if isinstance(rows, int) else torch.arange(len(clients.local_state[name]))[rows]
 
 
-def launched() -> bool:
+def is_launched() -> bool:
     """Whether torchrun, or what sets the same variables, has started this process as one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ and "MASTER_ADDR" in os.environ
 
 
 @contextmanager
 def ranks_here() -> Iterator[Ranks]:
-    """The ranks that this process is one of; one alone where nobody has started several."""
-    if not launched():
+    """The ranks that this process is one of; a single one unless torchrun has started several."""
+    if not is_launched():
         yield ONE
         return
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpus:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % gpus)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=LONGEST)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=TIMEOUT)
     try:
         yield TorchRanks()
     finally:
@@ -134,10 +129,8 @@ def ranks_here() -> Iterator[Ranks]:
 
 
 def leave() -> None:
-    """End the group of processes, but never free it.
-
-    torch 2.4 frees a group with the interpreter's lock in its hand and waits for gloo's threads, one of which may wait
-    for that lock to free its last tensor. A group that nobody frees goes with the process.
-    """
+    """End the process group, but never free it."""
+    # torch 2.4 frees a group while it holds the interpreter's lock, and waits for gloo's threads, one of which may wait
+    # for that lock to free its last tensor. A group that is never freed goes with the process.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
     dist.destroy_process_group()

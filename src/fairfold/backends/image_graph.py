@@ -1,15 +1,13 @@
-"""A cohort of image devices trained as one program; on a GPU its steps are captured once and replayed.
+"""A cohort of image classifiers trained as one program; on a GPU its steps are captured once and replayed.
 
-Every client's weights stand realised in one line of a matrix. A step is forward and backward of all networks at once
-(:mod:`.stacked_layers`), then one pass over the slots of what the clients hold: gradients are added up, the optimiser
-moves the slots, and the weights are brought up to date (:func:`fairfold.kernels.ops.step_slots`). Methods differ by
-data alone: which weights live in which slot, and which a client does not have. All sums have a fixed order.
-
-Clients stand in the order of their number of steps, so those still at work are the first ones; there is one recorded
-program for every number of them.
+The full weights of every client stand in one row of a matrix. A step is forward and backward of all networks at once
+(:mod:`.image_layers`), then one pass over the slots (:func:`fairfold.kernels.ops.step_slots`): gradients are added up,
+in a fixed order, the optimizer moves the slots, and the full weights are recovered. Methods differ by data alone: which
+weights live in which slot, and which a client does not have. Clients are sorted by their number of steps, so those
+still at work are the first ones; there is one recorded program for every number of them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
 from math import prod
@@ -18,20 +16,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fairfold.backends.cuda_graph import capture, step_sizes
-from fairfold.backends.groups import MOMENTS, Ahead
-from fairfold.backends.image_layout import Lines
-from fairfold.backends.image_native import trained_word
-from fairfold.backends.stacked_layers import LEFT, RIGHT, Part, stacked_network
+from fairfold.algorithms.gradient import GradientAlgorithm
+from fairfold.backends.capture import NUM_MOMENTS, Prefetcher, capture, lr_schedule
+from fairfold.backends.image_layers import LEFT, RIGHT, StackedLayout, StackedTensor, stacked_network
+from fairfold.backends.images import trained_update
+from fairfold.backends.sequential import Scheduled, Separate, Updates
+from fairfold.federation.clients import Clients, ImageClients
+from fairfold.federation.scheduling import ClientSampler
+from fairfold.federation.training import as_input
+from fairfold.federation.updates import ScheduledTask
 from fairfold.kernels import ops
-from fairfold.kernels.reference_stacked import SlotTables
-from fairfold.protocol.fleet import Fleet
-from fairfold.protocol.people import ImagePeople, People
-from fairfold.protocol.words import Visit, Word
-from fairfold.protocol.work import as_input
+from fairfold.kernels.training import SlotTables
+from fairfold.models import MLP
 
 if TYPE_CHECKING:
-    from fairfold.kernels.gpu.affine import Link
+    from fairfold.kernels.gpu.training import StackedLinear
 
 CLIENTS_AT_ONCE = 32
 STEPS_AT_ONCE = 8
@@ -39,195 +38,182 @@ STEPS_AT_ONCE = 8
 ROUNDS_AHEAD = 2
 
 
-def chain_of(names: Sequence[str], parts: Mapping[str, Part]) -> "list[Link]":
-    """Layers one after the other; empty if one of them is the sum of a whole layer and of factors."""
-    from fairfold.kernels.gpu.affine import Link
+def linear_chain(names: Sequence[str], parts: Mapping[str, StackedTensor]) -> "list[StackedLinear]":
+    """A network of linear layers for our own kernels; empty if a layer is the sum of a whole one and of factors."""
+    from fairfold.kernels.gpu.training import StackedLinear
 
     chain = []
     for number, name in enumerate(names):
-        weight, bias, last = f"{name}.weight", parts[f"{name}.bias"], number == len(names) - 1
+        weight, bias = f"{name}.weight", parts[f"{name}.bias"]
         factors = [] if weight + LEFT not in parts else [parts[weight + RIGHT], parts[weight + LEFT]]
         if factors and weight in parts:
             return []
         *before, end = factors or [parts[weight]]
-        chain += [Link(part.values, part.slopes, None, None, rectify=False) for part in before]
-        chain.append(Link(end.values, end.slopes, bias.values, bias.slopes, rectify=not last))
+        chain += [StackedLinear(part.values, part.gradient, None, None, rectify=False) for part in before]
+        rectify = number < len(names) - 1
+        chain.append(StackedLinear(end.values, end.gradient, bias.values, bias.gradient, rectify=rectify))
     return chain
 
 
 class ImageGraphBackend:
-    """Runs the rounds of one fleet; holds the buffers and, on a GPU, the captured steps."""
+    """The CUDA graph backend of image classifiers: holds the buffers and, on a GPU, the captured steps."""
 
-    def __init__(self, fleet: Fleet, people: ImagePeople, device: torch.device) -> None:
-        work, steps = people.work, people.work.steps
-        self.fleet, self.people, self.work, self.steps, self.device = fleet, people, work, steps, device
-        self.lines = Lines(fleet.plan)
+    def __init__(self, sampler: ClientSampler, clients: ImageClients, device: torch.device) -> None:
+        training, settings = clients.training, clients.training.steps
+        self.sampler, self.clients, self.training = sampler, clients, training
+        self.device, self.layout = device, StackedLayout(sampler.plan)
         self._positions: dict[int, Tensor] = {}
         self._tables: dict[int, SlotTables] = {}
-        clients = min(fleet.plan.settings.fleet.clients_per_round or people.num_clients, CLIENTS_AT_ONCE)
-        biggest = max(people.samples(client) for client in fleet.taking_part.tolist())
-        self._steps = -(-biggest // steps.batch_size) * steps.local_epochs
-        kind = torch.get_default_dtype()
+        num_clients = min(sampler.plan.settings.fleet.clients_per_round or clients.num_clients, CLIENTS_AT_ONCE)
+        max_samples = max(clients.num_samples(client) for client in sampler.participants.tolist())
+        num_steps = -(-max_samples // settings.batch_size) * settings.local_epochs
+        dtype = torch.get_default_dtype()
 
-        def make(*shape: int, of: torch.dtype = kind) -> Tensor:
-            return torch.zeros(shape, dtype=of, device=device)
+        def make(*shape: int, kind: torch.dtype = dtype) -> Tensor:
+            return torch.zeros(shape, dtype=kind, device=device)
 
-        plan = self.lines
-        self._full, self._gradient = make(clients, plan.coordinates), make(clients, plan.coordinates)
-        self._values = make(clients, plan.slots)
-        self._moments = [make(clients, plan.slots) for _ in range(MOMENTS[steps.local_optimiser])]
-        self._lists = SlotTables.empty(clients, plan.slots // plan.width, plan.coordinates, plan.width, device)
-        self._rows = make(self._steps, clients, steps.batch_size, of=torch.int32)
-        self._shares = make(self._steps, clients, steps.batch_size)
-        self._step = make(1, of=torch.int64)
-        self._rates = step_sizes(steps, self._steps).to(device, kind)
-        train = work.images.train
-        self._pixels = as_input(train.images.to(device), work.seen).flatten(1)
+        slots, coordinates, width = self.layout.slots, self.layout.coordinates, self.layout.width
+        self._full, self._gradient = make(num_clients, coordinates), make(num_clients, coordinates)
+        self._values = make(num_clients, slots)
+        self._moments = [make(num_clients, slots) for _ in range(NUM_MOMENTS[settings.local_optimizer])]
+        self._slot_tables = SlotTables.empty(num_clients, slots // width, coordinates, width, device)
+        self._rows = make(num_steps, num_clients, settings.batch_size, kind=torch.int32)
+        self._shares = make(num_steps, num_clients, settings.batch_size)
+        self._step = make(1, kind=torch.int64)
+        self._rates = lr_schedule(settings, num_steps).to(device, dtype)
+        train = training.images.train
+        self._pixels = as_input(train.images.to(device), training.seen).flatten(1)
         self._labels = train.labels.to(device)
-        self._wanted = torch.nn.functional.one_hot(train.labels, work.images.num_classes).to(device, kind)
+        self._one_hot = torch.nn.functional.one_hot(train.labels, training.images.num_classes).to(device, dtype)
         self._networks: dict[int, torch.nn.Module] = {}
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        self._draws = Ahead(self._draw, fleet.plan.settings.run.rounds, ROUNDS_AHEAD)
+        self._draws = Prefetcher(self._draw, sampler.plan.settings.run.rounds, ROUNDS_AHEAD)
 
-    def __call__(self, people: People, visits: Iterable[Visit], alone: Mapping[int, str]) -> Iterator[Word]:  # noqa: ARG002
-        """See :data:`fairfold.protocol.round.Backend`."""
-        assert people is self.people
-        if getattr(self.fleet.plan.method, "rehash", False):
+    def __call__(self, clients: Clients, scheduled: Scheduled, separate: Separate) -> Updates:  # noqa: ARG002
+        """Compute client updates; see :data:`fairfold.federation.round.Backend`."""
+        assert clients is self.clients
+        if self.sampler.plan.method.rehashes:
             self._tables.clear()
-        coming = iter(visits)
-        while some := list(islice(coming, len(self._full))):
-            yield from self._train_some(some, self._draws.of_round(some[0].sent.round_number))
+        remaining = iter(scheduled)
+        while batch := list(islice(remaining, len(self._full))):
+            yield from self._train(batch, self._draws.get(batch[0].task.round_number))
 
-    def _train_some(self, visits: list[Visit], batches: dict[int, Tensor]) -> Iterator[Word]:
-        """Train these together, those with most steps first."""
-        placed = sorted(range(len(visits)), key=lambda index: -len(batches[visits[index].client]))
-        for place, index in enumerate(placed):
-            visit = visits[index]
-            sent = torch.cat([visit.sent.vectors[name] for name in visit.sent.projections]).to(self.device)
-            self._values[place].zero_().index_copy_(0, self._positions_of(visit), sent)
-            self._lists.put(place, self._table_of(visit))
-        drawn = [batches[visits[index].client] for index in placed]
+    def _train(self, scheduled: list[ScheduledTask], batches: dict[int, Tensor]) -> Updates:
+        ordered = sorted(scheduled, key=lambda each: -len(batches[each.client]))
+        for row, each in enumerate(ordered):
+            sent = torch.cat([each.task.vectors[name] for name in each.task.projections]).to(self.device)
+            self._values[row].zero_().index_copy_(0, self._client_positions(each), sent)
+            self._slot_tables.set_client(row, self._client_table(each))
+        drawn = [batches[each.client] for each in ordered]
         self._fill(drawn)
-        for moment in self._moments:
-            moment.zero_()
-        self._step.zero_()
-        self._gradient.zero_()
-        count = len(visits)
-        self._update(count)  # with no gradient nothing moves: it only recovers the weights
+        for tensor in (*self._moments, self._step, self._gradient):
+            tensor.zero_()
+        self._update(len(scheduled))  # with no gradient nothing moves: it only recovers the weights
         done = 0
-        for working in range(count, 0, -1):  # until the last of these has no more batches
-            steps = len(drawn[working - 1])
-            self._run(working, steps - done)
-            done = steps
-        self._draws.after(visits[0].sent.round_number)
-        place_of = {index: place for place, index in enumerate(placed)}
-        kept = [self._values[place_of[index]][self._positions_of(visit)] for index, visit in enumerate(visits)]
-        trained = torch.split(torch.cat(kept).cpu(), [len(vector) for vector in kept])
-        for visit, mine in zip(visits, trained, strict=True):
-            projections = visit.sent.projections
-            sizes = [projection.size for projection in projections.values()]
-            vectors = dict(zip(projections, torch.split(mine, sizes), strict=True))
-            yield trained_word(self.fleet.plan.algorithm, visit, vectors, self.people.samples(visit.client))
+        for working in range(len(scheduled), 0, -1):  # until the last of these has no more batches
+            self._run(working, len(drawn[working - 1]) - done)
+            done = len(drawn[working - 1])
+        self._draws.prefetch_after(scheduled[0].task.round_number)
+        row_of = {id(each): row for row, each in enumerate(ordered)}
+        values = [self._values[row_of[id(each)]][self._client_positions(each)] for each in scheduled]
+        trained = torch.split(torch.cat(values).cpu(), [len(vector) for vector in values])
+        algorithm = self.sampler.plan.algorithm
+        assert isinstance(algorithm, GradientAlgorithm)
+        for each, vector in zip(scheduled, trained, strict=True):
+            sizes = {name: projection.size for name, projection in each.task.projections.items()}
+            vectors = dict(zip(sizes, torch.split(vector, [*sizes.values()]), strict=True))
+            yield trained_update(algorithm, each, vectors, self.clients.num_samples(each.client))
 
-    def _positions_of(self, visit: Visit) -> Tensor:
-        group = visit.sent.size
-        if group not in self._positions:
-            self._positions[group] = self.lines.positions(visit.sent.projections).to(self.device)
-        return self._positions[group]
+    def _client_positions(self, scheduled_task: ScheduledTask) -> Tensor:
+        """Positions of a client's vectors in its row of slots, found once per size."""
+        task = scheduled_task.task
+        if task.size not in self._positions:
+            self._positions[task.size] = self.layout.positions(task.projections).to(self.device)
+        return self._positions[task.size]
 
-    def _table_of(self, visit: Visit) -> SlotTables:
-        """Made once a size, or once a client whose hash is its own; anew where hashes change with the round."""
-        key = visit.client if self.fleet.plan.method.per_client else visit.sent.size
+    def _client_table(self, scheduled_task: ScheduledTask) -> SlotTables:
+        """The slot table of a client: one per size, or one per client whose hash is its own."""
+        key = scheduled_task.client if self.sampler.plan.method.per_client else scheduled_task.task.size
         if key not in self._tables:
-            self._tables[key] = self.lines.table(visit.sent.projections, self.device)
+            self._tables[key] = self.layout.table(scheduled_task.task.projections, self.device)
         return self._tables[key]
 
-    def _draw(self, number: int) -> dict[int, Tensor]:
-        """As the readable loop draws them, the batches of every client: int32 [steps, batch].
-
-        Where the last batch of an epoch is not full it is filled up with -1.
-        """
-        size, found = self.steps.batch_size, {}
-        for client in self.fleet.ranks.mine(self.fleet.cohort(number).tolist()):
-            orders = torch.stack(self.work.orders(client, self.people.source(number, client)))
+    def _draw(self, round_number: int) -> dict[int, Tensor]:
+        """The batches of every client as the sequential backend draws them, int32 [steps, batch], padded by -1."""
+        size = self.training.steps.batch_size
+        batches = {}
+        for client in self.sampler.ranks.owned(self.sampler.cohort(round_number).tolist()):
+            orders = torch.stack(self.training.orders(client, self.clients.source(round_number, client)))
             padded = torch.nn.functional.pad(orders.to(torch.int32), (0, -orders.shape[1] % size), value=-1)
-            found[client] = padded.view(-1, size)
-        return found
+            batches[client] = padded.view(-1, size)
+        return batches
 
     def _fill(self, batches: list[Tensor]) -> None:
-        """Set up the batches of a round; what fills one up is an image whose share in the loss is 0."""
+        """Set up the batches of a round; padding is an image whose share in the loss is 0."""
         steps, clients = len(batches[0]), len(batches)
-        rows = torch.full((steps, clients, self.steps.batch_size), -1, dtype=torch.int32)
-        for place, of_client in enumerate(batches):
-            rows[: len(of_client), place] = of_client
-        found = rows.to(self.device)
-        real = found >= 0
-        self._rows[:steps, :clients] = found.clamp_(min=0)
+        rows = torch.full((steps, clients, self.training.steps.batch_size), -1, dtype=torch.int32)
+        for index, client_batches in enumerate(batches):
+            rows[: len(client_batches), index] = client_batches
+        rows = rows.to(self.device)
+        real = rows >= 0
+        self._rows[:steps, :clients] = rows.clamp_(min=0)
         self._shares[:steps, :clients] = real / real.sum(2, keepdim=True).clamp_(min=1)
 
     def _run(self, working: int, steps: int) -> None:
-        """The next steps of the first clients."""
         if self.device.type != "cuda":
             self._take_steps(working, steps)
             return
         changed = [self._full, self._gradient, self._values, *self._moments, self._step]
-        for many in [STEPS_AT_ONCE] * (steps // STEPS_AT_ONCE) + [1] * (steps % STEPS_AT_ONCE):
-            if (working, many) not in self._graphs:
-                take = partial(self._take_steps, working, many)
-                self._graphs[working, many] = capture(take, changed, self._pool)
-            self._graphs[working, many].replay()
+        for count in [STEPS_AT_ONCE] * (steps // STEPS_AT_ONCE) + [1] * (steps % STEPS_AT_ONCE):
+            if (working, count) not in self._graphs:
+                take = partial(self._take_steps, working, count)
+                self._graphs[working, count] = capture(take, changed, self._pool)
+            self._graphs[working, count].replay()
 
-    def _take_steps(self, working: int, many: int) -> None:
-        for _ in range(many):
-            self._take_step(working)
+    def _take_steps(self, working: int, steps: int) -> None:
+        """Forward, backward and optimizer step of the first clients, all at once."""
+        for _ in range(steps):
+            if chain := self._chain(working):
+                from fairfold.kernels.gpu.training import Batches, chain_gradients  # imports Triton
 
-    def _take_step(self, working: int) -> None:
-        """Forward, backward and update of the first clients, all at once."""
-        if chain := self._chain(working):
-            from fairfold.kernels.gpu.affine import Batches, chain_slopes  # needs Triton, so only where it is there
+                chain_gradients(chain, Batches(self._pixels, self._labels, self._rows, self._shares, self._step))
+            else:
+                self._autograd_gradients(working)
+            self._update(working)
+            self._step += 1
 
-            chain_slopes(chain, Batches(self._pixels, self._labels, self._rows, self._shares, self._step))
-        else:
-            self._slopes(working)
-        self._update(working)
-        self._step += 1
-
-    def _slopes(self, working: int) -> None:
-        """Gradients by torch, for any network."""
+    def _autograd_gradients(self, working: int) -> None:
         network = self._network(working)
         rows = self._rows[:, :working].index_select(0, self._step).view(-1)
         shares = self._shares[:, :working].index_select(0, self._step).view(-1, 1)
         with torch.enable_grad():
             logits = network(self._pixels.index_select(0, rows))
-        # The gradient of the cross-entropy, its mean over a batch: (softmax - wanted) / size.
-        slope = torch.softmax(logits.detach(), 1).sub_(self._wanted.index_select(0, rows)).mul_(shares)
+        # The gradient of the cross-entropy, its mean over a batch: (softmax - one_hot) / size.
+        gradient = torch.softmax(logits.detach(), 1).sub_(self._one_hot.index_select(0, rows)).mul_(shares)
         with torch.autograd.set_multithreading_enabled(False):  # here, where the stream being captured is current
-            torch.autograd.backward(logits, slope)
+            torch.autograd.backward(logits, gradient)
 
     def _update(self, working: int) -> None:
-        ops.step_slots(
-            self._full[:working], self._gradient[:working], self._values, self._moments, self._lists,
-            self._rates, self._step,
-        )  # fmt: skip
+        slots = self._values, self._moments, self._slot_tables
+        ops.step_slots(self._full[:working], self._gradient[:working], *slots, self._rates, self._step)
 
-    def _chain(self, working: int) -> "list[Link]":
-        """The network as a chain of linear layers, for our own kernels (float32, on a GPU); empty where it is none."""
-        names: tuple[str, ...] = getattr(self.work.architecture.network, "chain", ())
-        if not (names and self.device.type == "cuda" and self._full.dtype == torch.float32):
+    def _chain(self, working: int) -> "list[StackedLinear]":
+        """The network as a chain of linear layers, for our own kernels (float32, on a GPU); empty if it is none."""
+        network = self.training.architecture.network
+        if not isinstance(network, MLP) or self.device.type != "cuda" or self._full.dtype != torch.float32:
             return []
-        return chain_of(names, self._parts(working))
+        return linear_chain(network.chain, self._parts(working))
 
-    def _parts(self, working: int) -> dict[str, Part]:
+    def _parts(self, working: int) -> dict[str, StackedTensor]:
         parts = {}
-        for name, (at, shape) in self.lines.parts.items():
-            line = slice(at, at + prod(shape))
-            views = [of[:working, line].view(working, *shape) for of in (self._full, self._gradient)]
-            parts[name] = Part(*views)
+        for name, (start, shape) in self.layout.parts.items():
+            rows = [matrix[:working, start : start + prod(shape)] for matrix in (self._full, self._gradient)]
+            parts[name] = StackedTensor(*(each.view(working, *shape) for each in rows))
         return parts
 
     def _network(self, working: int) -> torch.nn.Module:
         if working not in self._networks:
-            parts = self._parts(working)
-            self._networks[working] = stacked_network(self.work.architecture.empty_network(), parts)
+            network = self.training.architecture.empty_network()
+            self._networks[working] = stacked_network(network, self._parts(working))
         return self._networks[working]

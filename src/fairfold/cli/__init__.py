@@ -1,4 +1,4 @@
-"""The ``fairfold`` command. Each subcommand has a module of its own; heavy imports wait until one is called."""
+"""The ``fairfold`` command; heavy imports wait until a subcommand is called."""
 
 from fairfold.cli.start import end_now, interruptible
 
@@ -7,27 +7,20 @@ with interruptible():  # what follows takes part of a second, in which Ctrl-C ma
 
     import typer
 
-    from fairfold.cli.audit import audit
+    from fairfold.cli.console import FAILED, CommandWithExamples, ErrorReportingGroup, print_error
     from fairfold.cli.data import data
     from fairfold.cli.demo import demo
-    from fairfold.cli.doctor import doctor
-    from fairfold.cli.errors import TOLD, Guarded, tell
-    from fairfold.cli.export import export
-    from fairfold.cli.federate import federate
-    from fairfold.cli.help import Explained
-    from fairfold.cli.node import node
-    from fairfold.cli.node_recommend import node_recommend
+    from fairfold.cli.inference import export, recommend
+    from fairfold.cli.inspection import audit, doctor, report, watch
+    from fairfold.cli.node import node, node_recommend
     from fairfold.cli.plan import plan
-    from fairfold.cli.recommend import recommend
-    from fairfold.cli.report import report
-    from fairfold.cli.reproduce import reproduce
-    from fairfold.cli.server import server
+    from fairfold.cli.recipes import recipes
+    from fairfold.cli.server import federate, server
     from fairfold.cli.train import train
-    from fairfold.cli.watch import watch
 
 
 class _Application(typer.Typer):
-    """The commands; an interruption before any of them has begun ends like one within."""
+    """The commands, with interruptions and errors before any of them has begun handled as well."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -35,14 +28,14 @@ class _Application(typer.Typer):
         except KeyboardInterrupt:
             end_now(130)
         except OSError as error:  # help that cannot be printed
-            tell(error)
-            end_now(TOLD, b"")
+            print_error(error)
+            end_now(FAILED, b"")
 
 
 app = _Application(
-    cls=Guarded,
+    cls=ErrorReportingGroup,
     name="fairfold",
-    help="Train recommenders on devices of every size, simulated or real. `fairfold COMMAND --help` says more.",
+    help="Train recommenders on devices of every size, simulated or real. See also `fairfold COMMAND --help`.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,
@@ -51,7 +44,7 @@ app = _Application(
 
 def _show_version(asked: bool) -> None:
     if asked:
-        from fairfold.version import __version__
+        from fairfold import __version__
 
         typer.echo(f"fairfold {__version__}")
         raise typer.Exit
@@ -66,11 +59,11 @@ def _all(
     pass
 
 
-for command in (demo, train, recommend, report, export, plan, audit, watch, federate, reproduce, doctor):
+for command in (demo, train, recipes, recommend, report, export, plan, audit, watch, federate, doctor):
     app.command()(command)
 node.command("recommend")(node_recommend)
 for name, group in (("data", data), ("server", server), ("node", node)):
     app.add_typer(group, name=name)
 for commands in (app, data, server, node):
     for known in commands.registered_commands:
-        known.cls = Explained
+        known.cls = CommandWithExamples

@@ -1,4 +1,4 @@
-"""``fairfold data``: bring data in, see what is there."""
+"""``fairfold data``: prepare data sets and list them."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -7,11 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fairfold.cli.choose import ItemColumn, MinRating, RatingColumn, Separator, TopUsers, UserColumn
-from fairfold.cli.console import Terminal
+from fairfold.cli.console import Terminal, make_table
+from fairfold.cli.options import ItemColumn, MinRating, RatingColumn, Separator, TopUsers, UserColumn
 
 if TYPE_CHECKING:
     from fairfold.data.preparing import Prepared
+
+COUNTS = (
+    "users", "items", "items_touched", "items_in_train", "interactions", "rated", "train", "valid", "test", "classes",
+    "train_writers", "test_writers",
+)  # fmt: skip
+"""Rows of the table of counts."""
 
 data = typer.Typer(help="Prepare data sets, and list those that are known.", no_args_is_help=True)
 
@@ -47,9 +53,9 @@ def prepare_command(
     ] = False,
     cache: Cache = None,
 ) -> None:
-    """Read a data set, choose, number and split it, and keep it in the cache.
+    """Read a data set, filter, number and split it, and store it in the cache.
 
-    It ends with a table of what was kept, repaired and left out. `fairfold train --data` then finds it prepared.
+    A table shows what was read, repaired and left out. `fairfold train --data` then finds it prepared.
 
     Examples:
         fairfold data prepare ratings.csv --top-users 100
@@ -75,19 +81,19 @@ def list_command(cache: Cache = None) -> None:
     """
     from rich.table import Table
 
-    from fairfold.data.files import cache_folder
-    from fairfold.data.known import KNOWN, data_folders, on_disk
+    from fairfold.data.cache import cache_folder
+    from fairfold.data.download import PUBLIC_DATASETS, data_folders, local_folder
     from fairfold.data.store import MANIFEST, read_manifest
     from fairfold.errors import FairfoldError
 
     console = Terminal()
-    for one in KNOWN.values():
-        folder = on_disk(one.name, cache)
+    for one in PUBLIC_DATASETS.values():
+        folder = local_folder(one.name, cache)
         place = "not here; downloads when asked for" if one.downloads else f"not here; {one.how}"
-        console.say(f"{one.name}  {place if folder is None else f'on disk: {folder}'}")
-        console.say(f"    {', '.join(one.files)}  ({one.terms})\n    {one.page}")
+        console.echo(f"{one.name}  {place if folder is None else f'on disk: {folder}'}")
+        console.echo(f"    {', '.join(one.files)}  ({one.terms})\n    {one.page}")
     where = " or ".join(str(folder) for folder in reversed(data_folders("NAME", cache)))
-    console.say(f"\nFiles put by hand are looked for in {where}.\n")
+    console.echo(f"\nFiles put by hand are looked for in {where}.\n")
     prepared = Table(title=f"Prepared in {cache_folder(cache)}: each is a name for --data")
     prepared.add_column("name", overflow="fold", no_wrap=True)  # whole, as it has to be typed
     for heading in ("kind", "counts", "options"):
@@ -106,7 +112,7 @@ def list_command(cache: Cache = None) -> None:
 
 @contextlib.contextmanager
 def stages(name: str, size: int) -> Iterator[Callable[[int], None]]:
-    """One line of progress on the terminal, gone when the stage is done."""
+    """Show the progress of a stage on one line, which disappears at its end."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -120,36 +126,25 @@ def stages(name: str, size: int) -> Iterator[Callable[[int], None]]:
 
 
 def _show(prepared: "Prepared") -> None:
-    """The table of counts a preparation ends with."""
-    from rich.table import Table
-
-    console, manifest = Terminal(), prepared.manifest
-    kept = dict(manifest["counts"])
-    if "users" in kept:
-        kept["interactions"] = kept["train"] + kept["valid"] + kept["test"]
-        if not kept["valid"]:
-            del kept["valid"]
+    """Print the counts of a prepared data set, and what was repaired."""
+    console = Terminal()
+    manifest = prepared.manifest
+    counts = dict(manifest["counts"])
+    if "users" in counts:
+        counts["interactions"] = counts["train"] + counts["valid"] + counts["test"]
+        if not counts["valid"]:
+            del counts["valid"]
     sides = {"in the source": manifest["source_counts"]} if "source_counts" in manifest else {}
-    sides["prepared"] = kept
-    table = Table("", title=manifest["name"], title_justify="left")
-    for heading in sides:
-        table.add_column(heading, justify="right")
-    for name in [name for name in _ORDER if any(name in counts for counts in sides.values())]:
+    sides["prepared"] = counts
+    table = make_table([""], list(sides), title=manifest["name"], title_justify="left")
+    for name in [name for name in COUNTS if any(name in counts for counts in sides.values())]:
         cells = (f"{counts[name]:,}" if name in counts else "" for counts in sides.values())
         table.add_row(name.replace("_", " "), *cells)
     console.print(table)
     if manifest["repairs"]:
-        repairs = Table("repaired or left out", title_justify="left")
-        repairs.add_column("count", justify="right")
+        repairs = make_table(["repaired or left out"], ["count"])
         for reason, count in manifest["repairs"].items():
             repairs.add_row(reason, f"{count:,}")
         console.print(repairs)
-    console.say(f"split: {manifest['split']}")
-    console.say(f"{prepared.note}: {prepared.folder}")
-
-
-# Rows of the table of counts, from top to bottom.
-_ORDER = (
-    "users", "items", "items_touched", "items_in_train", "interactions", "rated", "train", "valid", "test", "classes",
-    "train_writers", "test_writers",
-)  # fmt: skip
+    console.echo(f"split: {manifest['split']}")
+    console.echo(f"{prepared.note}: {prepared.folder}")

@@ -1,17 +1,19 @@
-"""``fairfold demo``: why devices of several sizes should train together, as one table and one picture."""
+"""``fairfold demo``: four federations of different device sizes in one table and one plot."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from fairfold.cli.console import Terminal
+from fairfold.cli.console import Terminal, make_table
 
 if TYPE_CHECKING:
-    from fairfold.fitting import Model
+    from rich.table import Table
+
+    from fairfold.estimator import Model
 
 FEDERATIONS: dict[str, tuple[str, str]] = {
     "everybody full": ("fedavg", "1x"),
@@ -19,14 +21,17 @@ FEDERATIONS: dict[str, tuple[str, str]] = {
     "everybody small": ("fair", "16x"),
     "only large devices": ("full_trn", "1x-4x-16x"),
 }
-"""What is compared: the method, and the devices that there are."""
+"""The compared federations: method and capacities."""
 
+MIX = "FAIR's mix"
 USER = 17
+Rows = list[tuple[str, str, int, float]]
+"""Federation, size, bytes held and quality over all users; NaN where a size was left out."""
 
 
 def demo(
-    users: Annotated[int, typer.Option(min=20, help="Readers of the synthetic world.")] = 600,
-    items: Annotated[int, typer.Option(min=80, help="Books of the synthetic world.")] = 4_000,
+    users: Annotated[int, typer.Option(min=20, help="Number of synthetic readers.")] = 600,
+    items: Annotated[int, typer.Option(min=80, help="Books of the synthetic data.")] = 4_000,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of every federation.")] = 30,
     picture: Annotated[Path, typer.Option(help="File for the picture (.svg or .png).")] = Path("why.svg"),
 ) -> None:
@@ -37,105 +42,91 @@ def demo(
     Examples:
         fairfold demo --picture why.svg
     """
-    from fairfold.fitting import fit
+    from fairfold.estimator import fit
+    from fairfold.estimator.display import result_rows
 
     console = Terminal()
-    world = {"data.users": users, "data.items": items, "data.interactions_per_user": min(100, items // 4)}
-    settings: dict[str, Any] = world | {
-        "run.rounds": rounds,
-        "run.evaluate_every": rounds,
-        "fleet.clients_per_round": None,
-    }
-    settings |= {"algorithm.kind": "closed_form", "model.factors": 16}
-    console.say(f"{users:,} readers, {items:,} books. Readings stay on devices; what leaves them are sums.")
-    models = dict[str, Any]()
+    settings: dict[str, Any] = {
+        "data.users": users, "data.items": items, "data.interactions_per_user": min(100, items // 4),
+        "run.rounds": rounds, "run.evaluate_every": rounds, "fleet.clients_per_round": None,
+        "algorithm.kind": "closed_form", "model.factors": 16,
+    }  # fmt: skip
+    console.echo(f"{users:,} readers, {items:,} books. Readings stay on devices; only sums leave them.")
+    models: dict[str, Model] = {}
     for name, (method, capacities) in FEDERATIONS.items():
-        console.say(f"Training: {name} ({method}, {capacities}) ...")
+        console.echo(f"Training: {name} ({method}, {capacities}) ...")
         own = {"subspace.support": 0} if method == "fair" else {}  # so that 1x is the whole table
         models[name] = fit("synthetic", capacities, method=method, settings=settings | own, progress=False)
-    console.print(table_of(models))
-    console.say(_sentence(models))
-    mix: Model = models["FAIR's mix"]
-    had = [mix.data.titles[item] for item in mix.data.train.of(USER).tolist()[:3]] if mix.data.titles else []
-    console.say(f"Reader {USER} has read {', '.join(had)} and others. A 16x device recommends:")
+    rows = [
+        (name, row["devices"], row["bytes_held"], row[model.result.metric])
+        for name, model in models.items()
+        for row in result_rows(model.result, "sizes")[:-1]
+    ]
+    mix = models[MIX]
+    popularity = mix.result.baselines["popularity"]
+    console.print(_table(rows, mix.result.metric, popularity))
+    console.echo(_summary(rows, popularity))
+    titles = [mix.data.titles[item] for item in mix.data.train.of(USER).tolist()[:3]] if mix.data.titles else []
+    console.echo(f"Reader {USER} has read {', '.join(titles)} and others. A 16x device recommends:")
     for title in mix.recommend(USER, k=3, capacity="16x").titles:
-        console.say(f"  {title}")
-    _draw(models, picture, console)
+        console.echo(f"  {title}")
+    _plot(rows, mix.result.metric, popularity, picture, console)
 
 
-def rows_of(models: dict[str, Any]) -> list[tuple[str, str, int, float | None]]:
-    """Of every federation and size: its name, the size, bytes held, and quality over all users."""
-    found = []
-    for name, model in models.items():
-        for group in model.result.groups:
-            value = group.quality if group.everybody is None else group.everybody
-            found.append((name, group.capacity, group.bytes_held, value))
-    return found
-
-
-def table_of(models: dict[str, Any]) -> Table:
-    """One line for every federation and size, and popularity."""
+def _table(rows: Rows, metric: str, popularity: float) -> Table:
     from fairfold.runs.units import human_bytes
 
-    result = models["FAIR's mix"].result
-    table = Table("who trains", "device", title="Why devices of every size should train together")
-    for heading in ("memory", result.metric):
-        table.add_column(heading, justify="right")
+    title = "Why devices of every size should train together"
+    table = make_table(["who trains", "device"], ["memory", metric], title=title)
     last = ""
-    for name, size, held, value in rows_of(models):
+    for name, size, held, value in rows:
         if last and name != last:
             table.add_section()
-        shown = "left out" if value is None else f"{value:.3f}"
+        shown = "left out" if math.isnan(value) else f"{value:.3f}"
         table.add_row(name if name != last else "", size, human_bytes(held) if held else "–", shown)
         last = name
     table.add_section()
-    table.add_row("popularity", "any", "–", f"{result.references['popularity']:.3f}")
+    table.add_row("popularity", "any", "–", f"{popularity:.3f}")
     return table
 
 
-def _sentence(models: dict[str, Any]) -> str:
-    """What the table shows, in words."""
-    quality = {(name, size): value for name, size, _, value in rows_of(models)}
-    popular = models["FAIR's mix"].result.references["popularity"]
-    mixed, large = quality["FAIR's mix", "1x"], quality["only large devices", "1x"]
-    small = quality["FAIR's mix", "16x"]
-    assert mixed is not None
-    assert large is not None
-    assert small is not None
+def _summary(rows: Rows, popularity: float) -> str:
+    quality = {(name, size): value for name, size, _, value in rows}
+    alone = quality["only large devices", "1x"]
     return (
-        f"With everybody's help a large device reaches {mixed:.3f}, alone with its like {large:.3f}. A small device "
-        f"reaches {small:.3f} in a sixteenth of the memory; left out, it would have popularity, {popular:.3f}."
+        f"With the help of all a large device reaches {quality[MIX, '1x']:.3f}, with large ones alone {alone:.3f}. A "
+        f"small device reaches {quality[MIX, '16x']:.3f} in a sixteenth of the memory; left out, it would have "
+        f"popularity, {popularity:.3f}."
     )
 
 
-def _draw(models: dict[str, Any], path: Path, console: Terminal) -> None:
+def _plot(rows: Rows, metric: str, popularity: float, path: Path, console: Terminal) -> None:
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
 
-        from fairfold.runs.plots import COLOURS, LOOK, direction, legend, reference
+        from fairfold.runs.plots import COLORS, STYLE, baseline_line, legend, metric_label
     except ImportError:
-        console.say("The picture needs matplotlib: pip install 'fairfold[report]'.")
+        console.echo("The picture needs matplotlib: pip install 'fairfold[report]'.")
         return
     from fairfold.runs.units import human_bytes
 
-    result = models["FAIR's mix"].result
-    rows = [(name, size, held, value) for name, size, held, value in rows_of(models) if value is not None]
-    with rc_context(LOOK | {"svg.fonttype": "none"}):
+    known = [row for row in rows if not math.isnan(row[3])]
+    with rc_context(STYLE | {"svg.fonttype": "none"}):
         drawn = Figure(figsize=(7.2, 3.8), layout="constrained")
         axes = drawn.add_subplot()
-        for name, colour, marker in zip(models, COLOURS, "so^D", strict=False):
-            mine = [row for row in rows if row[0] == name]
-            look: Any = {"marker": marker, "color": colour, "label": name, "linestyle": "-" if len(mine) > 1 else ""}
-            axes.plot([row[2] for row in mine], [row[3] for row in mine], **look)
-        reference(axes, "y", [result.references["popularity"]], "popularity")
+        for name, color, marker in zip(FEDERATIONS, COLORS, "so^D", strict=False):
+            points = [(held, value) for federation, _, held, value in known if federation == name]
+            look: Any = {"marker": marker, "color": color, "label": name, "linestyle": "-" if len(points) > 1 else ""}
+            axes.plot(*zip(*points, strict=True), **look)
+        baseline_line(axes, "y", [popularity], "popularity")
         axes.set_xscale("log")
-        sizes = {held: f"{size}: {human_bytes(held)}" for _, size, held, _ in rows}
+        sizes = {held: f"{size}: {human_bytes(held)}" for _, size, held, _ in known}
         axes.set_xticks(list(sizes), list(sizes.values()))
         axes.set_xticks([], minor=True)
         axes.set_xlabel("memory of a device")
-        axes.set_ylabel(direction(result.metric))
+        axes.set_ylabel(metric_label(metric))
         legend(drawn, [axes])
         axes.margins(0.15)
         drawn.savefig(path, dpi=160, metadata={"Date": None} if path.suffix == ".svg" else None)
-    console.say(f"The picture is in {path}")
+    console.echo(f"The picture is in {path}")

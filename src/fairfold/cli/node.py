@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
 from fairfold.cli.console import Terminal
 from fairfold.cli.server import Json, require_flower
 
-PATIENCE = 60.0  # seconds to wait for a server that does not listen yet
+WAIT_TIMEOUT = 60.0  # seconds to wait for a server that does not listen yet
 DEFAULT = Path("~/.local/state/fairfold/node")
-node = typer.Typer(help="Run a device of a fleet: enrol it, start it, see how it is, recommend.", no_args_is_help=True)
+node = typer.Typer(
+    help="Run a device of a fleet: enrol it, start it, show its status, recommend.", no_args_is_help=True
+)
 Folder = Annotated[Path, typer.Argument(help="Folder of the device.")]
 
 
@@ -24,34 +27,26 @@ def enrol(
     token: Annotated[str, typer.Argument(help="The token that `fairfold server invite` printed.")],
     server: Annotated[str, typer.Option(help="Address of the server: https://server.example.org:8000.")],
     data: Annotated[
-        Path, typer.Option(help="CSV or SQLite file of what the device's users have; it is read where it lies.")
+        Path, typer.Option(help="CSV or SQLite file of the device's interactions; it never leaves the device.")
     ],
     capacity: Annotated[str, typer.Option(help="What the device can hold: 40MB, or 16x for a sixteenth of the model.")],
-    folder: Annotated[Path, typer.Option(help="Folder for the device's key and all that it keeps.")] = DEFAULT,
-    test: Annotated[
-        Path | None, typer.Option(help="File of the same form with what the model should guess, to judge it by.")
-    ] = None,
+    folder: Annotated[Path, typer.Option(help="Folder for the device's key and state.")] = DEFAULT,
+    test: Annotated[Path | None, typer.Option(help="File of held-out interactions to evaluate the model by.")] = None,
     holdout: Annotated[
-        float,
-        typer.Option(min=0, max=0.5, help="Without --test: the share of the data to keep back to judge the model by."),
+        float, typer.Option(min=0, max=0.5, help="Without --test: the share of the data to hold out.")
     ] = 0.0,
     model: Annotated[str, typer.Option(help="A model of your own to train, package.module:Class.")] = "",
     app: Annotated[str, typer.Option(help="A ClientApp of your own, package.module:app, in place of fairfold's.")] = "",
-    secure: Annotated[
-        bool, typer.Option("--secure", help="Refuse whatever is not summed under masks with other devices.")
-    ] = False,
-    private: Annotated[
-        bool, typer.Option("--private", help="Refuse whatever is not summed under masks and with noise.")
-    ] = False,
+    secure: Annotated[bool, typer.Option("--secure", help="Refuse all but secure aggregation.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="Refuse all but secure aggregation with noise.")] = False,
     epsilon: Annotated[
-        float,
-        typer.Option(min=1e-6, max=100, help="ε: what all noisy sums of the device's lifetime may cost together."),
+        float, typer.Option(min=1e-6, max=100, help="ε: the privacy budget of the device's lifetime.")
     ] = 8.0,
-    smallest_cohort: Annotated[
-        int, typer.Option(min=2, help="Take part in no secure sum over fewer devices, whatever the server says.")
+    min_cohort: Annotated[
+        int, typer.Option(min=2, help="Refuse secure aggregation over fewer devices, whatever the server requests.")
     ] = 100,
     roster: Annotated[
-        Path | None, typer.Option(help="File of all devices' public keys, from somebody who is not the server.")
+        Path | None, typer.Option(help="File of all devices' public keys, from a source other than the server.")
     ] = None,
     begin: Annotated[
         bool, typer.Option("--start", help="Also start the device, as `fairfold node start` does.")
@@ -59,101 +54,157 @@ def enrol(
 ) -> None:
     """Make a key on this device, pin the server's authority, and register the key with a token.
 
-    The private key does not leave the device; the token is shown only to the server that gave it out.
+    The private key does not leave the device; the token is sent only to the server that issued it.
 
     Examples:
         fairfold node enrol TOKEN --server https://server.example.org:8000 --data mine.csv --capacity 40MB
     """
     require_flower()
     from fairfold.errors import InvalidData
-    from fairfold.flower.local import LocalFile
-    from fairfold.flower.node import NodeFolder
-    from fairfold.flower.node import enrol as register
-    from fairfold.flower.tokens import Token
+    from fairfold.flower.fleet.credentials import Token
+    from fairfold.flower.fleet.node import NodeFolder
+    from fairfold.flower.fleet.node import enrol as register
+    from fairfold.flower.local_data import LocalFile
     from fairfold.subspace import Capacity
 
-    console, folder = Terminal(), folder.expanduser()
+    console = Terminal()
+    folder = folder.expanduser()
     made = NodeFolder(
-        folder.absolute(), server, str(data.absolute()), str(Capacity.parse(capacity)),
-        "" if test is None else str(test.absolute()), holdout, model, app,
-        "private" if private else "secure" if secure else "", smallest_cohort,
-        "" if roster is None else str(roster.absolute()), epsilon,
-    )  # fmt: skip
-    items = register(made, Token.parse(token), PATIENCE)
-    follows = "" if begin else f" Next: fairfold node start {folder}"
-    console.say(f"Enrolled with {server} (a catalogue of {items:,} items).{follows}")
+        folder.absolute(),
+        server,
+        data=str(data.absolute()),
+        capacity=str(Capacity.parse(capacity)),
+        test="" if test is None else str(test.absolute()),
+        holdout=holdout,
+        model=model,
+        app=app,
+        privacy="private" if private else "secure" if secure else "",
+        min_cohort=min_cohort,
+        roster="" if roster is None else str(roster.absolute()),
+        epsilon=epsilon,
+    )
+    items = register(made, Token.parse(token), WAIT_TIMEOUT)
+    next_step = "" if begin else f" Next: fairfold node start {folder}"
+    console.echo(f"Enrolled with {server} (a catalogue of {items:,} items).{next_step}")
     if not app:
         try:
             LocalFile(made.data, catalogue=made.catalogue if made.catalogue.exists() else None).histories(items)
-        except InvalidData as error:  # it may be mended until the server asks
-            console.say(f"This device cannot answer yet: {error}")
+        except InvalidData as error:  # it may be corrected until the first round
+            console.echo(f"This device cannot reply yet: {error}")
     if begin:
         start(folder)
 
 
 @node.command()
 def start(folder: Folder = DEFAULT) -> None:
-    """Run this device in the foreground, until Ctrl-C or SIGTERM: it waits for work and does it.
+    """Run this device in the foreground until Ctrl-C or SIGTERM: it waits for tasks and replies to them.
 
     Examples:
         fairfold node start device1
     """
     require_flower()
-    from fairfold.flower.node import NodeFolder
+    from fairfold.flower.fleet.node import NodeFolder
 
     found = NodeFolder.open(folder.expanduser())
     sys.stdout.flush()
-    # Another program in this process: what a command line needs would weigh on a device for as long as it waits.
-    os.execv(sys.executable, [sys.executable, "-m", "fairfold.flower.watch", str(found.folder)])
+    # Another program in this process, without the memory that the command line needs.
+    os.execv(sys.executable, [sys.executable, "-m", "fairfold.flower.fleet.node_loop", str(found.folder)])
 
 
 @node.command()
 def status(folder: Folder = DEFAULT, as_json: Json = False) -> None:
-    """Say how this device is: connected, waiting, refused (and why), working or stopped.
+    """Show the status of this device: connected, waiting, refused (and why), working or stopped.
 
     Examples:
         fairfold node status device1
     """
     require_flower()
-    from rich.table import Table
-
-    from fairfold.flower.node import NodeFolder
+    from fairfold.flower.fleet.node import NodeFolder
     from fairfold.runs.units import human_bytes, human_seconds
 
-    told = NodeFolder.open(folder.expanduser()).status()
+    current = NodeFolder.open(folder.expanduser()).status()
     if as_json:
-        typer.echo(json.dumps(told))
+        typer.echo(json.dumps(current))
         return
-    table = Table("what", "how it is", title=f"Device of {told['server']}", title_justify="left")
-    since = f", for {human_seconds(time.time() - told['since'])}" if "since" in told else ""
-    table.add_row("state", f"{told.get('state', 'never started')}{since}")
-    table.add_row("last word", str(told.get("words", "")))
-    if "node" in told:
-        table.add_row("node", f"{told['node']}, as the server's log has it")
-    table.add_row("can hold", told["capacity"])
-    table.add_row("data", told["data"])
-    table.add_row("answers", f"{told.get('answers', 0)}, and {told.get('failures', 0)} failures")
-    if failure := told.get("failure"):
-        table.add_row("last failure", f"{human_seconds(time.time() - failure['at'])} ago: {failure['words']}")
-    for what, how in _privacy(told["privacy"]):
-        table.add_row(what, how)
-    if last := told.get("last"):
+
+    def ago(at: float) -> str:
+        return human_seconds(time.time() - at)
+
+    table = Table("", "status", title=f"Device of {current['server']}", title_justify="left")
+    since = f", for {ago(current['since'])}" if "since" in current else ""
+    table.add_row("state", f"{current.get('state', 'never started')}{since}")
+    table.add_row("last message", str(current.get("message", "")))
+    if "node" in current:
+        table.add_row("node", f"{current['node']}, as in the server's log")
+    table.add_row("capacity", current["capacity"])
+    table.add_row("data", current["data"])
+    table.add_row("replies", f"{current.get('replies', 0)}, and {current.get('failures', 0)} failures")
+    if failure := current.get("failure"):
+        table.add_row("last failure", f"{ago(failure['at'])} ago: {failure['message']}")
+    for name, value in _privacy_rows(current["privacy"]):
+        table.add_row(name, value)
+    if last := current.get("last"):
         peak = f", peak memory {human_bytes(last['peak'])}" if last.get("peak") else ""
-        table.add_row("last work", f"{human_seconds(last.get('seconds') or 0.0)}{peak}")
-    if model := told.get("model"):
-        given = f"{human_bytes(model['bytes'])}, given {human_seconds(time.time() - model['at'])} ago"
-        table.add_row("model", f"{given}: fairfold node recommend")
+        table.add_row("last task", f"{human_seconds(last.get('seconds') or 0.0)}{peak}")
+    if model := current.get("model"):
+        table.add_row("model", f"{human_bytes(model['bytes'])}, {ago(model['at'])} old: fairfold node recommend")
     Terminal().print(table)
 
 
-def _privacy(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """What this device lets out, and what that has cost; nothing is spent where sums have no noise."""
-    asks = {"plain": "nothing: it answers whatever it is asked", "secure": "sums under masks", "private": "noisy sums"}
-    few = f", of {told['smallest cohort']:,} devices or more" if "smallest cohort" in told else ""
-    yield "privacy it asks for", asks[told["level"]] + (few if told["level"] != "plain" else "")
-    if "problem" in told:
-        yield "ε spent", f"not known: {told['problem']}"
-    elif told["sums"] or told["level"] == "private":
-        left = "" if told["spent"] < told["epsilon"] * 0.999 else "; it takes no further part in noisy sums"
-        allowed = f"{told['spent']:.3f} of {told['epsilon']:g} (δ = {told['delta']:g})"
-        yield "ε spent", f"{allowed}, in {told['sums']} sums{left}"
+def _privacy_rows(budget: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The privacy level that this device requires, and what noisy sums have spent of its budget."""
+    levels = {"plain": "none: it replies to every request", "secure": "secure sums", "private": "noisy sums"}
+    cohort = f", of {budget['min cohort']:,} devices or more" if "min cohort" in budget else ""
+    yield "required privacy", levels[budget["level"]] + (cohort if budget["level"] != "plain" else "")
+    if "problem" in budget:
+        yield "ε spent", f"not known: {budget['problem']}"
+    elif budget["sums"] or budget["level"] == "private":
+        end = "" if budget["spent"] < budget["epsilon"] * 0.999 else "; it takes no further part in noisy sums"
+        spent = f"{budget['spent']:.3f} of {budget['epsilon']:g} (δ = {budget['delta']:g})"
+        yield "ε spent", f"{spent}, in {budget['sums']} sums{end}"
+
+
+def node_recommend(
+    folder: Annotated[Path, typer.Argument(help="Folder of the device.")],
+    user: Annotated[str | None, typer.Option(help="One of its users, where it has several.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Number of items to recommend.")] = 10,
+    data: Annotated[Path | None, typer.Option(help="The device's own file; default as it was enrolled.")] = None,
+) -> None:
+    """Recommend items by the device's stored model and its own file; nothing is sent.
+
+    Examples:
+        fairfold node recommend device3 --user 100 --top 3
+    """
+    from fairfold.errors import InvalidSettings
+    from fairfold.flower.device_model import MODEL_FILE, read_model, recommend
+    from fairfold.flower.fleet.node import NodeFolder
+    from fairfold.flower.local_data import LocalFile
+
+    state = folder if (folder / MODEL_FILE).is_file() else folder / "state"
+    catalogue = folder / "catalogue.txt"
+    if data is None and (folder / NodeFolder.FILE).is_file():
+        data = Path(NodeFolder.open(folder).data)
+    if data is None:
+        raise InvalidSettings(f"{folder}, which does not name its data", "--data", "Name the device's file.")
+    names = catalogue.read_text(encoding="utf-8").splitlines() if catalogue.is_file() else None
+    source = LocalFile(data, catalogue=catalogue if names is not None else None)
+    histories = source.histories(read_model(state).items)
+    if user is None and len(histories) > 1:
+        some = ", ".join(sorted(histories)[:3])
+        given = f"a device with {len(histories)} users"
+        raise InvalidSettings(given, f"--user, such as {some}", "Add --user with the name of one of them.")
+    chosen = next(iter(histories), "") if user is None else user
+    if chosen not in histories:
+        raise InvalidSettings(f"user {chosen!r}", f"a user of {data}", "Check the name.")
+    model, found = recommend(state, histories[chosen], top)
+    table = Table()
+    for heading, justify in (("rank", "right"), ("item", "left"), ("score", "right")):
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for rank, (item, score) in enumerate(found, 1):
+        table.add_row(str(rank), str(item) if names is None else names[item], "–" if score is None else f"{score:.4f}")
+    console = Terminal()
+    console.echo(
+        f"By the model of a {model.metadata['capacity']} device after round {model.round_number}, on this device."
+    )
+    console.print(table)
+    console.echo(f"Left out: the {len(set(histories[chosen]))} items this user has.")

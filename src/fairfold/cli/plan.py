@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fairfold.cli.choose import Change, Data, Recipe, changes_of, choose
+from fairfold.cli.options import Change, Data, Recipe, collect_changes, resolve_settings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fairfold.projections import Projection
-    from fairfold.settings import Settings
+    from fairfold.cli.options import ResolvedSettings
+    from fairfold.subspace.projection import Projection
 
 
 def plan(
@@ -53,104 +53,36 @@ def plan(
 
     if data is not None:
         if items is not None or dim is not None or budget:
-            raise InvalidSettings(
-                "--data with --items, --dim or --budget",
-                "one of them",
-                "With --data give the sizes by --capacities, e.g. --capacities 1x-16x.",
-            )
-        _of_data(*choose(None, recipe, changes_of({"data": data, "capacities": capacities}, change or [])))
-    elif items is None or dim is None or not budget:
-        raise InvalidSettings(
-            "neither --data nor --items, --dim and --budget",
-            "what the devices are to hold",
-            "Write fairfold plan --data ml-1m --capacities 1x-16x, or --items 1000000 --dim 64 --budget 16x.",
-        )
-    else:
-        _of_table(items, dim, budget, mapping, chunk, batch, interactions, negatives, item_bias, measure)
-
-
-def _of_data(settings: Settings, source: str) -> None:
-    """What every size of a federation holds, receives and sends."""
-    from rich.table import Table
-
-    from fairfold.cli.console import Terminal
-    from fairfold.runs.units import human_bytes
-    from fairfold.simulate.world import World, load_data
-
-    console, world = Terminal(), World.of(settings, load_data(settings)[0])
-    console.say(source)
-    known = world.plan
-    cuts = [cut_of(held.projections or {}) for held in known.assignments(0)]
-    table = Table(title=f"{settings.data.name}: what a device of each size gets")
-    headings = ["devices", *cuts[0], "held", "received per round", "sent per round"]
-    for heading in headings:
-        table.add_column(heading, justify="right", overflow="fold")
-    for size, (capacity, held) in enumerate(zip(known.capacities, known.assignments(0), strict=True)):
-        traffic = known.algorithm.traffic(known, size) if held.projections is not None else (0, 0)
-        cells = [str(capacity), *cuts[size].values(), human_bytes(held.bytes())]
-        table.add_row(*cells, *map(human_bytes, traffic))
-    console.print(table)
-    if cuts[0]:
-        whose = "its pairs" if settings.privacy.sums_alone else "the pairs of a usual history"
-        console.say(f"Sent: {whose}, in the rounds in which a device says them. In a trial it sends 16 bytes.")
-        console.say("Trials may choose another shape for the same bytes (docs/beyond.md); the end of a run says which.")
-
-
-def cut_of(held: Mapping[str, Projection]) -> dict[str, str]:
-    """Rows, columns, bits, pairs and neighbours that a device holds; nothing where models are not cut to bytes."""
-    from fairfold.algorithms.pair_architecture import LISTED, NEAR, ROWS
-    from fairfold.projections.coded import FACTORS, CodedRows
-
-    rows = held.get(ROWS)
-    if not isinstance(rows, CodedRows):
-        return {}
-    (many, wide), lists = rows.kept, {"pairs": LISTED, "neighbours": NEAR}
-    beside = {word: f"{held[of].facts()['kept'][0]:,}" for word, of in lists.items() if of in held}
-    table = {"rows": f"{many:,} of {rows.shape[0]:,}", "columns": str(wide - FACTORS), "bits": str(rows.bits)}
-    return table | beside
-
-
-def _of_table(
-    items: int,
-    dim: int,
-    budget: list[str],
-    mapping: str,
-    chunk: int,
-    batch: int,
-    interactions: int,
-    negatives: int,
-    item_bias: bool,
-    measure: bool,
-) -> None:
-    """What budgets hold of one table by FAIR, and what its training takes."""
-    from rich.table import Table
-
-    from fairfold.cli.console import Terminal
-    from fairfold.errors import InvalidSettings
+            remedy = "With --data give the sizes by --capacities, e.g. --capacities 1x-16x."
+            raise InvalidSettings("--data with --items, --dim or --budget", "one of them", remedy)
+        changes = collect_changes({"data": data, "capacities": capacities}, change or [])
+        _plan_federation(resolve_settings(None, recipe, changes))
+        return
+    if items is None or dim is None or not budget:
+        remedy = "Write fairfold plan --data ml-1m --capacities 1x-16x, or --items 1000000 --dim 64 --budget 16x."
+        raise InvalidSettings("neither --data nor --items, --dim and --budget", "what the devices are to hold", remedy)
+    if item_bias and measure:
+        remedy = "Leave out --item-bias: --measure trains a table without biases."
+        raise InvalidSettings("--measure with --item-bias", "one of them", remedy)
+    from fairfold.cli.console import Terminal, make_table
+    from fairfold.config import read_settings
     from fairfold.methods import Tensors
     from fairfold.nn import footprint
     from fairfold.runs.units import human_bytes
-    from fairfold.settings import read_settings
     from fairfold.subspace import Capacity
-    from fairfold.values import BYTES, Shapes
+    from fairfold.typing import FLOAT_BYTES, Shapes
 
-    beside: Shapes = {"bias": (items, 1)} if item_bias else {}
-    tensors, full = Tensors({"table": (items, dim)}, {}, beside), items * (dim + item_bias)
+    biases: Shapes = {"bias": (items, 1)} if item_bias else {}
+    tensors = Tensors({"table": (items, dim)}, {}, biases)
+    full = items * (dim + item_bias)
     rows = min(items, interactions * (1 + negatives))
-    table = Table(
-        title=f"{items:,} items of {dim} numbers: {human_bytes(BYTES * items * dim)} in full"
-        f"{f', and a bias of {human_bytes(BYTES * items)}' if beside else ''}; "
+    title = (
+        f"{items:,} items of {dim} numbers: {human_bytes(FLOAT_BYTES * items * dim)} in full"
+        f"{f', and a bias of {human_bytes(FLOAT_BYTES * items)}' if biases else ''}; "
         f"a round touches {rows:,} rows"
     )
     headings = ["budget", "size", "compression", "stored", "serving peak", "training peak", "per round, down + up"]
-    for heading in [*headings, *(["measured peak"] if measure else [])]:
-        table.add_column(heading, justify="right", overflow="fold")
-    if item_bias and measure:
-        raise InvalidSettings(
-            "--measure with --item-bias",
-            "one of them",
-            "Leave out --item-bias: --measure trains a table without biases.",
-        )
+    table = make_table([], [*headings, *(["measured peak"] if measure else [])], title=title)
     chosen = {"mapping": mapping or "element"} if chunk == 1 else {"mapping": mapping or "chunk", "chunk": chunk}
     method = read_settings({"algorithm": {"kind": "gradient"}, "subspace": chosen}).subspace
     for text in budget:
@@ -160,9 +92,49 @@ def _of_table(
         cells += [human_bytes(part) for part in (needs.stored, needs.serving, needs.training)]
         cells.append(f"{human_bytes(needs.stored)} + {human_bytes(needs.stored)}")
         if measure:
-            facts = (held.projections or {})["table"].facts()
-            job = footprint.Job(items, dim, held.size(), facts["mapping"], facts["chunk"], batch, rows)
+            facts = (held.projections or {})["table"].description()
+            job = footprint.FootprintJob(items, dim, held.size(), facts["mapping"], facts["chunk"], batch, rows)
             cells.append(human_bytes(footprint.measure(job)))
         table.add_row(*cells)
     Terminal().print(table)
     typer.echo("Peaks are above an idle process (the interpreter and torch). Formula: docs/modules.md.")
+
+
+def _plan_federation(resolved: ResolvedSettings) -> None:
+    """Print what a device of every size holds, receives and sends in a federation."""
+    from fairfold.cli.console import Terminal, make_table
+    from fairfold.federation.federation import load_federation
+    from fairfold.runs.units import human_bytes
+
+    console = Terminal()
+    settings = resolved.settings
+    federation = load_federation(settings)[0]
+    console.echo(resolved.source)
+    plan = federation.plan
+    shapes = [describe_truncation(held.projections or {}) for held in plan.assignments(0)]
+    headings = ["devices", *shapes[0], "held", "received per round", "sent per round"]
+    table = make_table([], headings, title=f"{settings.data.name}: what a device of each size gets")
+    for size, (capacity, held) in enumerate(zip(plan.capacities, plan.assignments(0), strict=True)):
+        traffic = plan.algorithm.traffic(plan, size) if held.projections is not None else (0, 0)
+        cells = [str(capacity), *shapes[size].values(), human_bytes(held.bytes())]
+        table.add_row(*cells, *map(human_bytes, traffic))
+    console.print(table)
+    if shapes[0]:
+        whose = "its pairs" if settings.privacy.uses_secure_aggregation else "the pairs of a usual history"
+        console.echo(f"Sent: {whose}, in the rounds in which a device uploads them. A tuning round takes 16 bytes.")
+        console.echo("Tuning may choose another shape for the same bytes (docs/beyond.md); the end of a run shows it.")
+
+
+def describe_truncation(held: Mapping[str, Projection]) -> dict[str, str]:
+    """Rows, columns, bits, pairs and neighbors that a device holds of a truncated model; else nothing."""
+    from fairfold.algorithms.cooccurrence.scorer import NEIGHBORS, PAIRS, ROWS
+    from fairfold.subspace.packed import FACTORS, QuantizedRows
+
+    rows = held.get(ROWS)
+    if not isinstance(rows, QuantizedRows):
+        return {}
+    num_rows, width = rows.kept
+    lists = {"pairs": PAIRS, "neighbors": NEIGHBORS}
+    lengths = {name: f"{held[of].description()['kept'][0]:,}" for name, of in lists.items() if of in held}
+    shape = {"rows": f"{num_rows:,} of {rows.shape[0]:,}", "columns": str(width - FACTORS), "bits": str(rows.bits)}
+    return shape | lengths

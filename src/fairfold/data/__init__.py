@@ -1,7 +1,6 @@
-"""From files to clients: readers, prepared data sets, client splits, negatives, the synthetic world.
+"""Data sets: readers of files, prepared data, partitions among clients, negative sampling, synthetic data.
 
-What reads files is imported when it is first asked for: a device that trains needs no engine for tables, and starts
-anew with every message.
+Readers of files are imported on first use: clients on devices do not need polars.
 """
 
 from importlib import import_module

@@ -1,6 +1,7 @@
-"""Downloads that show progress, resume where they broke off, and are checked before they are used."""
+"""Public data sets known by name, and downloads that show progress, resume, and are verified."""
 
 import contextlib
+import difflib
 import errno
 import http.client
 import json
@@ -9,57 +10,57 @@ import os
 import re
 import shutil
 import struct
+import tomllib
 import urllib.error
 import urllib.request
 import zipfile
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
-from fairfold.data.files import Stages, atomic_folder, full_disk_is_an_error, silent
-from fairfold.data.limits import check_unpacked
+from fairfold import __version__
+from fairfold.atomic_io import file_checksum, sync_folder, write_atomically
+from fairfold.data.cache import Stages, atomic_folder, cache_folder, existing_path, explain_full_disk, no_progress
+from fairfold.data.text import check_unpacked
 from fairfold.errors import InvalidData
-from fairfold.files import checksum, sync_folder, write_atomically
-from fairfold.version import __version__
 
 PART = ".part"
 TIMEOUT = 30.0
 CHECKSUMS = "checksums.json"
+_BAD_ARCHIVE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, RuntimeError, ValueError)
+_TABLES = tomllib.loads((resources.files("fairfold.data") / "public_datasets.toml").read_text(encoding="utf-8"))
 
 
 class Unreachable(Exception):
-    """There is no network, or the server does not give the file."""
+    """Raised when there is no network, or the server does not give the file."""
 
 
 @dataclass(frozen=True)
 class Remote:
-    """A file to fetch."""
+    """A file to download."""
 
     url: str
-    md5: str | None = None  # its checksum where the publisher's is known for sure
-    md5_url: str | None = None  # where the publisher keeps its otherwise
+    md5: str | None = None  # the publisher's checksum
+    md5_url: str | None = None  # where the publisher keeps it
 
     @property
     def name(self) -> str:
-        """The file's name."""
+        """Name of the file."""
         return self.url.rsplit("/", 1)[1]
 
 
-def fetch_all(remotes: tuple[Remote, ...], target: Path, wanted: tuple[str, ...], stages: Stages = silent) -> None:
-    """Fetch files, unpack archives, and put what is wanted into a folder that appears only when it is whole.
-
-    The checksums of what came are written beside the files, so that a later copy can be compared with the first.
-    """
-    waiting = target.parent
-    waiting.mkdir(parents=True, exist_ok=True)
-    fetched = [fetch(remote, waiting / f".{target.name}.{remote.name}", stages) for remote in remotes]
+def fetch_all(remotes: tuple[Remote, ...], target: Path, wanted: tuple[str, ...], stages: Stages = no_progress) -> None:
+    """Download files, unpack archives, and create a folder with the wanted files and their checksums."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fetched = [fetch(remote, target.with_name(f".{target.name}.{remote.name}"), stages) for remote in remotes]
     with atomic_folder(target) as folder:
         sums = {}
         for remote, file in zip(remotes, fetched, strict=True):
-            sums[remote.name] = {
-                "sha256": checksum(file),
-                "checked_against_publisher": bool(remote.md5 or remote.md5_url),
-            }
+            verified = bool(remote.md5 or remote.md5_url)
+            sums[remote.name] = {"sha256": file_checksum(file), "checked_against_publisher": verified}
             if zipfile.is_zipfile(file):
                 _unpack(file, folder, wanted)
             else:
@@ -69,12 +70,10 @@ def fetch_all(remotes: tuple[Remote, ...], target: Path, wanted: tuple[str, ...]
         file.unlink()
 
 
-_BAD_ARCHIVE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, RuntimeError, ValueError)
-
-
 def _unpack(archive: Path, folder: Path, wanted: tuple[str, ...]) -> None:
-    """Take the wanted files, and the publisher's README, out of an archive, whatever folder they are in."""
-    unpacked, size = 0, archive.stat().st_size
+    """Unpack the wanted files, and the publisher's README, from any folder of an archive."""
+    unpacked = 0
+    size = archive.stat().st_size
     try:
         with zipfile.ZipFile(archive) as packed:
             for member in packed.infolist():
@@ -88,35 +87,29 @@ def _unpack(archive: Path, folder: Path, wanted: tuple[str, ...]) -> None:
     except InvalidData:
         raise
     except (*_BAD_ARCHIVE, OSError) as error:
-        # A place before the archive's start is an invalid argument, and bad bzip2 has no number at all.
+        # An offset before the archive's start is EINVAL, and bad bzip2 has no error number.
         if isinstance(error, OSError) and error.errno not in (errno.EINVAL, None):
             raise
-        raise InvalidData(
-            f"{archive.name} is damaged, or packed in a way that is not known ({error})",
-            "a whole zip archive",
-            "Remove it, and download it again.",
-        ) from error
+        given = f"{archive.name} is damaged, or packed in an unknown way ({error})"
+        raise InvalidData(given, "a whole zip archive", "Remove it, and download it again.") from error
 
 
-def fetch(remote: Remote, target: Path, stages: Stages = silent) -> Path:
-    """Fetch one file to ``target``; what came before a break is kept beside it and continued the next time."""
+def fetch(remote: Remote, target: Path, stages: Stages = no_progress) -> Path:
+    """Download one file to ``target``; an interrupted download is continued the next time."""
     if target.exists():
         return target
     part = target.with_name(target.name + PART)
     try:
-        with full_disk_is_an_error(target.parent):
+        with explain_full_disk(target.parent):
             _continue(remote, part, stages)
             expected = remote.md5 or (_published_md5(remote.md5_url) if remote.md5_url else None)
     except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
         raise Unreachable(f"{remote.url}: {getattr(error, 'reason', None) or error}") from error
-    if expected is not None and (found := checksum(part, algorithm="md5")) != expected:
+    if expected is not None and (found := file_checksum(part, algorithm="md5")) != expected:
         part.unlink()
         _state_file(part).unlink(missing_ok=True)
-        raise InvalidData(
-            f"{remote.name} came with MD5 {found}",
-            f"{expected}, the publisher's",
-            "It was removed; run the command again. If it happens twice, the publisher has changed the file.",
-        )
+        remedy = "It was removed; run the command again. If it happens twice, the publisher has changed the file."
+        raise InvalidData(f"{remote.name} came with MD5 {found}", f"{expected}, the publisher's", remedy)
     part.replace(target)
     _state_file(part).unlink(missing_ok=True)
     sync_folder(target.parent)
@@ -128,7 +121,7 @@ def _state_file(part: Path) -> Path:
 
 
 def _continue(remote: Remote, part: Path, stages: Stages) -> None:
-    """Ask for what is missing; start over where the server's file is no longer the one that was begun."""
+    """Request the missing bytes; start over if the server's file has changed."""
     done = part.stat().st_size if part.exists() else 0
     tag = ""
     with contextlib.suppress(OSError):
@@ -139,37 +132,98 @@ def _continue(remote: Remote, part: Path, stages: Stages) -> None:
     try:
         answer = urllib.request.urlopen(urllib.request.Request(remote.url, headers=headers), timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and done:  # nothing is missing, or what is here is longer than the file
-            error.close()
-            part.unlink()
-            _continue(remote, part, stages)
-            return
-        raise
+        if error.code != 416 or not done:
+            raise
+        error.close()  # nothing is missing, or the part is longer than the file
+        part.unlink()
+        _continue(remote, part, stages)
+        return
     with answer:
         resumed = answer.status == 206
-        begun = done if resumed else 0
+        start = done if resumed else 0
         length = answer.headers.get("Content-Length")
-        total = begun + int(length) if length else 0
+        total = start + int(length) if length else 0
         tag = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
         # A weak tag promises the same meaning, not the same bytes, so it cannot be resumed on.
         write_atomically(_state_file(part), (b"" if tag.startswith("W/") else tag.encode()))
         with stages(f"downloading {remote.name}", total) as advance, part.open("ab" if resumed else "wb") as file:
-            advance(begun)
+            advance(start)
             while block := answer.read(1 << 18):
                 file.write(block)
                 advance(len(block))
             file.flush()
             os.fsync(file.fileno())
-    if total and part.stat().st_size < total:
-        raise ConnectionError(
-            f"the connection ended after {part.stat().st_size:,} of {total:,} bytes; run it again to resume"
-        )
+    if (size := part.stat().st_size) < total:
+        raise ConnectionError(f"the connection ended after {size:,} of {total:,} bytes; run it again to resume")
 
 
 def _published_md5(url: str) -> str:
-    """The checksum in a publisher's `.md5` file: the first run of 32 hexadecimal digits."""
+    """Read the checksum of a publisher's `.md5` file: the first run of 32 hexadecimal digits."""
     with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
         found = re.search(r"\b[0-9a-fA-F]{32}\b", answer.read(4096).decode("latin-1"))
     if found is None:
         raise ConnectionError(f"{url} holds no MD5 checksum")
     return found.group().lower()
+
+
+@dataclass(frozen=True)
+class PublicDataset:
+    """A public data set: where it comes from, under which terms, and which files it has."""
+
+    name: str
+    page: str  # the publisher's
+    terms: str  # license or terms of use, in short; the page has them in full
+    files: tuple[str, ...]  # files that are read
+    downloads: tuple[Remote, ...] = ()  # none where a person has to accept terms, choose or run a script
+    how: str = ""  # instructions where there is no download
+
+
+def _public_dataset(name: str, files: list[str], downloads: Iterable[Any] = (), **texts: str) -> PublicDataset:
+    remotes = tuple(Remote(**remote) for remote in downloads)
+    return PublicDataset(name, files=tuple(files), downloads=remotes, **texts)
+
+
+PUBLIC_DATASETS = {name: _public_dataset(name, **table) for name, table in _TABLES.items()}
+
+
+def data_folders(name: str, cache: str | Path | None = None) -> list[Path]:
+    """Folders in which the files of a public data set are looked for, in this order."""
+    given = os.environ.get("FAIRFOLD_DATA")
+    return [*([Path(given).expanduser() / name] if given else []), cache_folder(cache) / "downloads" / name]
+
+
+def local_folder(name: str, cache: str | Path | None = None) -> Path | None:
+    """Folder with the files of a public data set, or None if they are not on this machine."""
+    return next((folder for folder in data_folders(name, cache) if folder.is_dir() and any(folder.iterdir())), None)
+
+
+def resolve(source: str | Path, cache: str | Path | None = None, stages: Stages = no_progress) -> Path:
+    """Resolve a source to a path: an existing one, or that of a public data set, downloaded if needed."""
+    if (path := existing_path(source)) is not None:
+        return path
+    known = PUBLIC_DATASETS.get(str(source))
+    if known is None:
+        given = str(source).lower()[:200]
+        close = [name for name in PUBLIC_DATASETS if given.split("-")[0] in name or given in name.replace("-", "")]
+        names = ", ".join(close or difflib.get_close_matches(given, PUBLIC_DATASETS, n=2))
+        problem = f"{str(source)[:200]} is neither a file or folder nor a known data set"
+        remedy = f"Did you mean one of: {names}?" if names else "Check the path."
+        raise InvalidData(problem, "a path that exists, or a name from `fairfold data list`", remedy)
+    if (folder := local_folder(known.name, cache)) is not None:
+        return folder
+    target = data_folders(known.name, cache)[-1]
+    if not known.downloads:
+        raise _manual_download(known, target, "cannot be downloaded by itself")
+    try:
+        fetch_all(known.downloads, target, known.files, stages)
+    except Unreachable as error:
+        raise _manual_download(known, target, f"could not be downloaded ({error})") from error
+    return target
+
+
+def _manual_download(known: PublicDataset, target: Path, why: str) -> InvalidData:
+    """Make the error that names the files to download by hand and their folder."""
+    urls = ", ".join(remote.url for remote in known.downloads)
+    remedy = (known.how or f"Get {urls} on a machine with a network (page: {known.page})").rstrip(".")
+    remedy += f". Terms: {known.terms}. FAIRFOLD_DATA may name another folder with {known.name}/."
+    return InvalidData(f"{known.name} {why}", f"{', '.join(known.files)} in {target}", remedy)

@@ -1,4 +1,4 @@
-"""Images: IDX files (MNIST, with writers from QMNIST) and LEAF's FEMNIST, as tensors with labels and writers."""
+"""Read images with labels and writers: IDX files (MNIST, QMNIST) and LEAF's FEMNIST."""
 
 import json
 import math
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fairfold.data import lines
+from fairfold.data.text import pieces, unreadable
 from fairfold.errors import InvalidData
 
 # Third byte of an IDX file: the type of its elements, stored with the high byte first.
@@ -20,8 +20,8 @@ _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0
 QMNIST_WRITER = 2  # column of the NIST writer in QMNIST's extended labels; column 0 is the digit
 FEMNIST_SIDE = 28
 Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any] | None]  # images, labels and writers of a split
-MOST_DIMENSIONS = 8
-MOST_CLASSES = 1 << 16
+MAX_DIMENSIONS = 8
+MAX_CLASSES = 1 << 16
 PIECE = 1 << 20
 
 
@@ -37,13 +37,13 @@ class Images:
         return int(self.labels.numel())
 
     def at(self, rows: Tensor) -> "Images":
-        """Some of them."""
+        """Select rows."""
         return Images(self.images[rows], self.labels[rows], None if self.writers is None else self.writers[rows])
 
 
 @dataclass(frozen=True)
 class ImageDataset:
-    """Images to train on and to test on, with the publisher's ids of the writers."""
+    """Images to train on and to test on, with the original ids of the writers."""
 
     name: str
     train: Images
@@ -52,34 +52,31 @@ class ImageDataset:
     writer_ids: list[str] | None = field(default=None, repr=False)
 
     def counts(self) -> dict[str, int]:
-        """Images, classes and, where they are known, writers."""
+        """Numbers of images, classes and, where they are known, writers."""
         counts = {"train": len(self.train), "test": len(self.test), "classes": self.num_classes}
-        for name, split in (("train", self.train), ("test", self.test)):
-            if split.writers is not None:
-                counts[f"{name}_writers"] = len(numpy.unique(split.writers.numpy()))
-        return counts
+        writers = {"train_writers": self.train.writers, "test_writers": self.test.writers}
+        return counts | {name: len(numpy.unique(ids.numpy())) for name, ids in writers.items() if ids is not None}
 
 
 def read_idx(path: Path) -> NDArray[Any]:
-    """Read an IDX file, gzip or not: the array in its header's shape.
-
-    No more is read than the header asks for, and nothing is allocated before it has come.
-    """
+    """Read an IDX file, gzip or not; no more is read than its header asks for."""
     content = bytearray()
-    pieces = lines.pieces(path, PIECE)
+    stream = pieces(path, PIECE)
 
     def read(wanted: int) -> None:
-        while len(content) < wanted and (piece := next(pieces, b"")):
+        while len(content) < wanted and (piece := next(stream, b"")):
             content.extend(piece)
 
     read(4)
-    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES or content[3] > MOST_DIMENSIONS:
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _IDX_TYPES or content[3] > MAX_DIMENSIONS:
         given = f"{path.name} starts with {content[:4].hex(' ') or 'nothing'}"
-        raise _damaged(given, f"an IDX file: two zero bytes, a type, a number of dimensions up to {MOST_DIMENSIONS}")
-    dtype, dimensions = numpy.dtype(_IDX_TYPES[content[2]]), content[3]
+        raise _damaged(given, f"an IDX file: two zero bytes, a type, a number of dimensions up to {MAX_DIMENSIONS}")
+    dtype = numpy.dtype(_IDX_TYPES[content[2]])
+    dimensions = content[3]
     start = 4 + 4 * dimensions
     read(start)
-    shape = struct.unpack(f">{len(content[4:start]) // 4}I", content[4 : 4 + len(content[4:start]) // 4 * 4])
+    known = len(content[4:start]) // 4
+    shape = struct.unpack(f">{known}I", content[4 : 4 + 4 * known])
     needed = start + math.prod(shape) * dtype.itemsize
     read(needed + 1)
     if len(shape) != dimensions or len(content) != needed:
@@ -89,33 +86,30 @@ def read_idx(path: Path) -> NDArray[Any]:
 
 
 def is_image_folder(path: Path) -> bool:
-    """Whether a folder holds images in one of the forms read here."""
+    """True if a folder holds images in one of the known formats."""
     return path.is_dir() and (any(path.glob("*-idx[123]-*")) or any(path.glob("train/*.json")))
 
 
 def source_files(folder: Path, images: Path | None = None) -> list[Path]:
-    """The files :func:`read_images` reads."""
+    """List the files that :func:`read_images` reads."""
     if any(folder.glob("train/*.json")):
         return sorted(folder.glob("train/*.json")) + sorted(folder.glob("test/*.json"))
-    own = sorted(folder.glob("*-idx[123]-*"))
-    beside = _images_for(folder, images)
-    return own if beside == folder else own + sorted(beside.glob("*-idx[123]-*"))
+    folders = dict.fromkeys((folder, _image_folder(folder, images)))  # they may be the same
+    return [file for one in folders for file in sorted(one.glob("*-idx[123]-*"))]
 
 
 def read_images(folder: Path, images: Path | None = None) -> ImageDataset:
-    """Read MNIST's IDX files; QMNIST's extended labels, for the writers; or LEAF's FEMNIST, train/ and test/.
-
-    ``images`` is the folder of the MNIST images where ``folder`` has the writers alone; by default ``mnist`` beside it.
-    """
+    """Read MNIST, LEAF's FEMNIST, or QMNIST's extended labels with MNIST's ``images`` (by default beside them)."""
     if any(folder.glob("train/*.json")):
         return _read_femnist(folder)
-    where = _images_for(folder, images)
-    train, test = (_read_split(folder, where, split) for split in ("train", "test"))
+    image_folder = _image_folder(folder, images)
+    train, test = (_read_split(folder, image_folder, split) for split in ("train", "test"))
     writer_ids: list[str] | None = None
     if train[2] is not None and test[2] is not None:
         known, numbers = numpy.unique(numpy.concatenate([train[2], test[2]]), return_inverse=True)
-        writer_ids = [str(writer) for writer in known]
-        train, test = (*train[:2], numbers[: len(train[2])]), (*test[:2], numbers[len(train[2]) :])
+        writer_ids = list(map(str, known))
+        num_train = len(train[2])
+        train, test = (*train[:2], numbers[:num_train]), (*test[:2], numbers[num_train:])
     shapes = [list(pixels.shape[1:]) for pixels, *_ in (train, test)]
     if shapes[0] != shapes[1]:
         given = f"images of {shapes[0]} to train on and of {shapes[1]} to test"
@@ -140,26 +134,23 @@ def _find(folder: Path, *patterns: str) -> Path | None:
     return next((path for pattern in patterns for path in sorted(folder.glob(pattern))), None)
 
 
-def _images_for(folder: Path, images: Path | None) -> Path:
-    candidates: list[Path] = [folder, *([images] if images else []), folder.resolve().parent / "mnist"]
-    for candidate in candidates:
+def _image_folder(folder: Path, images: Path | None) -> Path:
+    for candidate in (folder, *([images] if images else []), folder.resolve().parent / "mnist"):
         if _find(candidate, "*train-images-idx3-*") is not None:
             return candidate
-    raise InvalidData(
-        f"{folder} holds no images",
-        "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and their t10k- counterparts",
-        "Name the folder of the MNIST images with --images, or put it beside this one under the name mnist.",
-    )
+    needed = "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz and their t10k- counterparts"
+    remedy = "Name the folder of the MNIST images with --images, or put it beside this one under the name mnist."
+    raise InvalidData(f"{folder} holds no images", needed, remedy)
 
 
-def _read_split(folder: Path, where: Path, split: str) -> Arrays:
+def _read_split(folder: Path, image_folder: Path, split: str) -> Arrays:
     prefix = "train" if split == "train" else "t10k"
-    found = _find(where, f"{prefix}-images-idx3-*", f"qmnist-{split}-images-idx3-*")
+    found = _find(image_folder, f"{prefix}-images-idx3-*", f"qmnist-{split}-images-idx3-*")
     extended = _find(folder, f"qmnist-{split}-labels-idx2-*")
-    plain = _find(where, f"{prefix}-labels-idx1-*")
+    plain = _find(image_folder, f"{prefix}-labels-idx1-*")
     if found is None or (plain is None and extended is None):
         missing = f"{prefix}-images-idx3-ubyte" if found is None else f"{prefix}-labels-idx1-ubyte"
-        raise InvalidData(f"{where} lacks {missing}", "images and labels of train and test", "Add the file.")
+        raise InvalidData(f"{image_folder} lacks {missing}", "images and labels of train and test", "Add the file.")
     pixels = _array(found, 3)
     if pixels.dtype != numpy.uint8 or not pixels.size:
         raise _damaged(f"{found.name} holds {pixels.dtype} of shape {list(pixels.shape)}", "images of bytes")
@@ -174,16 +165,13 @@ def _read_split(folder: Path, where: Path, split: str) -> Arrays:
     if len(table) < len(pixels) or table.shape[1] <= QMNIST_WRITER:
         given = f"{extended} has {len(table):,} rows and {table.shape[1]} columns"
         raise _damaged(given, f"at least {len(pixels):,} and {QMNIST_WRITER + 1}")
-    # QMNIST's test labels go on beyond MNIST's 10,000 images: the first ones are MNIST's, in its order.
+    # QMNIST has more test labels than MNIST has images: the first ones are MNIST's, in its order.
     table = table[: len(pixels)]
     labels = table[:, 0] if labels is None else labels
     _check_labels(str(plain or extended), labels)
     if not numpy.array_equal(table[:, 0], labels):
-        raise InvalidData(
-            f"{int((table[:, 0] != labels).sum()):,} {split} labels of QMNIST differ from the images' own",
-            "the same images in the same order",
-            "Use the unchanged MNIST files.",
-        )
+        given = f"{int((table[:, 0] != labels).sum()):,} {split} labels of QMNIST differ from the images' own"
+        raise InvalidData(given, "the same images in the same order", "Use the unchanged MNIST files.")
     return pixels, labels, table[:, QMNIST_WRITER]
 
 
@@ -199,12 +187,12 @@ def _damaged(given: str, needed: str) -> InvalidData:
 
 
 def _check_labels(where: str, labels: NDArray[Any]) -> None:
-    """Labels count classes, and a model has a row for each, so a wild one would cost dearly."""
+    """Refuse labels out of range: a model has a row for each class."""
     whole = labels.dtype.kind in "iu" and labels.size > 0
-    if not whole or not (int(labels.min()) >= 0 and int(labels.max()) < MOST_CLASSES):
-        found = f"from {labels.min()} to {labels.max()}" if labels.size else "none"
-        given = f"the labels of {where} are {labels.dtype}, {found}"
-        raise InvalidData(given, f"whole numbers from 0 to {MOST_CLASSES - 1:,}", "Check the files.")
+    if not whole or not (int(labels.min()) >= 0 and int(labels.max()) < MAX_CLASSES):
+        found = f"{labels.dtype}, {f'from {labels.min()} to {labels.max()}' if labels.size else 'none'}"
+        needed = f"whole numbers from 0 to {MAX_CLASSES - 1:,}"
+        raise InvalidData(f"the labels of {where} are {found}", needed, "Check the files.")
 
 
 def _read_femnist(folder: Path) -> ImageDataset:
@@ -220,7 +208,7 @@ def _read_femnist(folder: Path) -> ImageDataset:
 
 
 def _femnist_file(path: Path, writers: dict[str, int]) -> list[Arrays]:
-    """Images, labels and writers of one of LEAF's files: ``{"users": [...], "user_data": {user: {"x", "y"}}}``."""
+    """Read one of LEAF's files: ``{"users": [...], "user_data": {user: {"x", "y"}}}``."""
     pieces: list[Arrays] = []
     try:
         content = json.loads(path.read_bytes())
@@ -228,7 +216,7 @@ def _femnist_file(path: Path, writers: dict[str, int]) -> list[Arrays]:
             data = content["user_data"][user]
             if not data["y"]:
                 continue
-            with numpy.errstate(over="ignore"):  # what is too large for the type is infinite, and refused below
+            with numpy.errstate(over="ignore"):  # overflow to infinity is refused below
                 pixels = numpy.asarray(data["x"], dtype=numpy.float32)
             pixels = pixels.reshape(len(data["y"]), FEMNIST_SIDE, FEMNIST_SIDE)
             if not (pixels.min() >= 0 and pixels.max() <= 1):
@@ -242,11 +230,9 @@ def _femnist_file(path: Path, writers: dict[str, int]) -> list[Arrays]:
     except InvalidData:
         raise
     except OSError as error:
-        raise lines.unreadable(path, error) from error
+        raise unreadable(path, error) from error
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise InvalidData(
-            f"{path.name} cannot be read ({type(error).__name__}: {error})",
-            "LEAF's form: users, and user_data with x (784 numbers from 0 to 1 per image) and y for each of them",
-            "Write it again with LEAF's preprocess.sh.",
-        ) from error
+        given = f"{path.name} cannot be read ({type(error).__name__}: {error})"
+        needed = "LEAF's form: users, and user_data with x (784 numbers from 0 to 1 per image) and y for each of them"
+        raise InvalidData(given, needed, "Write it again with LEAF's preprocess.sh.") from error
     return pieces

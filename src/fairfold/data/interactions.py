@@ -1,4 +1,4 @@
-"""Who touched what: interactions grouped by user, in memory proportional to their number."""
+"""Interactions of users with items, grouped by user, and data sets of them."""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -7,25 +7,53 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairfold.data.counted import Counted
 from fairfold.errors import InvalidData
 
 
+@dataclass(frozen=True)
+class PopularityCounts:
+    """How many clients hold each item, as counted by the clients themselves, and what the count cost.
+
+    The most popular items (``leading``) come first, in order of their counts (ties: of the catalog); all others follow
+    in the order of the catalog. So a client needs only the leading items to find the rank of any item, and back.
+    """
+
+    counts: Tensor = field(repr=False)  # int64 [items], by rank; known to the server
+    leading: Tensor = field(repr=False)  # int32, catalog numbers of the most popular items; known to all clients
+    asked: int = 0  # clients that were asked to count
+    devices: int = 0  # clients that were counted
+    bytes_down: int = 0  # of all clients, as bytes_up
+    bytes_up: int = 0
+
+
+def ranks_of(items: Tensor, leading: Tensor) -> Tensor:
+    """Ranks of items that are given by their catalog numbers."""
+    numbers, rank = leading.long().sort()
+    if not len(numbers):
+        return items
+    below = torch.searchsorted(numbers, items)  # how many leading items have smaller numbers
+    found = below.clamp(max=len(numbers) - 1)
+    return torch.where(numbers[found] == items, rank[found], len(numbers) + items - below)
+
+
+def items_at(ranks: Tensor, leading: Tensor) -> Tensor:
+    """Catalog numbers of the items of given ranks."""
+    numbers = leading.long().sort().values
+    if not len(numbers):
+        return ranks
+    behind = ranks - len(numbers)  # how many other items come before this one
+    skipped = torch.searchsorted(numbers - torch.arange(len(numbers)), behind, right=True)
+    return torch.where(behind < 0, leading.long()[ranks.clamp(max=len(numbers) - 1)], behind + skipped)
+
+
 def offsets_of(counts: Tensor) -> Tensor:
-    """Where each group begins, and the end of the last, int64 [groups + 1]."""
+    """Start of each group and end of the last, int64 [groups + 1], from the sizes of the groups."""
     return torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
 
 
 @dataclass(frozen=True)
 class Interactions:
     """Interactions of dense user and item ids, one user's items after another (compressed sparse rows).
-
-    Attributes:
-        num_users: Number of users, with or without interactions.
-        num_items: Size of the catalogue. Items are numbered by falling popularity where the source allows it.
-        offsets: int64 [num_users + 1]; the items of user u are ``items[offsets[u]:offsets[u + 1]]``.
-        items: int64 [interactions]; ascending within a user, without repeats.
-        ratings: float32 aligned with ``items``, or None for implicit feedback.
 
     Example:
         >>> users, items = torch.tensor([0, 0, 1]), torch.tensor([7, 2, 5])
@@ -34,27 +62,24 @@ class Interactions:
         (3, tensor([2, 7]))
     """
 
-    num_users: int
-    num_items: int
-    offsets: Tensor
-    items: Tensor
-    ratings: Tensor | None = None
+    num_users: int  # with or without interactions
+    num_items: int  # size of the catalog; numbered by falling popularity where the source allows it
+    offsets: Tensor  # int64 [num_users + 1]; the items of user u are items[offsets[u]:offsets[u + 1]]
+    items: Tensor  # int64 [interactions]; ascending within a user, without repeats
+    ratings: Tensor | None = None  # float32, aligned with items; None for implicit feedback
 
     @classmethod
     def from_pairs(
         cls, users: Tensor, items: Tensor, num_users: int, num_items: int, ratings: Tensor | None = None
     ) -> "Interactions":
-        """Build from parallel lists of dense user and item ids, in any order; of repeated pairs the last one counts."""
+        """Build from parallel tensors of dense ids, in any order; of repeated pairs the last one counts."""
         if users.shape != items.shape or (ratings is not None and ratings.shape != items.shape):
             lengths = [users.numel(), items.numel(), *([] if ratings is None else [ratings.numel()])]
             raise InvalidData(f"columns of lengths {lengths}", "one length", "Give one user and one item per row.")
         for name, ids, limit in (("user", users, num_users), ("item", items, num_items)):
             if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < limit):
-                raise InvalidData(
-                    f"{name} ids from {int(ids.min())} to {int(ids.max())}",
-                    f"ids from 0 to {limit - 1}",
-                    f"Make the ids dense, or raise num_{name}s.",
-                )
+                given = f"{name} ids from {int(ids.min())} to {int(ids.max())}"
+                raise InvalidData(given, f"ids from 0 to {limit - 1}", f"Make the ids dense, or raise num_{name}s.")
         pairs = users.long() * num_items + items.long()
         order = torch.argsort(pairs, stable=True)
         pairs = pairs[order]
@@ -62,63 +87,60 @@ class Interactions:
         last[:-1] = pairs[1:] != pairs[:-1]
         order, pairs = order[last], pairs[last]
         per_user = torch.bincount(torch.div(pairs, num_items, rounding_mode="floor"), minlength=num_users)
-        kept = None if ratings is None else ratings[order].to(torch.float32)
-        return cls(num_users, num_items, offsets_of(per_user), pairs % num_items, kept)
+        ratings = None if ratings is None else ratings[order].to(torch.float32)
+        return cls(num_users, num_items, offsets_of(per_user), pairs % num_items, ratings)
 
     def where(self, mask: Tensor) -> "Interactions":
-        """Those of the interactions that a mask has chosen, of the same users and items."""
+        """Select interactions by a boolean mask; users and items stay numbered as they are."""
         counts = torch.bincount(self.users[mask], minlength=self.num_users)
         ratings = None if self.ratings is None else self.ratings[mask]
         return replace(self, offsets=offsets_of(counts), items=self.items[mask], ratings=ratings)
 
     def renumbered(self, place: Tensor) -> "Interactions":
-        """The same interactions with item i at number ``place[i]``."""
+        """Give item i the number ``place[i]``."""
         return Interactions.from_pairs(self.users, place[self.items], self.num_users, self.num_items, self.ratings)
 
     def __len__(self) -> int:
         return int(self.items.numel())
 
     def span(self, user: int) -> "slice[int, int, None]":
-        """Where the items of one user stand."""
+        """Slice of ``items`` that belongs to one user."""
         return slice(int(self._bounds[user]), int(self._bounds[user + 1]))
 
     @cached_property
     def _bounds(self) -> Any:
-        return self.offsets.numpy()  # the same memory: reading a number of it makes no tensor
+        return self.offsets.numpy()  # shares memory; indexing it makes no tensor
 
     def of(self, user: int) -> Tensor:
-        """The items of one user, ascending."""
+        """Items of one user, ascending."""
         return self.items[self.span(user)]
 
     def ratings_of(self, user: int) -> Tensor:
-        """The ratings of one user, aligned with :meth:`of`."""
+        """Ratings of one user, aligned with :meth:`of`."""
         if self.ratings is None:
             raise InvalidData("implicit interactions", "ratings", "Prepare the data with ratings kept.")
         return self.ratings[self.span(user)]
 
     @cached_property
     def users(self) -> Tensor:
-        """The user of every interaction, aligned with ``items``."""
+        """User of every interaction, aligned with ``items``."""
         numbers = torch.arange(self.num_users, device=self.offsets.device)
         return torch.repeat_interleave(numbers, self.counts_by_user, output_size=len(self))
 
     @property
     def counts_by_user(self) -> Tensor:
-        """How many interactions each user has."""
+        """Number of interactions of each user."""
         return self.offsets[1:] - self.offsets[:-1]
 
     @cached_property
     def counts_by_item(self) -> Tensor:
-        """How many interactions each item has: its popularity."""
+        """Number of interactions of each item: its popularity."""
         return torch.bincount(self.items, minlength=self.num_items)
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A prepared data set: what is trained on, what is asked for, and the way back to the original ids.
-
-    ``counted`` is there where the items have been numbered anew, by a count among devices.
-    """
+    """Interactions to train on, to validate on and to test on, with the original ids and titles."""
 
     name: str
     train: Interactions
@@ -127,10 +149,10 @@ class Dataset:
     user_ids: list[str] | None = field(default=None, repr=False)
     item_ids: list[str] | None = field(default=None, repr=False)
     titles: list[str] | None = field(default=None, repr=False)
-    counted: Counted | None = None
+    counted: PopularityCounts | None = None  # where clients have counted the items, which are numbered by it
 
-    def renumbered(self, place: Tensor, counted: Counted | None = None) -> "Dataset":
-        """The same data with item i at number ``place[i]``."""
+    def renumbered(self, place: Tensor, counted: PopularityCounts | None = None) -> "Dataset":
+        """Give item i the number ``place[i]`` in all splits, ids and titles."""
         order = place.argsort().tolist()
         return replace(
             self,
@@ -143,7 +165,7 @@ class Dataset:
         )
 
     def with_validation(self) -> "Dataset":
-        """The same data with the validation set, where there is one, trained on as well."""
+        """Join the validation set, where there is one, to the training set."""
         train, valid = self.train, self.valid
         if valid is None:
             return self
@@ -161,5 +183,5 @@ class Dataset:
 
     @property
     def num_items(self) -> int:
-        """Size of the catalogue."""
+        """Size of the catalog."""
         return self.train.num_items

@@ -1,29 +1,120 @@
-"""From rows with the publisher's ids to dense ids, one split and items in order of popularity."""
+"""Build tables of interactions from sources: dense ids, splits, items in order of popularity."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy
 import polars
 from numpy.typing import NDArray
 
-from fairfold.data.options import SPLIT, Options
-from fairfold.data.seeds import numpy_generator
-from fairfold.data.spool import TEST, TRAIN, VALID, Spool
+from fairfold.data.cache import Advance
+from fairfold.data.formats import SPLIT, Options, empty_file
+from fairfold.data.parsing import read_parquet
+from fairfold.data.readers import IdCounter, read
+from fairfold.data.sampling import numpy_generator
+from fairfold.data.sources import SPLITS, Source
 from fairfold.errors import InvalidData
 
+TRAIN, VALID, TEST = range(3)  # splits as numbers, the earliest first, by which overlaps are resolved
+UNRATED = "interactions without a rating, left out"
+LOW = "interactions rated lower than asked, left out"
 DUPLICATES = "duplicate pairs, the last one kept"
 OVERLAP = "pairs in more than one split, kept in the earliest (train, valid, test)"
 SINGLE = "users with one interaction, in train only"
 TEST_ONLY = "users without train interactions (the publisher's split)"
-
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
+class Spool:
+    """Rows of a source on disk as Parquet parts, in the source's order, so that they can be read repeatedly."""
+
+    parts: tuple[Path, ...]  # with the columns user, item, split and, where ratings are kept, rating
+    users: polars.DataFrame  # id, number of rows, first row
+    counts: dict[str, int]  # of the whole source, before any filter
+    catalog_size: int | None  # size of a publisher's dense numbering, of which `items_touched` occur
+
+    def scan(self) -> polars.LazyFrame:
+        """Scan all rows lazily, with their number in ``row``."""
+        return polars.scan_parquet(list(self.parts), row_index_name="row", glob=False)
+
+
+def spool_rows(
+    source: Source, folder: Path, options: Options, *, repairs: Counter[str], block_size: int, advance: Advance
+) -> Spool:
+    """Read a source once, block by block, and write its rows as Parquet parts."""
+    rated = all(file.file_format.rating is not None for file in source.files)
+    if not rated and (options.ratings or options.min_rating is not None):
+        remedy = "Name it with --rating-column, or leave ratings out."
+        raise InvalidData("interactions without ratings", "a rating column", remedy)
+    parts: list[tuple[Path, polars.Schema]] = []
+    all_users, all_items, users = IdCounter(), IdCounter(), IdCounter()
+    counts = Counter[str]()
+    kept = 0
+    for file in source.files:
+        before = counts["interactions"]
+        for frame in read(file.path, file.file_format, repairs=repairs, block_size=block_size, advance=advance):
+            all_users.add(frame["user"], counts["interactions"])
+            all_items.add(frame["item"], counts["interactions"])
+            counts["interactions"] += frame.height
+            if rated:
+                counts["rated"] += frame["rating"].count()
+            part = _select(frame, options, repairs)
+            users.add(part["user"], kept)
+            kept += part.height
+            split = TRAIN if options.resplit or file.split is None else SPLITS.index(file.split)
+            path = folder / f"rows-{len(parts):06d}.parquet"
+            part = part.with_columns(split=polars.lit(split, polars.UInt8))
+            part.write_parquet(path, compression="lz4", statistics=False)
+            parts.append((path, part.schema))
+        if counts["interactions"] == before:
+            raise empty_file(file.path)
+        if file.split is not None:
+            counts[file.split] += counts["interactions"] - before
+    _give_one_type(parts)
+    items = all_items.total()
+    catalog_size = _published_size(items["id"]) if source.files[0].file_format.kind == "lines" else None
+    found = {"users": all_users.total().height, "items": items.height, **counts}
+    if catalog_size is not None:
+        found |= {"items": catalog_size, "items_touched": items.height}
+    return Spool(tuple(path for path, _ in parts), users.total(), found, catalog_size)
+
+
+def _select(frame: polars.DataFrame, options: Options, repairs: Counter[str]) -> polars.DataFrame:
+    if not options.ratings and options.min_rating is None:
+        return frame.select("user", "item")
+    rated = frame.filter(polars.col("rating").is_not_null())
+    repairs[UNRATED] += frame.height - rated.height
+    if options.ratings:
+        return rated
+    high = rated.filter(polars.col("rating") >= options.min_rating)
+    repairs[LOW] += rated.height - high.height
+    return high.select("user", "item")
+
+
+def _published_size(ids: polars.Series) -> int | None:
+    """Size of the catalog 0 … largest id if the ids are a dense numbering (most of them occur), else None."""
+    if ids.dtype != polars.Int64:
+        return None
+    first, last = int(ids.min()), int(ids.max())  # type: ignore[arg-type]
+    return last + 1 if first >= 0 and last < 2 * len(ids) else None
+
+
+def _give_one_type(parts: list[tuple[Path, polars.Schema]]) -> None:
+    """Make the ids of all parts text if those of any part are."""
+    as_text = [role for role in ("user", "item") if len({schema[role] for _, schema in parts}) > 1]
+    for path, schema in parts:
+        change = [role for role in as_text if schema[role] != polars.String]
+        if change:
+            frame = read_parquet(path, memory_map=False).with_columns(polars.col(change).cast(polars.String))
+            frame.write_parquet(path, compression="lz4", statistics=False)
+
+
+@dataclass(frozen=True)
 class Table:
-    """Interactions sorted by user, then item, each pair once, with the publisher's id of every dense id."""
+    """Interactions with dense ids, sorted by user and item, without duplicates, and the original ids."""
 
     users: Array  # uint32
     items: Array  # uint32
@@ -34,65 +125,61 @@ class Table:
 
 
 def build_table(spool: Spool, options: Options, *, published_split: bool, repairs: Counter[str]) -> Table:
-    """Choose, clean, number and split the interactions of a source; repairs are counted."""
+    """Filter, deduplicate, number and split the interactions of a source; repairs are counted."""
     if not spool.users.height:
-        raise InvalidData(
-            "no interactions are left",
-            "at least one",
-            "Leave out some of the conditions (core, top_users, min_rating), or lower them.",
-        )
-    if options.top_users is None:
-        frame = spool.scan().collect(engine="streaming")
-    else:
-        frame = _heaviest(spool, options.top_users)
+        remedy = "Leave out some of the conditions (core, top_users, min_rating), or lower them."
+        raise InvalidData("no interactions are left", "at least one", remedy)
+    wanted = options.top_users
+    frame = spool.scan().collect(engine="streaming") if wanted is None else _heaviest(spool, wanted)
     table = _without_duplicates(frame, options, repairs)
     if options.core:
         table = _core(table, options.core)
-    # Items nobody touched belong to a publisher's numbering, as long as nothing was left out.
-    if spool.catalogue is not None and not options.core and len(table.user_ids) == spool.counts["users"]:
-        table = _published_catalogue(table, spool.catalogue)
+    # Items without interactions belong to a publisher's numbering, as long as nothing was left out.
+    if spool.catalog_size is not None and not options.core and len(table.user_ids) == spool.counts["users"]:
+        items = table.item_ids.to_numpy()[table.items].astype(numpy.uint32)
+        table = replace(table, items=items, item_ids=polars.Series("item", numpy.arange(spool.catalog_size)))
     if options.resplit or not published_split:
-        kept = SPLIT if options.split is None else options.split
-        table = _put_aside(table, kept, TEST, options.seed, 0)
+        share = SPLIT if options.split is None else options.split
+        table = _hold_out(table, share, TEST, options.seed, 0)
         repairs[SINGLE] += int((numpy.bincount(table.users, minlength=len(table.user_ids)) == 1).sum())
     if options.valid:
-        table = _put_aside(table, 1 - options.valid, VALID, options.seed, 1)
+        table = _hold_out(table, 1 - options.valid, VALID, options.seed, 1)
     in_train = numpy.bincount(table.users[table.splits == TRAIN], minlength=len(table.user_ids))
     repairs[TEST_ONLY] += int((in_train == 0).sum())
     return _by_popularity(table)
 
 
 def _heaviest(spool: Spool, wanted: int) -> polars.DataFrame:
-    """The rows of the users with most distinct items; ties go to the user who comes first.
+    """Rows of the users with most distinct items; ties go to the user who comes first.
 
-    The number of rows of a user bounds that of distinct items, so only the users with most rows need be looked at: if
-    the last one chosen has at least as many items as any user left unlooked at has rows, the choice is exact.
+    A user's number of rows bounds that of distinct items, so only the users with most rows are examined: if the last
+    one selected has at least as many items as any user not examined has rows, the selection is exact.
     """
     users = spool.users.rename({"id": "user"})
     first = "user" if users.schema["user"] == polars.Int64 else "row"
     users = users.sort("rows", first, descending=[True, False])
-    looked_at = wanted = min(wanted, users.height)
+    examined = wanted = min(wanted, users.height)
     while True:
-        looked_at = min(2 * looked_at, users.height)
-        candidates = users.head(looked_at)
+        examined = min(2 * examined, users.height)
+        candidates = users.head(examined)
         frame = spool.scan().join(candidates.lazy(), on="user", how="semi").collect(engine="streaming")
         items = frame.group_by("user").agg(polars.col("item").n_unique().alias("items")).join(candidates, on="user")
         items = items.sort("items", first, descending=[True, False]).head(wanted)
-        if looked_at == users.height or _is_certain(items, users["rows"][looked_at]):
+        if examined == users.height or _is_certain(items, users["rows"][examined]):
             return frame.join(items, on="user", how="semi")
 
 
-def _is_certain(chosen: polars.DataFrame, next_rows: int) -> bool:
-    """Whether no user with at most ``next_rows`` rows belongs among those chosen."""
-    fewest = chosen["items"][-1]
+def _is_certain(selected: polars.DataFrame, next_rows: int) -> bool:
+    """True if no user with at most ``next_rows`` rows belongs among those selected."""
+    fewest = selected["items"][-1]
     if fewest != next_rows:
         return bool(fewest > next_rows)
-    # At a tie the earlier user wins; those not looked at come later than any chosen one with the same number of rows.
-    return bool((chosen.filter(polars.col("items") == fewest)["rows"] == fewest).all())
+    # At a tie the earlier user wins; users not examined come later than any selected one with as many rows.
+    return bool((selected.filter(polars.col("items") == fewest)["rows"] == fewest).all())
 
 
 def _dense(frame: polars.DataFrame, role: str) -> tuple[polars.DataFrame, polars.Series]:
-    """Replace ids by dense numbers: in numeric order where they are numbers, else in order of first appearance."""
+    """Replace ids by dense numbers: in numeric order if they are numbers, else in order of first appearance."""
     ids = frame.group_by(role).agg(polars.col("row").min())
     ids = ids.sort(role if ids.schema[role] == polars.Int64 else "row").select(role)
     numbers = ids.with_columns(polars.int_range(polars.len(), dtype=polars.UInt32).alias("number"))
@@ -120,7 +207,7 @@ def _without_duplicates(frame: polars.DataFrame, options: Options, repairs: Coun
     return Table(users[keep], items[keep], ratings, splits[keep], user_ids, item_ids)
 
 
-def _choose(table: Table, keep: Array) -> Table:
+def _rows(table: Table, keep: Array) -> Table:
     ratings = None if table.ratings is None else table.ratings[keep]
     return replace(table, users=table.users[keep], items=table.items[keep], splits=table.splits[keep], ratings=ratings)
 
@@ -132,56 +219,36 @@ def _core(table: Table, core: int) -> Table:
         keep = (users[table.users] >= core) & (items[table.items] >= core)
         if keep.all():
             break
-        table = _choose(table, keep)
+        table = _rows(table, keep)
     if not len(table.users):
         raise InvalidData(f"core = {core} leaves nothing", "a core that some users have", "Ask for a smaller core.")
-    users_left, users_now = numpy.unique(table.users, return_inverse=True)
-    items_left, items_now = numpy.unique(table.items, return_inverse=True)
-    return replace(
-        table,
-        users=users_now.astype(numpy.uint32),
-        items=items_now.astype(numpy.uint32),
-        user_ids=table.user_ids.gather(users_left),
-        item_ids=table.item_ids.gather(items_left),
-    )
+    users_left, users = numpy.unique(table.users, return_inverse=True)
+    items_left, items = numpy.unique(table.items, return_inverse=True)
+    user_ids, item_ids = table.user_ids.gather(users_left), table.item_ids.gather(items_left)
+    numbers = {"users": users.astype(numpy.uint32), "items": items.astype(numpy.uint32)}
+    return replace(table, user_ids=user_ids, item_ids=item_ids, **numbers)
 
 
-def _published_catalogue(table: Table, size: int) -> Table:
-    """Widen the catalogue to all ids of a publisher's dense numbering."""
-    items = table.item_ids.to_numpy()[table.items].astype(numpy.uint32)
-    return replace(table, items=items, item_ids=polars.Series("item", numpy.arange(size)))
-
-
-def _train_mask(users: Array, num_users: int, share: float, random: numpy.random.Generator) -> Array:
-    """A random ``share`` of every user's rows, rounded, at least one; ``users`` ascends."""
-    counts = numpy.bincount(users, minlength=num_users)
-    wanted = numpy.maximum(1, numpy.floor(share * counts + 0.5)).astype(numpy.int64)
-    # One key, user above random number, sorts faster than two; stable, so that ties fall alike on every machine.
-    draws = random.integers(0, 1 << 32, len(users), dtype=numpy.uint64)
-    order = numpy.argsort((users.astype(numpy.uint64) << numpy.uint64(32)) | draws, kind="stable")
-    starts = numpy.cumsum(counts) - counts
-    ranks = numpy.arange(len(users)) - numpy.repeat(starts, counts)
-    mask = numpy.empty(len(users), dtype=bool)
-    mask[order] = ranks < numpy.repeat(wanted, counts)
-    return mask
-
-
-def _put_aside(table: Table, kept: float, part: int, *words: int) -> Table:
-    """Keep a random share of every user's train rows there, and put the others in another part of the split."""
+def _hold_out(table: Table, share: float, split: int, *seeds: int) -> Table:
+    """Keep a random share of every user's training rows, at least one, and move the others to another split."""
     train = numpy.flatnonzero(table.splits == TRAIN)
-    mask = _train_mask(table.users[train], len(table.user_ids), kept, numpy_generator(*words))
+    users = table.users[train]  # ascending
+    counts = numpy.bincount(users, minlength=len(table.user_ids))
+    wanted = numpy.maximum(1, numpy.floor(share * counts + 0.5)).astype(numpy.int64)
+    # One key, user above random number, sorts faster than two; stable, so that ties are the same on every machine.
+    draws = numpy_generator(*seeds).integers(0, 1 << 32, len(users), dtype=numpy.uint64)
+    order = numpy.argsort((users.astype(numpy.uint64) << numpy.uint64(32)) | draws, kind="stable")
+    ranks = numpy.arange(len(users)) - numpy.repeat(numpy.cumsum(counts) - counts, counts)
     splits = table.splits.copy()
-    splits[train[~mask]] = part
+    splits[train[order[ranks >= numpy.repeat(wanted, counts)]]] = split
     return replace(table, splits=splits)
 
 
 def _by_popularity(table: Table) -> Table:
-    """Number the items by falling number of train interactions; ties keep their order."""
+    """Number the items by falling number of training interactions; ties keep their order."""
     popularity = numpy.bincount(table.items[table.splits == TRAIN], minlength=len(table.item_ids))
     order = numpy.argsort(-popularity, kind="stable")
     numbers = numpy.empty(len(order), dtype=numpy.uint32)
     numbers[order] = numpy.arange(len(order), dtype=numpy.uint32)
-    items = numbers[table.items]
-    rows = numpy.lexsort((items, table.users))
-    table = _choose(replace(table, items=items), rows)
-    return replace(table, item_ids=table.item_ids.gather(order))
+    table = replace(table, items=numbers[table.items], item_ids=table.item_ids.gather(order))
+    return _rows(table, numpy.lexsort((table.items, table.users)))

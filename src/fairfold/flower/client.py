@@ -1,7 +1,4 @@
-"""``make_client_app``: what a device runs. Light to import: torch comes in only when there is something to train.
-
-Flower starts a new process for every message, so whatever is imported here is paid for each time.
-"""
+"""``make_client_app``: the ClientApp of a device. Flower starts a process for each message: imports here are few."""
 
 from __future__ import annotations
 
@@ -14,30 +11,18 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fairfold.errors import InvalidSettings, InvalidState, Refused
-from fairfold.files import make_private, write_atomically
-from fairfold.flower.protocol import (
-    CAPACITY,
-    DIGITS,
-    FACTS,
-    KEYS,
-    MODEL,
-    NUMBERING,
-    REVEAL,
-    SHARES,
-    SIGN,
-    SURVEY,
-    VERSION,
-    new_word,
-)
-from fairfold.sealed import Damaged, content_of, lines_in, reading, sealed_line
+from fairfold.atomic_io import make_private_folder, write_atomically
+from fairfold.checksums import Damaged, line_with_checksum, parse_lines, read_errors, read_limited
+from fairfold.errors import InvalidSettings, InvalidState, RequestRefused
+from fairfold.flower import protocol
+from fairfold.flower.protocol import FACTS, HEX_ID, VERSION, new_id
 
 if TYPE_CHECKING:
-    from fairfold.flower.local import LocalData, LocalFile, LocalImages
+    from fairfold.flower.local_data import LocalData, LocalFile, LocalImages
 
     DataSource = str | Path | LocalFile | Callable[[Context, int], LocalData | LocalImages]
 
-
+SECURE_PHASES = (protocol.KEYS, protocol.SHARES, protocol.SIGN, protocol.REVEAL)
 log = logging.getLogger("fairfold.flower")
 
 
@@ -45,122 +30,113 @@ def make_client_app(
     data: DataSource | None = None,
     *,
     model: str | None = None,
-    budget: str | Callable[[Context], str] | None = None,
+    capacity: str | Callable[[Context], str] | None = None,
     state: str | Path | None = None,
     share_quality: bool = True,
     repeatable: bool = False,
 ) -> ClientApp:
     """A ClientApp that takes part in a FAIR federation.
 
-    What is not given here is taken from ``--node-config`` when the node is started: ``data``, ``capacity``, ``state``;
-    and what it wants of secure sums (:mod:`.secure_device`): ``key``, ``roster``, ``smallest-cohort``, ``privacy``.
+    ``data``, ``capacity`` and ``state`` may be given by ``--node-config`` when the node is started, and so is what it
+    requires of secure aggregation (:mod:`.secure_client`): ``key``, ``roster``, ``min-cohort``, ``privacy``.
 
     Args:
         data: The device's own CSV or SQLite file (or :class:`LocalFile`, which names its columns), or a function from
             Flower's context and the size of the catalogue to :class:`LocalData`.
-        model: What the device trains, as the settings of the run name it; any of fairfold's if not given. One of your
-            own, ``"package.module:Class"``, has to be named here: no server chooses what code a device runs.
-        budget: What the device can hold: ``"40MB"``, or ``"16x"`` for a sixteenth of the model; or a function of the
-            context, for simulations. More is refused.
-        state: Folder for what the device keeps (its name, its users' vectors, its last words); with a
-            ``partition-id``, a folder of its own in it.
-        share_quality: Answer when the server asks how well the model serves this device's users.
-        repeatable: Draw by the run's seed instead of the device's secret one: for simulations, to be repeated.
+        model: The model that the device trains, as the settings of the run name it; any of fairfold's if not given. A
+            custom one, ``"package.module:Class"``, has to be named here: no server chooses what code a device runs.
+        capacity: What the device can hold: ``"40MB"``, or ``"16x"`` for a sixteenth of the model; or a function of the
+            context, for simulations. Larger models are refused.
+        state: Folder for the device's id, local state and remembered updates; with a ``partition-id``, each node has a
+            folder of its own in it.
+        share_quality: Reply when the server requests an evaluation of the model on this device's users.
+        repeatable: Draw random numbers by the run's seed instead of the device's secret one, for simulations.
     """
     app = ClientApp()
-    device = Device(data, model, budget, state, share_quality, repeatable)
+    runtime = ClientRuntime(data, model, capacity, state, share_quality, repeatable)
 
-    def answer(message: Message, context: Context) -> Message:
-        """What goes wrong is told in full in the device's own log; the server learns its kind, and why it was refused.
-
-        Flower sends an exception's text to the server, and ours quote what was given: names of items, users, files.
-        """
+    def reply(message: Message, context: Context) -> Message:
         try:
-            return Message(device.says(message, context), reply_to=message)
-        except Exception as error:
-            log.exception("this device cannot answer")
-            told = f"{type(error).__name__} on the device"
-            if isinstance(error, Refused):  # it quotes what the server said, and what this device's owner allows
-                told = f"{told}: {error.given}; needed: {error.needed}"
-            raise InvalidState(told, "a device that can answer", "Its own log says more.") from None
+            return Message(runtime.handle(message, context), reply_to=message)
+        except Exception as error:  # its text quotes names of items, users and files: the server learns its kind alone
+            log.exception("this device cannot reply")
+            given = f"{type(error).__name__} on the device"
+            if isinstance(error, RequestRefused):  # it quotes the server's request and the owner's limits alone
+                given = f"{given}: {error.given}; needed: {error.needed}"
+            raise InvalidState(given, "a device that can reply", "Its own log has the details.") from None
 
-    for kind in (CAPACITY, SURVEY, NUMBERING, MODEL, KEYS, SHARES, SIGN, REVEAL):
-        app.query(kind.partition(".")[2])(answer)
-    app.train()(answer)
-    app.evaluate()(answer)
+    for kind in (protocol.CAPACITY, protocol.STATISTICS, protocol.NUMBERING, protocol.MODEL, *SECURE_PHASES):
+        app.query(kind.partition(".")[2])(reply)
+    app.train()(reply)
+    app.evaluate()(reply)
     return app
 
 
 @dataclass(frozen=True)
-class Device:
-    """What a device was given, here or when its node was started."""
+class ClientRuntime:
+    """The options of a device's ClientApp (:func:`make_client_app`), and the dispatch of messages to handlers."""
 
     source: DataSource | None
     model: str | None
-    budget: str | Callable[[Context], str] | None
+    given_capacity: str | Callable[[Context], str] | None
     state: str | Path | None
     share_quality: bool
     repeatable: bool
 
-    def says(self, message: Message, context: Context) -> RecordDict:
-        """What it can hold, which model it trains, and its name; or what an order makes of its data."""
+    def handle(self, message: Message, context: Context) -> RecordDict:
+        """The content of the reply to a message."""
         kind = message.metadata.message_type
-        if kind == MODEL:
-            from fairfold.flower.offline import keep_model
+        if kind == protocol.MODEL:
+            from fairfold.flower.device_model import store_model
 
-            return keep_model(self.folder(context), message.content, self.capacity(context))
-        if kind in (KEYS, SHARES, SIGN, REVEAL):  # nothing to train: torch stays away
-            from fairfold.flower.secure_device import STEPS
+            return store_model(self.folder(context), message.content, self.capacity(context))
+        if kind in SECURE_PHASES:  # nothing to train: without torch
+            from fairfold.flower.secure_client import SECURE_HANDLERS
 
-            return STEPS[kind](self, message.content, context)
-        if kind != CAPACITY:
-            from fairfold.flower.answers import WORK
+            return SECURE_HANDLERS[kind](self, message.content, context)
+        if kind != protocol.CAPACITY:
+            from fairfold.flower.client_tasks import HANDLERS
 
-            return WORK[kind](self, message.content, context)
-        facts: dict[str, Any] = {
-            "version": VERSION,
-            "capacity": self.capacity(context),
-            "number": _number(context),
-            "name": f"{name_of(self.folder(context)):x}",
-        }
-        if self.model is not None:
-            facts["model"] = self.model
+            return HANDLERS[kind](self, message.content, context)
+        facts: dict[str, Any] = {"version": VERSION, "capacity": self.capacity(context)}
+        facts |= {"number": _partition_id(context), "name": f"{load_device_id(self.folder(context)):x}"}
+        facts |= {} if self.model is None else {"model": self.model}
         return RecordDict({FACTS: ConfigRecord(facts)})
 
     def capacity(self, context: Context) -> str:
-        """What it can hold."""
-        if callable(self.budget):
-            return self.budget(context)
-        found = self.budget if self.budget is not None else context.node_config.get("capacity")
-        if found is None:
-            raise InvalidSettings("no capacity", "what the device can hold", "Give budget='40MB' or --node-config.")
-        return str(found)
+        """The device's capacity, as given or by the node's configuration."""
+        if callable(self.given_capacity):
+            return self.given_capacity(context)
+        capacity = self.given_capacity or context.node_config.get("capacity")
+        if capacity is None:
+            raise InvalidSettings("no capacity", "what the device can hold", "Give capacity='40MB' or --node-config.")
+        return str(capacity)
 
     def folder(self, context: Context) -> Path:
-        """Of what it keeps."""
+        """The folder of the device's state."""
         given = self.state if self.state is not None else context.node_config.get("state")
         folder = Path.home() / ".local" / "state" / "fairfold" if given is None else Path(str(given))
-        number = _number(context)
+        number = _partition_id(context)
         return folder if number < 0 else folder / f"node-{number}"
 
 
-def _number(context: Context) -> int:
-    """A node's place in a simulation; -1 for a device of its own."""
-    found = context.node_config.get("partition-id", -1)
-    return found if isinstance(found, int) else -1
+def _partition_id(context: Context) -> int:
+    """A node's number in a simulation; -1 for a real device."""
+    number = context.node_config.get("partition-id", -1)
+    return number if isinstance(number, int) else -1
 
 
-def name_of(folder: Path) -> int:
-    """The name of the device that lives in a folder: a number of its own choice, which outlives server and network."""
+def load_device_id(folder: Path) -> int:
+    """The random id of the device whose state is in a folder, created on first use."""
     path = folder / "name"
-    with reading(path, InvalidState, "the device's name", "Remove the file: it gets a new one."):
+    with read_errors(path, InvalidState, "the device's name", "Remove the file: it gets a new one."):
         if not path.exists():
-            name = new_word()
-            make_private(folder)
-            # With a checksum: a device of another name would be counted beside what it had said.
-            write_atomically(path, sealed_line(f"{name:x}").encode())
-            return name
-        digits = lines_in(content_of(path, largest=64))
-        if len(digits) != 1 or not DIGITS.fullmatch(digits[0]):
+            device_id = new_id()
+            make_private_folder(folder)
+            # With a checksum: with another id, the device's earlier updates would be counted beside its new ones.
+            write_atomically(path, line_with_checksum(f"{device_id:x}").encode())
+            return device_id
+        digits = parse_lines(read_limited(path, largest=64))
+        if len(digits) != 1 or not HEX_ID.fullmatch(digits[0]):
             raise Damaged("no name")
         return int(digits[0], 16)

@@ -1,4 +1,10 @@
-"""A round that is under way over a network."""
+"""The rounds of a network: their loop, the state of the open one, and the filter of usable replies.
+
+The loop is Flower's, except that a round without any usable update does not count. It is tried again with other nodes
+after a growing pause, and the log tells why; so slow clients, or a night without any, cost time and not rounds.
+"""
+
+from __future__ import annotations
 
 import logging
 import time
@@ -6,223 +12,323 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
-from flwr.app import MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
 
-from fairfold.flower.exchange import Line
+from fairfold.errors import InvalidMessage, InvalidState
+from fairfold.federation.aggregation import fixed_point_encoding, from_weighted_change
+from fairfold.federation.evaluation import Quality, RoundReport
+from fairfold.federation.plan import Plan
+from fairfold.federation.randomness import Rejections
+from fairfold.federation.updates import ClientTask, State, Update
+from fairfold.flower.grid import PendingReplies, one_line
 from fairfold.flower.nodes import Node, Nodes
-from fairfold.flower.secure_round import SecureRound
-from fairfold.flower.secure_sums import judging
-from fairfold.flower.wire import Order
-from fairfold.privacy.encoding import Encoding
-from fairfold.privacy.encoding import Heard as Together
-from fairfold.protocol.faults import Rejections
-from fairfold.protocol.hearing import encoding_of, from_change
-from fairfold.protocol.plan import Plan
-from fairfold.protocol.words import Answer, Sent, State
-from fairfold.runs.nodes import ROUND, Event
-from fairfold.simulate.result import Quality, RoundReport
-from fairfold.simulate.run import Progress
+from fairfold.flower.secure_aggregation import SecureRound, quality_encoding
+from fairfold.flower.vectors import tensor_bytes
+from fairfold.flower.wire import Reply, TaskRequest, unpack_reply
+from fairfold.privacy.fixed_point import Encoding, MeasuredUpdate
+from fairfold.runs.events import ROUND, Event
 
-OTHER_SIZE = "it can hold less than when it spoke: its word stays until the next run"
-NO_NUMBERS = "it was not told the numbers of its items, or could not read its own"
-NO_SURVEY = "the survey before the first round is lost"
+if TYPE_CHECKING:
+    from fairfold.flower.strategy import FairStrategy
+
+OTHER_SIZE = "its capacity is smaller than at its last update, which stays until the next run"
+NO_NUMBERING = "it did not receive the numbers of its items, or could not read its own"
+NO_STATISTICS = "the statistics before the first round are lost"
+MAX_PAUSE = 60.0  # seconds before a round is tried again
+UNKNOWN_NODE = -1
 log = logging.getLogger("fairfold.flower")
-Heard = tuple[float, int]  # sum of the qualities of some users, and their number
+Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
+QualitySum = tuple[float, int]  # sum of a metric over some users, and their number
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A node that is at work on an order, and until when it is waited for."""
+class PendingTask:
+    """A task in flight: its node, the request, and the time (monotonic) until which its reply is awaited."""
 
     node: Node
-    order: Order
-    until: float
+    request: TaskRequest
+    deadline: float
 
 
 @dataclass
 class OpenRound:
     """A round that is under way."""
 
-    # What the devices of each size were asked, as they see it; by node where every one has its own hash.
-    orders: dict[int, Order] = field(default_factory=dict)
-    waiting: dict[int, Asked] = field(default_factory=dict)  # who has not answered, to an order of this round or before
-    used: list[int] = field(default_factory=list)  # whose answers count
-    left_out: dict[int, str] = field(default_factory=dict)  # whose do not, and why
-    behind: dict[int, int] = field(default_factory=dict)  # steps since answers were asked for, where rounds do not wait
-    down: dict[int, int] = field(default_factory=dict)  # bytes of tensors that were sent to each
-    up: dict[int, int] = field(default_factory=dict)  # and that came, whether they could be used or not
-    phases: dict[str, float] = field(default_factory=dict)  # seconds, by what was done
+    number: int = 0  # from 1
+    rejections: Rejections = field(default_factory=Rejections)
+    # Tasks in flight by node, in asynchronous runs of earlier rounds as well, and the replies to them.
+    pending: dict[int, PendingTask] = field(default_factory=dict)
+    replies: PendingReplies = field(default_factory=PendingReplies)
+    # What the clients of each size received; by node where every client has a hash of its own.
+    requests: dict[int, TaskRequest] = field(default_factory=dict)
+    used: list[int] = field(default_factory=list)  # nodes whose updates are aggregated
+    left_out: dict[int, str] = field(default_factory=dict)  # nodes whose updates are not, and why
+    staleness: dict[int, int] = field(default_factory=dict)  # steps since an update's task was sent; asynchronous runs
+    bytes_down: dict[int, int] = field(default_factory=dict)  # of tensors, by node
+    bytes_up: dict[int, int] = field(default_factory=dict)  # usable or not
+    phases: dict[str, float] = field(default_factory=dict)  # seconds
     started: float = field(default_factory=time.monotonic)
-    heard: list[tuple[int, Heard]] = field(default_factory=list)  # by size
-    said: dict[int, Heard] = field(default_factory=dict)  # the same by node
-    secure: SecureRound | None = None  # where answers come under masks
-    line: Line = field(default_factory=Line)  # on which the orders went
-    unsurveyed: str = ""  # why devices could not be asked for the sums before the first round
+    qualities: list[tuple[int, QualitySum]] = field(default_factory=list)  # by size; -1 under secure aggregation
+    node_qualities: dict[int, QualitySum] = field(default_factory=dict)
+    secure: SecureRound | None = None  # where updates are masked
+    statistics_error: str = ""  # why there are no statistics before the first round
 
-    def phase(self, name: str) -> None:
-        """What was done since the last phase has a name."""
+    def reject(self, node: int, reason: str) -> None:
+        """Leave a node out of the round, and count the reason."""
+        self.rejections.note(self.number, node, reason)
+        self.left_out[node] = reason
+
+    def with_updatable_size(self, cohort: list[Node], nodes: Nodes) -> list[Node]:
+        """Return the nodes of a cohort that can change their acknowledged update; leave the others out."""
+        self.left_out |= {node.node_id: OTHER_SIZE for node in cohort if not nodes.can_update(node)}
+        return [node for node in cohort if nodes.can_update(node)]
+
+    def with_numbers(self, cohort: list[Node], numbered: set[int]) -> list[Node]:
+        """Return the nodes of a cohort that know the numbers of their items; leave the others out."""
+        for node in [node.node_id for node in cohort if node.node_id not in numbered]:
+            self.left_out[node] = NO_NUMBERING
+            log.warning("round %d: client %d left out: %s", self.number, node, NO_NUMBERING)
+        return [node for node in cohort if node.node_id in numbered]
+
+    def expire(self, *, everybody: bool) -> None:
+        """Stop waiting for tasks whose deadline has passed, or for all."""
+        now = time.monotonic()
+        for node in [node for node, task in self.pending.items() if everybody or task.deadline <= now]:
+            del self.pending[node]
+            self.reject(node, "no update in time")
+            self.replies.forget(node)
+        self.end_phase("updates")
+
+    def is_step_due(self, step_at: float) -> bool:
+        """Return whether an asynchronous step is due: all deadlines have passed, or ``step_at`` with an update."""
+        now = time.monotonic()
+        has_updates = bool(self.used or self.node_qualities)
+        return (has_updates and now >= step_at) or all(task.deadline <= now for task in self.pending.values())
+
+    def end_phase(self, name: str) -> None:
+        """Count the time since the last phase ended as that of a phase."""
         since = self.started + sum(self.phases.values())
         self.phases[name] = self.phases.get(name, 0.0) + time.monotonic() - since
 
-    @property
-    def asked(self) -> int:
-        """How many were sent an order."""
-        return len(self.down)
-
-    @property
-    def seconds(self) -> float:
-        """Since it began."""
-        return time.monotonic() - self.started
-
-    def who_speaks(self, cohort: list[Node], nodes: Nodes) -> list[Node]:
-        """Those of a cohort who can change what the sums hold of them; the others are left out."""
-        self.left_out |= {node.node_id: OTHER_SIZE for node in cohort if not nodes.speaks(node)}
-        return [node for node in cohort if nodes.speaks(node)]
-
-    def who_knows(self, known: list[Node], cohort: list[Node], number: int) -> list[Node]:
-        """Those of a cohort who know the numbers of their items; the others are left out."""
-        for node in {node.node_id for node in cohort} - {node.node_id for node in known}:
-            self.left_out[node] = NO_NUMBERS
-            log.warning("round %d: client %d left out: %s", number, node, NO_NUMBERS)
-        return known
-
-    def lack_survey(self, present: list[Node], why: str) -> None:
-        """There are no sums before the first round: nobody takes part until there are."""
-        self.unsurveyed = why
-        self.left_out |= {node.node_id: NO_SURVEY for node in present} if why else {}
-
-    def send(self, node: Node, size: int) -> None:
-        """Note what is sent to a node."""
-        self.down[node.node_id] = size
-        node.bytes_down += size
-
-    def receive(self, node: Node, size: int) -> None:
-        """Note what came from a node."""
-        self.up[node.node_id] = size
-        node.bytes_up += size
-
-    def why_empty(self) -> str:
-        """Why no answer counts, in words."""
-        if self.unsurveyed:
-            return f"the survey before it is lost: {self.unsurveyed}"
-        if not self.down and not self.left_out:
-            return "no node is there that takes part"
-        reasons = Counter(self.left_out.values()).most_common()
-        return f"{self.asked} were asked: " + ", ".join(f"{many} × {reason}" for reason, many in reasons)
-
-    def report(self, number: int) -> RoundReport:
-        """What the history holds of it."""
-        moved = sum(self.down.values()), sum(self.up.values())
-        return RoundReport(number, self.seconds, len(self.used), *moved, None)
-
-    def event(self, number: int, held: dict[str, int]) -> Event:
-        """What is written down of it."""
-        return {
-            "event": ROUND, "round": number, "counted": bool(self.used), "asked": self.asked, "used": self.used,
-            "left_out": self.left_out, "down": self.down, "up": self.up, "held": held, "at": round(time.time(), 3),
-            "phases": {name: round(seconds, 4) for name, seconds in self.phases.items()},
-        } | ({"behind": self.behind} if self.behind else {})  # fmt: skip
-
-    def hear(self, node: Node, quality: Heard | None) -> None:
-        """Note how well a model serves a node's users."""
-        node.heard(quality)
+    def add_quality(self, node: Node, quality: QualitySum | None) -> None:
+        """Add the quality that a node measured."""
         if quality is not None:
-            self.heard.append((node.group, quality))
-            self.said[node.node_id] = quality
+            self.qualities.append((node.size, quality))
+            self.node_qualities[node.node_id] = quality
 
-    def hear_all(self, heard: Together) -> None:
-        """Note how well it serves users of whom nobody knows on which node they are."""
-        if round(heard.judges) > 0:
-            self.heard.append((-1, (heard.quality, round(heard.judges))))
+    def _add_aggregate_quality(self, aggregate: MeasuredUpdate) -> None:
+        users = round(aggregate.num_validated)
+        if users > 0:
+            self.qualities.append((-1, (aggregate.quality, users)))
 
     def quality(self, sizes: int) -> Quality | None:
-        """The mean over all users, and over those of each size."""
-        everybody = _mean(quality for _, quality in self.heard)
-        by_size = (_mean(quality for of, quality in self.heard if of == size) for size in range(sizes))
-        return None if everybody is None else Quality(everybody, tuple(by_size))
+        """Return the mean quality over all users, and over those of each size; None where there is none."""
+        overall = _mean(quality for _, quality in self.qualities)
+        by_size = (_mean(quality for other, quality in self.qualities if other == size) for size in range(sizes))
+        return None if overall is None else Quality(overall, tuple(by_size))
 
-    # -- under masks ---------------------------------------------------------------------------------------------------
+    def why_failed(self) -> str:
+        """Return why the round has no usable update."""
+        if self.statistics_error:
+            return f"the statistics before it are lost: {self.statistics_error}"
+        if not self.bytes_down and not self.left_out:
+            return "no node is there that takes part"
+        reasons = Counter(self.left_out.values()).most_common()
+        return f"{len(self.bytes_down)} were asked: " + ", ".join(f"{count} × {reason}" for reason, count in reasons)
 
-    def hide(self, plan: Plan, kind: str, grid: Grid, run: int, progress: Progress, timeout: float) -> dict[int, bytes]:
-        """Open a secure sum for what is asked of those who wait: what goes with the question to each, by its id.
+    def report(self) -> RoundReport:
+        """Return the round as the history of a run has it."""
+        seconds, down = time.monotonic() - self.started, sum(self.bytes_down.values())
+        return RoundReport(self.number, seconds, len(self.used), down, sum(self.bytes_up.values()), None)
 
-        Who leaves before it is asked does not wait any longer. Nothing, where answers are seen as they are.
-        """
-        if not plan.settings.privacy.sums_alone or not self.waiting:
+    def event(self, held: dict[str, int]) -> Event:
+        """Return the round as an event of ``nodes.jsonl``; ``held``: bytes that a client of each size holds."""
+        phases = {name: round(seconds, 4) for name, seconds in self.phases.items()}
+        event = {
+            "event": ROUND, "round": self.number, "counted": bool(self.used), "asked": len(self.bytes_down),
+            "used": self.used, "left_out": self.left_out, "down": self.bytes_down, "up": self.bytes_up,
+            "held": held, "at": round(time.time(), 3), "phases": phases,
+        }  # fmt: skip
+        return event | ({"staleness": self.staleness} if self.staleness else {})
+
+    # -- secure aggregation --------------------------------------------------------------------------------------------
+
+    def start_secure(self, plan: Plan, kind: str, grid: Grid, run: int, timeout: float) -> dict[int, bytes]:
+        """Start secure aggregation, if any, among the pending nodes; return the message for each that remains."""
+        if not plan.settings.privacy.uses_secure_aggregation or not self.pending:
             return {}
-        trains, number = kind == MessageType.TRAIN, next(iter(self.orders.values())).sent.round_number
-        encoding: Callable[[int], Encoding] = judging
+        trains = kind == MessageType.TRAIN
+        encoding: Callable[[int], Encoding] = quality_encoding
         if trains:
-            encoding = partial(encoding_of, plan, {size: order.sent for size, order in self.orders.items()})
-        names = {asked.node.name: asked.node for asked in self.waiting.values()}
-        sizes = {name: node.group if trains else 0 for name, node in names.items()}
-        self.secure = SecureRound(grid, timeout, plan.settings, encoding, sizes, names)
-        told = self.secure.begin(run, number, "train" if trains else "evaluate")
-        for node in [node for node in self.waiting if node not in told]:
-            del self.waiting[node]
-            self.left_out[node] = "no keys or shares"
-            progress.rejections.note(number + 1, node, self.left_out[node])
-        self.phase("masks")
-        return told
+            tasks = {size: request.task for size, request in self.requests.items()}
+            encoding = partial(fixed_point_encoding, plan, tasks)
+        nodes = {task.node.client_id: task.node for task in self.pending.values()}
+        sizes = {client: node.size if trains else 0 for client, node in nodes.items()}
+        self.secure = SecureRound(grid, timeout, plan.settings, encoding, sizes, nodes)
+        messages = self.secure.begin(run, self.number - 1, "train" if trains else "evaluate")
+        for node in [node for node in self.pending if node not in messages]:
+            del self.pending[node]
+            self.reject(node, "no keys or shares")
+        self.end_phase("masks")
+        return messages
 
-    def take(self, node: Node, content: RecordDict) -> None:
-        """Take a node's vector under its masks."""
-        assert self.secure is not None
-        self.receive(node, self.secure.hear(node, content))
-
-    def unmasked(self, plan: Plan, number: int, rejections: Rejections) -> Iterator[tuple[Sent, Answer]]:
-        """What was said under masks, by size, once enough have agreed to unmask the sum."""
+    def unmasked_updates(self, plan: Plan) -> Iterator[tuple[ClientTask, Update]]:
+        """Unmask the aggregate of every size, and reject nodes whose vectors are not in it."""
         if self.secure is None:
             return
-        found = self.secure.finish()
-        self.secure.require_unpaid(f"round {number}")
-        for size, heard in found.items():
-            self.hear_all(heard)
-            sent = self.orders[size].sent
-            yield sent, from_change(plan, sent, heard.answer)
-        for node in self.up.keys() - {node.node_id for node in self.secure.survivors}:
-            self.left_out[node] = "a secure sum that is lost"
-            rejections.note(number, node, self.left_out[node])
+        aggregates = self.secure.finish()
+        self.secure.require_budget_unspent(f"round {self.number}")
+        for size, aggregate in aggregates.items():
+            self._add_aggregate_quality(aggregate)
+            task = self.requests[size].task
+            yield task, from_weighted_change(plan, task, aggregate.update)
+        for node in self.bytes_up.keys() - {node.node_id for node in self.secure.survivors}:
+            self.reject(node, "a secure sum that is lost")
 
-    def unmasked_qualities(self) -> None:
-        """The same where nothing but qualities was asked for."""
-        for heard in () if self.secure is None else self.secure.finish().values():
-            self.hear_all(heard)
-
-    def survived(self) -> list[Node]:
-        """Whose vectors are in the sum."""
-        return [] if self.secure is None else list(self.secure.survivors)
+    def unmask_qualities(self) -> None:
+        """Unmask the aggregate of an evaluation."""
+        for aggregate in () if self.secure is None else self.secure.finish().values():
+            self._add_aggregate_quality(aggregate)
 
 
-def _mean(qualities: Iterable[Heard]) -> float | None:
-    found = list(qualities)
-    return sum(total for total, _ in found) / sum(users for _, users in found) if found else None
+def _mean(qualities: Iterable[QualitySum]) -> float | None:
+    sums = list(qualities)
+    return sum(total for total, _ in sums) / sum(users for _, users in sums) if sums else None
 
 
-def sent_to(plan: Plan, cohort: list[Node], state: State) -> Iterator[tuple[int, Sent]]:
-    """What is sent to each size, or to each node where every one has a hash of its own.
-
-    What is waited for beyond the next step is a copy: it may be the server's own, which the step changes.
-    """
-    for key, sent in _sent_to(plan, cohort, state):
-        copied = sent.vectors if plan.settings.fleet.pace.waits else {n: of.clone() for n, of in sent.vectors.items()}
-        yield key, replace(sent, vectors=copied)
-
-
-def _sent_to(plan: Plan, cohort: list[Node], state: State) -> Iterator[tuple[int, Sent]]:
-    if not plan.method.per_client:
-        sizes = sorted({node.group for node in cohort})
-        yield from zip(sizes, plan.algorithm.send(plan, state, sizes), strict=True)
-        return
-    for node in cohort:
-        number = node.number if node.number >= 0 else node.node_id % 2**20
-        yield node.node_id, plan.sent_alone(state, node.group, number)
+def tasks_for(plan: Plan, cohort: list[Node], state: State) -> Iterator[tuple[int, ClientTask]]:
+    """Yield the task of each size, or of each node where every client has a hash of its own."""
+    if plan.method.per_client:
+        tasks = [(node.node_id, plan.client_task(state, node.size, node.hash_id)) for node in cohort]
+    else:
+        sizes = sorted({node.size for node in cohort})
+        tasks = list(zip(sizes, plan.algorithm.tasks(plan, state, sizes), strict=True))
+    for key, task in tasks:
+        if plan.settings.fleet.asynchronous.is_synchronous:
+            yield key, task
+        else:  # copies, since vectors may be the server's own, which the next step changes
+            yield key, replace(task, vectors={name: vector.clone() for name, vector in task.vectors.items()})
 
 
-def metrics_of(metric: str, plan: Plan, quality: Quality) -> MetricRecord:
-    """The quality over all users, and over those of each size, as Flower has it."""
-    by_size = zip(plan.capacities, quality.groups, strict=True)
-    sizes = {f"{metric} {capacity}": value for capacity, value in by_size if value is not None}
-    return MetricRecord({metric: quality.server, **sizes})
+# -- the loop ----------------------------------------------------------------------------------------------------------
+
+
+def run_rounds(strategy: FairStrategy, grid: Grid, arrays: ArrayRecord, evaluate: Evaluate | None) -> Result:
+    """Run all rounds up to the last one; raise where too many in a row fail, after which a run can be resumed."""
+    strategy.summary()
+    result = Result()
+    number, before = 0, strategy.progress.state.round_number
+    _evaluate_on_server(result, evaluate, number, arrays)
+    while before + number < strategy.last_round:
+        messages = strategy.configure_train(number + 1, arrays, ConfigRecord(), grid)
+        new, metrics = strategy.aggregate_train(number + 1, _exchange(strategy, messages))
+        if strategy.progress.state.round_number == before + number:
+            _try_again(strategy, before + number + 1)
+            continue
+        strategy.attempt = 0
+        number += 1
+        if new is not None:
+            result.arrays = arrays = new
+        if metrics is not None:
+            result.train_metrics_clientapp[number] = metrics
+        messages = strategy.configure_evaluate(number, arrays, ConfigRecord(), grid)
+        quality = strategy.aggregate_evaluate(number, _exchange(strategy, messages))
+        if quality is not None:
+            result.evaluate_metrics_clientapp[number] = quality
+        _evaluate_on_server(result, evaluate, number, arrays)
+    return result
+
+
+def _exchange(strategy: FairStrategy, messages: Iterable[Message]) -> Iterator[Message]:
+    """Send tasks, and yield the replies; in asynchronous runs those to earlier tasks as well."""
+    assert strategy.streaming is not None
+    opened = strategy.open_round
+    if strategy.waits_for_all():
+        return strategy.streaming.exchange(messages, opened.replies, strategy.round_timeout)
+    seconds = strategy.settings.fleet.asynchronous.step_seconds
+    is_due = partial(opened.is_step_due, float("inf") if seconds is None else time.monotonic() + seconds)
+    return strategy.streaming.exchange(messages, opened.replies, strategy.round_timeout, is_due)
+
+
+def _try_again(strategy: FairStrategy, number: int) -> None:
+    """Log why a round failed, and wait; raise after too many attempts."""
+    strategy.attempt += 1
+    reason = strategy.open_round.why_failed()
+    max_attempts = strategy.settings.fleet.network.max_failed_rounds
+    log.warning("round %d: no usable update (%s): it does not count, and is tried again", number, reason)
+    if max_attempts is not None and strategy.attempt >= max_attempts:
+        given = f"round {number}, tried {max_attempts} times without a usable update ({reason})"
+        logs = "See run.log and the devices' own logs; then go on from the last checkpoint (resume)."
+        remedy = f"{logs} fleet.network.max_failed_rounds is how often a round is tried."
+        raise InvalidState(given, "devices that reply", remedy)
+    time.sleep(min(2.0 ** (strategy.attempt - 1), MAX_PAUSE, strategy.round_timeout))
+
+
+def _evaluate_on_server(result: Result, evaluate: Evaluate | None, number: int, arrays: ArrayRecord) -> None:
+    metrics = None if evaluate is None else evaluate(number, arrays)
+    if metrics is not None:
+        result.evaluate_metrics_serverapp[number] = metrics
+
+
+def usable_replies(
+    strategy: FairStrategy, replies: Iterable[Message], *, trained: bool
+) -> Iterator[tuple[Node, TaskRequest, Reply]]:
+    """Yield the valid replies; reject the others, with the reason."""
+    opened = strategy.open_round
+    for message in replies:
+        sender = message.metadata.src_node_id
+        if strategy.streaming is not None:  # by the message that is answered: a late reply is not one to a new task
+            sender = opened.replies.sent_to.pop(message.metadata.reply_to_message_id, UNKNOWN_NODE)
+        pending = opened.pending.pop(sender, None)
+        if pending is None:
+            log.warning("round %d: a reply of a node that has no task, or has replied", opened.number)
+            continue
+        node = pending.node.node_id
+        if message.has_error():
+            log.warning("round %d: node %d failed: %s", opened.number, node, one_line(message.error.reason))
+            opened.reject(node, "the device failed")
+            strategy.numbered_nodes.discard(node)  # it may have lost the numbers of its items
+            strategy.nodes.mark_failed(node)
+            continue
+        try:
+            reply = _read_reply(strategy, message, pending, trained=trained)
+        except InvalidMessage as error:
+            opened.reject(node, error.given)
+            continue
+        if reply is not None:
+            yield pending.node, pending.request, reply
+            if strategy.has_enough():
+                return
+
+
+def _read_reply(strategy: FairStrategy, message: Message, pending: PendingTask, *, trained: bool) -> Reply | None:
+    """Read a reply; None where its update is masked. Raises :class:`InvalidMessage` where it cannot be used."""
+    opened, plan = strategy.open_round, strategy.plan
+    node, request = pending.node, pending.request
+    asynchronous = strategy.settings.fleet.asynchronous
+    if opened.secure is None:
+        opened.bytes_up[node.node_id] = tensor_bytes(message.content)
+    if trained and not asynchronous.is_synchronous:
+        staleness = strategy.progress.state.round_number - request.task.round_number
+        opened.staleness[node.node_id] = staleness
+        # The sums keep the client's acknowledged update, as its next task will tell it.
+        _refuse(asynchronous.staleness_problem(staleness, depends_on_model=plan.algorithm.depends_on_model))
+    if opened.secure is not None:
+        opened.bytes_up[node.node_id] = opened.secure.receive(node, message.content)
+        return None
+    sizes = plan.algorithm.update_shapes(plan, request.task) if trained else {}
+    sends_weights = plan.algorithm.sends_weights
+    reply = unpack_reply(message.content, request, sizes, strategy.max_weight, sends_weights=sends_weights)
+    if trained:
+        update = reply.update
+        _refuse("no update" if update is None else plan.algorithm.validate_update(plan, request.task, update))
+    return reply
+
+
+def _refuse(problem: str | None) -> None:
+    if problem is not None:
+        raise InvalidMessage(problem, "a usable update", "The client is left out of the round.")

@@ -1,45 +1,45 @@
 """``FairStrategy``: the server of a real federation, on Flower's message API.
 
-A round is that of ``protocol.round``: reduce once per size, send, check every answer, sum per size, apply. What a
-network adds is here: nodes that come late, die, hang or send rubbish. Whoever cannot be used is left out by name and
-reason, and the round goes on. Which word of which device the sums hold stands in the same checkpoint as the sums
-(:mod:`.books`), and every order says it: so words are exact under lost, late, refused and repeated answers, and under
-a server that goes on from an older checkpoint.
+A round is that of :mod:`fairfold.federation.round`; nodes that come late, die, hang or send invalid messages are left
+out of it, with the reason. Which update of which client the sums contain is stored in the same checkpoint as the sums
+(:mod:`.persistence`), and every task names it. So sums that remember updates are exact under lost, late, refused and
+repeated replies, and under a server that resumes from an older checkpoint.
 """
 
-import contextlib
+import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from fairfold.config import Settings
 from fairfold.errors import InvalidSettings
-from fairfold.flower import opening
-from fairfold.flower.books import Books
-from fairfold.flower.exchange import StreamingGrid
-from fairfold.flower.loop import run_rounds
+from fairfold.federation.algorithm import RemembersUpdates
+from fairfold.federation.architecture import ImageShape
+from fairfold.federation.evaluation import Quality
+from fairfold.federation.plan import Plan
+from fairfold.federation.randomness import Rejections
+from fairfold.federation.scheduling import count_staleness
+from fairfold.federation.simulation import Progress
+from fairfold.federation.updates import Aggregate, PublicStatistics, State
+from fairfold.flower import preparation
+from fairfold.flower.device_model import push_models
+from fairfold.flower.grid import StreamingGrid
 from fairfold.flower.nodes import Node, Nodes
-from fairfold.flower.protocol import new_word
-from fairfold.flower.push import push_models
-from fairfold.flower.record import Record
-from fairfold.flower.replies import enough, give_up, step_due, usable_answers
-from fairfold.flower.rounds import Asked, OpenRound, metrics_of, sent_to
-from fairfold.flower.wire import NO_WORD, Order, for_node, pack_order
-from fairfold.protocol.faults import Rejections
-from fairfold.protocol.plan import Plan
-from fairfold.protocol.turns import counted_behind
-from fairfold.protocol.words import Public, State, Totals
-from fairfold.runs.federated import on_devices
-from fairfold.settings import Settings
-from fairfold.simulate.result import Quality
-from fairfold.simulate.run import Progress
-from fairfold.values import Weights
+from fairfold.flower.persistence import NetworkState, RunRecorder
+from fairfold.flower.protocol import new_id
+from fairfold.flower.rounds import NO_STATISTICS, OpenRound, PendingTask, run_rounds, tasks_for, usable_replies
+from fairfold.flower.wire import NO_UPDATE, TaskRequest, for_node, pack_request
+from fairfold.runs.data import with_device_data
+from fairfold.typing import Weights
 
 log = logging.getLogger("fairfold.flower")
 
@@ -48,20 +48,18 @@ class FairStrategy(Strategy):
     """Any algorithm and any method over a network.
 
     Args:
-        settings: Settings of the run; those of the best recipe if not given. ``fleet.capacities`` names the sizes that
-            are served, and every device gets the largest it can hold. ``fleet.clients_per_round`` nodes take part in a
-            round, or all if there are fewer.
+        settings: Settings of the run, by default those of the default recipe. Every client gets the largest size of
+            ``fleet.capacities`` that it can hold; ``fleet.clients_per_round`` nodes, or all, take part in a round.
         num_items: Size of the catalogue; items are numbered by falling popularity where that is known (``ranked``).
         folder: Where the run is written, checkpoints included; nothing is written if not given.
-        resume: Go on from the newest whole checkpoint in ``folder``, where there is one.
+        resume: Go on from the newest complete checkpoint in ``folder``, where there is one.
         half: Vectors travel in half precision, both ways.
         min_nodes: Wait for this many nodes before a round. Like the next two, by default that of ``fleet.network``.
-        patience: Seconds to wait for them; then those who are there train.
-        round_timeout: Seconds devices have to answer.
-        largest_weight: The most one node may count: its number of users, or of samples with ``weighting="data"``.
-        evaluate: Ask devices how well the model serves their own users: before the first round and as often as
-            ``run.evaluate_every`` says.
-        picture: Height, width and number of classes, where devices have images.
+        wait_timeout: Seconds to wait for them; then those who are there train.
+        round_timeout: Seconds for a client's reply.
+        max_weight: The most one node may count: its number of users, or of samples with ``weighting="data"``.
+        evaluate: Clients evaluate the model on their own users, first before any round (``run.evaluate_every``).
+        image_shape: Height, width and number of classes, where clients have images.
     """
 
     def __init__(
@@ -73,57 +71,55 @@ class FairStrategy(Strategy):
         resume: bool = False,
         half: bool = False,
         min_nodes: int | None = None,
-        patience: float | None = None,
+        wait_timeout: float | None = None,
         round_timeout: float | None = None,
-        largest_weight: float = 1e4,
+        max_weight: float = 1e4,
         evaluate: bool = True,
-        picture: tuple[int, int, int] | None = None,
+        image_shape: ImageShape | None = None,
     ) -> None:
         if resume and folder is None:
             raise InvalidSettings("resume without a folder", "the folder of the run", "Give folder=...")
-        self.settings = on_devices(Settings() if settings is None else settings, num_items)
-        opening.refuse_unserved(self.settings)
-        self.num_items, self.picture = num_items, picture
-        self.plan = opening.first_plan(self.settings, num_items, picture)
-        self.nodes = Nodes(self.settings)
-        network, self.half, self.largest_weight = self.settings.fleet.network, half, largest_weight
-        self.evaluate = evaluate and self.settings.privacy.tells_quality
-        self.min_nodes = network.min_nodes if min_nodes is None else min_nodes
-        self.patience = network.patience if patience is None else patience
-        self.round_timeout = network.round_timeout if round_timeout is None else round_timeout
+        self.settings = with_device_data(Settings() if settings is None else settings, num_items)
+        preparation.refuse_simulation_only(self.settings)
         self.metric = self.settings.metric
-        self.start_quality: Quality | None = None
-        self._record = None if folder is None else Record(Path(folder), self.plan, resume=resume, picture=picture)
-        found = None if self._record is None else self._record.found
-        self.books = Books(None if found is None else found.state)
-        self.nodes.spoken = self.books.sizes if self.settings.algorithm.keeps == "acknowledged" else {}
-        self.progress = found or Progress(State({}), {}, [], Rejections())
-        if self._record is not None:
-            self.nodes.note = self._record.note_event
-        if self._record is not None and found is not None:
-            log.info("going on after round %d", found.state.round_number)
-            self.nodes.known(self._record.known)
-        if found is not None or not self.settings.algorithm.surveys(self.settings):
-            self._settle()
+        self.num_items, self.image_shape = num_items, image_shape
+        self.half, self.max_weight = half, max_weight
+        self.evaluate = evaluate and self.settings.privacy.reports_quality
+        network = self.settings.fleet.network
+        self.min_nodes = network.min_nodes if min_nodes is None else min_nodes
+        self.wait_timeout = network.wait_timeout if wait_timeout is None else wait_timeout
+        self.round_timeout = network.round_timeout if round_timeout is None else round_timeout
+        self.plan = preparation.initial_plan(self.settings, num_items, image_shape)
+        self._recorder = RunRecorder(folder, self.plan, resume=resume, image_shape=image_shape)
+        restored = self._recorder.restored
+        self.progress = restored or Progress(State({}), {}, [], Rejections())
+        self.network_state = NetworkState(None if restored is None else restored.state)
+        self.nodes = Nodes(self.settings, note=self._recorder.record_event)
+        if isinstance(self.settings.algorithm, RemembersUpdates):
+            self.nodes.acknowledged_sizes = self.network_state.sizes
+        if restored is not None:
+            log.info("going on after round %d", restored.state.round_number)
+            self.nodes.restore(self._recorder.known_events)
+        if restored is not None or not self.settings.algorithm.statistics(self.settings):
+            self._set_plan()
         self.open_round = OpenRound()
-        self._at_work = OpenRound()  # the last round of training: where rounds do not wait, some are still at work
+        self._training_round = OpenRound()  # the last one of training: in asynchronous runs some tasks are in flight
         self.streaming: StreamingGrid | None = None
-        self.numbered: set[int] = set()
-        self._given_arrays: Weights | None = None
-        self._last_round = self.settings.run.rounds
+        self.numbered_nodes: set[int] = set()  # nodes that have received the numbers of their items
+        self.start_quality: Quality | None = None
+        self.attempt = 0  # failed attempts at the open round
+        self._initial_tensors: Weights | None = None
+        self.last_round = self.settings.run.rounds
         self._arrays_each_round = False
-        self.attempt = 0  # how often the open round was tried in vain
 
-    def _settle(self) -> None:
-        """Devices have said what a plan needs: sizes are known, and there is a model."""
-        self.plan = Plan.of(self.settings, Public(self.num_items, survey=self.books.survey), self.picture)
-        self.nodes.settle(self.plan)
+    def _set_plan(self) -> None:
+        """Make the plan and the model, once the statistics are known."""
+        public = PublicStatistics(self.num_items, statistics=self.network_state.statistics)
+        self.plan = Plan.of(self.settings, public, self.image_shape)
+        self.nodes.set_plan(self.plan)
         if not self.progress.state.full:
-            self.progress.state = self.books.into(self.plan.initial()[0])
-        if self._record is not None:
-            self._record.settle(self.plan, self.progress)
-
-    # -- a run ---------------------------------------------------------------------------------------------------------
+            self.progress.state = self.network_state.save_in(self.plan.initial()[0])
+        self._recorder.set_plan(self.plan, self.progress)
 
     def start(
         self,
@@ -135,202 +131,208 @@ class FairStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run the rounds that are left.
+        """Run the rounds that are left, or ``num_rounds``, with ``timeout`` seconds for a client's reply.
 
-        Args:
-            grid: Flower's way to the nodes.
-            initial_arrays: Full tensors to start from, in place of random ones; not with a run that is gone on with.
-            num_rounds: How many rounds; those that the settings still ask for, if not given.
-            timeout: Seconds devices have to answer; that of the strategy if not given.
-            train_config: Not used: what devices need comes from the settings.
-            evaluate_config: Not used.
-            evaluate_fn: Evaluates the full model on the server, where there is data to do so.
+        A run that is not resumed starts from ``initial_arrays``, full tensors, if given. ``evaluate_fn`` evaluates the
+        full model on the server. The configs are not used: what clients need comes from the settings.
         """
         number = self.progress.state.round_number
         if initial_arrays and number == 0:
-            self._given_arrays = opening.flat(initial_arrays)
+            arrays = initial_arrays.items()
+            self._initial_tensors = {name: torch.from_numpy(array.numpy().reshape(-1).copy()) for name, array in arrays}
         if self.nodes.plan is not None:
-            self._start_from_given()
-        left = self.settings.run.rounds - number if num_rounds is None else num_rounds
-        self._last_round = number + left
+            self._use_initial_tensors()
+        rounds = self.settings.run.rounds
+        left = rounds - number if num_rounds is None else num_rounds
+        self.last_round = number + left
         self._arrays_each_round = evaluate_fn is not None
-        self.streaming = StreamingGrid(grid, opening.largest_answer(self.plan))
+        self.streaming = StreamingGrid(grid, preparation.max_update_bytes(self.plan))
+        streaming = cast(Grid, self.streaming)
         self.round_timeout = self.round_timeout if timeout is None else timeout
-        with contextlib.nullcontext() if self._record is None else self._record.open(self.progress):
+        with self._recorder.open(self.progress):
             first = self._full_arrays() if self._arrays_each_round else ArrayRecord()
-            result = run_rounds(self, cast(Grid, self.streaming), first, self._last_round, evaluate_fn)
-            if self._record is not None and self.nodes.plan is not None:
-                self._record.finish(self.progress, self.nodes)
-            if self.settings.fleet.network.push and 0 < self.settings.run.rounds <= self.progress.state.round_number:
-                push_models(self, cast(Grid, self.streaming))
+            result = run_rounds(self, streaming, first, evaluate_fn)
+            if self.nodes.plan is not None:
+                self._recorder.finish(self.progress, self.nodes)
+            if self.settings.fleet.network.push_model and 0 < rounds <= self.progress.state.round_number:
+                push_models(self, streaming)
         if not left:
             result.arrays = self._full_arrays()
         return result
 
-    def _start_from_given(self) -> None:
-        """Take the tensors that were given in the place of random ones."""
-        full, self._given_arrays = self._given_arrays, None
-        if full is not None:
-            self.progress.state = opening.started_from(self.progress.state, full)
+    def _use_initial_tensors(self) -> None:
+        """Start from the tensors that were given, if any, in place of random ones."""
+        if self._initial_tensors is not None:
+            self.progress.state = preparation.with_initial_tensors(self.progress.state, self._initial_tensors)
+            self._initial_tensors = None
 
     def _full_arrays(self) -> ArrayRecord:
         return ArrayRecord({name: Array(vector.numpy()) for name, vector in self.progress.state.full.items()})
 
     def summary(self) -> None:
-        """Log what is about to run."""
-        opening.log_plan(self.plan)
+        sizes = zip(self.plan.capacities, self.plan.assignments(0), strict=True)
+        served = ", ".join(f"{capacity}: {held.bytes()} bytes" for capacity, held in sizes)
+        log.info("%s, %s, sizes %s", self.settings.subspace.method, self.plan.algorithm.kind, served)
+        log.debug("settings %s", json.dumps(self.settings.plain()))
+
+    def waits_for_all(self) -> bool:
+        """Return whether the replies to all tasks are awaited: in synchronous runs, and at the end."""
+        return self.settings.fleet.asynchronous.is_synchronous or self.progress.state.round_number == self.last_round
+
+    def has_enough(self) -> bool:
+        """Return whether an asynchronous step has as many updates as ``buffer_size``."""
+        buffer_size = self.settings.fleet.asynchronous.buffer_size
+        received = max(len(self.open_round.used), len(self.open_round.node_qualities))
+        return buffer_size is not None and received >= buffer_size and not self.waits_for_all()
 
     # -- training ------------------------------------------------------------------------------------------------------
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask new nodes what they can hold, draw the round's, and send each the vectors of its size."""
-        number, wanted = self.progress.state.round_number, (self.min_nodes, self.patience)
-        self.open_round = OpenRound(waiting=self._at_work.waiting, line=self._at_work.line)
-        if self.nodes.plan is None:
-            present = self.nodes.wait(lambda: self.nodes.everybody(grid), *wanted)
-            if not present:
-                return []
-            asked = self.books, self.settings, self.num_items, present
-            self.open_round.lack_survey(present, opening.open_books(*asked, grid, self.round_timeout))
-            if self.open_round.unsurveyed:
-                return []
-            self._settle()
-            self._start_from_given()
-            self.nodes.hide([node for node in present if node.node_id in self.nodes.usable])
-        busy = self.open_round.waiting
-        wanted = (0, 0.0) if busy else wanted
-        cohort = self.nodes.wait(lambda: self.nodes.drawn(grid, number, self.attempt, busy), *wanted)
-        self.nodes.hide(cohort)  # where a run is gone on with
-        first = self.evaluate and self.start_quality is None and number == 0
-        return self._orders(cohort, number, MessageType.TRAIN, grid, evaluate=first)
+        """Collect statistics if needed, draw a cohort, and return a task for each of its nodes."""
+        number = self.progress.state.round_number
+        busy, replies = self._training_round.pending, self._training_round.replies
+        opened = self.open_round = OpenRound(number + 1, self.progress.rejections, busy, replies)
+        if self.nodes.plan is None and not self._prepare(grid):
+            return []
+        draw = partial(self.nodes.sample, grid, number, self.attempt, busy)
+        cohort = self.nodes.wait(draw, 0 if busy else self.min_nodes, self.wait_timeout)
+        self.nodes.merge_small_sizes(cohort)  # where a run is resumed
+        evaluate = self.evaluate and self.start_quality is None and number == 0
+        cohort = opened.with_updatable_size(cohort, self.nodes)
+        return self._tasks(cohort, number, MessageType.TRAIN, grid, evaluate=evaluate)
 
-    def _orders(self, cohort: list[Node], number: int, kind: str, grid: Grid, *, evaluate: bool) -> list[Message]:
-        """One record per size, shared by all its messages but for the word of each device that the server holds."""
-        opened, until = self.open_round, time.monotonic() + self.round_timeout
-        cohort = opened.who_speaks(cohort, self.nodes) if kind == MessageType.TRAIN else cohort
-        known = opening.tell_numbers(self.books, cohort, self.numbered, grid, self.settings, self.round_timeout)
-        cohort = opened.who_knows(known, cohort, number + 1)
-        opened.phase("nodes")
-        state = replace(self.progress.state, round_number=number)
-        records, word = {}, new_word()
-        for key, sent in sent_to(self.plan, cohort, state):
-            order = Order(
-                sent, self.settings, self.num_items, self.books.run, word, NO_WORD, self.half, evaluate,
-                self.books.numbering, self.picture,
-            )  # fmt: skip
-            records[key], opened.orders[key] = pack_order(order)
+    def _prepare(self, grid: Grid) -> bool:
+        """Collect statistics from all connected nodes, and make the plan; return whether that succeeded."""
+        present = self.nodes.wait(lambda: self.nodes.connected(grid), self.min_nodes, self.wait_timeout)
+        if not present:
+            return False
+        failure = preparation.collect_statistics(
+            self.network_state, self.settings, self.num_items, present, grid, self.round_timeout
+        )
+        if failure:
+            self.open_round.statistics_error = failure
+            self.open_round.left_out |= {node.node_id: NO_STATISTICS for node in present}
+            return False
+        self._set_plan()
+        self._use_initial_tensors()
+        self.nodes.merge_small_sizes([node for node in present if node.node_id in self.nodes.usable])
+        return True
+
+    def _tasks(self, cohort: list[Node], number: int, kind: str, grid: Grid, *, evaluate: bool) -> list[Message]:
+        """Return the messages to a cohort: one record per size, shared but for what is each client's own."""
+        opened, timeout = self.open_round, self.round_timeout
+        preparation.send_numbering(self.network_state, cohort, self.numbered_nodes, grid, self.settings, timeout)
+        cohort = opened.with_numbers(cohort, self.numbered_nodes)
+        opened.end_phase("nodes")
+        shared: dict[str, Any] = {
+            "run": self.network_state.run, "update_id": new_id(), "half": self.half, "evaluate": evaluate,
+            "numbering": self.network_state.numbering, "image_shape": self.image_shape,
+        }  # fmt: skip
+        records = {}
+        for key, task in tasks_for(self.plan, cohort, replace(self.progress.state, round_number=number)):
+            records[key], opened.requests[key] = pack_request(
+                TaskRequest(task, self.settings, self.num_items, **shared)
+            )
+        deadline = time.monotonic() + timeout
         for node in cohort:
-            opened.waiting[node.node_id] = Asked(node, opened.orders[self._key(node)], until)
-        told = opened.hide(self.plan, kind, grid, self.books.run, self.progress, self.round_timeout)
+            opened.pending[node.node_id] = PendingTask(node, opened.requests[self._key(node)], deadline)
+        secure = opened.start_secure(self.plan, kind, grid, self.network_state.run, timeout)
         messages = []
-        for node in [node for node in cohort if node.node_id in opened.waiting]:
+        for node in [node for node in cohort if node.node_id in opened.pending]:
             key = self._key(node)
-            opened.send(node, opened.orders[key].sent.bytes_down // (2 if self.half else 1))
-            content = for_node(records[key], self.books.held.get(node.name, NO_WORD), told.get(node.node_id))
-            ttl = 2 * self.round_timeout + 60  # answers that are there at the deadline are still to be fetched
+            opened.bytes_down[node.node_id] = opened.requests[key].task.bytes_down // (2 if self.half else 1)
+            acknowledged_id = self.network_state.acknowledged.get(node.client_id, NO_UPDATE)
+            content = for_node(records[key], acknowledged_id, secure.get(node.node_id))
+            ttl = 2 * timeout + 60  # replies that are there at the deadline are still to be fetched
             messages.append(Message(content, node.node_id, kind, ttl=ttl, group_id=str(number + 1)))
-        opened.phase("orders")
+        opened.end_phase("tasks")
         return messages
 
     def _key(self, node: Node) -> int:
-        return node.node_id if self.plan.method.per_client else node.group
-
-    def replies(self, messages: Iterable[Message]) -> Iterator[Message]:
-        """Send orders, and hear what comes, of those before as well where rounds do not wait."""
-        assert self.streaming is not None
-        due = step_due(self, wait=self._waits())
-        return self.streaming.order(messages, self.open_round.line, self.round_timeout, due)
-
-    def _waits(self) -> bool:
-        """Whether all who are asked are waited for: where rounds wait, and at the very end."""
-        over = self.progress.state.round_number == self._last_round
-        return over or self.settings.fleet.pace.waits
+        return node.node_id if self.plan.method.per_client else node.size
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Check every answer, sum per size, apply; then write the round down."""
-        opened, algorithm = self.open_round, self.plan.algorithm
-        number, totals = self.progress.state.round_number + 1, Totals()
-        if self.nodes.plan is None:  # nobody has come yet, or a survey is lost: there is no model to speak of
-            if self._record is not None:
-                self._record.note_round(number, opened)
+        """Validate every update, aggregate per size, take the server's step; then record the round."""
+        opened, network_state = self.open_round, self.network_state
+        asynchronous = self.settings.fleet.asynchronous
+        aggregate = Aggregate()
+        if self.nodes.plan is None:  # no node has come yet, or the statistics are lost: there is no model
+            self._recorder.record_round(opened)
             return None, None
-        for node, order, reply in usable_answers(self, number, replies, trained=True):
-            assert reply.answer is not None  # of such no word is handed on
-            totals.add(order.sent, reply.answer, alone=self.plan.method.per_client)
-            self._used(node, order)
-            opened.hear(node, reply.quality)
-            if enough(self, wait=self._waits()):
-                break
-        give_up(self, number, everybody=self.settings.fleet.pace.waits)
-        self._at_work = opened
-        if opened.behind:
-            self.books.behind = counted_behind(self.books.behind, opened.behind.values(), self.settings.fleet.pace)
-        for sent, answer in opened.unmasked(self.plan, number, self.progress.rejections):
-            totals.add(sent, answer)
-        for node in opened.survived():
-            self._used(node, opened.orders[self._key(node)])
-        if not opened.used:  # nobody answered, or a secure sum is lost: it does not count
-            if self._record is not None:
-                self._record.note_round(number, opened)
+        for node, request, reply in usable_replies(self, replies, trained=True):
+            assert reply.update is not None  # checked by usable_replies
+            aggregate.add(request.task, reply.update, alone=self.plan.method.per_client)
+            self._acknowledge(node, request)
+            opened.add_quality(node, reply.quality)
+        opened.expire(everybody=asynchronous.is_synchronous)
+        self._training_round = opened
+        if opened.staleness:
+            staleness = count_staleness(network_state.staleness, opened.staleness.values(), asynchronous)
+            network_state.staleness = staleness
+        for task, update in opened.unmasked_updates(self.plan):
+            aggregate.add(task, update)
+        for node in () if opened.secure is None else opened.secure.survivors:
+            self._acknowledge(node, opened.requests[self._key(node)])
+        if not opened.used:  # no usable update, or a secure aggregate is lost: the round does not count
+            self._recorder.record_round(opened)
             return None, None
-        self.progress.state = self.books.into(algorithm.apply(self.plan, self.progress.state, totals))
+        state = self.plan.algorithm.server_update(self.plan, self.progress.state, aggregate)
+        self.progress.state = network_state.save_in(state)
         self.start_quality = self.start_quality or opened.quality(len(self.plan.capacities))
-        opened.phase("step")
-        report = opened.report(number)
+        opened.end_phase("step")
+        report = opened.report()
         self.progress.history.append(report)
-        left_out = len(opened.left_out)
-        log.info("round %d: %d answers used, %d left out, %.1f s", number, len(opened.used), left_out, report.seconds)
-        if self._record is not None:
-            self._record.round_over(self.progress, opened, number, report, evaluated=self._evaluation_due())
-        wanted = self._arrays_each_round or number == self._last_round
-        metrics = MetricRecord({"round": number, "nodes": len(opened.used), "left-out": left_out})
-        return self._full_arrays() if wanted else None, metrics
+        used, left_out = len(opened.used), len(opened.left_out)
+        log.info("round %d: %d updates used, %d left out, %.1f s", opened.number, used, left_out, report.seconds)
+        self._recorder.save_round(self.progress, opened, report, evaluated=self._evaluation_due())
+        arrays = self._full_arrays() if self._arrays_each_round or opened.number == self.last_round else None
+        return arrays, MetricRecord({"round": opened.number, "nodes": used, "left-out": left_out})
 
-    def _used(self, node: Node, order: Order) -> None:
-        """Note that the sums hold a word of a node."""
-        self.books.held[node.name], self.books.sizes[node.name] = order.word, order.sent.size
+    def _acknowledge(self, node: Node, request: TaskRequest) -> None:
+        """Remember that the sums contain a node's update."""
+        self.network_state.acknowledged[node.client_id] = request.update_id
+        self.network_state.sizes[node.client_id] = request.task.size
         node.rounds += 1
         self.open_round.used.append(node.node_id)
 
-    # -- how well the model serves the users of devices, as these say themselves ---------------------------------------
+    # -- evaluation by the clients -------------------------------------------------------------------------------------
 
     def _evaluation_due(self) -> bool:
         number = self.progress.state.round_number
-        return self.evaluate and (number == self._last_round or number % self.settings.run.evaluate_every == 0)
+        return self.evaluate and (number == self.last_round or number % self.settings.run.evaluate_every == 0)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Where an evaluation is due: ask devices how well the model of their size serves their own users."""
-        self.open_round = OpenRound()
+        """Where an evaluation is due, ask a cohort to evaluate the model of their size on their own users."""
+        number = self.progress.state.round_number
+        self.open_round = OpenRound(number, self.progress.rejections)
         if self.nodes.plan is None or not self._evaluation_due():
             return []
-        number = self.progress.state.round_number - 1  # the hash the devices have just trained with
-        busy = () if self._waits() else self._at_work.waiting
-        cohort = self.nodes.drawn(grid, number, busy=busy)
-        return self._orders(cohort, number, MessageType.EVALUATE, grid, evaluate=True)
+        busy = () if self.waits_for_all() else self._training_round.pending
+        cohort = self.nodes.sample(grid, number - 1, busy=busy)
+        # With the hash that the clients have just trained with.
+        return self._tasks(cohort, number - 1, MessageType.EVALUATE, grid, evaluate=True)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """The mean over all users, and over those of each size."""
-        if not self.open_round.orders:
+        """Return the mean quality over all users, and over those of each size."""
+        opened = self.open_round
+        if not opened.requests:
             return None
-        number = self.progress.state.round_number
-        for node, _, reply in usable_answers(self, number, replies, trained=False):
-            self.open_round.hear(node, reply.quality)
-            if enough(self, wait=self._waits()):
-                break
-        if self._waits():
-            give_up(self, number, everybody=True)
-        self.open_round.unmasked_qualities()
-        quality = self.open_round.quality(len(self.plan.capacities))
-        self.progress.history[-1] = replace(self.progress.history[-1], quality=quality)
-        if self._record is not None:
-            self._record.note(self.progress.history[-1])
-            self._record.note_quality(self.progress.state.round_number, self.open_round)
+        for node, _, reply in usable_replies(self, replies, trained=False):
+            opened.add_quality(node, reply.quality)
+        if self.waits_for_all():
+            opened.expire(everybody=True)
+        opened.unmask_qualities()
+        quality = opened.quality(len(self.plan.capacities))
+        report = self.progress.history[-1] = replace(self.progress.history[-1], quality=quality)
+        self._recorder.record_quality(opened.number, opened, report)
         if quality is None:
             return None
-        return metrics_of(self.metric, self.plan, quality)
+        by_size = zip(self.plan.capacities, quality.groups, strict=True)
+        sizes = {f"{self.metric} {capacity}": value for capacity, value in by_size if value is not None}
+        return MetricRecord({self.metric: quality.server, **sizes})

@@ -1,222 +1,241 @@
-"""What travels: orders to devices and their answers, as Flower's records. Every message is checked before it is used.
+"""Messages between server and clients as Flower's records. Every message is checked before it is used.
 
-An order is what the protocol calls :class:`Sent`, with the settings that decide what a device computes, and with the
-word of this device that the server holds. A device answers with its summand; where that is a whole model and vectors
-travel in half precision, with its change, which keeps its digits. Before the first round devices are asked for sums,
-and told the numbers that items get by them, of some items at a time.
+A task goes with the settings that decide what a client computes, and with the id of the client's update that the server
+has acknowledged; the reply is an additive update. In half precision a whole model travels as its change, which keeps
+its digits. Statistics and numbers of items, before the first round, are for a window of items at a time.
 """
 
 import contextlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from fairfold.errors import FairfoldError
-from fairfold.flower.facts import facts_in, number_in, refused, text_in, word_in
-from fairfold.flower.protocol import ARRAYS, CODED, FACTS, SECURE, VERSION, WINDOW
-from fairfold.flower.vectors import BYTE, DOUBLE, WHOLE, pack, unpack
-from fairfold.projections import Projection, facts_of, projection_of
-from fairfold.protocol.algorithm import COUNTS
-from fairfold.protocol.words import Answer, Sent
-from fairfold.sealed import SENSELESS, table_in
-from fairfold.settings import Settings, read_settings
+from fairfold.checksums import PARSE_ERRORS, parse_json_object
+from fairfold.config import Settings, read_settings
+from fairfold.errors import FairfoldError, InvalidMessage
+from fairfold.federation.algorithm import COUNTS, RemembersUpdates, SparseUpdates
+from fairfold.federation.architecture import Architecture, ImageShape
+from fairfold.federation.training import LocalSgd, RankingSgd
+from fairfold.federation.updates import ClientTask, Update
+from fairfold.flower.messages import facts_in, id_in, invalid_message, make_facts, number_in, text_in, with_facts
+from fairfold.flower.protocol import ARRAYS, CODED, FACTS, SECURE, WINDOW
+from fairfold.flower.vectors import FLOAT64, INT64, UINT8, pack, unpack
+from fairfold.subspace.projection import Projection, describe_projection, make_projection
 
-NOT_SENT = ("data", "fleet")  # tables that are the server's own business
-NOT_SENT_OF_RUN = (
+SERVER_TABLES = ("data", "fleet")  # settings that are not sent to clients
+SERVER_RUN_KEYS = (
     "rounds", "evaluate_every", "patience", "threshold", "backend", "device", "user_storage", "log_format",
 )  # fmt: skip
-MOST_ITEMS = 2**32
-LONGEST_TABLE = 4_096
-NO_WORD = 0  # in the place of a word's number: the server holds none of this device's
+MAX_ITEMS = 2**32
+MAX_TABLE_ROWS = 4_096
+# A task is refused beyond so many numbers per user, numbers in layers, and samples (with negatives) per user and round.
+MAX_USER_NUMBERS, MAX_DENSE_NUMBERS, MAX_SAMPLES = 1 << 16, 1 << 24, 1 << 24
+REQUEST_IDS = ("run", "update_id", "acknowledged_id", "numbering")
+NO_UPDATE = 0  # the id of no update: the server has acknowledged none of this client's
 
 
 @dataclass(frozen=True)
-class Order:
-    """What a device is asked to do."""
+class TaskRequest:
+    """A task for a client, as the server sends it."""
 
-    sent: Sent
-    settings: Settings  # those that decide what a device computes
-    items: int  # size of the catalogue
-    run: int  # words of another mean nothing here
-    word: int  # the number that the device's answer will have
-    holds: int = NO_WORD  # the number of the word of this device that the server's sums hold
+    task: ClientTask
+    settings: Settings  # those that decide what a client computes
+    num_items: int
+    run: int  # id of the run
+    update_id: int  # the id that the client's update will have
+    acknowledged_id: int = NO_UPDATE  # the id of this client's update that the server's sums contain
     half: bool = False  # vectors travel in half precision
-    evaluate: bool = False  # the device is asked how well the model serves it, before it trains
-    numbering: int = 0  # which numbering of the items this run has; 0 for the catalogue's own
-    picture: tuple[int, int, int] | None = None  # height, width and classes of images, for models of those
+    evaluate: bool = False  # the client evaluates the model on its users before it trains
+    numbering: int = 0  # id of the numbering of the items; 0 for the catalogue's own
+    image_shape: ImageShape | None = None  # of image models
 
     @property
-    def half_up(self) -> bool:
-        """Whether answers travel in half precision: not into sums that remember, where every digit lost would stay."""
-        return self.half and self.settings.algorithm.keeps != "acknowledged"
+    def half_updates(self) -> bool:
+        """Whether updates travel in half precision: not where the server's sums remember them, with rounding errors."""
+        return self.half and not isinstance(self.settings.algorithm, RemembersUpdates)
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a device says: its summand, and the sum of qualities over the users evaluated, with their number."""
+    """A client's reply: its additive update, and the sum of a metric over its users with their number."""
 
-    answer: Answer | None
+    update: Update | None
     quality: tuple[float, int] | None = None
 
 
-def sent_settings(settings: Settings) -> dict[str, Any]:
-    """What a device has to know of the settings."""
-    values = {table: of for table, of in settings.plain().items() if table not in NOT_SENT}
-    values["run"] = {key: value for key, value in values["run"].items() if key not in NOT_SENT_OF_RUN}
+def client_settings(settings: Settings) -> dict[str, Any]:
+    """Return the settings that a client needs."""
+    values = {table: of for table, of in settings.plain().items() if table not in SERVER_TABLES}
+    values["run"] = {key: value for key, value in values["run"].items() if key not in SERVER_RUN_KEYS}
     if settings.model.reads_images:
         values["data"] = settings.plain()["data"] | {"name": "device"}
     return values
 
 
-def trains(model: str | None, settings: Settings) -> bool:
-    """Whether a device that was given this model takes part in such a run; without one it trains any of fairfold's."""
-    return settings.model.kind == model if model is not None else not settings.model.own
+def can_train(model: str | None, settings: Settings) -> bool:
+    """Return whether a client with this model can take part; without one it trains any of fairfold's."""
+    return settings.model.kind == model if model is not None else not settings.model.is_custom
 
 
-def _facts(**facts: Any) -> ConfigRecord:
-    return ConfigRecord({"version": VERSION, **facts})
+# -- tasks -------------------------------------------------------------------------------------------------------------
 
 
-# -- orders ------------------------------------------------------------------------------------------------------------
-
-
-def pack_order(order: Order) -> tuple[RecordDict, Order]:
-    """An order as records, and the same with the vectors as the device will see them."""
-    sent = order.sent
-    coded = {name: held.packed(sent.vectors[name]) for name, held in sent.projections.items() if held.coded}
-    plain = {name: vector for name, vector in sent.vectors.items() if name not in coded}
-    arrays, scales = pack(plain, order.half)
+def pack_request(request: TaskRequest) -> tuple[RecordDict, TaskRequest]:
+    """Pack a request into records; return them with the request as the client will see it after rounding."""
+    task = request.task
+    coded = {name: projection.packed(task.vectors[name]) for name, projection in _coded(task.projections).items()}
+    plain = {name: vector for name, vector in task.vectors.items() if name not in coded}
     sizes = {name: vector.numel() for name, vector in plain.items()}
-    facts = _facts(
-        round=sent.round_number, size=sent.size, items=order.items, run=f"{order.run:x}", word=f"{order.word:x}",
-        holds=f"{order.holds:x}", numbering=f"{order.numbering:x}", half=order.half, evaluate=order.evaluate,
-        settings=json.dumps(sent_settings(order.settings)),
-        projections=json.dumps({name: facts_of(held) for name, held in sent.projections.items()}),
-        context=json.dumps({name: facts_of(held) for name, held in sent.context.items()}),
-        beside=json.dumps({name: size for name, size in sizes.items() if name not in sent.projections}),
-        scales=scales, **({} if order.picture is None else {"picture": list(order.picture)}),
-    )  # fmt: skip
-    if order.half:
-        seen = sent.vectors | unpack(arrays, scales, sizes, half=True)
-        order = replace(order, sent=replace(sent, vectors=seen))
-    stored = {CODED: pack(coded, half=False)[0]} if coded else {}
-    return RecordDict({ARRAYS: arrays, **stored, FACTS: facts}), order
+    arrays, scales = pack(plain, request.half)
+    ids = {key: f"{getattr(request, key):x}" for key in REQUEST_IDS}
+    tables = {
+        "settings": client_settings(request.settings),
+        "projections": {name: describe_projection(one) for name, one in task.projections.items()},
+        "context": {name: describe_projection(one) for name, one in task.context.items()},
+        "unprojected": {name: size for name, size in sizes.items() if name not in task.projections},
+    }
+    texts = {key: json.dumps(table) for key, table in tables.items()}
+    facts = make_facts(round=task.round_number, size=task.size, items=request.num_items, scales=scales, **ids, **texts)
+    facts.update(half=request.half, evaluate=request.evaluate)
+    if request.image_shape is not None:
+        facts["image_shape"] = list(request.image_shape)
+    records = RecordDict({ARRAYS: arrays, FACTS: facts})
+    if coded:
+        records[CODED] = pack(coded, half=False)[0]
+    if request.half:
+        request = replace(request, task=replace(task, vectors=task.vectors | unpack(arrays, scales, sizes, half=True)))
+    return records, request
 
 
-def for_node(record: RecordDict, holds: int, secure: bytes | None = None) -> RecordDict:
-    """The same order for one node: which of its words the server holds, and what a secure sum tells it."""
-    copy = record.copy()
-    own = {"holds": f"{holds:x}"} | ({} if secure is None else {SECURE: secure})
-    copy[FACTS] = ConfigRecord(dict(facts_in(record)) | own)
-    return copy
+def for_node(record: RecordDict, acknowledged_id: int, secure: bytes | None = None) -> RecordDict:
+    """Return a request for one node: with its acknowledged update, and its message of secure aggregation."""
+    facts = {} if secure is None else {SECURE: secure}
+    return with_facts(record, acknowledged_id=f"{acknowledged_id:x}", **facts)
 
 
-def unpack_order(content: RecordDict) -> Order:
-    """An order and its vectors, on the device."""
+def unpack_request(content: RecordDict) -> TaskRequest:
+    """Unpack and check a request, on the client."""
     facts = facts_in(content)
     half, evaluate = facts.get("half"), facts.get("evaluate")
     if type(half) is not bool or type(evaluate) is not bool:
-        raise refused("an order without its precision", "what FairStrategy sends")
-    with _reading():
+        raise invalid_message("a task without its precision", "what FairStrategy sends")
+    with _refuse_unreadable():
         settings = read_settings(_table(facts, "settings"))
         projections, context = _projections(facts, "projections"), _projections(facts, "context")
-        beside = _table(facts, "beside")
-        if not all(type(length) is int and 0 <= length <= MOST_ITEMS for length in beside.values()):
-            raise ValueError("lengths that are none")
-        sizes = {name: held.size for name, held in projections.items() if not held.coded} | beside
-        coded = {name: held for name, held in projections.items() if held.coded}
-    number, size = number_in(facts, "round", 2**31), number_in(facts, "size", 2**16)
+        unprojected = _table(facts, "unprojected")
+        if not all(type(length) is int and 0 <= length <= MAX_ITEMS for length in unprojected.values()):
+            raise ValueError("invalid lengths")
+        coded = _coded(projections)
+        sizes = {name: one.size for name, one in projections.items() if name not in coded} | unprojected
     vectors = unpack(content.get(ARRAYS), facts.get("scales"), sizes, half)
-    lengths = {name: held.bytes for name, held in coded.items()}
     if coded:
-        stored = unpack(content.get(CODED), [1.0] * len(coded), lengths, half=False, dtype=BYTE)
-        vectors |= {name: held.unpacked(stored[name]) for name, held in coded.items()}
-    sent = Sent(number, size, projections, {name: vectors[name] for name in (*projections, *beside)}, context)
-    return Order(
-        sent, settings, number_in(facts, "items", MOST_ITEMS), word_in(facts, "run"), word_in(facts, "word"),
-        word_in(facts, "holds"), half, evaluate, word_in(facts, "numbering"), _picture(facts),
-    )  # fmt: skip
+        lengths = {name: one.bytes for name, one in coded.items()}
+        stored = unpack(content.get(CODED), [1.0] * len(coded), lengths, half=False, dtype=UINT8)
+        vectors |= {name: one.unpacked(stored[name]) for name, one in coded.items()}
+    number, size = number_in(facts, "round", 2**31), number_in(facts, "size", 2**16)
+    num_items = number_in(facts, "items", MAX_ITEMS)
+    ordered = {name: vectors[name] for name in (*projections, *unprojected)}
+    task = ClientTask(number, size, projections, ordered, context)
+    ids = {key: id_in(facts, key) for key in REQUEST_IDS}
+    return TaskRequest(task, settings, num_items, half=half, evaluate=evaluate, image_shape=_image_shape(facts), **ids)
+
+
+def _coded(projections: Mapping[str, Projection]) -> dict[str, Projection]:
+    return {name: one for name, one in projections.items() if one.is_packed}
 
 
 @contextlib.contextmanager
-def _reading() -> Iterator[None]:
-    """Whatever cannot be read is refused with words."""
+def _refuse_unreadable() -> Iterator[None]:
+    """Turn every parsing error into an :class:`InvalidMessage`."""
     try:
         yield
-    except (FairfoldError, *SENSELESS) as error:
-        raise refused(f"an order that cannot be read ({str(error)[:200]})", "what FairStrategy sends") from None
+    except (FairfoldError, *PARSE_ERRORS) as error:
+        raise invalid_message(f"a task that cannot be read ({str(error)[:200]})", "what FairStrategy sends") from None
 
 
 def _table(facts: ConfigRecord, key: str) -> dict[str, Any]:
-    found = table_in(text_in(facts, key))
-    if len(found) > LONGEST_TABLE:
-        raise ValueError(f"a table of {len(found)} rows")
-    return found
+    table = parse_json_object(text_in(facts, key))
+    if len(table) > MAX_TABLE_ROWS:
+        raise ValueError(f"a table of {len(table)} rows")
+    return table
 
 
 def _projections(facts: ConfigRecord, key: str) -> dict[str, Projection]:
-    return {name: projection_of(of) for name, of in _table(facts, key).items()}
+    return {name: make_projection(of) for name, of in _table(facts, key).items()}
 
 
-def _picture(facts: ConfigRecord) -> tuple[int, int, int] | None:
-    found = facts.get("picture")
-    if found is None:
+def _image_shape(facts: ConfigRecord) -> ImageShape | None:
+    shape = facts.get("image_shape")
+    if shape is None:
         return None
-    if not isinstance(found, list) or len(found) != 3 or not all(type(n) is int and 0 < n < 2**16 for n in found):
-        raise refused("a picture that is none", "height, width and classes")
-    height, width, classes = found
-    return int(height), int(width), int(classes)
+    if not isinstance(shape, list) or len(shape) != 3 or not all(type(n) is int and 0 < n < 2**16 for n in shape):
+        raise invalid_message("an invalid shape of images", "height, width and classes")
+    return cast(ImageShape, tuple(shape))
 
 
-# -- answers -----------------------------------------------------------------------------------------------------------
+def refuse_large_round(request: TaskRequest, num_samples: int) -> None:
+    """Refuse a task whose round of one user would need more memory than any honest one."""
+    algorithm: object = request.settings.algorithm
+    negatives = algorithm.num_negatives if isinstance(algorithm, RankingSgd) else 0
+    draws = num_samples * algorithm.local_epochs * (1 + negatives) if isinstance(algorithm, LocalSgd) else 0
+    if draws > MAX_SAMPLES:
+        raise InvalidMessage(f"a round of {draws} draws for one user", f"at most {MAX_SAMPLES}", "Ask for less.")
 
 
-def pack_reply(order: Order, reply: Reply, *, values: bool = False) -> RecordDict:
-    """What a device says, as records; ``values``: its answer is a weighted model."""
-    sums = {} if reply.answer is None else reply.answer.sums
-    weight = 0.0 if reply.answer is None else reply.answer.weight
-    if values and order.half_up:  # a change keeps its digits in half floats, which the model itself would not
-        sums = {name: total - order.sent.vectors[name] * weight for name, total in sums.items()}
-    arrays, scales = pack(sums, order.half_up)
-    facts = _facts(run=f"{order.run:x}", word=f"{order.word:x}", weight=float(weight), scales=scales)
+def refuse_large_model(architecture: Architecture) -> None:
+    """Refuse a model whose users' vectors and layers, which are used whole, are too large."""
+    user_numbers = sum(architecture.user_vectors.values())
+    dense_numbers = sum(math.prod(shape) for shape in architecture.dense.values())
+    if user_numbers > MAX_USER_NUMBERS or dense_numbers > MAX_DENSE_NUMBERS:
+        given = f"a model with {user_numbers} numbers a user and {dense_numbers} in its layers"
+        raise InvalidMessage(given, f"at most {MAX_USER_NUMBERS} and {MAX_DENSE_NUMBERS}", "Use a smaller one.")
+
+
+# -- replies -----------------------------------------------------------------------------------------------------------
+
+
+def pack_reply(request: TaskRequest, reply: Reply, *, sends_weights: bool = False) -> RecordDict:
+    """Pack a client's reply into records; ``sends_weights``: its update is a weighted model, not a change."""
+    sums, weight = ({}, 0.0) if reply.update is None else (reply.update.sums, reply.update.weight)
+    if sends_weights and request.half_updates:  # a change keeps its digits in half precision
+        sums = {name: total - request.task.vectors[name] * weight for name, total in sums.items()}
+    arrays, scales = pack(sums, request.half_updates)
+    facts = make_facts(run=f"{request.run:x}", update_id=f"{request.update_id:x}", weight=float(weight), scales=scales)
     if reply.quality is not None:
         facts["quality"], facts["evaluated"] = float(reply.quality[0]), int(reply.quality[1])
     return RecordDict({ARRAYS: arrays, FACTS: facts})
 
 
 def unpack_reply(
-    content: RecordDict, order: Order, sizes: dict[str, int], largest_weight: float, *, values: bool = False
+    content: RecordDict, request: TaskRequest, sizes: dict[str, int], max_weight: float, *, sends_weights: bool = False
 ) -> Reply:
-    """What a device says, on the server: refused unless it is said to this very order, and of the agreed sizes.
-
-    There are none if only the quality was asked for. Whether the numbers can be used is the algorithm's to say.
-    """
+    """Unpack a reply on the server (without ``sizes`` its quality alone); refuse other requests' and other sizes."""
     facts = facts_in(content)
     if set(content) != {ARRAYS, FACTS}:
-        raise refused("other records than expected", f"{ARRAYS} and {FACTS}")
-    if word_in(facts, "run") != order.run or word_in(facts, "word") != order.word:
-        raise refused("an answer to another round", f"round {order.sent.round_number + 1}")
-    quality = _quality(facts, order.settings)
+        raise invalid_message("other records than expected", f"{ARRAYS} and {FACTS}")
+    if id_in(facts, "run") != request.run or id_in(facts, "update_id") != request.update_id:
+        raise invalid_message("a reply to another round", f"round {request.task.round_number + 1}")
+    quality = _quality(facts, request.settings)
     if not sizes:
         return Reply(None, quality)
-    weight = _weight(facts, largest_weight)
-    listed = order.settings.algorithm.listed
-    sums = unpack(content[ARRAYS], facts.get("scales"), sizes, order.half_up, sparse=listed)
-    if values and order.half_up:
-        sums = {name: total.add_(order.sent.vectors[name], alpha=weight) for name, total in sums.items()}
-    return Reply(Answer({name: sums[name] for name in sizes}, weight), quality)
+    weight = _weight(facts, max_weight)
+    sparse = SparseUpdates.of(request.settings.algorithm).sparse_sums
+    sums = unpack(content[ARRAYS], facts.get("scales"), sizes, request.half_updates, sparse=sparse)
+    if sends_weights and request.half_updates:
+        sums = {name: total.add_(request.task.vectors[name], alpha=weight) for name, total in sums.items()}
+    return Reply(Update({name: sums[name] for name in sizes}, weight), quality)
 
 
 def _weight(facts: ConfigRecord, most: float) -> float:
     weight = facts.get("weight")
     if not isinstance(weight, float) or not 0 < weight <= most:
-        raise refused("a weight out of range", f"above 0 and at most {most:g}")
+        raise invalid_message("a weight out of range", f"above 0 and at most {most:g}")
     return weight
 
 
@@ -225,86 +244,88 @@ def _quality(facts: ConfigRecord, settings: Settings) -> tuple[float, int] | Non
     if total is None and users is None:
         return None
     if not isinstance(total, float) or type(users) is not int or not 0 < users < 2**31:
-        raise refused("a quality that is no number", "a sum and a count of users")
+        raise invalid_message("a quality that is no number", "a sum and a count of users")
     most = math.inf if settings.smaller_is_better else float(users) * (1 + 1e-9)  # an NDCG is at most 1
     if not (0 <= total <= most and math.isfinite(total)):
-        raise refused("a quality out of range", "at most 1 per user")
+        raise invalid_message("a quality out of range", "at most 1 per user")
     return total, users
 
 
-# -- the sums before the first round, and the numbers that items get by them -------------------------------------------
+# -- statistics before the first round, and the numbering of items by them ---------------------------------------------
 
 
-def windows(items: int) -> list[range]:
-    """The catalogue in parts."""
-    return [range(start, min(start + WINDOW, items)) for start in range(0, items, WINDOW)]
+def item_windows(num_items: int) -> list[range]:
+    """Split the catalogue into windows of at most ``WINDOW`` items."""
+    return [range(start, min(start + WINDOW, num_items)) for start in range(0, num_items, WINDOW)]
 
 
-def ask(settings: Settings, items: int, window: range) -> RecordDict:
-    """What asks a device for its part of the sums, of some items."""
-    sent = json.dumps(sent_settings(settings))
-    return RecordDict({FACTS: _facts(settings=sent, items=items, start=window.start, stop=window.stop)})
+def pack_statistics_request(settings: Settings, num_items: int, window: range) -> RecordDict:
+    """Pack a request for a client's statistics of some items."""
+    table = json.dumps(client_settings(settings))
+    return RecordDict({FACTS: make_facts(settings=table, items=num_items, start=window.start, stop=window.stop)})
 
 
-def asked_in(content: RecordDict) -> tuple[Settings, int, range]:
-    """The same, on the device."""
+def unpack_statistics_request(content: RecordDict) -> tuple[Settings, int, range]:
+    """Unpack a request for statistics on the client: settings, number of items, window of items."""
     facts = facts_in(content)
-    with _reading():
+    with _refuse_unreadable():
         settings = read_settings(_table(facts, "settings"))
     return settings, *_window(facts)
 
 
 def _window(facts: ConfigRecord) -> tuple[int, range]:
-    """The size of the catalogue, and the items in question."""
-    items = number_in(facts, "items", MOST_ITEMS, 1)
-    start = number_in(facts, "start", items - 1)
-    return items, range(start, number_in(facts, "stop", min(items, start + WINDOW), start + 1))
+    num_items = number_in(facts, "items", MAX_ITEMS, 1)
+    start = number_in(facts, "start", num_items - 1)
+    return num_items, range(start, number_in(facts, "stop", min(num_items, start + WINDOW), start + 1))
 
 
-def pack_survey(answer: Answer) -> RecordDict:
-    """A device's part."""
-    return RecordDict({ARRAYS: pack(answer.sums, half=False)[0], FACTS: _facts(weight=float(answer.weight))})
+def statistics_lengths(settings: Settings, window: range) -> dict[str, int]:
+    """Return the lengths of the sums in a client's statistics of a window; those of no item come with the first."""
+    statistics = settings.algorithm.statistics(settings).items()
+    return {name: len(window) if one.per_item else 3 for name, one in statistics if one.per_item or window.start == 0}
 
 
-def unpack_survey(content: RecordDict, settings: Settings, window: range) -> Answer:
-    """The same, on the server: refused unless every sum is there, of the right length."""
+def pack_statistics(statistics: Update) -> RecordDict:
+    """Pack a client's statistics into records."""
+    facts = make_facts(weight=float(statistics.weight))
+    return RecordDict({ARRAYS: pack(statistics.sums, half=False)[0], FACTS: facts})
+
+
+def unpack_statistics(content: RecordDict, settings: Settings, window: range) -> Update:
+    """Unpack a client's statistics on the server; refuse missing sums, other lengths and impossible counts."""
     weight = _weight(facts_in(content), 2**31)
-    wanted = {
-        name: len(window) if per_item else 3
-        for name, per_item in settings.algorithm.surveys(settings).items()
-        if per_item or window.start == 0
-    }
-    sums = unpack(content.get(ARRAYS), [1.0] * len(wanted), wanted, half=False, dtype=DOUBLE)
+    lengths = statistics_lengths(settings, window)
+    sums = unpack(content.get(ARRAYS), [1.0] * len(lengths), lengths, half=False, dtype=FLOAT64)
     counts = sums.get(COUNTS)
     if counts is not None and not bool(((counts >= 0) & (counts <= weight)).all()):
-        raise refused("counts out of range", "at most one per user")
-    return Answer(sums, weight)
+        raise invalid_message("counts out of range", "at most one per user")
+    return Update(sums, weight)
 
 
 @dataclass(frozen=True)
-class Told:
-    """The numbers that some items have in a run."""
+class Numbering:
+    """The numbers that the items of a window have in a run."""
 
-    numbering: int
-    items: int
+    numbering: int  # its id
+    num_items: int
     window: range
-    places: Tensor
+    numbers: Tensor
     ratings: bool
 
 
-def tell(numbering: int, place: Tensor, window: range, *, ratings: bool) -> RecordDict:
-    """What tells a device the numbers of some items."""
+def pack_numbering(numbering: int, numbers: Tensor, window: range, *, ratings: bool) -> RecordDict:
+    """Pack the numbers of a window of items into records."""
     start, stop = window.start, window.stop
-    facts = _facts(numbering=f"{numbering:x}", items=len(place), start=start, stop=stop, ratings=ratings)
-    part = place[start:stop].to(torch.int64).contiguous()
-    return RecordDict({ARRAYS: ArrayRecord({"places": Array(part.numpy())}), FACTS: facts})
+    facts = make_facts(numbering=f"{numbering:x}", items=len(numbers), start=start, stop=stop, ratings=ratings)
+    part = numbers[start:stop].to(torch.int64).contiguous()
+    return RecordDict({ARRAYS: ArrayRecord({"numbers": Array(part.numpy())}), FACTS: facts})
 
 
-def told_in(content: RecordDict) -> Told:
-    """The same, on the device."""
+def unpack_numbering(content: RecordDict) -> Numbering:
+    """Unpack and check the numbers of a window of items, on the client."""
     facts = facts_in(content)
-    items, window = _window(facts)
-    places = unpack(content.get(ARRAYS), [1.0], {"places": len(window)}, half=False, dtype=WHOLE)["places"]
-    if int(places.min()) < 0 or int(places.max()) >= items:
-        raise refused("numbers beyond the catalogue", f"numbers from 0 to {items - 1}")
-    return Told(word_in(facts, "numbering"), items, window, places, facts.get("ratings") is True)
+    num_items, window = _window(facts)
+    numbers = unpack(content.get(ARRAYS), [1.0], {"numbers": len(window)}, half=False, dtype=INT64)["numbers"]
+    if int(numbers.min()) < 0 or int(numbers.max()) >= num_items:
+        raise invalid_message("numbers beyond the catalogue", f"numbers from 0 to {num_items - 1}")
+    return Numbering(id_in(facts, "numbering"), num_items, window, numbers, facts.get("ratings") is True)

@@ -1,7 +1,7 @@
 """The one definition of ``slot`` and ``sign``: every backend must give these integers, bit for bit.
 
 A full vector of ``full_size`` coordinates is laid out in a compact one of ``head + tail`` slots. The first ``head``
-coordinates own a slot each. Every other coordinate ``a`` is hashed, ``chunk`` neighbours together, into the tail::
+coordinates own a slot each. Every other coordinate ``a`` is hashed, ``chunk`` neighbors together, into the tail::
 
     block, offset = divmod(a, chunk)
     hash          = mixed 32 bits of (seed, block)
@@ -10,9 +10,7 @@ coordinates own a slot each. Every other coordinate ``a`` is hashed, ``chunk`` n
 
 In the paper's symbols S[a, slot(a)] = sign(a). The seed is mixed first: a small one XORed into the key would only
 permute the coordinates. Why leading bits choose the slot, where the paper writes ``h(a) % m``, and why a bijective
-mixer and no linear family: docs/decisions/hash.md. tests/laws/test_hash.py holds both to the row-pair test.
-
-Everything here works on int64 tensors that hold unsigned 32-bit words, because torch has no unsigned arithmetic.
+mixer: docs/decisions/hash.md. Words are unsigned 32-bit in int64 tensors, as torch has no unsigned arithmetic.
 """
 
 from dataclasses import dataclass
@@ -26,8 +24,7 @@ MULTIPLIER_1 = 0x7FEB352D
 MULTIPLIER_2 = 0x846CA68B
 GOLDEN = 0x9E3779B9
 
-MAX_BLOCKS = 2**31
-"""The most hashed blocks (tail / chunk) a layout may have: hash * blocks must fit 63 bits."""
+MAX_BLOCKS = 2**31  # the most hashed blocks (tail / chunk) a layout may have: hash * blocks must fit 63 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +34,7 @@ class Layout:
     full_size: int  # n, the number of coordinates of the full vector
     head: int  # how many leading coordinates own a slot
     tail: int  # how many slots the other coordinates are hashed into; 0 only if head == full_size
-    chunk: int  # Z, how many neighbouring coordinates share one hash
+    chunk: int  # Z, how many neighboring coordinates share one hash
     key: int  # the seed, mixed to 64 bits by expand_seed
     signed: bool  # whether hashed coordinates carry a random sign
 
@@ -70,11 +67,7 @@ def mix(word: Tensor, inner_key: Tensor | int = 0) -> Tensor:
 
 
 def hash_blocks(key: int, blocks: Tensor) -> Tensor:
-    """Hash block numbers (int64, any size) to 32-bit words.
-
-    The low word of a block number is mixed under two keys; the high word, which is 0 unless there are more than 2**32
-    blocks, takes part in making those keys.
-    """
+    """Hash block numbers (int64) to words: the low word is mixed under two keys, which depend on the high one."""
     high = blocks >> 32
     outer_key = mix(high ^ (key & WORD))
     inner_key = mix((high + (key >> 32)) & WORD)

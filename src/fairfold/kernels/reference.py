@@ -1,11 +1,8 @@
-"""The loops over coordinates in plain torch: short, on any device, and the specification for every faster body.
+"""The operations over coordinates in plain torch: short, on any device, and the specification of every faster body.
 
 Functions handle a contiguous *range* of the full vector, chosen *rows* of it (a row being ``row_size`` coordinates), or
-*active* slots: a client's optimiser starts fresh each round, so a slot that no row of the round touches has no gradient
-and no moments, and work on the others alone gives the numbers of dense training.
-
-Those of ranges and rows work in blocks of :data:`BLOCK` coordinates, so that temporary memory stays below
-:data:`TEMPORARY_BYTES` however many are asked for.
+the *active* slots of a round (see :mod:`fairfold.nn.active`). Those of ranges and rows work in blocks of :data:`BLOCK`
+coordinates, so that temporary memory stays below :data:`TEMPORARY_BYTES` however many are asked for.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,11 +13,15 @@ from torch import Tensor
 from fairfold.errors import InvalidRow
 from fairfold.kernels.hashing import Layout, slots_and_signs
 
-BLOCK = 2**17
-"""Coordinates handled at once: long enough to hide torch's cost of a call, short enough to stay in cache."""
+BLOCK = 2**17  # coordinates handled at once: enough to hide the cost of a torch call, few enough to stay in cache
 
 TEMPORARY_BYTES = 128 * BLOCK
 """Upper bound of temporary memory of one call here: at most sixteen 8-byte words a coordinate are alive at a time."""
+
+SUM_DTYPE = {torch.float64: torch.float64} | dict.fromkeys(
+    (torch.float32, torch.float16, torch.bfloat16), torch.float32
+)
+"""The dtype that sums of values of a dtype are formed in."""
 
 BETAS = (0.9, 0.999)
 ADAM_EPSILON = 1e-8
@@ -28,13 +29,8 @@ ADAGRAD_EPSILON = 1e-10
 
 
 # -- ranges of the full vector ---------------------------------------------------------------------------------------
-
-
 def accumulate_range(layout: Layout, values: Tensor, start: int, sums: Tensor, counts: Tensor | None = None) -> None:
-    """Add the signed values of coordinates [start, start + len(values)) into their slots of ``sums``, in place.
-
-    ``counts``, where given, is raised by one for every coordinate that lands in a slot.
-    """
+    """Add the signed values of coordinates from ``start`` on to their slots of ``sums``, and 1 each to ``counts``."""
     for part in _blocks(values.numel()):
         coordinates = torch.arange(start + part.start, start + part.stop, device=sums.device)
         slots, signs = slots_and_signs(layout, coordinates)
@@ -55,8 +51,7 @@ def reduce(layout: Layout, full: Tensor) -> Tensor:
 def count_range(layout: Layout, start: int, stop: int, counts: Tensor) -> None:
     """Raise ``counts`` by how many coordinates of [start, stop) live in each slot, in place."""
     for part in _blocks(stop - start):
-        coordinates = torch.arange(start + part.start, start + part.stop, device=counts.device)
-        slots, _ = slots_and_signs(layout, coordinates)
+        slots, _ = slots_and_signs(layout, torch.arange(start + part.start, start + part.stop, device=counts.device))
         counts.index_add_(0, slots, torch.ones_like(slots, dtype=counts.dtype))
 
 
@@ -68,22 +63,18 @@ def recover_range(layout: Layout, compact: Tensor, start: int, out: Tensor) -> N
 
 
 # -- from one size of a nested chain to another ----------------------------------------------------------------------
-
-
 def fold_groups(values: Tensor, repeats: int, chunk: int) -> Tensor:
-    """The hashed slots of a larger size, added up to those of a smaller: ``repeats`` neighbouring chunks become one."""
+    """Sum the hashed slots of a larger size to those of a smaller: ``repeats`` neighboring chunks become one."""
     return values.view(-1, repeats, chunk).sum(1, dtype=values.dtype).view(-1)
 
 
 def unfold_groups(values: Tensor, repeats: int, chunk: int, out: Tensor) -> None:
-    """The hashed slots of a smaller size, each chunk repeated, written to ``out``."""
+    """Write the hashed slots of a smaller size to ``out``, each chunk repeated."""
     grouped = out.view(-1, repeats, chunk)
     grouped.copy_(values.view(-1, 1, chunk).expand_as(grouped))
 
 
 # -- rows of a table -------------------------------------------------------------------------------------------------
-
-
 def recover_rows(layout: Layout, compact: Tensor, rows: Tensor, row_size: int) -> Tensor:
     """The values of chosen rows, shape (len(rows), row_size)."""
     _check_rows(layout, rows, row_size)
@@ -102,10 +93,7 @@ def accumulate_rows(layout: Layout, values: Tensor, rows: Tensor, sums: Tensor, 
 
 
 def touched_rows(layout: Layout, values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of a batch as touched slots only: slots in increasing order, each once, and their summed values.
-
-    The sums are those of :func:`accumulate_rows`; time and memory do not depend on the size of the compact vector.
-    """
+    """The gradient of a batch as touched slots only: slots in increasing order, each once, and their summed values."""
     _check_rows(layout, rows, values.shape[1])
     slots, signs = slots_and_signs(layout, row_coordinates(rows, values.shape[1]))
     touched, inverse = torch.unique(slots, return_inverse=True)
@@ -134,10 +122,8 @@ def _check_rows(layout: Layout, rows: Tensor, row_size: int) -> None:
 
 
 # -- the active slots of a round -------------------------------------------------------------------------------------
-
-
-def number(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Equal keys numbered alike, in the order of their first appearance: numbers (int32), and the key of each."""
+def factorize(keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Number keys (int32) in the order of their first appearance; also the distinct keys in that order."""
     flat = keys.reshape(-1).long()
     distinct, inverse = torch.unique(flat, return_inverse=True)
     first = torch.full_like(distinct, len(flat))
@@ -148,24 +134,24 @@ def number(keys: Tensor) -> tuple[Tensor, Tensor]:
     return rank[inverse].to(torch.int32).view(keys.shape), distinct[order]
 
 
-def recover_positions(source: Tensor, found: Tensor, signs: Tensor) -> Tensor:
-    """The values that stand at some positions of ``source``, each with its sign: ``found`` int32, ``signs`` int8."""
-    return source[found.long()] * signs.to(source.dtype)
+def recover_positions(source: Tensor, positions: Tensor, signs: Tensor) -> Tensor:
+    """Signed values at ``positions`` (int32) of ``source``, each times its sign (int8)."""
+    return source[positions.long()] * signs.to(source.dtype)
 
 
-def accumulate_positions(values: Tensor, found: Tensor, signs: Tensor, sums: Tensor) -> None:
-    """Add signed values into ``sums`` where they stand, in place."""
-    sums.index_add_(0, found.reshape(-1), (values.to(sums.dtype) * signs).reshape(-1))
+def accumulate_positions(values: Tensor, positions: Tensor, signs: Tensor, sums: Tensor) -> None:
+    """Add signed values at ``positions`` of ``sums``, in place."""
+    sums.index_add_(0, positions.reshape(-1), (values.to(sums.dtype) * signs).reshape(-1))
 
 
-def recover_lines(source: Tensor, found: Tensor, signs: Tensor, lines: Tensor) -> Tensor:
-    """:func:`recover_positions` of chosen lines of ``found`` and ``signs``, shape (*lines.shape, row length)."""
-    return recover_positions(source, found[lines], signs[lines])
+def recover_lines(source: Tensor, positions: Tensor, signs: Tensor, lines: Tensor) -> Tensor:
+    """:func:`recover_positions` of chosen lines of ``positions`` and ``signs``, (*lines.shape, row length)."""
+    return recover_positions(source, positions[lines], signs[lines])
 
 
-def accumulate_lines(values: Tensor, found: Tensor, signs: Tensor, lines: Tensor, sums: Tensor) -> None:
-    """:func:`accumulate_positions` at chosen lines of ``found`` and ``signs``, in place."""
-    accumulate_positions(values, found[lines], signs[lines], sums)
+def accumulate_lines(values: Tensor, positions: Tensor, signs: Tensor, lines: Tensor, sums: Tensor) -> None:
+    """:func:`accumulate_positions` at chosen lines of ``positions`` and ``signs``, in place."""
+    accumulate_positions(values, positions[lines], signs[lines], sums)
 
 
 def step_prefix(
@@ -174,27 +160,24 @@ def step_prefix(
     """One step of SGD, Adagrad or Adam (0, 1 or 2 moments, from zeros) on a front part of the values, in place.
 
     Its gradient becomes 0. ``rates`` has a line a step: its size, for Adam already divided by 1 - β₁ᵗ, and the root of
-    1 - β₂ᵗ (1 for the others); ``moving`` says how many values move, a number a step; ``number`` which step it is, from
-    0. On a GPU nothing waits for the device, so that steps can be captured.
+    1 - β₂ᵗ (1 for the others); ``moving`` says how many values move; ``number`` which step it is, from 0.
     """
     step = int(number)
-    end = int(moving[step])
-    rate, root = rates[step].tolist()
-    part, slope, kept = values[:end], gradient[:end], [moment[:end] for moment in moments]
-    part.sub_(direction(slope, kept, root), alpha=rate)
-    slope.zero_()
+    end, (rate, root) = int(moving[step]), rates[step].tolist()
+    values[:end].sub_(direction(gradient[:end], [moment[:end] for moment in moments], root), alpha=rate)
+    gradient[:end].zero_()
 
 
-def direction(slope: Tensor, moments: Sequence[Tensor], root: float) -> Tensor:
-    """Where SGD, Adagrad or Adam (0, 1 or 2 moments, written) goes for a gradient, per unit of the rate."""
+def direction(gradient: Tensor, moments: Sequence[Tensor], root: float) -> Tensor:
+    """The step of SGD, Adagrad or Adam (0, 1 or 2 moments, written) for a gradient, per unit of the learning rate."""
     if len(moments) == 1:
-        moments[0].addcmul_(slope, slope)
-        return slope / (moments[0].sqrt() + ADAGRAD_EPSILON)
+        moments[0].addcmul_(gradient, gradient)
+        return gradient / (moments[0].sqrt() + ADAGRAD_EPSILON)
     if len(moments) == 2:
-        moments[0].lerp_(slope, 1 - BETAS[0])
-        moments[1].mul_(BETAS[1]).addcmul_(slope, slope, value=1 - BETAS[1])
+        moments[0].lerp_(gradient, 1 - BETAS[0])
+        moments[1].mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
         return moments[0] / (moments[1].sqrt() / root + ADAM_EPSILON)
-    return slope
+    return gradient
 
 
 def _values(layout: Layout, compact: Tensor, coordinates: Tensor) -> Tensor:

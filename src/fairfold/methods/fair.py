@@ -1,4 +1,4 @@
-"""FAIR: nested subspaces by a hash, one per capacity. FAIR-HET, FAIR-HOM (*model loss*) and inconsistent subspaces."""
+"""FAIR: nested subspaces by a hash, one per capacity; with FAIR-HOM (*model loss*) and inconsistent subspaces."""
 
 from collections.abc import Sequence
 from math import prod
@@ -9,38 +9,37 @@ from torch import Tensor
 
 from fairfold.kernels.hashing import expand_seed
 from fairfold.methods.base import Method, Tensors
-from fairfold.projections import Assignment, Hashed
 from fairfold.subspace import Capacity, Subspace, nested_subspaces
-from fairfold.values import BYTES, Shapes
+from fairfold.subspace.projection import Assignment, Hashed, Projection
+from fairfold.typing import FLOAT_BYTES, Shapes
 
 
 class Fair(Method):
-    """FAIR-HET: nested subspaces, one per capacity. Every tensor has a hash of its own.
+    """FAIR-HET: nested subspaces, one per capacity, with a hash of its own for every tensor.
 
     Attributes:
         method: Its name.
-        mapping: How coordinates find their slots: ``"element"``, ``"chunk"`` or ``"ranked"`` (docs/concepts.md).
-        chunk: Z, how many neighbouring coordinates share one hash (docs/decisions/chunk.md).
+        mapping: How coordinates are mapped to slots: ``"element"``, ``"chunk"`` or ``"ranked"`` (docs/concepts.md).
+        chunk: Z, how many neighboring coordinates share one hash (docs/decisions/chunk.md).
         sign: Whether coordinates have random signs.
         rehash: A new hash every round, as in the paper's Algorithm 1, or one for the whole run.
         compress: ``"tables"``: item tables; ``"all"``: every tensor of the model, each in a subspace of its own;
-            ``"model"``: all tensors as one vector, so that weights of any layer share slots with those of any other
-            (images only).
-        popularity: Where the order of ``"ranked"`` comes from: ``"catalogue"``, its numbers are a public order;
-            ``"counts"``, they mean nothing, and devices count before the first round (docs/beyond.md); ``"none"``,
-            there is no order, and ``"ranked"`` falls back to ``"element"``, or to ``"chunk"`` where rows are whole.
-        tail_share: The tail that unpopular items share has one length for all devices, this share of the smallest
+            ``"model"``: all tensors as one vector, whose weights share slots across layers (images only).
+        popularity: Source of the order of ``"ranked"``: ``"catalogue"``, its numbers are a public order; ``"counts"``,
+            clients count before the first round (docs/beyond.md); ``"none"``, there is no order, and ``"ranked"``
+            falls back to ``"element"``, or to ``"chunk"`` where rows are whole.
+        tail_share: The tail that unpopular items share has one length for all clients, this share of the smallest
             size; all else is owned by popular items. None: each size is half owned, half shared.
-        support: An item owns slots only if at least this many users have it: no device holds more than that needs,
-            whatever its capacity (0: no limit).
+        support: An item owns slots only if at least this many users have it; no client holds more than that needs
+            (0: no limit).
         reference_factors: Capacities are shares of a table of this many factors instead of the model's, so that longer
-            rows can be had for the same bytes; None: of the table itself.
+            rows fit the same bytes; None: of the table itself.
         start: Where a hashed network of images starts: ``"full"``, at random in the full space, so that the smallest
-            device, which gets means of many such numbers, starts close to zero; or ``"subspace"``, at random in the
-            subspace of the smallest device, so that every size starts with numbers as large as they should be.
+            client, which gets means of many such numbers, starts close to zero; or ``"subspace"``, at random in the
+            subspace of the smallest client, so that every size starts with numbers of the right magnitude.
     """
 
-    NEEDS: ClassVar = {
+    ACTIVE_WHEN: ClassVar = {
         "chunk": ("mapping", ("chunk", "ranked")),
         "popularity": ("mapping", ("ranked",)),
         "tail_share": ("mapping", ("ranked",)),
@@ -60,13 +59,12 @@ class Fair(Method):
     reference_factors: int | None = Field(None, ge=1, lt=2**31)
     start: Literal["full", "subspace"] = "full"
 
-    def idle(self, key: str) -> bool:
-        """Without an order of popularity nothing is owned and nothing shared."""
+    def is_inactive(self, key: str) -> bool:
         unordered = key in ("chunk", "tail_share", "support") and self.popularity == "none"
-        return unordered or super().idle(key)
+        return unordered or super().is_inactive(key)
 
-    def why_idle(self, key: str) -> str:
-        return super().why_idle(key) if self.mapping != "ranked" else f" with popularity={self.popularity!r}"
+    def why_inactive(self, key: str) -> str:
+        return super().why_inactive(key) if self.mapping != "ranked" else f" with popularity={self.popularity!r}"
 
     @property
     def ranked(self) -> bool:
@@ -74,50 +72,61 @@ class Fair(Method):
         return self.mapping == "ranked" and self.popularity != "none"
 
     @property
-    def counted(self) -> bool:
+    def rehashes(self) -> bool:
+        return self.rehash
+
+    @property
+    def min_support(self) -> int:
+        return self.support
+
+    @property
+    def counts_items(self) -> bool:
         return self.ranked and self.popularity == "counts"
 
     @property
-    def asks_counts(self) -> bool:
-        return self.counted or (self.ranked and self.support > 0)
+    def needs_counts(self) -> bool:
+        return self.counts_items or (self.ranked and self.support > 0)
 
     def compressed(self, tensors: Tensors) -> Shapes:
         if self.compress == "tables":
             return tensors.tables
         shapes = tensors.tables | tensors.others
-        return {name: shape for name, shape in shapes.items() if prod(shape) >= self.smallest}
+        return {name: shape for name, shape in shapes.items() if prod(shape) >= self.min_compressed}
 
     def divide(
         self, tensors: Tensors, compressed: Shapes, capacities: Sequence[Capacity], seed: int, round_number: int
     ) -> list[Assignment]:
-        by_tensor = {
-            name: self._nested(shape, capacities, expand_seed(seed ^ number << 56), tensors.whole_rows)
-            for number, (name, shape) in enumerate(compressed.items())
-        }
-        return [
-            Assignment({name: Hashed(compressed[name], subspaces[group]) for name, subspaces in by_tensor.items()})
-            for group in range(len(capacities))
-        ]
+        sizes: list[dict[str, Projection]] = [{} for _ in capacities]
+        for number, (name, shape) in enumerate(compressed.items()):
+            subspaces = self._nested(shape, capacities, expand_seed(seed ^ number << 56), tensors.whole_rows)
+            for held, subspace in zip(sizes, subspaces, strict=True):
+                held[name] = Hashed(shape, subspace)
+        return [Assignment(held) for held in sizes]
 
     def _nested(
         self, shape: tuple[int, ...], capacities: Sequence[Capacity], seed: int, whole_rows: bool
     ) -> list[Subspace]:
-        mapping = self.mapping if self.ranked or self.mapping != "ranked" else "chunk" if whole_rows else "element"
-        mapping = "chunk" if mapping == "ranked" and len(shape) == 1 else mapping  # only tables have ranks
-        full_size, chunk = prod(shape), 1 if mapping == "element" else self.chunk
-        # A tensor of which the smallest device holds less than a chunk (a bias, a first convolution) has shorter ones.
+        mapping: str = self.mapping
+        if mapping == "ranked" and not self.ranked:
+            mapping = "chunk" if whole_rows else "element"
+        elif mapping == "ranked" and len(shape) == 1:  # only tables have ranks
+            mapping = "chunk"
+        full_size = prod(shape)
+        chunk = 1 if mapping == "element" else self.chunk
+        # A tensor of which the smallest client holds less than a chunk (a bias, a first convolution) has shorter ones.
         smallest = min(capacity.limit(full_size) for capacity in capacities) // (2 if mapping == "ranked" else 1)
         while not whole_rows and chunk > max(smallest, 1):
             chunk //= 2
+        sign, tail = self.sign, self.tail_share
         return nested_subspaces(
-            full_size, capacities, seed=seed, mapping=mapping, chunk=chunk, sign=self.sign, tail_share=self.tail_share
+            full_size, capacities, seed=seed, mapping=mapping, chunk=chunk, sign=sign, tail_share=tail
         )
 
-    def limited(
+    def remaining_capacity(
         self, tensors: Tensors, capacity: Capacity, capacities: Sequence[Capacity], counts: Tensor | None
     ) -> Capacity:
-        """At most what the data supports, counted in rows of the reference."""
-        left = super().limited(tensors, capacity, capacities, counts)
+        """At most what items with enough users need, counted in rows of the reference."""
+        left = super().remaining_capacity(tensors, capacity, capacities, counts)
         supported = self.ranked and self.support and counts is not None
         if not tensors.tables or (not supported and self.reference_factors is None):
             return left
@@ -125,10 +134,10 @@ class Fair(Method):
         reference = items * (self.reference_factors or factors)
         limit = left.limit(reference)
         if supported and counts is not None:
-            every = [super(Fair, self).limited(tensors, known, capacities, None) for known in capacities]
+            every = [super(Fair, self).remaining_capacity(tensors, known, capacities, None) for known in capacities]
             smallest = min(known.limit(reference) for known in [*every, left])
             limit = min(limit, self._supported(items, factors, smallest, counts))
-        return Capacity.parse("1x") if limit >= items * factors else Capacity(budget=limit * BYTES)
+        return Capacity.parse("1x") if limit >= items * factors else Capacity(budget=limit * FLOAT_BYTES)
 
     def reference(self, compressed: Shapes) -> int:
         if self.reference_factors is None:
@@ -136,7 +145,7 @@ class Fair(Method):
         return sum(shape[0] * self.reference_factors for shape in compressed.values())
 
     def _supported(self, items: int, factors: int, smallest: int, counts: Tensor) -> int:
-        """Numbers enough for every item that ``support`` users have to own a row, and for the tail."""
+        """Numbers that suffice for items of at least ``support`` users to own a row, and for the tail."""
         owned = max(1, int((counts >= self.support).sum()))
         if self.tail_share is None:  # half of every size
             return min(items, 2 * owned) * factors
@@ -144,11 +153,10 @@ class Fair(Method):
         shared = int(min(smallest // factors * share, owned * share / (1 - share)))
         return min(items, owned + max(shared, 1)) * factors
 
-    def at(self, tensors: Tensors, capacity: Capacity, known: list[Assignment], seed: int) -> tuple[Assignment, bool]:
-        """A size on the chain of those that took part, so that such a device could join.
-
-        Where the chain has none that small, all that the device can hold: a model to use, not to train along.
-        """
+    def assignment_for(
+        self, tensors: Tensors, capacity: Capacity, known: list[Assignment], seed: int
+    ) -> tuple[Assignment, bool]:
+        """A subspace that nests with the known ones, to train along; else the largest that fits, not to train."""
         alone = Fair.model_construct(**dict(self) | {"method": "fair"}).within(tensors, [capacity], seed)[0]
         projections, joins = dict(alone.projections or {}), True
         one_tail = self.ranked and self.tail_share is not None
@@ -176,18 +184,15 @@ class FairHom(Fair):
 
 
 class Inconsistent(Fair):
-    """The same subspaces with an independent hash per client: what FAIR's consistency is measured against."""
+    """FAIR's subspaces with an independent hash per client, to measure what consistency is worth."""
 
     per_client: ClassVar[bool] = True
-    sums: ClassVar[bool] = False
+    additive: ClassVar[bool] = False
     method: Literal["inconsistent"] = "inconsistent"  # type: ignore[assignment]
 
 
 def _on_chain(chain: list[Subspace], capacity: Capacity, one_tail: bool) -> Subspace | None:
-    """The largest subspace within a capacity that nests with those of the chain.
-
-    Their sizes, doubled or halved; or, where all have one tail, that tail and all that is left to own.
-    """
+    """The largest subspace within a capacity that nests with a chain; None if all of them are too large."""
     known = min(chain, key=lambda subspace: subspace.size)
     limit = capacity.limit(known.full_size)
     if limit >= known.full_size:

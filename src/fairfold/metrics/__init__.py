@@ -1,4 +1,4 @@
-"""How good a model is: ranking, rating and classification metrics, and reference recommenders beside them."""
+"""Metrics of rankings, ratings and classes, and central baselines."""
 
 from fairfold.metrics.ranking import RankingResult, evaluate_ranking
 from fairfold.metrics.rating import accuracy, evaluate_ratings

@@ -17,8 +17,7 @@ from fairfold.errors import InvalidData, InvalidVector
 
 Scorer = Callable[[Tensor], Tensor]
 
-# Scores held at a time, four bytes each: so many users make a batch.
-BATCH_ELEMENTS = 1 << 24
+BATCH_ELEMENTS = 1 << 24  # scores held at a time, four bytes each: so many users make a batch
 
 
 @dataclass(frozen=True)
@@ -33,51 +32,45 @@ class RankingResult:
 def evaluate_ranking(
     score: Scorer, train: Interactions, test: Interactions, k: int = 20, *, users: Tensor | None = None
 ) -> RankingResult:
-    """Rank the catalogue for every user with test items and compare with these.
+    """Rank the catalogue for every user with test items, or for ``users`` alone, and compare with these.
 
-    Args:
-        score: Takes user ids (int64, on the CPU) and returns their scores of all items, [users, items], on
-            any device. An item scored -inf is never recommended; NaN is an error. Scores are not written to.
-        train: Items that are never ranked, by user.
-        test: Items that should be ranked high, by user. One that is in ``train`` as well counts as missed.
-        k: How many ranks count.
-        users: Evaluate only these; all users with test items if not given.
+    ``score`` takes user ids (int64, on the CPU) and returns their scores of all items, [users, items], on any device.
+    An item scored -inf is never recommended; NaN is an error. Scores are not written to. Items of ``train`` are not
+    ranked; a test item among them counts as missed.
     """
     _check(train, test, k)
     asked = torch.arange(test.num_users) if users is None else torch.unique(users)
     evaluated = asked[test.counts_by_user[asked] > 0]
     if not len(evaluated):
-        raise InvalidData(
-            "no user with test items", "at least one",
-            "Check how the data was split: of who has a single item none is held out.",
-        )  # fmt: skip
+        remedy = "Check how the data was split: of who has a single item none is held out."
+        raise InvalidData("no user with test items", "at least one", remedy)
     step = max(1, BATCH_ELEMENTS // test.num_items)
     hits = torch.zeros(len(evaluated), k, dtype=torch.bool)
     for start in range(0, len(evaluated), step):
         batch = evaluated[start : start + step]
         hits[start : start + step] = _is_in(test, batch, recommend(score, batch, train, k))
-    wanted = test.counts_by_user[evaluated]
+    by_user = ndcg(hits, test.counts_by_user[evaluated], k)
+    return RankingResult(float(by_user.mean()), evaluated, by_user)
+
+
+def ndcg(hits: Tensor, relevant: Tensor, k: int) -> Tensor:
+    """NDCG@k of each user, float64, by hits [users, ranks] and the number of each one's relevant items, 1 at least."""
     discount = 1 / torch.arange(2, k + 2, dtype=torch.float64).log2()
+    gains = hits.double() @ discount[: hits.shape[1]]
     # The two sums run in different orders: without the limit a perfect ranking could come out above 1.
-    ndcg = ((hits.double() @ discount) / discount.cumsum(0)[wanted.clamp(max=k) - 1]).clamp(max=1)
-    return RankingResult(float(ndcg.mean()), evaluated, ndcg)
+    return (gains / discount.cumsum(0)[relevant.clamp(max=k) - 1]).clamp(max=1)
 
 
 def recommend(score: Scorer, users: Tensor, train: Interactions, k: int) -> Tensor:
-    """The best k items outside the training set for some users, int64 [users, k] on the CPU, best first.
-
-    It is -1 where a user has fewer than k items left to recommend.
-    """
+    """The best k items outside the training set for some users, int64 [users, k], best first; -1 where none is left."""
     given = score(users)
     if given.shape != (len(users), train.num_items):
-        raise InvalidVector(
-            f"scores of shape {list(given.shape)}",
-            f"[{len(users)}, {train.num_items}], a row per user and a column per item",
-            "Return the scores of the whole catalogue for the users asked for.",
-        )
+        needed = f"[{len(users)}, {train.num_items}], a row per user and a column per item"
+        remedy = "Return the scores of the whole catalogue for the users asked for."
+        raise InvalidVector(f"scores of shape {list(given.shape)}", needed, remedy)
     # A copy, since the scorer may hand out a table of its own.
     scores = given.detach().to(torch.promote_types(given.dtype, torch.float32), copy=True)
-    rows, items = items_of(train, users)
+    rows, items = user_items(train, users)
     scores[rows.to(scores.device), items.to(scores.device)] = -torch.inf
     count = min(k, train.num_items)
     values, top = first_by_score(scores, count)
@@ -113,18 +106,17 @@ def first_by_score(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values, top.gather(1, order)
 
 
-def items_of(interactions: Interactions, users: Tensor) -> tuple[Tensor, Tensor]:
+def user_items(interactions: Interactions, users: Tensor) -> tuple[Tensor, Tensor]:
     """Positions within ``users`` and items, of all interactions of these users."""
     counts = interactions.counts_by_user[users]
     rows = torch.repeat_interleave(torch.arange(len(users)), counts)
-    before = counts.cumsum(0) - counts
-    within = torch.arange(len(rows)) - before[rows]
+    within = torch.arange(len(rows)) - (counts.cumsum(0) - counts)[rows]
     return rows, interactions.items[interactions.offsets[users][rows] + within]
 
 
 def _is_in(interactions: Interactions, users: Tensor, items: Tensor) -> Tensor:
     """Which of some users' items [users, k] they interacted with; -1 is no item."""
-    rows, owned = items_of(interactions, users)
+    rows, owned = user_items(interactions, users)
     # Ascending, as users come in order and items ascend within a user.
     pairs = rows * interactions.num_items + owned
     asked = torch.arange(len(users))[:, None] * interactions.num_items + items
@@ -137,8 +129,5 @@ def _check(train: Interactions, test: Interactions, k: int) -> None:
         raise InvalidData(f"k = {k}", "at least 1", "Ask for at least one rank.")
     sizes = [(part.num_users, part.num_items) for part in (train, test)]
     if sizes[0] != sizes[1]:
-        raise InvalidData(
-            f"train of {sizes[0][0]} users × {sizes[0][1]} items, test of {sizes[1][0]} × {sizes[1][1]}",
-            "the same users and catalogue in both",
-            "Prepare both parts together.",
-        )
+        given = f"train of {sizes[0][0]} users × {sizes[0][1]} items, test of {sizes[1][0]} × {sizes[1][1]}"
+        raise InvalidData(given, "the same users and catalogue in both", "Prepare both parts together.")

@@ -10,8 +10,7 @@ from fairfold.errors import InvalidData, InvalidVector
 
 Predictor = Callable[[Tensor, Tensor], Tensor]
 
-# Pairs predicted at a time.
-BATCH_PAIRS = 1 << 18
+BATCH_PAIRS = 1 << 18  # pairs predicted at a time
 
 
 def evaluate_ratings(predict: Predictor, test: Interactions) -> float:
@@ -20,12 +19,7 @@ def evaluate_ratings(predict: Predictor, test: Interactions) -> float:
 
 
 def rating_errors(predict: Predictor, test: Interactions) -> Tensor:
-    """The squared errors of all test ratings.
-
-    Args:
-        predict: Takes user ids and item ids of one length (int64, on the CPU) and returns as many ratings.
-        test: Interactions with ratings.
-    """
+    """The squared errors of all test ratings; ``predict`` takes users and items of one length (int64, on the CPU)."""
     if test.ratings is None:
         raise InvalidData("implicit test interactions", "ratings", "Prepare the data with ratings kept.")
     if not len(test):
@@ -46,11 +40,8 @@ def error_shares(squares: Tensor, users: Tensor) -> Tensor:
 
 def _squared_errors(predicted: Tensor, given: Tensor) -> Tensor:
     if predicted.shape != given.shape:
-        raise InvalidVector(
-            f"predictions of shape {list(predicted.shape)}",
-            f"{list(given.shape)}, one for each rating",
-            "Return one number per pair.",
-        )
+        needed = f"{list(given.shape)}, one for each rating"
+        raise InvalidVector(f"predictions of shape {list(predicted.shape)}", needed, "Return one number per pair.")
     errors = (predicted.detach().cpu().double() - given.cpu().double()).square()
     if bool(errors.isnan().any()):
         raise InvalidVector("predictions with NaN", "numbers", "Check the model: training may have diverged.")
@@ -59,17 +50,15 @@ def _squared_errors(predicted: Tensor, given: Tensor) -> Tensor:
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
     """Share of rows whose largest logit is that of the label; of equal logits the lowest class counts."""
-    return float(told_right(logits, labels).double().mean())
+    return float(correct_predictions(logits, labels).double().mean())
 
 
-def told_right(logits: Tensor, labels: Tensor) -> Tensor:
-    """The same for each row, as booleans."""
+def correct_predictions(logits: Tensor, labels: Tensor) -> Tensor:
+    """Whether the largest logit of each row is that of its label."""
     if logits.ndim != 2 or labels.shape != logits.shape[:1] or not len(labels):
-        raise InvalidVector(
-            f"logits of shape {list(logits.shape)}, labels of shape {list(labels.shape)}",
-            "[samples, classes] and [samples], at least one sample",
-            "Give one row of logits per label.",
-        )
+        given = f"logits of shape {list(logits.shape)}, labels of shape {list(labels.shape)}"
+        needed = "[samples, classes] and [samples], at least one sample"
+        raise InvalidVector(given, needed, "Give one row of logits per label.")
     if bool(logits.isnan().any()):
         raise InvalidVector("logits with NaN", "numbers", "Check the model: training may have diverged.")
     # argmax does not promise which of several equal logits it takes; the first row maximum does.

@@ -1,11 +1,9 @@
-"""Models of the paper's experiments, as plain modules of standard layers; their losses; the recommenders' base."""
+"""Models of the paper's experiments as plain torch modules, their losses, and the base class of recommenders."""
 
+from fairfold.models.factorization import MF, NeuMF, NeuMFMLP
 from fairfold.models.images import MLP, LeNet
 from fairfold.models.losses import sampled_bpr, sampled_softmax, sampled_squares
-from fairfold.models.mf import MF
-from fairfold.models.neumf import NeuMF, NeuMFMLP
-from fairfold.models.recommender import Recommender
-from fairfold.models.scoring import predictor, scorer
+from fairfold.models.recommender import Recommender, predictor, scorer
 
 __all__ = [
     "MF", "MLP", "LeNet", "NeuMF", "NeuMFMLP", "Recommender", "predictor", "sampled_bpr", "sampled_softmax",

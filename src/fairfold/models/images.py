@@ -7,13 +7,11 @@ from torch.nn.functional import max_pool2d
 class MLP(nn.Module):
     """One hidden layer, as in the paper's experiment on MNIST."""
 
-    chain = ("hidden", "output")
-    """Its layers, a rectifier between each and the next: all there is to know for a program that runs them itself."""
+    chain = ("hidden", "output")  # its layers, a rectifier between: all that a program that runs them has to know
 
     def __init__(self, inputs: int = 784, hidden: int = 512, classes: int = 10) -> None:
         super().__init__()
-        self.hidden = nn.Linear(inputs, hidden)
-        self.output = nn.Linear(hidden, classes)
+        self.hidden, self.output = nn.Linear(inputs, hidden), nn.Linear(hidden, classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits [images, classes] of images of any shape with the right number of pixels."""
@@ -29,8 +27,7 @@ class LeNet(nn.Module):
         # Padding makes 28×28 what the original's 32×32 input was.
         self.first = nn.Conv2d(1, 6, kernel_size=5, padding=2)
         self.second = nn.Conv2d(6, 16, kernel_size=5)
-        self.third = nn.Linear(16 * 5 * 5, 120)
-        self.fourth = nn.Linear(120, 84)
+        self.third, self.fourth = nn.Linear(16 * 5 * 5, 120), nn.Linear(120, 84)
         self.output = nn.Linear(84, classes)
 
     def forward(self, images: Tensor) -> Tensor:

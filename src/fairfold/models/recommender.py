@@ -1,4 +1,4 @@
-"""What all recommenders share, how a model of one's own is found by its name, and a model without its numbers."""
+"""The base class of recommenders, custom models by name, and scores and ratings from a model."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,21 +10,18 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fairfold.errors import InvalidSettings
-from fairfold.kernels.form import Form
+from fairfold.kernels.training import ModelForm
+from fairfold.metrics.ranking import Scorer
+from fairfold.metrics.rating import Predictor
 
 
 class Recommender(nn.Module):
     """A module with tables of users and of items, whose rows ``combine`` turns into scores.
 
-    Your own model makes its tensors in ``__init__(num_users, num_items, factors)`` and defines :meth:`combine`. The
-    names say which tensors belong to whom. A child whose name begins with ``user`` is an ``nn.Embedding`` with a row
-    per user, which is not sent. One whose name begins with ``item`` has a row per item, and devices hold it
-    compressed. All other parameters are dense: devices hold them whole, unless told to compress everything. In a
-    federation dropout has no effect.
-
-    Args:
-        num_users: Number of users.
-        num_items: Size of the catalogue.
+    A custom model makes its tensors in ``__init__(num_users, num_items, factors)`` and defines :meth:`combine`. A child
+    whose name begins with ``user`` is an ``nn.Embedding`` with a row per user, which is not sent. One whose name begins
+    with ``item`` has a row per item, and clients hold it compressed. All other parameters are dense: clients hold them
+    whole, unless everything is to be compressed. In a federation dropout has no effect.
 
     Example:
         >>> class Dot(Recommender):
@@ -44,16 +41,16 @@ class Recommender(nn.Module):
         self.num_users, self.num_items = num_users, num_items
 
     @property
-    def form(self) -> Form | None:
-        """What its scores are made of, for training in one native call; None where that does not know the model."""
+    def form(self) -> ModelForm | None:
+        """The form of the scores, for native training; None where that does not know the model."""
         return None
 
     def embed_users(self, users: Tensor) -> tuple[Tensor, ...]:
-        """What the model holds of some users: a row of each of their tables, in the order these were made."""
+        """Rows of some users, one tensor per user table, in the order in which these were made."""
         return tuple(table(users) for name, table in self.named_children() if name.startswith("user"))
 
     def embed_items(self, items: Tensor) -> tuple[Tensor, ...]:
-        """What the model holds of some items."""
+        """Rows of some items, one tensor per item table."""
         return tuple(table(items) for name, table in self.named_children() if name.startswith("item"))
 
     def combine(self, users: tuple[Tensor, ...], items: tuple[Tensor, ...]) -> Tensor:
@@ -69,8 +66,8 @@ class Recommender(nn.Module):
         return self(users[:, None], items)  # type: ignore[no-any-return]
 
 
-def make_named(name: str, num_users: int, num_items: int, factors: int) -> Recommender:
-    """A model of one's own, named ``package.module:Class``; refused where it is not as :class:`Recommender` says."""
+def load_recommender(name: str, num_users: int, num_items: int, factors: int) -> Recommender:
+    """Make the custom model ``package.module:Class``; refuse one that is not as :class:`Recommender` says."""
     model = _found(name)(num_users, num_items, factors)  # type: ignore[call-arg]
     problems = [
         f"{child} is not an nn.Embedding with a row {side}"
@@ -81,7 +78,7 @@ def make_named(name: str, num_users: int, num_items: int, factors: int) -> Recom
     named, tables = [child for child, _ in model.named_children()], ("user", "item")
     problems += [f"no table named {side}..." for side in tables if not any(child.startswith(side) for child in named)]
     problems += [f"{own} is no table" for own, _ in model.named_parameters(recurse=False) if own.startswith(tables)]
-    # Whatever is neither sent nor kept would differ from device to device without anybody's knowing.
+    # Buffers are neither sent nor stored, and would differ from client to client.
     problems += [f"{buffer} is a buffer" for buffer, _ in model.named_buffers()]
     if problems:
         needed = "tables user... and item..., parameters for all else, no buffers"
@@ -102,14 +99,14 @@ def _found(name: str) -> type[Recommender]:
 
 
 @contextmanager
-def outline() -> Iterator[None]:
-    """Modules made in here have shapes and no numbers: no memory is taken, nothing is drawn."""
+def shapes_only() -> Iterator[None]:
+    """Make modules with shapes and no values: no memory is allocated, nothing is drawn."""
     with torch.device("meta"), _Unfilled():
         yield
 
 
 class _Unfilled(TorchFunctionMode):
-    """Leaves out first values: torch would import its compiler, which takes seconds, to draw none."""
+    """Skips initialization: torch would import its compiler, which takes seconds, to draw nothing."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -118,3 +115,55 @@ class _Unfilled(TorchFunctionMode):
         if func in (Tensor.normal_, Tensor.uniform_) or getattr(func, "__module__", "") == torch.nn.init.__name__:
             return args[0] if args else given["tensor"]
         return func(*args, **given)
+
+
+# Pairs of user and item scored at a time: a model holds a few dozen floats for each of them. On a CPU scores and what
+# is added to them stay in its cache; a GPU would rather be asked less often.
+BLOCK_PAIRS, TIMES_ON_GPU = 1 << 18, 4
+
+
+def scorer(model: nn.Module) -> Scorer:
+    """A function from user ids to their scores of all items, made block by block in evaluation mode."""
+    if not hasattr(model, "score_block"):
+        given, needed = (
+            f"{type(model).__name__}, which cannot rank a catalogue",
+            "a model with score_block(users, items)",
+        )
+        raise InvalidSettings(given, needed, "Use MF or NeuMF, or give your model this method.")
+    ranker: Any = model
+
+    def score(users: Tensor) -> Tensor:
+        with _evaluating(model) as device:
+            users = users.to(device)
+            pairs = BLOCK_PAIRS if users.is_cpu else BLOCK_PAIRS * TIMES_ON_GPU
+            step = max(1, pairs // max(1, len(users)))
+            scores = torch.empty(len(users), ranker.num_items, device=device)
+            for start in range(0, ranker.num_items, step):
+                items = torch.arange(start, min(start + step, ranker.num_items), device=device)
+                scores[:, start : start + step] = ranker.score_block(users, items)
+            return scores
+
+    return score
+
+
+def predictor(model: nn.Module) -> Predictor:
+    """A function from users and items to the model's ratings, without gradients and in evaluation mode."""
+
+    def predict(users: Tensor, items: Tensor) -> Tensor:
+        with _evaluating(model) as device:
+            ratings: Tensor = model(users.to(device), items.to(device))
+            return ratings
+
+    return predict
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[torch.device]:
+    """No gradients, evaluation mode for the length of a block; gives the model's device."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield next(model.parameters()).device
+    finally:
+        model.train(was_training)

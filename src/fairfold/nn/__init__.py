@@ -1,12 +1,11 @@
-"""Layers that store their compact vector and nothing else, and models made of them."""
+"""Compact torch layers: only the compact vector of the weights is stored."""
 
 from fairfold.nn.active import ActiveRows, active
-from fairfold.nn.bag import FairEmbeddingBag
 from fairfold.nn.base import FairModule, SharedMemory
 from fairfold.nn.compression import compress, expand
-from fairfold.nn.conv import FairConv2d
-from fairfold.nn.linear import FairLinear
-from fairfold.nn.table import FairEmbedding
+from fairfold.nn.embedding import FairEmbedding, FairEmbeddingBag
+from fairfold.nn.layers import FairConv2d, FairLinear
+from fairfold.nn.lookup import FusedSGD
 
 __all__ = [
     "ActiveRows",
@@ -15,6 +14,7 @@ __all__ = [
     "FairEmbeddingBag",
     "FairLinear",
     "FairModule",
+    "FusedSGD",
     "SharedMemory",
     "active",
     "compress",

@@ -1,8 +1,7 @@
-"""The active set: what one round of training touches of a table, gathered, trained anywhere, written back.
+"""The active rows of a table: what one round of training touches, gathered, trained anywhere, written back.
 
-A local optimiser starts fresh each round. With SGD, Adagrad or Adam (without weight decay) a slot that no sample of the
-round touches has zero gradient and zero moments, so it does not move. Training the touched slots alone therefore gives
-the same numbers as training the whole vector, in memory and time of the round's rows.
+A local optimizer starts fresh each round. With SGD, Adagrad or Adam (without weight decay) a slot that no sample of the
+round touches has zero gradient and zero moments, so training the touched slots alone gives the same numbers.
 """
 
 from collections.abc import Iterator
@@ -15,20 +14,16 @@ from torch.autograd.function import once_differentiable
 
 from fairfold.errors import InvalidRow
 from fairfold.kernels import ops
-from fairfold.kernels.reference import row_coordinates
+from fairfold.kernels.reference import SUM_DTYPE, row_coordinates
+from fairfold.nn.embedding import FairTable
 from fairfold.nn.lookup import check_ids
-from fairfold.nn.table import FairTable
-from fairfold.subspace.checks import SUM_DTYPE
 
 
 class ActiveRows(nn.Module):
-    """The rows of a table that a round will touch; ``values`` is a parameter that any optimiser can train.
+    """The rows of a table that a round will touch; ``values`` is a parameter that any optimizer can train.
 
-    Lookups of other rows are refused. The table itself changes only at :meth:`commit`.
-
-    Args:
-        table: A table with a memory of its own.
-        ids: All ids the round will look up, in any order and shape, repeats allowed.
+    ``ids`` are all that the round will look up, in any order and shape, repeats allowed; other rows are refused. The
+    table, which has a memory of its own, changes only at :meth:`commit`.
     """
 
     row_ids: Tensor
@@ -42,9 +37,9 @@ class ActiveRows(nn.Module):
         self.__dict__["table"] = table  # not a submodule: the table's own vector is not trained here
         row_ids = torch.unique(ids.long())
         slots, signs = ops.slots_and_signs(table.subspace.layout, row_coordinates(row_ids, table.embedding_dim))
-        positions, touched = ops.number(slots)
-        for name, of in {"row_ids": row_ids, "slots": touched, "positions": positions, "signs": signs}.items():
-            self.register_buffer(name, of, persistent=False)
+        positions, touched = ops.factorize(slots)
+        for name, buffer in {"row_ids": row_ids, "slots": touched, "positions": positions, "signs": signs}.items():
+            self.register_buffer(name, buffer, persistent=False)
         self.values = nn.Parameter(table.memory.detach()[touched])
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -55,10 +50,9 @@ class ActiveRows(nn.Module):
         """The rows of ``ids``, one line each."""
         table: FairTable = self.__dict__["table"]
         check_ids(ids, table.num_embeddings, self.values)
-        found: Tensor = _ActiveLookup.apply(  # type: ignore[no-untyped-call]
-            self.values, self.positions, self.signs, self._local(ids.reshape(-1).long())
-        )
-        return table.as_read(ids, found)
+        local = self._local(ids.reshape(-1).long())
+        rows = _ActiveLookup.apply(self.values, self.positions, self.signs, local)  # type: ignore[no-untyped-call]
+        return table.constrain_rows(ids, rows)
 
     @torch.no_grad()
     def commit(self) -> None:
@@ -67,21 +61,17 @@ class ActiveRows(nn.Module):
         table.memory.index_copy_(0, self.slots, self.values.detach().to(table.memory.dtype))
 
     def _local(self, ids: Tensor) -> Tensor:
-        """Where ``ids`` stand among the active rows."""
         if len(self.row_ids) == 0 and ids.numel() == 0:
             return ids
         local = torch.searchsorted(self.row_ids, ids)
         if not len(self.row_ids) or not torch.equal(self.row_ids[local.clamp(max=len(self.row_ids) - 1)], ids):
             missing = ids[~torch.isin(ids, self.row_ids)]
-            raise InvalidRow(
-                f"{len(missing)} ids outside of the active set, e.g. {int(missing[0])}",
-                f"only the {len(self.row_ids)} ids the active set was made of",
-                "Activate all ids of the round, the sampled negatives among them.",
-            )
+            given = f"{len(missing)} ids outside of the active set, e.g. {int(missing[0])}"
+            remedy = "Activate all ids of the round, the sampled negatives among them."
+            raise InvalidRow(given, f"only the {len(self.row_ids)} ids the active set was made of", remedy)
         return local
 
     def extra_repr(self) -> str:
-        """Sizes, as torch's modules show them."""
         return f"{len(self.row_ids)} rows, {len(self.slots)} slots"
 
 
@@ -89,7 +79,7 @@ class ActiveRows(nn.Module):
 def active(table: FairTable, ids: Tensor) -> Iterator[ActiveRows]:
     """Within the block, ``table`` serves from its active rows; they are written back at its end, unless it raises.
 
-    Build the optimiser on the ``parameters()`` of what the block yields, with those of other layers.
+    Build the optimizer on the ``parameters()`` of what the block yields, with those of other layers.
 
     Example:
         >>> from fairfold.nn import FairEmbedding
@@ -101,8 +91,7 @@ def active(table: FairTable, ids: Tensor) -> Iterator[ActiveRows]:
         >>> rows
         ActiveRows(3 rows, 96 slots)
     """
-    rows = table.activate(ids)
-    before = table.__dict__["_active"]
+    before, rows = table.__dict__["_active"], table.activate(ids)
     table.__dict__["_active"] = rows
     try:
         yield rows

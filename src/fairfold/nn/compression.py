@@ -1,24 +1,25 @@
-"""compress and expand: a model of standard layers to its compact twin by reduction, and back by recovery."""
+"""compress and expand: a model with compact layers instead of standard ones, by reduction, and back by recovery."""
 
 from collections.abc import Callable, Collection
 from copy import deepcopy
 from fractions import Fraction
 from math import lcm
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from fairfold.errors import InvalidCapacity, InvalidSettings
 from fairfold.kernels import ops
-from fairfold.nn.base import FairModule, SharedMemory
-from fairfold.nn.placement import DEFAULT_CHUNK, Placement, place
-from fairfold.nn.twins import compact_twin, dense_twin
-from fairfold.subspace import Capacity
-from fairfold.subspace.checks import SUM_DTYPE, check_vector
+from fairfold.kernels.reference import SUM_DTYPE
+from fairfold.nn.base import DEFAULT_CHUNK, FairModule, SharedMemory, SubspaceOptions, make_subspace
+from fairfold.nn.embedding import FairEmbedding, FairEmbeddingBag
+from fairfold.nn.layers import FairConv2d, FairLinear
+from fairfold.subspace import Capacity, Subspace
+from fairfold.subspace.checks import check_vector
 
 MIN_SIZE = 1024
-"""Weight tensors below this many numbers stay dense: folding them saves next to nothing and costs quality first."""
+"""Weight tensors below this many numbers stay dense: compressing them saves next to nothing and costs quality first."""
 
 Layer = Any  # one of torch's layers with a weight; torch types attributes of modules too loosely to be of use
 Layers = Callable[[str, nn.Module], bool] | Collection[str] | None
@@ -39,23 +40,19 @@ def compress(
     """A copy of ``model`` that keeps only compact vectors of its large weight tensors, reduced from the same weights.
 
     ``nn.Embedding``, ``nn.EmbeddingBag``, ``nn.Linear`` and ``nn.Conv2d`` are replaced (these very classes: subclasses
-    may use their weights in ways of their own). Everything else is copied: biases, norms, layers with fewer than
-    ``min_size`` weights, tables that renormalise rows or scale gradients by frequency. Hooks of replaced
-    layers are not carried over. Tied weights stay tied.
+    may use their weights in ways of their own). Everything else is copied: biases, norms, tables that renormalize rows
+    or scale gradients by frequency. Hooks of replaced layers are not carried over. Tied weights stay tied.
 
     Args:
         model: Left as it is.
         capacity: The share of each compressed tensor that is kept (``1/16``, ``"16x"``); or bytes for all parameters
             of the result (``"40MB"``), from which the share follows once what stays dense is paid for.
-        seed: Seed of the hash. Tables with memories of their own are given the seeds seed, seed + 1, …, so that layers
-            of one shape do not all collide alike.
-        mapping: See :class:`~fairfold.nn.placement.Placement`.
-        chunk: How many neighbouring weights share one hash.
+        seed: Memories get the seeds seed, seed + 1, …, so that layers of one shape do not all collide alike.
+        mapping: As ``chunk`` and ``sign``, see :class:`~fairfold.nn.base.SubspaceOptions`.
+        chunk: How many neighboring weights share one hash.
         sign: Whether weights have random signs.
-        shared: One memory for all compressed layers: weights of any layer share slots with those of any other. It is
-            the submodule ``shared_memory`` of the first of them.
-        layers: Which layers to compress, whatever their size: names, or a function of name and module. Default: all
-            that can be and have at least ``min_size`` weights.
+        shared: One memory for all compressed layers, the submodule ``shared_memory`` of the first of them.
+        layers: Which layers to compress, whatever their size: names, or a function of name and module.
         min_size: Smaller weight tensors stay dense, unless chosen by ``layers``.
 
     Example:
@@ -64,27 +61,27 @@ def compress(
         >>> small[0].compact.numel(), 5_000 * 32 // 16
         (10000, 10000)
     """
-    chosen = _chosen_layers(model, layers, min_size)
-    copied = _copied_without(model, [layer for _, layer in chosen])
+    chosen = _choose_layers(model, layers, min_size)
+    copied = _copy_without(model, [layer for _, layer in chosen])
     if not chosen:
         return copied
     weights = {id(layer.weight): layer.weight for _, layer in chosen}
-    share = _share(model, list(weights.values()), Capacity.parse(capacity))
-    options: Placement = {"capacity": share, "seed": seed, "mapping": mapping, "chunk": chunk, "sign": sign}
-    of_weight: dict[int, FairModule] = {}
+    share = _compressed_share(model, list(weights.values()), Capacity.parse(capacity))
+    options: SubspaceOptions = {"capacity": share, "seed": seed, "mapping": mapping, "chunk": chunk, "sign": sign}
+    compact_of: dict[int, FairModule] = {}
 
-    def with_its_own(layer: Layer) -> FairModule:
-        weight, tied = layer.weight, of_weight.get(id(layer.weight))
+    def make_separate(layer: Layer) -> FairModule:
+        weight, tied = layer.weight, compact_of.get(id(layer.weight))
         if tied is not None:
-            return compact_twin(layer, tied.subspace, tied.memory)
-        options["seed"] = (seed + len(of_weight)) % 2**64
-        subspace = place(weight.numel(), weight.element_size(), **options)
-        of_weight[id(weight)] = compact_twin(layer, subspace, subspace.reduce(weight.detach().reshape(-1)))
-        return of_weight[id(weight)]
+            return make_compact_layer(layer, tied.subspace, tied.memory)
+        options["seed"] = (seed + len(compact_of)) % 2**64
+        subspace = make_subspace(weight.numel(), weight.element_size(), **options)
+        compact_of[id(weight)] = make_compact_layer(layer, subspace, subspace.reduce(weight.detach().reshape(-1)))
+        return compact_of[id(weight)]
 
     if shared and chosen[0][0] != "":
-        return _replaced(copied, chosen, _sharing(chosen, share, options))
-    return _replaced(copied, chosen, with_its_own)
+        return _replace(copied, chosen, _make_shared(chosen, share, options))
+    return _replace(copied, chosen, make_separate)
 
 
 def expand(model: nn.Module) -> nn.Module:
@@ -99,101 +96,85 @@ def expand(model: nn.Module) -> nn.Module:
         True
     """
     # Compact layers are recovered below, so not worth copying.
-    kept: dict[int, Any] = {id(module): module for module in model.modules() if isinstance(module, FairModule)}
-    copied: nn.Module = deepcopy(model, kept)
+    uncopied: dict[int, Any] = {id(module): module for module in model.modules() if isinstance(module, FairModule)}
+    copied: nn.Module = deepcopy(model, uncopied)
     weights: dict[tuple[int, int], Any] = {}
 
-    def recovered(layer: FairModule) -> nn.Module:
-        place_of = (id(layer.memory), layer.offset)
-        twin = dense_twin(layer, weights.get(place_of))
-        weights[place_of] = twin.weight
-        return twin
+    def make_dense(layer: FairModule) -> nn.Module:
+        key = (id(layer.memory), layer.offset)
+        dense = make_dense_layer(layer, weights.get(key))
+        weights[key] = dense.weight
+        return dense
 
-    compact = [(name, module) for name, module in _every_place(copied) if isinstance(module, FairModule)]
-    return _replaced(copied, compact, recovered)
+    named = copied.named_modules(remove_duplicate=False)
+    return _replace(copied, [(name, layer) for name, layer in named if isinstance(layer, FairModule)], make_dense)
 
 
 def _can_be_compressed(layer: Any) -> bool:
-    kind = type(layer)
-    if kind is nn.Embedding or kind is nn.EmbeddingBag:
+    if type(layer) in (nn.Embedding, nn.EmbeddingBag):
         # What torch's table writes into itself to keep rows short has no place in shared slots.
         return layer.max_norm is None and not layer.scale_grad_by_freq
-    return kind is nn.Linear or kind is nn.Conv2d
+    return type(layer) in (nn.Linear, nn.Conv2d)
 
 
-def _every_place(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Every place a module stands in, also the second and third place of one used twice."""
-    return list(model.named_modules(remove_duplicate=False))
-
-
-def _chosen_layers(model: nn.Module, layers: Layers, min_size: int) -> list[tuple[str, Layer]]:
-    named = _every_place(model)
+def _choose_layers(model: nn.Module, layers: Layers, min_size: int) -> list[tuple[str, Layer]]:
+    named = list(model.named_modules(remove_duplicate=False))  # one that is used twice under both names
     able: list[tuple[str, Layer]] = [(name, layer) for name, layer in named if _can_be_compressed(layer)]
     if layers is None:
         return [(name, layer) for name, layer in able if layer.weight.numel() >= min_size]
     if callable(layers):
         return [(name, layer) for name, layer in able if layers(name, layer)]
     wanted = {layers} if isinstance(layers, str) else set(layers)
-    unable = sorted(wanted - {name for name, _ in able})
-    if unable:
-        known = {name for name, _ in named}
-        raise InvalidSettings(
-            f"layers {', '.join(repr(name) for name in unable)}"
-            + ("" if known.issuperset(unable) else ", not all of them in the model"),
-            f"names among {', '.join(repr(name) for name, _ in able) or 'none: no layer can be compressed'}",
-            "See compress for the kinds that have a compact twin.",
-        )
+    if unable := sorted(wanted - {name for name, _ in able}):
+        given = f"layers {', '.join(map(repr, unable))}"
+        given += "" if {name for name, _ in named}.issuperset(unable) else ", not all of them in the model"
+        needed = f"names among {', '.join(repr(name) for name, _ in able) or 'none: no layer can be compressed'}"
+        raise InvalidSettings(given, needed, "See compress for the kinds that have a compact layer.")
     return [(name, layer) for name, layer in able if name in wanted]
 
 
-def _copied_without(model: nn.Module, layers: list[Layer]) -> nn.Module:
+def _copy_without(model: nn.Module, layers: list[Layer]) -> nn.Module:
     """A deep copy in which the weights of ``layers`` are not copied, for they are about to be replaced."""
     replaced = {id(layer) for layer in layers}
-    needed = {
-        id(parameter)
-        for module in model.modules()
-        if id(module) not in replaced
-        for parameter in module.parameters(recurse=False)
-    }
-    copied: nn.Module = deepcopy(
-        model, {id(layer.weight): layer.weight for layer in layers if id(layer.weight) not in needed}
-    )
+    others = [module for module in model.modules() if id(module) not in replaced]
+    needed = {id(parameter) for module in others for parameter in module.parameters(recurse=False)}
+    uncopied = {id(layer.weight): layer.weight for layer in layers if id(layer.weight) not in needed}
+    copied: nn.Module = deepcopy(model, uncopied)
     return copied
 
 
-def _share(model: nn.Module, folded: list[Tensor], capacity: Capacity) -> Fraction:
-    """The share of each folded tensor: as asked for, or what is left of a budget once the dense rest is paid."""
+def _compressed_share(model: nn.Module, compressed: list[Tensor], capacity: Capacity) -> Fraction:
+    """The share of each compressed tensor: as asked for, or what is left of a budget once the dense rest is paid."""
     if capacity.share is not None:
         return capacity.share
     assert capacity.budget is not None  # one of the two is set
-    total = sum(parameter.nbytes for parameter in model.parameters())
-    of_folded = sum(weight.nbytes for weight in folded)
-    dense = total - of_folded
+    compressed_bytes = sum(weight.nbytes for weight in compressed)
+    dense = sum(parameter.nbytes for parameter in model.parameters()) - compressed_bytes
     if capacity.budget <= dense:
-        raise InvalidCapacity(
-            f"a budget of {capacity} for a model of which {dense} bytes stay dense",
-            f"more than {dense} bytes",
-            "Compress more layers (layers=, min_size=), or allow more.",
-        )
-    return min(Fraction(capacity.budget - dense, of_folded), Fraction(1))
+        given = f"a budget of {capacity} for a model of which {dense} bytes stay dense"
+        remedy = "Compress more layers (layers=, min_size=), or allow more."
+        raise InvalidCapacity(given, f"more than {dense} bytes", remedy)
+    return min(Fraction(capacity.budget - dense, compressed_bytes), Fraction(1))
 
 
-def _replaced(model: nn.Module, layers: list[tuple[str, Any]], make: Callable[[Any], nn.Module]) -> nn.Module:
-    """The model with another layer in every place of each of these, made once."""
-    twins: dict[int, nn.Module] = {}
+def _replace(model: nn.Module, layers: list[tuple[str, Any]], make: Callable[[Any], nn.Module]) -> nn.Module:
+    """Replace each of these layers, under all its names, by one that is made once."""
+    made: dict[int, nn.Module] = {}
     for name, layer in layers:
-        if id(layer) not in twins:
-            twins[id(layer)] = make(layer)
+        if id(layer) not in made:
+            made[id(layer)] = make(layer)
         if name == "":
-            return twins[id(layer)]
+            return made[id(layer)]
         parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, twins[id(layer)])
+        setattr(model.get_submodule(parent), last, made[id(layer)])
     return model
 
 
 @torch.no_grad()
-def _sharing(chosen: list[tuple[str, Layer]], share: Fraction, options: Placement) -> Callable[[Layer], FairModule]:
-    """One subspace over all chosen weights, one after another: what makes the twins that read it.
+def _make_shared(
+    chosen: list[tuple[str, Layer]], share: Fraction, options: SubspaceOptions
+) -> Callable[[Layer], FairModule]:
+    """One subspace over all chosen weights, one after another: what makes the made that read it.
 
     A table is looked up by row number, so each tensor begins at a multiple of its row size (and of the chunk); the few
     coordinates skipped for that belong to no one, and count for nothing in the means.
@@ -206,17 +187,15 @@ def _sharing(chosen: list[tuple[str, Layer]], share: Fraction, options: Placemen
     first: Tensor = chosen[0][1].weight
     for name, weight in named.values():
         if (weight.dtype, weight.device) != (first.dtype, first.device):
-            raise InvalidSettings(
-                f"layer {name!r} of {weight.dtype} on {weight.device}",
-                f"{first.dtype} on {first.device}, as the first layer, for one memory",
-                "Compress with shared=False.",
-            )
+            given = f"layer {name!r} of {weight.dtype} on {weight.device}"
+            needed = f"{first.dtype} on {first.device}, as the first layer, for one memory"
+            raise InvalidSettings(given, needed, "Compress with shared=False.")
         step = lcm(weight.shape[1:].numel(), options["chunk"])
         offsets[id(weight)] = -(-end // step) * step
         end = offsets[id(weight)] + weight.numel()
         used += weight.numel()
     options["capacity"] = share * used / end if share < 1 else share  # of the coordinates in use
-    subspace = place(end, first.element_size(), **options)
+    subspace = make_subspace(end, first.element_size(), **options)
     sums = torch.zeros(subspace.size, dtype=SUM_DTYPE[first.dtype], device=first.device)
     counts = torch.zeros(subspace.size, dtype=torch.int32, device=first.device)
     for name, weight in named.values():
@@ -226,8 +205,71 @@ def _sharing(chosen: list[tuple[str, Layer]], share: Fraction, options: Placemen
     memory = SharedMemory(subspace, sums.div_(counts.clamp_(min=1)).to(first.dtype))
 
     def make(layer: Layer) -> FairModule:
-        twin = compact_twin(layer, None, None)
-        twin.share(memory, offsets[id(layer.weight)], owner=layer is chosen[0][1])
-        return twin
+        result = make_compact_layer(layer, None, None)
+        result.share(memory, offsets[id(layer.weight)], owner=layer is chosen[0][1])
+        return result
 
     return make
+
+
+Module = TypeVar("Module", bound=nn.Module)
+
+_TABLE = ("num_embeddings", "embedding_dim", "padding_idx", "sparse", "max_norm", "norm_type")
+_CONVOLUTION = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+_KINDS: list[tuple[type[Any], type[Any], tuple[str, ...]]] = [
+    (nn.Embedding, FairEmbedding, _TABLE),
+    (nn.EmbeddingBag, FairEmbeddingBag, (*_TABLE, "mode", "include_last_offset")),
+    (nn.Linear, FairLinear, ("in_features", "out_features")),
+    (nn.Conv2d, FairConv2d, _CONVOLUTION),
+]
+"""A standard layer, its compact counterpart, and the options of both, which are also their attributes."""
+
+
+def make_compact_layer(layer: Any, subspace: Subspace | None, compact: Tensor | None) -> FairModule:
+    """A compact layer with the options and the bias of ``layer`` that reads ``compact``.
+
+    Made on the meta device, where drawing initial values costs nothing and leaves the random state alone. Without a
+    subspace it is left without a vector, for :meth:`FairModule.share`.
+    """
+    options: SubspaceOptions = {"size": layer.weight.numel()}
+    if subspace is not None:
+        options = {"size": subspace.size, "seed": subspace.seed, "mapping": subspace.mapping}
+        head = 0 if subspace.mapping != "ranked" or subspace.is_full else subspace.head
+        options |= {"chunk": subspace.chunk, "head": head, "sign": subspace.sign}
+    kind, names = next((compact, names) for standard, compact, names in _KINDS if isinstance(layer, standard))
+    result: FairModule = kind(**_options(layer, names), device="meta", dtype=layer.weight.dtype, **options)
+    if compact is not None:
+        # A tied layer is handed the very parameter of the first one.
+        requires_grad = layer.weight.requires_grad
+        result.compact = compact if isinstance(compact, nn.Parameter) else nn.Parameter(compact, requires_grad)
+    return _with_bias(result, layer)
+
+
+def make_dense_layer(layer: FairModule, weight: nn.Parameter | None) -> nn.Module:
+    """A standard layer with the recovered weight of ``layer``, or with ``weight`` where a tied layer has it already."""
+    kinds = ((standard, names) for standard, compact, names in _KINDS if isinstance(layer, compact))
+    kind, names = next(kinds, (None, ()))
+    if kind is None:
+        raise TypeError(f"{type(layer).__name__} has no standard twin")
+    result: nn.Module = kind(**_options(layer, names), device="meta", dtype=layer.memory.dtype)
+    if weight is None:
+        full = layer.full_weight()
+        padding: int | None = getattr(layer, "padding_idx", None)
+        if padding is not None:
+            full[padding] = 0  # what the compact table answers
+        weight = nn.Parameter(full, layer.memory.requires_grad)
+    result.weight = weight
+    return _with_bias(result, layer)
+
+
+def _options(layer: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    options = {name: getattr(layer, name) for name in names}
+    return options | ({"bias": layer.bias is not None} if hasattr(layer, "bias") else {})
+
+
+def _with_bias(module: Module, layer: nn.Module) -> Module:
+    """The module with a copy of the layer's bias, in its mode."""
+    bias = getattr(layer, "bias", None)
+    if isinstance(bias, Tensor):
+        module.bias = nn.Parameter(bias.detach().clone(), bias.requires_grad)
+    return module.train(layer.training)

@@ -1,23 +1,23 @@
-"""What a device of a given size needs: a formula for its memory and traffic, and a process that measures the real peak.
+"""The memory and traffic that a device needs: a formula, and a process that measures the real peak.
 
 With m slots of b bytes, B rows a batch, R distinct rows a round and rows of d numbers (so that a round touches
 k = min(m, R·d) slots at most):
 
-* serving: m·b for the vector, B·d·b for the answer, and T, what the lookup needs while it works;
+* serving: m·b for the vector, B·d·b for the result, and T, what the lookup needs while it works;
 * training a round on its active set: m·b for the vector; 5 bytes for each of the R·d weights (its place among the
   active slots, and its sign); 8 + 4·b for each of the k slots (number, value, gradient, two moments); 4·B·d·b for
   the rows of a batch with their gradient; and the larger of T and 40·R·d, what finding the active slots takes (a sort).
 
 T is the bound of :data:`fairfold.kernels.reference.TEMPORARY_BYTES`, or 128 bytes a number if the batch is shorter.
-The interpreter and torch themselves (about 200 MB) come on top on any device, whatever the model.
-
-``python -m fairfold.nn.footprint`` with a job in JSON on the command line trains one such device and prints its peak.
+The interpreter and torch themselves (about 200 MB) come on top. ``python -m fairfold.nn.footprint`` with a job in JSON
+trains one such device and prints its peak.
 """
 
 import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from fairfold.nn.table import FairTable
+    from fairfold.nn.embedding import FairTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ def footprint(size: int, dim: int, batch: int, rows: int, itemsize: int = 4) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What one measured process does: make a table, look up, train one round."""
+class FootprintJob:
+    """The work of a measured process: make a table, look up, train one round."""
 
     items: int  # rows of the table
     dim: int  # its columns
@@ -65,48 +65,41 @@ class Job:
     way: str = "active"  # Adam on the active set; "backward": SGD inside; or "serve"
 
 
-def measure(job: Job) -> int:
+def measure(job: FootprintJob) -> int:
     """Bytes by which the peak of a process with this job exceeds that of the same process with an empty model."""
-    empty = Job(job.batch, job.dim, max(job.chunk, 2) * 2, job.mapping, job.chunk, 1, 1, job.way)
+    empty = FootprintJob(job.batch, job.dim, max(job.chunk, 2) * 2, job.mapping, job.chunk, 1, 1, job.way)
     return _peak_of_process(job) - _peak_of_process(empty)
 
 
-def _peak_of_process(job: Job) -> int:
+def _peak_of_process(job: FootprintJob) -> int:
     command = [sys.executable, "-m", "fairfold.nn.footprint", json.dumps(asdict(job))]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     if process.returncode:
         last = process.stderr.strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
-        raise FairfoldError(
-            f"a device that failed: {last[0]}", "a run to its end", "Try a smaller budget or fewer items."
-        )
+        remedy = "Try a smaller budget or fewer items."
+        raise FairfoldError(f"a device that failed: {last[0]}", "a run to its end", remedy)
     return int(json.loads(process.stdout)["peak"])
 
 
 def peak_bytes() -> int:
-    """The most memory this process has held so far.
-
-    Read from the kernel's own mark where there is one: getrusage also counts what the parent process held before it
-    started this one.
-    """
-    try:
-        with open("/proc/self/status", encoding="ascii") as status:
-            for line in status:
-                if line.startswith("VmHWM:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
+    """The most memory this process has held so far."""
+    # The kernel's own mark where there is one: getrusage also counts what the parent held before it started this one.
+    with suppress(OSError), open("/proc/self/status", encoding="ascii") as status:
+        for line in status:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def run(job: Job) -> None:
+def run(job: FootprintJob) -> None:
     """Do the job in this process."""
     import torch
 
     from fairfold.nn import FairEmbedding, active
-    from fairfold.nn.fused import FusedSGD
+    from fairfold.nn.lookup import FusedSGD
 
     torch.manual_seed(0)
     table = FairEmbedding(job.items, job.dim, size=job.size, mapping=job.mapping, chunk=job.chunk)
@@ -131,5 +124,5 @@ def _train(table: "FairTable", batches: "Sequence[Tensor]", optimizer: "Optimize
 
 
 if __name__ == "__main__":
-    run(Job(**json.loads(sys.argv[1])))
+    run(FootprintJob(**json.loads(sys.argv[1])))
     sys.stdout.write(json.dumps({"peak": peak_bytes()}))

@@ -1,4 +1,4 @@
-"""Rows of a table that exists only as a compact vector, and their gradient: dense, sparse, or applied on the spot."""
+"""Differentiable lookups of rows in a compact vector; gradients are dense, sparse, or applied in the backward."""
 
 from typing import Any
 
@@ -7,25 +7,44 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 
-from fairfold.errors import InvalidDtype, InvalidRow
+from fairfold.errors import InvalidDtype, InvalidRow, InvalidSettings
 from fairfold.kernels import ops, traced
 from fairfold.kernels.hashing import Layout
+from fairfold.kernels.reference import SUM_DTYPE
 from fairfold.nn.base import check_same_device
-from fairfold.nn.fused import FusedSGD
-from fairfold.subspace.checks import SUM_DTYPE
+
+
+class FusedSGD:
+    """SGD inside the backward: compact ← compact − lr·Sᵀg in one pass over the batch's rows.
+
+    For :meth:`FairTable.update_in_backward`. No gradient is stored; SGD, being linear, is exact for any number of
+    lookups. Other parameters have their own optimizer; gradients of the table can be neither clipped nor accumulated.
+    ``lr`` may be changed between steps.
+
+    Example:
+        >>> from fairfold.nn import FairEmbedding
+        >>> table = FairEmbedding(1000, 8, capacity=1 / 4)
+        >>> table.update_in_backward(FusedSGD(lr=0.1))
+    """
+
+    def __init__(self, lr: float = 1e-3) -> None:
+        if not lr >= 0:
+            raise InvalidSettings(f"lr={lr}", "a rate of 0 or more", "Try 0.01.")
+        self.lr = lr
+
+    def apply(self, layout: Layout, compact: Tensor, rows: Tensor, gradient: Tensor) -> None:
+        """Update ``compact`` in place."""
+        ops.sgd_rows(layout, compact, gradient, rows, self.lr)
 
 
 def check_ids(ids: Tensor, count: int, memory: Tensor, *, kernel_checks: bool = False) -> None:
-    """Refuse ids that name no row: a hash would answer them all the same, with another row's numbers.
-
-    ``kernel_checks`` says that a kernel of exactly this table comes next, which on the CPU looks at every id itself.
-    """
+    """Refuse ids that name no row (a hash would return another's); on the CPU not if the next ``kernel_checks`` all."""
     if not isinstance(ids, Tensor):
         raise InvalidDtype(f"ids of type {type(ids).__name__}", "a torch.Tensor", "Wrap them: torch.tensor([...]).")
     if ids.dtype not in (torch.int64, torch.int32):
         raise InvalidDtype(f"ids of dtype {ids.dtype}", "int64 or int32", "Convert them, e.g. with .long().")
     check_same_device("ids", ids, memory)
-    if ids.is_meta or traced.needed(memory):  # the operator itself looks at every id, when it runs
+    if ids.is_meta or traced.is_tracing(memory):  # the operator itself looks at every id, when it runs
         return
     if ids.numel() == 0 or (kernel_checks and ids.is_cpu):
         return
@@ -35,9 +54,8 @@ def check_ids(ids: Tensor, count: int, memory: Tensor, *, kernel_checks: bool = 
         return
     lowest, highest = (int(end) for end in torch.aminmax(ids))
     if lowest < 0 or highest >= count:
-        raise InvalidRow(
-            f"ids from {lowest} to {highest}", f"ids from 0 to {count - 1}", "Check how the ids are numbered."
-        )
+        needed, remedy = f"ids from 0 to {count - 1}", "Check how the ids are numbered."
+        raise InvalidRow(f"ids from {lowest} to {highest}", needed, remedy)
 
 
 def lookup(
@@ -45,11 +63,11 @@ def lookup(
 ) -> Tensor:
     """The values of ``rows`` (row numbers, checked; repeats allowed), shape (len(rows), row_size), differentiable.
 
-    ``sparse`` hands back a gradient of the touched slots, not one of the size of ``memory``; ``update`` is applied in
-    the backward, and ``memory`` then gets no gradient at all. Neither is for programs that torch compiles.
+    ``sparse`` gives a gradient of the touched slots; with ``update``, applied in the backward, ``memory`` gets none.
+    Neither is for programs that torch compiles.
     """
-    if traced.needed(memory) and not sparse and update is None:
-        return traced.recovered_rows(memory, rows, layout, row_size)
+    if traced.is_tracing(memory) and not sparse and update is None:
+        return traced.recover_rows(memory, rows, layout, row_size)
     if not _followed(memory):
         return ops.recover_rows(layout, memory, rows, row_size)
     result: Tensor = _Lookup.apply(memory, layout, rows, row_size, sparse, update)  # type: ignore[no-untyped-call]
@@ -57,13 +75,9 @@ def lookup(
 
 
 def _followed(memory: Tensor) -> bool:
-    """Whether autograd must know of the lookup.
-
-    Forward-mode derivatives and transforms (``torch.func``) must, too: it answers them with an error of its own.
-    """
-    if memory.requires_grad and torch.is_grad_enabled():
-        return True
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+    """Whether autograd must know: also of forward-mode derivatives and transforms, which it refuses by itself."""
+    wanted = memory.requires_grad and torch.is_grad_enabled()
+    return wanted or forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
 class _Lookup(torch.autograd.Function):
@@ -96,9 +110,8 @@ def _gradient(ctx: Any, gradient: Tensor) -> Tensor | None:
         return None
     if ctx.sparse:
         slots, values = ops.touched_rows(ctx.layout, gradient.contiguous(), rows)
-        return torch.sparse_coo_tensor(
-            slots[None], values, (ctx.layout.size,), check_invariants=False, is_coalesced=True
-        )
+        size = (ctx.layout.size,)
+        return torch.sparse_coo_tensor(slots[None], values, size, check_invariants=False, is_coalesced=True)
     sums = torch.zeros(ctx.layout.size, dtype=SUM_DTYPE[gradient.dtype], device=gradient.device)
     ops.accumulate_rows(ctx.layout, gradient.contiguous(), rows, sums)
     return sums.to(gradient.dtype)

@@ -1,1 +1,1 @@
-"""What keeps users' data private: answers as words whose sums are exact, noise, and what it costs."""
+"""Privacy: secure aggregation, differential privacy with a client-side ledger, and an audit by attacks."""

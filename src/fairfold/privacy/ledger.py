@@ -1,45 +1,34 @@
-"""A device's own account of what its user's history has been let out with, which the server cannot change.
+"""A client's own ledger of privacy spent, which the server cannot change.
 
-Before noisy words leave a device, what they cost is written down and flushed: a device that is killed in between has
-paid for words that nobody heard, and never the other way round. It refuses what would go past its own budget, sums of
-fewer devices than its own minimum, and to say the same sum of a run twice.
+The cost of a noisy vector is written and flushed before it leaves: a device that is killed in between has paid for a
+vector that was never received, and never the other way round. The client refuses what would exceed its own budget, sums
+over fewer clients than its own minimum, and a second release of the same sum of a run. A damaged file is refused, and
+never taken for an empty one.
 
-A sum that is long is said in parts that do not overlap, each with the noise of the whole: a user's part of all of them
-together has the norm that was paid for, so the first part pays, and every part is said once.
-
-The file is replaced as a whole and sealed like all that a device keeps: one that is damaged is refused, and never taken
-for an empty one.
+A long sum is released in parts that do not overlap, each with the noise of the whole: a user's contribution to all
+parts together has the norm that was paid for, so the first part pays, and every part is released once.
 """
 
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fairfold.errors import BudgetSpent, InvalidState
-from fairfold.files import locked, make_private, remove_leftovers, write_atomically
-from fairfold.privacy.accounting import epsilon_of, together
-from fairfold.sealed import Damaged, content_of, reading, sealed_values, values_in
+from fairfold.atomic_io import locked, make_private_folder, remove_temporary_files, write_atomically
+from fairfold.checksums import Damaged, parse_with_checksum, read_errors, read_limited, with_checksum
+from fairfold.errors import InvalidState, PrivacyBudgetSpent
+from fairfold.privacy.accounting import composed_sigma, epsilon_of
 
-LEDGER, FILE = "ledger", "ledger.json"
-"""The folder in a device's own, and the file."""
-
-FORMAT = 2
-LONGEST = 1 << 24
-"""Bytes of a ledger that are read."""
-
-USUAL_EPSILON, USUAL_DELTA, USUAL_COHORT = 8.0, 1e-5, 100
-"""What a device allows in all where its owner says nothing, and devices of a sum: of fewer, what single users have can
-be read from exact sums (docs/privacy.md)."""
-
-TOLERANCE = 1e-6
-"""Of ε, for what rounding brings."""
-
-RESTORE = "Restore it: without it nobody knows what was let out, so this device lets out nothing more."
+LEDGER, FILE = "ledger", "ledger.json"  # folder within the client's own, and file
+FORMAT, MAX_BYTES = 2, 1 << 24
+# If the owner sets none. From exact sums of fewer clients, histories of users can be reconstructed (docs/privacy.md).
+DEFAULT_EPSILON, DEFAULT_DELTA, DEFAULT_MIN_COHORT = 8.0, 1e-5, 100
+TOLERANCE = 1e-6  # relative tolerance of ε, for rounding
+RESTORE = "Restore it: without it the privacy spent is unknown, so this device releases nothing more."
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A release, or a part of one: of which run and which sum, σ over the norm of a user's part, and among how many."""
+class LedgerEntry:
+    """A released sum, or a part of one: run, name, σ over the norm of a user's contribution, and number of clients."""
 
     run: str
     release: str
@@ -49,82 +38,72 @@ class Entry:
 
 
 class Ledger:
-    """The account of one device.
+    """The ledger of one client: all releases of its lifetime together may cost (``epsilon``, ``delta``)."""
 
-    Args:
-        folder: Where the device keeps it; made if it is not there.
-        epsilon: ε that all releases of its lifetime may cost together.
-        delta: δ that goes with it.
-        smallest_cohort: Devices that a sum has to have at least.
-    """
+    def __init__(self, folder: Path, epsilon: float, delta: float, min_cohort: int) -> None:
+        self.folder, self.epsilon, self.delta, self.min_cohort = folder, epsilon, delta, min_cohort
 
-    def __init__(self, folder: Path, epsilon: float, delta: float, smallest_cohort: int) -> None:
-        self.folder, self.epsilon, self.delta, self.smallest_cohort = folder, epsilon, delta, smallest_cohort
-
-    def entries(self) -> list[Entry]:
-        """All that was let out; refused where the file is damaged."""
+    def entries(self) -> list[LedgerEntry]:
+        """All releases so far; an error if the file is damaged."""
         path = self.folder / FILE
         if not path.exists():
             return []
-        with reading(path, InvalidState, "what this device has written", RESTORE):
-            kept = values_in(content_of(path, LONGEST))
-            if kept["format"] != FORMAT:
-                raise Damaged(f"format {kept['format']!r}")
-            found = [Entry(**one) for one in kept["entries"]]
+        with read_errors(path, InvalidState, "what this device has written", RESTORE):
+            stored = parse_with_checksum(read_limited(path, MAX_BYTES))
+            if stored["format"] != FORMAT:
+                raise Damaged(f"format {stored['format']!r}")
+            found = [LedgerEntry(**one) for one in stored["entries"]]
             if not all(math.isfinite(one.sigma) and one.sigma > 0 for one in found):
                 raise Damaged("noise that is none")
         return found
 
     def spent(self) -> float:
-        """ε of all that was let out together."""
+        """ε of all releases together."""
         return self._cost(self.entries())
 
-    def told(self) -> dict[str, float]:
-        """For its owner: ε spent and allowed, δ, sums that were let out, the fewest devices among which that may be."""
+    def summary(self) -> dict[str, float]:
+        """For the owner: ε spent and allowed, δ, number of released sums, and the minimum cohort."""
         entries = self.entries()
         return {
             "spent": self._cost(entries), "epsilon": self.epsilon, "delta": self.delta,
-            "sums": len({(one.run, one.release) for one in entries}), "smallest cohort": self.smallest_cohort,
+            "sums": len({(one.run, one.release) for one in entries}), "min cohort": self.min_cohort,
         }  # fmt: skip
 
-    def require(self, entry: Entry) -> float:
-        """Refuse what must not be let out; else what would have been spent then. Nothing is written."""
+    def require(self, entry: LedgerEntry) -> float:
+        """Check a release without writing it; returns ε as it would be afterwards."""
         return self._cost([*self._allowed(entry), entry])
 
-    def spend(self, entry: Entry) -> float:
-        """Write a release down before it is made; refused where it must not be. Returns ε of all together."""
-        if entry.devices < self.smallest_cohort:
-            raise BudgetSpent(
-                f"a sum of {entry.devices} devices", f"{self.smallest_cohort} at least, by this device's own rule",
-                "It answers when more take part.",
-            )  # fmt: skip
-        make_private(self.folder)
+    def spend(self, entry: LedgerEntry) -> float:
+        """Record a release before it is made, or refuse it; returns ε of all releases."""
+        if entry.devices < self.min_cohort:
+            needed = f"{self.min_cohort} at least, by this device's own rule"
+            raise PrivacyBudgetSpent(f"a sum of {entry.devices} devices", needed, "It takes part in larger sums.")
+        make_private_folder(self.folder)
         with locked(self.folder):
             entries = [*self._allowed(entry), entry]
-            remove_leftovers(self.folder)
+            remove_temporary_files(self.folder)
             content = {"format": FORMAT, "entries": [asdict(one) for one in entries]}
-            write_atomically(self.folder / FILE, sealed_values(content), private=True)
+            write_atomically(self.folder / FILE, with_checksum(content), private=True)
         return self._cost(entries)
 
-    def _allowed(self, entry: Entry) -> list[Entry]:
-        """All that was let out before; refused where this must not be added to it."""
+    def _allowed(self, entry: LedgerEntry) -> list[LedgerEntry]:
+        """All earlier releases; refuses one that must not be added to them."""
         known = self.entries()
         same = [one for one in known if (one.run, one.release) == (entry.run, entry.release)]
         if any(one.part == entry.part for one in same):
             again = f"the sum {entry.release!r} of run {entry.run} a second time"
-            raise BudgetSpent(again, "once in a run", "It was let out already, with noise of its own.")
+            raise PrivacyBudgetSpent(again, "once in a run", "It was released already, with noise of its own.")
         if any(one.sigma != entry.sigma for one in same):
-            raise BudgetSpent(f"parts of {entry.release!r} with other noise", "the same for all", "Ask for all alike.")
+            other = f"parts of {entry.release!r} with other noise"
+            raise PrivacyBudgetSpent(other, "the same for all", "Ask for all alike.")
         total = self._cost([*known, entry])
         if total > self.epsilon * (1 + TOLERANCE):
-            raise BudgetSpent(
-                f"{entry.release!r}, which would bring ε to {total:.3f}",
-                f"{self.epsilon:g} at most (δ = {self.delta:g}), of which {self._cost(known):.3f} is spent",
-                "This device takes no further part, unless its owner allows more.",
-            )
+            needed = f"{self.epsilon:g} at most (δ = {self.delta:g}), of which {self._cost(known):.3f} is spent"
+            remedy = "This device takes no further part, unless its owner allows more."
+            raise PrivacyBudgetSpent(f"{entry.release!r}, which would bring ε to {total:.3f}", needed, remedy)
         return known
 
-    def _cost(self, entries: list[Entry]) -> float:
-        """ε of some releases; parts of one cost what one of them costs."""
+    def _cost(self, entries: list[LedgerEntry]) -> float:
+        """ε of some releases; all parts of a sum cost what one of them costs."""
         sigmas = {(one.run, one.release): one.sigma for one in entries}
-        return epsilon_of(together(sigmas.values()), self.delta) if sigmas else 0.0
+        return epsilon_of(composed_sigma(sigmas.values()), self.delta) if sigmas else 0.0

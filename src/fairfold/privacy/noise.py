@@ -1,15 +1,14 @@
-"""Noise for sums of whole numbers: discrete Gaussians, drawn exactly, in shares that devices add under their masks.
+"""Noise for sums of whole numbers: discrete Gaussians, drawn exactly, in shares that clients add under their masks.
 
-*Why discrete.* Words are whole numbers, and noise of floating-point numbers has gaps that tell what it was added to. A
-discrete Gaussian gives the whole number k with a chance proportional to e^(−k²/2σ²), and costs what a Gaussian of the
-same σ costs (Canonne, Kamath and Steinke, 2020). It is drawn here with whole numbers alone: a discrete Laplace number,
-kept with a chance that turns it into a Gaussian one. All chances are fractions, or e to the minus a fraction, for which
-a game of fractions decides: how far one comes with chances f, f/2, f/3, … is odd or even with the right chance.
+*Why discrete.* Encoded vectors are integers, and floating-point noise has gaps that reveal what it was added to. A
+discrete Gaussian is the integer k with a probability proportional to e^(−k²/2σ²), and costs what a Gaussian of the same
+σ costs (Canonne, Kamath and Steinke, 2020). It is drawn with integers alone: a discrete Laplace number, accepted with a
+probability that turns it into a Gaussian one. All probabilities are fractions f, or e^(−f), drawn by fractions as well.
 
-*Shares.* Sums of discrete Gaussians are no discrete Gaussians, but with σ ≥ 10 steps per share no chance differs by
-more than a factor of 1 + 1e-300 (Kairouz, Liu and Steinke, 2021): their variances add up, and that is all. If every
-one of K devices adds noise of variance σ²/⌈(1 − d)K⌉, a sum has at least σ² where no more than a share d drop out. Who
-colludes with the server takes its own share off; :data:`STAYING` covers those too.
+*Shares.* Sums of discrete Gaussians are no discrete Gaussians, but with σ ≥ 10 steps per share no probability differs
+by more than a factor of 1 + 1e-300 (Kairouz, Liu and Steinke, 2021): their variances add up, and that is all. If every
+one of K clients adds noise of variance σ²/⌈(1 − d)K⌉, a sum has at least σ² where no more than a share d drop out. A
+client that colludes with the server subtracts its own share; :data:`MIN_STAYING_PERCENT` covers those too.
 """
 
 import os
@@ -20,110 +19,97 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fairfold.errors import InvalidSettings
-from fairfold.secure.layout import enough as staying_of
+from fairfold.privacy.secure.segments import required_owners
 
 Whole = NDArray[np.int64]
-Draw = Callable[[int], NDArray[np.uint64]]
-"""So many words of 64 random bits."""
-
-STAYING = 70
-"""Of a hundred devices so many have to stay, and not to collude, for the noise to be enough."""
-
-LEAST, MOST = 10, 1 << 24
-"""Standard deviations, in steps, of the noise of one device."""
-
-WORDS = 1 << 64
+Draw = Callable[[int], NDArray[np.uint64]]  # source of random 64-bit integers: returns as many as asked
+MIN_STAYING_PERCENT = 70  # percentage of clients that must stay, and not collude, for the noise to suffice
+MIN_SIGMA, MAX_SIGMA = 10, 1 << 24  # range of the standard deviation, in steps, of one client's noise
+RANDOM_RANGE = 1 << 64
 
 
-def enough(devices: int) -> int:
-    """How many of a cohort have to stay."""
-    return max(1, staying_of(devices, STAYING))
+def min_survivors(cohort_size: int) -> int:
+    """How many clients of a cohort must stay for the noise to suffice."""
+    return max(1, required_owners(cohort_size, MIN_STAYING_PERCENT))
 
 
-def share_for(sigma: float, devices: int) -> int:
-    """σ of a device's noise, in steps, such that a cohort without those that dropped out has ``sigma`` at least."""
-    found = ceil(sigma / sqrt(enough(devices)))
-    if not LEAST <= found <= MOST:
-        raise InvalidSettings(
-            f"noise of {found:,} steps for each of {devices:,} devices", f"{LEAST} to {MOST:,}",
-            "Take another number of devices, or another epsilon.",
-        )  # fmt: skip
-    return found
+def client_noise_sigma(sigma: float, cohort_size: int) -> int:
+    """σ of one client's noise, in steps, such that the survivors of a cohort add ``sigma`` at least."""
+    share = ceil(sigma / sqrt(min_survivors(cohort_size)))
+    if not MIN_SIGMA <= share <= MAX_SIGMA:
+        given, needed = f"noise of {share:,} steps for each of {cohort_size:,} devices", f"{MIN_SIGMA} to {MAX_SIGMA:,}"
+        raise InvalidSettings(given, needed, "Take another number of devices, or another epsilon.")
+    return share
 
 
-def discrete_gaussian(sigma: int, many: int, draw: Draw) -> Whole:
-    """So many independent whole numbers, each k with a chance proportional to e^(−k²/2σ²)."""
-    if not 1 <= sigma <= MOST:
-        raise InvalidSettings(f"sigma={sigma} steps", f"a whole number from 1 to {MOST:,}", "Choose other steps.")
-    found, filled = np.empty(many, dtype=np.int64), 0
-    while filled < many:
-        tried = _discrete_laplace(sigma, int((many - filled) * 1.4) + 16, draw)
+def discrete_gaussian(sigma: int, count: int, draw: Draw) -> Whole:
+    """Draw independent integers, each k with a probability proportional to e^(−k²/2σ²)."""
+    if not 1 <= sigma <= MAX_SIGMA:
+        raise InvalidSettings(f"sigma={sigma} steps", f"a whole number from 1 to {MAX_SIGMA:,}", "Choose other steps.")
+    found, filled = np.empty(count, dtype=np.int64), 0
+    while filled < count:
+        proposed = _discrete_laplace(sigma, int((count - filled) * 1.4) + 16, draw)
         # e^(−k²/2σ²) over e^(−|k|/σ) is, up to a constant, e^(−(|k| − σ)²/2σ²).
-        kept = tried[_chance_of_exp((np.abs(tried) - sigma) ** 2, 2 * sigma * sigma, draw)]
-        some = kept[: many - filled]
-        found[filled : filled + len(some)] = some
-        filled += len(some)
+        accepted = proposed[_bernoulli_exp((np.abs(proposed) - sigma) ** 2, 2 * sigma * sigma, draw)][: count - filled]
+        found[filled : filled + len(accepted)] = accepted
+        filled += len(accepted)
     return found
 
 
-def secret(many: int) -> NDArray[np.uint64]:
-    """Random bits that nobody can foretell: the system's."""
-    return np.frombuffer(os.urandom(8 * many), dtype=np.uint64)
+def system_random(count: int) -> NDArray[np.uint64]:
+    """Cryptographically secure random integers of the operating system."""
+    return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
 
 
-def repeatable(seed: int) -> Draw:
-    """Random bits of a simulation, the same for the same seed; no noise of theirs protects anybody."""
+def seeded_random(seed: int) -> Draw:
+    """Reproducible random integers of a simulation; noise from them protects no one."""
     source = np.random.Generator(np.random.PCG64(seed))
-    return lambda many: source.integers(0, WORDS - 1, many, dtype=np.uint64, endpoint=True)
+    return lambda count: source.integers(0, RANDOM_RANGE - 1, count, dtype=np.uint64, endpoint=True)
 
 
-def _discrete_laplace(scale: int, many: int, draw: Draw) -> Whole:
-    """About so many whole numbers, each k with a chance proportional to e^(−|k|/scale)."""
-    low = _below(np.full(many, scale, dtype=np.int64), draw)
-    low = low[_chance_of_exp(low, scale, draw)]
+def _discrete_laplace(scale: int, count: int, draw: Draw) -> Whole:
+    """Draw about ``count`` integers, each k with a probability proportional to e^(−|k|/scale)."""
+    low = _uniform_below(np.full(count, scale, dtype=np.int64), draw)
+    low = low[_bernoulli_exp(low, scale, draw)]
     high, going = np.zeros(len(low), dtype=np.int64), np.arange(len(low))
-    while len(going):  # how often in a row a chance of e⁻¹ comes true
-        going = going[_chance_of_exp(np.ones(len(going), dtype=np.int64), 1, draw)]
+    while len(going):  # how often in a row an event of probability e⁻¹ occurs
+        going = going[_bernoulli_exp(np.ones(len(going), dtype=np.int64), 1, draw)]
         high[going] += 1
     size = low + scale * high
     negative = (draw(len(size)) & np.uint64(1)).astype(bool)
-    kept = ~(negative & (size == 0))  # there is one zero, and not two
-    found: Whole = np.where(negative, -size, size)[kept]
+    found: Whole = np.where(negative, -size, size)[~(negative & (size == 0))]  # there is one zero, and not two
     return found
 
 
-def _chance_of_exp(above: Whole, below: int, draw: Draw) -> NDArray[np.bool_]:
-    """Each true with a chance of e^(−above/below), for fractions of any size."""
+def _bernoulli_exp(above: Whole, below: int, draw: Draw) -> NDArray[np.bool_]:
+    """Each True with probability e^(−above/below), for fractions of any size."""
     whole, left = np.divmod(above, below)
-    found = _odd_way(left, below, draw)
+    found = _bernoulli_exp_fraction(left, below, draw)
     while len(going := np.flatnonzero(found & (whole > 0))):  # e⁻¹ for every whole number
-        found[going] = _odd_way(np.ones(len(going), dtype=np.int64), 1, draw)
+        found[going] = _bernoulli_exp_fraction(np.ones(len(going), dtype=np.int64), 1, draw)
         whole[going] -= 1
     return found
 
 
-def _odd_way(above: Whole, below: int, draw: Draw) -> NDArray[np.bool_]:
-    """Each true with a chance of e^(−f), f = above/below ≤ 1.
-
-    One goes on from step j to j + 1 with a chance of f/j, and so is stopped at step j with f^(j−1)/(j−1)! − f^j/j!: at
-    an odd one with 1 − f + f²/2 − f³/6 + … in all.
-    """
+def _bernoulli_exp_fraction(above: Whole, below: int, draw: Draw) -> NDArray[np.bool_]:
+    """Each True with probability e^(−f), f = above/below ≤ 1."""
+    # One goes on from step j to j + 1 with probability f/j, and so is stopped at step j with f^(j−1)/(j−1)! − f^j/j!:
+    # at an odd one with 1 − f + f²/2 − f³/6 + … in all.
     step, going, stopped = 1, np.arange(len(above)), np.zeros(len(above), dtype=np.int64)
     while len(going):
-        on = _below(np.full(len(going), below * step, dtype=np.int64), draw) < above[going]
-        stopped[going[~on]] = step
-        going, step = going[on], step + 1
+        goes_on = _uniform_below(np.full(len(going), below * step, dtype=np.int64), draw) < above[going]
+        stopped[going[~goes_on]] = step
+        going, step = going[goes_on], step + 1
     odd: NDArray[np.bool_] = stopped % 2 == 1
     return odd
 
 
-def _below(ends: Whole, draw: Draw) -> Whole:
-    """A whole number from 0 to below each end, all alike likely: draws beyond the last full round are drawn anew."""
+def _uniform_below(ends: Whole, draw: Draw) -> Whole:
+    """Uniform integers from 0 to below each end; draws beyond the last full multiple of the end are repeated."""
     found, going = np.empty(len(ends), dtype=np.int64), np.arange(len(ends))
     while len(going):
-        words, span = draw(len(going)), ends[going].astype(np.uint64)
-        rounds = np.uint64(WORDS - 1) // span
-        good = words < rounds * span
-        found[going[good]] = (words[good] % span[good]).astype(np.int64)
+        bits, span = draw(len(going)), ends[going].astype(np.uint64)
+        good = bits < np.uint64(RANDOM_RANGE - 1) // span * span
+        found[going[good]] = (bits[good] % span[good]).astype(np.int64)
         going = going[~good]
     return found

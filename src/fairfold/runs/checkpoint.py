@@ -1,11 +1,10 @@
 """Checkpoints: everything a run needs to go on, bit for bit, on disk at every moment.
 
 A checkpoint is two files: ``round-N.safetensors`` holds the tensors, ``round-N.json`` (the manifest) names it, with its
-size and checksum, and holds the rest. The manifest comes last, so whoever finds one finds a whole checkpoint; the one
+size and checksum, and holds the rest. The manifest is written last, so a checkpoint with a manifest is whole; the one
 before is removed only after that. No pickle anywhere: reading a checkpoint cannot run code.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -17,55 +16,50 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairfold import files
-from fairfold.data import Dataset
-from fairfold.data.images import ImageDataset
+from fairfold import __version__, atomic_io
+from fairfold.checksums import PARSE_ERRORS, Damaged, parse_with_checksum, read_limited, verify_file, with_checksum
+from fairfold.config import Settings, read_settings
 from fairfold.errors import InvalidCheckpoint
-from fairfold.protocol.faults import Rejections
-from fairfold.protocol.storage import Storage
-from fairfold.protocol.words import State
-from fairfold.runs.tensors import bytes_of, open_tensors, write_tensors
-from fairfold.sealed import SENSELESS, Damaged, content_of, require_same, sealed_values, values_in
-from fairfold.settings import Settings, read_settings
-from fairfold.simulate.result import Quality, RoundReport
-from fairfold.simulate.run import Progress
-from fairfold.values import Shapes
-from fairfold.version import __version__
+from fairfold.federation.architecture import Storage
+from fairfold.federation.evaluation import Quality, RoundReport
+from fairfold.federation.randomness import Rejections
+from fairfold.federation.simulation import Progress
+from fairfold.federation.updates import State
+from fairfold.runs.tensors import open_tensors, write_tensors
+from fairfold.typing import Shapes
 
-FORMAT = 6
-"""Raised whenever what is in a checkpoint, or in a run's folder, changes its meaning."""
-
-KEPT = 2
-PRIVATE = "private/"
-BLOCK_ROWS = 65_536
-"""Users whose vectors are read at a time."""
-
+Echo = Callable[[str], None]  # takes messages for the user
+FORMAT = 7  # version of checkpoints and run folders; raised whenever their content changes its meaning
+NUM_CHECKPOINTS = 2  # checkpoints that stay in a folder
+BLOCK_ROWS = 65_536  # rows of local state that are read at a time
+# Settings that may change when a run is resumed: when it ends, what is evaluated, what is stored where.
 MAY_DIFFER = tuple(
     f"run.{key}"
-    for key in ("rounds", "patience", "threshold", "evaluate_every", "references", "user_storage", "log_format")
+    for key in ("rounds", "patience", "threshold", "evaluate_every", "baselines", "user_storage", "log_format")
 )
-"""Settings that may change when a run goes on: when it ends, what is looked at and what is kept where."""
-
-WAITING = "fleet.network."
-"""Of settings that say how long a server waits: they may change as well."""
+MAY_DIFFER_TABLE = "fleet.network."  # settings of this table, timeouts of a server, may change as well
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint as read."""
+    """A run's progress and what it was trained with, as read from disk."""
 
-    progress: Progress  # where the run stood
-    settings: dict[str, Any]  # of the run, as plain values
-    data: dict[str, Any]  # facts of what it was trained on
+    progress: Progress
+    settings: dict[str, Any]  # as plain values
+    data: dict[str, Any]  # fingerprint of the data
     versions: dict[str, str]  # of fairfold and torch, which wrote it
-    seconds: float  # how long the run had taken
+    seconds: float  # duration of the run so far
 
 
 def save(folder: Path, progress: Progress, settings: Settings, data: dict[str, Any], seconds: float) -> int:
-    """Write a checkpoint, then remove all but the last two. Returns its size in bytes; attributes as there."""
+    """Write a checkpoint, then remove all but the last two. Returns its size in bytes."""
     number = progress.state.round_number
     stem = _stem(number)
-    tensors = _tensors(progress)
+    named = {f"full/{name}": tensor for name, tensor in progress.state.full.items()}
+    for group, state in progress.state.algorithm_state.items():
+        named |= {f"algorithm_state/{group}/{name}": tensor for name, tensor in state.items()}
+    named |= {f"local_state/{name}": tensor for name, tensor in progress.local_state.items()}
+    tensors = {name: tensor.cpu() for name, tensor in named.items()}
     described = write_tensors(folder / f"{stem}.safetensors", tensors, {"round": str(number)})
     content = {
         "format": FORMAT,
@@ -77,141 +71,100 @@ def save(folder: Path, progress: Progress, settings: Settings, data: dict[str, A
         "tensors": described | {"names": list(tensors)},  # in this order: readers of the file sort them
         "rejections": dict(progress.rejections.counts),
         "seconds": seconds,
-        "beside": {},  # nothing any more; part of the format
         "history": [asdict(report) for report in progress.history],
     }
-    text = sealed_values(content)
-    files.write_atomically(folder / f"{stem}.json", text)
+    text = with_checksum(content)
+    atomic_io.write_atomically(folder / f"{stem}.json", text)
     _remove_old(folder, number)
     return int(described["bytes"]) + len(text)
 
 
-def newest(folder: Path, storage: Storage | None = None) -> tuple[Checkpoint | None, list[str]]:
-    """The newest whole checkpoint of a folder, if any, and why newer ones were passed over.
-
-    One written in another format is an error. Private vectors are read to ``storage``, to memory if not given.
-    """
+def find_newest(folder: Path, storage: Storage | None = None) -> tuple[Checkpoint | None, list[str]]:
+    """Read the newest whole checkpoint of a folder, if any; also return what is wrong with newer ones."""
     damaged: list[str] = []
     for path in manifests(folder):
         try:
             return _read(path, storage or Storage()), damaged
         except Damaged as problem:
             damaged.append(f"{path.name}: {problem}")
-        except (OSError, *SENSELESS) as problem:
-            damaged.append(f"{path.name}: not all that a checkpoint needs ({problem!r})")
+        except (OSError, *PARSE_ERRORS) as problem:
+            damaged.append(f"{path.name}: incomplete ({problem!r})")
     return None, damaged
 
 
-def require(
-    folder: Path,
-    say: Callable[[str], None] = lambda _: None,
-    *,
-    newest_only: bool = False,
-    storage: Storage | None = None,
+def load_newest(
+    folder: Path, echo: Echo = lambda _: None, *, newest_only: bool = False, storage: Storage | None = None
 ) -> Checkpoint:
-    """The newest whole checkpoint; an error where there is none, or with ``newest_only`` where a newer one is damaged.
-
-    Of every newer one that is damaged and was passed over something is said. ``storage`` as for :func:`newest`.
-    """
-    found, damaged = newest(folder, storage)
+    """Read the newest whole checkpoint; damaged newer ones are reported by ``echo``, or refused (``newest_only``)."""
+    found, damaged = find_newest(folder, storage)
     reasons = "; ".join(damaged) or "there is none"
+    needed, remedy = "the checkpoint of a run", "Check the folder, or train again"
     if found is None:
-        given, remedy = f"{folder}: no whole checkpoint ({reasons})", "Check the folder, or train anew."
-        raise InvalidCheckpoint(given, "the checkpoint of a run", remedy)
+        raise InvalidCheckpoint(f"{folder}: no whole checkpoint ({reasons})", needed, f"{remedy}.")
     if newest_only and damaged:
-        remedy = "Check the folder, or train anew, or take the older one by leaving out --newest."
-        raise InvalidCheckpoint(f"{folder}: the newest is damaged ({reasons})", "the checkpoint of a run", remedy)
+        remedy += ", or take the older one by leaving out --newest."
+        raise InvalidCheckpoint(f"{folder}: the newest is damaged ({reasons})", needed, remedy)
     for problem in damaged:
-        say(f"Passed over a damaged checkpoint, {problem}: this is round {found.progress.state.round_number}.")
+        echo(f"Passed over a damaged checkpoint, {problem}: this is round {found.progress.state.round_number}.")
     return found
 
 
-def remove_strays(folder: Path, number: int) -> None:
-    """Remove what a killed run left half-done: temporary and old files, and tensors whose manifest was not written.
-
-    ``number`` is the round it goes on from: whatever is there of later ones is damaged, and keeps nothing alive.
-    """
-    files.remove_leftovers(folder)
+def remove_incomplete(folder: Path, number: int) -> None:
+    """Remove what a run killed after round ``number`` left: temporary and old files, tensors without a manifest."""
+    atomic_io.remove_temporary_files(folder)
     _remove_old(folder, number)
     for path in folder.glob("round-*.safetensors"):
         if not path.with_suffix(".json").exists():
-            files.remove(path)
+            atomic_io.remove(path)
 
 
-def refuse_other_run(checkpoint: Checkpoint, settings: Settings, where: Path) -> None:
-    """Refuse a checkpoint of other settings, with the keys that differ."""
-    saved, wanted = flat_keys(read_settings(checkpoint.settings).plain()), flat_keys(settings.plain())
+def require_same_settings(checkpoint: Checkpoint, settings: Settings, where: Path) -> None:
+    """Refuse a checkpoint of other settings; the error names the keys that differ."""
+    saved = flat_keys(read_settings(checkpoint.settings).plain())
+    wanted = flat_keys(settings.plain())
     differing = [key for key in sorted(saved.keys() | wanted.keys()) if saved.get(key) != wanted.get(key)]
-    differing = [key for key in differing if key not in MAY_DIFFER and not key.startswith(WAITING)]
+    differing = [key for key in differing if key not in MAY_DIFFER and not key.startswith(MAY_DIFFER_TABLE)]
     if differing:
         changes = ", ".join(f"{key} = {saved.get(key)!r}, now {wanted.get(key)!r}" for key in differing)
-        raise InvalidCheckpoint(
-            f"{where} was trained with {changes}",
-            f"the same settings (only {', '.join(MAY_DIFFER)} may change)",
-            "Leave these as they were, or train anew with another --out.",
-        )
+        needed = f"the same settings (only {', '.join(MAY_DIFFER)} may change)"
+        remedy = "Leave these as they were, or train again with another --out."
+        raise InvalidCheckpoint(f"{where} was trained with {changes}", needed, remedy)
 
 
-def refuse_other_data(checkpoint: Checkpoint, data: dict[str, Any], where: Path) -> None:
+def require_same_data(checkpoint: Checkpoint, data: dict[str, Any], where: Path) -> None:
     """Refuse a checkpoint of another data set, even one of the same name."""
     differing = [name for name, value in data.items() if checkpoint.data.get(name) != value]
     if differing:
         changes = ", ".join(f"{name} {checkpoint.data.get(name)}, now {data[name]}" for name in differing)
-        raise InvalidCheckpoint(
-            f"{where} was trained on other data: {changes}", "the same data", "Prepare it as it was, or train anew."
-        )
+        given = f"{where} was trained on other data: {changes}"
+        raise InvalidCheckpoint(given, "the same data", "Prepare it as it was, or train again.")
 
 
-def refuse_other_shapes(checkpoint: Checkpoint, wanted: Shapes, where: Path) -> None:
-    """Refuse a checkpoint whose tensors are not those of the model."""
+def require_same_shapes(checkpoint: Checkpoint, wanted: Shapes, where: Path) -> None:
+    """Refuse a checkpoint whose tensors have other sizes than the model's."""
     shapes = {name: prod(shape) for name, shape in wanted.items()}
     saved = {name: tensor.numel() for name, tensor in checkpoint.progress.state.full.items()}
     if saved != shapes:
         names = sorted(name for name in saved.keys() | shapes.keys() if saved.get(name) != shapes.get(name))
         sizes = ", ".join(f"{name} of {saved.get(name, 0)} numbers, now {shapes.get(name, 0)}" for name in names)
-        raise InvalidCheckpoint(f"{where} is of another model: {sizes}", "the same tensors", "Train anew.")
-
-
-def data_facts(data: Dataset | ImageDataset) -> dict[str, Any]:
-    """What identifies a data set: its counts, and a checksum of what is trained on and asked for."""
-    if isinstance(data, ImageDataset):
-        counts, names = data.counts(), ("images", "labels", "writers")
-    else:
-        counts = {"users": data.num_users, "items": data.num_items, "interactions": len(data.train)}
-        names = ("offsets", "items", "ratings")
-    checksum = hashlib.sha256()
-    for part in (data.train, data.test):
-        for name in names:
-            if (tensor := getattr(part, name)) is not None:
-                checksum.update(bytes_of(tensor))
-    return {"name": data.name, **counts, "sha256": checksum.hexdigest()}
-
-
-# -- inside ------------------------------------------------------------------------------------------------------------
-
-
-def _tensors(progress: Progress) -> dict[str, Tensor]:
-    tensors = {f"full/{name}": tensor for name, tensor in progress.state.full.items()}
-    for moment, of in progress.state.moments.items():
-        tensors |= {f"moment/{moment}/{name}": tensor for name, tensor in of.items()}
-    tensors |= {f"{PRIVATE}{name}": tensor for name, tensor in progress.private.items()}
-    return {name: tensor.cpu() for name, tensor in tensors.items()}
+        raise InvalidCheckpoint(f"{where} is of another model: {sizes}", "the same tensors", "Train again.")
 
 
 def _progress(tensors: dict[str, Tensor], manifest: dict[str, Any]) -> Progress:
-    full, private, moments = {}, {}, dict[str, dict[str, Tensor]]()
+    full, local_state = dict[str, Tensor](), dict[str, Tensor]()
+    algorithm_state = dict[str, dict[str, Tensor]]()
     for key, tensor in tensors.items():
         kind, name = key.split("/", 1)
         if kind == "full":
             full[name] = tensor
-        elif kind == "private":
-            private[name] = tensor
+        elif kind == "local_state":
+            local_state[name] = tensor
         else:
-            moment, name = name.split("/", 1)
-            moments.setdefault(moment, {})[name] = tensor
+            group, name = name.split("/", 1)
+            algorithm_state.setdefault(group, {})[name] = tensor
     history = [_report(values) for values in manifest["history"]]
     rejections = Rejections(Counter(manifest["rejections"]))
-    return Progress(State(full, manifest["round"], moments), private, history, rejections)
+    return Progress(State(full, manifest["round"], algorithm_state), local_state, history, rejections)
 
 
 def _report(values: dict[str, Any]) -> RoundReport:
@@ -222,63 +175,52 @@ def _report(values: dict[str, Any]) -> RoundReport:
 
 
 def _read(path: Path, storage: Storage) -> Checkpoint:
-    manifest = _manifest(path)
+    manifest = parse_with_checksum(read_limited(path))
+    if manifest["format"] != FORMAT:
+        raise other_format_error(path, manifest["format"])
     described = manifest["tensors"]
-    beside = path.with_name(described["file"])
-    require_same(beside, described["bytes"], described["sha256"])
-    with open_tensors(beside) as opened:
-        # Copies: memory of one's own is aligned as in a run that was never interrupted, and outlives the file.
+    tensor_file = path.with_name(described["file"])
+    verify_file(tensor_file, described["bytes"], described["sha256"])
+    with open_tensors(tensor_file) as opened:
+        # Copies: their memory is aligned as in a run that was never interrupted, and outlives the file.
         tensors = {
-            name: _private(opened, name, storage) if name.startswith(PRIVATE) else opened.get_tensor(name).clone()
+            name: _local(opened, name, storage) if name.startswith("local_state/") else opened.get_tensor(name).clone()
             for name in described["names"]
         }
-    told = (manifest[key] for key in ("settings", "data", "versions", "seconds"))
-    return Checkpoint(_progress(tensors, manifest), *told)
+    progress = _progress(tensors, manifest)
+    return Checkpoint(progress, manifest["settings"], manifest["data"], manifest["versions"], manifest["seconds"])
 
 
-def _private(opened: Any, name: str, storage: Storage) -> Tensor:
-    """A table of users' vectors, read a block at a time to where it is kept; else all of a tensor."""
+def _local(opened: Any, name: str, storage: Storage) -> Tensor:
+    """Read local state to ``storage``, a table in blocks of rows."""
     part = opened.get_slice(name)
     shape = tuple(part.get_shape())
     if len(shape) != 2 or not shape[0]:
         whole: Tensor = opened.get_tensor(name).clone()
         return whole
-    first = part[:BLOCK_ROWS]
-    table = storage.empty(name.replace("/", "-"), shape, first.dtype)
-    table[:BLOCK_ROWS] = first
-    for start in range(BLOCK_ROWS, shape[0], BLOCK_ROWS):
+    table = storage.empty(name.replace("/", "-"), shape, part[:1].dtype)
+    for start in range(0, shape[0], BLOCK_ROWS):
         table[start : start + BLOCK_ROWS] = part[start : start + BLOCK_ROWS]
     return table
 
 
-def _manifest(path: Path) -> dict[str, Any]:
-    """What a manifest says; damage is told from another format by the checksum, which all formats have."""
-    manifest = values_in(content_of(path))
-    if manifest["format"] != FORMAT:
-        raise other_format(path, manifest["format"])
-    return manifest
-
-
-def other_format(path: Path, found: object) -> InvalidCheckpoint:
-    """The refusal of what another version of fairfold wrote."""
-    return InvalidCheckpoint(
-        f"{path}: of format {found}, written by another version of fairfold",
-        f"format {FORMAT}",
-        "Use it with the version that wrote it, or train anew.",
-    )
+def other_format_error(path: Path, found: object) -> InvalidCheckpoint:
+    """Make the error for a file that another version of fairfold wrote."""
+    given = f"{path}: of format {found}, written by another version of fairfold"
+    return InvalidCheckpoint(given, f"format {FORMAT}", "Use it with the version that wrote it, or train again.")
 
 
 def manifests(folder: Path) -> list[Path]:
-    """Of all checkpoints, the newest first."""
+    """List the manifests of all checkpoints, the newest first."""
     return sorted(folder.glob("round-*.json"), reverse=True)
 
 
 def _remove_old(folder: Path, number: int) -> None:
-    """Remove all but the last two up to a round that is whole: later ones are damaged, and do not count."""
+    """Remove all but the last checkpoints up to a round; later ones are damaged, and do not count."""
     whole = [path for path in manifests(folder) if path.stem <= _stem(number)]
-    for path in whole[KEPT:]:
-        files.remove(path)  # first, so that no manifest stands without its tensors
-        files.remove(path.with_suffix(".safetensors"))
+    for path in whole[NUM_CHECKPOINTS:]:
+        atomic_io.remove(path)  # first, so that no manifest is left without its tensors
+        atomic_io.remove(path.with_suffix(".safetensors"))
 
 
 def _stem(number: int) -> str:
@@ -286,7 +228,7 @@ def _stem(number: int) -> str:
 
 
 def flat_keys(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Tables as one, by ``table.key``."""
+    """Flatten nested tables to one, with keys ``table.key``."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         flat |= flat_keys(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}

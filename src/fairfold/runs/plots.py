@@ -1,109 +1,89 @@
-"""Plots of runs side by side, for the report page and as PNG files."""
-
-from __future__ import annotations
+"""Plots that compare runs, for the report and as PNG files, and the style that all plots share."""
 
 import io
 import re
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fairfold.runs.summary import labels, references_of, sizes_of
+from fairfold.runs.report import RunSummary, baselines_of, labels, sizes_of
 from fairfold.runs.units import human_bytes
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from matplotlib.axes import Axes
-
-    from fairfold.runs.summary import RunSummary
-
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444")
-"""Told apart by people who see colours differently (Okabe and Ito)."""
-
+# Of runs; distinct for people with color vision deficiencies (Okabe and Ito).
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444")
+# Of sizes, from large devices to small ones.
 SHADES = ("#08519c", "#3182bd", "#6baed6", "#9ecae1", "#c6dbef", "#deebf7")
-"""Of sizes, from large devices to small ones: no colour that stands for a run."""
-
-WIDE, NARROW = (10.4, 4.2), (6.2, 4.4)
-"""Inches: as wide as the page, and two side by side."""
-
+WIDE, NARROW = (10.4, 4.2), (6.2, 4.4)  # sizes of figures in inches: as wide as the page, and half as wide
 STYLES = ("-", "--", ":", "-.")
 INK, FAINT = "#1f2933", "#9aa5b1"
-LOOK: Any = {
-    "font.size": 10,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": FAINT,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e4e7eb",
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.frameon": False,
-    "svg.hashsalt": "fairfold",  # the same runs give the same page
-}
+STYLE: Any = {"font.size": 10, "legend.frameon": False, "axes.grid": True, "axes.axisbelow": True}
+STYLE |= dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK)
+STYLE |= {"axes.edgecolor": FAINT, "grid.color": "#e4e7eb", "axes.spines.top": False, "axes.spines.right": False}
+STYLE["svg.hashsalt"] = "fairfold"  # the same runs give the same page
 
 
-def looks(runs: list[RunSummary]) -> list[tuple[str, str]]:
-    """Colour and line of every run: a colour each; where there are more, a colour per method and a line per scheme."""
-    if len(runs) <= len(COLOURS):
-        return [(COLOURS[number], STYLES[0]) for number in range(len(runs))]
+def line_styles(runs: list[RunSummary]) -> list[tuple[str, str]]:
+    """Color and line style of every run; of many runs a color per method and a line style per scheme."""
+    if len(runs) <= len(COLORS):
+        return [(color, STYLES[0]) for color in COLORS[: len(runs)]]
     methods = list(dict.fromkeys(run.method for run in runs))
     schemes = list(dict.fromkeys(run.settings.fleet.capacities for run in runs))
     places = [(methods.index(run.method), schemes.index(run.settings.fleet.capacities)) for run in runs]
-    return [(COLOURS[method % len(COLOURS)], STYLES[scheme % len(STYLES)]) for method, scheme in places]
+    return [(COLORS[method % len(COLORS)], STYLES[scheme % len(STYLES)]) for method, scheme in places]
 
 
 def figures(runs: list[RunSummary]) -> dict[str, Figure]:
-    """All plots of runs on the same data, by name."""
-    shown = [run for run in runs if run.evaluations]
-    if not shown:
+    """Make all plots of runs on the same data, by name."""
+    runs = [run for run in runs if run.evaluations]
+    if not runs:
         return {}
-    with rc_context(LOOK):
-        first = {"quality against bytes held": _held(shown, labels(shown))} if any(map(_points, shown)) else {}
+    names = labels(runs)
+    with rc_context(STYLE):
+        first = {"quality against bytes held": _memory(runs, names)} if any(map(_points, runs)) else {}
         return first | {
-            "quality over rounds": _lines(shown, labels(shown), "round"),
-            "quality by device size": _bars(shown, labels(shown)),
-            "quality over bytes": _lines(shown, labels(shown), "bytes"),
+            "quality over rounds": _lines(runs, names, "round"),
+            "quality by device size": _bars(runs, names),
+            "quality over bytes": _lines(runs, names, "bytes"),
         }
 
 
-def rendered(figure: Figure, kind: str) -> bytes:
-    """The file of a figure, ``png`` or ``svg``."""
+def render_figure(figure: Figure, kind: str) -> bytes:
+    """Render a figure as ``png``, or as ``svg`` with a transparent background."""
     content = io.BytesIO()
-    with rc_context(LOOK):
-        clear, when = kind == "svg", {"Date": None} if kind == "svg" else None  # pages have a ground of their own
-        figure.savefig(content, format=kind, dpi=160, metadata=when, transparent=clear)
+    metadata = {"Date": None} if kind == "svg" else None
+    with rc_context(STYLE):
+        figure.savefig(content, format=kind, dpi=160, metadata=metadata, transparent=kind == "svg")
     return content.getvalue()
 
 
 def _points(run: RunSummary) -> list[tuple[str, int, float]]:
     """Size, bytes held and quality of the devices that hold a model."""
-    return [(one.size, one.held, one.shown) for one in run.devices if one.held and one.shown is not None]
+    points = [(group.capacity, group.bytes_held, group.comparable_quality) for group in run.groups]
+    return [(size, held, quality) for size, held, quality in points if held and quality is not None]
 
 
-def _held(runs: list[RunSummary], names: list[str]) -> Figure:
-    """What a device of each size holds (logarithmic) against the quality of its own model, a line per run."""
+def _memory(runs: list[RunSummary], names: list[str]) -> Figure:
+    """Plot the quality of each size's own model against its memory (logarithmic), a line per run."""
     figure = Figure(figsize=NARROW, layout="constrained")
     axes = figure.add_subplot()
-    axes.set_ylabel(direction(runs[0].metric))
-    for run, name, (colour, style) in zip(runs, names, looks(runs), strict=True):
+    axes.set_ylabel(metric_label(runs[0].metric))
+    for run, name, (color, style) in zip(runs, names, line_styles(runs), strict=True):
         points = sorted(_points(run), key=lambda point: point[1])
         held, reached = [point[1] for point in points], [point[2] for point in points]
-        axes.plot(held, reached, color=colour, linestyle=style, marker="o", linewidth=1.8, label=name)
-        if len(runs) > len(COLOURS):
-            continue  # names of sizes would cover each other
-        for place in sorted(set(zip(held, reached, strict=True))):  # sizes that hold the same have one name together
+        axes.plot(held, reached, color=color, linestyle=style, marker="o", linewidth=1.8, label=name)
+        if len(runs) > len(COLORS):
+            continue  # names of sizes would overlap
+        for place in sorted(set(zip(held, reached, strict=True))):  # equal sizes share a label
             sizes = [size for size, *point in points if tuple(point) == place]
             axes.annotate(", ".join(sizes), place, xytext=(0, 7), textcoords="offset points", ha="center")
-    _references(runs, axes, "y")
+    _baselines(runs, axes, "y")
     axes.set_xscale("log")
     held = sorted({held for run in runs for _, held, _ in _points(run)})
-    room = (held[-1] / held[0]) ** 0.12  # of a label, on this scale
+    room = (held[-1] / held[0]) ** 0.12  # for a label, on this scale
     ticks = [value for number, value in enumerate(held) if number == 0 or value > held[number - 1] * room]
     axes.set_xticks(ticks, list(map(human_bytes, ticks)))
     axes.set_xticks([], minor=True)
@@ -113,45 +93,46 @@ def _held(runs: list[RunSummary], names: list[str]) -> Figure:
     return figure
 
 
-def _references(runs: list[RunSummary], axes: Axes, axis: Literal["x", "y"], **text: Any) -> None:
-    """A line for every reference by its short name; those that are close to each other share one."""
+def _baselines(runs: list[RunSummary], axes: Axes, axis: Literal["x", "y"], **text: Any) -> None:
+    """Draw a line for every baseline; those that are close to each other share a label."""
     known: dict[str, float] = {}
-    for name, value in references_of(runs).items():
-        known.setdefault(short(name), value)
+    for name, value in baselines_of(runs).items():
+        known.setdefault(short_name(name), value)
     low, high = axes.get_ylim() if axis == "y" else axes.get_xlim()
     room = 0.045 * (max(high, *known.values()) - min(low, *known.values())) if known else 0.0
-    for name, values in together(known, room if axis == "y" else 3 * room):
-        reference(axes, axis, values, name, **text)
+    for name, values in merge_labels(known, room if axis == "y" else 3 * room):
+        baseline_line(axes, axis, values, name, **text)
 
 
-def together(known: Mapping[str, float], room: float) -> list[tuple[str, list[float]]]:
-    """Short names with their values; those closer than a label needs share one label, a line of it each."""
+def merge_labels(known: Mapping[str, float], room: float) -> list[tuple[str, list[float]]]:
+    """Group baselines that are closer than a label needs: a label of a line per short name, and the values."""
     found: list[tuple[list[str], list[float]]] = []
     for name, value in sorted(known.items(), key=lambda row: row[1]):
         if not found or value - found[-1][1][0] >= room:
             found.append(([], []))
         found[-1][1].append(value)
-        if short(name) not in found[-1][0]:
-            found[-1][0].append(short(name))
+        if short_name(name) not in found[-1][0]:
+            found[-1][0].append(short_name(name))
     return [(",\n".join(names), values) for names, values in found]
 
 
-def short(name: str) -> str:
-    """The name of a reference without what it was given: its items, and what it was tuned to."""
+def short_name(name: str) -> str:
+    """Name of a baseline without its items and tuned settings."""
     return re.split(r" \(| of |, items", name)[0]
 
 
 def _lines(runs: list[RunSummary], names: list[str], over: str) -> Figure:
+    """Plot the quality of the server's models over rounds or bytes."""
     figure = Figure(figsize=NARROW, layout="constrained")
     axes = figure.add_subplot()
-    axes.set_ylabel(direction(runs[0].metric))
-    for run, name, (colour, style) in zip(runs, names, looks(runs), strict=True):
-        across = [one.round_number if over == "round" else one.bytes_moved for one in run.evaluations]
+    axes.set_ylabel(metric_label(runs[0].metric))
+    for run, name, (color, style) in zip(runs, names, line_styles(runs), strict=True):
+        across = [one.round_number if over == "round" else one.total_bytes for one in run.evaluations]
         axes.plot(
-            across, [one.server for one in run.evaluations], color=colour, linestyle=style, linewidth=1.8,
+            across, [one.server for one in run.evaluations], color=color, linestyle=style, linewidth=1.8,
             marker="o", markersize=3.5 if len(across) < 40 else 0, label=name,
         )  # fmt: skip
-    _references(runs, axes, "y")
+    _baselines(runs, axes, "y")
     axes.set_xlim(left=0)
     if over == "round":
         axes.set_xlabel("round")
@@ -159,18 +140,18 @@ def _lines(runs: list[RunSummary], names: list[str], over: str) -> Figure:
     else:
         axes.set_xlabel("bytes sent and received by all devices")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human_bytes(value)))
-    if over == "round" or len(runs) <= len(COLOURS):  # among more the colours are those of the plot over rounds
+    if over == "round" or len(runs) <= len(COLORS):  # many runs have one legend, that of the plot over rounds
         legend(figure, [axes], 2)
     axes.margins(y=0.12)
     return figure
 
 
 def _bars(runs: list[RunSummary], names: list[str]) -> Figure:
-    """The last quality of every size's own model, a cluster per run, from top to bottom."""
+    """Plot the last quality of every size's own model, a cluster of bars per run."""
     bars = [*sizes_of(runs), "server"]
     figure = Figure(figsize=(NARROW[0], max(NARROW[1], 1.2 + 0.42 * len(runs))), layout="constrained")
     axes = figure.add_subplot()
-    axes.set_xlabel(direction(runs[0].metric))
+    axes.set_xlabel(metric_label(runs[0].metric))
     for number, size in enumerate(bars):
         ends = [{**run.last.sizes, "server": run.last.server} if run.last else {} for run in runs]
         held = [(place, end[size]) for place, end in enumerate(ends) if size in end]
@@ -182,7 +163,7 @@ def _bars(runs: list[RunSummary], names: list[str]) -> Figure:
             color=INK if size == "server" else SHADES[min(number, len(SHADES) - 1)],
             label="server's model" if size == "server" else size,
         )
-    _references(runs, axes, "x", ha="center")
+    _baselines(runs, axes, "x", ha="center")
     axes.set_yticks(range(len(runs)), names, fontsize=8.5)
     axes.set_ylim(len(runs) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
@@ -190,8 +171,8 @@ def _bars(runs: list[RunSummary], names: list[str]) -> Figure:
     return figure
 
 
-def reference(axes: Axes, axis: Literal["x", "y"], values: list[float], name: str, **text: Any) -> None:
-    """A dashed line at each of some values of an axis, and one name for them beside or above the plot."""
+def baseline_line(axes: Axes, axis: Literal["x", "y"], values: list[float], name: str, **text: Any) -> None:
+    """Draw a dashed line at each value of an axis, and one label for them beside or above the plot."""
     for value in values:
         line = axes.axhline if axis == "y" else axes.axvline
         line(value, color=FAINT, linestyle=(0, (5, 4)), linewidth=1.2, zorder=0.5)
@@ -204,14 +185,14 @@ def reference(axes: Axes, axis: Literal["x", "y"], values: list[float], name: st
     )
 
 
-def direction(metric: str) -> str:
-    """A metric, and of those of quality which way is better."""
+def metric_label(metric: str) -> str:
+    """Label of a metric, which says whether smaller or larger values are better."""
     if metric not in ("MSE", "accuracy") and not metric.startswith("NDCG"):
         return metric
     return f"{metric} ({'smaller' if metric == 'MSE' else 'larger'} is better)"
 
 
 def legend(figure: Figure, plots: list[Axes], columns: int = 4) -> None:
-    """Every name once, below the plot, where it hides nothing."""
+    """Draw a legend below the plots, with every name once."""
     found = {name: line for axes in plots for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns, fontsize=8.5)

@@ -1,4 +1,4 @@
-"""Tensors on disk, as safetensors files that are either whole or not there."""
+"""Write and read tensors as safetensors files, atomically and with checksums."""
 
 import contextlib
 import hashlib
@@ -11,14 +11,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from fairfold.atomic_io import CHUNK_BYTES, write_atomically
+from fairfold.checksums import Damaged, read_errors
 from fairfold.errors import FairfoldError, InvalidCheckpoint
-from fairfold.files import PIECE, write_atomically
-from fairfold.sealed import Damaged, reading
-from fairfold.values import Weights
+from fairfold.typing import Weights
 
-SEAL = "sha256"
-"""Key of the metadata that holds a file's own checksum."""
-
+CHECKSUM_KEY = "sha256"  # metadata key of a file's own checksum
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
@@ -28,30 +26,27 @@ _DTYPES = {
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, private: bool = False
 ) -> dict[str, Any]:
-    """Write tensors as a safetensors file, atomically, and return its size and SHA-256.
-
-    The library's own writer holds the file in memory twice over; here a tensor goes to disk from where it lies, so
-    that a table of gigabytes can be saved on a machine that just holds it.
-    """
+    """Write tensors as a safetensors file, atomically, and return its size and SHA-256."""
     header = _header(tensors, metadata)
     size = len(header) + sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     checksum = hashlib.sha256()
 
+    # From where the tensors are in memory: the library's own writer makes two copies of the file.
     def pieces() -> Iterator[bytes | memoryview]:
         checksum.update(header)
         yield header
         for tensor in tensors.values():
-            content = bytes_of(tensor)
-            for start in range(0, content.nbytes, PIECE):
-                checksum.update(content[start : start + PIECE])
-                yield content[start : start + PIECE]
+            content = tensor_bytes(tensor)
+            for start in range(0, content.nbytes, CHUNK_BYTES):
+                checksum.update(content[start : start + CHUNK_BYTES])
+                yield content[start : start + CHUNK_BYTES]
 
     write_atomically(path, pieces(), size, private=private)
     return {"file": path.name, "bytes": size, "sha256": checksum.hexdigest()}
 
 
 def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """The length of the description, and the description: where each tensor lies behind it."""
+    """Header of a safetensors file: its length, then types, shapes and offsets of the tensors."""
     described: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
     for name, tensor in tensors.items():
@@ -62,17 +57,16 @@ def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes
     return len(text).to_bytes(8, "little") + text
 
 
-def bytes_of(tensor: Tensor) -> memoryview:
-    """A tensor's bytes, where they lie."""
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """View the bytes of a tensor, without a copy where it is contiguous on the CPU."""
     if not tensor.numel():
         return memoryview(b"")
-    flat = tensor.detach().cpu().contiguous().view(-1)
-    return flat.view(torch.uint8).numpy().data.cast("B")
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data.cast("B")
 
 
 @contextlib.contextmanager
 def open_tensors(path: Path) -> Iterator[Any]:
-    """Open a safetensors file; of what the library says about a file, or about the system, one form is made."""
+    """Open a safetensors file; errors become Damaged or OSError."""
     try:
         with safe_open(path, "pt") as opened:
             yield opened
@@ -81,53 +75,51 @@ def open_tensors(path: Path) -> Iterator[Any]:
     except RuntimeError as error:
         if isinstance(error, FairfoldError):
             raise
-        raise OSError(str(error)) from None  # the library's form of what the system refuses
+        raise OSError(str(error)) from None  # the library raises RuntimeError for errors of the system
 
 
-def write_sealed(
+def write_checked_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, private: bool = False
 ) -> dict[str, Any]:
-    """The same with a checksum inside, for a file that has to speak for itself: :func:`read_values` asks for it."""
-    seal = _seal(tensors, metadata)
-    return write_tensors(path, tensors, dict(metadata) | {SEAL: seal}, private=private) | {"seal": seal}
+    """Write tensors with a checksum in the metadata, for :func:`read_checked_tensors`."""
+    digest = _checksum(tensors, metadata)
+    written = write_tensors(path, tensors, dict(metadata) | {CHECKSUM_KEY: digest}, private=private)
+    return written | {"checksum": digest}
 
 
-def sealed_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """The same as the content of a file, for one that travels."""
-    header = _header(tensors, dict(metadata) | {SEAL: _seal(tensors, metadata)})
-    return b"".join([header, *map(bytes_of, tensors.values())])
+def checked_tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """Content of such a file, to be sent over the network."""
+    header = _header(tensors, dict(metadata) | {CHECKSUM_KEY: _checksum(tensors, metadata)})
+    return b"".join([header, *map(tensor_bytes, tensors.values())])
 
 
-def read_values(
+def read_checked_tensors(
     path: Path, remedy: str, error: type[FairfoldError] = InvalidCheckpoint, version: int | None = None
 ) -> tuple[Weights, dict[str, str]]:
-    """Tensors and metadata of a file with a checksum inside; refused, with what to do, where one bit is another.
-
-    So is one whose metadata says another ``format`` than ``version``, where one is given.
-    """
-    with reading(path, error, "a whole file", remedy):
+    """Read tensors and metadata, and verify their checksum; a ``format`` other than ``version`` is refused."""
+    with read_errors(path, error, "a whole file", remedy):
         with open_tensors(path) as opened:
             metadata = opened.metadata() or {}
             tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
-        said = metadata.get("format")
-        other = "" if version is None or said == str(version) else f"of format {said!r}"
-        unsealed = {key: value for key, value in metadata.items() if key != SEAL}
-        if metadata.get(SEAL) != _seal(tensors, unsealed):
+        found = metadata.get("format")
+        other = "" if version is None or found == str(version) else f"of format {found!r}"
+        without_checksum = {key: value for key, value in metadata.items() if key != CHECKSUM_KEY}
+        if metadata.get(CHECKSUM_KEY) != _checksum(tensors, without_checksum):
             raise Damaged(f"another checksum than it says, or none{other and f', and {other}'}")
         if other:
             raise error(f"{path}, {other}", f"format {version}", remedy)
     return tensors, metadata
 
 
-def seal_of(path: Path) -> str:
-    """The checksum that a file says it has."""
+def stored_checksum(path: Path) -> str:
+    """Read the checksum in the metadata of a file, without verifying it."""
     with open_tensors(path) as opened:
-        return str((opened.metadata() or {}).get(SEAL))
+        return str((opened.metadata() or {}).get(CHECKSUM_KEY))
 
 
-def _seal(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
     shapes = {name: [_DTYPES[tensor.dtype], list(tensor.shape)] for name, tensor in tensors.items()}
     checksum = hashlib.sha256(json.dumps([dict(metadata), shapes], sort_keys=True).encode())
     for name in sorted(tensors):
-        checksum.update(bytes_of(tensors[name]))
+        checksum.update(tensor_bytes(tensors[name]))
     return checksum.hexdigest()

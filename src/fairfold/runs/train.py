@@ -1,4 +1,8 @@
-"""A run that leaves a folder behind and can be gone on with: what ``fairfold train`` does, without the terminal."""
+"""Train in a run folder, with checkpoints and resuming: what ``fairfold train`` does, without the terminal.
+
+Several processes (ranks) may share a run. All run the same simulation on the same data; settings and checkpoint come
+from the first, which alone needs the folder, and each loads the data for itself after the first has prepared it.
+"""
 
 import contextlib
 import logging
@@ -7,38 +11,38 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from fairfold import __version__
+from fairfold.config import Settings, read_settings
+from fairfold.data.fingerprint import data_fingerprint
 from fairfold.errors import InvalidCapacity
+from fairfold.federation.aggregation import ONE, Ranks
+from fairfold.federation.architecture import Storage
+from fairfold.federation.evaluation import Callback, Result, RoundReport
+from fairfold.federation.federation import Federation, load_federation
+from fairfold.federation.randomness import Rejections
+from fairfold.federation.simulation import Progress, simulate, stop_reason
 from fairfold.metrics.ranking import RankingResult
 from fairfold.metrics.rating import Predictor
-from fairfold.protocol.ranks import ONE, Ranks
-from fairfold.protocol.storage import Storage
 from fairfold.runs import checkpoint
+from fairfold.runs.checkpoint import Echo
 from fairfold.runs.folder import RunFolder
-from fairfold.runs.following import lead
-from fairfold.settings import Settings
-from fairfold.simulate.result import Result, RoundReport
-from fairfold.simulate.run import Progress, simulate, stop_reason
-from fairfold.simulate.world import World, load_data
-from fairfold.trackers.callback import Callback
-from fairfold.version import __version__
 
 log = logging.getLogger("fairfold.runs")
-
-Say = Callable[[str], None]
-Beside = Callable[[World], Mapping[str, RankingResult | Predictor]]
+BaselineFactory = Callable[[Federation], Mapping[str, RankingResult | Predictor]]
 
 
 @dataclass(frozen=True)
-class Finished:
-    """A run that is over."""
+class FinishedRun:
+    """Result, folder and duration of a run that has ended."""
 
     result: Result
     folder: RunFolder
     stopped: str  # why it ended
-    seconds: float  # all sittings together
+    seconds: float  # including those before it was resumed
 
 
 def run(
@@ -48,153 +52,192 @@ def run(
     resume: bool = False,
     checkpoint_every: int | None = None,
     callbacks: Sequence[Callback] | Callable[[RunFolder], Sequence[Callback]] = (),
-    say: Say = log.info,
-    beside: Beside = lambda _world: {},
+    echo: Echo = log.info,
+    more_baselines: BaselineFactory = lambda _federation: {},
     ranks: Ranks = ONE,
-) -> Finished:
-    """Train and write everything down.
+) -> FinishedRun:
+    """Train, and write settings, metrics, checkpoints, model and result to a folder.
 
-    Args:
-        settings: Settings of the run.
-        out: Folder of the run; ``runs/DATE-TIME-DATA`` if not given.
-        resume: Go on from the newest whole checkpoint in ``out``, to the same end as a run that was never interrupted.
-        checkpoint_every: Rounds between checkpoints; None writes one after every round, or as often as costs at most
-            a tenth of the time.
-        callbacks: Objects that are told how it goes; or a function that makes them once there is a folder.
-        say: A function that takes messages for a person.
-        beside: Further reference rows of the run, such as :func:`fairfold.runs.references.strong_references`.
-        ranks: Processes that share the clients: this is the first of them, and the others :func:`follow` it.
+    The folder ``out`` is ``runs/DATE-TIME-DATA`` if not given. ``resume`` goes on from its newest whole checkpoint, to
+    the same result as an uninterrupted run. Checkpoints come every so many rounds, by default as often as costs at most
+    a tenth of the time. ``callbacks`` may be a function that makes them from the folder; ``more_baselines`` is one such
+    as :func:`fairfold.runs.baselines.strong_baselines`. Other processes of ``ranks`` call :func:`follow_run`.
 
     Example:
         >>> import tempfile
-        >>> world = {"users": 30, "items": 80, "interactions_per_user": 20}
+        >>> data = {"users": 30, "items": 80, "interactions_per_user": 20}
         >>> folder = Path(tempfile.mkdtemp()) / "run"
-        >>> finished = run(Settings(data=world, run={"rounds": 2}), folder)
+        >>> finished = run(Settings(data=data, run={"rounds": 2}), folder)
         >>> finished.stopped, (folder / "result.json").exists()
         ('all 2 rounds are done', True)
     """
     if out is not None:
-        RunFolder(out).require_free(again=resume)
-    found = _checkpoint(settings, out, say) if resume and out is not None else None
-    if settings.subspace.counted:
-        say("Counting how many devices hold each item.")
-    with _refusals_noted(settings, out):
-        data, references = load_data(settings)
-        world = World.of(settings, data)
-        plan = world.plan
-    facts = checkpoint.data_facts(data)
+        RunFolder(out).require_free(resume=resume)
+    found = _checkpoint(settings, out, echo) if resume and out is not None else None
+    if settings.subspace.counts_items:
+        echo("Counting how many devices hold each item.")
+    try:
+        federation, baselines = load_federation(settings)
+    except InvalidCapacity as error:  # the method cannot serve the capacities, which the report shows
+        if out is not None and not RunFolder(out).holds_run():
+            reason = re.search(r"N/A: (.*)\)", error.needed)
+            RunFolder.create(settings, out).write_refusal(settings, reason[1] if reason else str(error))
+        raise
+    facts = data_fingerprint(federation.data)
     if found is not None and out is not None:
-        checkpoint.refuse_other_data(found, facts, out)
-        checkpoint.refuse_other_shapes(found, plan.architecture.shapes, out)
-    folder = RunFolder.create(settings, out, again=resume)
-    told = list(callbacks(folder) if callable(callbacks) else callbacks)
+        checkpoint.require_same_data(found, facts, out)
+        checkpoint.require_same_shapes(found, federation.plan.architecture.shapes, out)
+    folder = RunFolder.create(settings, out, resume=resume)
+    others = callbacks(folder) if callable(callbacks) else callbacks
     progress = None if found is None else found.progress
-    with contextlib.ExitStack() as open_things:
-        open_things.enter_context(folder.locked())
+    last = 0 if progress is None else progress.state.round_number
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(folder.locked())
         folder.begin(settings, [] if progress is None else progress.history)
-        checkpoint.remove_strays(folder.checkpoints, 0 if progress is None else progress.state.round_number)
-        open_things.enter_context(folder.logging(settings.run.log_format))
-        before = 0.0 if found is None else found.seconds
-        first = 1 if progress is None else progress.state.round_number + 1
-        log.info("fairfold %s, torch %s: starting with round %d", __version__, torch.__version__, first)
-        rows = beside(world)  # before the clock starts
-        recorder = _Recorder(folder, settings, facts, time.monotonic() - before, Pace(checkpoint_every), ranks)
-        lead(ranks, progress)
+        checkpoint.remove_incomplete(folder.checkpoints, last)
+        stack.enter_context(folder.logging(settings.run.log_format))
+        log.info("fairfold %s, torch %s: starting with round %d", __version__, torch.__version__, last + 1)
+        computed = more_baselines(federation)  # before the clock starts
+        started = time.monotonic() - (0.0 if found is None else found.seconds)
+        recorder = _Recorder(folder, settings, facts, started, CheckpointSchedule(checkpoint_every), ranks)
+        start_followers(ranks, progress)
         result = simulate(
             settings,
-            recorder.watch,
-            data=data,
-            references=references,
-            beside=rows,
+            recorder.checkpoint_if_due,
+            federation=federation,
+            baselines=baselines,
+            evaluated_baselines=computed,
             progress=progress,
             storage=Storage(folder.path, settings.run.user_storage),
-            callbacks=[recorder, *told],
+            callbacks=[recorder, *others],
             ranks=ranks,
         )
-    return Finished(result, folder, recorder.stopped(result), recorder.seconds)
+    return FinishedRun(result, folder, recorder.stopped(result), recorder.seconds)
 
 
-@contextlib.contextmanager
-def _refusals_noted(settings: Settings, out: Path | None) -> Iterator[None]:
-    """Refusals come before any work; what a method cannot serve is noted in a folder that was asked for."""
-    try:
-        yield
-    except InvalidCapacity as error:
-        if out is not None and not RunFolder(out).holds_a_run():
-            reason = re.search(r"N/A: (.*)\)", error.needed)
-            RunFolder.create(settings, out).refuse(settings, reason[1] if reason else str(error))
-        raise
-
-
-def _checkpoint(settings: Settings, out: Path, say: Say) -> checkpoint.Checkpoint | None:
-    """What to go on from, or None to start anew, either way told; refused if it belongs to another run."""
+def _checkpoint(settings: Settings, out: Path, echo: Echo) -> checkpoint.Checkpoint | None:
+    """Load the checkpoint to resume from; None if there is none, refused if its settings differ."""
     folder = RunFolder(out).checkpoints
     if not checkpoint.manifests(folder):
-        say(f"No checkpoint in {out}: starting anew.")
+        echo(f"No checkpoint in {out}: starting from the first round.")
         return None
-    found = checkpoint.require(folder, say, storage=Storage(out, settings.run.user_storage))
-    checkpoint.refuse_other_run(found, settings, out)
+    found = checkpoint.load_newest(folder, echo, storage=Storage(out, settings.run.user_storage))
+    checkpoint.require_same_settings(found, settings, out)
     for name, version in (("fairfold", __version__), ("torch", torch.__version__)):
         if (written := found.versions.get(name)) != version:
-            say(f"Written by {name} {written}, now {version}: numbers may differ in the last digits.")
-    say(f"Going on after round {found.progress.state.round_number}.")
+            echo(f"Written by {name} {written}, now {version}: numbers may differ in the last digits.")
+    echo(f"Resuming after round {found.progress.state.round_number}.")
     return found
 
 
-class Pace:
-    """When a checkpoint is due: every so many rounds, or as often as costs at most a tenth of the time."""
+class CheckpointSchedule:
+    """Decides when a checkpoint is due: every n rounds, or as often as costs at most a tenth of the time."""
 
     SHARE = 10
 
     def __init__(self, every: int | None) -> None:
-        self._every, self._cost, self._ended = every, 0.0, -float("inf")
+        self._every = every
+        self._cost = 0.0
+        self._ended = -float("inf")
 
     def due(self, round_number: int) -> bool:
-        """Whether to write one after this round."""
-        if self._every is not None:
-            return round_number % self._every == 0
-        return time.monotonic() - self._ended >= self.SHARE * self._cost
+        """True if a checkpoint is to be written after this round."""
+        rested = time.monotonic() - self._ended
+        return rested >= self.SHARE * self._cost if self._every is None else round_number % self._every == 0
 
     def wrote(self, seconds: float) -> None:
-        """Note what one has cost."""
-        self._cost, self._ended = seconds, time.monotonic()
+        """Note that a checkpoint was written, and how long it took."""
+        self._cost = seconds
+        self._ended = time.monotonic()
 
 
 @dataclass(frozen=True)
 class _Recorder(Callback):
-    """Writes rounds and checkpoints as they come, and the end."""
+    """Writes rounds, checkpoints and the result to the folder."""
 
     folder: RunFolder
     settings: Settings
     facts: dict[str, object]
     started: float
-    pace: Pace
+    schedule: CheckpointSchedule
     ranks: Ranks
 
     @property
     def seconds(self) -> float:
-        """Of all sittings."""
+        """Duration of the run, including that before it was resumed."""
         return time.monotonic() - self.started
 
     def stopped(self, result: Result) -> str:
-        """Why it ended."""
+        """Reason why the run ended."""
         return stop_reason(result.history, self.settings) or "stopped"
 
     def on_round(self, report: RoundReport) -> None:
-        """A line of figures, before anybody else hears of the round."""
-        self.folder.note(report)
+        self.folder.append_round(report)
 
     def on_end(self, result: Result) -> None:
-        """The closing table."""
         stopped = self.stopped(result)
         log.info("%d rounds in %.1f s: %s", result.state.round_number, self.seconds, stopped)
         self.folder.finish(result, self.seconds, stopped, self.facts)
 
-    def watch(self, report: RoundReport, progress: Progress) -> None:
-        """A checkpoint, once everybody has heard of the round."""
+    def checkpoint_if_due(self, report: RoundReport, progress: Progress) -> None:
+        """Write a checkpoint if one is due, or the run is over; called after all callbacks."""
         over = stop_reason(progress.history, self.settings) is not None
-        if self.ranks.tell(over or self.pace.due(report.round_number)):
+        if self.ranks.broadcast(over or self.schedule.due(report.round_number)):
             begun = time.monotonic()
             progress.gather()
             checkpoint.save(self.folder.checkpoints, progress, self.settings, self.facts, self.seconds)
-            self.pace.wrote(time.monotonic() - begun)
+            self.schedule.wrote(time.monotonic() - begun)
+
+
+def shared_settings(ranks: Ranks, choose: Callable[[], Settings]) -> Settings:
+    """Choose settings in the first process, and give them to all."""
+    with ranks.fail_together():
+        chosen = choose() if ranks.first else None
+    values = ranks.broadcast(None if chosen is None else chosen.plain())
+    return chosen if chosen is not None else read_settings(values or {})
+
+
+def start_followers(ranks: Ranks, progress: Progress | None) -> None:
+    """Let the other processes load the data, then give them the progress to resume from."""
+    if ranks.num_ranks == 1:
+        return
+    with ranks.fail_together():
+        pass
+    ranks.synchronized = True
+    with ranks.fail_together():
+        pass
+    if progress is None:
+        ranks.broadcast(None)
+    else:
+        ranks.broadcast((progress.state, progress.local_state, progress.history, progress.rejections.counts))
+
+
+@contextlib.contextmanager
+def share_errors(ranks: Ranks) -> Iterator[None]:
+    """Raise an error of the first process in all others that still wait to start."""
+    try:
+        yield
+    except Exception:
+        if not ranks.synchronized:
+            with ranks.fail_together():
+                raise
+        raise
+
+
+def follow_run(settings: Settings, ranks: Ranks) -> None:
+    """Take part in a run of which the first process writes the folder."""
+    logger = logging.getLogger("fairfold")
+    logger.addHandler(logging.NullHandler())
+    logger.propagate = False
+    with ranks.fail_together():
+        pass  # the first process prepares the data
+    with ranks.fail_together():
+        federation, baselines = load_federation(settings)
+    received: Any = ranks.broadcast(None)
+    progress = None if received is None else Progress(received[0], received[1], received[2], Rejections(received[3]))
+
+    def gather(_report: RoundReport, progress: Progress) -> None:
+        if ranks.broadcast(False):
+            progress.gather()
+
+    simulate(settings, gather, federation=federation, baselines=baselines, progress=progress, ranks=ranks)

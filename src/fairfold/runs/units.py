@@ -1,4 +1,4 @@
-"""Numbers, and what a run says of the order of its items, as people say them."""
+"""Format bytes, durations and differences for people, and describe where a run's order of items comes from."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fairfold.settings import Settings
-    from fairfold.simulate.result import Result
+    from fairfold.config import Settings
+    from fairfold.federation.evaluation import Result
 
 
 def human_bytes(count: float) -> str:
-    """Bytes as people say them: 40 MB, 1.61 GB."""
+    """Format bytes: 40 MB, 1.61 GB."""
     for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if count >= unit:
             return f"{count / unit:.3g} {name}" if count < 999.5 * unit else f"{count / unit:,.0f} {name}"
@@ -20,7 +20,7 @@ def human_bytes(count: float) -> str:
 
 
 def human_seconds(seconds: float) -> str:
-    """A duration: 0.35 s, 12 s, 3 min 20 s, 2 h 5 min."""
+    """Format a duration: 0.35 s, 12 s, 3 min 20 s, 2 h 5 min."""
     if seconds < 0.0995:
         return f"{seconds * 1000:.3g} ms"
     if seconds < 10:
@@ -33,22 +33,23 @@ def human_seconds(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def difference_words(difference: Sequence[float]) -> str:
-    """A mean over users, and its standard error."""
+def format_difference(difference: Sequence[float]) -> str:
+    """Format a mean over users and its standard error."""
     return f"{difference[0]:+.4f} ± {difference[1]:.4f}"
 
 
 def popularity_facts(result: Result) -> dict[str, Any]:
-    """Where the order of the catalogue came from, and what that cost: for ``result.json``."""
-    counted, source = result.counted, result.settings.subspace.effective().get("popularity")
-    if counted is None:
-        return {"source": source}
-    told = {name: getattr(counted, name) for name in ("asked", "devices", "bytes_down", "bytes_up")}
-    return {"source": source, "leading": len(counted.leading), **told}
+    """Source of the items' popularity, and the cost of counting it, for ``result.json``."""
+    facts: dict[str, Any] = {"source": result.settings.subspace.effective().get("popularity")}
+    counts = result.counted
+    if counts is not None:
+        facts |= {"leading": len(counts.leading), "asked": counts.asked, "devices": counts.devices}
+        facts |= {"bytes_down": counts.bytes_down, "bytes_up": counts.bytes_up}
+    return facts
 
 
-def popularity_words(settings: Settings, facts: Mapping[str, Any]) -> str | None:
-    """The same for a person; nothing where the order is the catalogue's own, or there is no popularity."""
+def describe_popularity(settings: Settings, facts: Mapping[str, Any]) -> str | None:
+    """Describe the facts of :func:`popularity_facts`; None if the order is the catalog's own."""
     if facts.get("source") == "none" and not settings.model.reads_images:
         return "Popularity: none, so items are hashed and none owns its place."
     if "devices" not in facts:

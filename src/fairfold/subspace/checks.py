@@ -1,4 +1,4 @@
-"""What is asked of the numbers and vectors that come in, in one place."""
+"""Validation of numbers and vectors that come in."""
 
 import math
 import operator
@@ -7,10 +7,7 @@ import torch
 from torch import Tensor
 
 from fairfold.errors import InvalidDtype, InvalidSubspace, InvalidVector
-
-SUM_DTYPE = {torch.float64: torch.float64, torch.float32: torch.float32}
-SUM_DTYPE |= {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-"""The dtypes a vector may have, and the one in which its sums are kept."""
+from fairfold.kernels.reference import SUM_DTYPE
 
 _FINITE_BLOCK = 2**20
 
@@ -26,11 +23,7 @@ def whole_number(name: str, value: object) -> int:
 
 
 def check_vector(name: str, vector: Tensor, length: int, *, trusted: bool = False) -> None:
-    """Refuse anything but a finite floating-point vector of the given length.
-
-    A ``trusted`` one is made of numbers that were checked when they came. They are not looked at again, for which a GPU
-    would have to be awaited.
-    """
+    """Refuse anything but a finite vector of a length; a ``trusted`` one is not looked at (no wait for a GPU)."""
     if not isinstance(vector, Tensor):
         raise InvalidDtype(f"{name} of type {type(vector).__name__}", "a torch.Tensor", "Use torch.as_tensor(...).")
     check_dtype(name, vector.dtype)

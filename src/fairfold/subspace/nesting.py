@@ -1,15 +1,15 @@
-"""How subspaces of different sizes lie inside each other, and what that saves.
+"""Nesting of subspaces of different sizes: when one lies inside another, and sums over nested sizes.
 
 The coordinates that share a slot form the blocks of a partition. Subspaces nest exactly when one partition is coarser
 than the other, that is when the smaller one's slot is a function of the larger one's. Here that is so when
 
 * both hash the same coordinates with the same hash, chunk and signs,
-* whoever owns a slot in the smaller subspace owns one in the larger (``head`` grows), and
+* coordinates that own a slot in the smaller subspace own one in the larger (``head`` grows), and
 * the number of hashed slots of the smaller divides that of the larger.
 
 Slots of the larger one then meet the smaller one in three runs, which is all that ``unfold`` and ``fold`` need::
 
-    larger    | own slots of both | own slots of the larger only | hashed: r neighbours (blocks of chunk) ...
+    larger    | own slots of both | own slots of the larger only | hashed: r adjacent (blocks of chunk) ...
     smaller   | the same          | hashed by the smaller        | ... share one
 """
 
@@ -20,16 +20,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fairfold.errors import NotNested
+from fairfold.errors import InvalidVector, NotNested
 from fairfold.kernels import ops
 from fairfold.kernels.hashing import Layout
+from fairfold.kernels.reference import SUM_DTYPE
+from fairfold.subspace.checks import check_vector
 
 if TYPE_CHECKING:
     from fairfold.subspace.subspace import Subspace
 
 
-def obstacle(small: "Subspace", big: "Subspace") -> str | None:
-    """Why ``small`` does not lie inside ``big``, or None if it does."""
+def nesting_obstacle(small: "Subspace", big: "Subspace") -> str | None:
+    """Say why ``small`` does not lie inside ``big``; None if it does."""
     if small.full_size != big.full_size:
         return f"they are of different full spaces ({small.full_size} and {big.full_size} coordinates)"
     if big.is_full:
@@ -57,7 +59,7 @@ def require_nested(subspaces: Iterable["Subspace"]) -> list["Subspace"]:
 
 def require(small: "Subspace", big: "Subspace") -> None:
     """Refuse ``small`` if it does not lie inside ``big``."""
-    reason = obstacle(small, big)
+    reason = nesting_obstacle(small, big)
     if reason is not None:
         given, remedy = f"sizes {small.size} and {big.size} used together", "fairfold.subspace.nested_subspaces"
         raise NotNested(given, f"nested subspaces, but {reason}", f"Take the sizes from one chain: {remedy}.")
@@ -95,10 +97,7 @@ def reduce_all(full: Tensor, subspaces: Sequence["Subspace"], *, trusted: bool =
 
 
 def folded(big: Layout, small: Layout, sums: Tensor) -> Tensor:
-    """Sums (or counts, int32) at the size of ``small`` from those at the size of ``big``, which ``small`` nests in.
-
-    Counts of owned slots are 1 each, so for counts the owned slots that ``small`` hashes are counted, not summed.
-    """
+    """Sums (or counts, int32) at the size of ``small`` from those at the size of ``big``, which ``small`` nests in."""
     low, high = small.head, big.head
     out = torch.zeros(small.size, dtype=sums.dtype, device=sums.device)
     out[:low] = sums[:low]
@@ -120,3 +119,64 @@ def unfolded(small: Layout, big: Layout, compact: Tensor) -> Tensor:
     if big.tail:
         ops.unfold_groups(compact[low:], big.tail // small.tail, small.chunk, target[high:])
     return target
+
+
+class Sums:
+    """The weighted sum of compact vectors, one running total per size.
+
+    One law carries the design: recovery is linear, and S_small·ψ = S_big·unfold(ψ). Totals are kept per size, unfolded
+    upwards size by size, and recovered to the full space once, whatever the number of devices. ``a + b`` is the value
+    that the devices of both would have given together.
+    """
+
+    def __init__(self) -> None:
+        self.weight = 0.0
+        self.totals: dict[Subspace, Tensor] = {}
+
+    @torch.no_grad()
+    def add(self, subspace: "Subspace", compact: Tensor, weight: float = 1.0) -> None:
+        """Add one client's vector with its weight (p_i in the paper, not yet normalized)."""
+        check_vector("compact", compact, subspace.size)
+        if not 0 <= weight < float("inf"):
+            raise InvalidVector(f"weight={weight}", "a finite weight >= 0", "Use the number of samples, or 1.")
+        total = self.totals.get(subspace)
+        if total is None:
+            total = torch.zeros(subspace.size, dtype=SUM_DTYPE[compact.dtype], device=compact.device)
+            self.totals[subspace] = total
+        total.add_(compact.to(total.dtype), alpha=weight)
+        self.weight += weight
+
+    @torch.no_grad()
+    def add_sum(self, subspace: "Subspace", total: Tensor, weight: float) -> None:
+        """Add the weighted sum of several clients' vectors, checked before, and their weight; it is only read."""
+        check_vector("total", total, subspace.size, trusted=True)
+        mine = self.totals.get(subspace)
+        self.totals[subspace] = total.to(SUM_DTYPE[total.dtype]) if mine is None else mine + total
+        self.weight += weight
+
+    def __add__(self, other: "Sums") -> "Sums":
+        result = Sums()
+        result.weight = self.weight + other.weight
+        for part in (self, other):
+            for subspace, total in part.totals.items():
+                mine = result.totals.get(subspace)
+                result.totals[subspace] = total.clone() if mine is None else mine.add_(total)
+        return result
+
+    @torch.no_grad()
+    def mean(self) -> tuple["Subspace", Tensor]:
+        """The weighted mean, in the largest subspace present: recover it to have it in the full space."""
+        if not self.totals or self.weight == 0:
+            raise InvalidVector("no updates of positive weight", "at least one", "Keep the model as it is.")
+        chain = require_nested(self.totals)
+        carried = self.totals[chain[0]]
+        if len(chain) == 1:
+            return chain[0], carried / self.weight
+        for below, subspace in pairwise(chain):
+            carried = below.unfold(carried, subspace, trusted=True).add_(self.totals[subspace])
+        return chain[-1], carried.div_(self.weight)
+
+    def recover(self) -> Tensor:
+        """The weighted mean in the full space: Σ pᵢ Sᵢψᵢ with Σ pᵢ = 1."""
+        largest, mean = self.mean()
+        return mean if largest.is_full and not largest.orthonormal else largest.recover(mean, trusted=True)

@@ -9,8 +9,9 @@ from torch import Tensor
 from fairfold.errors import InvalidSubspace, InvalidVector
 from fairfold.kernels import ops
 from fairfold.kernels.hashing import MAX_BLOCKS, Layout, expand_seed, slots_and_signs
+from fairfold.kernels.reference import SUM_DTYPE
 from fairfold.subspace import nesting
-from fairfold.subspace.checks import SUM_DTYPE, check_dtype, check_finite, check_range, check_vector, whole_number
+from fairfold.subspace.checks import check_dtype, check_finite, check_range, check_vector, whole_number
 
 MAPPINGS = ("element", "chunk", "ranked")
 
@@ -29,18 +30,16 @@ class Subspace:
         full_size: n, the number of coordinates of the full vector.
         size: m, what the device can hold; 1 <= size <= full_size.
         seed: Seed of the hash; subspaces nest only if they share it. 0 <= seed < 2**64.
-        mapping: ``"element"`` hashes every coordinate alone; ``"chunk"`` hashes ``chunk`` neighbours together;
+        mapping: ``"element"`` hashes every coordinate alone; ``"chunk"`` hashes ``chunk`` adjacent ones together;
             ``"ranked"`` gives the first ``head`` coordinates a slot each and hashes the others (in chunks, if asked),
             for tables whose rows are in order of popularity.
-        chunk: Z, how many neighbours share one hash; must divide the hashed part of ``size``.
+        chunk: Z, how many adjacent coordinates share one hash; must divide the hashed part of ``size``.
         head: For ``"ranked"``: how many coordinates own their slot; 0 picks half of ``size``.
         sign: Whether coordinates have random signs (count sketch), or none (count-min sketch, the paper's equations).
         orthonormal: Scale each column to unit length, as the convergence proof assumes. Reduction is then Sᵀ itself.
             Keeps the counts of all slots (size ``size``) once they are needed.
 
-    Attributes:
-        is_full: Whether this is the full space itself.
-        layout: All that decides where coordinates live; the other attributes are as the arguments.
+
 
     Example:
         >>> import torch
@@ -88,8 +87,6 @@ class Subspace:
         self.seed, self.mapping, self.chunk, self.head, self.sign = seed, mapping, chunk, head, bool(sign)
         self.layout = Layout(full_size, head, tail, chunk, expand_seed(seed), bool(sign))
 
-    # -- what it is ---------------------------------------------------------------------------------------------------
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Subspace) and (self.layout, self.orthonormal) == (other.layout, other.orthonormal)
 
@@ -97,18 +94,10 @@ class Subspace:
         return hash((self.full_size, self.size, self.seed))
 
     def __repr__(self) -> str:
-        details = [f"{name}={getattr(self, name)!r}" for name in ("full_size", "size", "seed", "mapping")]
-        if self.chunk > 1:
-            details.append(f"chunk={self.chunk}")
-        if self.head and not self.is_full:
-            details.append(f"head={self.head}")
-        if not self.sign:
-            details.append("sign=False")
-        if self.orthonormal:
-            details.append("orthonormal=True")
-        return f"Subspace({', '.join(details)})"
-
-    # -- where coordinates live ---------------------------------------------------------------------------------------
+        owns = bool(self.head) and not self.is_full
+        unusual = {"chunk": self.chunk > 1, "head": owns, "sign": not self.sign, "orthonormal": self.orthonormal}
+        names = ["full_size", "size", "seed", "mapping", *(name for name, shown in unusual.items() if shown)]
+        return f"Subspace({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     def slots(self, start: int, stop: int, device: torch.device | str | None = None) -> tuple[Tensor, Tensor]:
         """Slots (int64) and signs (int8) of the coordinates [start, stop)."""
@@ -133,14 +122,9 @@ class Subspace:
         """Divided by the lengths of the columns, where these are scaled to 1."""
         return compact / self._column_lengths(compact) if self.orthonormal else compact
 
-    # -- server to device ---------------------------------------------------------------------------------------------
-
     @torch.no_grad()
     def reduce(self, full: Tensor, *, trusted: bool = False) -> Tensor:
-        """Project the full vector on the subspace (eq. reduction): the signed mean of each slot, 0 if it is empty.
-
-        Here and below, numbers of a ``trusted`` vector were checked when they came, and are not looked at again.
-        """
+        """Project on the subspace (eq. reduction): the signed mean of each slot, 0 if it is empty."""
         check_vector("full", full, self.full_size, trusted=trusted)
         if self.is_full:
             return full.clone()
@@ -161,8 +145,6 @@ class Subspace:
         """Means from sums, in place; with orthonormal columns sums are divided by the column's length instead."""
         divisor = counts.to(sums.dtype).clamp_(min=1)
         return sums.div_(divisor.sqrt_() if self.orthonormal else divisor)
-
-    # -- device to server ---------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def recover(self, compact: Tensor, out: Tensor | None = None, *, trusted: bool = False) -> Tensor:
@@ -196,8 +178,6 @@ class Subspace:
         row_size = self._check_rows(rows, row_size)
         return ops.recover_rows(self.layout, self._unscaled(compact), rows, row_size)
 
-    # -- gradients ----------------------------------------------------------------------------------------------------
-
     @torch.no_grad()
     def accumulate(self, full: Tensor) -> Tensor:
         """Sᵀ: signed sums without division, which takes a gradient of the full space to one of the subspace."""
@@ -220,8 +200,6 @@ class Subspace:
         ops.accumulate_rows(self.layout, values, rows, sums)
         return self._unscaled(sums).to(values.dtype)
 
-    # -- relation to other subspaces ----------------------------------------------------------------------------------
-
     def shares_hash(self, other: "Subspace") -> bool:
         """Whether both place the coordinates they hash by the same hash: *consistent* in the paper's words."""
         one, two = (replace(subspace.layout, head=0, tail=0) for subspace in (self, other))
@@ -229,7 +207,7 @@ class Subspace:
 
     def nests_in(self, big: "Subspace") -> bool:
         """Whether this subspace lies inside ``big``: *collapsible* in the paper's words."""
-        return nesting.obstacle(self, big) is None
+        return nesting.nesting_obstacle(self, big) is None
 
     @torch.no_grad()
     def unfold(self, compact: Tensor, big: "Subspace", *, trusted: bool = False) -> Tensor:
@@ -245,10 +223,7 @@ class Subspace:
 
     @torch.no_grad()
     def fold(self, sums: Tensor, counts: Tensor, small: "Subspace", *, trusted: bool = False) -> tuple[Tensor, Tensor]:
-        """Sums and counts of this subspace, added up to those of ``small``, without touching the full vector.
-
-        Sums fold, means do not: the mean of two means is another number when slots hold unequally many coordinates.
-        """
+        """Sums and counts of this subspace, added up to those of ``small``; means would not fold."""
         check_vector("sums", sums, self.size, trusted=trusted)
         if counts.shape != (self.size,) or counts.is_floating_point():
             given, needed = f"counts of shape {tuple(counts.shape)}, {counts.dtype}", f"({self.size},), whole numbers"

@@ -1,8 +1,7 @@
 """The kernels for CUDA tensors, written in Triton.
 
-:mod:`.calls` has the operations, named and shaped as in :mod:`fairfold.kernels.reference`. Import it only where
-:func:`available` says so: it imports Triton, which is no dependency of fairfold (PyTorch's CUDA wheels for Linux bring
-it along). Slots and signs are those of :mod:`fairfold.kernels.hashing`, bit for bit.
+Import :mod:`.calls` only where :func:`available` says so: it imports Triton, which is no dependency of fairfold
+(PyTorch's CUDA wheels for Linux bring it along).
 """
 
 from functools import cache
@@ -13,7 +12,7 @@ import torch
 
 __all__ = ["available", "triton_problem"]
 
-OLDEST = (3, 2)
+MIN_TRITON = (3, 2)
 """Of Triton, which torch 2.6 brings along. Older ones refuse arithmetic of these kernels."""
 
 
@@ -25,9 +24,9 @@ def triton_problem() -> str | None:
         found = metadata.version("triton")
     except metadata.PackageNotFoundError:  # a build of another name; all of these are newer
         return None
-    if tuple(int(part) for part in found.split(".")[:2]) >= OLDEST:
+    if tuple(int(part) for part in found.split(".")[:2]) >= MIN_TRITON:
         return None
-    return f"Triton {found} is too old; {'.'.join(map(str, OLDEST))} or newer comes with torch 2.6"
+    return f"Triton {found} is too old; {'.'.join(map(str, MIN_TRITON))} or newer comes with torch 2.6"
 
 
 @cache

@@ -1,13 +1,10 @@
 """Device code: where pieces live, the kernels over ranges and rows, and the touched slots of a batch.
 
-A program handles a tile of ``pieces × width`` values; ``width`` neighbours form one piece (see :mod:`.placement`).
-Everything of a piece is computed on the first axis alone, so a thread that holds four neighbours of a chunk hashes once
-for the four and moves them as one 16-byte vector. Tiles are masked by whole pieces, as a mask that could cut through a
-vector would make the compiler split it.
-
-Words are uint32, as Triton has unsigned arithmetic; numbers of pieces and slots are int64, as tables may have more
-than 2**31 values. The arguments ``head, blocks, key_low, key_high`` and ``parts, width, signed, wide, has_head`` are
-the fields of a :class:`~.placement.Placement`.
+A program handles a tile of ``pieces × width`` values; ``width`` neighbors form one piece (see :mod:`.launch`), which is
+hashed once and moved as one vector. Tiles are masked by whole pieces: a mask that could cut through a vector would make
+the compiler split it. Words are uint32; numbers of pieces and slots are int64, as tables may have more than 2**31
+values. ``head, blocks, key_low, key_high`` and ``parts, width, signed, wide, has_head`` are the fields of a
+:class:`~.launch.PieceLayout`.
 """
 
 import triton
@@ -25,7 +22,7 @@ PLAIN = ["first", "head", "blocks", "key_low", "key_high"]
 
 @triton.jit
 def mix(word, inner_key):
-    """See :func:`fairfold.kernels.hashing.mix`; words are uint32, which wrap by themselves."""
+    """Mix 32-bit words as :func:`fairfold.kernels.hashing.mix` does; uint32 wraps by itself."""
     word = word ^ (word >> 16)
     word = word * MULTIPLIER_1 + inner_key
     word = word ^ (word >> 15)
@@ -35,7 +32,7 @@ def mix(word, inner_key):
 
 @triton.jit
 def hash_blocks(block, key_low, key_high, wide: tl.constexpr):
-    """See :func:`fairfold.kernels.hashing.hash_blocks`; the keys are already mixed unless ``wide`` is 2."""
+    """Hash blocks as :func:`fairfold.kernels.hashing.hash_blocks` does; keys are mixed already unless ``wide`` is 2."""
     outer_key = key_low.to(tl.uint32)
     inner_key = key_high.to(tl.uint32)
     if wide == 2:
@@ -51,7 +48,7 @@ def locate(
     piece, head, blocks, key_low, key_high,
     parts: tl.constexpr, width: tl.constexpr, signed: tl.constexpr, wide: tl.constexpr, has_head: tl.constexpr,
 ):  # fmt: skip
-    """Where pieces (int64) live, counted in pieces, and a word whose bit j says that value j is negated."""
+    """The places of pieces (int64), counted in pieces, and a word whose bit j is set if value j is negated."""
     if wide == 0:
         # All in 32 bits: less work, and right. In 64 bits the places of chunks of 48 or 100 came out 2**32 chunks too
         # low on an H200 (Triton 3.6, CUDA 13.0), although the PTX is correct.
@@ -95,7 +92,7 @@ def number(value, kind: tl.constexpr):
 
 @triton.jit
 def row_piece(rows, index, inside, row_count, row_pieces: tl.constexpr):
-    """Which piece of the full vector is piece ``index`` of the batch; an id outside of the table stops the program."""
+    """The piece of the full vector that is piece ``index`` of the batch; a bad row id stops the program."""
     row = index // row_pieces
     chosen = tl.load(rows + row, mask=inside, other=0).to(tl.int64)
     tl.device_assert((chosen >= 0) & (chosen < row_count), "a row that the table does not have")
@@ -225,3 +222,56 @@ def gather_touched_kernel(
     value = tl.load(source, mask=inside[:, None], other=0).to(sums.dtype.element_ty)
     target = sums + (position[:, None] * width + lane[None, :])
     tl.atomic_add(target, flip(value, flips, lane), mask=inside[:, None], sem="relaxed")
+
+
+# -- Counts of chunks, and means by a stored order of them, each slot written once, by one program.
+
+
+@triton.jit(do_not_specialize=PLAIN)
+def count_kernel(tally, first: tl.int64, count, blocks, key_low, key_high, wide: tl.constexpr, pieces: tl.constexpr):
+    """tally[slot] += 1 for each of the ``count`` hashed chunks from number ``first`` on."""
+    index = tl.program_id(0).to(tl.int64) * pieces + tl.arange(0, pieces)
+    hashed = hash_blocks(first + index, key_low, key_high, wide)
+    place = tl.umulhi(hashed, blocks.to(tl.uint32)).to(tl.int64)
+    tl.atomic_add(tally + place, tl.full((pieces,), 1, tl.int32), mask=index < count, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=PLAIN)
+def block_kernel(found, first: tl.int64, count, blocks, key_low, key_high, wide: tl.constexpr, pieces: tl.constexpr):
+    """Found = the place, counted in chunks, of each of the ``count`` hashed chunks from number ``first`` on."""
+    index = tl.program_id(0).to(tl.int64) * pieces + tl.arange(0, pieces)
+    hashed = hash_blocks(first + index, key_low, key_high, wide)
+    tl.store(found + index, tl.umulhi(hashed, blocks.to(tl.uint32)).to(tl.int32), mask=index < count)
+
+
+@triton.jit(do_not_specialize=PLAIN)
+def segment_mean_kernel(
+    values, chunks, starts, means, count, head: tl.int64, blocks, key_low, key_high,
+    parts: tl.constexpr, width: tl.constexpr, signed: tl.constexpr, wide: tl.constexpr, has_head: tl.constexpr,
+    pieces: tl.constexpr,
+):  # fmt: skip
+    """Means of the ``count`` hashed places; those of place p are ``chunks[starts[p] : starts[p + 1]]``.
+
+    A program handles one part of each chunk of its tile. The slots of a tile are summed in step, as many steps as its
+    fullest place has chunks.
+    """
+    tile = tl.program_id(0) // parts
+    part = tl.program_id(0) - tile * parts
+    index = tile.to(tl.int64) * pieces + tl.arange(0, pieces)
+    lane = tl.arange(0, width)
+    inside = index < count
+    begin = tl.load(starts + index, mask=inside, other=0)
+    terms = tl.load(starts + index + 1, mask=inside, other=0) - begin
+    most = tl.max(terms, 0)
+    kind: tl.constexpr = means.dtype.element_ty
+    total = tl.zeros((pieces, width), kind)
+    term = most * 0
+    while term < most:
+        live = term < terms
+        piece = tl.load(chunks + begin + term, mask=live, other=0).to(tl.int64) * parts + part
+        _, flips = locate(piece, head, blocks, key_low, key_high, parts, width, signed, wide, has_head)
+        source = values + (piece[:, None] * width + lane[None, :])
+        total += flip(tl.load(source, mask=live[:, None], other=0).to(kind), flips, lane)
+        term += 1
+    target = means + ((head + index * parts + part)[:, None] * width + lane[None, :])
+    tl.store(target, total / tl.maximum(terms, 1).to(kind)[:, None], mask=inside[:, None])

@@ -1,9 +1,8 @@
 """Device code: linear layers of many clients at once, forward and backward; the last one with the cross-entropy.
 
-A first layer reads its batch straight from the table of all images: ``rows`` then says which image each sample is, a
-line a step, and ``number_of_step`` which line; without (``looked_up`` false) samples stand one after the other. Weights
-of neighbouring clients are ``line`` numbers apart. Products are formed by tensor cores from three products of short
-parts (``precision``), which is as exact as float32.
+A first layer reads its batch straight from the table of all images: ``rows`` says which image each sample is, a line a
+step, and ``number_of_step`` which line; else (``looked_up`` false) samples stand one after the other. Weights of
+neighboring clients are ``line`` numbers apart.
 """
 
 import triton
@@ -13,7 +12,7 @@ import triton.language as tl
 @triton.jit
 def samples_of(given, rows, number_of_step, client, sample, batch: tl.constexpr, clients: tl.constexpr,
                inputs: tl.constexpr, looked_up: tl.constexpr):  # fmt: skip
-    """Where the samples of a client begin."""
+    """Pointers to the samples of a client."""
     if looked_up:
         line = tl.load(number_of_step) * clients + client
         image = tl.load(rows + line * batch + sample, mask=sample < batch, other=0)
@@ -75,7 +74,7 @@ def cross_entropy_kernel(
 
 @triton.jit
 def weight_slope_kernel(
-    slope, given, rows, number_of_step, weight_slope, bias_slope, line,
+    slope, given, rows, number_of_step, weight_gradient, bias_gradient, line,
     batch: tl.constexpr, clients: tl.constexpr, inputs: tl.constexpr, outputs: tl.constexpr,
     looked_up: tl.constexpr, has_bias: tl.constexpr, precision: tl.constexpr,
     tall: tl.constexpr, wide: tl.constexpr, deep: tl.constexpr,
@@ -95,11 +94,11 @@ def weight_slope_kernel(
         right = tl.load(source[:, None] + at[None, :], mask=inside, other=0)
         total = tl.dot(left, right, total, input_precision=precision)
         sums += tl.sum(left, 1)
-    target = weight_slope + client * line + unit[:, None] * inputs + at[None, :]
+    target = weight_gradient + client * line + unit[:, None] * inputs + at[None, :]
     tl.store(target, total, mask=(unit < outputs)[:, None] & (at < inputs)[None, :])
     if has_bias:  # noqa: SIM102 (known when compiled, the other is not)
         if tl.program_id(0) == 0:
-            tl.store(bias_slope + client * line + unit, sums, mask=unit < outputs)
+            tl.store(bias_gradient + client * line + unit, sums, mask=unit < outputs)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Device code: what a cohort trains as one program. Lookups by position, their backward, optimiser steps, losses.
+"""Device code of cohort training: lookups by position, their backward, optimizer steps, losses.
 
 Of the pairwise loss a program has some samples of one client. What is the user's alone, half of the first layer's
 inputs, is computed once a program; gradients of what all samples use are added up in registers and leave once.
@@ -51,7 +51,7 @@ def move(
     at, inside, slope, values, first, second, rate, root,
     kept: tl.constexpr, beta1: tl.constexpr, beta2: tl.constexpr, epsilon: tl.constexpr,
 ):  # fmt: skip
-    """One step of an optimiser on some numbers, by the number of moments kept."""
+    """One step of an optimizer on some numbers, by the number of moments kept."""
     kind: tl.constexpr = values.dtype.element_ty
     value = tl.load(values + at, mask=inside, other=0)
     direction = slope
@@ -175,18 +175,18 @@ def recover_pieces_kernel(
 
 @triton.jit
 def hidden_units(of_network, weights, base):
-    """What the network's layer makes of items, before the rectifier: [samples, units]."""
+    """Outputs of the network's layer for items, before the rectifier: [samples, units]."""
     return base[None, :] + tl.sum(of_network[:, None, :] * weights[None, :, :], 2)
 
 
 @triton.jit
 def pairwise_kernel(
     values, gradient, rows, row_signs, fixed, fixed_signs, places, shares, number_of_step, clients, batch, used,
-    regulariser: tl.constexpr, width: tl.constexpr, product: tl.constexpr, user: tl.constexpr, item: tl.constexpr,
+    l2: tl.constexpr, width: tl.constexpr, product: tl.constexpr, user: tl.constexpr, item: tl.constexpr,
     units: tl.constexpr, output: tl.constexpr, product_lanes: tl.constexpr, user_lanes: tl.constexpr,
     item_lanes: tl.constexpr, unit_lanes: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """Gradient += that of one step's batches; see :func:`fairfold.kernels.gpu.cohort.add_slopes`."""
+    """Gradient += that of one step's batches; see :func:`fairfold.kernels.gpu.training.add_gradients`."""
     kind: tl.constexpr = values.dtype.element_ty
     step = tl.load(number_of_step)
     client = tl.program_id(1)
@@ -220,7 +220,7 @@ def pairwise_kernel(
             of_units = tl.full((unit_lanes,), 1, kind)
         weights = of_user * of_product
 
-        decay = share * number(regulariser, kind)
+        decay = share * number(l2, kind)
         product_sums = tl.zeros((product_lanes,), kind)
         unit_sums = tl.zeros((unit_lanes,), kind)
         bias_sums = tl.zeros((unit_lanes,), kind)

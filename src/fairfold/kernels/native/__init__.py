@@ -1,8 +1,4 @@
-"""The CPU kernels in C: found, loaded and called through ctypes.
-
-:func:`status` says whether they serve and, if not, why. Without them everything works in plain torch, slower. The
-environment variable ``FAIRFOLD_NATIVE=0`` switches them off.
-"""
+"""The CPU kernels in C, called through ctypes; without them (or with ``FAIRFOLD_NATIVE=0``) plain torch serves."""
 
 from fairfold.kernels.native.loader import Status, status, use_instructions
 

@@ -11,8 +11,7 @@ import torch  # loaded before our library, which then shares the OpenMP threads 
 
 import fairfold.kernels.native as package
 
-ABI = 8
-"""What native/fairfold.h calls FAIRFOLD_ABI: a library of another number is not called."""
+ABI = 8  # what native/fairfold.h calls FAIRFOLD_ABI: a library of another number is not called
 
 _NAME = "fairfold_native.so"
 _SWITCH = "FAIRFOLD_NATIVE"
@@ -69,10 +68,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         return None, f"{found[0]} was built from other sources (ABI {version}, needed {ABI}): install fairfold again"
     for name, arguments in _SIGNATURES.items():
         function = getattr(library, f"fairfold_{name}")
-        function.argtypes = arguments
-        function.restype = _int
-    library.fairfold_instructions.argtypes = []
-    library.fairfold_instructions.restype = ctypes.c_char_p
+        function.argtypes, function.restype = arguments, _int
+    library.fairfold_instructions.argtypes, library.fairfold_instructions.restype = [], ctypes.c_char_p
     library.fairfold_use_instructions.argtypes = [ctypes.c_char_p]
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_after_fork)
@@ -107,23 +104,21 @@ def use_instructions(name: str) -> bool:
 
 
 def workers() -> int:
-    """How many threads may each train a client in compiled code: 1 where there is none."""
+    """The number of threads that may each train a client in compiled code: 1 where there is none."""
     return torch.get_num_threads() if library() is not None else 1
 
 
-def work_alone() -> None:
-    """Let the calling thread, one of several workers, start no threads of OpenMP, in torch as in ours."""
+def use_single_thread() -> None:
+    """Let the calling thread, one of several workers, start no OpenMP threads, in torch or in our library."""
     torch.get_num_threads()  # torch sets up a new thread when it is first asked, and would undo what follows
-    loaded = library()
-    if loaded is not None:
+    if (loaded := library()) is not None:
         loaded.fairfold_work_alone()
 
 
 def _after_fork() -> None:
-    """Let a forked child work alone.
+    """Let a forked child use one thread: OpenMP threads do not survive a fork, and it would wait for them for ever.
 
-    The threads of OpenMP do not survive a fork, and a child of a process that used them waits for them for ever, in
-    torch's own operations as in ours. Ours have seen to that in C; torch is told here.
+    Ours are cared for in C, torch's here.
     """
     if torch.get_num_threads() > 1:
         torch.set_num_threads(1)

@@ -1,0 +1,1 @@
+"""Item co-occurrence: the default algorithm."""

@@ -1,0 +1,294 @@
+"""Co-occurrence of items: what a client uploads of its history, and how the sum over clients is stored.
+
+*Storage.* The symmetric matrix of item pairs is packed as a triangle: the pair (i, j) with i ≤ j stands at
+j(j + 1)/2 + i. So the pairs of the leading h items are the first h(h + 1)/2 numbers, and all sizes nest as prefixes.
+
+*Weights.* A user with n items weighs each of their n² pairs 1/n, rounded down to a multiple of 2⁻¹⁶. Sums of such
+numbers below 256 are exact in single precision, in any order; and no user's matrix has a norm above 1.
+
+*Uploads.* In plain aggregation a client sends the shorter of two: all numbers, or the nonzero ones with their
+positions. Secure aggregation hides zeros: all numbers of the leading items that a client's capacity has room for.
+"""
+
+from enum import IntEnum
+from math import isqrt
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairfold.algorithms.cooccurrence.scorer import ROWS, CoOccurrenceArchitecture
+from fairfold.algorithms.incremental import IncrementalAlgorithm
+from fairfold.config.privacy import DifferentialPrivacy
+from fairfold.data import Interactions
+from fairfold.errors import InvalidMessage
+from fairfold.federation.algorithm import COUNTS, NumbersItems, SparseUpdates, Statistic, count_of
+from fairfold.federation.plan import Plan
+from fairfold.federation.updates import ClientTask, PublicStatistics, Update, nonzero_values
+from fairfold.kernels import ops
+from fairfold.kernels.cooccurrence import truncated_lengths
+from fairfold.methods.truncated import TruncatedTensors
+from fairfold.privacy import gram
+from fairfold.subspace import Capacity, parse_scheme
+from fairfold.subspace.blocks import LeadingBlock
+from fairfold.typing import FLOAT_BYTES, Weights
+
+UNIT = 1 << 16  # fixed-point steps per 1 of a co-occurrence weight
+BLOCK = 256  # columns mirrored at a time
+SUM = "sum"  # name of the co-occurrence sum, in updates and in the server's state
+# Name of what is sent beside a model: share of histories to upload, candidate, share of users that report, items
+REQUEST = "request"
+USERS = "users"  # name of the statistic of users, items and pairs
+ITEM_SHARES = "item_shares"  # name of each item's share of interactions, sent under differential privacy
+SYNC_STATE = "sync_state"  # name of the local state that says, for each sample, what the server's sum holds of it
+
+
+class SyncState(IntEnum):
+    """Whether the server's sum holds an item of a client's history, and whether the user still has it."""
+
+    DROPPED = -1
+    NEW = 0
+    UPLOADED = 1
+    RETRACT = 2
+
+
+def is_dropped(states: Tensor) -> Tensor:
+    """Which items a user no longer has."""
+    return (states == SyncState.DROPPED) | (states == SyncState.RETRACT)
+
+
+def is_uploaded(states: Tensor) -> Tensor:
+    """Which items the server's sum holds."""
+    return states > SyncState.NEW
+
+
+def sync_states(uploaded: Tensor, dropped: Tensor) -> Tensor:
+    """The :class:`SyncState` of each item, from what the sum holds and what the user no longer has."""
+    present = uploaded.to(torch.get_default_dtype())
+    return torch.where(dropped, 3 * present - 1, present)
+
+
+def triangle_size(items: int) -> int:
+    """Number of elements of the packed triangle over some items."""
+    return items * (items + 1) // 2
+
+
+def triangle_items(size: int) -> int:
+    """The most items whose packed triangle has at most this many elements."""
+    return (isqrt(8 * size + 1) - 1) // 2
+
+
+def unpack_triangle(packed: Tensor) -> Tensor:
+    """The symmetric matrix of a packed triangle."""
+    items = triangle_items(len(packed))
+    full = packed.new_zeros(items, items)
+    for column in range(items):
+        full[column, : column + 1] = packed[triangle_size(column) : triangle_size(column + 1)]
+    for start in range(0, items, BLOCK):  # in place: no second matrix
+        rows = full[start : start + BLOCK]
+        full[:start, start : start + BLOCK] = rows[:, :start].T
+        corner = rows[:, start : start + BLOCK]
+        corner += corner.tril(-1).T
+    return full
+
+
+def frobenius_norm(packed: Tensor) -> float:
+    """Frobenius norm of the symmetric matrix of a packed triangle, dense or sparse."""
+    values = nonzero_values(packed)
+    if packed.is_sparse:
+        places = packed.coalesce().indices()[0]
+        columns = ((8 * places + 1).double().sqrt() - 1).div(2).long()
+        diagonal = values[places == columns * (columns + 3) // 2].double()
+    else:
+        items = torch.arange(triangle_items(len(packed)))
+        diagonal = packed[torch.div(items * (items + 3), 2, rounding_mode="floor")].double()
+    squares = 2 * float(torch.dot(values, values)) - float(diagonal.square().sum())
+    return float(max(squares, 0.0) ** 0.5)
+
+
+def history_weights(lengths: Tensor) -> Tensor:
+    """Weight of a pair in histories of these lengths: 1/n, as a multiple of the unit."""
+    return (UNIT // lengths.clamp(min=1)).clamp(min=1).to(torch.get_default_dtype()) / UNIT
+
+
+def owners_of(lengths: Tensor) -> Tensor:
+    """The user of each item in concatenated histories of these lengths."""
+    return torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+
+
+def select_items(items: Tensor, lengths: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The items of concatenated histories that a mask selects, and the lengths that remain."""
+    return items[mask], torch.bincount(owners_of(lengths)[mask], minlength=len(lengths))
+
+
+def num_supported(counts: Tensor, support: float) -> int:
+    """Number of leading items up to the last one with at least ``support`` users; 1 at least."""
+    enough = (counts >= support).nonzero()
+    return int(enough[-1]) + 1 if len(enough) else 1
+
+
+def user_totals(histories: "Interactions", *, lengths: bool, pairs: bool) -> Tensor:
+    """Numbers of users, items and pairs in some histories; items and pairs are 0 where they may not be known."""
+    counts = histories.counts_by_user.double()
+    totals = torch.stack([counts.sum(), (counts * (counts + 1)).sum() / 2])
+    return torch.cat([totals.new_tensor([histories.num_users]), totals * torch.tensor([lengths, pairs])])
+
+
+def max_uploaded_items(settings: Any, public: PublicStatistics, capacity: Capacity, whole: int) -> int:
+    """Of how many items a client can upload all pairs: in the plain of its history, with value and position each."""
+    share = settings.subspace.share(TruncatedTensors({}, {}, catalogue=public.num_items), capacity)
+    per_pair = 2 if share < 1 and not settings.privacy.uses_secure_aggregation else 1
+    return min(whole, max(1, triangle_items(int(share * triangle_size(whole)) // per_pair)))
+
+
+def num_uploaded_items(settings: Any, public: PublicStatistics, capacity: Capacity, whole: int) -> int:
+    """Of how many leading items a client of a capacity uploads pairs: all, unless secure aggregation needs room."""
+    return max_uploaded_items(settings, public, capacity, whole) if settings.privacy.uses_secure_aggregation else whole
+
+
+def covered_items(settings: Any, public: PublicStatistics, whole: int, counts: Tensor | None, support: float) -> int:
+    """Leading items that enough users have and upload, users being equally among the sizes; any, without counts."""
+    scheme = parse_scheme(settings.fleet.capacities)
+    uploaded = [num_uploaded_items(settings, public, capacity, whole) for capacity in scheme]
+    if counts is None:
+        return max(uploaded)
+    share_of_users = (torch.tensor(uploaded)[:, None] > torch.arange(whole)).double().mean(0)
+    return num_supported(counts[:whole].double() * share_of_users, support)
+
+
+def expected_upload_size(totals: Tensor, length: float, most: int, whole: int, *, news: bool) -> int:
+    """Numbers in a typical upload: all, or where pairs were counted two per new pair, by the head's ``length``."""
+    users, items, pairs = totals.tolist()
+    if not pairs:
+        return whole
+    typical = pairs / users * (length * users / items) ** 2
+    return min(whole, 2 * int(min(typical, triangle_size(most))) * news)
+
+
+class CoOccurrenceUpload(NamedTuple):
+    """Histories whose pairs are uploaded, concatenated; a negative weight retracts what was uploaded before."""
+
+    items: Tensor  # each history ascends
+    begins: Tensor  # of each history
+    ends: Tensor  # of what is uploaded of it
+    weights: Tensor  # of its pairs
+
+    @classmethod
+    def of(cls, items: Tensor, lengths: Tensor, most: int) -> "CoOccurrenceUpload":
+        """Pairs of each user's first ``most`` items, weighted by the length of the whole history."""
+        begins = lengths.cumsum(0) - lengths
+        return cls(items, begins, begins + lengths.clamp(max=most), history_weights(lengths))
+
+    @classmethod
+    def changes(cls, items: Tensor, lengths: Tensor, now: Tensor, before: Tensor, most: int) -> "CoOccurrenceUpload":
+        """The difference between two selections of the same histories; empty for users with the same in both."""
+        user = owners_of(lengths)
+        changed = torch.zeros(len(lengths), dtype=torch.bool)
+        changed[user[now != before]] = True
+        mine = changed[user]
+        upload = cls.of(*select_items(items, lengths, mine & now), most)
+        if not bool((mine & before).any()):
+            return upload
+        return upload.minus(cls.of(*select_items(items, lengths, mine & before), most))
+
+    def minus(self, other: "CoOccurrenceUpload") -> "CoOccurrenceUpload":
+        """This upload, and the retraction of another."""
+        offset = len(self.items)
+        retracted = (other.items, other.begins + offset, other.ends + offset, -other.weights)
+        return CoOccurrenceUpload(*(torch.cat(both) for both in zip(self, retracted, strict=True)))
+
+    def dense(self, leading: int, dtype: torch.dtype) -> Tensor:
+        """The packed sum over the leading items."""
+        return ops.pair_sums(self.items, self.begins, self.ends, self.weights.to(dtype), leading)
+
+    def shortest(self, leading: int, dtype: torch.dtype) -> Tensor:
+        """The packed sum, sparse where that takes fewer bytes; nothing of its full size is then allocated."""
+        lengths = truncated_lengths(self.items, self.begins, self.ends, leading)
+        if 2 * int((lengths * (lengths + 1) // 2).sum()) >= triangle_size(leading):
+            return self.dense(leading, dtype)
+        places, values = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=dtype)]
+        for begin, length, weight in zip(self.begins.tolist(), lengths.tolist(), self.weights, strict=True):
+            mine = self.items[begin : begin + length]
+            columns = mine * (mine + 1) // 2
+            places += [column + mine[: row + 1] for row, column in enumerate(columns)]
+            values.append(weight.to(dtype).expand(triangle_size(length)))
+        found = torch.cat(places)[None], torch.cat(values), (triangle_size(leading),)
+        return torch.sparse_coo_tensor(*found, check_invariants=True).coalesce()
+
+
+def is_private(settings: Any) -> bool:
+    """Whether sums are released with noise."""
+    return isinstance(settings.privacy, DifferentialPrivacy)
+
+
+def model_of(plan: Plan) -> CoOccurrenceArchitecture:
+    """The architecture of a plan of this algorithm."""
+    assert isinstance(plan.architecture, CoOccurrenceArchitecture)
+    return plan.architecture
+
+
+class CoOccurrenceUploads(IncrementalAlgorithm, NumbersItems, SparseUpdates):
+    """The statistics and uploads of clients: one half of the algorithm."""
+
+    supports_retraction: ClassVar[bool] = True
+    sparse_sums: ClassVar = frozenset({SUM})
+    max_items: int
+
+    def statistics(self, settings: Any) -> dict[str, Statistic]:
+        return {COUNTS: Statistic(True, UNIT if is_private(settings) else 1), USERS: Statistic(False, 1)}
+
+    def client_statistics(self, settings: Any, histories: Interactions, items: range) -> Update:
+        private = is_private(settings)
+        sums = {COUNTS: count_of(histories, items, gram.count_weights(histories) if private else None)}
+        if items.start == 0:
+            plain = not settings.privacy.uses_secure_aggregation
+            sums[USERS] = user_totals(histories, lengths=not private, pairs=plain)
+        return Update(sums, float(histories.num_users))
+
+    def numbering(self, plan: Plan) -> Tensor | None:
+        counts = plan.public.statistics[COUNTS]
+        ordered = bool((counts[:-1] >= counts[1:]).all())
+        return None if ordered else counts.argsort(descending=True, stable=True).argsort()
+
+    def upload_projection(self, plan: Plan, size: int) -> LeadingBlock:
+        """The prefix of the co-occurrence sum that clients of a size upload."""
+        model = model_of(plan)
+        private = is_private(plan.settings)  # as much as a client would of all items
+        most = min(plan.public.num_items, self.max_items) if private else model.whole
+        items = num_uploaded_items(plan.settings, plan.public, plan.capacities[size], most)
+        return LeadingBlock((triangle_size(model.head),), (triangle_size(min(model.head, items)),))
+
+    def max_update_bytes(self, plan: Plan, size: int) -> int:
+        """Bytes of all numbers: no list of pairs is longer."""
+        return self.upload_projection(plan, size).size * FLOAT_BYTES
+
+    def max_items_of(self, plan: Plan, size: int) -> int:
+        """Of how many items clients of a size can upload all pairs."""
+        return max_uploaded_items(plan.settings, plan.public, plan.capacities[size], model_of(plan).whole)
+
+    def upload(
+        self, plan: Plan, task: ClientTask, items: Tensor, lengths: Tensor, states: Tensor, wanted: Tensor
+    ) -> tuple[Update, Weights]:
+        """The change of the co-occurrences of some histories, or of the wanted part, and the sync states afterwards."""
+        uploaded, dropped = is_uploaded(states), is_dropped(states)
+        now = ~dropped & (uploaded | wanted)
+        leading = triangle_items(task.context[SUM].size)
+        dtype = task.vectors[ROWS].dtype
+        if is_private(plan.settings):
+            shares = task.vectors.get(ITEM_SHARES)
+            if shares is None or shares.shape != (task.projections[ROWS].shape[0],):
+                raise InvalidMessage("a task without shares of items", "a share for each item", "Check both sides.")
+            sums = gram.private_sum(items, lengths, shares, leading).to(dtype)
+        else:
+            secure = plan.settings.privacy.uses_secure_aggregation
+            known = items < task.projections[ROWS].shape[0]
+            limit = len(items) if secure else int(task.vectors[REQUEST][3])
+            upload = CoOccurrenceUpload.changes(items, lengths, now & known, uploaded & known, limit)
+            sums = upload.dense(leading, dtype) if secure else upload.shortest(leading, dtype)
+        return Update({SUM: sums}, float(len(lengths))), {SYNC_STATE: sync_states(now, dropped)[:, None]}
+
+    def sample_state_shapes(self, plan: Plan) -> dict[str, int]:
+        return {SYNC_STATE: 1}
+
+    def mark_lost(self, local_state: Weights, lost: Tensor) -> None:
+        local_state[SYNC_STATE] = sync_states(is_uploaded(local_state[SYNC_STATE]), lost[:, None])

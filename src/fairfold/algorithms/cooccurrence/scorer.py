@@ -1,0 +1,298 @@
+"""The tensors of a co-occurrence model, and scores of items from a user's history alone."""
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding_bag
+
+from fairfold.algorithms.incremental import IncrementalAlgorithm
+from fairfold.config.privacy import DifferentialPrivacy, SecurePrivacy
+from fairfold.errors import InvalidMessage
+from fairfold.federation.algorithm import CompactScoring
+from fairfold.federation.architecture import Architecture, Storage
+from fairfold.federation.clients import Clients
+from fairfold.federation.plan import Plan
+from fairfold.federation.updates import ClientTask
+from fairfold.kernels import ops
+from fairfold.kernels.cooccurrence import PackedRows
+from fairfold.methods.truncated import CURVE, NEIGHBORS_PER_ITEM, BudgetSplit, TruncatedTensors
+from fairfold.metrics.ranking import Scorer, first_by_score, ndcg
+from fairfold.privacy.ledger import DEFAULT_MIN_COHORT
+from fairfold.subspace.packed import FACTORS, factors_of
+from fairfold.subspace.projection import Projection
+from fairfold.typing import Weights
+
+if TYPE_CHECKING:
+    from fairfold.algorithms.cooccurrence.tuning import Tuning
+    from fairfold.config import Settings
+
+# Names of the model's tensors: (a, b, W) of each item, strongest pairs, neighbors of each item, popularity curve
+ROWS, PAIRS, NEIGHBORS, POPULARITY = "rows", "pairs", "neighbors", "popularity"
+DEFAULT_QUALITY = "default_quality"  # local state: 1 + the quality of the first tuning candidate, 0 if not measured
+PAIRS_PER_ITEM = 16  # pairs in the server's list, per item
+# Names of the vectors that items are scored with: the sum of a history's rows, and the history as 0 and 1
+HISTORY_SUM, HISTORY = "history_sum", "history"
+BLOCK = 1024  # rows unpacked at a time
+MIN_POPULARITY = 1e-30  # stands for 0 where the popularity curve is interpolated as a logarithm
+SCORES_AT_ONCE = 1 << 22  # scores held at a time in validation
+DEFAULT_MIN_ITEM_USERS = 10  # users of a secure sum expected to have an item that is uploaded (docs/privacy.md)
+
+
+class CoOccurrenceArchitecture(Architecture):
+    """Tensors with a row for each of the ``head`` leading items, of at most ``factors`` columns.
+
+    There is local state of ``users``; the statistics counted ``num_known_users``, with histories of mean ``length``
+    within the head, which has ``whole`` items if all clients have full size.
+    """
+
+    def __init__(
+        self, items: int, users: int, head: int, factors: int, num_known_users: int = 1, length: float = 1.0,
+        neighbors: bool = True, whole: int = 0,
+    ) -> None:  # fmt: skip
+        self.items, self.users, self.head = items, users, head
+        self.num_known_users, self.length, self.whole = num_known_users, length, whole or head
+        self.tables = {ROWS: (head, min(factors, head) + FACTORS)}
+        self.dense = {PAIRS: (PAIRS_PER_ITEM * head, 3)}
+        if neighbors:
+            self.dense[NEIGHBORS] = (NEIGHBORS_PER_ITEM * head, 3)
+        self.dense[POPULARITY] = (CURVE // FACTORS, FACTORS)
+        self.user_tables, self.user_vectors = {}, {DEFAULT_QUALITY: 1}
+        self.splits: dict[int, BudgetSplit] = {}
+        self.tuning: Tuning | None = None  # built once
+
+    def initial(self, generator: torch.Generator, storage: Storage | None = None) -> tuple[Weights, Weights]:
+        full = {name: torch.zeros(torch.Size(shape).numel()) for name, shape in self.shapes.items()}
+        return full, {DEFAULT_QUALITY: torch.zeros(self.users, 1)}
+
+    @property
+    def columns(self) -> int:
+        """Number of columns of W."""
+        return self.tables[ROWS][1] - FACTORS
+
+    @property
+    def neighbors(self) -> int:
+        """Neighbors of each item in the server's list."""
+        return self.dense.get(NEIGHBORS, (0, 3))[0] // self.head
+
+    @property
+    def tensors(self) -> TruncatedTensors:
+        tensors = TruncatedTensors(self.tables, self.dense, catalogue=self.items, users=self.num_known_users)
+        return replace(tensors, splits=self.splits, whole=self.whole)
+
+    def with_splits(self, splits: dict[int, BudgetSplit]) -> Self:
+        other = copy(self)
+        other.splits = splits
+        return other
+
+
+class CoOccurrenceScorer:
+    """Scores of items from histories, by the tensors that a client or the server holds.
+
+    The score of item j is b_j ⟨w_j, Σ a_i w_i⟩ over the history, by ``rows`` (a, b, w), which may be packed. A pair
+    (j, i, t) adds to the score of j, for a user who has i, what the rows miss of t: t − b_j ⟨w_j, w_i⟩ a_i, times
+    ``pair_weight``; and to the score of i that times (a_j b_i) / (a_i b_j). A neighbor (j, i, v) adds v to the score of
+    j and nothing to that of i. Pairs of an item with itself are ignored. ``popularity``, given at the items 0, 1, 3, 7,
+    … and a power of the item's number between them, adds its (1 + n)-th part to every item with a score, for a user
+    with n items of the table: like one more item that everybody has, which alone serves those who have none.
+    """
+
+    def __init__(
+        self, rows: Tensor | PackedRows, pairs: Tensor, pair_weight: float, neighbors: Tensor | None = None,
+        popularity: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        if isinstance(rows, Tensor):
+            factors = rows[:, :FACTORS]
+            self.rows: Tensor | PackedRows = rows[:, FACTORS:]
+        else:
+            factors = factors_of(rows.row_headers)
+            self.rows = rows
+        self.known = len(rows)
+        self.into, self.out = factors.T
+        self._index_pairs(pairs, pair_weight, neighbors)
+        blocks = (torch.arange(at, min(at + BLOCK, self.known)) for at in range(0, self.known, BLOCK))
+        norms = (float((self.rows[block].norm(dim=1) * self.out[block]).max()) for block in blocks)
+        self._largest_norm = max(norms, default=0.0)
+        self._log_popularity: Tensor | None = None
+        if popularity is not None and bool(popularity.any()):
+            self._log_popularity = popularity.flatten().clamp(min=MIN_POPULARITY).log()
+        last = [int(of.max()) for of in (self._scored, self._source) if len(of)]
+        self.reach = 1 + max([self.known - 1, *last])
+
+    def _index_pairs(self, pairs: Tensor, pair_weight: float, neighbors: Tensor | None) -> None:
+        """Pairs in both directions and neighbors in one, sorted by the item that is scored."""
+        ids, values = pairs[:, :2].long(), pairs[:, 2]
+        real = ids[:, 0] != ids[:, 1]
+        ids, values = ids[real], values[real].to(self.into.dtype)
+        back = torch.ones_like(values)
+        both = (ids < self.known).all(1)
+        rarer, other = ids[both].T
+        a, b = self.into, self.out
+        values[both] = values[both] - b[rarer] * (self.rows[rarer] * self.rows[other]).sum(1) * a[other]
+        back[both] = a[rarer] * b[other] / (a[other] * b[rarer]).clamp(min=1e-30)
+        values = pair_weight * values
+        one_way = pairs.new_empty(0, 3) if neighbors is None else neighbors.view(-1, 3)
+        one_way = one_way[one_way[:, 0] != one_way[:, 1]]
+        scored, source = one_way[:, :2].long().T
+        sources = torch.cat([ids[:, 1], ids[:, 0], source])
+        targets = torch.cat([ids[:, 0], ids[:, 1], scored])
+        added = torch.cat([values, values * back, one_way[:, 2].to(self.into.dtype)])
+        order = targets.argsort(stable=True)
+        self._source, self._scored, self._added = sources[order], targets[order], added[order]
+
+    def histories(self, histories: list[Tensor]) -> Weights:
+        """The vectors that items are scored with, for users with these histories."""
+        worn = self.into.new_zeros(len(histories), self.reach)
+        worn[_positions(histories, self.reach)] = 1
+        if isinstance(self.rows, PackedRows):
+            known = [history[history < self.known] for history in histories]
+            sums = [ops.packed_sum(self.rows, items, self.into[items]) for items in known]
+            return {HISTORY_SUM: torch.stack(sums) if sums else worn.new_zeros(0, self.rows.columns), HISTORY: worn}
+        return {HISTORY_SUM: (worn[:, : self.known] * self.into) @ self.rows, HISTORY: worn}
+
+    def scores(self, vectors: Weights, items: Tensor) -> Tensor:
+        """Scores [users, items] of consecutive items; those without a score come last, in their order."""
+        sums, history = vectors[HISTORY_SUM], vectors[HISTORY]
+        least = self._lower_bound(sums, history)
+        behind = 1 - 1 / (items + 2).to(history.dtype)  # the same in every block of items
+        found = least[:, None] - behind * (1 + least.abs()[:, None])
+        here = items < self.known
+        known = items[here]
+        if isinstance(self.rows, PackedRows):
+            products = ops.packed_products(self.rows, known, sums)
+        else:
+            products = sums @ self.rows[known].T
+        found[:, here] = products * self.out[known]
+        ends = torch.stack([items[0], items[-1] + 1]) if len(items) else items.new_zeros(2)
+        low, high = torch.searchsorted(self._scored, ends).tolist()
+        if high > low:
+            first = torch.searchsorted(self._scored[low:high], items)
+            source, weights = self._source[low:high], self._added[low:high]
+            added = embedding_bag(source, history.T.contiguous(), first, mode="sum", per_sample_weights=weights).T
+            beyond = ~here & (added != 0)
+            found = torch.where(beyond, added, found + torch.where(here, added, 0))
+            here = here | beyond
+        if self._log_popularity is not None:
+            share = self.popularity(items) / (1 + history[:, : self.known].sum(1, keepdim=True))
+            found = found + torch.where(here, share, 0)
+        return found
+
+    def popularity(self, items: Tensor) -> Tensor:
+        """What popularity adds to the scores of a user without a history."""
+        if self._log_popularity is None:
+            return torch.zeros(len(items))
+        place = (items.double() + 1).log2().clamp(max=len(self._log_popularity) - 1)
+        first = place.floor().long().clamp(max=len(self._log_popularity) - 2)
+        low, high = (self._log_popularity[at].double() for at in (first, first + 1))
+        return torch.lerp(low, high, place - first).exp().to(self.into.dtype)
+
+    def _lower_bound(self, sums: Tensor, history: Tensor) -> Tensor:
+        """A number that no score of a user is below."""
+        if not self.known:
+            return sums.new_zeros(len(sums))
+        by_rows = sums.norm(dim=1) * self._largest_norm
+        by_pairs = history.sum(1) * (self._added.abs().max() if len(self._added) else 0.0)
+        bound: Tensor = -(by_rows + by_pairs)
+        return bound
+
+    def held_out_ndcg(self, given: list[Tensor], held_out: list[Tensor], catalogue: int, top: int) -> Tensor:
+        """NDCG@top of every user's held-out items, ranked by their other items."""
+        longest = max((len(history) for history in given), default=0)
+        items = torch.arange(min(catalogue, self.reach + top + longest))
+        step = max(1, SCORES_AT_ONCE // len(items))
+        found = torch.zeros(len(given), dtype=torch.float64)
+        for start in range(0, len(given), step):
+            known, wanted = given[start : start + step], held_out[start : start + step]
+            scores = self.scores(self.histories(known), items).float()  # ties do not depend on the batch
+            scores[_positions(known, len(items))] = -torch.inf
+            best = first_by_score(scores, min(top, len(items)))[1]
+            relevant = torch.zeros_like(scores, dtype=torch.bool)
+            relevant[_positions(wanted, len(items))] = True
+            counts = torch.tensor([len(one) for one in wanted])
+            found[start : start + step] = ndcg(relevant.gather(1, best), counts, top)
+        return found
+
+
+def _positions(histories: list[Tensor], items: int) -> tuple[Tensor, Tensor]:
+    rows = torch.repeat_interleave(torch.arange(len(histories)), torch.tensor([len(one) for one in histories]))
+    columns = torch.cat(histories)
+    here = columns < items
+    return rows[here], columns[here]
+
+
+class HistoryScoring(IncrementalAlgorithm, CompactScoring):
+    """Scores by rows, popularity, neighbors and pairs, from histories: what co-occurrence models have in common."""
+
+    pair_weight: float
+    min_item_users: int
+
+    def disclosure(self, settings: Any) -> str | None:
+        least = self.min_item_users
+        usual = "" if least >= DEFAULT_MIN_ITEM_USERS else f" ({DEFAULT_MIN_ITEM_USERS} are usual)"
+        sums = f"a sum of {DEFAULT_MIN_COHORT} or more"
+        few = f"Items that fewer than {least} users of {sums} are expected to have{usual}"
+        return f"{few} are not uploaded, and of smaller sums in proportion, since they would show who has them"
+
+    def distinguishable_items(self, plan: Plan, held: Sequence[Any], items: Tensor) -> Tensor:
+        known: int = max(one.projections[ROWS].kept[0] for one in held if one.projections is not None)
+        return items < known
+
+    def scorer(self, plan: Plan, full: Weights, held: Sequence[Any], clients: Clients) -> Scorer:
+        rows = full[ROWS].view(plan.architecture.tables[ROWS])
+        rows = rows[: int((rows[:, 1] > 0).sum())]  # zero beyond what a client holds
+        quantized = bool((rows[:, FACTORS:] == rows[:, FACTORS:].round()).all())  # the server's own need no pairs
+        pairs = full[PAIRS].view(-1, 3)[: None if quantized else 0]
+        model = CoOccurrenceScorer(rows, pairs, self.pair_weight, full.get(NEIGHBORS), full.get(POPULARITY))
+        return _score_all(model, plan, clients)
+
+    def compact_scorer(self, plan: Plan, held: Mapping[str, Projection], stored: Weights, clients: Clients) -> Scorer:
+        return _score_all(stored_scorer(held, stored, self.pair_weight), plan, clients)
+
+    def scoring_vectors(self, plan: Plan, task: ClientTask, clients: Clients, users: list[int]) -> Weights:
+        return self.task_scorer(task).histories([clients.train.of(user) for user in users])
+
+    def block_scores(self, plan: Plan, task: ClientTask, vectors: Weights, items: Tensor) -> Tensor:
+        return self.task_scorer(task).scores(vectors, items)
+
+    def num_candidates(self, plan: Plan, task: ClientTask, top: int) -> int:
+        return min(plan.public.num_items, self.task_scorer(task).reach + top)
+
+    def task_scorer(self, task: ClientTask) -> CoOccurrenceScorer:
+        """The scorer of a model as a client received it."""
+        rows = task.vectors[ROWS].view(task.projections[ROWS].kept)  # type: ignore[attr-defined]
+        head = task.projections[ROWS].shape[0]
+        for name in (PAIRS, NEIGHBORS):
+            ids = task.vectors[name].view(-1, 3)[:, :2] if name in task.vectors else torch.empty(0, 2)
+            if not bool(((ids >= 0) & (ids < head)).all()):
+                raise InvalidMessage("a list of pairs of unknown items", f"items below {head}", "Train anew.")
+        pairs = task.vectors[PAIRS].view(-1, 3)
+        extra = (task.vectors.get(NEIGHBORS), task.vectors.get(POPULARITY))
+        return CoOccurrenceScorer(rows[rows[:, 1] > 0], pairs, self.pair_weight, *extra)
+
+
+def _score_all(model: CoOccurrenceScorer, plan: Plan, clients: Clients) -> Scorer:
+    catalogue = torch.arange(plan.public.num_items)
+    return lambda users: model.scores(model.histories([clients.train.of(user) for user in users.tolist()]), catalogue)
+
+
+def stored_scorer(held: Mapping[str, Projection], stored: Weights, pair_weight: float) -> CoOccurrenceScorer:
+    """The scorer of a client's model as it is stored: rows stay packed."""
+    pairs = held[PAIRS].unpacked(stored[PAIRS]).view(-1, 3)
+    rows = held[ROWS].table(stored[ROWS])  # type: ignore[attr-defined]
+    extra = (held[name].unpacked(stored[name]) if name in held else None for name in (NEIGHBORS, POPULARITY))
+    return CoOccurrenceScorer(rows, pairs, pair_weight, *extra)
+
+
+def required_item_users(min_item_users: int, settings: "Settings", users: int) -> float:
+    """How many users must have an item so that ``min_item_users`` of them are expected in one secure sum.
+
+    In proportion less where fewer than usual are in a sum; 0 where sums have noise, or updates are seen as they are.
+    """
+    privacy = settings.privacy
+    if not isinstance(privacy, SecurePrivacy) or isinstance(privacy, DifferentialPrivacy):
+        return 0.0
+    drawn = max(1, min(settings.fleet.clients_per_round or users, users))
+    return min_item_users * min(1.0, drawn / DEFAULT_MIN_COHORT) * users / drawn

@@ -1,0 +1,263 @@
+"""The model that follows from co-occurrence sums: partial correlations, their spectrum, strongest pairs, neighbors.
+
+With G the sum, c the items' counts and D = diag((c / mean c)^−β), P = (D G D + λI)⁻¹ is a precision matrix, and
+S = −P_ij / √(P_ii P_jj), with a zero diagonal, holds the partial correlations. A least-squares regression of item j on
+all others (EASE) predicts x_j by Σ_i x_i · D_i · (−P_ij / P_jj), up to what depends on j alone; so with a_i = D_i √P_ii
+and b_j = 1 / √P_jj its scores are b_j Σ_i S_ij a_i x_i. Cut to the leading eigenvalues s of S, W = U√s, that is
+b_j ⟨W_j, Σ_i a_i W_i⟩: an item's row, and a history that is a sum of rows.
+
+*The spectrum without S.* N = I − S is the precision matrix scaled to a unit diagonal, N = Δ P Δ with Δ = diag(1/√P_jj).
+So N⁻¹ = Δ⁻¹ (D G D + λI) Δ⁻¹, known without an inverse, has the eigenvectors of S, and an eigenvalue s of S is
+1/(1 − s) there: the wanted ones are the largest, and far apart. A block Krylov space of few products finds them.
+
+*Precision.* Single precision gives S to 1e-6. Double precision is for small matrices, where it costs nothing, and for
+sums so large against λ that two items which always occur together could not be told apart.
+
+*Differential privacy.* λ is twice the edge of the noise (:mod:`fairfold.privacy.gram`) and β is 0.3.
+"""
+
+from dataclasses import dataclass
+from math import sqrt
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fairfold.algorithms.cooccurrence.cooccurrence import triangle_size, unpack_triangle
+from fairfold.algorithms.cooccurrence.scorer import NEIGHBORS, PAIRS, POPULARITY, ROWS, CoOccurrenceArchitecture
+from fairfold.methods.truncated import CURVE
+from fairfold.privacy.gram import noise_edge
+from fairfold.subspace.packed import FACTORS
+from fairfold.typing import Weights
+
+SMALL_MATRIX = 1_500  # items up to which all is done in double precision
+MAX_SINGLE_RATIO = 2.0**11  # the largest number of D G D over λ up to which single precision tells items apart
+TYPICAL_LENGTH = 75.0  # length of a history for which λ is what the settings say
+# Directions multiplied at a time, size of a Krylov space against the number of eigenpairs, and restarts at most
+KRYLOV_BLOCK, KRYLOV_FACTOR, MAX_RESTARTS = 32, 3, 40
+EXHAUSTED = 0.25  # squared part of a direction in the known space above which it is rounding errors alone
+# Residual of an eigenpair against its value. What the last pairs of a wide table miss, others like them hold.
+TOLERANCE = {torch.float32: 1e-2, torch.float64: 1e-7}
+MAX_PAIRS_PER_ITEM = 255  # pairs that are listed under an item: a byte counts them
+ROWS_AT_ONCE = 256  # rows of a matrix searched at a time
+NOISE_EDGES, NOISE_BETA = 2.0, 0.3  # λ over the edge of the noise, and β, under differential privacy
+FEW_DIRECTIONS = 5  # directions above the noise below which a model is hardly better than popularity
+
+
+class SolverSettings(NamedTuple):
+    """What a model is solved with: λ, columns, β, weight of neighbors, number of items, weight of popularity."""
+
+    ridge: float
+    columns: float
+    beta: float
+    neighbor_weight: float
+    items: float
+    popularity_weight: float = 0.0
+
+    def description(self) -> str:
+        """The settings in a phrase."""
+        neighbors = f"neighbours × {self.neighbor_weight:.2g}" if self.neighbor_weight else "no neighbours"
+        popularity = f"popularity × {self.popularity_weight:.2g}" if self.popularity_weight else "no popularity"
+        return f"λ = {self.ridge:.3g}, β = {self.beta:.2g}, {int(self.items):,} items, {neighbors}, {popularity}"
+
+
+def scaled_ridge(ridge: float, length: float) -> float:
+    """λ for histories of a mean length within the head: the longer they are, the smaller.
+
+    EASE's best penalty hardly depends on the length n, in units of x xᵀ/n that is one over n. Co-occurrence sums weigh
+    users alike and not by n, and want about the square root of that.
+    """
+    return ridge * sqrt(TYPICAL_LENGTH / max(length, 1.0))
+
+
+@dataclass(frozen=True)
+class Precision:
+    """D G D + λI, and its inverse P."""
+
+    scales: Tensor  # D
+    matrix: Tensor  # D G D + λI
+    inverse: Tensor  # P
+    roots: Tensor  # √P_jj
+
+    @classmethod
+    def of(cls, gram: Tensor, counts: Tensor, beta: float, ridge: float) -> "Precision":
+        """From a co-occurrence matrix, which is overwritten, in its precision or a higher one."""
+        known = counts.double().clamp(min=1)
+        scales = (known / known.mean()) ** -beta
+        largest = float((gram.diagonal() * scales.square()).max())
+        double = len(gram) <= SMALL_MATRIX or largest > MAX_SINGLE_RATIO * ridge
+        matrix = gram.double() if double else gram
+        factors = scales.to(matrix.dtype)
+        matrix.mul_(factors[:, None]).mul_(factors)
+        matrix.diagonal().add_(ridge)
+        cholesky = torch.linalg.cholesky(matrix)
+        inverse = torch.cholesky_inverse(cholesky, out=cholesky)  # in place: two matrices at a time are enough
+        return cls(scales, matrix, inverse, inverse.diagonal().double().sqrt())
+
+    def correlations(self) -> Tensor:
+        """S, in place of the inverse."""
+        roots = self.roots.to(self.inverse.dtype)
+        return self.inverse.div_(-roots[:, None]).div_(roots).fill_diagonal_(0)
+
+    def spectrum(self, count: int) -> tuple[Tensor, Tensor]:
+        """The largest eigenvalues of S, falling, and their vectors as columns."""
+        if not count:
+            return self.matrix.new_empty(0), self.matrix.new_empty(len(self.matrix), 0)
+        values, vectors = top_eigenpairs(self.matrix, self.roots, count)
+        signs = vectors.gather(0, vectors.abs().argmax(0)[None]).sign()
+        return 1 - 1 / values, vectors * signs
+
+
+def top_eigenpairs(matrix: Tensor, roots: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest eigenpairs of diag(roots) · matrix · diag(roots), falling, by a block Krylov method with restarts."""
+    scale = roots.to(matrix.dtype)[:, None]
+    size = len(matrix)
+    space = max(KRYLOV_FACTOR * count, count + 4 * KRYLOV_BLOCK)
+    if size <= 2 * space:
+        values, vectors = torch.linalg.eigh(scale * matrix * scale.T)
+        return values[-count:].flip(0), vectors[:, -count:].flip(1)
+    basis, images = matrix.new_empty(2, size, space + KRYLOV_BLOCK)
+    small = matrix.new_zeros(space + KRYLOV_BLOCK, space + KRYLOV_BLOCK)  # the matrix within the space, upper half
+    source = torch.Generator().manual_seed(0)
+    block = torch.linalg.qr(torch.randn(size, KRYLOV_BLOCK, dtype=matrix.dtype, generator=source)).Q
+    filled = 0
+    for _ in range(MAX_RESTARTS):
+        while filled < space:
+            here = slice(filled, filled + KRYLOV_BLOCK)
+            filled += KRYLOV_BLOCK
+            basis[:, here] = block
+            images[:, here] = (matrix @ (block * scale)) * scale
+            inside = basis[:, :filled].T @ images[:, here]
+            small[:filled, here] = inside
+            block = _orthogonal_block(basis[:, :filled], images[:, here], inside, source)
+        values, rotation = torch.linalg.eigh(small[:filled, :filled], UPLO="U")
+        values, rotation = values[-count - KRYLOV_BLOCK :], rotation[:, -count - KRYLOV_BLOCK :]
+        vectors, image = basis[:, :filled] @ rotation, images[:, :filled] @ rotation
+        residuals = (image - vectors * values)[:, -count:].norm(dim=0)
+        rounding = 4 * torch.finfo(matrix.dtype).eps * values[-1]
+        if bool((residuals <= TOLERANCE[matrix.dtype] * values[-count:] + rounding).all()):
+            break
+        filled = len(values)
+        basis[:, :filled], images[:, :filled] = vectors, image
+        small[:filled, :filled] = values.diag()
+    return values[-count:].flip(0), vectors[:, -count:].flip(1)
+
+
+def _orthogonal_block(basis: Tensor, block: Tensor, inside: Tensor, source: torch.Generator) -> Tensor:
+    """A block made orthonormal, and orthogonal to a basis whose part in it is ``inside``; random where exhausted."""
+    while True:
+        block = torch.linalg.qr(block - basis @ inside).Q
+        inside = basis.T @ block  # by rounding: little, or all where there was nothing but rounding
+        exhausted = inside.square().sum(0) > EXHAUSTED
+        if not bool(exhausted.any()):
+            found: Tensor = torch.linalg.qr(block - basis @ inside).Q
+            return found
+        block[:, exhausted] = torch.randn(len(block), int(exhausted.sum()), dtype=block.dtype, generator=source)
+        inside = basis.T @ block
+
+
+def nearest_neighbors(gram: Tensor, counts: Tensor, count: int) -> Tensor:
+    """The items most similar to every item, [count · items, 3]: item, neighbor, similarity; nearest of all first.
+
+    With r_i = √(c_i / G_ii), r_i G_ij r_j estimates how many users have both: q_ij. Similarity is Jaccard's,
+    q_ij / (c_i + c_j − q_ij). An item with fewer neighbors is listed with itself, which is ignored.
+    """
+    size = len(gram)
+    users = counts.to(gram.dtype).clamp(min=1)
+    roots = (users / gram.diagonal().clamp(min=1e-12)).sqrt()
+    places = torch.arange(size).repeat(count, 1)
+    values = gram.new_zeros(count, size)
+    for start in range(0, size, ROWS_AT_ONCE):
+        here = slice(start, start + ROWS_AT_ONCE)
+        both = gram[here] * roots[here, None] * roots
+        both.diagonal(start).zero_()
+        found = (both / (users[here, None] + users - both).clamp(min=1e-12)).topk(min(count, size), dim=1)
+        real = found.values.T > 0
+        places[: len(real), here] = torch.where(real, found.indices.T, places[: len(real), here])
+        values[: len(real), here] = torch.where(real, found.values.T, 0)
+    items = torch.arange(size).repeat(count)
+    return torch.stack([items.double(), places.view(-1).double(), values.view(-1).double()], 1)
+
+
+def strongest_pairs(correlations: Tensor, counts: Tensor, count: int) -> Tensor:
+    """The pairs with the largest |S_ij| (c_i c_j)^¼, [count, 3]: the rarer item (of at most 255), other, value."""
+    weights = (counts.double().clamp(min=1) ** 0.25).to(correlations.dtype)
+    values, places, least = correlations.new_empty(0), torch.empty(0, dtype=torch.int64), 0.0
+    for start in range(0, len(correlations), ROWS_AT_ONCE):
+        stop = start + ROWS_AT_ONCE
+        strength = correlations[start:stop, :stop].abs().mul_(weights[start:stop, None]).mul_(weights[:stop])
+        first, second = (strength.tril_(start - 1) > least).nonzero(as_tuple=True)
+        values = torch.cat([values, strength[first, second]])
+        places = torch.cat([places, (first + start) * len(correlations) + second])
+        values, best = values.topk(min(count, len(values)))
+        places = places[best]
+        least = float(values[-1]) if len(values) == count else 0.0
+    rarer, other = torch.div(places, len(correlations), rounding_mode="floor"), places % len(correlations)
+    kept = _occurrence(rarer) < MAX_PAIRS_PER_ITEM
+    rarer, other = rarer[kept], other[kept]
+    found = torch.zeros(count, 3, dtype=torch.float64)
+    found[: len(rarer)] = torch.stack([rarer.double(), other.double(), correlations[rarer, other].double()], dim=1)
+    return found
+
+
+def _occurrence(values: Tensor) -> Tensor:
+    """How often each value occurs before its position."""
+    order = values.argsort(stable=True)
+    ascending = values[order]
+    found = torch.empty_like(values)
+    found[order] = torch.arange(len(values)) - torch.searchsorted(ascending, ascending)
+    return found
+
+
+def popularity_curve(counts: Tensor, users: int, chosen: SolverSettings) -> Tensor:
+    """What popularity adds to a score, at the items 0, 1, 3, 7, …: the share of users, weighted by D like a history."""
+    known = counts.double().clamp(min=1)
+    shares = chosen.popularity_weight * (known / known.mean()) ** -chosen.beta * known / max(users, 1)
+    return shares[(2 ** torch.arange(CURVE) - 1).clamp(max=len(shares) - 1)]
+
+
+def leading_gram(sums: Tensor, chosen: SolverSettings) -> Tensor:
+    """The co-occurrence matrix of the items that are modeled."""
+    return unpack_triangle(sums[: triangle_size(int(chosen.items))].float())
+
+
+def solve_model(
+    gram: Tensor, counts: Tensor, chosen: SolverSettings, architecture: CoOccurrenceArchitecture
+) -> Weights:
+    """The model's tensors from a co-occurrence matrix, which is overwritten; items beyond it stay zero."""
+    head, width = architecture.tables[ROWS]
+    counts = counts[: len(gram)]
+    found = Weights()
+    if NEIGHBORS in architecture.dense:
+        listed = torch.arange(head).double()[:, None].repeat(architecture.neighbors, 1, 3)
+        listed[..., 2] = 0
+        if chosen.neighbor_weight:
+            nearest = nearest_neighbors(gram, counts, len(listed))
+            listed[:, : len(gram)] = nearest.view(len(listed), len(gram), 3)
+            listed[..., 2] *= chosen.neighbor_weight
+        found[NEIGHBORS] = listed.view(-1, 3)
+    precision = Precision.of(gram, counts, chosen.beta, chosen.ridge)
+    values, vectors = precision.spectrum(min(int(chosen.columns), len(gram)))
+    rows = vectors * values.clamp(min=0).sqrt()
+    into, out = precision.scales * precision.roots, 1 / precision.roots
+    pairs = strongest_pairs(precision.correlations(), counts, architecture.dense[PAIRS][0])
+    rarer, other = pairs[:, :2].long().T
+    pairs[:, 2] *= out[rarer] * into[other]
+    table = torch.zeros(head, width, dtype=rows.dtype)
+    table[: len(rows), : FACTORS + rows.shape[1]] = torch.cat([into[:, None], out[:, None], rows], dim=1)
+    found[POPULARITY] = popularity_curve(counts, architecture.num_known_users, chosen)
+    return found | {ROWS: table, PAIRS: pairs}
+
+
+def settings_under_noise(items: int, columns: int, noise: float) -> SolverSettings:
+    """What a model is solved with under noise."""
+    return SolverSettings(NOISE_EDGES * noise_edge(items, noise), columns, NOISE_BETA, 0.0, items)
+
+
+def noise_notes(packed: Tensor, noise: float, items: int) -> list[str]:
+    """A sentence on what noise has left of a sum; it follows from the sum, and costs no privacy."""
+    gram = unpack_triangle(packed)
+    above = int((torch.linalg.eigvalsh(gram.double()) > noise_edge(len(gram), noise)).sum())
+    note = f"{len(gram):,} of {items:,} items are modeled, and {above} directions stand out of the noise."
+    few = "These users are too few for this ε: what noise leaves is no better than popularity, and may be far worse."
+    return [note if above >= FEW_DIRECTIONS else f"{note} {few}"]

@@ -1,0 +1,37 @@
+"""The server's Newton step on item rows: federated alternating least squares (iALS) from sums over clients.
+
+With users' vectors u solved exactly, the loss of an item's row v is quadratic. Its gradient is the change that clients
+send. Its Hessian is w·Σ u uᵀ + (1 − w)·Σ⁺ u uᵀ, where Σ⁺ is over the users of this item and w is the weight of the
+others. A d × d matrix for every item would be far more than a row, so Σ⁺ u uᵀ is taken to be c·Σ u uᵀ with c the share
+of users that have the item: what is left to send is one d × d matrix. It is exact for w = 1, where one step is the
+least-squares solution for all rows, and else errs towards the mean user.
+
+All of it is a sum over clients, in any subspace: the change of a slot is a mean over its items, so the step of a slot
+that whole rows share is the step of that mean.
+"""
+
+import torch
+from torch import Tensor
+
+EPSILON = 1e-9
+"""Added to the Hessian, which is singular where there are fewer users than factors."""
+
+
+def newton_step(
+    rows: Tensor, change: Tensor, gram: Tensor, shares: Tensor, unobserved_weight: float, ridge: Tensor
+) -> Tensor:
+    """The step from item rows to the minimum of the mean loss, by each item's approximate Hessian.
+
+    Args:
+        rows: Item rows [items, factors].
+        change: Minus the gradient of the users' mean loss [items, factors], without the ridge.
+        gram: Mean of u uᵀ over users [factors, factors].
+        shares: Share of users that have each item [items].
+        unobserved_weight: w, weight of an item that a user does not have, against 1.
+        ridge: Ridge of each item's row, divided by the number of users [items].
+    """
+    weights = unobserved_weight + (1 - unobserved_weight) * shares
+    values, vectors = torch.linalg.eigh(gram)
+    hessian = weights[:, None] * values.clamp(min=0) + (ridge[:, None] + EPSILON)
+    step: Tensor = ((change - ridge[:, None] * rows) @ vectors / hessian) @ vectors.T
+    return step

@@ -1,0 +1,88 @@
+"""Rows, an HTML table and a plot of the quality by size."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from fairfold.errors import InvalidSettings
+from fairfold.estimator.recommendations import html_table
+from fairfold.runs.units import human_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from matplotlib.figure import Figure
+
+    from fairfold.federation.evaluation import Result
+
+
+def result_rows(result: Result, what: str) -> list[dict[str, Any]]:
+    """A dict per size (``"sizes"``) or per round (``"rounds"``) of a run."""
+    if what == "rounds":
+        names = [group.capacity for group in result.groups]
+        rounds: list[dict[str, Any]] = []
+        for one in result.history:
+            row: dict[str, Any] = {"round": one.round_number, "seconds": one.seconds, "bytes_down": one.bytes_down}
+            row["bytes_up"] = one.bytes_up
+            if one.quality is not None:
+                row |= {"server": one.quality.server} | dict(zip(names, one.quality.groups, strict=True))
+            rounds.append(row)
+        return rounds
+    if what != "sizes":
+        raise InvalidSettings(f"what = {what!r}", "'sizes' or 'rounds'", "Ask for one of them.")
+    sizes = [(group.capacity, group.users, group.bytes_held, group.comparable_quality) for group in result.groups]
+    keys = ("devices", "users", "bytes_held", result.metric)
+    rows = [*sizes, ("server", result.users, full_bytes(result), result.quality)]
+    return [dict(zip(keys, (*row, math.nan if value is None else value), strict=True)) for *row, value in rows]
+
+
+def full_bytes(result: Result) -> int:
+    """Bytes of the server's tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in result.state.full.values())
+
+
+def result_html(result: Result, title: str, notes: Sequence[str]) -> str:
+    """An HTML table of the sizes for a notebook, with the baselines."""
+    rows: list[list[Any]] = []
+    for row in result_rows(result, "sizes"):
+        value = row[result.metric]
+        shown = "–" if math.isnan(value) else value
+        rows.append([row["devices"], f"{row['users']:,}", human_bytes(row["bytes_held"]), shown])
+    rows += [[name, "", "", value] for name, value in result.baselines.items() if not math.isnan(value)]
+    heads = ["devices", "users", "memory", f"{result.metric}, all users"]
+    return html_table(heads, rows, title=title, note=" ".join([*result.warnings, *result.notes, *notes]))
+
+
+def figure(result: Result, path: Path | None) -> Figure:
+    """A plot of bytes held (logarithmic) against quality, a point per size; baselines are dashed lines."""
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+
+        from fairfold.runs.plots import COLORS, INK, NARROW, STYLE, baseline_line, metric_label, render_figure
+    except ImportError:
+        raise InvalidSettings("a plot without matplotlib", "matplotlib", "pip install 'fairfold[report]'") from None
+    *sizes, server = result_rows(result, "sizes")
+    with rc_context(STYLE):
+        drawn = Figure(figsize=NARROW, layout="constrained")
+        axes = drawn.add_subplot()
+        axes.plot([row["bytes_held"] for row in sizes], [row[result.metric] for row in sizes], "o-", color=COLORS[0])
+        axes.plot([server["bytes_held"]], [server[result.metric]], "s", color=INK)
+        for row in [*sizes, server]:
+            place = (row["bytes_held"], row[result.metric])
+            if math.isfinite(place[1]):
+                axes.annotate(row["devices"], place, xytext=(0, 7), textcoords="offset points", ha="center")
+        for name, value in result.baselines.items():
+            if math.isfinite(value):
+                baseline_line(axes, "y", [value], name.replace(" ", "\n"))
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: human_bytes(value))
+        axes.set_xlabel("bytes that a device holds")
+        axes.set_ylabel(metric_label(result.metric))
+        axes.margins(0.12)
+        if path is not None:
+            drawn.savefig(path, dpi=160)
+    object.__setattr__(drawn, "_repr_png_", lambda: render_figure(drawn, "png"))  # what a notebook shows
+    return drawn

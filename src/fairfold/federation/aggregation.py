@@ -1,0 +1,288 @@
+"""Aggregation of updates, in the plain or as secure aggregation gives it: the same integers without masks."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from itertools import pairwise
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from fairfold.config.privacy import DifferentialPrivacy, SecurePrivacy
+from fairfold.federation.algorithm import FixedPointUpdates, RemembersUpdates
+from fairfold.federation.clients import Clients
+from fairfold.federation.noise import add_aggregate_noise, noise_headroom, simulation_noise
+from fairfold.federation.plan import Plan
+from fairfold.federation.updates import Aggregate, ClientTask, ClientUpdate, ScheduledTask, Update
+from fairfold.privacy.fixed_point import Encoding, FixedPointVector, MeasuredUpdate, Segment, VectorLayout, add_modular
+from fairfold.privacy.noise import min_survivors
+
+Value = TypeVar("Value")
+
+
+class Ranks:
+    """Processes that share the clients of a simulation: one that has all; several are in ``backends.distributed``."""
+
+    rank: int = 0
+    num_ranks: int = 1
+    synchronized: bool = False  # once the first has broadcast where to begin
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes files and prints."""
+        return self.rank == 0
+
+    def owns(self, client: int) -> bool:
+        """Whether this process trains a client, in all rounds: it stores the client's local state."""
+        return client % self.num_ranks == self.rank
+
+    def owned(self, client_ids: Iterable[int]) -> list[int]:
+        """The clients that this process trains."""
+        return [client for client in client_ids if self.owns(client)]
+
+    def check_device(self, device: torch.device) -> None:
+        """Refuse a torch device that this process cannot have for itself."""
+
+    def fail_together(self) -> AbstractContextManager[None]:
+        """Context in which an error of one process is raised in all of them."""
+        return nullcontext()
+
+    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
+        """Replace each tensor by its sum over all processes, in place."""
+
+    def all_gather(self, values: list[Value]) -> list[Value]:
+        """Concatenate the lists of all processes."""
+        return values
+
+    def broadcast(self, value: Value) -> Value:
+        """The value of the first process."""
+        return value
+
+    def mark_trained(self, client_ids: list[int]) -> None:
+        """Note clients whose local state may have changed since it was last gathered."""
+
+    def gather_local_state(self, clients: Clients) -> None:
+        """Copy the local state of all clients to all processes."""
+
+
+ONE = Ranks()
+
+
+class Aggregator:
+    """Adds up the updates of a round in the plain."""
+
+    def __init__(self, clients: Clients, ranks: Ranks = ONE) -> None:
+        self.clients, self.plan, self.ranks = clients, clients.plan, ranks
+        self._aggregate = Aggregate()
+        self._all_tasks: dict[tuple[int, int], ClientTask] = {}  # of all ranks, by size and round
+
+    def own_tasks(self, scheduled: Iterable[ScheduledTask]) -> Iterable[ScheduledTask]:
+        """The tasks of this process's clients."""
+        if self.ranks.num_ranks == 1:
+            return scheduled
+        everything = list(scheduled)
+        self._all_tasks = {(one.task.size, one.task.round_number): one.task for one in everything}
+        return [one for one in everything if self.ranks.owns(one.client)]
+
+    def separate_clients(self, cohort: list[int], failing: Mapping[int, str]) -> dict[int, str]:
+        """Clients whose updates a backend must yield one by one, each with its fault (or "")."""
+        return dict(failing)
+
+    def add(self, client_update: ClientUpdate, update: Update) -> None:
+        """Add an accepted update; a client that remembers its updates stores that this one was acknowledged."""
+        self._acknowledge(client_update)
+        self._aggregate.add(client_update.task, update, alone=self.plan.method.per_client)
+
+    def aggregate(self, refused: list[tuple[int, str]]) -> Aggregate:
+        """The sums for the server; clients whose sums stay closed are appended to ``refused`` with the reason."""
+        if self.ranks.num_ranks == 1:
+            return self._aggregate
+        return sum_over_ranks(self.ranks, self.plan, self._aggregate, list(self._all_tasks.values()))
+
+    def _acknowledge(self, client_update: ClientUpdate) -> None:
+        if isinstance(self.plan.algorithm, RemembersUpdates):
+            self.clients.save_local_state(client_update.client_ids, client_update.local_state)
+
+
+class SecureAggregator(Aggregator):
+    """Adds up fixed-point encodings of updates; a sum of fewer clients than ``privacy.min_cohort`` stays closed."""
+
+    def __init__(self, clients: Clients, cohort: Mapping[int, int], ranks: Ranks = ONE) -> None:
+        super().__init__(clients, ranks)
+        self._cohort = cohort  # clients by size
+        self._num_clients = max(1, sum(cohort.values()))
+        self._updates: list[ClientUpdate] = []
+        self._tasks: dict[int, ClientTask] = {}
+        self._sums: dict[int, FixedPointVector] = {}
+        self._num_updates: Counter[int] = Counter()
+
+    def separate_clients(self, cohort: list[int], failing: Mapping[int, str]) -> dict[int, str]:
+        if FixedPointUpdates.of(self.plan.algorithm).fixed_point:  # exact: may be summed before they are encoded
+            return dict(failing)
+        return dict.fromkeys(cohort, "") | dict(failing)
+
+    def add(self, client_update: ClientUpdate, update: Update) -> None:
+        """Add an encoded update; it is acknowledged once its sum is known to be opened."""
+        task, size, num_clients = client_update.task, client_update.task.size, len(client_update.client_ids)
+        self._tasks.setdefault(size, task)
+        self._updates.append(client_update)
+        self._num_updates[size] += num_clients
+        encoding = fixed_point_encoding(self.plan, {size: task}, self._num_clients)
+        measured = MeasuredUpdate(weighted_change(self.plan, task, update))
+        encoded = encoding.encode(measured, size, num_clients=num_clients)
+        self._sums[size] = add_modular(self._sums.get(size), encoded)
+
+    def aggregate(self, refused: list[tuple[int, str]]) -> Aggregate:
+        privacy = self.plan.settings.privacy
+        assert isinstance(privacy, SecurePrivacy)
+        self._sum_over_ranks()
+        aggregate = Aggregate()
+        if not self._tasks:
+            return aggregate
+        encoding = fixed_point_encoding(self.plan, self._tasks, self._num_clients)
+        opened: dict[Segment, FixedPointVector] = {}
+        for segment in encoding.layout.segments:
+            if self._contributors(segment) >= self._min_clients(privacy, segment):
+                for size in segment.owners:
+                    part = self._sums[size][segment.start : segment.stop]
+                    opened[segment] = add_modular(opened.get(segment), part)
+        if isinstance(privacy, DifferentialPrivacy):
+            opened = {segment: self._with_noise(encoding, segment, total) for segment, total in opened.items()}
+        for client_update in self._updates:
+            segments = encoding.layout.segments_of(client_update.task.size)
+            if any(segment in opened for segment in segments):
+                self._acknowledge(client_update)
+                continue
+            few = max(self._min_clients(privacy, segment) for segment in segments) == privacy.min_cohort
+            reason = f"a sum of fewer than {privacy.min_cohort} clients" if few else "too few clients for their noise"
+            refused += [(client, reason) for client in client_update.client_ids]
+        for size, measured in encoding.decode(opened).items():
+            task = self._tasks[size]
+            aggregate.add(task, from_weighted_change(self.plan, task, measured.update))
+        return aggregate
+
+    def _sum_over_ranks(self) -> None:
+        """Add up sums and numbers of clients over all processes: integers, the same however clients are shared out."""
+        if self.ranks.num_ranks == 1:
+            return
+        tasks = {size: task for (size, _), task in self._all_tasks.items()}
+        layout = fixed_point_encoding(self.plan, tasks, self._num_clients).layout
+        for size in sorted(tasks):
+            total = torch.zeros(layout.length(size) + 1, dtype=torch.int64)
+            if size in self._sums:
+                total[:-1] = torch.from_numpy(self._sums[size].astype("int64"))
+                total[-1] = self._num_updates[size]
+            self.ranks.all_reduce([total])
+            if int(total[-1]):
+                self._tasks[size] = tasks[size]
+                self._num_updates[size] = int(total[-1])
+                self._sums[size] = (total[:-1] & 0xFFFFFFFF).numpy().astype("uint32")
+
+    def _contributors(self, segment: Segment) -> int:
+        return sum(self._num_updates[size] for size in segment.owners)
+
+    def _cohort_size(self, segment: Segment) -> int:
+        return sum(self._cohort[size] for size in segment.owners)
+
+    def _min_clients(self, privacy: SecurePrivacy, segment: Segment) -> int:
+        """Clients that a sum needs to be opened; where clients add noise, as many as make it enough."""
+        adds_noise = isinstance(privacy, DifferentialPrivacy) and privacy.noise == "devices"
+        return max(privacy.min_cohort, min_survivors(self._cohort_size(segment)) if adds_noise else 0)
+
+    def _with_noise(self, encoding: Encoding, segment: Segment, total: FixedPointVector) -> FixedPointVector:
+        settings = self.plan.settings
+        draw = simulation_noise(settings, next(iter(self._tasks.values())).round_number)
+        cohort, contributors = self._cohort_size(segment), self._contributors(segment)
+        for name, _ in encoding.layout.ordered(segment.owners[0]):
+            total = add_aggregate_noise(settings, encoding, name, segment, cohort, contributors, total, draw)
+        return total
+
+
+def make_aggregator(clients: Clients, sizes: list[int], ranks: Ranks = ONE) -> Aggregator:
+    """The aggregator that ``privacy.level`` asks for; ``sizes`` are those of the cohort's clients."""
+    secure = clients.plan.settings.privacy.uses_secure_aggregation
+    return SecureAggregator(clients, Counter(sizes), ranks) if secure else Aggregator(clients, ranks)
+
+
+def fixed_point_encoding(plan: Plan, tasks: Mapping[int, ClientTask], num_clients: int) -> Encoding:
+    """The encoding of updates to some sizes' tasks, for a sum over at most ``num_clients``."""
+    privacy = plan.settings.privacy
+    assert isinstance(privacy, SecurePrivacy)
+    exact = FixedPointUpdates.of(plan.algorithm)
+    shapes = {size: plan.algorithm.update_shapes(plan, task) for size, task in tasks.items()}
+    headroom = noise_headroom(plan.settings, exact.fixed_point, num_clients)
+    layout = VectorLayout(shapes, exact.nested_sums)
+    return Encoding(layout, privacy.clip, num_clients, exact.fixed_point, headroom, exact.value_bounds)
+
+
+def weighted_change(plan: Plan, task: ClientTask, update: Update) -> Update:
+    """An update as it is encoded: where it is a whole model, the weighted change of it, whose numbers are small."""
+    if not plan.algorithm.sends_weights:
+        return update
+    sums = {name: total - update.weight * task.vectors[name] for name, total in update.sums.items()}
+    return replace(update, sums=sums)
+
+
+def from_weighted_change(plan: Plan, task: ClientTask, update: Update) -> Update:
+    """Invert :func:`weighted_change` for a decoded sum; exact fixed-point sums stay in double precision."""
+    sums, sent = update.sums, task.vectors
+    if plan.algorithm.sends_weights:
+        sums = {name: (total + update.weight * sent[name]).to(sent[name].dtype) for name, total in sums.items()}
+    else:
+        exact = FixedPointUpdates.of(plan.algorithm).fixed_point
+        dtype = next(iter(sent.values())).dtype
+        sums = {name: total if name in exact else total.to(dtype) for name, total in sums.items()}
+    return replace(update, sums=sums)
+
+
+def merge_small_groups(sizes: Tensor, order: list[int], min_clients: float) -> Tensor:
+    """Sizes after groups of fewer than ``min_clients`` joined the next smaller size; ``order``: the largest first."""
+    merged = sizes.clone()
+    for size, smaller in pairwise(order):
+        group = merged == size
+        if 0 < int(group.sum()) < min_clients:
+            merged[group] = smaller
+    return merged
+
+
+def merged_groups_notes(before: Tensor, after: Tensor, names: list[str]) -> list[str]:
+    """Sentences on groups that :func:`merge_small_groups` has merged."""
+    notes = []
+    for size, name in enumerate(names):
+        joined = torch.unique(after[(before == size) & (after != size)]).tolist()
+        if joined:
+            held = f"{int((before == size).sum()):,} devices of {name} hold {names[joined[0]]}"
+            notes.append(f"{held}: too few to be hidden in a sum of their own.")
+    return notes
+
+
+def sum_over_ranks(ranks: Ranks, plan: Plan, aggregate: Aggregate, tasks: Sequence[ClientTask]) -> Aggregate:
+    """Reduce the sums of updates to ``tasks`` over all processes; where each client has its own hash, gather them."""
+    reduced = Aggregate()
+    if plan.method.per_client:
+        for task, update in ranks.all_gather(list(aggregate.parts())):
+            reduced.add(task, update, alone=True)
+        return reduced
+    own = {(task.size, task.round_number): update for task, update in aggregate.parts()}
+    updates = [own.get((task.size, task.round_number)) for task in tasks]
+    lengths = [_sum_lengths(plan, task) for task in tasks]
+    vectors = []
+    for task, known, of_task in zip(tasks, updates, lengths, strict=True):
+        like = next(iter(task.vectors.values()))
+        vectors += [like.new_zeros(of_task[name]) if known is None else known.sums[name] for name in of_task]
+    counts = torch.tensor([[0.0, 0.0] if one is None else [one.weight, 1.0] for one in updates], dtype=torch.float64)
+    flat = torch.cat(vectors)
+    ranks.all_reduce([flat, counts])
+    parts = iter(torch.split(flat, [len(vector) for vector in vectors]))
+    for task, of_task, (weight, num_updates) in zip(tasks, lengths, counts.tolist(), strict=True):
+        total = Update({name: next(parts) for name in of_task}, weight)
+        if num_updates:
+            reduced.set_sum(task, total)
+    return reduced
+
+
+def _sum_lengths(plan: Plan, task: ClientTask) -> dict[str, int]:
+    full = {name: torch.Size(held.shape).numel() for name, held in task.projections.items() if not held.linear}
+    return {name: full.get(name, length) for name, length in plan.algorithm.update_shapes(plan, task).items()}

@@ -1,0 +1,128 @@
+"""The plan of a federation: what server and clients agree on before the first round, without any data."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from fairfold.errors import InvalidSettings
+from fairfold.federation.algorithm import COUNTS, Algorithm, RemembersUpdates, TrainsImages
+from fairfold.federation.architecture import Architecture, ImageShape, Storage
+from fairfold.federation.randomness import Purpose, generator, hash_seed
+from fairfold.federation.updates import ClientTask, PublicStatistics, State, reduce_per_size
+from fairfold.methods import Fair, Method
+from fairfold.subspace import Capacity, parse_scheme
+from fairfold.subspace.projection import Assignment, Hashed, Projection
+from fairfold.typing import Weights
+
+if TYPE_CHECKING:
+    from fairfold.config import Settings
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The model's tensors, public statistics, and the capacity of every size of client."""
+
+    settings: "Settings"
+    public: PublicStatistics
+    architecture: Architecture
+    capacities: list[Capacity]
+    assigned: list[Assignment] | None = None
+    _cache: dict[tuple[int, int], list[Assignment]] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, settings: "Settings", public: PublicStatistics, image_shape: ImageShape | None = None) -> "Plan":
+        """Make the plan of a recommender or of an image network; refused if the method cannot serve a capacity."""
+        if settings.model.reads_images != (image_shape is not None):
+            given = f"model.kind={settings.model.kind!r} on {'interactions' if image_shape is None else 'images'}"
+            if image_shape is None:
+                raise InvalidSettings(given, "images", "Use e.g. --data mnist.")
+            raise InvalidSettings(given, "a model of images", "Use --model mlp or lenet.")
+        architecture = settings.algorithm.architecture(settings, public, image_shape)
+        plan = cls(settings, public, architecture, parse_scheme(settings.fleet.capacities))
+        plan.assignments(0)
+        return plan
+
+    @classmethod
+    def on_device(
+        cls, settings: "Settings", items: int, users: int, image_shape: ImageShape | None, held: dict[str, Projection]
+    ) -> "Plan":
+        """Make a client's plan from its task: the server decides what the client holds."""
+        public = PublicStatistics(items, users)
+        architecture = settings.algorithm.architecture(settings, public, image_shape, held)
+        return cls(settings, public, architecture, [Capacity.parse("1x")], assigned=[Assignment(held)])
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The algorithm of the settings."""
+        return self.settings.algorithm
+
+    @property
+    def method(self) -> Method:
+        """The method of the settings, which turns capacities into what clients hold."""
+        return self.settings.subspace
+
+    def assignments(self, round_number: int, client: int | None = None) -> list[Assignment]:
+        """What clients of each size hold in a round; with ``client``, under that client's own hash."""
+        if self.assigned is not None:
+            return self.assigned
+        seed = hash_seed(self.settings, round_number)
+        if client is not None:
+            return self._assign(seed ^ (client + 1) << 32, round_number)
+        key = (seed, round_number if self.method.changes_per_round else 0)
+        if key not in self._cache:
+            self._cache.clear()  # only the last round's: with a new hash every round it would grow without end
+            self._cache[key] = self._assign(seed, round_number)
+        return self._cache[key]
+
+    def client_task(self, state: State, size: int, client: int) -> ClientTask:
+        """The task of a client that has a hash of its own."""
+        held = self.assignments(state.round_number, client)[size]
+        (vectors,) = reduce_per_size(state.full, [held])
+        return ClientTask(state.round_number, size, held.projections or {}, vectors or {})
+
+    def _assign(self, seed: int, round_number: int) -> list[Assignment]:
+        counts = self.public.statistics.get(COUNTS)
+        return self.method.assign(self.architecture.tensors, self.capacities, seed, counts, round_number)
+
+    def assignment_for(self, capacity: Capacity, round_number: int) -> tuple[dict[str, Projection], bool, bool]:
+        """What a client of any capacity holds; whether such clients took part, and whether they could."""
+        held, tensors = self.assignments(round_number), self.architecture.tensors
+        if capacity in self.capacities:
+            own = held[self.capacities.index(capacity)].projections
+            if own is not None and self.method.fits(tensors, own, capacity):
+                return own, True, True
+        counts = self.public.statistics.get(COUNTS)
+        remaining = self.method.remaining_capacity(tensors, capacity, self.capacities, counts)
+        alone, joins = self.method.assignment_for(tensors, remaining, held, hash_seed(self.settings, round_number))
+        assert alone.projections is not None
+        return alone.projections, any(alone.projections == one.projections for one in held), joins
+
+    def size_for(self, capacity: Capacity) -> int | None:
+        """The size of a client: that of its capacity in the scheme, else the largest that fits; None if none does."""
+        tensors, held = self.architecture.tensors, self.assignments(0)
+        served = {size: one.projections for size, one in enumerate(held) if one.projections is not None}
+        fitting = [size for size, projections in served.items() if self.method.fits(tensors, projections, capacity)]
+        own = self.capacities.index(capacity) if capacity in self.capacities else None
+        return own if own in fitting else max(fitting, key=lambda size: held[size].size(), default=None)
+
+    def initial(self, storage: Storage | None = None) -> tuple[State, Weights]:
+        """The server's state, and the clients' local state (allocated in ``storage``), before training."""
+        full, local_state = self.architecture.initial(generator(self.settings, Purpose.MODEL), storage)
+        if isinstance(self.algorithm, RemembersUpdates):
+            self.algorithm.init_local_state(local_state)
+        in_subspace = isinstance(self.method, Fair) and self.method.start == "subspace"
+        if in_subspace and isinstance(self.algorithm, TrainsImages):
+            held = [one for one in self.assignments(0) if one.projections is not None]
+            full = _moved_into(min(held, key=Assignment.size), full)
+        return self.algorithm.init(self, full), local_state
+
+
+def _moved_into(smallest: Assignment, full: Weights) -> Weights:
+    """Random tensors projected into a subspace at the same scale: √count makes up for the means of a reduction."""
+    moved = dict(full)
+    for name, projection in (smallest.projections or {}).items():
+        if isinstance(projection, Hashed):
+            counts = projection.counts(torch.arange(projection.size)).clamp(min=1)
+            moved[name] = projection.recover(projection.reduce(full[name]) * counts.to(full[name].dtype).sqrt())
+    return moved

@@ -1,0 +1,272 @@
+"""The gateway in front of Flower's SuperLink: an ASGI middleware that limits and answers requests.
+
+- Nodes reach Flower's endpoints for nodes; all others are for this machine and for trusted addresses.
+- The length of requests is bounded, and so is how many are handled at once.
+- Polls of idle nodes and heartbeats, most of what a fleet sends, are answered from a :class:`PollCache` and by a
+  :class:`HeartbeatBatcher`: Flower would open a transaction for each.
+- The gateway's own routes (:mod:`.enrolment`) are answered without Flower.
+"""
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request
+from flwr.common.constant import HEARTBEAT_MAX_INTERVAL, HEARTBEAT_MIN_INTERVAL
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse, Reconnect
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
+from flwr.supercore.state.schema.linkstate_models import MessageIns
+from flwr.supercore.state.schema.linkstate_models import Node as NodeRow
+from flwr.superlink.routers.fleet.node_auth import authenticate_node
+from sqlalchemy import func, select
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from fairfold.flower.fleet.connection import API_PREFIX, FLEET_API
+from fairfold.flower.fleet.enrolment import MAX_REQUEST_BYTES, HttpResponse, Route, error_response
+
+POLL, HEARTBEAT = FLEET_API + "pull-messages", FLEET_API + "send-node-heartbeat"
+LIMITS = {
+    FLEET_API + "push-object": (8 << 20, 16),
+    FLEET_API + "pull-object": (1 << 20, 16),
+    FLEET_API: (1 << 20, 64),
+    API_PREFIX: (MAX_REQUEST_BYTES, 4),
+}
+"""Bytes of a request, and how many such are handled at once; others wait, unread. Flower cuts arrays into objects of
+5 MiB; all else that a node sends is short. Limits are separate, so that heartbeats do not wait for objects."""
+
+REFUSAL_SECONDS = 1.0  # delay of a refused enrolment: with four at once, four guesses per second in all
+GC_BYTES = 64 << 20  # of requests, after which garbage is collected: Flower leaves them in cycles
+REQUEST_TIMEOUT = 120.0  # seconds in which a request must have arrived, and its response must have been read
+CACHE_SECONDS = 0.2  # lifetime of the set of nodes that have messages
+COUNT_SECONDS = 10.0  # lifetime of the number of connected nodes
+POLLS_PER_SECOND = 100  # of all idle nodes together
+MAX_POLL_SECONDS = 60  # between two polls of a node
+BATCH_SECONDS = 0.2  # in which heartbeats are gathered
+DATABASE = "session"  # what Flower's state has if it is in a database; one in memory is fast enough without a cache
+
+log = logging.getLogger("fairfold.flower")
+
+
+class Gateway:
+    """ASGI middleware in front of a SuperLink."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        trusted: frozenset[str] = frozenset(),  # addresses that may use all endpoints, beside this machine's own
+        timeout: float = REQUEST_TIMEOUT,
+        routes: Mapping[str, Route] | None = None,  # paths that the gateway answers itself
+    ) -> None:
+        self.app, self.trusted, self.timeout, self.routes = app, trusted, timeout, routes or {}
+        self._poll_cache, self._heartbeats = PollCache(), HeartbeatBatcher()
+        self._uncollected = 0
+        self._slots = {path: asyncio.Semaphore(at_once) for path, (_, at_once) in LIMITS.items()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self.routes.get(scope.get("path", ""))
+        if scope["type"] == "http" and route is not None and (not route.local_only or self._is_local(scope)):
+            async with self._slots[API_PREFIX]:
+                await self._answer(route, scope, receive, send)
+        elif scope["type"] == "lifespan" or (not scope["path"].startswith(FLEET_API) and self._is_local(scope)):
+            await self.app(scope, receive, send)
+        elif scope["type"] != "http" or not scope["path"].startswith(FLEET_API):
+            await _refuse(send, 403, "only for the server's own machine")
+        else:
+            kind = scope["path"] if scope["path"] in LIMITS else FLEET_API
+            async with self._slots[kind]:
+                await self._forward(LIMITS[kind][0], scope, receive, send)
+
+    def _is_local(self, scope: Scope) -> bool:
+        client, server = scope.get("client") or [None], scope.get("server") or [""]
+        return client[0] == server[0] or client[0] in self.trusted
+
+    async def _answer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one of the gateway's own routes; errors are logged, and the response has no details."""
+        if scope["method"] != route.method:
+            await _refuse(send, 405, f"only {route.method}")
+            return
+        body = await self._read_body(LIMITS[API_PREFIX][0], receive, send)
+        if body is None:
+            return
+        try:
+            state = scope["app"].state.linkstate_factory.state()
+            response = await asyncio.to_thread(route.handler, state, body)
+        except Exception:
+            log.exception("%s", scope["path"])
+            response = error_response(500, "the server failed: see its log")
+        if response.status != 200:
+            await asyncio.sleep(REFUSAL_SECONDS)
+        await asyncio.wait_for(_respond(send, response), self.timeout)
+
+    async def _read_body(self, max_bytes: int, receive: Receive, send: Send) -> bytes | None:
+        """A request's body; None if it was refused, since it is too slow, is too long or breaks off."""
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self.timeout):
+                while len(body) <= max_bytes and (message := await receive())["type"] == "http.request":
+                    body += message.get("body", b"")
+                    if len(body) <= max_bytes and not message.get("more_body"):
+                        return bytes(body)
+        except TimeoutError:
+            await _refuse(send, 408, "too slow")
+            return None
+        await _refuse(send, 413, f"more than {max_bytes} bytes")
+        return None
+
+    async def _forward(self, max_bytes: int, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forward a node's request to the SuperLink, unless the cache or the batcher has a response."""
+        body = await self._read_body(max_bytes, receive, send)
+        if body is None:
+            return
+        response = None
+        if scope["path"] == POLL and "app" in scope:
+            response = await self._poll_cache.respond(body, scope["app"].state.linkstate_factory.state())
+        elif scope["path"] == HEARTBEAT and "app" in scope:
+            response = await self._heartbeats.respond(scope, body)
+        if response is not None:
+            await _send_whole(send, 200, response, (b"content-type", b"application/protobuf"))
+            return
+        requests, size = [{"type": "http.request", "body": body, "more_body": False}], len(body)
+        del body
+
+        async def replay() -> Scope:
+            return requests.pop() if requests else await receive()
+
+        async def send_and_wait(message: Scope) -> None:
+            last = message["type"] == "http.response.body" and not message.get("more_body")
+            await send({**message, "more_body": True} if last else message)
+            if last:  # wait until the response has been read, so that the slot is held until then
+                await asyncio.wait_for(send({"type": "http.response.body", "body": b""}), self.timeout)
+
+        await self.app(scope, replay, send_and_wait)
+        self._uncollected += size
+        if self._uncollected > GC_BYTES:
+            self._uncollected = 0
+            gc.collect()
+
+
+async def _refuse(send: Send, status: int, reason: str) -> None:
+    # The connection is closed: the rest of a body that is too long must not be read.
+    await _respond(send, error_response(status, reason), (b"connection", b"close"))
+
+
+async def _send_whole(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": list(headers)})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _respond(send: Send, response: HttpResponse, *headers: tuple[bytes, bytes]) -> None:
+    """Send an object as JSON, or a file piece by piece."""
+    if not isinstance(response.content, Path):
+        body = json.dumps(response.content).encode()
+        await _send_whole(send, response.status, body, (b"content-type", b"application/json"), *headers)
+        return
+    with response.content.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        kind = (b"content-type", b"application/octet-stream")
+        headers = (kind, (b"content-length", str(size).encode()), *headers)
+        await send({"type": "http.response.start", "status": response.status, "headers": list(headers)})
+        while size > 0:
+            piece = await asyncio.to_thread(file.read, min(size, 1 << 20))
+            size = size - len(piece) if piece else 0
+            await send({"type": "http.response.body", "body": piece, "more_body": size > 0})
+
+
+class PollCache:
+    """Answers polls of nodes that have no messages, from one query of the database for all polls within 0.2 s.
+
+    The empty response reveals nothing but the seconds until the next poll, which grow with the fleet: no signature is
+    checked. Nodes with messages are forwarded to Flower; wrong keys and clocks are refused with the next heartbeat.
+    """
+
+    def __init__(self) -> None:
+        self._with_messages = frozenset[int]()
+        self._num_online = 0
+        self._queried, self._counted = -CACHE_SECONDS, -COUNT_SECONDS
+        self._lock = asyncio.Lock()
+
+    async def respond(self, body: bytes, state: Any) -> bytes | None:
+        """The response to a poll of a node without messages; None where Flower has to respond."""
+        if not hasattr(state, DATABASE):
+            return None
+        try:
+            node = int(PullMessagesRequest.FromString(body).node.node_id)
+        except Exception:  # not such a request: Flower refuses it
+            return None
+        async with self._lock:
+            if time.monotonic() - self._queried >= CACHE_SECONDS:
+                await asyncio.to_thread(self._query, state)
+        until_next = Reconnect(reconnect=min(self._num_online // POLLS_PER_SECOND, MAX_POLL_SECONDS))
+        response = PullMessagesResponse(reconnect=until_next)
+        return None if node in self._with_messages else bytes(response.SerializeToString())
+
+    def _query(self, state: Any) -> None:
+        self._queried = time.monotonic()
+        with state.session() as session:
+            nodes = session.scalars(select(MessageIns.dst_node_id).where(MessageIns.delivered_at == "").distinct())
+            self._with_messages = frozenset(node % (1 << 64) for node in nodes)
+            if self._queried - self._counted >= COUNT_SECONDS:
+                self._counted = self._queried
+                online = select(func.count()).select_from(NodeRow).where(NodeRow.status == "online")
+                self._num_online = int(session.scalar(online) or 0)
+
+
+class HeartbeatBatcher:
+    """Batches heartbeats into one transaction per 0.2 s: Flower takes 9 ms of processor time for each.
+
+    They are checked by Flower's own rules; those that do not pass are forwarded, so that Flower refuses them.
+    """
+
+    def __init__(self) -> None:
+        self._pending: dict[int, float] = {}  # interval by node
+        self._written: asyncio.Task[frozenset[int]] | None = None
+
+    async def respond(self, scope: Scope, body: bytes) -> bytes | None:
+        """The response to a heartbeat of a connected node; None where Flower has to respond."""
+        app = scope["app"].state
+        if not getattr(app, "enable_supernode_auth", False) or not hasattr(app.linkstate_factory.state(), DATABASE):
+            return None
+        heartbeat = await asyncio.to_thread(_parse_heartbeat, scope, body)
+        if heartbeat is None:
+            return None
+        node, interval = heartbeat
+        self._pending[node] = interval
+        if self._written is None:
+            self._written = asyncio.create_task(self._write(app.linkstate_factory))
+        try:
+            connected = await asyncio.shield(self._written)  # one cancelled request must not cancel the others
+        except Exception:  # e.g. a locked database
+            return None
+        return bytes(SendNodeHeartbeatResponse(success=True).SerializeToString()) if node in connected else None
+
+    async def _write(self, factory: Any) -> frozenset[int]:
+        await asyncio.sleep(BATCH_SECONDS)
+        heartbeats, self._pending, self._written = self._pending, {}, None
+        return await asyncio.to_thread(_acknowledge, factory.state(), heartbeats)
+
+
+def _parse_heartbeat(scope: Scope, body: bytes) -> tuple[int, float] | None:
+    """Node and interval of an authentic heartbeat; None where Flower would refuse it."""
+    request = Request({**scope, "state": {}})
+    try:
+        heartbeat = SendNodeHeartbeatRequest.FromString(body)
+        request.state.protobuf_request = heartbeat
+        authenticate_node(request)
+    except Exception:  # malformed or forged: Flower refuses it
+        return None
+    interval = float(heartbeat.heartbeat_interval)
+    allowed = HEARTBEAT_MIN_INTERVAL <= interval <= HEARTBEAT_MAX_INTERVAL
+    return (int(heartbeat.node.node_id), interval) if allowed else None
+
+
+def _acknowledge(state: Any, heartbeats: Mapping[int, float]) -> frozenset[int]:
+    """Acknowledge heartbeats in one transaction; returns the nodes that are connected."""
+    with state.session():
+        acknowledge = state.acknowledge_node_heartbeat
+        return frozenset(node for node, interval in heartbeats.items() if acknowledge(node, interval))

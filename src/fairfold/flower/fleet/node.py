@@ -1,0 +1,138 @@
+"""A node's folder on a device, and how the device enrols. Neither torch nor Flower is imported."""
+
+import contextlib
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fairfold.atomic_io import locked, make_private_folder, write_atomically
+from fairfold.errors import FairfoldError, InvalidSettings, InvalidState
+from fairfold.flower.fleet import FleetFolder, PathInside
+from fairfold.flower.fleet import connection as link
+from fairfold.flower.fleet.connection import API_PREFIX, RefusedByServer, ServerConnection, json_object
+
+if TYPE_CHECKING:
+    from fairfold.flower.fleet.credentials import Token
+
+STATUS = "status.json"
+
+
+@dataclass(frozen=True)
+class NodeFolder(FleetFolder):
+    """A node as ``fairfold node enrol`` made it."""
+
+    FILE: ClassVar[str] = "node.toml"
+    WRITTEN_BY: ClassVar[str] = "fairfold node enrol TOKEN --server ..."
+
+    server: str
+    data: str
+    capacity: str
+    test: str = ""  # a file of held-out interactions
+    holdout: float = 0.0  # or the share of the data to hold out
+    model: str = ""  # the class of a custom model that this device trains, package.module:Class
+    app: str = ""  # a custom ClientApp in place of fairfold's, package.module:app
+    privacy: str = ""  # "secure": refuse all but secure aggregation; "private": also require noise
+    min_cohort: int = 0  # refuse secure aggregation over fewer clients; 0 for the default
+    roster: str = ""  # a file of the enrolled public keys, from a source other than the server
+    epsilon: float = 0.0  # privacy budget of the device's lifetime; 0 for the default
+    delta: float = 0.0
+
+    key = PathInside("key")  # the private key, which never leaves the device
+    authority = PathInside("ca.crt")  # the certificate of the only authority that the node trusts
+    catalogue = PathInside("catalogue.txt")  # the names of the items, where they have names
+    state = PathInside("state")  # the folder of the client's local state
+
+    def node_config(self) -> dict[str, str | int | float | bool]:
+        """The settings that a ClientApp finds in Flower's context."""
+        values: dict[str, str | int | float | bool] = {
+            "capacity": self.capacity, "data": self.data, "state": str(self.state), "key": str(self.key),
+            "test": self.test, "privacy": self.privacy, "min-cohort": self.min_cohort, "roster": self.roster,
+            "epsilon": self.epsilon, "delta": self.delta,
+        }  # fmt: skip
+        return {key: value for key, value in values.items() if value}
+
+    def running(self) -> bool:
+        """Whether the process of this node is running."""
+        try:
+            with locked(self.folder, wait=False):
+                return False
+        except BlockingIOError:
+            return True
+
+    def status(self) -> dict[str, Any]:
+        """The state that its process last wrote, the stored model, and the privacy budget."""
+        from fairfold.flower.device_model import MODEL_FILE
+
+        status: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):
+            status = json.loads((self.folder / STATUS).read_text())
+        if not self.running():
+            status |= {"state": "stopped", "message": "its process is not running: fairfold node start"}
+        with contextlib.suppress(OSError):
+            model = (self.state / MODEL_FILE).stat()
+            status["model"] = {"bytes": model.st_size, "at": model.st_mtime}
+        known = {"server": self.server, "capacity": self.capacity, "data": self.data, "privacy": self.privacy_budget()}
+        return known | status
+
+    def privacy_budget(self) -> dict[str, Any]:
+        """The required privacy level, and what noisy aggregates have spent by the device's ledger."""
+        from fairfold.privacy.ledger import DEFAULT_DELTA, DEFAULT_EPSILON, DEFAULT_MIN_COHORT, LEDGER, Ledger
+
+        level = {"level": self.privacy or "plain"}
+        epsilon, delta = self.epsilon or DEFAULT_EPSILON, self.delta or DEFAULT_DELTA
+        min_cohort = self.min_cohort or DEFAULT_MIN_COHORT
+        try:
+            return level | Ledger(self.state / LEDGER, epsilon, delta, min_cohort).summary()
+        except FairfoldError as error:
+            return level | {"problem": str(error)}
+
+
+def enrol(node: NodeFolder, token: "Token", wait_timeout: float = 0.0) -> int:
+    """Make a key, pin the server's authority, and register the key; returns the number of items in the catalogue.
+
+    The token's secret is sent only to a server whose authority is the one that the token names. One that cannot be
+    reached may be about to start, and is tried again for ``wait_timeout`` seconds.
+    """
+    from fairfold.flower.fleet.credentials import fingerprint, make_node_key
+    from fairfold.flower.local_data import LocalFile
+
+    link.parse_address(node.server)
+    if (node.folder / node.FILE).exists():
+        raise InvalidState(f"{node.folder}, where a device has enrolled", "a new folder", "Name another with --folder.")
+    for path in [] if node.app else filter(None, [node.data, node.test]):
+        if not Path(path).is_file():
+            raise InvalidSettings(f"{path}, which is no file", "the device's own CSV or SQLite file", "Check the path.")
+        LocalFile(path).require_readable()
+    make_private_folder(node.folder)
+    try:
+        certificate = _fetch_authority(node.server, time.monotonic() + wait_timeout)
+        if fingerprint(certificate) != token.authority:
+            raise RefusedByServer("authority", "wrong authority: this is not the server that issued this token")
+        write_atomically(node.authority, certificate)
+        if not node.key.exists():  # else an interrupted enrolment is resumed
+            make_node_key(node.key)
+        key = link.public_pem(link.read_key(node.key))
+        body = {"secret": token.secret.hex(), "key": key.decode(), "time": time.time()}
+        with contextlib.closing(ServerConnection(node.server, node.authority)) as connection:
+            response = json_object(connection.request("POST", API_PREFIX + "enrol", json.dumps(body).encode()))
+            if response.get("catalogue"):
+                write_atomically(node.catalogue, connection.stream("GET", API_PREFIX + "catalogue"))
+    except RefusedByServer as refused:
+        needed = "a server that accepts this device"
+        raise InvalidState(refused.detail or str(refused), needed, "Nothing was enrolled.") from None
+    node.save()
+    return int(response.get("items", 0))
+
+
+def _fetch_authority(server: str, deadline: float) -> bytes:
+    """Fetch the authority's certificate of a server that is not trusted yet."""
+    with contextlib.closing(ServerConnection(server, None)) as connection:
+        while True:
+            try:
+                return connection.request("GET", API_PREFIX + "authority")
+            except RefusedByServer as refused:
+                if refused.kind != "unreachable" or time.monotonic() > deadline:
+                    raise
+            time.sleep(1.0)

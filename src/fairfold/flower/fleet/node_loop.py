@@ -1,0 +1,243 @@
+"""The long-lived process of a node: ``python -m fairfold.flower.fleet.node_loop FOLDER``.
+
+It maintains the connection to the server (:mod:`.connection`) and starts a worker (:mod:`.worker`) for messages, which
+ends when it had none for a while. Neither torch nor Flower is imported here: an idle node needs little memory.
+"""
+
+import contextlib
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fairfold.atomic_io import locked, remove, write_atomically
+from fairfold.errors import InvalidState
+from fairfold.flower.fleet import Echo
+from fairfold.flower.fleet.connection import NodeConnection, RefusedByServer, json_object, read_key
+from fairfold.flower.fleet.node import STATUS, NodeFolder
+
+WORK, REFUSE = 0, 1  # what a worker is to do with a message
+BUSY_POLL_SECONDS, IDLE_POLL_SECONDS = 0.5, 3.0  # between two polls, after some work and otherwise
+WORKER_IDLE_SECONDS = 60.0  # after its last message a worker is ended
+MAX_RETRY_SECONDS, MAX_TRANSIENT_RETRY_SECONDS = 300.0, 20.0
+REPLY_GRACE_SECONDS = 60.0  # beyond a message's deadline, after which a worker that has not replied is ended
+TRANSIENT = ("early", "unreachable", "busy", "broken", "lost")  # refusals that pass by themselves
+CONNECTED_STILL = ("unreachable", "busy", "broken")  # refusals after which the node need not be activated again
+OPEN_MESSAGE = "open"  # file of the message being worked on; found at the start, the process was killed meanwhile
+
+
+class WorkerProcess:
+    """A worker process, which works on one message at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        command, pipe = [sys.executable, "-m", "fairfold.flower.fleet.worker", str(folder)], subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True, bufsize=0)
+        self._unread = b""
+        self.message: bytes | None = None  # the one being worked on
+        self.kind, self.deadline = WORK, float("inf")  # until when the server waits for the reply
+        self.last_used = time.monotonic()
+
+    def submit(self, message: bytes, kind: int = WORK) -> None:
+        """Hand over a message."""
+        self.message, self.kind, self.deadline = message, kind, float("inf")
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(bytes([kind]) + len(message).to_bytes(4, "big") + message)
+
+    def poll(self, seconds: float) -> list[dict[str, Any]]:
+        """The events that the worker writes within some time; its end is the event ``died``."""
+        assert self._process.stdout is not None
+        stream = self._process.stdout.fileno()
+        if not select.select([stream], [], [], seconds)[0]:
+            return []
+        part = os.read(stream, 1 << 16)
+        if not part:
+            return [{"died": self._process.wait()}]
+        *lines, self._unread = (self._unread + part).split(b"\n")
+        events = [json_object(line) for line in lines]
+        for event in events:
+            self.deadline = float(event.get("deadline", self.deadline))
+            if event.get("done"):
+                self.message, self.last_used = None, time.monotonic()
+        return events
+
+    def end(self) -> None:
+        """End the process: it ends by itself when its streams are closed, and is killed after five seconds."""
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5.0)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+@dataclass
+class NodeLoop:
+    """Connects a node, sends heartbeats, polls for messages, and reconnects after failures."""
+
+    node: NodeFolder
+    echo: Echo
+    worker: WorkerProcess | None = None
+    status: dict[str, Any] = field(default_factory=lambda: {"replies": 0, "failures": 0, "pid": os.getpid()})
+    last_work: float = -WORKER_IDLE_SECONDS  # when there was a message last
+    node_id: int | None = None  # while the server holds the connection
+    retries: int = 0  # failed attempts since the server last accepted a request
+
+    def __post_init__(self) -> None:
+        self.open_message = self.node.folder / OPEN_MESSAGE
+
+    def run(self) -> None:
+        """Serve until interrupted."""
+        try:
+            with locked(self.node.folder, wait=False):
+                connection = NodeConnection(self.node.server, self.node.authority, read_key(self.node.key))
+                try:
+                    self._serve(connection)
+                finally:
+                    self._leave(connection)
+        except BlockingIOError:
+            given = f"{self.node.folder}, whose device is running"
+            raise InvalidState(given, "one process for a device", "See `fairfold node status`.") from None
+
+    def _serve(self, connection: NodeConnection) -> None:
+        while True:
+            try:
+                if self.node_id is None:
+                    self.node_id = connection.activate()
+                    self._report("connected", f"connected to {self.node.server} as node {self.node_id}")
+                self._poll(connection, self.node_id)
+            except RefusedByServer as refused:
+                if refused.kind not in CONNECTED_STILL:
+                    self.node_id = None
+                passes = refused.kind in TRANSIENT
+                longest = MAX_TRANSIENT_RETRY_SECONDS if passes else MAX_RETRY_SECONDS
+                self._report("waiting" if passes else "refused", str(refused), reason=refused.kind)
+                time.sleep(min(2.0**self.retries, longest) * random.uniform(0.8, 1.2))
+                self.retries = min(self.retries + 1, 10)
+
+    def _poll(self, connection: NodeConnection, node_id: int) -> None:
+        """Send heartbeats and poll for messages until a request is refused."""
+        next_heartbeat = 0.0
+        while True:
+            if time.monotonic() >= next_heartbeat:
+                if not connection.send_heartbeat(node_id):
+                    raise RefusedByServer("lost", "the server does not hold this connection any more")
+                next_heartbeat = time.monotonic() + connection.heartbeat_interval * random.uniform(0.6, 0.8)
+                self.retries = 0
+                if self.status.get("state") in ("waiting", "refused"):
+                    self._report("connected", "connected again")
+            self._end_idle_worker()
+            if self.worker is not None and self.worker.message is not None:
+                self._handle_events(self.worker, 1.0)
+            elif self.open_message.exists() and self._refuse_interrupted():
+                self._report("connected", "ended at work: the server is notified, and need not wait", failures=1)
+            elif (message := connection.pull(node_id)) is not None:
+                with contextlib.suppress(Exception):  # a full disk is no reason not to work
+                    write_atomically(self.open_message, message)
+                self._submit(message, WORK)
+            else:
+                idle = max(IDLE_POLL_SECONDS, connection.poll_interval * random.uniform(0.8, 1.2))
+                worked_recently = time.monotonic() - self.last_work < WORKER_IDLE_SECONDS
+                time.sleep(BUSY_POLL_SECONDS if worked_recently else idle)
+
+    def _submit(self, message: bytes, kind: int) -> None:
+        self.worker = self.worker or WorkerProcess(self.node.folder)
+        self.worker.submit(message, kind)
+        self.last_work = time.monotonic()
+
+    def _refuse_interrupted(self) -> bool:
+        """Reply with an error to the message that an earlier process was working on when it was killed."""
+        with contextlib.suppress(Exception):
+            message = self.open_message.read_bytes()
+            remove(self.open_message)  # before: a message that kills a device must not do so for ever
+            self._submit(message, REFUSE)
+            return True
+        return False
+
+    def _end_idle_worker(self) -> None:
+        """End a worker that has had no message for a while, or that hangs."""
+        worker = self.worker
+        if worker is not None and worker.message is None and time.monotonic() - worker.last_used > WORKER_IDLE_SECONDS:
+            self._end_worker(worker)
+        elif worker is not None and worker.message is not None and time.time() > worker.deadline + REPLY_GRACE_SECONDS:
+            self._report("connected", "no reply to a message in its time: the worker is ended", failures=1)
+            self._end_worker(worker)
+
+    def _handle_events(self, worker: WorkerProcess, seconds: float) -> None:
+        for event in worker.poll(seconds):
+            if "deadline" in event:
+                round_number = f" of round {event['round']}" if event.get("round") else ""
+                self._report("working", f"works on {event.get('kind')}{round_number}")
+            elif "died" in event:  # a new worker replies with an error to the message that this one was working on
+                self._end_worker(worker)
+                self._report("connected", f"the worker died (status {event['died']})", failures=1)
+                if worker.message is not None and worker.kind == WORK:
+                    self._submit(worker.message, REFUSE)
+            elif event.get("done"):
+                self._forget_message()
+                self.last_work = time.monotonic()
+                last = {key: event.get(key) for key in ("seconds", "peak")} | {"at": time.time()}
+                problem = str(event.get("problem") or "")
+                self._report("connected", problem or "replied", last=last, **{"failures" if problem else "replies": 1})
+
+    def _end_worker(self, worker: WorkerProcess) -> None:
+        self.worker = None
+        self._forget_message()
+        worker.end()
+
+    def _forget_message(self) -> None:
+        with contextlib.suppress(Exception):
+            remove(self.open_message)
+
+    def _leave(self, connection: NodeConnection) -> None:
+        if self.worker is not None:
+            self.worker.end()
+        if self.node_id is not None:  # so that it may connect again at once
+            with contextlib.suppress(RefusedByServer):
+                connection.deactivate(self.node_id)
+        connection.close()
+        self._report("stopped", "stopped")
+
+    def _report(self, state: str, message: str, *, replies: int = 0, failures: int = 0, **more: Any) -> None:
+        """Write the status file, and show the message where it is new."""
+        if (state, message) != (self.status.get("state"), self.status.get("message")):
+            self.echo(message)
+            self.status |= {"state": state, "message": message, "since": time.time()}
+        self.status["replies"] += replies
+        self.status["failures"] += failures
+        if failures:
+            self.status["failure"] = {"message": message[:500], "at": time.time()}
+        self.status |= more | ({} if self.node_id is None else {"node": str(self.node_id)})
+        with contextlib.suppress(Exception):  # a full disk is no reason to stop
+            write_atomically(self.node.folder / STATUS, json.dumps(self.status).encode())
+
+
+def main() -> None:
+    """Run the node of a folder until the process is asked to end."""
+
+    def interrupt(*_: object) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)  # a second signal must not keep it from disconnecting
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, interrupt)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            NodeLoop(NodeFolder.open(Path(sys.argv[1])), lambda text: print(text, file=sys.stderr, flush=True)).run()  # noqa: T201
+    except InvalidState as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""Secure aggregation over a network: its phases around the masked vectors, and the aggregates that come of them.
+
+Two phases come before the request (keys, shares), two after the vectors (signatures of the survivors, shares that
+unmask); a client without a valid reply in a phase has dropped out. Nothing here knows what is summed: an encoding does.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from flwr.app import RecordDict
+from flwr.serverapp import Grid
+
+from fairfold.config import Settings
+from fairfold.config.privacy import DifferentialPrivacy, SecurePrivacy
+from fairfold.errors import AggregationFailed, FairfoldError, InvalidState
+from fairfold.federation.noise import noise_headroom, noise_multiplier
+from fairfold.federation.updates import Update
+from fairfold.flower.grid import ask_each
+from fairfold.flower.messages import masked_in, pack_secure, secure_in, with_facts
+from fairfold.flower.nodes import Node
+from fairfold.flower.protocol import KEYS, REVEAL, SECURE, SHARES, SIGN, STATISTICS, STATISTICS_PURPOSE
+from fairfold.flower.wire import pack_statistics_request, statistics_lengths
+from fairfold.privacy.fixed_point import Encoding, MeasuredUpdate, VectorLayout
+from fairfold.privacy.noise import MIN_STAYING_PERCENT
+from fairfold.privacy.secure.messages import Session
+from fairfold.privacy.secure.segments import SegmentLayout
+from fairfold.privacy.secure.server import SecureServer
+
+log = logging.getLogger("fairfold.flower")
+
+PHASE_TIMEOUT = 120.0  # seconds for a phase in which nothing is computed, at most
+CLIENT_STEPS, ITEM_STEPS = 16, 4_096  # steps of the fixed-point encoding in 1, for statistics of a client and by item
+_last_sequence_number = 0
+
+
+def new_sequence_number() -> int:
+    """Return a number above all before, also of a server that was killed: milliseconds by its clock."""
+    global _last_sequence_number
+    _last_sequence_number = max(_last_sequence_number + 1, time.time_ns() // 1_000_000)
+    return _last_sequence_number
+
+
+@dataclass
+class SecureRound:
+    """One secure aggregation among some nodes."""
+
+    grid: Grid
+    timeout: float  # of a phase
+    settings: Settings
+    encoding: Callable[[int], Encoding]  # by the number of clients
+    sizes: Mapping[int, int]  # by client id, as the encoding has them
+    nodes: dict[int, Node]  # by client id
+    survivors: list[Node] = field(default_factory=list)  # nodes whose vectors are in the aggregate, once it is known
+    asked: bool = False  # whether vectors were asked for: with noise, clients have spent privacy budget then
+    failure: str = ""  # why there is no aggregate
+
+    def begin(self, run: int, number: int, purpose: str) -> dict[int, bytes]:
+        """Agree on keys and shares; return the message that goes with the request to each remaining node."""
+        privacy = self.settings.privacy
+        assert isinstance(privacy, SecurePrivacy)
+        layout = self.encoding(2).layout
+        noise = (0, 0.0)
+        if isinstance(privacy, DifferentialPrivacy):
+            names = {name for shapes in layout.shapes.values() for name in shapes}
+            noise = (MIN_STAYING_PERCENT, noise_multiplier(self.settings, names))
+        sequence_number = new_sequence_number()
+        session = Session(run, number, purpose, privacy.min_cohort, secure_layout(layout), *noise, sequence_number)
+        indices = {size: index for index, size in enumerate(sorted(layout.shapes))}
+        self.server = SecureServer(session, {client: indices[self.sizes[client]] for client in self.nodes}, room=None)
+        invitations = dict.fromkeys(self.nodes, session.packed(session.digest))
+        try:
+            messages = self._run_phase(SHARES, self._run_phase(KEYS, invitations))
+        except AggregationFailed as error:
+            self._fail(error, f"{purpose} {number}")
+            return {}
+        self.asked = True
+        return self._by_node_id(messages)
+
+    def _run_phase(self, kind: str, messages: Mapping[int, bytes]) -> dict[int, bytes]:
+        """Send clients their messages of a phase, receive theirs, and return those of the next phase."""
+        records = {node: pack_secure(message) for node, message in self._by_node_id(messages).items()}
+        clients = {node.node_id: client for client, node in self.nodes.items()}
+        for node, content in ask_each(self.grid, records, kind, min(self.timeout, PHASE_TIMEOUT)):
+            try:
+                self.server.receive(clients[node], secure_in(content))
+            except FairfoldError as error:
+                log.warning("node %d left out of a secure sum: %s", node, error.given)
+        return self.server.close()
+
+    def _by_node_id(self, messages: Mapping[int, bytes]) -> dict[int, bytes]:
+        return {self.nodes[client].node_id: message for client, message in messages.items()}
+
+    def _fail(self, error: AggregationFailed, what: str) -> None:
+        log.warning("%s: no secure sum: %s", what, error)
+        self.failure = f"{error.given}; needed: {error.needed}"
+
+    def receive(self, node: Node, content: RecordDict) -> int:
+        """Receive a masked vector, or refuse it; return its bytes."""
+        message = masked_in(content)
+        self.server.receive(node.client_id, message)
+        return len(message)
+
+    def finish(self) -> dict[int, MeasuredUpdate]:
+        """Unmask the aggregate of the survivors, by size; empty where too few are left."""
+        if self.failure:
+            return {}
+        try:
+            self._run_phase(REVEAL, self._run_phase(SIGN, self.server.close()))
+            totals = self.server.sums
+        except AggregationFailed as error:
+            self._fail(error, "after the vectors")
+            return {}
+        self.survivors = [self.nodes[client] for client in self.server.survivors]
+        encoding = self.encoding(len(self.server.cohort.members))
+        segments = zip(encoding.layout.segments, totals, strict=True)
+        return encoding.decode({segment: total for segment, total in segments if len(total)})
+
+    def require_budget_unspent(self, what: str) -> None:
+        """End the run where clients have spent privacy budget on a lost aggregate: none of them sends it twice."""
+        if self.failure and self.asked and isinstance(self.settings.privacy, DifferentialPrivacy):
+            remedy = "Devices have paid for it: they take part in another run if their owners allow more."
+            raise InvalidState(f"{what}, whose noisy sum is lost ({self.failure})", "devices that stay", remedy)
+
+
+def secure_statistics(
+    grid: Grid, settings: Settings, num_items: int, window: range, nodes: list[Node], run: int, timeout: float
+) -> tuple[list[Update], str]:
+    """Aggregate the statistics of a window before the first round; where that fails, nothing, and why."""
+    by_client, by_node_id = {node.client_id: node for node in nodes}, {node.node_id: node for node in nodes}
+    encoding = partial(statistics_encoding, settings, window)
+    aggregation = SecureRound(grid, timeout, settings, encoding, dict.fromkeys(by_client, 0), by_client)
+    request = pack_statistics_request(settings, num_items, window)
+    messages = aggregation.begin(run, window.start, STATISTICS_PURPOSE)
+    records = {node: with_facts(request, **{SECURE: message}) for node, message in messages.items()}
+    for node, content in ask_each(grid, records, STATISTICS, timeout):
+        try:
+            aggregation.receive(by_node_id[node], content)
+        except FairfoldError as error:
+            log.warning("node %d left out of the statistics: %s", node, error.given)
+    updates = [aggregate.update for aggregate in aggregation.finish().values()]
+    aggregation.require_budget_unspent("the statistics before the first round")
+    return updates, aggregation.failure
+
+
+# -- encodings that both sides derive ----------------------------------------------------------------------------------
+
+
+def secure_layout(layout: VectorLayout) -> SegmentLayout:
+    """Return the layout of a secure aggregation; its sizes are those of ``layout``, in their order."""
+    segments = layout.segments
+    sizes = (tuple(n for n, segment in enumerate(segments) if size in segment.owners) for size in sorted(layout.shapes))
+    return SegmentLayout(tuple(len(segment) for segment in segments), tuple(sizes))
+
+
+def quality_encoding(num_clients: int) -> Encoding:
+    """Return the encoding of the qualities that clients measure, in one sum."""
+    return Encoding(VectorLayout({0: {}}), 1.0, num_clients)
+
+
+def quality_update(quality: tuple[float, int] | None) -> MeasuredUpdate:
+    """Return the quality that a client measured, if any, as an additive update."""
+    total, users = quality or (0.0, 0)
+    return MeasuredUpdate(Update({}, 0.0), total, float(users))
+
+
+def statistics_encoding(settings: Settings, window: range, num_clients: int) -> Encoding:
+    """Return the encoding of clients' statistics of a window, in one sum."""
+    statistics = settings.algorithm.statistics(settings)
+    steps = {name: one.steps or (ITEM_STEPS if one.per_item else CLIENT_STEPS) for name, one in statistics.items()}
+    layout = VectorLayout({0: statistics_lengths(settings, window)})
+    return Encoding(layout, 1.0, num_clients, steps, noise_headroom(settings, steps, num_clients))

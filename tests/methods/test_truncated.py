@@ -1,0 +1,54 @@
+"""Models truncated to bytes: what a budget holds, and the candidates for dividing it."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairfold.methods.truncated import BudgetSplit, candidate_splits, fit_to_budget
+from fairfold.subspace.packed import QuantizedPairs, QuantizedRows
+
+
+@given(
+    st.integers(1, 10**6), st.integers(1, 5_000), st.integers(1, 400), st.integers(1, 400), st.floats(0.1, 1.0),
+    st.integers(1, 10**6),
+)  # fmt: skip
+def test_a_split_stays_within_its_bytes(
+    budget: int, rows: int, columns: int, wide: int, share: float, users: int
+) -> None:
+    given = [BudgetSplit(wide, share), BudgetSplit(0, share), BudgetSplit(wide, share, 5)]
+    for shape in (*given, *candidate_splits(budget, rows, columns, users)):
+        cut = fit_to_budget(budget, rows, columns, shape)
+        if cut is None:
+            continue
+        assert 1 <= cut.rows <= rows
+        assert min(shape.columns, 1) <= cut.columns <= columns
+        lists = [QuantizedPairs((many + 1, 3), (many, 3), rows) for many in (cut.pairs, cut.neighbors)]
+        table = QuantizedRows((rows, columns + 2), (cut.rows, cut.columns + 2), cut.bits)
+        assert table.bytes + sum(listed.bytes for listed in lists) <= budget
+
+
+def test_the_default_split_has_columns_by_users_and_enough_rows() -> None:
+    plenty = 10**9
+    wanted = {1: 192, 149: 192, 150: 24, 300: 24, 500: 48, 943: 48, 2_900: 96, 6_000: 192, 10**6: 384}
+    assert {users: candidate_splits(plenty, 5_000, 384, users)[0].columns for users in wanted} == wanted
+    for size in (1, 4, 16, 64):  # MovieLens 1M's budgets
+        budget = 3_706 * 128 // size
+        shapes = candidate_splits(budget, 3_450, 384, 6_040)
+        assert len(shapes) == len(set(shapes)) >= 3
+        first, *others = [fit_to_budget(budget, 3_450, 384, shape) for shape in shapes]
+        assert first is not None
+        assert first.rows >= 0.3 * 3_450 or first.columns == 12
+        assert all(other is not None and other.rows >= 3_450 / 16 for other in others)
+
+
+def test_neighbors_are_the_default_where_they_leave_room_and_else_a_candidate() -> None:
+    rows = 1_400
+    for budget, near in ((16 * rows * 3 + 12, 5), (16 * rows * 3 + 11, 0)):  # 16 bytes per item, and 4 for all
+        first, *others = candidate_splits(budget, rows, 384, 943)
+        assert first.neighbors == near
+        assert {other.neighbors for other in others} == {near, 1 - min(near, 1)}
+    assert not any(shape.neighbors for shape in candidate_splits(10**6, rows, 384, 943, 0))
+    cut = fit_to_budget(
+        rows, rows, 384, BudgetSplit(12, neighbors=5)
+    )  # settled by larger devices: half of the bytes at the most
+    assert cut is not None
+    assert 0 < cut.neighbors < rows

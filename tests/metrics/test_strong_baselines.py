@@ -1,0 +1,174 @@
+"""EASE, iALS and item-kNN equal what plain numpy finds in other ways, and stand beside rankings as they were chosen."""
+
+import numpy
+import pytest
+import torch
+
+from experiments.central_baselines import restricted_ranking_baselines
+from fairfold.data.interactions import Dataset, Interactions
+from fairfold.data.synthetic import SyntheticDataset
+from fairfold.metrics import evaluate_ranking
+from fairfold.metrics.ranking_baselines import Ease, ImplicitALS, ItemNeighbors, Popularity
+from fairfold.metrics.tuned_baselines import STRONG_BASELINES, tuned_strong_baselines
+
+SHAPES = [(13, 40), (40, 13)]  # EASE is solved from the users' side, from the items' side
+
+
+def random_train(users: int, items: int, share: float = 0.3) -> tuple[Interactions, numpy.ndarray]:
+    """Interactions, with a user and an item that have none, and the dense matrix of them."""
+    dense = numpy.random.default_rng(users).random((users, items)) < share
+    dense[3], dense[:, 5] = False, False
+    pairs = torch.from_numpy(numpy.argwhere(dense))
+    return Interactions.from_pairs(pairs[:, 0], pairs[:, 1], users, items), dense.astype(float)
+
+
+@pytest.mark.parametrize(("users", "items"), SHAPES)
+def test_ease_is_its_closed_form(users: int, items: int) -> None:
+    train, dense = random_train(users, items)
+    inverse = numpy.linalg.inv(dense.T @ dense + 7 * numpy.eye(items))
+    weights = -inverse / numpy.diag(inverse)
+    numpy.fill_diagonal(weights, 0)
+    numpy.testing.assert_allclose(Ease(train, 7.0)(torch.arange(users)).numpy(), dense @ weights, atol=1e-4)
+
+
+@pytest.mark.parametrize(("users", "items"), SHAPES)
+def test_ease_is_a_ridge_regression_of_every_item_on_all_others(users: int, items: int) -> None:
+    """The optimum under a zero diagonal, found without its formula."""
+    train, dense = random_train(users, items)
+    expected = numpy.empty_like(dense)
+    for item in range(items):
+        others = numpy.delete(dense, item, axis=1)
+        # Least squares with λ as further rows: |√λ w|².
+        system = numpy.vstack([others, numpy.sqrt(7.0) * numpy.eye(items - 1)])
+        wanted = numpy.concatenate([dense[:, item], numpy.zeros(items - 1)])
+        expected[:, item] = others @ numpy.linalg.lstsq(system, wanted, rcond=None)[0]
+    asked = torch.tensor([7, 0, 3, 12])
+    numpy.testing.assert_allclose(Ease(train, 7.0)(asked).numpy(), expected[asked], atol=1e-4)
+
+
+@pytest.mark.parametrize("factors", [2, 6, 30])  # most histories longer, some of each, most shorter
+def test_ials_is_a_loop_of_normal_equations(factors: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairfold.metrics.ranking_baselines.AT_ONCE", 50)  # several groups
+    train, dense = random_train(25, 18)
+    unobserved, penalty = 0.2, 0.05
+    start = ImplicitALS(train, factors, unobserved, penalty, sweeps=0).users.double().numpy()
+
+    def solved(rows: numpy.ndarray, others: numpy.ndarray) -> numpy.ndarray:
+        found = []
+        for row in rows:
+            pull = penalty * (row.sum() + unobserved * len(others))
+            normal = others.T @ numpy.diag(row + unobserved) @ others + pull * numpy.eye(factors)
+            found.append(numpy.linalg.solve(normal, others.T @ row))
+        return numpy.array(found)
+
+    users = start
+    for _ in range(3):
+        items = solved(dense.T, users)
+        users = solved(dense, items)
+    scores = ImplicitALS(train, factors, unobserved, penalty, sweeps=3)(torch.arange(25))
+    numpy.testing.assert_allclose(scores.numpy(), users @ items.T, atol=2e-4)
+    assert float(scores.abs().max()) > 0.1
+
+
+@pytest.mark.parametrize(("neighbors", "shrinkage"), [(4, 2.0), (50, 0.0)])
+def test_item_neighbours_are_those_of_a_plain_loop(neighbors: int, shrinkage: float) -> None:
+    train, dense = random_train(40, 13)
+    counts, expected = dense.sum(0), numpy.zeros_like(dense)
+    for item in range(13):
+        alike = []
+        for other in range(13):
+            both = (dense[:, item] * dense[:, other]).sum()
+            length = max(counts[item], 1) ** 0.5 * max(counts[other], 1) ** 0.5
+            alike.append(0.0 if other == item else float(both / (length + shrinkage)))
+        nearest = sorted(range(13), key=lambda other: (-round(alike[other], 6), other))[:neighbors]
+        for other in nearest:
+            expected[:, item] += alike[other] * dense[:, other]
+    found = ItemNeighbors(train, neighbors, shrinkage, block=5)(torch.arange(40))
+    numpy.testing.assert_allclose(found.numpy(), expected, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def data() -> Dataset:
+    return SyntheticDataset(users=150, items=120, interactions_per_user=40, taste_strength=4.0).dataset()
+
+
+def test_rows_are_of_the_same_items_and_beside_them_of_all(data: Dataset) -> None:
+    known = torch.arange(120) < 60
+    rows = dict(tuned_strong_baselines(data, known, 10))
+    assert [name.split(" (")[0] for name in rows] == [
+        f"{kind} of {count} items" for count in (60, 120) for kind in ("EASE", "iALS", "item-kNN")
+    ]
+    floor = evaluate_ranking(Popularity(data.train), data.train, data.test, 10)
+    for row in rows.values():
+        assert row.users.equal(floor.users)
+        assert row.ndcg > floor.ndcg
+    assert len(list(tuned_strong_baselines(data, torch.ones(120, dtype=torch.bool), 10))) == 3
+    assert len({len(kind.values) for kind in STRONG_BASELINES}) == 1  # as many tries for each
+
+
+def test_all_items_are_ranked_as_well_where_a_model_lacks_enough_interactions(data: Dataset) -> None:
+    counts = data.train.counts_by_item
+    rarest = counts.argsort()
+    lacking = counts[rarest].cumsum(0) / len(data.train)
+    for most, rows in ((0.01, 1), (0.03, 2)):
+        known = torch.ones(120, dtype=torch.bool)
+        known[rarest[lacking <= most]] = False
+        assert not bool(known.all())
+        assert len(list(tuned_strong_baselines(data, known, 10, kinds=STRONG_BASELINES[:1]))) == rows
+
+
+@pytest.fixture
+def scored(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """What references say of the first users in the end, one after the other."""
+    seen = []
+
+    def watched(score, train, test, k, **users):  # type: ignore[no-untyped-def]
+        if train is data.train:
+            seen.append(score(torch.arange(5)))
+        return evaluate_ranking(score, train, test, k, **users)
+
+    monkeypatch.setattr("fairfold.metrics.tuned_baselines.evaluate_ranking", watched)
+    return seen
+
+
+def test_items_that_a_reference_does_not_know_come_behind(data: Dataset, scored: list[torch.Tensor]) -> None:
+    list(tuned_strong_baselines(data, torch.arange(120) % 2 == 0, 10))
+    for scores in scored[:3]:
+        assert float(scores[:, 1::2].max()) < float(scores[:, ::2].min())
+
+
+def test_what_is_too_large_takes_the_most_popular_items(data: Dataset, scored: list[torch.Tensor]) -> None:
+    rows = [
+        name.split(" (")[0]
+        for name, _ in tuned_strong_baselines(data, torch.ones(120, dtype=torch.bool), 10, largest=50)
+    ]
+    assert rows == ["EASE of 50 items", "iALS of 120 items", "item-kNN of 50 items"]
+    counts = data.train.counts_by_item
+    for scores in (scored[0], scored[2]):
+        known = scores[0] > -1e20
+        assert int(known.sum()) == 50
+        assert int(counts[known].min()) >= int(counts[~known].max())
+
+
+def test_with_few_users_ease_serves_any_catalogue() -> None:
+    few = SyntheticDataset(users=30, items=120, interactions_per_user=40, taste_strength=4.0).dataset()
+    rows = [
+        name.split(" (")[0]
+        for name, _ in tuned_strong_baselines(few, torch.ones(120, dtype=torch.bool), 10, largest=50)
+    ]
+    assert rows == ["EASE of 120 items", "iALS of 120 items", "item-kNN of 50 items"]
+
+
+def test_rows_beside_a_model_know_its_items_alone() -> None:
+    data = SyntheticDataset(users=40, items=30, interactions_per_user=10).dataset()
+    rows = list(restricted_ranking_baselines(data, head=6, support=2, k=3))
+    assert [row.name.split(" (")[0] for row in rows] == ["popularity", "ridge", "EASE", "iALS", "item-kNN"]
+    known = data.train.counts_by_item.argsort(descending=True, stable=True)[:6]
+    train = data.train.where(torch.isin(data.train.items, known))
+    penalty = float(rows[2].name.split("penalty ")[1].rstrip(")"))
+    scores = Ease(train, penalty)(torch.arange(40))
+    others = torch.ones(30, dtype=torch.bool).index_fill_(0, known, False)
+    scores[:, others] = -1e30
+    found = evaluate_ranking(lambda users: scores[users], data.train, data.test, 3)
+    assert rows[2].value == pytest.approx(found.ndcg, abs=1e-6)
+    assert all(row.by_user is not None for row in rows)

@@ -1,0 +1,231 @@
+"""The project speaks the field's language: retired words do not come back, and every docstring can be read alone.
+
+``docs/concepts.md`` is the glossary. A word of the list below is refused as a part of an identifier, as a settings key
+and as a term in ``code`` of a page.
+"""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairfold.config.settings import TABLES
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("src", "experiments", "examples", "benchmarks", "tests")
+
+PARTS = {
+    "said": "update, or uploaded",
+    "saying": "sending, or writing",
+    "says": "sends, or describes",
+    "spoken": "uploaded",
+    "speak": "upload",
+    "speaks": "can_update",
+    "speaker": "participant",
+    "speakers": "num_updates",
+    "hear": "receive",
+    "heard": "received, or completed",
+    "hearing": "aggregator",
+    "overheard": "observed",
+    "told": "notes",
+    "tells": "reports",
+    "summand": "update (additive)",
+    "summands": "updates (additive)",
+    "survey": "statistics",
+    "surveys": "statistics",
+    "surveyed": "statistics",
+    "people": "clients",
+    "visit": "scheduled task",
+    "visits": "scheduled tasks",
+    "crowd": "min_item_users",
+    "making": "solver settings",
+    "makings": "solver candidates",
+    "judged": "validated, or evaluated",
+    "judge": "evaluator",
+    "verdict": "tuning result",
+    "rival": "baseline",
+    "rivals": "baselines",
+    "reception": "enrolment",
+    "beats": "heartbeats",
+    "gate": "gateway",
+    "optimiser": "optimizer",
+    "optimisers": "optimizers",
+    "regulariser": "l2",
+    "neighbour": "neighbor",
+    "neighbours": "neighbors",
+    "colour": "color",
+    "colours": "colors",
+    "usually": "expected, or default",
+}
+"""Words that may not be a part of an identifier, and what is used in their place."""
+
+NAMES = {
+    "Word": "ClientUpdate",
+    "Sent": "ClientTask",
+    "Answer": "Update",
+    "Totals": "Aggregate",
+    "Visit": "ScheduledTask",
+    "People": "Clients",
+    "World": "Federation",
+    "OpenRun": "LoadedRun",
+    "open_run": "load_run",
+    "Turn": "RoundSchedule",
+    "in_turn": "sequential",
+    "problem_with": "incompatibility",
+    "largest_change": "max_change",
+    "smallest_cohort": "min_cohort",
+    "local_step": "local_lr",
+    "server_step": "server_lr",
+    "PaceSettings": "AsynchronousSettings",
+    "ClockSettings": "LatencySettings",
+    "Frozen": "FrozenSettings",
+    "NEEDS": "ACTIVE_WHEN",
+    "Correlations": "CoOccurrence",
+    "Leading": "Truncated",
+    "Books": "NetworkState",
+    "open_books": "collect_statistics",
+    "sealed_values": "with_checksum",
+    "write_sealed": "write_checked_tensors",
+    "seal_of": "stored_checksum",
+}
+"""Identifiers that were renamed, and what to."""
+
+KEYS = {
+    "near", "crowd", "prior", "choose", "head", "local_step", "server_step", "local_optimiser", "server_optimiser",
+    "regulariser", "negatives", "largest_change", "smallest_cohort", "bound", "empty_rounds", "answers", "staleness",
+    "references", "pace", "clock", "alike", "ask_timeout", "group_draw",
+}  # fmt: skip
+"""Settings keys that were renamed."""
+
+RIDDLES = ("See the base class", "The same for", "The same,", "The same as", "Of a ", "Whoever ", "Whose ", "Who ")
+"""How a first line may not begin: it has to be read alone."""
+
+
+def python_files() -> list[Path]:
+    return [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")) if path != Path(__file__)]
+
+
+def parts_of(name: str) -> list[str]:
+    return [part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)]
+
+
+def identifiers(path: Path) -> Iterator[tuple[int, str]]:
+    with tokenize.open(path) as file:
+        text = file.read()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.NAME:
+            yield token.start[0], token.string
+
+
+@cache
+def defined(path: Path) -> tuple[tuple[int, str], ...]:
+    """The names that a file defines: classes, functions, parameters, assigned variables and attributes."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        match node:
+            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                found.append((node.lineno, node.name))
+            case ast.arg():
+                found.append((node.lineno, node.arg))
+            case ast.Name(ctx=ast.Store()):
+                found.append((node.lineno, node.id))
+            case ast.Attribute(ctx=ast.Store()):
+                found.append((node.lineno, node.attr))
+            case _:
+                pass
+    return tuple(found)
+
+
+def retired_in(path: Path) -> list[str]:
+    where = path.relative_to(ROOT)
+    is_test = where.parts[0] == "tests"
+    found = []
+    for line, name in defined(path):
+        if name in NAMES:
+            found.append(f"{where}:{line} {name}: {NAMES[name]}")
+        if (is_test and name.startswith("test_")) or name.startswith("visit_"):
+            continue  # a test's name is a sentence; visit_ is of ast.NodeVisitor
+        found += [f"{where}:{line} {name}: {PARTS[part]}" for part in parts_of(name) if part in PARTS]
+    return found
+
+
+def test_no_retired_word_is_an_identifier() -> None:
+    found = [line for path in python_files() for line in retired_in(path)]
+    assert not found, "\n".join(found)
+
+
+def test_no_retired_word_is_a_setting() -> None:
+    from fairfold.config.fleet import FleetSettings
+    from fairfold.config.settings import algorithms, methods
+    from fairfold.config.tables import ModelSettings, RunSettings
+
+    classes: list[Any] = [*algorithms().values(), *methods().values(), FleetSettings, ModelSettings, RunSettings]
+    keys = {key for one in classes for key in one.model_fields}
+    assert not keys & KEYS
+    assert "data" in TABLES
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_retired_word_is_a_term_of_a_page(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    terms = {term for code in re.findall(r"`([^`\n]+)`", text) for term in re.findall(r"[A-Za-z_]\w*", code)}
+    assert not terms & (NAMES.keys() | {"summand", "survey", "people", "hearing", "spoken"})
+    assert not {f"{table}.{key}" for table in TABLES for key in KEYS} & set(re.findall(r"[a-z_]+\.[a-z_]+", text))
+
+
+def documented(path: Path) -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef, bool]]:
+    """Public functions, classes and methods of a file; whether each may inherit its docstring."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            yield node.name, node, False
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield node.name, node, False
+            bases = bool([base for base in node.bases if ast.unparse(base) not in {"ABC", "NamedTuple", "Exception"}])
+            for inner in node.body:
+                if isinstance(inner, ast.FunctionDef) and not inner.name.startswith("_"):
+                    yield f"{node.name}.{inner.name}", inner, bases
+
+
+def library() -> list[Path]:
+    return [*sorted((ROOT / "src").rglob("*.py")), *sorted((ROOT / "experiments").rglob("*.py"))]
+
+
+def test_every_first_line_can_be_read_alone() -> None:
+    found = []
+    for path in library():
+        for name, node, inherits in documented(path):
+            text = ast.get_docstring(node)
+            where = f"{path.relative_to(ROOT)}:{node.lineno} {name}"
+            if text is None:
+                if not inherits:
+                    found.append(f"{where}: no docstring")
+            elif text.startswith(RIDDLES) or len(text.splitlines()[0].split()) < 2:
+                found.append(f"{where}: {text.splitlines()[0]}")
+    assert not found, "\n".join(found)
+
+
+def test_files_stay_small() -> None:
+    limits = {"src": 350, "experiments": 350, "tests": 500}
+    long = [
+        f"{path.relative_to(ROOT)}: {lines} lines"
+        for folder, limit in limits.items()
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > limit
+    ]
+    assert not long, "\n".join(long)
+
+
+@pytest.mark.parametrize("name", ["usually_said", "SecureHearing", "said_first", "survey_grids", "peopleOf"])
+def test_the_check_sees_retired_words_inside_identifiers(name: str) -> None:
+    assert any(part in PARTS for part in parts_of(name))
