@@ -4,8 +4,8 @@ A round costs one sum of the updates, per size, over all ranks, and two of a few
 stays with the rank that owns it until it is gathered: for an evaluation or a checkpoint.
 """
 
-import ctypes
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -22,6 +22,7 @@ from fairfold.federation.clients import Clients
 Value = TypeVar("Value")
 
 TIMEOUT = timedelta(days=1)  # ranks wait for each other as long as they work: torchrun notices one that dies
+DRAIN_SECONDS = 0.1  # the lock is free while this process sleeps
 
 
 class RankFailed(InvalidState):
@@ -129,8 +130,8 @@ def ranks_here() -> Iterator[Ranks]:
 
 
 def leave() -> None:
-    """End the process group, but never free it."""
-    # torch 2.4 frees a group while it holds the interpreter's lock, and waits for gloo's threads, one of which may wait
-    # for that lock to free its last tensor. A group that is never freed goes with the process.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
+    """End the process group once its threads have let go of all tensors."""
+    # A thread of gloo takes the interpreter's lock to free the last tensor it has worked on. If the interpreter is
+    # ending by then, the process aborts; torch 2.4 frees the group under that lock, and both wait for ever.
+    time.sleep(DRAIN_SECONDS)
     dist.destroy_process_group()
