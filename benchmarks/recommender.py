@@ -152,7 +152,7 @@ def make(unit: Unit) -> None:
     about = {"users": data.num_users, "items": data.num_items, "head": int(known.sum())}
     if unit.what in REFERENCES:
         kinds = [kind for kind in STRONG_BASELINES if kind.name == unit.what]
-        name, result = next(tuned_strong_baselines(data, known, kinds=kinds))  # that on the same items comes first
+        name, result = next(tuned_strong_baselines(data, kinds=kinds))
         unit.shelf.keep(unit.what, result, **about, seconds=round(time.monotonic() - started, 1), chosen=name)
         return
     for fleet in unit.what.split(","):

@@ -11,7 +11,7 @@ from fairfold.data.interactions import Dataset, Interactions
 from fairfold.data.sampling import generator
 from fairfold.errors import FairfoldError, InvalidData, InvalidSettings
 from fairfold.metrics.ranking import Scorer, evaluate_ranking
-from fairfold.metrics.ranking_baselines import LARGEST_SIDE, BinaryMatrix, Popularity, Ridge
+from fairfold.metrics.ranking_baselines import BinaryMatrix, Popularity, Ridge, largest_side
 from fairfold.metrics.rating import error_shares, rating_errors
 from fairfold.metrics.rating_baselines import fitted_rating_baselines
 from fairfold.metrics.tuned_baselines import (
@@ -160,7 +160,7 @@ def restricted_ranking_baselines(data: Dataset, head: int, support: int, k: int 
     yield _evaluate("popularity", Popularity(data.train), data, k)
     kinds = (RIDGE, *STRONG_BASELINES)
     for kind, (name, found) in zip(
-        kinds, tuned_strong_baselines(data, known, k, kinds=kinds), strict=False
+        kinds, tuned_strong_baselines(data, k, kinds=kinds, known=known), strict=False
     ):  # of these first
         yield Baseline(f"{kind.name} ({name.partition(' (')[2]}", found.ndcg, {}, found.ndcg_by_user)
 
@@ -196,7 +196,7 @@ def _baselines_among(data: Dataset, k: int, items: Tensor, among: str) -> Iterat
         yield Baseline(f"ridge{among}", f"not computed: {error.given}; needed: {error.needed}")
     for kind in STRONG_BASELINES[:2]:
         largest = kind.side(train.num_users, train.num_items)
-        if largest > LARGEST_SIDE or (kind.name == "iALS" and train.num_items > IALS_ITEMS):
+        if largest > largest_side() or (kind.name == "iALS" and train.num_items > IALS_ITEMS):
             yield Baseline(f"{kind.name}{among}", f"not computed: {train.num_users} users × {train.num_items} items")
             continue
         value, values = best(kind.fit, kind.values, kind.values[3])

@@ -79,8 +79,8 @@ def test_subspace_iteration_finds_what_the_exact_decomposition_finds(monkeypatch
 
 def test_sizes_that_cannot_be_served_are_refused() -> None:
     train, _ = random_train(13, 40)
-    with pytest.raises(InvalidData, match="largest_side"):
-        Ridge(train, largest_side=12)
+    with pytest.raises(InvalidData, match="raise largest"):
+        Ridge(train, largest=12)
     with pytest.raises(InvalidSettings, match="penalty"):
         Ridge(train, penalty=0)
     with pytest.raises(InvalidSettings, match="rank = 14"):

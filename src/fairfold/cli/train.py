@@ -204,10 +204,13 @@ def closing_table(result: Result) -> Table:
 
 def baselines_table(result: Result) -> Table:
     """Quality of central baselines on the same data, and the difference of the server's model over users."""
+    from fairfold.metrics.tuned_baselines import is_cut
+
     title = f"{result.metric} for all users beside the server's model, {result.quality:.4f}"
     table = make_table(["without federation"], [result.metric, "server's model − this"], title=title)
     for name, value in result.baselines.items():
         apart = result.differences.get(name)
         difference = format_difference(apart) if apart else f"{result.quality - value:+.4f}"
+        difference = "–" if is_cut(name) else difference
         table.add_row(name, f"{value:.4f}", difference)
     return table

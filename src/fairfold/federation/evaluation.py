@@ -21,6 +21,7 @@ from fairfold.federation.updates import State, reduce_per_size
 from fairfold.metrics import RankingResult, evaluate_ranking
 from fairfold.metrics.ranking import Scorer
 from fairfold.metrics.rating import Predictor, correct_predictions, error_shares
+from fairfold.metrics.tuned_baselines import is_cut
 from fairfold.subspace import Capacity
 from fairfold.subspace.projection import Assignment
 from fairfold.typing import Weights
@@ -167,13 +168,18 @@ class Evaluator:
         return {name: float(one.ndcg_by_user[torch.isin(one.users, users)].mean()) for name, one in results}
 
     def differences(self, state: State, assignments: list[Assignment]) -> dict[str, tuple[float, float]]:
-        """NDCG of the server's model minus that of each baseline: mean over users, and its standard error."""
+        """NDCG of the server's model minus that of each baseline: mean over users, and its standard error.
+
+        None from a baseline that was cut: to be ahead of less than the method means nothing.
+        """
         if self.metric == "MSE" or not self.baselines(self.all_users):
             return {}
         if state.round_number not in self.by_user:
             _, self.by_user[state.round_number] = self._evaluate(state.full, self.all_users, assignments)
         found: dict[str, tuple[float, float]] = {}
         for name, result in self._baseline_results.items():
+            if is_cut(name):
+                continue
             difference = self.by_user[state.round_number] - result.ndcg_by_user
             error = float(difference.std()) / len(difference) ** 0.5 if len(difference) > 1 else 0.0
             found[name] = float(difference.mean()), error

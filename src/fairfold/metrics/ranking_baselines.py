@@ -1,6 +1,8 @@
 """Central ranking baselines, which see all data in one place: popularity, ridge, EASE, item-kNN and iALS (CPU)."""
 
+import os
 from collections.abc import Iterator
+from math import isqrt
 
 import torch
 from torch import Tensor
@@ -10,8 +12,19 @@ from fairfold.data.interactions import Interactions
 from fairfold.data.sampling import generator
 from fairfold.errors import InvalidData, InvalidSettings
 from fairfold.metrics.ranking import first_by_score, user_items
+from fairfold.typing import FLOAT_BYTES
 
-LARGEST_SIDE = 16_384
+LARGEST_SIDE = 16_384  # of a dense matrix, where the memory of the machine is not known
+MATRICES = 3  # matrices of single precision that a baseline has at a time
+
+
+def largest_side() -> int:
+    """Side of the largest matrix that a baseline takes by default: its matrices fill half of the memory at most."""
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # another operating system
+        return LARGEST_SIDE
+    return isqrt(memory // (2 * MATRICES * FLOAT_BYTES))
 
 
 class BinaryMatrix:
@@ -89,20 +102,22 @@ class Ridge:
     """Scores G (G + λI)⁻¹ X, with G = X Xᵀ: a linear model like EASE, without its constraint on the diagonal.
 
     With fewer items than users the same scores come from the other side, X C (C + λI)⁻¹ with C = Xᵀ X, as
-    Xᵀ (X Xᵀ + λI)⁻¹ = (Xᵀ X + λI)⁻¹ Xᵀ. The side solved is a dense matrix, limited to ``largest_side``, and takes about
-    12·side² bytes. Tune λ on held-out data: 10 suits about a hundred heavy users, thousands need a hundred times that.
+    Xᵀ (X Xᵀ + λI)⁻¹ = (Xᵀ X + λI)⁻¹ Xᵀ. The side solved is a dense matrix, limited to ``largest``,
+    :func:`largest_side` by default, and takes about 12·side² bytes. Tune λ on held-out data: 10 suits about a hundred
+    heavy users, thousands need a hundred times that.
     """
 
     name = "ridge"
 
-    def __init__(self, train: Observed, penalty: float = 10.0, largest_side: int = LARGEST_SIDE) -> None:
+    def __init__(self, train: Observed, penalty: float = 10.0, largest: int | None = None) -> None:
         if not penalty > 0:
             raise InvalidSettings(f"penalty = {penalty}", "more than 0", "Choose a positive penalty.")
         self._matrix = BinaryMatrix.of(train)
         users, items = self._matrix.train.num_users, self._matrix.train.num_items
-        if min(users, items) > largest_side:
-            needed = f"at most {largest_side} users or at most {largest_side} items"
-            remedy = "Take fewer users, leave the ridge reference out, or raise largest_side if memory allows."
+        most = largest_side() if largest is None else largest
+        if min(users, items) > most:
+            needed = f"at most {most} users or at most {most} items"
+            remedy = "Take fewer users, leave this reference out, or raise largest if memory allows."
             raise InvalidData(f"{users} users × {items} items", needed, remedy)
         self._by_users = users <= items
         self._penalty = penalty
@@ -130,8 +145,8 @@ class Ease(Ridge):
 
     name = "EASE"
 
-    def __init__(self, train: Observed, penalty: float = 100.0, largest_side: int = LARGEST_SIDE) -> None:
-        super().__init__(train, penalty, largest_side)
+    def __init__(self, train: Observed, penalty: float = 100.0, largest: int | None = None) -> None:
+        super().__init__(train, penalty, largest)
         self._left = self._by_others() if self._by_users else self._penalty * self._inverse.diagonal()
 
     def _by_others(self, block: int = 4096) -> Tensor:

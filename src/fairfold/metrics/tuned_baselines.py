@@ -13,17 +13,13 @@ from fairfold.data.interactions import Dataset, Interactions
 from fairfold.data.partition import hold_out
 from fairfold.data.sampling import generator
 from fairfold.metrics.ranking import RankingResult, Scorer, evaluate_ranking
-from fairfold.metrics.ranking_baselines import LARGEST_SIDE, BinaryMatrix, Ease, ImplicitALS, ItemNeighbors
+from fairfold.metrics.ranking_baselines import BinaryMatrix, Ease, ImplicitALS, ItemNeighbors, largest_side
 
 HELD_OUT = 0.2  # share of each user's training items that is held out for tuning
 VALIDATION_USERS, MAX_SPLITS = 1000, 3  # users of a split; with fewer there are several splits, so many at most
+CUT = " cut to "  # in the name of a baseline that had to leave items out
 UNRANKED = -1e30  # score of items that a baseline does not know
 TUNED_ITEMS = 4_000  # what needs a matrix of more items is tuned on the most popular ones, so many
-REUSE_RATIO = 1.5  # what was chosen for some items is reused for up to so many times as many
-
-# All items are ranked as well where they are at most so many times those that a model knows, since more take minutes,
-# and where these lack more than this share of the interactions: less is within chance.
-MAX_ALL_RATIO, MIN_MISSING = 2.0, 0.01
 
 V = TypeVar("V")
 # Splits of a training set: what is left, what is held out, and the users whose NDCG counts
@@ -94,38 +90,40 @@ STRONG_BASELINES = (
 
 def tuned_strong_baselines(
     data: Dataset,
-    known: Tensor,
     k: int = 20,
     stages: Stages = no_progress,
-    largest: int = LARGEST_SIDE,
+    largest: int | None = None,
     kinds: Sequence[TunedBaseline] = STRONG_BASELINES,
+    known: Tensor | None = None,
 ) -> Iterator[tuple[str, RankingResult]]:
-    """EASE, iALS and item-kNN among the items that a model knows (a mask), and among all where a few more matter.
+    """EASE, iALS and item-kNN on all items that anybody has, or on those of a mask ``known``.
 
-    They rank all other items behind, by their numbers. What needs a matrix larger than ``largest`` takes the most
-    popular items that fit, as its name says.
+    What needs a matrix larger than ``largest`` (:func:`largest_side` by default) takes the most popular items that fit:
+    it is cut, as its name says. Items that a baseline does not have rank behind, by their numbers.
     """
-    train, chosen = data.train, dict[str, tuple[int, tuple[float, ...]]]()
-    lacking = float((~known[train.items]).double().mean()) if len(train) else 0.0
-    beyond = lacking > MIN_MISSING and len(known) <= MAX_ALL_RATIO * max(int(known.sum()), 1)
-    masks = [known, torch.ones_like(known)] if beyond else [known]
-    for mask in masks:
-        items, splits, whole = mask.nonzero().flatten(), dict[int, Splits](), dict[int, BinaryMatrix]()
-        for kind in kinds:
-            side = kind.side(data.num_users, len(items))
-            searched, taken = (len(items) if side <= limit else limit for limit in (TUNED_ITEMS, largest))
-            with stages(f"{kind.name} of {taken:,} items", 0):
-                if kind.name not in chosen or searched > REUSE_RATIO * chosen[kind.name][0]:
-                    if searched not in splits:
-                        splits[searched] = tuning_splits(restricted(train, most_popular(train, items, searched)))
-                    found = validate(kind.fit, kind.values, splits[searched], k)
-                    chosen[kind.name] = searched, max(found, key=found.__getitem__, default=kind.values[3])
-                value, mine = chosen[kind.name][1], most_popular(train, items, taken)
-                if taken not in whole:
-                    whole[taken] = BinaryMatrix(restricted(train, mine))
-                score = rank_behind(kind.fit(whole[taken], value), mine, data.num_items)
-                name = f"{kind.name} of {taken:,} items ({kind.template.format(*value)})"
-                yield name, evaluate_ranking(score, train, data.test, k)
+    train, largest = data.train, largest_side() if largest is None else largest
+    seen = train.counts_by_item > 0
+    items = (seen if known is None else seen & known).nonzero().flatten()
+    splits, whole = dict[int, Splits](), dict[int, BinaryMatrix]()
+    for kind in kinds:
+        side = kind.side(data.num_users, len(items))
+        searched, taken = (len(items) if side <= limit else limit for limit in (TUNED_ITEMS, largest))
+        with stages(f"{kind.name} of {taken:,} items", 0):
+            if searched not in splits:
+                splits[searched] = tuning_splits(restricted(train, most_popular(train, items, searched)))
+            found = validate(kind.fit, kind.values, splits[searched], k)
+            value, mine = max(found, key=found.__getitem__, default=kind.values[3]), most_popular(train, items, taken)
+            if taken not in whole:
+                whole.clear()  # the matrices of one number of items at a time
+                whole[taken] = BinaryMatrix(restricted(train, mine))
+            score = rank_behind(kind.fit(whole[taken], value), mine, data.num_items)
+            cut = f"{CUT}{taken:,} of {len(items):,} items" if taken < len(items) else f" of {taken:,} items"
+            yield f"{kind.name}{cut} ({kind.template.format(*value)})", evaluate_ranking(score, train, data.test, k)
+
+
+def is_cut(name: str) -> bool:
+    """Whether a baseline of this name had to leave items out: a difference from it says little."""
+    return CUT in name
 
 
 def most_popular(train: Interactions, items: Tensor, count: int) -> Tensor:

@@ -118,7 +118,7 @@ def merge_labels(known: Mapping[str, float], room: float) -> list[tuple[str, lis
 
 def short_name(name: str) -> str:
     """Name of a baseline without its items and tuned settings."""
-    return re.split(r" \(| of |, items", name)[0]
+    return re.split(r" \(| of | cut to |, items", name)[0]
 
 
 def _lines(runs: list[RunSummary], names: list[str], over: str) -> Figure:
