@@ -7,11 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fairfold.algorithms.closed_form import GRAM, POPULATION
-from fairfold.algorithms.newton import newton_step
+import fairfold
+from fairfold.algorithms.closed_form import POPULATION
+from fairfold.algorithms.newton import GRAM, newton_step
 from fairfold.backends.batched import batched
 from fairfold.backends.sequential import sequential
 from fairfold.config import Settings
+from fairfold.config.files import load_settings
+from fairfold.data.synthetic import SyntheticDataset
 from fairfold.errors import InvalidSettings
 from fairfold.federation.algorithm import COUNTS
 from fairfold.federation.federation import Federation
@@ -124,6 +127,49 @@ def test_a_step_of_some_clients_is_about_all() -> None:
         matrix = users.T @ users + ridge_of(federation) * len(cohort) / USERS * torch.eye(FACTORS)
         expected = torch.linalg.solve(matrix, users.T @ targets).T
         torch.testing.assert_close(after.view_as(expected), expected, rtol=1e-6, atol=1e-8)
+
+
+def test_rounds_of_few_clients_are_the_least_squares_of_what_all_of_them_sent() -> None:
+    """Gram matrices and right sides of the rounds, each fading by the share of clients of the rounds after it."""
+    share, rounds = 4 / USERS, 5
+    with precision():
+        federation, state = make_federation(tiny_data(2, USERS), newton(clients_per_round=4))
+        gram, right, seen = torch.zeros(FACTORS, FACTORS), torch.zeros(federation.interactions.num_items, FACTORS), 0.0
+        for number in range(rounds):
+            cohort = federation.sampler.cohort(number).tolist()
+            state = after_rounds(federation, state)
+            users, targets = users_of(federation)[cohort], dense(federation)[cohort]
+            gram = (1 - share) * gram + users.T @ users / USERS
+            right = (1 - share) * right + targets.T @ users / USERS
+            seen = (1 - share) * seen + share
+        matrix = gram / seen + ridge_of(federation) / USERS * torch.eye(FACTORS)
+        expected = torch.linalg.solve(matrix, (right / seen).T).T
+        torch.testing.assert_close(state.full[ITEMS].view_as(expected), expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("weighting", ["equal", "data"])
+def test_all_clients_in_name_or_number_are_the_same_bit_for_bit(weighting: str) -> None:
+    found = []
+    for clients in (None, USERS):
+        federation, state = make_federation(tiny_data(2, USERS), newton(clients_per_round=clients, weighting=weighting))
+        found.append(after_rounds(federation, state, 3).full[ITEMS])
+    assert found[0].equal(found[1])
+
+
+@pytest.mark.parametrize("clients", [5, 20])
+def test_few_clients_of_the_recipe_learn_far_more_than_popularity(clients: int) -> None:
+    data = SyntheticDataset(users=200, items=400).dataset()
+    settings = load_settings(None, {"data.name": "x", "fleet.clients_per_round": clients, "run.rounds": 30}, "fair")
+    result = fairfold.simulate(settings, data=data)
+    assert result.quality > 1.3 * result.baselines["popularity"]
+
+
+def test_a_client_of_large_weight_counts_for_more_of_all() -> None:
+    federation, state = make_federation(tiny_data(2, USERS), newton(clients_per_round=4, weighting="data"))
+    cohort = federation.sampler.cohort(0).tolist()
+    after = after_rounds(federation, state)
+    seen = float(after.algorithm_state["newton"]["seen"])
+    assert seen == pytest.approx(float(dense(federation)[cohort].sum() / dense(federation).sum()))
 
 
 def test_no_updates_leave_the_model() -> None:

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fairfold.algorithms.averaging import AveragingAlgorithm, mean_changes
-from fairfold.algorithms.newton import newton_step
+from fairfold.algorithms.newton import GRAM, newton_step, running_gram
 from fairfold.data import Interactions
 from fairfold.federation.algorithm import COUNTS, BatchedUpdates, DeviceScoring, Statistic, count_of
 from fairfold.federation.clients import Client, Clients
@@ -42,8 +42,7 @@ from fairfold.typing import FLOAT_BYTES, Weights
 BLOCK_ITEMS = 8_192  # items recovered at a time in a pass over the catalogue
 
 NEWTON = "newton"
-GRAM = "user_gram"
-"""Name of the sum of u uᵀ over users, which a Newton step needs."""
+"""Name of the server's optimizer, and of the group of the algorithm state that it keeps."""
 
 POPULATION = "population"
 """Name of the statistic whose first number counts users, which a Newton step needs; the other two are 0."""
@@ -120,9 +119,22 @@ class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring):
         gram_matrix = outer.view(rows.shape[1], -1) / aggregate.weight
         users = max(float(plan.public.statistics[POPULATION][0]), 1.0)
         shares = (plan.public.statistics[COUNTS] / users).clamp(max=1).to(rows)
-        step = newton_step(rows, change, gram_matrix, shares, self.unobserved_weight, self.row_ridges(shares, users))
-        full = state.full | {name: (rows + self.server_lr * step).view(-1)}
-        return replace(state, full=full, round_number=state.round_number + 1)
+        kept, rate = running_gram(
+            state.algorithm_state.get(NEWTON, {}), gram_matrix, self._participation(plan, aggregate)
+        )
+        ridges = self.row_ridges(shares, users)
+        step = newton_step(rows, change, kept[GRAM], shares, self.unobserved_weight, ridges)
+        full = state.full | {name: (rows + self.server_lr * rate * step).view(-1)}
+        return State(full, state.round_number + 1, state.algorithm_state | {NEWTON: kept})
+
+    def _participation(self, plan: Plan, aggregate: Aggregate) -> float:
+        """Share of all clients, by weight, that took part in a round; 1 where all are asked and waited for."""
+        fleet, statistics = plan.settings.fleet, plan.public.statistics
+        if fleet.clients_per_round is None and fleet.asynchronous.is_synchronous:
+            return 1.0
+        users = max(float(statistics[POPULATION][0]), 1.0)
+        everybody = users * self.weight(float(statistics[COUNTS].sum()) / users)  # exact for equal weights and data's
+        return min(aggregate.weight / everybody, 1.0) if everybody else 1.0
 
     def client_update(self, plan: Plan, task: ClientTask, client: Client) -> tuple[Update, Weights]:
         (client_update,) = self.client_updates(plan, client.clients, [ScheduledTask(client.number, task)])

@@ -8,10 +8,25 @@ least-squares solution for all rows, and else errs towards the mean user.
 
 All of it is a sum over clients, in any subspace: the change of a slot is a mean over its items, so the step of a slot
 that whole rows share is the step of that mean.
+
+**Few clients per round.** The least squares of one round's users alone would follow their noise and forget all others.
+So each round's statistics, the Gram matrix and the right sides b = change + H v, join a running mean, in round t with
+a = share / (1 − (1 − share)ᵗ): an update fades as fast as clients come by, and the first round counts whole.
+The right sides need not be kept. The rows solved the mean before, (H̄ + ridge) v = b̄, so the gradient of the old part
+vanishes, and the new solution is v + a·(H̄′ + ridge)⁻¹ (change − ridge v): a step of length a by the running mean of
+Gram matrices, which is all that the server keeps. If everybody takes part a is 1, and nothing is kept from before.
 """
 
 import torch
 from torch import Tensor
+
+from fairfold.typing import Weights
+
+GRAM = "user_gram"
+"""Name of the sum of u uᵀ over users, which a Newton step needs."""
+
+SEEN = "seen"
+"""Name of the sum of the weights of the rounds in the running mean: 1 − (1 − share)ᵗ."""
 
 EPSILON = 1e-9
 """Added to the Hessian, which is singular where there are fewer users than factors."""
@@ -35,3 +50,11 @@ def newton_step(
     hessian = weights[:, None] * values.clamp(min=0) + (ridge[:, None] + EPSILON)
     step: Tensor = ((change - ridge[:, None] * rows) @ vectors / hessian) @ vectors.T
     return step
+
+
+def running_gram(kept: Weights, gram: Tensor, share: float) -> tuple[Weights, float]:
+    """The running mean of Gram matrices after a round in which a share of clients took part, and that round's rate."""
+    seen = share + (1 - share) * float(kept[SEEN] if kept else 0.0)
+    rate = share / seen
+    mean = torch.lerp(kept[GRAM].to(gram), gram, rate) if kept else gram
+    return {GRAM: mean, SEEN: torch.tensor([seen], dtype=torch.float64)}, rate

@@ -27,9 +27,9 @@ def _advice(settings: "Settings") -> str:
     if algorithm.kind == "co_occurrence":
         return "Bring more users or interactions; with privacy.level='private', a larger privacy.epsilon."
     if keys.get("server_optimizer") == "newton":
-        if settings.fleet.clients_per_round is not None:  # a full step on the mean of a few users follows their noise
-            smaller = f"algorithm.server_lr={keys['server_lr'] / LARGER_STEP:g}"
-            return f"Newton steps need all clients: try --set fleet.clients_per_round=none, or --set {smaller}."
+        if settings.fleet.clients_per_round is not None:  # rounds until everybody has been asked many times
+            longer = f"--rounds {LARGER_STEP * settings.run.rounds}"
+            return f"Newton steps like all clients: try --set fleet.clients_per_round=none, or {longer}."
         weaker = f"algorithm.item_ridge={keys['item_ridge'] / LARGER_STEP:g}"
         return f"Try --set {weaker}, more rounds (--rounds {MORE_ROUNDS * settings.run.rounds}), or --recipe default."
     changes = [f"--rounds {MORE_ROUNDS * settings.run.rounds}"]
