@@ -38,7 +38,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'fairfold' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    globals()[name] = getattr(import_module(_HOMES[name]), name)  # found without this function from now on
+    return globals()[name]
 
 
 def __dir__() -> list[str]:

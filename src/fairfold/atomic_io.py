@@ -2,17 +2,16 @@
 
 import contextlib
 import errno
-import hashlib
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from fairfold.errors import CannotWrite
 
 CHUNK_BYTES = 8 << 20
-"""Bytes written or read at a time."""
+"""Bytes written at a time."""
 
 TEMPORARY = ".tmp"
 
@@ -116,16 +115,6 @@ def cannot_write(path: Path, error: OSError, needed: int | None = None) -> Canno
     room = f"{needed:,} bytes" if needed is not None else "more room"
     remedy = "What was there before is untouched: make room, then go on (fairfold train --out … --resume)."
     return CannotWrite(f"{path}: {reason}, {free:,} bytes are free", f"{room} for this file", remedy)
-
-
-def file_checksum(path: Path, advance: Callable[[int], None] = lambda _done: None, algorithm: str = "sha256") -> str:
-    """The hexadecimal checksum of a file; ``advance`` is called with the bytes of each chunk read."""
-    digest = hashlib.new(algorithm)
-    with path.open("rb") as file:
-        while block := file.read(CHUNK_BYTES):
-            digest.update(block)
-            advance(len(block))
-    return digest.hexdigest()
 
 
 def make_folder(folder: Path, *, private: bool = False) -> None:

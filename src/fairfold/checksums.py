@@ -15,14 +15,16 @@ import hashlib
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fairfold.atomic_io import file_checksum
 from fairfold.errors import FairfoldError
 
 CHECKSUM = "checksum"
+CHUNK_BYTES = 8 << 20
+"""Bytes read at a time."""
+
 MAX_FILE_BYTES = 1 << 28
 """Largest file that is read as a whole."""
 
@@ -129,6 +131,16 @@ def parse_lines(content: bytes, separator: str = " ", first: int = 1) -> list[st
     if parse_line(last[:-1], separator) is not None:  # it was not cut short: its end is another one
         raise Damaged(f"line {first + len(lines)} is not what was written")
     return found
+
+
+def file_checksum(path: Path, advance: Callable[[int], None] = lambda _done: None, algorithm: str = "sha256") -> str:
+    """The hexadecimal checksum of a file; ``advance`` is called with the bytes of each chunk read."""
+    digest = hashlib.new(algorithm)
+    with path.open("rb") as file:
+        while block := file.read(CHUNK_BYTES):
+            digest.update(block)
+            advance(len(block))
+    return digest.hexdigest()
 
 
 def verify_file(path: Path, size: int, digest: str | None = None) -> None:

@@ -11,6 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from fairfold import atomic_io as files
+from fairfold.checksums import file_checksum
 from fairfold.config import Settings
 from fairfold.config.files import load_settings, recipes, to_toml
 from fairfold.errors import CannotWrite, InvalidSettings
@@ -38,7 +39,7 @@ def test_tensors_are_read_back_by_the_library(tmp_path: Path, monkeypatch: pytes
     with safe_open(tmp_path / "file.safetensors", "pt") as opened:
         assert opened.metadata() == {"round": "3", "word": "ä"}
     assert described["bytes"] == (tmp_path / "file.safetensors").stat().st_size
-    assert described["sha256"] == files.file_checksum(tmp_path / "file.safetensors")
+    assert described["sha256"] == file_checksum(tmp_path / "file.safetensors")
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

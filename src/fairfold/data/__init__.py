@@ -16,6 +16,7 @@ __all__ = ["Dataset", "ImageDataset", "Images", "Interactions", "Prepared", "loa
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Prepared", "load", "load_images", "prepare"):
-        return getattr(import_module("fairfold.data.preparing"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in ("Prepared", "load", "load_images", "prepare"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = getattr(import_module("fairfold.data.preparing"), name)  # found without this function from now on
+    return globals()[name]

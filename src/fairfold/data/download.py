@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from fairfold import __version__
-from fairfold.atomic_io import file_checksum, sync_folder, write_atomically
-from fairfold.data.cache import Stages, atomic_folder, cache_folder, existing_path, explain_full_disk, no_progress
+from fairfold.atomic_io import sync_folder, write_atomically
+from fairfold.checksums import file_checksum
+from fairfold.data.cache import Stages, atomic_folder, cache_folder, explain_full_disk, no_progress
 from fairfold.data.text import check_unpacked
 from fairfold.errors import InvalidData
 
@@ -198,9 +199,7 @@ def local_folder(name: str, cache: str | Path | None = None) -> Path | None:
 
 
 def resolve(source: str | Path, cache: str | Path | None = None, stages: Stages = no_progress) -> Path:
-    """Resolve a source to a path: an existing one, or that of a public data set, downloaded if needed."""
-    if (path := existing_path(source)) is not None:
-        return path
+    """The folder of a public data set, by its name; it is downloaded if needed."""
     known = PUBLIC_DATASETS.get(str(source))
     if known is None:
         given = str(source).lower()[:200]

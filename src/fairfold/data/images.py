@@ -85,11 +85,6 @@ def read_idx(path: Path) -> NDArray[Any]:
     return numpy.frombuffer(content, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
 
 
-def is_image_folder(path: Path) -> bool:
-    """True if a folder holds images in one of the known formats."""
-    return path.is_dir() and (any(path.glob("*-idx[123]-*")) or any(path.glob("train/*.json")))
-
-
 def source_files(folder: Path, images: Path | None = None) -> list[Path]:
     """List the files that :func:`read_images` reads."""
     if any(folder.glob("train/*.json")):

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fairfold.atomic_io import file_checksum
+from fairfold.checksums import file_checksum
 from fairfold.data import store
 from fairfold.data.cache import Stages, atomic_folder, cache_folder, existing_path, no_progress
 from fairfold.data.download import local_folder, resolve
 from fairfold.data.formats import SPLIT, Options
-from fairfold.data.images import ImageDataset, is_image_folder, read_images, source_files
+from fairfold.data.images import ImageDataset, read_images, source_files
 from fairfold.data.interactions import Dataset
 from fairfold.data.sources import Source, find_source, read_titles
 from fairfold.data.tables import build_table, spool_rows
@@ -95,8 +95,8 @@ def prepare(
     ``refresh`` prepares it again even then; ``block_size`` bytes of the source are held in memory at a time.
     """
     given = Options(**options)
-    path = resolve(source, cache, stages)
-    if is_image_folder(path):
+    path = existing_path(source) or resolve(source, cache, stages)
+    if _is_image_folder(path):
         return _prepare_images(path, given, cache, stages, refresh)
     found = find_source(path, given)
     if found.published_split and given.split is not None and not given.resplit:
@@ -122,10 +122,15 @@ def prepare(
     return _into_cache(about, found.paths, given, cache, stages, refresh, fill)
 
 
+def _is_image_folder(path: Path) -> bool:
+    """True if a folder holds images in one of the known formats."""
+    return path.is_dir() and (any(path.glob("*-idx[123]-*")) or any(path.glob("train/*.json")))
+
+
 def _prepare_images(path: Path, options: Options, cache: str | Path | None, stages: Stages, refresh: bool) -> Prepared:
     # The MNIST images, in case the folder holds only their writers.
     known = None if path.name == "mnist" else local_folder("mnist", cache)
-    images = resolve(options.images, cache, stages) if options.images else known
+    images = existing_path(options.images) or resolve(options.images, cache, stages) if options.images else known
 
     def fill(folder: Path) -> store.Manifest:
         with stages(f"reading {path.name}", 0):

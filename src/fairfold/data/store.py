@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fairfold import __version__, checksums
-from fairfold.atomic_io import file_checksum, write_atomically
+from fairfold.atomic_io import write_atomically
+from fairfold.checksums import file_checksum
 from fairfold.data.images import ImageDataset, Images
 from fairfold.data.interactions import Dataset, Interactions, offsets_of
 from fairfold.data.parsing import read_parquet
