@@ -96,7 +96,7 @@ def prepare(
     """
     given = Options(**options)
     path = existing_path(source) or resolve(source, cache, stages)
-    if _is_image_folder(path):
+    if is_image_folder(path):
         return _prepare_images(path, given, cache, stages, refresh)
     found = find_source(path, given)
     if found.published_split and given.split is not None and not given.resplit:
@@ -122,7 +122,7 @@ def prepare(
     return _into_cache(about, found.paths, given, cache, stages, refresh, fill)
 
 
-def _is_image_folder(path: Path) -> bool:
+def is_image_folder(path: Path) -> bool:
     """True if a folder holds images in one of the known formats."""
     return path.is_dir() and (any(path.glob("*-idx[123]-*")) or any(path.glob("train/*.json")))
 
