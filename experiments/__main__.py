@@ -14,6 +14,7 @@ from rich.table import Table
 from experiments.records import Watcher, is_complete, is_of_this_code
 from fairfold.atomic_io import write_atomically
 from fairfold.cli.console import CommandWithExamples, ErrorReporting, Terminal
+from fairfold.cli.options import Plugin
 from fairfold.errors import InvalidData, InvalidSettings
 from fairfold.runs.progress import LINE_SECONDS
 from fairfold.runs.units import human_seconds
@@ -98,6 +99,7 @@ def reproduce(
         Path | None,
         typer.Option(help="Take over the records of another folder of results; compare those that were run again."),
     ] = None,
+    plugin: Plugin = None,  # noqa: ARG001 (its callback loads it)
     list_them: Annotated[bool, typer.Option("--list", help="Show the experiments and what they hold.")] = False,
 ) -> None:
     """Run a table of the paper again, and show its figures beside ours, with the spread over seeds.

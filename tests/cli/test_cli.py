@@ -66,7 +66,7 @@ def test_train_leaves_a_folder_that_can_be_read(tmp_path: Path) -> None:
         (["--set", "run.rounds.first=1"], "run.rounds"),
         (["--capacities", "1x-0.3x"], "1x or more"),
         (["--rounds", "0"], "greater than or equal to 1"),
-        (["--method", "fedhm"], "use 'gradient'"),
+        (["--set", "algorithm.kind=closed_form", "--method", "fedhm"], "use 'gradient'"),
         (["--set", "algorithm.server_lr=nan"], "unknown key 'algorithm.server_lr'"),
         (["--set", "algorithm.kind=gradient", "--set", "algorithm.server_lr=nan"], "finite number"),
         (["--recipe", "ratings", "--set", "algorithm.server_lr=1"], "unknown key 'algorithm.server_lr'"),

@@ -41,6 +41,9 @@ from fairfold.typing import FLOAT_BYTES, Weights
 
 BLOCK_ITEMS = 8_192  # items recovered at a time in a pass over the catalogue
 
+SUBSPACE_METHODS = ("fair", "fair_hom", "full_trn", "fedavg")
+"""Methods whose clients hold subspaces of the table, in which users can be solved for."""
+
 NEWTON = "newton"
 """Name of the server's optimizer, and of the group of the algorithm state that it keeps."""
 
@@ -229,7 +232,7 @@ def mf_incompatibility(kind: str, settings: Any) -> str | None:
     """Why the other tables do not go with an algorithm that solves for users; None if they do."""
     if settings.model.kind != "mf" or settings.model.item_bias:
         return f"algorithm.kind={kind!r} is for model.kind='mf' without item_bias; 'gradient' serves others"
-    if settings.subspace.method not in ("fair", "fair_hom", "full_trn", "fedavg"):
+    if settings.subspace.method not in SUBSPACE_METHODS:
         return f"algorithm.kind={kind!r} needs subspaces, not method={settings.subspace.method!r}: use 'gradient'"
     if isinstance(settings.subspace, Fair) and settings.subspace.compress != "tables":
         return f"algorithm.kind={kind!r} has one table and nothing else: leave out subspace.compress"

@@ -43,6 +43,24 @@ Core = Annotated[int | None, typer.Option(help="Keep users and items with so man
 Recipe = Annotated[
     str | None, typer.Option(help="Settings of fairfold, such as fair, paper or ratings; see `fairfold recipes`.")
 ]
+
+
+def _load_plugins(paths: list[Path] | None) -> list[Path] | None:
+    if paths:
+        from fairfold.federation.plugins import load_files
+
+        load_files(paths)
+    return paths
+
+
+Plugin = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--plugin",
+        callback=_load_plugins,
+        help="A Python file with a method, algorithm or model of your own (docs/tutorials); may be repeated.",
+    ),
+]
 Change = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change any setting (docs/settings.md); may be repeated."),

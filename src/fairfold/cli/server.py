@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from fairfold.cli.console import Terminal, make_table
-from fairfold.cli.options import Change, Data, Recipe, collect_changes, resolve_settings
+from fairfold.cli.options import Change, Data, Plugin, Recipe, collect_changes, resolve_settings
 from fairfold.errors import InvalidSettings
 from fairfold.runs.units import human_bytes, human_seconds
 
@@ -237,6 +237,7 @@ def federate(
     half: Annotated[bool, typer.Option("--half", help="Send vectors in half precision: half the bytes.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the model and the data.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for everything. Default: runs/DATE-TIME-federation.")] = None,
+    plugin: Plugin = None,  # noqa: ARG001 (its callback loads it)
     change: Change = None,
 ) -> None:
     """Try out a real fleet on this machine: a server and devices of several sizes, as separate programs.

@@ -41,8 +41,8 @@ def train(
     method: Annotated[
         str | None,
         typer.Option(
-            help="What devices of each size hold: fair, fair_hom, full_trn, fedavg; with gradient steps (--recipe "
-            "authors) also fedhm, heterofl, inconsistent; or central: all data in one place."
+            help="What devices of each size hold: fair, fair_hom, full_trn, fedavg; by gradient steps fedhm, "
+            "heterofl, inconsistent; one of a --plugin; or central: all data in one place."
         ),
     ] = None,
     capacities: Annotated[
@@ -75,6 +75,7 @@ def train(
     top_users: opt.TopUsers = None,
     min_rating: opt.MinRating = None,
     core: opt.Core = None,
+    plugin: opt.Plugin = None,  # noqa: ARG001 (its callback loads it)
     change: opt.Change = None,
     show_settings: Annotated[
         bool, typer.Option("--show-settings", help="Show all settings and where each comes from, and stop.")

@@ -91,12 +91,14 @@ def load_settings(path: Path | None, changes: Mapping[str, Any], recipe: str | N
 def sources(settings: Settings, layers: Sequence[Layer]) -> Iterator[tuple[str, Any, str]]:
     """Every active key as ``table.key``, its value, and the layer, algorithm or default that it comes from."""
     kind = f"algorithm {settings.algorithm.kind}"
+    method = f"method {settings.subspace.method}"
     defaults = type(settings.algorithm).DEFAULTS
     given = settings.given()
     for table, keys in settings.plain().items():
         for key, value in keys.items():
             found = [layer.source for layer in layers if key in _keys(layer.tables.get(table), TAGS.get(table))]
             implied = kind if key in defaults.get(table, {}) else "default"
+            implied = method if key in settings.subspace.DEFAULTS.get(table, {}) else implied
             yield f"{table}.{key}", value, found[-1] if found and key in given[table] else implied
     for table, fixed in SettingsRules.of(settings.algorithm).fixed_settings(settings).items():
         for key in fixed:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Self, Union
 from pydantic import ConfigDict, Field, SerializeAsAny, TypeAdapter, ValidationError, model_validator
 
 from fairfold.algorithms import ALGORITHMS, Algorithm
+from fairfold.algorithms.closed_form import SUBSPACE_METHODS
 from fairfold.config.base import INACTIVE, FrozenSettings
 from fairfold.config.fleet import FleetSettings
 from fairfold.config.privacy import PRIVACY, PlainPrivacy
@@ -159,8 +160,10 @@ def _resolve(tables: Mapping[str, Any]) -> dict[str, FrozenSettings]:
     algorithm = kinds["algorithm"].get(tag) if isinstance(tag, str) else None
     implied = {table: dict(keys) for table, keys in (algorithm.DEFAULTS if algorithm else {}).items()}
     method = implied.get("subspace", {}).pop("method", "fair")
-    _default_tag("subspace", given["subspace"], method)
-    images = isinstance(given["model"], dict) and given["model"].get("kind") in IMAGE_MODELS
+    chosen = kinds["subspace"].get(str(_default_tag("subspace", given["subspace"], method)))
+    for table, keys in (chosen.DEFAULTS if chosen and not _reads_images(given["model"]) else {}).items():
+        implied[table] = {**implied.get(table, {}), **keys}
+    images = _reads_images(given["model"])
     named = isinstance(given["data"], dict) and "name" in given["data"]
     _default_tag("data", given["data"], SYNTHETIC if not named else "images" if images else "interactions")
     _default_tag("privacy", given["privacy"], "plain")
@@ -203,6 +206,10 @@ def _default_tag(table: str, keys: Any, default: str) -> Any:
     return keys.setdefault(TAGS[table], default) if isinstance(keys, dict) else None
 
 
+def _reads_images(model: Any) -> bool:
+    return isinstance(model, dict) and model.get("kind") in IMAGE_MODELS
+
+
 def _default_algorithm(model: Any, subspace: Any) -> str:
     """The algorithm that is taken where none is named: the best for a model and a method."""
     keys = model if isinstance(model, dict) else {}
@@ -212,8 +219,9 @@ def _default_algorithm(model: Any, subspace: Any) -> str:
     if kind != "mf" or keys.get("item_bias"):
         return "gradient"
     method = subspace.get("method") if isinstance(subspace, dict) else None
-    truncated = subspace == {} or method == name_of(Truncated, "method")
-    return "co_occurrence" if truncated else "closed_form"
+    if subspace == {} or method == name_of(Truncated, "method"):
+        return "co_occurrence"
+    return "closed_form" if method is None or method in SUBSPACE_METHODS else "gradient"
 
 
 def _validate(table: str, kinds: Kinds, keys: Any, defaults: Mapping[str, Any]) -> FrozenSettings:

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -33,7 +33,13 @@ class Tensors:
 
 
 class Method(FrozenSettings):
-    """Turns capacities into what clients hold."""
+    """Turns capacities into what clients hold.
+
+    Attributes:
+        DEFAULTS: Defaults of the other tables that go with the method, by table and key.
+    """
+
+    DEFAULTS: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     method: str
     per_client: ClassVar[bool] = False  #: whether every client has a hash of its own
@@ -133,7 +139,9 @@ class Method(FrozenSettings):
         return alone, True
 
 
-def unsupported_capacity(method: str, capacity: Capacity, reason: str) -> InvalidCapacity:
-    """The error for a capacity that a method cannot serve."""
+def unsupported_capacity(method: str, capacity: Capacity, reason: str, smallest: int | None = None) -> InvalidCapacity:
+    """The error for a capacity that a method cannot serve; ``smallest``x is the last that it can, where known."""
     needed = f"a capacity it can serve (N/A: {reason})"
-    return InvalidCapacity(f"method={method!r} at {capacity}", needed, "Use method='fair'.")
+    sizes = "-".join(["1x", *(f"{size}x" for size in (4, 2) if smallest is not None and size <= smallest)][:2])
+    remedy = "Use method='fair'." if smallest is None else f"Use --capacities {sizes}, or --method fair."
+    return InvalidCapacity(f"method={method!r} at {capacity}", needed, remedy)

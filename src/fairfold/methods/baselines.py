@@ -25,6 +25,7 @@ class FedHM(Method):
             of the columns, which goes over the budget by the small factor, r·d numbers, in favour of the method.
     """
 
+    DEFAULTS: ClassVar = {"algorithm": {"aggregation": "paper"}, "fleet": {"capacities": "1x-4x"}}
     min_compressed: ClassVar[int] = 0
     additive: ClassVar[bool] = False
 
@@ -51,7 +52,7 @@ class FedHM(Method):
             held = LowRank.within(shape, limit + (limit // shape[0] * shape[1] if free else 0))
             if held is None:
                 needed = f"{name} ({shape[0]} × {shape[1]}) needs at least {sum(shape)} numbers, it can hold {limit}"
-                raise unsupported_capacity("fedhm", capacity, needed)
+                raise unsupported_capacity("fedhm", capacity, needed, prod(shape) // sum(shape))
             found[name] = held
         return found
 
@@ -59,6 +60,7 @@ class FedHM(Method):
 class HeteroFL(Method):
     """HeteroFL: leading columns of tables, at least one, and what reads them next; or a narrower network."""
 
+    DEFAULTS: ClassVar = {"fleet": {"capacities": "1x-4x"}}
     min_compressed: ClassVar[int] = 0
 
     method: Literal["heterofl"] = "heterofl"
@@ -77,7 +79,7 @@ class HeteroFL(Method):
         held = KeptColumns.within(shape, limit)
         if held is None:
             needed = f"{name} ({shape[0]} × {shape[1]}) needs at least {shape[0]} numbers, it can hold {limit}"
-            raise unsupported_capacity(self.method, capacity, needed)
+            raise unsupported_capacity(self.method, capacity, needed, shape[1])
         return held
 
     def others(self, tensors: Tensors, held: Assignment) -> dict[str, Projection]:
