@@ -23,6 +23,7 @@ from experiments.combine import pack_per_user
 from experiments.leave_one_out import LeaveOneOutRanks, leave_one_out_ranks
 from fairfold.backends.batched import batched
 from fairfold.config import Settings, merge_tables, read_settings
+from fairfold.data.cache import existing_path
 from fairfold.data.download import resolve
 from fairfold.data.interactions import Dataset, Interactions
 from fairfold.errors import InvalidData, InvalidSettings, InvalidVector
@@ -268,7 +269,11 @@ FILES = {"u.data": "\t", "*.rating": "\t", "ratings.dat": "::", "ratings.csv": "
 @cache
 def leave_newest_out(name: str) -> Dataset:
     """Split a MovieLens set by time (leave one out); users with fewer than three items are dropped."""
-    frame = _read(resolve(name)).sort("user", "time", "row").unique(["user", "item"], keep="last", maintain_order=True)
+    frame = (
+        _read(existing_path(name) or resolve(name))
+        .sort("user", "time", "row")
+        .unique(["user", "item"], keep="last", maintain_order=True)
+    )
     frame = frame.filter(polars.len().over("user") >= 3)
     users, items = (frame[role].rank("dense").cast(polars.Int64) - 1 for role in ("user", "item"))
     from_end = frame.select(polars.len().over("user") - 1 - polars.int_range(polars.len()).over("user"))
