@@ -1,7 +1,10 @@
 """Who is not meant to be there does not get in, and is told why; nothing that is read can run code."""
 
 import ast
+import json
+import os
 import re
+import subprocess
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
@@ -10,6 +13,7 @@ import pytest
 
 from fairfold.flower.fleet import connection as link
 from fairfold.flower.fleet.connection import NodeConnection, RefusedByServer, read_key
+from fairfold.flower.fleet.control import control_command
 from fairfold.flower.fleet.credentials import make_certificates, make_node_key
 from fairfold.flower.fleet.local_fleet import HOST, LocalFleet, make_local_fleet
 from fairfold.flower.fleet.processes import Program, find_command, stop_on_exit
@@ -73,6 +77,22 @@ def test_a_refused_device_learns_why(local_fleet: LocalFleet, monkeypatch: pytes
         assert one.kind == kind
     assert re.search(r"(59\d|600) s behind", str(found["clock"]))
     assert local_fleet.server.count_online() == (0, 1)
+
+
+@pytest.mark.slow
+def test_an_account_of_the_server_s_machine_without_the_secret_starts_nothing(local_fleet: LocalFleet) -> None:
+    """Flower's control API asks for no credentials: who reached it ran code as the server."""
+    app, environment = str(local_fleet.server.app), os.environ | local_fleet.server.environment
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    words = ["run", app, "fleet", "-c", "rounds=1 resume=false", "--format", "json"]
+    assert "only for the server's own account" in run(find_command("flwr"), *words).stdout
+    assert not local_fleet.server.request("runs")["runs"]
+    known = run(*control_command("flwr", *words))
+    assert json.loads(known.stdout)["success"], known
+    assert len(local_fleet.server.request("runs")["runs"]) == 1
 
 
 def flower(local_fleet: LocalFleet, *options: str) -> list[str]:

@@ -18,6 +18,7 @@ from fairfold.flower.fleet.connection import (
     API_PREFIX,
     public_pem,
 )
+from fairfold.flower.fleet.control import HEADER, read_secret
 from fairfold.flower.fleet.credentials import (
     fingerprint,
 )
@@ -47,9 +48,9 @@ class State(SimpleNamespace):
 
 
 def ask(
-    server: ServerFolder, state: State, path: str, body: bytes = b"", method: str = "POST", client: str = "192.0.2.7"
+    server: ServerFolder, state: State, path: str, body: bytes = b"", method: str = "POST", *, operator: bool = False
 ) -> tuple[int, Any]:
-    """What the gate answers to somebody from elsewhere."""
+    """What the gateway answers to somebody on the server's machine, or to its operator."""
     sent: list[Any] = []
     waiting = [body]
 
@@ -62,12 +63,13 @@ def ask(
     async def nobody(_scope: Any, _receive: Any, _send: Any) -> None:
         raise AssertionError("a request that was not for the SuperLink")
 
-    factory = SimpleNamespace(state=lambda: state)
+    factory, secret = SimpleNamespace(state=lambda: state), read_secret(server.control)
     scope = {
-        "type": "http", "path": path, "method": method, "client": (client, 5), "server": ("192.0.2.1", 8000),
+        "type": "http", "path": path, "method": method, "client": ("192.0.2.1", 5), "server": ("192.0.2.1", 8000),
+        "headers": [(HEADER.encode(), secret.encode())] if operator else [],
         "app": SimpleNamespace(state=SimpleNamespace(linkstate_factory=factory)),
     }  # fmt: skip
-    app = Gateway(nobody, routes=Enrolment(server.folder, server.items).routes)
+    app = Gateway(nobody, secret=secret, routes=Enrolment(server.folder, server.items).routes)
     asyncio.run(app(scope, receive, send))
     content = b"".join(part.get("body", b"") for part in sent[1:])
     kind = dict(sent[0]["headers"]).get(b"content-type")
@@ -132,7 +134,7 @@ def test_what_is_no_request_is_refused_and_registers_nobody(body: bytes, server:
 
 
 @pytest.mark.usefixtures("quick")
-def test_long_requests_other_methods_and_operators_questions_from_elsewhere_are_refused(
+def test_long_requests_other_methods_and_operators_questions_without_the_secret_are_refused(
     server: ServerFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = State()
@@ -141,10 +143,10 @@ def test_long_requests_other_methods_and_operators_questions_from_elsewhere_are_
     for question in ("nodes", "runs"):
         assert ask(server, state, API_PREFIX + question, method="GET")[0] == 403
     state.create_node("", "", PUBLIC, 1)
-    status, content = ask(server, state, API_PREFIX + "nodes", method="GET", client="192.0.2.1")
+    status, content = ask(server, state, API_PREFIX + "nodes", method="GET", operator=True)
     assert (status, content["nodes"]) == (200, [{"node": "7", "state": "online", "since": "now"}])
     monkeypatch.delattr(State, "get_node_info")
-    assert ask(server, state, API_PREFIX + "nodes", method="GET", client="192.0.2.1") == (
+    assert ask(server, state, API_PREFIX + "nodes", method="GET", operator=True) == (
         500, {"detail": "the server failed: see its log"}
     )  # fmt: skip
 

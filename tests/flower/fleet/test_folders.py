@@ -20,6 +20,7 @@ from fairfold.flower.fleet.connection import (
     public_pem,
     read_key,
 )
+from fairfold.flower.fleet.control import control_command, read_secret
 from fairfold.flower.fleet.credentials import (
     Token,
     fingerprint,
@@ -90,6 +91,18 @@ def test_a_server_s_folder_is_read_as_it_was_written_and_not_overwritten(server:
     assert not (tmp_path / "new").exists()
     status = server.status()
     assert (status["running"], status["run"]["rounds"]) == (False, 0)
+
+
+def test_the_secret_of_a_server_is_its_account_s_alone_and_in_nobody_s_environment(server: ServerFolder) -> None:
+    secret = read_secret(server.control)
+    assert server.control.stat().st_mode & 0o777 == 0o600
+    assert secret not in " ".join([*server.environment.values(), *server.superlink_command(), *control_command("flwr")])
+    other = ServerFolder.create(server.folder.parent / "other", make_settings(rounds=2), "localhost", items=60)
+    assert read_secret(other.control) != secret
+    for content in ("", "5" * 63, "x" * 64):
+        server.control.write_text(content)
+        with pytest.raises(InvalidState, match="server's own account"):
+            read_secret(server.control)
 
 
 def test_a_run_asks_no_index_for_anything(server: ServerFolder) -> None:

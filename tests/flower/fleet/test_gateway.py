@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
+from fastapi.routing import iter_route_contexts
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
 from flwr.proto.node_pb2 import Node
 from flwr.server.superlink.linkstate import LinkStateFactory
@@ -17,10 +18,12 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.state.schema.linkstate_models import MessageIns
 from flwr.supercore.state.schema.linkstate_models import Node as NodeRow
 from flwr.superlink.federation.noop_federation_manager import NoOpFederationManager
+from flwr.superlink.main import create_app
 from sqlalchemy import select
 
 from fairfold.flower.fleet import gateway
 from fairfold.flower.fleet.connection import NodeConnection, _first_number, public_pem
+from fairfold.flower.fleet.control import HEADER
 from fairfold.flower.fleet.gateway import LIMITS, Gateway, PollCache
 
 PIECE = b"x" * (1 << 20)
@@ -29,12 +32,13 @@ PIECE = b"x" * (1 << 20)
 class Caller:
     """One request, piece by piece, and what came back."""
 
-    def __init__(self, path: str, body: list[bytes], client: str = "192.0.2.7") -> None:
+    def __init__(self, path: str, body: list[bytes], client: str = "192.0.2.7", secret: str = "") -> None:
         self.scope: dict[str, Any] = {
             "type": "http",
             "path": path,
             "client": (client, 5),
             "server": ("192.0.2.1", 8000),
+            "headers": [(HEADER.encode(), secret.encode())] if secret else [],
         }
         self.waiting, self.read, self.sent = list(body), 0, list[Any]()
 
@@ -58,17 +62,34 @@ class Caller:
         return int(self.sent[0]["status"])
 
 
-def test_nodes_reach_what_nodes_need_and_this_machine_everything() -> None:
-    for path in ("/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/v1/fleetx", "/v1/control/../fleet/x"):
-        assert Caller(path, [b""]).call() == 403
-        assert Caller(path, [b""], client="192.0.2.1").call() == 200
-        assert Caller(path, [b""]).call(trusted=frozenset({"192.0.2.7"})) == 200
-    unknown = Caller("/v1/control/start-run", [b""])
+def flower_paths() -> list[str]:
+    """All paths of Flower's own SuperLink that are not for nodes."""
+    paths = [route.path for route in iter_route_contexts(create_app().routes)]
+    assert len(paths) > 40
+    return [path for path in paths if path and not path.startswith("/v1/fleet/")]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_nodes_reach_what_nodes_need_and_the_server_s_account_all_of_flower_s_endpoints() -> None:
+    here, right = "192.0.2.1", "5" * 64
+    for path in [*flower_paths(), "/v1/fleetx", "/v1/control/../fleet/x"]:
+        for client, secret in ((here, ""), (here, "6" * 64), (here, right + "5"), ("192.0.2.7", right)):
+            assert Caller(path, [b""], client, secret).call(secret=right) == 403, path
+        assert Caller(path, [b""], here, "").call(secret="") == 403, "no secret is not an empty one"
+        assert Caller(path, [b""], here, right).call(secret=right) == (200 if path.startswith("/v1/") else 404), path
+    unknown = Caller("/v1/control/start-run", [b""], secret=right)
     del unknown.scope["client"]
-    assert unknown.call() == 403
+    assert unknown.call(secret=right) == 403
     good = Caller("/v1/fleet/pull-messages", [b"hello ", b"world"])
     assert good.call() == 200
     assert b"".join(part["body"] for part in good.sent[1:]) == b"hello worl"
+
+
+def test_a_websocket_is_closed_and_no_error() -> None:
+    caller = Caller("/v1/fleet/pull-messages", [b""])
+    caller.scope["type"] = "websocket"
+    asyncio.run(Gateway(flower_sends_nothing)(caller.scope, caller.receive, caller.send))
+    assert [message["type"] for message in caller.sent] == ["websocket.close"]
 
 
 @pytest.mark.parametrize("path", [*(path for path in LIMITS if "fleet" in path), "/v1/fleet/push-messages"])

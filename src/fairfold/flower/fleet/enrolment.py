@@ -1,7 +1,7 @@
 """The routes that the gateway answers itself: enrolment of devices, and the status for the server's operator.
 
 A device fetches the authority's certificate; then, over a connection that it trusts by that, it sends its token and its
-public key. All else is for the server's own machine.
+public key. All else needs the secret of the server's folder.
 """
 
 import json
@@ -38,7 +38,7 @@ class Route(NamedTuple):
 
     method: str
     handler: Callable[[Any, bytes], HttpResponse]
-    local_only: bool = False
+    control: bool = False
 
 
 class Enrolment:
@@ -47,12 +47,13 @@ class Enrolment:
     def __init__(self, folder: Path, items: int) -> None:
         self.folder, self.items, self.catalogue = folder, items, folder / "catalogue.txt"
         self.invitations = Invitations(folder / "invites")
+        self.secret = folder / "control"
         self.routes = {
             API_PREFIX + "authority": Route("GET", lambda _state, _body: HttpResponse(200, folder / "keys" / "ca.crt")),
             API_PREFIX + "catalogue": Route("GET", self.send_catalogue),
             API_PREFIX + "enrol": Route("POST", self.enrol),
-            API_PREFIX + "nodes": Route("GET", self.nodes, local_only=True),
-            API_PREFIX + "runs": Route("GET", self.runs, local_only=True),
+            API_PREFIX + "nodes": Route("GET", self.nodes, control=True),
+            API_PREFIX + "runs": Route("GET", self.runs, control=True),
         }
 
     @classmethod

@@ -1,6 +1,6 @@
 """The gateway in front of Flower's SuperLink: an ASGI middleware that limits and answers requests.
 
-- Nodes reach Flower's endpoints for nodes; all others are for this machine and for trusted addresses.
+- Nodes reach Flower's endpoints for nodes; all others need the secret of the server's folder (:mod:`.control`).
 - The length of requests is bounded, and so is how many are handled at once.
 - Polls of idle nodes and heartbeats, most of what a fleet sends, are answered from a :class:`PollCache` and by a
   :class:`HeartbeatBatcher`: Flower would open a transaction for each.
@@ -9,6 +9,7 @@
 
 import asyncio
 import gc
+import hmac
 import json
 import logging
 import os
@@ -28,8 +29,10 @@ from sqlalchemy import func, select
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairfold.flower.fleet.connection import API_PREFIX, FLEET_API
+from fairfold.flower.fleet.control import HEADER
 from fairfold.flower.fleet.enrolment import MAX_REQUEST_BYTES, HttpResponse, Route, error_response
 
+API = "/v1/"  # all of Flower's endpoints
 POLL, HEARTBEAT = FLEET_API + "pull-messages", FLEET_API + "send-node-heartbeat"
 LIMITS = {
     FLEET_API + "push-object": (8 << 20, 16),
@@ -59,32 +62,42 @@ class Gateway:
     def __init__(
         self,
         app: ASGIApp,
-        trusted: frozenset[str] = frozenset(),  # addresses that may use all endpoints, beside this machine's own
+        secret: str = "",  # with which programs of this machine may use all endpoints; without one nobody may
         timeout: float = REQUEST_TIMEOUT,
         routes: Mapping[str, Route] | None = None,  # paths that the gateway answers itself
     ) -> None:
-        self.app, self.trusted, self.timeout, self.routes = app, trusted, timeout, routes or {}
+        self.app, self.timeout, self.routes = app, timeout, routes or {}
+        self._secret = secret.encode()
         self._poll_cache, self._heartbeats = PollCache(), HeartbeatBatcher()
         self._uncollected = 0
         self._slots = {path: asyncio.Semaphore(at_once) for path, (_, at_once) in LIMITS.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = self.routes.get(scope.get("path", ""))
-        if scope["type"] == "http" and route is not None and (not route.local_only or self._is_local(scope)):
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+        elif scope["type"] != "http":  # a WebSocket: none is served here
+            await send({"type": "websocket.close", "code": 1008})
+        elif route is not None and (not route.control or self._may_control(scope)):
             async with self._slots[API_PREFIX]:
                 await self._answer(route, scope, receive, send)
-        elif scope["type"] == "lifespan" or (not scope["path"].startswith(FLEET_API) and self._is_local(scope)):
-            await self.app(scope, receive, send)
-        elif scope["type"] != "http" or not scope["path"].startswith(FLEET_API):
-            await _refuse(send, 403, "only for the server's own machine")
+        elif not scope["path"].startswith(FLEET_API):
+            if not self._may_control(scope):
+                await _refuse(send, 403, "only for the server's own account")
+            elif not scope["path"].startswith(API):  # Flower's /docs, which loads scripts from elsewhere
+                await _refuse(send, 404, "not served here")
+            else:
+                await self.app(scope, receive, send)
         else:
             kind = scope["path"] if scope["path"] in LIMITS else FLEET_API
             async with self._slots[kind]:
                 await self._forward(LIMITS[kind][0], scope, receive, send)
 
-    def _is_local(self, scope: Scope) -> bool:
+    def _may_control(self, scope: Scope) -> bool:
+        """Whether a request comes from this machine, with the secret of the server's folder."""
         client, server = scope.get("client") or [None], scope.get("server") or [""]
-        return client[0] == server[0] or client[0] in self.trusted
+        given = dict(scope.get("headers") or []).get(HEADER.encode(), b"")
+        return bool(self._secret) and client[0] == server[0] and hmac.compare_digest(given, self._secret)
 
     async def _answer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one of the gateway's own routes; errors are logged, and the response has no details."""

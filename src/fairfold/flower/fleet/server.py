@@ -11,6 +11,7 @@ import csv
 import ipaddress
 import json
 import re
+import secrets
 import sys
 import time
 from collections import Counter
@@ -24,6 +25,7 @@ from fairfold.atomic_io import locked, make_folder, make_private_folder, remove,
 from fairfold.errors import InvalidData, InvalidSettings, InvalidState
 from fairfold.flower.fleet import Echo, FleetFolder, PathInside
 from fairfold.flower.fleet.connection import API_PREFIX, DEFAULT_PORT, RefusedByServer, ServerConnection, json_object
+from fairfold.flower.fleet.control import HEADER, SECRET_BYTES, VARIABLE, read_secret
 from fairfold.flower.fleet.credentials import Invitations, Token, fingerprint, make_certificates, renew_certificate
 from fairfold.flower.fleet.processes import OFFLINE, Program, bind_port, stop_on_exit, wait_for_port
 
@@ -55,6 +57,7 @@ class ServerFolder(FleetFolder):
     keys = PathInside("keys")  # certificates and private keys
     authority = PathInside("keys/ca.crt")  # the certificate that devices pin
     app = PathInside("app")  # the Flower app that a run executes
+    control = PathInside("control")  # the secret of the operator's requests (:mod:`.control`)
     run = PathInside("run")  # the run folder that training writes (:mod:`.training`)
 
     @property
@@ -91,6 +94,7 @@ class ServerFolder(FleetFolder):
         initial_plan(settings, server.items, None)  # refused now, not when devices are connected
         make_private_folder(folder)
         make_certificates(server.keys, [host])
+        write_atomically(server.control, f"{secrets.token_hex(SECRET_BYTES)}\n".encode(), private=True)
         write_app(server.app, folder)
         if names is not None:
             write_atomically(folder / CATALOG_FILE, "".join(f"{name}\n" for name in names).encode())
@@ -151,7 +155,7 @@ class ServerFolder(FleetFolder):
     @property
     def environment(self) -> dict[str, str]:
         """The environment of the server's programs: they contact no other host, and install nothing."""
-        return OFFLINE | {"FLWR_HOME": str(self.folder / "home")}
+        return OFFLINE | {"FLWR_HOME": str(self.folder / "home"), VARIABLE: str(self.control)}
 
     def superlink_command(self) -> list[str]:
         """The command line of Flower's SuperLink behind the gateway."""
@@ -200,7 +204,8 @@ class ServerFolder(FleetFolder):
         """The ``nodes`` or ``runs`` of the running server."""
         try:
             with contextlib.closing(ServerConnection(f"{LOOPBACK}:{self.port}", self.authority)) as connection:
-                return json_object(connection.request("GET", API_PREFIX + resource))
+                headers = {HEADER: read_secret(self.control)}
+                return json_object(connection.request("GET", API_PREFIX + resource, headers=headers))
         except RefusedByServer as refused:
             given = f"the server in {self.folder} does not respond: {refused}"
             raise InvalidState(given, "a running one", f"Run `fairfold server start {self.folder}`.") from None

@@ -25,6 +25,7 @@ from flwr.supercore.error import FlowerError
 
 from fairfold.errors import FairfoldError, InvalidState
 from fairfold.flower.fleet.connection import API_PREFIX
+from fairfold.flower.fleet.control import pass_on_to_superexec, read_secret
 from fairfold.flower.fleet.enrolment import Enrolment
 from fairfold.flower.fleet.gateway import Gateway
 
@@ -270,14 +271,12 @@ def main() -> None:
     add_quota("--node-quota", default=2000, help="megabytes that one node may have stored (default: %(default)s)")
     text = "megabytes that all nodes may have stored (default: half of this machine's memory, %(default)s)"
     add_quota("--total-quota", default=half_of_memory, help=text)
-    control = "another machine that may start runs and register keys; may be repeated (default: this one alone)"
-    parser.add_argument("--control-from", action="append", default=[], metavar="ADDRESS", help=control)
-    fleet = "the folder of a server (`fairfold server init`) whose devices may enrol here (default: none)"
+    fleet = "the folder of a server (`fairfold server init`): its devices may enrol here, its account may start runs"
     parser.add_argument("--fleet", type=Path, metavar="FOLDER", help=fleet)
     own, others = parser.parse_known_args()
     quota = Quota(own.node_quota * MEGABYTE, own.total_quota * MEGABYTE)
     try:
-        install_gateway(quota, frozenset(own.control_from), None if own.fleet is None else Enrolment.of(own.fleet))
+        install_gateway(quota, own.fleet)
     except FairfoldError as error:
         parser.exit(2, f"{error}\n")
     sys.stderr.write(f"A node may store {own.node_quota} MB, all nodes {own.total_quota} MB.\n")
@@ -287,14 +286,14 @@ def main() -> None:
 
     if not sys.stderr.isatty():  # a file or a journal
         update_console_handler(timestamps=True, colored=False)
-    uvicorn.run = functools.partial(uvicorn.run, timeout_keep_alive=KEEP_ALIVE)
+    uvicorn.run = functools.partial(uvicorn.run, timeout_keep_alive=KEEP_ALIVE, ws="none")
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # a connection is an open file: as many as allowed
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     sys.argv = ["flower-superlink", *others]
     flower_superlink()
 
 
-def install_gateway(quota: Quota, trusted: frozenset[str], enrolment: Enrolment | None = None) -> None:
+def install_gateway(quota: Quota, fleet: Path | None = None) -> None:
     """Put the gateway and the quota before every SuperLink that this process starts."""
     import flwr
     from flwr.supercore import sql_mixin
@@ -310,11 +309,15 @@ def install_gateway(quota: Quota, trusted: frozenset[str], enrolment: Enrolment 
     enforce_quota(fleet_handlers, quota)
     explain_refusals(fleet_handlers)
     vars(sql_mixin).update(SQLITE_PRAGMAS=(*SQLITE_PRAGMAS, ("busy_timeout", str(1000 * DATABASE_TIMEOUT))))
-    routes = {} if enrolment is None else enrolment.routes
+    options: dict[str, Any] = {}
+    if fleet is not None:
+        enrolment = Enrolment.of(fleet)
+        options = {"routes": enrolment.routes, "secret": read_secret(enrolment.secret)}
+        pass_on_to_superexec()
     # Flower's log omits the frequent requests of nodes, and this filter those of the operator's programs.
     logging.getLogger("uvicorn.access").addFilter(lambda record: API_PREFIX not in record.getMessage())
     others = extensions.get_middleware
-    extensions.get_middleware = lambda: (Middleware(Gateway, trusted=trusted, routes=routes), *others())
+    extensions.get_middleware = lambda: (Middleware(Gateway, **options), *others())
 
 
 if __name__ == "__main__":

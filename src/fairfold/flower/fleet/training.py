@@ -15,7 +15,7 @@ import tomli_w
 from fairfold.errors import InvalidState
 from fairfold.flower.fleet import Echo
 from fairfold.flower.fleet.connection import json_object
-from fairfold.flower.fleet.processes import find_command
+from fairfold.flower.fleet.control import control_command
 from fairfold.flower.fleet.server import FLOWER_CONNECTION, STABLE_SECONDS, ServerFolder
 from fairfold.flower.preparation import initial_plan
 from fairfold.runs.folder import LOG, RESULT, RunFolder
@@ -206,7 +206,7 @@ class TrainingLauncher:
         return 0, 0  # while the server does not respond
 
     def _flower(self, *words: str) -> str:
-        command, environment = [find_command("flwr"), *words], os.environ | self.server.environment
+        command, environment = control_command("flwr", *words), os.environ | self.server.environment
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         return done.stdout or done.stderr
 
