@@ -54,6 +54,9 @@ class AveragingAlgorithm(Algorithm, ServerOptimizer):
         """Whether an update is the weighted model itself: under the paper's rule."""
         return self.aggregation == "paper"
 
+    def max_user_weight(self, plan: Plan) -> float:
+        return self.weight(max(plan.public.num_items, 1))  # a user has an item once
+
     @torch.no_grad()
     def server_update(self, plan: Plan, state: State, aggregate: Aggregate) -> State:
         next_round = state.round_number + 1

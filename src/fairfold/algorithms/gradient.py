@@ -12,22 +12,25 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from fairfold.algorithms.averaging import AveragingAlgorithm
-from fairfold.federation.algorithm import Algorithm, Centralized, PredictsRatings, SettingsRules, TrainsImages
+from fairfold.federation.algorithm import Algorithm, Centralized, FoldsIn, PredictsRatings, SettingsRules, TrainsImages
 from fairfold.federation.architecture import Architecture
 from fairfold.federation.clients import Client, Clients
 from fairfold.federation.plan import Plan
+from fairfold.federation.randomness import Purpose, generator
 from fairfold.federation.training import LocalOptimizer, LocalSgd, RankingSgd
 from fairfold.federation.updates import Aggregate, ClientTask, PublicStatistics, State, Update
 from fairfold.methods import Fair
 from fairfold.metrics.ranking import Scorer
 from fairfold.metrics.rating import Predictor
 from fairfold.models import predictor, scorer
-from fairfold.subspace.projection import Projection
+from fairfold.subspace.projection import Projection, whole
 from fairfold.typing import Weights
+
+FOLD_IN_EPOCHS, FOLD_IN_LR = 60, 0.05  # of Adam, for the vectors of a new user
 
 
 class GradientAlgorithm(AveragingAlgorithm, LocalSgd):
@@ -87,7 +90,7 @@ class GradientAlgorithm(AveragingAlgorithm, LocalSgd):
         return optimizer
 
 
-class RecommenderAlgorithm(Algorithm, RankingSgd, SettingsRules, PredictsRatings):
+class RecommenderAlgorithm(Algorithm, RankingSgd, SettingsRules, PredictsRatings, FoldsIn):
     """Base of recommenders trained by gradient steps, on items with sampled negatives or on ratings."""
 
     ACTIVE_WHEN: ClassVar = RankingSgd.ACTIVE_WHEN
@@ -96,10 +99,39 @@ class RecommenderAlgorithm(Algorithm, RankingSgd, SettingsRules, PredictsRatings
         return [f"algorithm.{key}" for key in RankingSgd.RANKING_KEYS] if settings.model.predicts_ratings else []
 
     def scorer(self, plan: Plan, full: Weights, held: Sequence[Any], clients: Clients) -> Scorer:
-        return scorer(plan.architecture.model_of(full, clients.local_state))
+        return scorer(self._model(plan, full, clients))
 
     def predictor(self, plan: Plan, full: Weights, held: Sequence[Any], clients: Clients) -> Predictor:
-        return predictor(plan.architecture.model_of(full, clients.local_state))
+        return predictor(self._model(plan, full, clients))
+
+    def _model(self, plan: Plan, full: Weights, clients: Clients) -> nn.Module:
+        if not clients.are_new:
+            return plan.architecture.model_of(full, clients.local_state)
+        users = list(range(clients.train.num_users))
+        architecture = Architecture(plan.settings, plan.public.num_items, len(users))
+        shared = {name: full[name] for name in architecture.shapes}
+        task = ClientTask(0, 0, {name: whole(shape) for name, shape in architecture.shapes.items()}, shared)
+        return architecture.model_of(shared, self.fold_in(plan, task, clients, users))
+
+    def fold_in(self, plan: Plan, task: ClientTask, clients: Clients, users: list[int]) -> Weights:
+        work, projections = clients.training, task.projections
+        dense = {name: projections[name].whole(task.vectors[name]) for name in work.dense}
+        new = Architecture(plan.settings, 1, len(users))
+        _, vectors = new.initial(generator(clients.seed, Purpose.MODEL))
+        for row, user in enumerate(users):
+            own = {name: vectors[name][row].clone().requires_grad_() for name in new.user_vectors}
+            optimizer = torch.optim.Adam(own.values(), lr=FOLD_IN_LR)
+            draws = clients.source(0, user)
+            for _ in range(math.ceil(FOLD_IN_EPOCHS / self.local_epochs)):
+                for batch in work.batches(user, draws):
+                    rows = [projections[name].rows(task.vectors[name], batch.items) for name in work.tables]
+                    loss = work.losses(batch, dense, list(own.values()), rows).mean()
+                    optimizer.zero_grad()
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    optimizer.step()
+            for name, vector in own.items():
+                vectors[name][row] = vector.detach()
+        return vectors
 
 
 class Gradient(GradientAlgorithm, RecommenderAlgorithm):

@@ -175,8 +175,8 @@ def node_recommend(
     Examples:
         fairfold node recommend device3 --user 100 --top 3
     """
-    from fairfold.errors import InvalidSettings
-    from fairfold.flower.device_model import MODEL_FILE, read_model, recommend
+    from fairfold.errors import InvalidData, InvalidSettings
+    from fairfold.flower.device_model import MODEL_FILE, read_model
     from fairfold.flower.fleet.node import NodeFolder
     from fairfold.flower.local_data import LocalFile
 
@@ -188,7 +188,10 @@ def node_recommend(
         raise InvalidSettings(f"{folder}, which does not name its data", "--data", "Name the device's file.")
     names = catalogue.read_text(encoding="utf-8").splitlines() if catalogue.is_file() else None
     source = LocalFile(data, catalogue=catalogue if names is not None else None)
-    histories = source.histories(read_model(state).items)
+    model = read_model(state)
+    histories = source.histories(model.items)
+    if not histories:
+        raise InvalidData(f"{data}, which holds no interactions", "at least one", "Check the file.")
     if user is None and len(histories) > 1:
         some = ", ".join(sorted(histories)[:3])
         given = f"a device with {len(histories)} users"
@@ -196,7 +199,13 @@ def node_recommend(
     chosen = next(iter(histories), "") if user is None else user
     if chosen not in histories:
         raise InvalidSettings(f"user {chosen!r}", f"a user of {data}", "Check the name.")
-    model, found = recommend(state, histories[chosen], top)
+    found: list[tuple[int, float]] | list[tuple[int, float | None]]
+    if model.metadata["settings"]["algorithm"]["kind"] == "co_occurrence":
+        found = model.recommend(histories[chosen], top)
+    else:
+        from fairfold.flower import local_scoring  # needs torch
+
+        found = local_scoring.recommend(state, source, chosen, top)
     table = Table()
     for heading, justify in (("rank", "right"), ("item", "left"), ("score", "right")):
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]

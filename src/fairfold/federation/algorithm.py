@@ -140,6 +140,10 @@ class Algorithm(FrozenSettings):
                 return "values out of range"
         return None
 
+    def max_user_weight(self, plan: "Plan") -> float:
+        """The most that one user may weigh in a sum."""
+        return 1.0
+
     @abstractmethod
     def server_update(self, plan: "Plan", state: State, aggregate: Aggregate) -> State:
         """The server's next state from the sums of a round. It may modify the state in place."""
@@ -294,6 +298,14 @@ class DeviceScoring(Capability):
     def num_candidates(self, plan: "Plan", task: ClientTask, top: int) -> int:
         """How many leading items contain anybody's best ``top``: all, unless the others are never ranked first."""
         return plan.public.num_items
+
+
+class FoldsIn(Capability):
+    """Trains users' vectors, and can find those of a new user by training them alone, with the model as it is."""
+
+    def fold_in(self, plan: "Plan", task: ClientTask, clients: "Clients", users: list[int]) -> Weights:
+        """Vectors of some users from their histories, a row each; ``task`` is the model that they are to go with."""
+        raise NotImplementedError
 
 
 class CompactScoring(Capability):

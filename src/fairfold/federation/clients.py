@@ -44,6 +44,7 @@ class Clients:
     def __init__(self, plan: Plan, train: Interactions, local_state: Weights, seed: int | None = None) -> None:
         self.plan, self.train, self.outside = plan, train, train  # negatives are drawn outside of ``outside``
         self.local_state = local_state
+        self.are_new = False  # whether they are users who did not train, and have no vectors of their own
         self.seed = plan.settings.run.seed if seed is None else seed
         self._centralized = isinstance(plan.algorithm, Centralized)
         self.num_clients = 1 if self._centralized else train.num_users

@@ -223,17 +223,6 @@ def parse_model(content: bytes) -> StoredModel:
     return model
 
 
-def recommend(folder: Path, history: list[int], top: int = 10) -> tuple[StoredModel, list[tuple[int, float | None]]]:
-    """The model in a device's folder, and its recommendations for a history."""
-    model = read_model(folder)
-    kind = model.metadata["settings"]["algorithm"]["kind"]
-    if kind != "co_occurrence":
-        needed = "'co_occurrence', whose scores follow from a history alone"
-        remedy = "fairfold.runs.device_model.read_device_model reads it."
-        raise InvalidState(f"a model of algorithm.kind={kind!r}", needed, remedy)
-    return model, model.recommend(history, top)
-
-
 def model_message(content: bytes) -> RecordDict:
     """The message that sends a device the content of its model file."""
     from flwr.app import Array as FlowerArray

@@ -57,7 +57,8 @@ class FairStrategy(Strategy):
         min_nodes: Wait for this many nodes before a round. Like the next two, by default that of ``fleet.network``.
         wait_timeout: Seconds to wait for them; then those who are there train.
         round_timeout: Seconds for a client's reply.
-        max_weight: The most one node may count: its number of users, or of samples with ``weighting="data"``.
+        max_users: The most users of one node. They weigh 1 each, or with ``weighting="data"`` at most as much as a user
+            with every item of the catalogue; a node that weighs more is left out.
         evaluate: Clients evaluate the model on their own users, first before any round (``run.evaluate_every``).
         image_shape: Height, width and number of classes, where clients have images.
     """
@@ -73,7 +74,7 @@ class FairStrategy(Strategy):
         min_nodes: int | None = None,
         wait_timeout: float | None = None,
         round_timeout: float | None = None,
-        max_weight: float = 1e4,
+        max_users: int = 10_000,
         evaluate: bool = True,
         image_shape: ImageShape | None = None,
     ) -> None:
@@ -83,7 +84,7 @@ class FairStrategy(Strategy):
         preparation.refuse_simulation_only(self.settings)
         self.metric = self.settings.metric
         self.num_items, self.image_shape = num_items, image_shape
-        self.half, self.max_weight = half, max_weight
+        self.half, self.max_users = half, max_users
         self.evaluate = evaluate and self.settings.privacy.reports_quality
         network = self.settings.fleet.network
         self.min_nodes = network.min_nodes if min_nodes is None else min_nodes
@@ -174,6 +175,11 @@ class FairStrategy(Strategy):
         served = ", ".join(f"{capacity}: {held.bytes()} bytes" for capacity, held in sizes)
         log.info("%s, %s, sizes %s", self.settings.subspace.method, self.plan.algorithm.kind, served)
         log.debug("settings %s", json.dumps(self.settings.plain()))
+
+    @property
+    def max_weight(self) -> float:
+        """The most one node may weigh, by its users and the catalogue."""
+        return self.max_users * self.plan.algorithm.max_user_weight(self.plan)
 
     def waits_for_all(self) -> bool:
         """Return whether the replies to all tasks are awaited: in synchronous runs, and at the end."""

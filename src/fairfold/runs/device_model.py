@@ -30,6 +30,7 @@ FORMAT = 7  # version of device model files
 REMEDY = "Export it again."
 JSON_KEYS = ("projections", "quality", "settings", "data", "trained", "nests")  # metadata that are JSON
 Measured = tuple[str, float | None, float | None]  # A metric, the quality of a device's model and that of the server's
+LEADING_BYTES = 1 << 20  # that a list of leading items may always take: without it a device cannot name its items
 LEADING = "leading"  # key of the tensor of leading items
 
 
@@ -83,12 +84,13 @@ def reduce_model(capacity: Capacity, plan: Plan, state: State, leading: Tensor |
 
 
 def _leading(order: Tensor, projections: dict[str, Projection]) -> Tensor | None:
-    """Catalog numbers of the leading items; None where these take more memory than the model itself."""
+    """Catalog numbers of the leading items; None where these take more memory than the model and a megabyte."""
     falls = (order[:-1] > order[1:]).nonzero()
     first = int(falls[-1]) + 1 if len(falls) else 0
     rows = [held.shape[0] for held in projections.values() if isinstance(held, QuantizedRows)]
     first = max(rows, default=first)
-    return order[:first].to(torch.int32) if rows or FLOAT_BYTES * first <= Assignment(projections).bytes() else None
+    room = max(Assignment(projections).bytes(), LEADING_BYTES)
+    return order[:first].to(torch.int32) if rows or FLOAT_BYTES * first <= room else None
 
 
 def device_quality(run: LoadedRun, device: DeviceModel) -> Measured:

@@ -20,7 +20,7 @@ from fairfold.data.fingerprint import data_fingerprint
 from fairfold.data.images import ImageDataset
 from fairfold.data.interactions import items_at, ranks_of
 from fairfold.errors import InvalidSettings, did_you_mean
-from fairfold.federation.algorithm import CompactScoring, Tunable
+from fairfold.federation.algorithm import CompactScoring, FoldsIn, Tunable
 from fairfold.federation.clients import Clients
 from fairfold.federation.federation import Federation
 from fairfold.federation.plan import Plan
@@ -88,7 +88,9 @@ class LoadedRun:
         if histories is None:
             return self.federation.clients
         self._refuse_new_users()
-        return Clients(self.plan, histories, {})
+        clients = Clients(self.plan, histories, {})
+        clients.are_new = True
+        return clients
 
     def informative_items(self, items: Tensor, held: Sequence[Assignment] | None = None) -> Tensor:
         """Mask of the items that influence a user's scores: those in the training data that the model distinguishes."""
@@ -103,7 +105,7 @@ class LoadedRun:
         return read_history(given, self.interactions, rated=self.settings.predicts_ratings)
 
     def _refuse_new_users(self) -> None:
-        if self.plan.algorithm.serves_new_users:
+        if self.plan.algorithm.serves_new_users or isinstance(self.plan.algorithm, FoldsIn):
             return
         recipe = "ratings" if self.settings.predicts_ratings else "default"
         given = f"a new user for {self.name}, algorithm.kind={self.plan.algorithm.kind!r}, which trains users' vectors"
