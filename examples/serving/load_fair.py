@@ -29,8 +29,7 @@ def tensor(file: File, name: str) -> Any:
     if held["size"] < held["full_size"]:
         key = ((key ^ (key >> 30)) * 0xBF58476D1CE4E5B9) & LONG
         key = ((key ^ (key >> 27)) * 0x94D049BB133111EB) & LONG
-        key ^= key >> 31
-        a = np.arange(held["full_size"], dtype=np.uint64)
+        key, a = key ^ (key >> 31), np.arange(held["full_size"], dtype=np.uint64)
         block, offset = a // np.uint64(chunk), a % np.uint64(chunk)
         keys = mix((block >> 32) ^ (key & 0xFFFFFFFF)), mix(((block >> 32) + (key >> 32)) & WORD)
         hashed = mix((block & WORD) ^ keys[0], keys[1])
@@ -51,12 +50,11 @@ def scores(file: File, history: list[int], user: dict[str, Any] | None = None) -
         return tensor(file, "item.weight") @ user["user.weight"]
     product, network = tensor(file, "item_product.weight"), tensor(file, "item_network.weight")
     pair = np.concatenate([np.broadcast_to(user["user_network.weight"], network.shape), network], 1)
-    layer = np.maximum(pair @ tensor(file, "network.1.weight").T + tensor(file, "network.1.bias"), 0)
-    both = np.concatenate([product * user["user_product.weight"], layer], 1)
+    layer = pair @ tensor(file, "network.1.weight").T + tensor(file, "network.1.bias")
+    both = np.concatenate([product * user["user_product.weight"], np.maximum(layer, 0)], 1)
     return both @ tensor(file, "output.weight")[0] + tensor(file, "output.bias")
 
 
 if __name__ == "__main__":
-    found, own = load(sys.argv[1]), [int(item) for item in sys.argv[2].split(",")]
-    score = scores(found, own)
+    score = scores(load(sys.argv[1]), own := [int(item) for item in sys.argv[2].split(",")])
     print(*[(int(item), float(score[item])) for item in np.argsort(-score) if item not in own][:10], sep="\n")

@@ -196,16 +196,17 @@ def test_recommend_reports_how_much_of_a_history_is_used(tmp_path: Path) -> None
     assert f"{int(counts.max())}.0000" in nothing
 
 
-def test_models_trained_by_gradients_say_what_serves_new_users(tmp_path: Path, ratings_folder: Path) -> None:
+def test_models_trained_by_gradients_fold_a_history_in(tmp_path: Path, ratings_folder: Path) -> None:
     history = tmp_path / "history.txt"
-    history.write_text("101")
-    for model, recipe in (("neumf-mlp", "ratings"), ("neumf", "default")):
+    for model, line in (("neumf-mlp", "101 4"), ("neumf", "101")):
+        history.write_text(line)
         out = str(tmp_path / model)
         works("train", "--recipe", "paper", "--data", str(ratings_folder), "--model", model, "--rounds", "1",
               "--set", "fleet.clients_per_round=none", "--out", out)  # fmt: skip
-        output = fails("recommend", out, "--history", str(history))
-        assert f"--recipe {recipe}" in output
-        assert "which trains users' vectors" in output
+        for size in ([], ["--capacity", "2x"]):
+            shown = works("recommend", out, "--history", str(history), "--top", "3", *size)
+            assert "Left out: the 1 items" in shown
+            assert shown == works("recommend", out, "--history", str(history), "--top", "3", *size)
 
 
 def test_a_recipe_knows_data_sets_and_gives_way_to_what_is_asked() -> None:
