@@ -49,8 +49,9 @@ def expected_scores(nodes: Nodes, place: Path, number: int, user: int) -> tuple[
     device, _ = read_device_model(place / "devices" / f"node-{number}" / MODEL_FILE)
     clients = nodes.world.clients
     state = ClientStore(place / "devices" / f"node-{number}").load()
-    for name in plan.architecture.user_vectors.keys() & state.acknowledged.local_state.keys() & clients.local_state:
-        rows = state.acknowledged.local_state[name]
+    stored = state.acknowledged.local_state
+    for name in plan.architecture.user_vectors.keys() & stored.keys() & clients.local_state.keys():
+        rows = stored[name]
         clients.local_state[name][[int(name) for name in state.user_names]] = rows
     scores = plan.algorithm.scorer(nodes.world.plan, device.recovered(), [], clients)(torch.tensor([user]))[0]
     order = nodes.strategy.network_state.item_numbers
