@@ -23,13 +23,12 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from fairfold.backends.batched import batched
-from fairfold.backends.sequential import sequential
 from fairfold.config import read_settings
 from fairfold.data import load_images
 from fairfold.federation.clients import ImageClients
 from fairfold.federation.federation import Federation
 from fairfold.federation.randomness import Rejections
-from fairfold.federation.round import Backend, run_round
+from fairfold.federation.round import Backend, run_round, sequential
 from fairfold.federation.training import ImageTraining, LocalOptimizer
 from fairfold.federation.updates import Aggregate, State, Update
 from fairfold.kernels import ops

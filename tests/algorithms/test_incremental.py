@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from fairfold.algorithms.closed_form import subspace_of
 from fairfold.algorithms.rating_model import ROWS
 from fairfold.backends.batched import batched
-from fairfold.backends.sequential import sequential
 from fairfold.errors import InvalidCapacity, InvalidSettings
 from fairfold.federation.randomness import Rejections
-from fairfold.federation.round import run_round
+from fairfold.federation.round import run_round, sequential
 from fairfold.federation.simulation import simulate
 from fairfold.subspace import Subspace, nested_subspaces
 from tests.support.federations import make_federation, tiny_data, tiny_settings

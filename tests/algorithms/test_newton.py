@@ -11,13 +11,13 @@ import fairfold
 from fairfold.algorithms.closed_form import POPULATION
 from fairfold.algorithms.newton import GRAM, newton_step
 from fairfold.backends.batched import batched
-from fairfold.backends.sequential import sequential
 from fairfold.config import Settings
 from fairfold.config.files import load_settings
 from fairfold.data.synthetic import SyntheticDataset
 from fairfold.errors import InvalidSettings
 from fairfold.federation.algorithm import COUNTS
 from fairfold.federation.federation import Federation
+from fairfold.federation.round import sequential
 from fairfold.federation.updates import Aggregate, State
 from fairfold.subspace.projection import Hashed
 from tests.support.federations import after_rounds, make_federation, tiny_data, tiny_settings

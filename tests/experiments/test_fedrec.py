@@ -20,14 +20,13 @@ from experiments.output import paired_differences, paired_views
 from experiments.records import Outcome, Watcher
 from experiments.tables import result_tables
 from fairfold.backends.batched import batched
-from fairfold.backends.sequential import sequential
 from fairfold.config import read_settings
 from fairfold.data.interactions import Dataset, Interactions
 from fairfold.errors import InvalidData, InvalidSettings
 from fairfold.federation.algorithm import COUNTS
 from fairfold.federation.federation import Federation
 from fairfold.federation.randomness import Rejections
-from fairfold.federation.round import Backend, run_round
+from fairfold.federation.round import Backend, run_round, sequential
 from fairfold.federation.updates import Aggregate, State
 from fairfold.metrics.ranking_baselines import BinaryMatrix, Ease
 

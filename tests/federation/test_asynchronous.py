@@ -11,13 +11,12 @@ from fairfold.algorithms.cooccurrence.algorithm import CoOccurrence
 from fairfold.algorithms.cooccurrence.tuning import QUALITY
 from fairfold.algorithms.rating_model import USERS
 from fairfold.backends.batched import batched
-from fairfold.backends.sequential import sequential
 from fairfold.config import Settings, read_settings
 from fairfold.config.fleet import AsynchronousSettings
 from fairfold.errors import InvalidSettings
 from fairfold.federation.federation import Federation
 from fairfold.federation.randomness import Rejections
-from fairfold.federation.round import Backend, run_round
+from fairfold.federation.round import Backend, run_round, sequential
 from fairfold.federation.scheduling import (
     CLOCK,
     TASK_PREFIX,

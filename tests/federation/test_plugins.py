@@ -15,14 +15,13 @@ import examples.plugins.fedrolex
 from examples.plugins.fedprox_momentum import FedProxMomentum
 from examples.plugins.fedrolex import FedRolex, window
 from fairfold.algorithms import Gradient
-from fairfold.backends.sequential import sequential
 from fairfold.cli import app
 from fairfold.config import Settings, read_settings
 from fairfold.errors import InvalidSettings
 from fairfold.federation import plugins
 from fairfold.federation.federation import Federation, load_data, load_interactions
 from fairfold.federation.randomness import Rejections
-from fairfold.federation.round import run_round
+from fairfold.federation.round import run_round, sequential
 from fairfold.federation.simulation import simulate
 from fairfold.federation.updates import Update
 from fairfold.flower import FairStrategy, InProcessGrid, make_client_app, node_partition

@@ -18,7 +18,6 @@ import torch
 import fairfold.metrics.ranking
 import fairfold.metrics.rating
 from fairfold.algorithms import ALGORITHMS
-from fairfold.backends.sequential import sequential
 from fairfold.config import Settings
 from fairfold.data import Dataset, Interactions
 from fairfold.data.images import ImageDataset, Images
@@ -28,6 +27,7 @@ from fairfold.federation.architecture import Architecture
 from fairfold.federation.clients import Client, Clients, ImageClients
 from fairfold.federation.federation import Federation
 from fairfold.federation.plan import Plan
+from fairfold.federation.round import sequential
 from fairfold.federation.training import ImageTraining, RankingTraining
 from fairfold.federation.updates import (
     Aggregate,

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from fairfold.backends.batched import batched
-from fairfold.backends.sequential import sequential
 from fairfold.data.images import ImageDataset
 from fairfold.data.synthetic import SyntheticDataset
 from fairfold.errors import InvalidState
 from fairfold.federation.evaluation import Evaluator
+from fairfold.federation.round import sequential
 from tests.support.federations import tiny_data
 from tests.support.nodes import as_devices, assert_agrees, assert_same, in_process, simulated
 from tests.support.pictures import pictures

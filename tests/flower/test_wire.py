@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairfold.algorithms.cooccurrence.scorer import CoOccurrenceScorer
-from fairfold.backends.sequential import sequential
 from fairfold.config import Settings
 from fairfold.data import Dataset
 from fairfold.errors import InvalidMessage, did_you_mean
@@ -23,7 +22,7 @@ from fairfold.federation.architecture import Architecture
 from fairfold.federation.federation import Federation, number_items
 from fairfold.federation.plan import Plan
 from fairfold.federation.randomness import Rejections
-from fairfold.federation.round import run_round
+from fairfold.federation.round import run_round, sequential
 from fairfold.federation.updates import ClientTask, PublicStatistics, Update
 from fairfold.flower import vectors
 from fairfold.flower.client_store import ClientState

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from fairfold.backends.batched import batched
-from fairfold.backends.sequential import sequential
 from fairfold.federation.algorithm import BatchedUpdates
 from fairfold.federation.federation import Federation
-from fairfold.federation.round import Backend
+from fairfold.federation.round import Backend, sequential
 from fairfold.federation.updates import Aggregate, ClientUpdate, ScheduledTask, State, Update
 from tests.support.federations import cloned, tiny_data, tiny_settings
 from tests.support.parity import precision

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from fairfold.backends.sequential import sequential
 from fairfold.errors import InvalidCapacity
 from fairfold.federation.algorithm import mean_change
 from fairfold.federation.federation import Federation
+from fairfold.federation.round import sequential
 from tests.support.federations import tiny_data, tiny_settings
 from tests.support.parity import RUNNERS, SEQUENTIAL, Data, Outcome, compare, precision
 from tests.support.pictures import SMALL, pictures

@@ -7,7 +7,6 @@ import torch
 
 from fairfold.algorithms.rating_updates import ITEM_FIXED_POINT, USER_FIXED_POINT, FixedPoint, statistic_units
 from fairfold.backends.batched import batched
-from fairfold.backends.sequential import sequential
 from fairfold.config import Settings, read_settings
 from fairfold.data import Dataset, Interactions
 from fairfold.errors import InvalidSettings
@@ -17,7 +16,7 @@ from fairfold.federation.federation import Federation
 from fairfold.federation.noise import privacy_report
 from fairfold.federation.plan import Plan
 from fairfold.federation.randomness import Rejections
-from fairfold.federation.round import Backend, run_round
+from fairfold.federation.round import Backend, run_round, sequential
 from fairfold.federation.updates import PublicStatistics, State
 from fairfold.flower.secure_aggregation import statistics_encoding
 from fairfold.privacy.fixed_point import MeasuredUpdate

@@ -4,13 +4,12 @@ from typing import Any
 
 import torch
 
-from fairfold.backends.sequential import sequential
 from fairfold.config import Settings
 from fairfold.config.settings import algorithms, methods
 from fairfold.data import Dataset, Interactions
 from fairfold.federation.federation import Federation
 from fairfold.federation.randomness import Rejections
-from fairfold.federation.round import Backend, run_round
+from fairfold.federation.round import Backend, run_round, sequential
 from fairfold.federation.updates import State
 from fairfold.typing import Weights
 from tests.support.settings import make_settings

@@ -11,7 +11,6 @@ from flwr.app import Array, ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from fairfold.backends.batched import batched
-from fairfold.backends.sequential import sequential
 from fairfold.config import Settings
 from fairfold.config.fleet import FaultSettings
 from fairfold.config.privacy import SecurePrivacy
@@ -22,7 +21,7 @@ from fairfold.federation.algorithm import RemembersUpdates
 from fairfold.federation.clients import Clients, ImageClients
 from fairfold.federation.federation import Federation, number_items
 from fairfold.federation.randomness import Rejections
-from fairfold.federation.round import Backend, run_round
+from fairfold.federation.round import Backend, run_round, sequential
 from fairfold.federation.updates import ClientUpdate, ScheduledTask, State
 from fairfold.flower.client import make_client_app
 from fairfold.flower.client_store import ClientState, ClientStore, RememberedUpdate

@@ -18,7 +18,6 @@ from fairfold.backends.active_set import ActiveSet
 from fairfold.backends.batched import batched, supports_batched_training
 from fairfold.backends.cuda_graph import GraphBackend
 from fairfold.backends.image_graph import ImageGraphBackend
-from fairfold.backends.sequential import sequential
 from fairfold.config import Settings
 from fairfold.data import Dataset
 from fairfold.data.images import ImageDataset
@@ -26,7 +25,7 @@ from fairfold.federation.algorithm import TrainsImages
 from fairfold.federation.clients import ImageClients
 from fairfold.federation.federation import Federation
 from fairfold.federation.randomness import Rejections
-from fairfold.federation.round import Backend, run_round
+from fairfold.federation.round import Backend, run_round, sequential
 from fairfold.federation.training import RankingTraining
 from fairfold.federation.updates import State, to_device
 from fairfold.kernels.native import loader

@@ -15,10 +15,10 @@ import torch
 from fairfold.algorithms.gradient import GradientAlgorithm
 from fairfold.backends import active_set, images
 from fairfold.backends.active_set import ActiveSet
-from fairfold.backends.sequential import Scheduled, Separate, Updates, sequential
 from fairfold.federation.algorithm import BatchedUpdates, TrainsImages
 from fairfold.federation.clients import Clients
 from fairfold.federation.plan import Plan
+from fairfold.federation.round import Scheduled, Separate, Updates, sequential
 from fairfold.federation.updates import ClientTask, ClientUpdate, ScheduledTask, Update
 from fairfold.kernels.native import loader
 from fairfold.subspace.blocks import LowRank

@@ -6,11 +6,10 @@ from fairfold.algorithms.gradient import GradientAlgorithm
 from fairfold.backends.batched import batched, supports_batched_training
 from fairfold.backends.cuda_graph import GraphBackend
 from fairfold.backends.image_graph import ImageGraphBackend
-from fairfold.backends.sequential import sequential
 from fairfold.errors import InvalidSettings
 from fairfold.federation.clients import Clients, ImageClients
 from fairfold.federation.plan import Plan
-from fairfold.federation.round import Backend
+from fairfold.federation.round import Backend, sequential
 from fairfold.federation.scheduling import ClientSampler
 from fairfold.kernels import gpu
 

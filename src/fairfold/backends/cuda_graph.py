@@ -19,8 +19,8 @@ from fairfold.backends import cohort_layout
 from fairfold.backends.batched import distinct_batches
 from fairfold.backends.capture import NUM_MOMENTS, Prefetcher, capture, lr_schedule
 from fairfold.backends.cohort_layout import CohortDraws, CohortSamples, Lookups
-from fairfold.backends.sequential import Scheduled, Separate, Updates
 from fairfold.federation.clients import Clients
+from fairfold.federation.round import Scheduled, Separate, Updates
 from fairfold.federation.scheduling import ClientSampler
 from fairfold.federation.training import RankingTraining
 from fairfold.federation.updates import ClientTask, ClientUpdate, Update, copy_async

@@ -20,8 +20,8 @@ from fairfold.algorithms.gradient import GradientAlgorithm
 from fairfold.backends.capture import NUM_MOMENTS, Prefetcher, capture, lr_schedule
 from fairfold.backends.image_layers import LEFT, RIGHT, StackedLayout, StackedTensor, stacked_network
 from fairfold.backends.images import trained_update
-from fairfold.backends.sequential import Scheduled, Separate, Updates
 from fairfold.federation.clients import Clients, ImageClients
+from fairfold.federation.round import Scheduled, Separate, Updates
 from fairfold.federation.scheduling import ClientSampler
 from fairfold.federation.training import as_input
 from fairfold.federation.updates import ScheduledTask

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fairfold.algorithms.gradient import GradientAlgorithm
-from fairfold.backends.sequential import Scheduled, Separate, Updates
 from fairfold.federation.architecture import WHOLE_MODEL, ImageArchitecture
 from fairfold.federation.clients import Clients, ImageClients
+from fairfold.federation.round import Scheduled, Separate, Updates
 from fairfold.federation.training import LocalOptimizer
 from fairfold.federation.updates import ClientUpdate, ScheduledTask, Update
 from fairfold.kernels import ops

@@ -13,8 +13,11 @@ from fairfold.federation.randomness import Rejections, apply_fault
 from fairfold.federation.scheduling import ClientSampler, schedule_round
 from fairfold.federation.updates import ClientUpdate, ScheduledTask, State
 
+Scheduled = Iterable[ScheduledTask]
+Separate = Mapping[int, str]
+Updates = Iterator[ClientUpdate]
 # Computes updates of scheduled tasks, of one client or several of a size; clients in the mapping stay single
-Backend = Callable[[Clients, Iterable[ScheduledTask], Mapping[int, str]], Iterator[ClientUpdate]]
+Backend = Callable[[Clients, Scheduled, Separate], Updates]
 
 
 def run_round(
@@ -44,3 +47,11 @@ def run_round(
     for client, reason in ranks.all_gather(refused):
         rejections.note(state.round_number + 1, client, reason)
     return schedule.into(plan.algorithm.server_update(plan, state, aggregate))  # θ ← Σ pᵢ Sᵢψᵢ′
+
+
+def sequential(clients: Clients, scheduled: Scheduled, alone: Separate) -> Updates:  # noqa: ARG001
+    """The reference backend: the update of each client on its own, by the algorithm's ``client_update``."""
+    plan = clients.plan
+    for each in scheduled:
+        client = clients.client(each.client, each.task.round_number)
+        yield ClientUpdate(each.task, [each.client], *plan.algorithm.client_update(plan, each.task, client))

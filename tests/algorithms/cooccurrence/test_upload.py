@@ -16,12 +16,11 @@ from fairfold.algorithms.cooccurrence.algorithm import CoOccurrence
 from fairfold.algorithms.cooccurrence.cooccurrence import REQUEST, SUM, SYNC_STATE, CoOccurrenceUpload, covered_items
 from fairfold.algorithms.cooccurrence.scorer import ROWS
 from fairfold.backends.batched import batched
-from fairfold.backends.sequential import sequential
 from fairfold.config import read_settings
 from fairfold.federation.algorithm import SparseUpdates
 from fairfold.federation.federation import Federation
 from fairfold.federation.randomness import Rejections
-from fairfold.federation.round import run_round
+from fairfold.federation.round import run_round, sequential
 from fairfold.federation.updates import Aggregate, PublicStatistics, Update
 from tests.support.cooccurrence import co_occurrence_federation, pair_sums
 from tests.support.federations import tiny_data
