@@ -28,7 +28,7 @@ import torch
 
 import fairfold.data
 from fairfold.algorithms.cooccurrence.scorer import ROWS
-from fairfold.backends.choice import choose_backend
+from fairfold.backends.batched import choose_backend
 from fairfold.config import read_settings
 from fairfold.data import Dataset, Interactions
 from fairfold.data.partition import hold_out

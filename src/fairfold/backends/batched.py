@@ -3,6 +3,8 @@
 *The active set is exact* (:mod:`.active_set`): only the slots that a client touches are gathered, trained and sent
 back. *Sizes are data, not shapes*: clients of all sizes and methods run through one program, compiled (a client per
 thread) or under autograd (in lockstep). *Updates are additive*: changes are summed in the compact space of each size.
+
+:func:`choose_backend` takes it for every run that does not ask for another, or for a GPU.
 """
 
 import math
@@ -15,11 +17,14 @@ import torch
 from fairfold.algorithms.gradient import GradientAlgorithm
 from fairfold.backends import active_set, images
 from fairfold.backends.active_set import ActiveSet
+from fairfold.errors import InvalidSettings
 from fairfold.federation.algorithm import BatchedUpdates, TrainsImages
-from fairfold.federation.clients import Clients
+from fairfold.federation.clients import Clients, ImageClients
 from fairfold.federation.plan import Plan
-from fairfold.federation.round import Scheduled, Separate, Updates, sequential
+from fairfold.federation.round import Backend, Scheduled, Separate, Updates, sequential
+from fairfold.federation.scheduling import ClientSampler
 from fairfold.federation.updates import ClientTask, ClientUpdate, ScheduledTask, Update
+from fairfold.kernels import gpu
 from fairfold.kernels.native import loader
 from fairfold.subspace.blocks import LowRank
 from fairfold.subspace.projection import Coordinatewise
@@ -28,6 +33,41 @@ CLIENTS_AT_ONCE = 16
 """Clients trained together: enough to hide the cost of a call; memory does not grow with the cohort."""
 
 Member = TypeVar("Member", int, ScheduledTask)
+
+
+def supports_gpu(plan: Plan) -> bool:
+    """Whether rounds of this plan can run on a GPU."""
+    algorithm = plan.algorithm
+    batched_steps = supports_batched_training(plan) and isinstance(algorithm, GradientAlgorithm) and not algorithm.prox
+    synchronous = plan.settings.fleet.asynchronous.is_synchronous  # else updates of a round start from different models
+    return batched_steps and synchronous and plan.settings.run.backend == "batched"
+
+
+def choose_device(plan: Plan) -> torch.device:
+    """The torch device that a run trains on: ``run.device``, where ``"auto"`` takes a GPU that can be used."""
+    supported, wanted = supports_gpu(plan), plan.settings.run.device
+    if wanted == "cuda" and not supported:
+        needed = "a built-in model, run.backend='batched', gradient steps, prox=0, no fleet.asynchronous"
+        remedy = "Use run.device='auto', which takes a GPU where it can be used."
+        raise InvalidSettings("run.device='cuda' with settings that run on the CPU only", needed, remedy)
+    if wanted == "cuda" and not gpu.available():
+        given = "run.device='cuda' where torch has no GPU, or Triton is missing"
+        raise InvalidSettings(given, "an NVIDIA GPU and Triton", "See fairfold doctor, or use run.device='cpu'.")
+    return torch.device("cuda" if supported and wanted != "cpu" and gpu.available() else "cpu")
+
+
+def choose_backend(sampler: ClientSampler, clients: Clients, device: torch.device) -> Backend:
+    """The backend that computes the client updates of a run: ``run.backend``, on this device."""
+    if sampler.plan.settings.run.backend == "sequential":
+        return sequential
+    if device.type != "cuda":
+        return batched
+    from fairfold.backends.cuda_graph import GraphBackend  # here, as both take helpers from this module
+    from fairfold.backends.image_graph import ImageGraphBackend
+
+    if isinstance(clients, ImageClients):
+        return ImageGraphBackend(sampler, clients, device)
+    return GraphBackend(sampler, clients, device)
 
 
 def batched(clients: Clients, scheduled: Scheduled, separate: Separate) -> Updates:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import torch
 
-from fairfold.backends.choice import choose_backend, choose_device
+from fairfold.backends.batched import choose_backend, choose_device
 from fairfold.config import Settings
 from fairfold.config.privacy import DifferentialPrivacy
 from fairfold.data import Dataset
