@@ -4,7 +4,8 @@ from fairfold import simulate
 from fairfold.cli.train import baselines_table
 from fairfold.config import Settings
 from fairfold.data.synthetic import SyntheticDataset
-from fairfold.metrics.tuned_baselines import STRONG_BASELINES, is_cut, tuned_strong_baselines
+from fairfold.metrics.ranking import is_cut
+from fairfold.metrics.tuned_baselines import STRONG_BASELINES, tuned_strong_baselines
 
 
 def test_no_difference_from_a_cut_baseline() -> None:

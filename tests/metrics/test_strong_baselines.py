@@ -8,8 +8,9 @@ from experiments.central_baselines import restricted_ranking_baselines
 from fairfold.data.interactions import Dataset, Interactions
 from fairfold.data.synthetic import SyntheticDataset
 from fairfold.metrics import evaluate_ranking
+from fairfold.metrics.ranking import is_cut
 from fairfold.metrics.ranking_baselines import Ease, ImplicitALS, ItemNeighbors, Popularity, largest_side
-from fairfold.metrics.tuned_baselines import STRONG_BASELINES, is_cut, tuned_strong_baselines
+from fairfold.metrics.tuned_baselines import STRONG_BASELINES, tuned_strong_baselines
 
 SHAPES = [(13, 40), (40, 13)]  # EASE is solved from the users' side, from the items' side
 

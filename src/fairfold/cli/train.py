@@ -205,7 +205,7 @@ def closing_table(result: Result) -> Table:
 
 def baselines_table(result: Result) -> Table:
     """Quality of central baselines on the same data, and the difference of the server's model over users."""
-    from fairfold.metrics.tuned_baselines import is_cut
+    from fairfold.metrics.ranking import is_cut
 
     title = f"{result.metric} for all users beside the server's model, {result.quality:.4f}"
     table = make_table(["without federation"], [result.metric, "server's model − this"], title=title)

@@ -19,9 +19,8 @@ from fairfold.federation.federation import Federation
 from fairfold.federation.training import as_input
 from fairfold.federation.updates import State, reduce_per_size
 from fairfold.metrics import RankingResult, evaluate_ranking
-from fairfold.metrics.ranking import Scorer
+from fairfold.metrics.ranking import Scorer, is_cut
 from fairfold.metrics.rating import Predictor, correct_predictions, error_shares
-from fairfold.metrics.tuned_baselines import is_cut
 from fairfold.subspace import Capacity
 from fairfold.subspace.projection import Assignment
 from fairfold.typing import Weights

@@ -17,6 +17,7 @@ from fairfold.errors import InvalidData, InvalidVector
 
 Scorer = Callable[[Tensor], Tensor]
 
+CUT = " cut to "  # in the name of a baseline that had to leave items out
 BATCH_ELEMENTS = 1 << 24  # scores held at a time, four bytes each: so many users make a batch
 
 
@@ -131,3 +132,8 @@ def _check(train: Interactions, test: Interactions, k: int) -> None:
     if sizes[0] != sizes[1]:
         given = f"train of {sizes[0][0]} users × {sizes[0][1]} items, test of {sizes[1][0]} × {sizes[1][1]}"
         raise InvalidData(given, "the same users and catalogue in both", "Prepare both parts together.")
+
+
+def is_cut(name: str) -> bool:
+    """Whether a baseline of this name had to leave items out: a difference from it says little."""
+    return CUT in name

@@ -12,12 +12,11 @@ from fairfold.data.cache import Stages, no_progress
 from fairfold.data.interactions import Dataset, Interactions
 from fairfold.data.partition import hold_out
 from fairfold.data.sampling import generator
-from fairfold.metrics.ranking import RankingResult, Scorer, evaluate_ranking
+from fairfold.metrics.ranking import CUT, RankingResult, Scorer, evaluate_ranking
 from fairfold.metrics.ranking_baselines import BinaryMatrix, Ease, ImplicitALS, ItemNeighbors, largest_side
 
 HELD_OUT = 0.2  # share of each user's training items that is held out for tuning
 VALIDATION_USERS, MAX_SPLITS = 1000, 3  # users of a split; with fewer there are several splits, so many at most
-CUT = " cut to "  # in the name of a baseline that had to leave items out
 UNRANKED = -1e30  # score of items that a baseline does not know
 TUNED_ITEMS = 4_000  # what needs a matrix of more items is tuned on the most popular ones, so many
 
@@ -119,11 +118,6 @@ def tuned_strong_baselines(
             score = rank_behind(kind.fit(whole[taken], value), mine, data.num_items)
             cut = f"{CUT}{taken:,} of {len(items):,} items" if taken < len(items) else f" of {taken:,} items"
             yield f"{kind.name}{cut} ({kind.template.format(*value)})", evaluate_ranking(score, train, data.test, k)
-
-
-def is_cut(name: str) -> bool:
-    """Whether a baseline of this name had to leave items out: a difference from it says little."""
-    return CUT in name
 
 
 def most_popular(train: Interactions, items: Tensor, count: int) -> Tensor:
