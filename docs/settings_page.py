@@ -8,9 +8,9 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from fairfold.algorithms import ALGORITHMS
-from fairfold.config.base import FrozenSettings
 from fairfold.config.fleet import SUBTABLES, FleetSettings
 from fairfold.config.settings import TABLES, TAGS, UNIONS, kinds_of
+from fairfold.config.tables import FrozenSettings
 from fairfold.federation.algorithm import Algorithm
 from fairfold.methods import METHODS
 

@@ -16,8 +16,8 @@ from pydantic import Field, ValidationError
 
 from experiments.kinds import KINDS
 from fairfold.config import merge_tables
-from fairfold.config.base import FrozenSettings
 from fairfold.config.files import read_toml
+from fairfold.config.tables import FrozenSettings
 from fairfold.errors import FairfoldError, InvalidSettings, did_you_mean
 
 Values = dict[str, Any]

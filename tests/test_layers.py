@@ -30,12 +30,12 @@ LAYERS: list[tuple[set[str], str]] = [
     ({"data"}, "readers, prepared data sets, splits, partitions, the synthetic world"),
     ({"metrics"}, "ranking and rating metrics, central baselines"),
     ({"models"}, "MF, NeuMF, MLP, LeNet"),
-    ({"config.base"}, "frozen settings, inactive keys"),
+    ({"federation.plugins"}, "what a package or a file registers"),
+    ({"config.tables"}, "frozen settings, inactive keys; `[data]`, `[model]`, `[run]`"),
     ({"federation.updates"}, "tasks, updates, aggregates, the server's state"),
     ({"privacy"}, "fixed-point encoding, noise, accounting, a client's ledger"),
-    ({"federation.plugins", "methods"}, "which client holds what: FAIR, FedAvg, FedHM, HeteroFL, truncated models"),
-    ({"config.fleet"}, "`[fleet]`"),
-    ({"config.tables", "config.privacy"}, "`[data]`, `[model]`, `[run]`, `[privacy]`"),
+    ({"methods"}, "which client holds what: FAIR, FedAvg, FedHM, HeteroFL, truncated models"),
+    ({"config.fleet"}, "`[fleet]`, `[privacy]`"),
     ({"federation"}, "plan, clients, scheduling, aggregation, the round"),
     ({"algorithms"}, "what a client computes and what the server makes of the aggregate, one file or package each"),
     ({"backends"}, "how updates come about: sequential, batched, native, CUDA graph, ranks"),
@@ -157,8 +157,8 @@ def test_the_walker_sees_every_form_of_import(source: str) -> None:
 
 def test_annotations_do_not_count() -> None:
     assert not imported_layers("if TYPE_CHECKING:\n    from fairfold.runs import train", ["fairfold", "kernels"])
-    assert imported_layers("from fairfold.config.base import FrozenSettings", ["fairfold", "methods"]) == {
-        "config.base"
+    assert imported_layers("from fairfold.config.tables import FrozenSettings", ["fairfold", "methods"]) == {
+        "config.tables"
     }
     assert imported_layers("from fairfold.config import Settings", ["fairfold", "methods"]) == {"config"}
 

@@ -6,10 +6,9 @@ import pytest
 from pydantic.fields import FieldInfo
 
 from fairfold.config import Settings, read_settings
-from fairfold.config.base import FrozenSettings
 from fairfold.config.fleet import SUBTABLES
 from fairfold.config.settings import KEY_SYNONYMS, TABLES, TAGS, algorithms, kinds_of, methods
-from fairfold.config.tables import IMAGE_MODELS, MODELS, ModelSettings
+from fairfold.config.tables import IMAGE_MODELS, MODELS, FrozenSettings, ModelSettings
 from fairfold.errors import InvalidSettings
 
 KINDS: dict[str, dict[str, type[FrozenSettings]]] = {

@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from fairfold.algorithms import ALGORITHMS, Algorithm, CoOccurrence, Gradient
-from fairfold.config.base import FrozenSettings
+from fairfold.config.tables import FrozenSettings
 from fairfold.federation import algorithm as base
 from fairfold.federation.algorithm import Capability, FixedPointUpdates, RemembersUpdates
 

@@ -12,7 +12,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fairfold.config import Settings
-from fairfold.config.privacy import DifferentialPrivacy
+from fairfold.config.fleet import DifferentialPrivacy
 from fairfold.errors import InvalidSettings, InvalidState, RequestRefused
 from fairfold.federation import aggregation, noise
 from fairfold.federation import federation as numbering

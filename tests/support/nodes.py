@@ -12,8 +12,7 @@ from flwr.clientapp import ClientApp
 
 from fairfold.backends.batched import batched
 from fairfold.config import Settings
-from fairfold.config.fleet import FaultSettings
-from fairfold.config.privacy import SecurePrivacy
+from fairfold.config.fleet import FaultSettings, SecurePrivacy
 from fairfold.data import Dataset
 from fairfold.data.images import ImageDataset
 from fairfold.data.partition import Partition

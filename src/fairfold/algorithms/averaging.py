@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fairfold.config.base import FrozenSettings
+from fairfold.config.tables import FrozenSettings
 from fairfold.federation.algorithm import Algorithm
 from fairfold.federation.plan import Plan
 from fairfold.federation.updates import Aggregate, State

@@ -93,7 +93,7 @@ def train(
     """
     from fairfold.backends.distributed import ranks_here
     from fairfold.cli.data import stages
-    from fairfold.config.privacy import DifferentialPrivacy
+    from fairfold.config.fleet import DifferentialPrivacy
     from fairfold.runs.baselines import rating_baselines, strong_baselines
     from fairfold.runs.progress import Display
     from fairfold.runs.trackers import Tracker, find_tracker

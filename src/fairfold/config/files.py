@@ -10,8 +10,8 @@ from typing import Any
 
 import tomli_w
 
-from fairfold.config.base import NONE
 from fairfold.config.settings import TAGS, Settings, merge_tables, nested, read_settings
+from fairfold.config.tables import NONE
 from fairfold.errors import InvalidSettings, did_you_mean
 from fairfold.federation.algorithm import SettingsRules
 from fairfold.methods import Truncated

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from fairfold.algorithms.averaging import AveragingAlgorithm
-from fairfold.config.privacy import DifferentialPrivacy, SecurePrivacy
+from fairfold.config.fleet import DifferentialPrivacy, SecurePrivacy
 from fairfold.federation.algorithm import Centralized, PrivateReleases, TrainsImages
 from fairfold.methods import Fair, Truncated
 

@@ -16,11 +16,18 @@ from pydantic import ConfigDict, Field, SerializeAsAny, TypeAdapter, ValidationE
 
 from fairfold.algorithms import ALGORITHMS, Algorithm
 from fairfold.algorithms.closed_form import SUBSPACE_METHODS
-from fairfold.config.base import INACTIVE, FrozenSettings
-from fairfold.config.fleet import FleetSettings
-from fairfold.config.privacy import PRIVACY, PlainPrivacy
+from fairfold.config.fleet import PRIVACY, FleetSettings, PlainPrivacy
 from fairfold.config.rules import incompatibility
-from fairfold.config.tables import DATA, IMAGE_MODELS, SYNTHETIC, DataSettings, ModelSettings, RunSettings
+from fairfold.config.tables import (
+    DATA,
+    IMAGE_MODELS,
+    INACTIVE,
+    SYNTHETIC,
+    DataSettings,
+    FrozenSettings,
+    ModelSettings,
+    RunSettings,
+)
 from fairfold.errors import InvalidSettings, did_you_mean
 from fairfold.federation.algorithm import PredictsRatings, SettingsRules
 from fairfold.federation.plugins import name_of, registered

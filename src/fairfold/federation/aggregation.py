@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fairfold.config.privacy import DifferentialPrivacy, SecurePrivacy
+from fairfold.config.fleet import DifferentialPrivacy, SecurePrivacy
 from fairfold.federation.algorithm import FixedPointUpdates, RemembersUpdates
 from fairfold.federation.clients import Clients
 from fairfold.federation.noise import add_aggregate_noise, noise_headroom, simulation_noise

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fairfold.config.base import FrozenSettings
+from fairfold.config.tables import FrozenSettings
 from fairfold.federation.updates import (
     Aggregate,
     ClientTask,

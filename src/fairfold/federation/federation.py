@@ -8,7 +8,7 @@ from torch import Tensor
 
 import fairfold.data  # its readers are reached through it, so that a device need not import them
 from fairfold.config import Settings
-from fairfold.config.privacy import DifferentialPrivacy
+from fairfold.config.fleet import DifferentialPrivacy
 from fairfold.config.tables import DeviceData, ImageData, InteractionData, SyntheticData
 from fairfold.data import Dataset
 from fairfold.data.images import ImageDataset

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fairfold.config.privacy import DifferentialPrivacy, SecurePrivacy
+from fairfold.config.fleet import DifferentialPrivacy, SecurePrivacy
 from fairfold.errors import InvalidState, RequestRefused
 from fairfold.federation.algorithm import PrivateReleases, SettingsRules
 from fairfold.federation.randomness import Purpose, generator

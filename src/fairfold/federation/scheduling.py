@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fairfold.config.fleet import AsynchronousSettings
-from fairfold.config.privacy import SecurePrivacy
+from fairfold.config.fleet import AsynchronousSettings, SecurePrivacy
 from fairfold.errors import InvalidSettings
 from fairfold.federation.aggregation import ONE, Ranks, merge_small_groups
 from fairfold.federation.algorithm import Centralized

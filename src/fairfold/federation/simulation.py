@@ -10,7 +10,7 @@ import torch
 
 from fairfold.backends.batched import choose_backend, choose_device
 from fairfold.config import Settings
-from fairfold.config.privacy import DifferentialPrivacy
+from fairfold.config.fleet import DifferentialPrivacy
 from fairfold.data import Dataset
 from fairfold.data.images import ImageDataset
 from fairfold.errors import InvalidSettings

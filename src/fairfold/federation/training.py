@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional
 
-from fairfold.config.base import FrozenSettings
-from fairfold.config.tables import ImageData
+from fairfold.config.tables import FrozenSettings, ImageData
 from fairfold.data import Interactions
 from fairfold.data.images import ImageDataset
 from fairfold.data.partition import Partition

@@ -15,7 +15,7 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
 from fairfold.config import Settings
-from fairfold.config.privacy import SecurePrivacy
+from fairfold.config.fleet import SecurePrivacy
 from fairfold.errors import FairfoldError
 from fairfold.federation.aggregation import merge_small_groups, merged_groups_notes
 from fairfold.federation.plan import Plan

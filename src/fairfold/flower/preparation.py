@@ -9,8 +9,7 @@ from flwr.serverapp import Grid
 
 from fairfold.algorithms.gradient import Gradient
 from fairfold.config import Settings
-from fairfold.config.fleet import FaultSettings
-from fairfold.config.privacy import DifferentialPrivacy, SecurePrivacy
+from fairfold.config.fleet import DifferentialPrivacy, FaultSettings, SecurePrivacy
 from fairfold.errors import InvalidMessage, InvalidSettings
 from fairfold.federation.algorithm import COUNTS, Centralized, NumbersItems, SparseUpdates
 from fairfold.federation.architecture import ImageShape

@@ -14,7 +14,7 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
 from fairfold.config import Settings
-from fairfold.config.privacy import DifferentialPrivacy, SecurePrivacy
+from fairfold.config.fleet import DifferentialPrivacy, SecurePrivacy
 from fairfold.errors import AggregationFailed, FairfoldError, InvalidState
 from fairfold.federation.noise import noise_headroom, noise_multiplier
 from fairfold.federation.updates import Update

@@ -120,7 +120,7 @@ def reply_session(
     Refuses less privacy than this client accepts, and a secure sum of another purpose, round or run: that would be a
     second sum for the same request. Shares are checked before anything is computed.
     """
-    from fairfold.config.privacy import DifferentialPrivacy, SecurePrivacy  # other handlers need no torch
+    from fairfold.config.fleet import DifferentialPrivacy, SecurePrivacy  # other handlers need no torch
 
     accepted, privacy = min_privacy(context), settings.privacy
     if privacy.uses_secure_aggregation != (SECURE in facts_in(content)):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fairfold.config.base import FrozenSettings
+from fairfold.config.tables import FrozenSettings
 from fairfold.errors import InvalidCapacity
 from fairfold.subspace import Capacity
 from fairfold.subspace.projection import Assignment, Projection, whole

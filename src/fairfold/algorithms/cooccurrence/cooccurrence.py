@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fairfold.algorithms.cooccurrence.scorer import ROWS, CoOccurrenceArchitecture
 from fairfold.algorithms.incremental import IncrementalAlgorithm
-from fairfold.config.privacy import DifferentialPrivacy
+from fairfold.config.fleet import DifferentialPrivacy
 from fairfold.data import Interactions
 from fairfold.errors import InvalidMessage
 from fairfold.federation.algorithm import COUNTS, NumbersItems, SparseUpdates, Statistic, count_of

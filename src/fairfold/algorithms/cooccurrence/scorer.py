@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from fairfold.algorithms.incremental import IncrementalAlgorithm
-from fairfold.config.privacy import DifferentialPrivacy, SecurePrivacy
+from fairfold.config.fleet import DifferentialPrivacy, SecurePrivacy
 from fairfold.errors import InvalidMessage
 from fairfold.federation.algorithm import CompactScoring
 from fairfold.federation.architecture import Architecture, Storage

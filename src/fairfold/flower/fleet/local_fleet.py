@@ -16,7 +16,7 @@ from typing import Any
 from fairfold.atomic_io import make_folder, make_private_folder, write_atomically
 from fairfold.config import Settings
 from fairfold.config.files import tables_to_toml
-from fairfold.config.privacy import DifferentialPrivacy, SecurePrivacy
+from fairfold.config.fleet import DifferentialPrivacy, SecurePrivacy
 from fairfold.data import Dataset, Interactions
 from fairfold.errors import InvalidSettings, InvalidState
 from fairfold.federation.federation import load_unnumbered

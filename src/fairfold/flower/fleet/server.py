@@ -123,7 +123,7 @@ class ServerFolder(FleetFolder):
 
     def privacy_notes(self) -> list[str]:
         """Sentences on what the server of a run sees and what that costs a user, or when that is decided."""
-        from fairfold.config.privacy import DifferentialPrivacy
+        from fairfold.config.fleet import DifferentialPrivacy
         from fairfold.federation.noise import privacy_notes, privacy_report
 
         if not self.has_privacy_settings() and not (self.folder / PRIVACY).exists():

@@ -12,7 +12,7 @@ from torch import Generator
 from fairfold.algorithms.gradient import Gradient
 from fairfold.config import Settings, read_settings
 from fairfold.config.files import read_toml
-from fairfold.config.privacy import DifferentialPrivacy, PlainPrivacy, SecurePrivacy
+from fairfold.config.fleet import DifferentialPrivacy, PlainPrivacy, SecurePrivacy
 from fairfold.config.tables import SYNTHETIC
 from fairfold.data import Dataset
 from fairfold.data.fingerprint import data_fingerprint

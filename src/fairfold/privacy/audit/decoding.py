@@ -12,7 +12,7 @@ from torch import Tensor
 from fairfold.algorithms.cooccurrence import cooccurrence
 from fairfold.algorithms.cooccurrence.algorithm import CoOccurrence
 from fairfold.algorithms.cooccurrence.cooccurrence import SUM, triangle_items, triangle_size, unpack_triangle
-from fairfold.config.privacy import DifferentialPrivacy
+from fairfold.config.fleet import DifferentialPrivacy
 from fairfold.federation.plan import Plan
 from fairfold.privacy.audit.replay import Observation
 

@@ -7,7 +7,7 @@ from typing import Any
 from fairfold import __version__
 from fairfold.atomic_io import write_atomically
 from fairfold.checksums import with_checksum
-from fairfold.config.privacy import DifferentialPrivacy, PlainPrivacy
+from fairfold.config.fleet import DifferentialPrivacy, PlainPrivacy
 from fairfold.privacy.audit.history import Figure
 from fairfold.runs.folder import AUDIT
 

@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from fairfold.algorithms.cooccurrence.algorithm import CoOccurrence
 from fairfold.backends.batched import batched
-from fairfold.config.privacy import DifferentialPrivacy, SecurePrivacy
+from fairfold.config.fleet import DifferentialPrivacy, SecurePrivacy
 from fairfold.data import Interactions
 from fairfold.federation.aggregation import Aggregator, make_aggregator
 from fairfold.federation.algorithm import FixedPointUpdates, RemembersUpdates
