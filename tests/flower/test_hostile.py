@@ -95,10 +95,10 @@ class Hostile:
             context.wrap_socket(plain, server_hostname=host) as link,
         ):
             head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/x-protobuf\r\n"
-            link.sendall(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
+            link.sendall(f"{head}content-length: {megabytes * len(PIECE)}\r\n\r\n".encode())
             try:
                 for _ in range(megabytes):
-                    link.sendall(b"100000\r\n" + PIECE + b"\r\n")
+                    link.sendall(PIECE)
                     poured += len(PIECE)
             except OSError:
                 pass

@@ -24,6 +24,7 @@ from sqlalchemy import select
 from fairfold.flower.fleet import gateway
 from fairfold.flower.fleet.connection import NodeConnection, _first_number, public_pem
 from fairfold.flower.fleet.control import HEADER
+from fairfold.flower.fleet.enrolment import HttpResponse, Route
 from fairfold.flower.fleet.gateway import LIMITS, Gateway, PollCache
 
 PIECE = b"x" * (1 << 20)
@@ -107,7 +108,62 @@ def test_a_request_that_does_not_come_ends() -> None:
     assert caller.call(timeout=0.05) == 408
 
 
-def test_only_so_many_are_at_work_and_a_turn_lasts_until_the_response_is_read() -> None:
+def test_half_requests_hold_up_nobody_and_long_ones_need_an_enrolled_key(tmp_path: Path) -> None:
+    """64 half requests stopped every call of a fleet, and 4 every enrolment."""
+    database = Database(tmp_path)
+    heart, stranger = Heart(database, 5), Heart(Database(make_folder(tmp_path / "other")), 6)
+    factory = SimpleNamespace(state=lambda: database.state)
+    app = SimpleNamespace(state=SimpleNamespace(linkstate_factory=factory, enable_supernode_auth=True))
+    route = Route("POST", lambda _state, _body: HttpResponse(200, {}))
+
+    async def flower(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def talk() -> None:
+        gateway_app = Gateway(flower, routes={"/v1/fairfold/enrol": route})
+
+        async def begin(path: str, start: bytes) -> None:
+            parts = [{"type": "http.request", "body": start, "more_body": True}]
+
+            async def receive() -> Any:
+                return parts.pop() if parts else await asyncio.Event().wait()
+
+            scope = Caller(path, []).scope | {"method": "POST", "app": app, "headers": heart.beat()[0]}
+            await gateway_app(scope, receive, Caller(path, []).send)
+
+        paths = ["/v1/fleet/push-object", "/v1/fleet/pull-object", "/v1/fleet/push-messages", "/v1/fairfold/enrol"]
+        halves = [asyncio.create_task(begin(path, b"half")) for path in paths * 100]
+        halves += [asyncio.create_task(begin(paths[0], bytes(1 << 17))) for _ in range(100)]  # an enrolled device's
+        await asyncio.sleep(0.5)
+        other = Heart(database, 7)
+        for who, length, path, status in (
+            (other, 5, paths[0], 200), (other, 1 << 20, paths[0], 200), (other, 5, paths[1], 200),
+            (other, 5, paths[2], 200), (stranger, 5, paths[3], 200), (stranger, 1 << 20, paths[0], 401),
+        ):  # fmt: skip
+            caller = Caller(path, [bytes(length // 5)] * 5)
+            caller.scope |= {"method": "POST", "app": app, "headers": who.beat()[0]}
+            await asyncio.wait_for(gateway_app(caller.scope, caller.receive, caller.send), 20)
+            assert caller.sent[0]["status"] == status, (path, length)
+        for half in halves:
+            half.cancel()
+
+    asyncio.run(talk())
+
+
+def make_folder(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def test_a_request_without_a_length_is_refused() -> None:
+    caller = Caller("/v1/fleet/push-object", [PIECE] * 9)
+    caller.scope["headers"] = [(b"transfer-encoding", b"chunked")]
+    assert (caller.call(), caller.read) == (411, 0)
+
+
+@pytest.mark.parametrize(("devices", "at_once"), [(100, LIMITS["/v1/fleet/pull-object"][1]), (1, gateway.TURNS_EACH)])
+def test_only_so_many_are_at_work_and_a_turn_lasts_until_the_response_is_read(devices: int, at_once: int) -> None:
     """Callers who do not read their responses keep the next ones waiting, not the server's memory filling."""
     served = 0
 
@@ -120,8 +176,9 @@ def test_only_so_many_are_at_work_and_a_turn_lasts_until_the_response_is_read() 
     async def many() -> int:
         gateway_app, reading = Gateway(app), asyncio.Event()
 
-        async def one() -> None:
+        async def one(number: int) -> None:
             caller = Caller("/v1/fleet/pull-object", [b""])
+            caller.scope["headers"] = [(gateway.KEY_HEADER, b"%d" % (number % devices))]
 
             async def send(message: Any) -> None:
                 if caller.sent and caller.sent[-1].get("body"):
@@ -130,9 +187,9 @@ def test_only_so_many_are_at_work_and_a_turn_lasts_until_the_response_is_read() 
 
             await gateway_app(caller.scope, caller.receive, send)
 
-        tasks = [asyncio.create_task(one()) for _ in range(100)]
+        tasks = [asyncio.create_task(one(number)) for number in range(100)]
         for _ in range(100):  # on a busy machine it takes a moment until they are at work
-            if served >= LIMITS["/v1/fleet/pull-object"][1]:
+            if served >= at_once:
                 break
             await asyncio.sleep(0.05)
         await asyncio.sleep(0.05)
@@ -141,7 +198,7 @@ def test_only_so_many_are_at_work_and_a_turn_lasts_until_the_response_is_read() 
         await asyncio.gather(*tasks)
         return at_first
 
-    assert asyncio.run(many()) == LIMITS["/v1/fleet/pull-object"][1]
+    assert asyncio.run(many()) == at_once
     assert served == 100
 
 

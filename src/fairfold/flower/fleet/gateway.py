@@ -1,27 +1,33 @@
 """The gateway in front of Flower's SuperLink: an ASGI middleware that limits and answers requests.
 
 - Nodes reach Flower's endpoints for nodes; all others need the secret of the server's folder (:mod:`.control`).
-- The length of requests is bounded, and so is how many are handled at once.
+- The length of requests is bounded, and so is how many are handled at once. A request waits for its turn when it has
+  arrived, or when it is long and its headers are signed with a registered key: half a request holds up nobody.
 - Polls of idle nodes and heartbeats, most of what a fleet sends, are answered from a :class:`PollCache` and by a
   :class:`HeartbeatBatcher`: Flower would open a transaction for each.
 - The gateway's own routes (:mod:`.enrolment`) are answered without Flower.
 """
 
 import asyncio
+import binascii
+import contextlib
 import gc
 import hmac
 import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from base64 import b64decode
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
-from fastapi import Request
+from fastapi import HTTPException, Request
 from flwr.common.constant import HEARTBEAT_MAX_INTERVAL, HEARTBEAT_MIN_INTERVAL
-from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse, Reconnect
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest, PullMessagesResponse, Reconnect
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
 from flwr.supercore.state.schema.linkstate_models import MessageIns
 from flwr.supercore.state.schema.linkstate_models import Node as NodeRow
 from flwr.superlink.routers.fleet.node_auth import authenticate_node
@@ -43,7 +49,11 @@ LIMITS = {
 """Bytes of a request, and how many such are handled at once; others wait, unread. Flower cuts arrays into objects of
 5 MiB; all else that a node sends is short. Limits are separate, so that heartbeats do not wait for objects."""
 
-REFUSAL_SECONDS = 1.0  # delay of a refused enrolment: with four at once, four guesses per second in all
+OBJECTS = frozenset(list(LIMITS)[:2])  # requests that are long, or whose response is
+TURNS_EACH = 2  # objects of one device, and files of one address, that are handled at once
+SHORT_BYTES = 1 << 16  # read of anybody's request without a turn: uvicorn holds as much of each connection anyway
+KEY_HEADER = FLEET_HTTP_PUBLIC_KEY_HEADER.lower().encode()
+REFUSAL_SECONDS = 1.0  # delay of a refused enrolment, so that guesses cost the server little
 GC_BYTES = 64 << 20  # of requests, after which garbage is collected: Flower leaves them in cycles
 REQUEST_TIMEOUT = 120.0  # seconds in which a request must have arrived, and its response must have been read
 CACHE_SECONDS = 0.2  # lifetime of the set of nodes that have messages
@@ -54,6 +64,14 @@ BATCH_SECONDS = 0.2  # in which heartbeats are gathered
 DATABASE = "session"  # what Flower's state has if it is in a database; one in memory is fast enough without a cache
 
 log = logging.getLogger("fairfold.flower")
+
+
+class _Refused(Exception):
+    """A request that is refused, with an HTTP ``status`` and the ``reason``; its connection is closed."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason = status, reason
 
 
 class Gateway:
@@ -70,28 +88,36 @@ class Gateway:
         self._secret = secret.encode()
         self._poll_cache, self._heartbeats = PollCache(), HeartbeatBatcher()
         self._uncollected = 0
+        self._turns: MutableMapping[object, asyncio.Semaphore] = WeakValueDictionary()
         self._slots = {path: asyncio.Semaphore(at_once) for path, (_, at_once) in LIMITS.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        route = self.routes.get(scope.get("path", ""))
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
         elif scope["type"] != "http":  # a WebSocket: none is served here
             await send({"type": "websocket.close", "code": 1008})
-        elif route is not None and (not route.control or self._may_control(scope)):
-            async with self._slots[API_PREFIX]:
-                await self._answer(route, scope, receive, send)
-        elif not scope["path"].startswith(FLEET_API):
-            if not self._may_control(scope):
-                await _refuse(send, 403, "only for the server's own account")
-            elif not scope["path"].startswith(API):  # Flower's /docs, which loads scripts from elsewhere
-                await _refuse(send, 404, "not served here")
-            else:
-                await self.app(scope, receive, send)
         else:
-            kind = scope["path"] if scope["path"] in LIMITS else FLEET_API
-            async with self._slots[kind]:
-                await self._forward(LIMITS[kind][0], scope, receive, send)
+            try:
+                await self._serve(scope, receive, send)
+            except _Refused as refused:
+                # The connection is closed: the rest of a body that is too long must not be read.
+                response = error_response(refused.status, refused.reason)
+                await asyncio.wait_for(_respond(send, response, (b"connection", b"close")), self.timeout)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route, path = self.routes.get(scope["path"]), scope["path"]
+        if any(name == b"transfer-encoding" for name, _ in scope.get("headers") or ()):  # nobody here needs that
+            raise _Refused(411, "a request has to say its length")
+        if route is not None and (not route.control or self._may_control(scope)):
+            await self._answer(route, scope, receive, send)
+        elif path.startswith(FLEET_API):
+            await self._forward(path if path in LIMITS else FLEET_API, scope, receive, send)
+        elif not self._may_control(scope):
+            raise _Refused(403, "only for the server's own account")
+        elif not path.startswith(API):  # Flower's /docs, which loads scripts from elsewhere
+            raise _Refused(404, "not served here")
+        else:
+            await self.app(scope, receive, send)
 
     def _may_control(self, scope: Scope) -> bool:
         """Whether a request comes from this machine, with the secret of the server's folder."""
@@ -99,44 +125,61 @@ class Gateway:
         given = dict(scope.get("headers") or []).get(HEADER.encode(), b"")
         return bool(self._secret) and client[0] == server[0] and hmac.compare_digest(given, self._secret)
 
+    def _turn(self, kind: str, who: object) -> asyncio.Semaphore:
+        """The turns of one device or address, of which it has some at a time."""
+        return self._turns.setdefault((kind, who), asyncio.Semaphore(TURNS_EACH))
+
     async def _answer(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one of the gateway's own routes; errors are logged, and the response has no details."""
         if scope["method"] != route.method:
-            await _refuse(send, 405, f"only {route.method}")
-            return
-        body = await self._read_body(LIMITS[API_PREFIX][0], receive, send)
-        if body is None:
-            return
+            raise _Refused(405, f"only {route.method}")
+        body = bytearray()
+        await self._read(body, LIMITS[API_PREFIX][0], receive)
+        _require_short(body, LIMITS[API_PREFIX][0])
         try:
-            state = scope["app"].state.linkstate_factory.state()
-            response = await asyncio.to_thread(route.handler, state, body)
+            async with contextlib.nullcontext() if route.control else self._slots[API_PREFIX]:
+                state = scope["app"].state.linkstate_factory.state()
+                response = await asyncio.to_thread(route.handler, state, bytes(body))
         except Exception:
             log.exception("%s", scope["path"])
             response = error_response(500, "the server failed: see its log")
         if response.status != 200:
             await asyncio.sleep(REFUSAL_SECONDS)
-        await asyncio.wait_for(_respond(send, response), self.timeout)
+        address = (scope.get("client") or [""])[0]
+        async with self._turn(API_PREFIX, address) if isinstance(response.content, Path) else contextlib.nullcontext():
+            await asyncio.wait_for(_respond(send, response), self.timeout)
 
-    async def _read_body(self, max_bytes: int, receive: Receive, send: Send) -> bytes | None:
-        """A request's body; None if it was refused, since it is too slow, is too long or breaks off."""
-        body = bytearray()
+    async def _read(self, body: bytearray, max_bytes: int, receive: Receive) -> bool:
+        """Read a body on: True when it is whole, False when ``max_bytes`` came and there is more."""
         try:
             async with asyncio.timeout(self.timeout):
-                while len(body) <= max_bytes and (message := await receive())["type"] == "http.request":
+                while len(body) <= max_bytes:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        raise _Refused(400, "the request breaks off")
                     body += message.get("body", b"")
-                    if len(body) <= max_bytes and not message.get("more_body"):
-                        return bytes(body)
+                    if not message.get("more_body"):
+                        return True
         except TimeoutError:
-            await _refuse(send, 408, "too slow")
-            return None
-        await _refuse(send, 413, f"more than {max_bytes} bytes")
-        return None
+            raise _Refused(408, "too slow") from None
+        return False
 
-    async def _forward(self, max_bytes: int, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward a node's request to the SuperLink, unless the cache or the batcher has a response."""
-        body = await self._read_body(max_bytes, receive, send)
-        if body is None:
-            return
+    async def _forward(self, kind: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forward a node's request to the SuperLink when it is its turn."""
+        max_bytes, body = LIMITS[kind][0], bytearray()
+        is_whole = await self._read(body, min(max_bytes, SHORT_BYTES), receive)
+        _require_short(body, max_bytes)
+        if not is_whole and not await asyncio.to_thread(_is_enrolled, scope):
+            raise _Refused(401, "a long request of nobody who has enrolled")
+        key = dict(scope.get("headers") or ()).get(KEY_HEADER, b"")
+        async with self._turn(kind, key) if kind in OBJECTS else contextlib.nullcontext(), self._slots[kind]:
+            if not is_whole:
+                await self._read(body, max_bytes, receive)
+            _require_short(body, max_bytes)
+            await self._forward_whole(bytes(body), scope, receive, send)
+
+    async def _forward_whole(self, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forward a request that has arrived, unless the cache or the batcher has a response."""
         response = None
         if scope["path"] == POLL and "app" in scope:
             response = await self._poll_cache.respond(body, scope["app"].state.linkstate_factory.state())
@@ -164,9 +207,9 @@ class Gateway:
             gc.collect()
 
 
-async def _refuse(send: Send, status: int, reason: str) -> None:
-    # The connection is closed: the rest of a body that is too long must not be read.
-    await _respond(send, error_response(status, reason), (b"connection", b"close"))
+def _require_short(body: bytearray, max_bytes: int) -> None:
+    if len(body) > max_bytes:
+        raise _Refused(413, f"more than {max_bytes} bytes")
 
 
 async def _send_whole(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
@@ -186,7 +229,7 @@ async def _respond(send: Send, response: HttpResponse, *headers: tuple[bytes, by
         headers = (kind, (b"content-length", str(size).encode()), *headers)
         await send({"type": "http.response.start", "status": response.status, "headers": list(headers)})
         while size > 0:
-            piece = await asyncio.to_thread(file.read, min(size, 1 << 20))
+            piece = await asyncio.to_thread(file.read, min(size, SHORT_BYTES))
             size = size - len(piece) if piece else 0
             await send({"type": "http.response.body", "body": piece, "more_body": size > 0})
 
@@ -262,6 +305,21 @@ class HeartbeatBatcher:
         await asyncio.sleep(BATCH_SECONDS)
         heartbeats, self._pending, self._written = self._pending, {}, None
         return await asyncio.to_thread(_acknowledge, factory.state(), heartbeats)
+
+
+def _is_enrolled(scope: Scope) -> bool:
+    """Whether a registered key has signed a request's headers, by Flower's own check; all are where it checks none."""
+    app: Any = getattr(scope.get("app"), "state", None)
+    if not getattr(app, "enable_supernode_auth", False):
+        return True
+    request = Request({**scope, "state": {}})
+    try:
+        key = b64decode(request.headers[FLEET_HTTP_PUBLIC_KEY_HEADER], validate=True)
+        request.state.protobuf_request = ActivateNodeRequest(public_key=key)
+        authenticate_node(request)
+    except (KeyError, binascii.Error, HTTPException):
+        return False
+    return app.linkstate_factory.state().get_node_id_by_public_key(key) is not None
 
 
 def _parse_heartbeat(scope: Scope, body: bytes) -> tuple[int, float] | None:

@@ -28,9 +28,9 @@ from fairfold.flower.fleet.connection import API_PREFIX
 from fairfold.flower.fleet.control import pass_on_to_superexec, read_secret
 from fairfold.flower.fleet.enrolment import Enrolment
 from fairfold.flower.fleet.gateway import Gateway
+from fairfold.flower.fleet.limits import limit_connections
 
 DATABASE_TIMEOUT = 60  # seconds that a transaction waits for others; after Flower's 5 a reply is lost on a slow disk
-KEEP_ALIVE = 90  # seconds that a silent connection stays open: longer than nodes pause, since opening one is costly
 MEGABYTE = 10**6
 SUPPORTED = "1.41."
 PARAMETERS = {
@@ -280,13 +280,12 @@ def main() -> None:
     except FairfoldError as error:
         parser.exit(2, f"{error}\n")
     sys.stderr.write(f"A node may store {own.node_quota} MB, all nodes {own.total_quota} MB.\n")
-    import uvicorn
     from flwr.supercore.logger import update_console_handler
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
     if not sys.stderr.isatty():  # a file or a journal
         update_console_handler(timestamps=True, colored=False)
-    uvicorn.run = functools.partial(uvicorn.run, timeout_keep_alive=KEEP_ALIVE, ws="none")
+    limit_connections()
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # a connection is an open file: as many as allowed
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     sys.argv = ["flower-superlink", *others]
