@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 
 from fairfold.flower.fleet import limits
-from fairfold.flower.fleet.limits import Crowd, LimitedProtocol, LimitedServer, network_of
+from fairfold.flower.fleet.limits import ConnectionLimit, LimitedProtocol, LimitedServer, network_of
 
 REQUEST = b"GET /quick HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
 
@@ -78,8 +78,8 @@ async def serving() -> AsyncIterator[Connect]:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "HEADER_SECONDS", 0.4)
-    monkeypatch.setattr(LimitedProtocol, "incomplete", Crowd(8, 12))
-    monkeypatch.setattr(LimitedProtocol, "opened", Crowd(20))
+    monkeypatch.setattr(LimitedProtocol, "incomplete", ConnectionLimit(8, 12))
+    monkeypatch.setattr(LimitedProtocol, "opened", ConnectionLimit(20))
 
 
 def test_headers_are_bounded_in_bytes_also_behind_a_request() -> None:
@@ -125,7 +125,9 @@ def test_a_connection_without_headers_ends_and_one_with_requests_stays() -> None
     asyncio.run(talk())
 
 
-def test_of_a_crowd_the_oldest_half_requests_end_and_new_whole_ones_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_too_many_the_oldest_half_requests_end_and_new_whole_ones_are_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(limits, "HEADER_SECONDS", 60.0)
 
     async def talk() -> None:
@@ -156,16 +158,16 @@ def test_of_all_addresses_together_the_one_with_most_loses_its_oldest() -> None:
         def drop(self) -> None:
             dropped.append(self)
 
-    dropped, crowd = list[One](), Crowd(8, 12)
+    dropped, limit = list[One](), ConnectionLimit(8, 12)
     many, few = [One("a") for _ in range(7)], [One(name) for name in "bcdef"]
     for one in [*many, *few]:
-        crowd.use(one)
-    crowd.use(many[0])  # again: now the second is the oldest
+        limit.use(one)
+    limit.use(many[0])  # again: now the second is the oldest
     assert not dropped
-    crowd.use(One("g"))
+    limit.use(One("g"))
     assert dropped == [many[1]]
-    crowd.remove(many[1])
-    assert crowd.size == 12
+    limit.remove(many[1])
+    assert limit.size == 12
 
 
 @pytest.mark.parametrize(

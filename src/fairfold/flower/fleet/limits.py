@@ -1,4 +1,4 @@
-"""Limits on connections, before a request reaches an application: long headers, slow requests, crowds of one address.
+"""Limits on connections, before a request reaches an application: long headers, slow requests, too many of one address.
 
 uvicorn alone stores headers of any length and waits for ever for a request that does not come. A connection here that
 is too slow or sends too much is closed; where one address opens too many, its least recently used are closed, so that
@@ -21,7 +21,7 @@ OPEN_EACH = 4096  # connections of an address: a fleet behind one address has on
 KEEP_ALIVE = 90  # seconds that a silent connection stays open: longer than nodes pause, since opening one is costly
 
 
-class Crowd:
+class ConnectionLimit:
     """Connections by address; of an address with too many, the least recently used is closed."""
 
     def __init__(self, each: int, total: int = sys.maxsize) -> None:
@@ -55,7 +55,10 @@ class Crowd:
 class LimitedProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
     """uvicorn's protocol of a connection, with limits."""
 
-    incomplete, opened = Crowd(INCOMPLETE_EACH, INCOMPLETE_TOTAL), Crowd(OPEN_EACH)  # of this process
+    incomplete, opened = (
+        ConnectionLimit(INCOMPLETE_EACH, INCOMPLETE_TOTAL),
+        ConnectionLimit(OPEN_EACH),
+    )  # of this process
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for headers."""
