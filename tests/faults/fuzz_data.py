@@ -28,8 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # so that it runs as a progr
 from fairfold.data import load, load_images, prepare, readers
 from fairfold.data.download import _unpack
 from fairfold.data.images import read_images
-from fairfold.data.preparing import is_image_folder
-from fairfold.data.sources import find_source, read_titles
+from fairfold.data.preparing import find_source, is_image_folder, read_titles
 from fairfold.errors import FairfoldError
 from tests.faults import data_files
 

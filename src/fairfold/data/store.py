@@ -15,8 +15,7 @@ from fairfold.checksums import file_checksum
 from fairfold.data.images import ImageDataset, Images
 from fairfold.data.interactions import Dataset, Interactions, offsets_of
 from fairfold.data.parsing import read_parquet
-from fairfold.data.sources import SPLITS
-from fairfold.data.tables import Table
+from fairfold.data.tables import SPLITS, Table
 from fairfold.errors import InvalidData
 
 FORMAT = 3  # version of prepared data; data of another version is prepared again

@@ -10,13 +10,13 @@ import polars
 from numpy.typing import NDArray
 
 from fairfold.data.cache import Advance
-from fairfold.data.formats import SPLIT, Options, empty_file
+from fairfold.data.formats import SPLIT, FileFormat, Options, empty_file
 from fairfold.data.parsing import read_parquet
 from fairfold.data.readers import IdCounter, read
 from fairfold.data.sampling import numpy_generator
-from fairfold.data.sources import SPLITS, Source
 from fairfold.errors import InvalidData
 
+SPLITS = ("train", "valid", "test")
 TRAIN, VALID, TEST = range(3)  # splits as numbers, the earliest first, by which overlaps are resolved
 UNRATED = "interactions without a rating, left out"
 LOW = "interactions rated lower than asked, left out"
@@ -25,6 +25,34 @@ OVERLAP = "pairs in more than one split, kept in the earliest (train, valid, tes
 SINGLE = "users with one interaction, in train only"
 TEST_ONLY = "users without train interactions (the publisher's split)"
 Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of interactions; ``split`` is None where the publisher gives no split."""
+
+    path: Path
+    file_format: FileFormat
+    split: str | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files of one data set."""
+
+    name: str
+    files: tuple[SourceFile, ...]
+    titles: Path | None = None
+
+    @property
+    def paths(self) -> list[Path]:
+        """Paths of all files that are read."""
+        return [*(file.path for file in self.files), *([] if self.titles is None else [self.titles])]
+
+    @property
+    def published_split(self) -> bool:
+        """True if the publisher gives a split."""
+        return self.files[0].split is not None
 
 
 @dataclass(frozen=True)
