@@ -23,8 +23,8 @@ from experiments.combine import pack_per_user
 from experiments.leave_one_out import LeaveOneOutRanks, leave_one_out_ranks
 from fairfold.backends.batched import batched
 from fairfold.config import Settings, merge_tables, read_settings
-from fairfold.data.cache import existing_path
 from fairfold.data.download import resolve
+from fairfold.data.files import existing_path
 from fairfold.data.interactions import Dataset, Interactions
 from fairfold.errors import InvalidData, InvalidSettings, InvalidVector
 from fairfold.federation.algorithm import Centralized, Tunable

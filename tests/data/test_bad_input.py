@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from fairfold.checksums import with_checksum
 from fairfold.data import load, prepare, readers, store, tables
 from fairfold.data import parsing as json_lines
-from fairfold.data.cache import PARTIAL
-from fairfold.data.text import NOT_UTF8
+from fairfold.data.files import NOT_UTF8, PARTIAL
 from fairfold.errors import CannotWrite, InvalidData
 from tests.support.files import written
 
@@ -188,7 +187,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(
         def full(*_: object) -> None:
             raise OSError(number, "No space left on device")
 
-        monkeypatch.setattr("fairfold.data.cache.os.fsync", full)
+        monkeypatch.setattr("fairfold.data.files.os.fsync", full)
     else:
         real = polars.DataFrame.write_parquet
 
@@ -207,7 +206,7 @@ def test_another_error_of_the_system_is_passed_on(tmp_path: Path, cache: Path, m
     def broken(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("fairfold.data.cache.os.fsync", broken)
+    monkeypatch.setattr("fairfold.data.files.os.fsync", broken)
     with pytest.raises((OSError, CannotWrite), match="Input/output"):
         prepare(written(tmp_path / "own.csv", GOOD))
     assert not list(cache.iterdir())

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fairfold.atomic_io import write_atomically
-from fairfold.data.cache import PARTIAL, atomic_folder, cache_folder, remove_abandoned
+from fairfold.data.files import PARTIAL, atomic_folder, cache_folder, remove_abandoned
 
 PREPARE = """
 import sys, time
@@ -57,7 +57,7 @@ def test_who_makes_the_same_folder_at_the_same_moment_takes_the_name_after_the_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As processes do that start on the same data."""
-    monkeypatch.setattr("fairfold.data.cache.sync_folder", lambda _folder: None)
+    monkeypatch.setattr("fairfold.data.files.sync_folder", lambda _folder: None)
     failed: list[OSError] = []
 
     def make() -> None:
@@ -81,7 +81,7 @@ def test_who_makes_the_same_folder_at_the_same_moment_takes_the_name_after_the_o
 def test_a_folder_in_use_is_not_swept(tmp_path: Path) -> None:
     with atomic_folder(tmp_path / "a") as folder:
         (folder / "x").write_text("1")
-        program = "import sys, pathlib, fairfold.data.cache as f; f.remove_abandoned(pathlib.Path(sys.argv[1]))"
+        program = "import sys, pathlib, fairfold.data.files as f; f.remove_abandoned(pathlib.Path(sys.argv[1]))"
         subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
         assert (folder / "x").exists()
     assert names(tmp_path) == ["a"]

@@ -11,9 +11,9 @@ import polars
 import pytest
 
 from fairfold.checksums import with_checksum
+from fairfold.data import files as limits
 from fairfold.data import load, load_images, prepare, readers
 from fairfold.data import parsing as json_lines
-from fairfold.data import text as limits
 from fairfold.data.download import _unpack
 from fairfold.data.images import read_idx
 from fairfold.data.synthetic import SyntheticDataset

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fairfold.data import files as lines
 from fairfold.data import readers
-from fairfold.data import text as lines
 from fairfold.data.formats import Options, detect_format
 from tests.support.files import written
 

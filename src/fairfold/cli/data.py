@@ -81,8 +81,8 @@ def list_command(cache: Cache = None) -> None:
     """
     from rich.table import Table
 
-    from fairfold.data.cache import cache_folder
     from fairfold.data.download import PUBLIC_DATASETS, data_folders, local_folder
+    from fairfold.data.files import cache_folder
     from fairfold.data.store import MANIFEST, read_manifest
     from fairfold.errors import FairfoldError
 

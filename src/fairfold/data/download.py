@@ -24,8 +24,7 @@ from typing import Any
 from fairfold import __version__
 from fairfold.atomic_io import sync_folder, write_atomically
 from fairfold.checksums import file_checksum
-from fairfold.data.cache import Stages, atomic_folder, cache_folder, explain_full_disk, no_progress
-from fairfold.data.text import check_unpacked
+from fairfold.data.files import Stages, atomic_folder, cache_folder, check_unpacked, explain_full_disk, no_progress
 from fairfold.errors import InvalidData
 
 PART = ".part"

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from fairfold.data.files import head, no_such_file
 from fairfold.data.parsing import parquet_schema, parse_object
-from fairfold.data.text import head, no_such_file
 from fairfold.errors import InvalidData, did_you_mean
 
 SPLIT = 0.7

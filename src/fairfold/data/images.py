@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fairfold.data.text import pieces, unreadable
+from fairfold.data.files import pieces, unreadable
 from fairfold.errors import InvalidData
 
 # Third byte of an IDX file: the type of its elements, stored with the high byte first.

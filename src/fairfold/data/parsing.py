@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import polars
 
-from fairfold.data.text import check_unpacked
+from fairfold.data.files import check_unpacked
 from fairfold.errors import InvalidData
 
 NOT_JSON = "lines that are not JSON, left out"

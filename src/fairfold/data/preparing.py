@@ -15,13 +15,21 @@ import polars
 
 from fairfold.checksums import file_checksum
 from fairfold.data import store
-from fairfold.data.cache import Stages, atomic_folder, cache_folder, existing_path, no_progress
 from fairfold.data.download import local_folder, resolve
+from fairfold.data.files import (
+    BLOCK,
+    Stages,
+    atomic_folder,
+    blocks,
+    cache_folder,
+    existing_path,
+    no_progress,
+    no_such_file,
+)
 from fairfold.data.formats import SPLIT, Options, detect_format
 from fairfold.data.images import ImageDataset, read_images, source_files
 from fairfold.data.interactions import Dataset
 from fairfold.data.tables import SPLITS, Source, SourceFile, build_table, spool_rows
-from fairfold.data.text import BLOCK, blocks, no_such_file
 from fairfold.errors import InvalidData
 
 log = logging.getLogger("fairfold.data")

@@ -8,8 +8,8 @@ import numpy
 import polars
 from numpy.typing import NDArray
 
-from fairfold.data import parsing, text
-from fairfold.data.cache import Advance
+from fairfold.data import files, parsing
+from fairfold.data.files import Advance
 from fairfold.data.formats import SEPARATORS, FileFormat
 from fairfold.errors import InvalidData
 
@@ -27,7 +27,7 @@ def read(
     file_format: FileFormat,
     *,
     repairs: Counter[str],
-    block_size: int = text.BLOCK,
+    block_size: int = files.BLOCK,
     advance: Advance = lambda _done: None,
 ) -> Iterator[polars.DataFrame]:
     """Yield the rows of a file in blocks of ``block_size`` bytes, in the order of the file; repairs are counted.
@@ -63,7 +63,7 @@ def _frames(
         return
     quoted = file_format.kind == "delimited" and file_format.quote == '"'
     encoding = file_format.encoding
-    found = text.blocks(path, size=size, quoted=quoted, encoding=encoding, repairs=repairs, advance=advance)
+    found = files.blocks(path, size=size, quoted=quoted, encoding=encoding, repairs=repairs, advance=advance)
     for number, block in enumerate(found):
         body = block[block.find(b"\n") + 1 :] if number == 0 and file_format.header else block
         if not body.strip():

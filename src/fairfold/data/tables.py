@@ -9,7 +9,7 @@ import numpy
 import polars
 from numpy.typing import NDArray
 
-from fairfold.data.cache import Advance
+from fairfold.data.files import Advance
 from fairfold.data.formats import SPLIT, FileFormat, Options, empty_file
 from fairfold.data.parsing import read_parquet
 from fairfold.data.readers import IdCounter, read

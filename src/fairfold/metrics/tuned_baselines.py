@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fairfold.data.cache import Stages, no_progress
+from fairfold.data.files import Stages, no_progress
 from fairfold.data.interactions import Dataset, Interactions
 from fairfold.data.partition import hold_out
 from fairfold.data.sampling import generator

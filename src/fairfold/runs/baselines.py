@@ -5,7 +5,7 @@ import json
 import time
 from pathlib import Path
 
-from fairfold.data.cache import Stages, cache_folder, no_progress
+from fairfold.data.files import Stages, cache_folder, no_progress
 from fairfold.data.fingerprint import data_fingerprint
 from fairfold.errors import CannotWrite, FairfoldError
 from fairfold.federation.federation import Federation

@@ -11,7 +11,7 @@ from torch import Tensor
 from fairfold.config import Settings
 from fairfold.config.tables import DeviceData
 from fairfold.data import Dataset, Interactions
-from fairfold.data.cache import atomic_folder
+from fairfold.data.files import atomic_folder
 from fairfold.data.images import ImageDataset
 from fairfold.errors import InvalidState
 from fairfold.federation.algorithm import COUNTS
