@@ -11,7 +11,7 @@ import torch
 
 from fairfold.kernels import ops
 from fairfold.kernels.hashing import Layout, expand_seed
-from fairfold.kernels.native import memory
+from fairfold.kernels.native import loader
 
 CASES = ((2**25, 16, 16), (2**25, 4, 16), (10**8, 16, 16), (10**8, 4, 8))
 ROWS, ROW_SIZE = 65_536, 64
@@ -39,13 +39,13 @@ def measure(layout: Layout, full: torch.Tensor, out: torch.Tensor) -> dict[str, 
 
 def main() -> None:
     torch.set_num_threads(1)
-    least = memory.MIN_HUGE_BYTES
+    least = loader.MIN_HUGE_BYTES
     for n, compression, chunk in CASES:
         layout = Layout(n, 0, n // compression // chunk * chunk, chunk, expand_seed(1), True)
         full, out = torch.randn(n), torch.empty(n)
         for large in (False, True, False, True):
-            memory.MIN_HUGE_BYTES = least if large else 2**62
-            memory._advised.clear()
+            loader.MIN_HUGE_BYTES = least if large else 2**62
+            loader._advised.clear()
             shown = "  ".join(f"{name} {value:7.1f} ms" for name, value in measure(layout, full, out).items())
             print(f"n={n} c={compression} Z={chunk} {'large' if large else 'small'} pages: {shown}", flush=True)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from fairfold.errors import InvalidVector
 from fairfold.kernels import cooccurrence as reference
 from fairfold.kernels import native, ops
-from fairfold.kernels.native import cooccurrence as calls
+from fairfold.kernels.native import calls
 
 if not native.status().available:
     pytest.skip(native.status().reason, allow_module_level=True)

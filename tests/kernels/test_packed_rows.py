@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fairfold.errors import InvalidVector
 from fairfold.kernels import cooccurrence as reference
 from fairfold.kernels.cooccurrence import PackedRows
-from fairfold.kernels.native import cooccurrence as calls
+from fairfold.kernels.native import calls
 from fairfold.subspace.packed import QuantizedRows
 
 pytestmark = pytest.mark.usefixtures("instructions")

@@ -10,7 +10,7 @@ import torch
 
 from fairfold.kernels import native, ops, reference
 from fairfold.kernels.hashing import Layout, expand_seed
-from fairfold.kernels.native import memory as packed
+from fairfold.kernels.native import loader as packed
 
 THREADS, LAYOUTS, ROWS, ROW_SIZE = 8, 1100, 4, 8
 SLOW_CALLS = 8

@@ -17,6 +17,7 @@ from fairfold.federation.training import LocalOptimizer, RankingTraining
 from fairfold.federation.updates import ClientTask, ScheduledTask
 from fairfold.kernels import ops
 from fairfold.kernels.native import calls
+from fairfold.kernels.native.loader import NotSupported
 from fairfold.kernels.reference import row_coordinates
 from fairfold.kernels.training import LocalSamples, Objective, SignedPositions
 from fairfold.subspace.blocks import LowRank
@@ -106,7 +107,7 @@ def train_compiled(client: ActiveSet, training: RankingTraining) -> bool:
     positions = tables, own, SignedPositions.joined(dense)
     try:
         calls.train_client(form, objective, client.values, client.prox_weights, *positions, client.samples)
-    except calls.NotSupported:
+    except NotSupported:
         return False
     return True
 

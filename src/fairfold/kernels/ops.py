@@ -17,7 +17,7 @@ from torch import Tensor
 from fairfold.kernels import cooccurrence, gpu, hashing, reference, training
 from fairfold.kernels.hashing import Layout
 from fairfold.kernels.native import calls
-from fairfold.kernels.native import cooccurrence as native_cooccurrence
+from fairfold.kernels.native.loader import NotSupported
 from fairfold.kernels.training import LookupBuffers, ModelForm
 
 P = ParamSpec("P")
@@ -50,7 +50,7 @@ def _dispatched(
         if native is not None:
             try:
                 return native(*args, **kwargs)
-            except calls.NotSupported:
+            except NotSupported:
                 pass
         return specification(*args, **kwargs)
 
@@ -70,9 +70,9 @@ unfold_groups = _dispatched(reference.unfold_groups, calls.unfold_groups)
 factorize = _dispatched(reference.factorize, calls.factorize)
 recover_positions = _dispatched(reference.recover_positions, calls.recover_positions)
 accumulate_positions = _dispatched(reference.accumulate_positions, calls.accumulate_positions)
-pair_sums = _dispatched(cooccurrence.pair_sums, native_cooccurrence.pair_sums)
-packed_products = _dispatched(cooccurrence.packed_products, native_cooccurrence.packed_products)
-packed_sum = _dispatched(cooccurrence.packed_sum, native_cooccurrence.packed_sum)
+pair_sums = _dispatched(cooccurrence.pair_sums, calls.pair_sums)
+packed_products = _dispatched(cooccurrence.packed_products, calls.packed_products)
+packed_sum = _dispatched(cooccurrence.packed_sum, calls.packed_sum)
 recover_lines = _dispatched(reference.recover_lines, None, "training")
 accumulate_lines = _dispatched(reference.accumulate_lines, None, "training")
 step_prefix = torch.no_grad()(_dispatched(reference.step_prefix, None, "training"))

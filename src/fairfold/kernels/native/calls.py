@@ -1,6 +1,6 @@
 """Calls of the C library with tensors.
 
-Each function computes the operation of its name in :mod:`fairfold.kernels.reference`, or raises :class:`NotSupported`:
+Each function computes the operation of its name in :mod:`fairfold.kernels.reference`, or raises ``NotSupported``:
 then plain torch must. Ids and lengths are checked in C before anything is touched.
 """
 
@@ -13,37 +13,31 @@ import torch
 from torch import Tensor
 
 from fairfold.errors import InvalidVector
+from fairfold.kernels.cooccurrence import PackedRows
 from fairfold.kernels.hashing import Layout
-from fairfold.kernels.native import memory
-from fairfold.kernels.native.loader import library
-from fairfold.kernels.native.memory import ID_BYTES, REAL_BYTES, pack_layout, pack_move, pack_rows, threads
-from fairfold.kernels.reference import bad_rows
+from fairfold.kernels.native import loader
+from fairfold.kernels.native.loader import (
+    BAD_ARGUMENT,
+    ID_BYTES,
+    PLAIN,
+    REAL_BYTES,
+    NotSupported,
+    call,
+    check_result,
+    library,
+    library_for,
+    pack_layout,
+    pack_move,
+    pack_rows,
+    threads,
+)
 from fairfold.kernels.training import LocalSamples, ModelForm, Objective, SignedPositions
 
-_PLAIN = (Tensor, torch.nn.Parameter)
-_OK, _BAD_LAYOUT, _BAD_ROW, _BAD_ARGUMENT, _NO_MEMORY, _UNSUPPORTED = range(6)
 _FOLD_KIND = {**REAL_BYTES, torch.int32: -4}
 _OPTIMIZERS = {"sgd": 0, "adagrad": 1, "adam": 2}
 _pack_model = struct.Struct("qqqqPqqdqd").pack  # fairfold_model
+_pack_table = struct.Struct("Pqqqq").pack  # fairfold_packed
 _pack_client = struct.Struct("PqP4P4P2PqPqqPPq").pack  # fairfold_client
-
-
-class NotSupported(Exception):
-    """The C library cannot work on these tensors."""
-
-
-def library_for(*tensors: Tensor) -> Any:
-    """The library, if it supports these tensors: plain ones, on the CPU, one real dtype, outside of autograd."""
-    loaded = library()
-    dtype = tensors[0].dtype
-    if loaded is None or dtype not in REAL_BYTES:
-        raise NotSupported
-    for tensor in tensors:
-        if type(tensor) not in _PLAIN or not tensor.is_cpu or tensor.dtype is not dtype:
-            raise NotSupported
-        if tensor.requires_grad and torch.is_grad_enabled():
-            raise NotSupported
-    return loaded
 
 
 def _library_for_integers(*tensors: Tensor) -> Any:
@@ -55,34 +49,12 @@ def _library_for_integers(*tensors: Tensor) -> Any:
 
 def _require_integers(*tensors: Tensor) -> None:
     """Raise unless these are plain int64 or int32 tensors on the CPU."""
-    _require(*(type(tensor) in _PLAIN and tensor.is_cpu and tensor.dtype in ID_BYTES for tensor in tensors))
+    _require(*(type(tensor) in PLAIN and tensor.is_cpu and tensor.dtype in ID_BYTES for tensor in tensors))
 
 
 def _require(*conditions: bool) -> None:
     if not all(conditions):
         raise NotSupported
-
-
-def call(
-    function: Any, *arguments: Any, layout: Layout | None = None, rows: Tensor | None = None, row_size: int = 1
-) -> None:
-    """Call a function of the library, tensors as pointers, and raise the error that it returns."""
-    code = function(*(each.data_ptr() if isinstance(each, Tensor) else each for each in arguments))
-    check_result(code, layout, rows, row_size)
-
-
-def check_result(code: int, layout: Layout | None = None, rows: Tensor | None = None, row_size: int = 1) -> None:
-    """Raise the error of a call's result code, :class:`NotSupported` among them."""
-    if code == _OK:
-        return
-    if code == _UNSUPPORTED:
-        raise NotSupported
-    if code == _BAD_ROW and layout is not None and rows is not None:
-        raise bad_rows(layout, rows, row_size)
-    if code == _NO_MEMORY:
-        raise MemoryError("no memory for the kernel's scratch space")
-    needed = "vectors of the layout's sizes, and positions within them"
-    raise InvalidVector(f"tensors that do not fit {layout or 'each other'}", needed, "Check their shapes.")
 
 
 def mark_changed(*tensors: Tensor) -> None:
@@ -117,7 +89,7 @@ def recover_range(layout: Layout, compact: Tensor, start: int, out: Tensor) -> N
     loaded = library_for(compact, out)
     compact = compact.contiguous()
     target = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
-    memory.use_huge_pages(compact)
+    loader.use_huge_pages(compact)
     source = pack_layout(layout), REAL_BYTES[compact.dtype], compact, compact.numel()
     call(loaded.fairfold_recover_range, *source, start, target.numel(), target, threads(), layout=layout)
     if target is out:
@@ -131,7 +103,7 @@ def accumulate_range(layout: Layout, values: Tensor, start: int, sums: Tensor, c
     loaded = library_for(sums, values)
     _require(sums.is_contiguous(), counts is None or _are_counts(counts, sums.numel()))
     values = values.contiguous()
-    memory.use_huge_pages(sums)
+    loader.use_huge_pages(sums)
     source = pack_layout(layout), REAL_BYTES[sums.dtype], values, start, values.numel()
     call(loaded.fairfold_accumulate_range, *source, sums, counts, sums.numel(), threads(), layout=layout)
     mark_changed(sums, *([] if counts is None else [counts]))
@@ -141,9 +113,9 @@ def reduce(layout: Layout, full: Tensor) -> Tensor:
     """The signed mean of each slot."""
     loaded = library_for(full)
     if full.shape != (layout.full_size,):
-        check_result(_BAD_ARGUMENT, layout)
+        check_result(BAD_ARGUMENT, layout)
     compact = torch.empty(layout.size, dtype=full.dtype)
-    memory.use_huge_pages_for_new(compact)
+    loader.use_huge_pages_for_new(compact)
     full = full.contiguous()
     source = pack_layout(layout), REAL_BYTES[full.dtype], full
     call(loaded.fairfold_reduce, *source, compact, compact.numel(), threads(), layout=layout)
@@ -191,7 +163,7 @@ def recover_rows(layout: Layout, compact: Tensor, rows: Tensor, row_size: int) -
     loaded = library_for(compact)
     _require_integers(rows)
     compact, rows = compact.contiguous(), rows.contiguous()
-    memory.use_huge_pages(compact)
+    loader.use_huge_pages(compact)
     out = compact.new_empty(rows.numel(), row_size)  # sizes one by one: torch reads a tuple of them half as fast
     check_result(loaded.fairfold_recover_rows(pack_move(layout, compact, rows, row_size, out)), layout, rows, row_size)
     return out
@@ -203,7 +175,7 @@ def accumulate_rows(layout: Layout, values: Tensor, rows: Tensor, sums: Tensor, 
     _require_integers(rows)
     _require(sums.is_contiguous())
     values, rows, row_size = _batch(values, rows)
-    memory.use_huge_pages(sums)
+    loader.use_huge_pages(sums)
     code = loaded.fairfold_accumulate_rows(pack_move(layout, sums, rows, row_size, values), scale)
     check_result(code, layout, rows, row_size)
     mark_changed(sums)
@@ -309,3 +281,40 @@ def train_client(
     )
     check_result(loaded.fairfold_train(model, REAL_BYTES[values.dtype], client))
     mark_changed(values)
+
+
+def pair_sums(items: Tensor, begins: Tensor, ends: Tensor, weights: Tensor, max_items: int) -> Tensor:
+    """The packed co-occurrence matrix of weighted histories."""
+    loaded = library_for(weights)
+    items, begins, ends = (each.long().contiguous() for each in (items, begins, ends))
+    weights = weights.contiguous()
+    total = torch.zeros(max_items * (max_items + 1) // 2, dtype=weights.dtype)
+    call(
+        loaded.fairfold_pair_sums, items, len(items), begins, ends, len(weights),
+        REAL_BYTES[weights.dtype], weights, max_items, total, len(total), threads(),
+    )  # fmt: skip
+    return total
+
+
+def packed_products(table: PackedRows, ids: Tensor, vectors: Tensor) -> Tensor:
+    """Products of vectors with chosen rows, [vectors, rows]."""
+    loaded, packed = library_for(vectors), _packed_table(table, vectors)
+    ids, vectors = ids.contiguous(), vectors.contiguous()
+    out = vectors.new_empty(len(vectors), len(ids))
+    call(loaded.fairfold_packed_products, packed, ids, len(ids), vectors, len(vectors), out, threads())
+    return out
+
+
+def packed_sum(table: PackedRows, ids: Tensor, factors: Tensor) -> Tensor:
+    """The sum of chosen rows, each times its factor."""
+    loaded, packed = library_for(factors), _packed_table(table, factors)
+    ids, factors = ids.contiguous(), factors.contiguous()
+    out = factors.new_zeros(table.columns)
+    call(loaded.fairfold_packed_sum, packed, ids, len(ids), factors, out)
+    return out
+
+
+def _packed_table(table: PackedRows, operand: Tensor) -> bytes:
+    if operand.dtype is not torch.float32 or not table.columns or not table.content.is_contiguous():
+        raise NotSupported
+    return _pack_table(table.content.data_ptr(), table.content.numel(), table.rows, table.columns, table.bits)

@@ -1,15 +1,30 @@
-"""Find the compiled library, load it, and declare its functions."""
+"""The compiled library: find and load it, pack what C reads, and check what it returns.
+
+Packed structures travel as bytes, which ctypes holds until the call is over. So the cache of layouts may be cleared at
+any time, also while another thread is in a call.
+
+Scatters and gathers over hundreds of megabytes wait for the page table. Linux backs memory with 2 MiB pages where it is
+asked to (``madvise``): before the first touch at no cost, later by moving it. Elsewhere nothing happens.
+"""
 
 import ctypes
 import logging
 import os
+import struct
+import sys
+from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch  # loaded before our library, which then shares the OpenMP threads that torch has
+from torch import Tensor
 
 import fairfold.kernels.native as package
+from fairfold.errors import InvalidVector
+from fairfold.kernels.hashing import Layout
+from fairfold.kernels.reference import bad_rows
 
 ABI = 8  # what native/fairfold.h calls FAIRFOLD_ABI: a library of another number is not called
 
@@ -122,3 +137,130 @@ def _after_fork() -> None:
     """
     if torch.get_num_threads() > 1:
         torch.set_num_threads(1)
+
+
+REAL_BYTES = {torch.float32: 4, torch.float64: 8}
+ID_BYTES = {torch.int64: 8, torch.int32: 4}
+
+threads = torch.get_num_threads
+
+_pack_layout = struct.Struct("qqqqQq").pack
+_pack_rows = struct.Struct("Pqqq").pack
+_pack_move = struct.Struct("48sqPqPqqqPq").pack
+_layouts: dict[int, tuple[bytes, Layout]] = {}
+_MAX_LAYOUTS = 1024
+
+
+def pack_layout(layout: Layout) -> bytes:
+    """A layout as C's ``fairfold_layout``."""
+    # Cached by identity, as hashing the dataclass would cost as much as a small lookup; the layout is stored beside, so
+    # that its identity stays its own.
+    known = _layouts.get(id(layout))
+    if known is not None:
+        return known[0]
+    if len(_layouts) >= _MAX_LAYOUTS:
+        _layouts.clear()
+    packed = _pack_layout(layout.full_size, layout.head, layout.tail, layout.chunk, layout.key, layout.signed)
+    _layouts[id(layout)] = (packed, layout)
+    return packed
+
+
+def pack_rows(rows: Tensor, row_size: int) -> bytes:
+    """A batch of row ids as C's ``fairfold_rows``, which points into ``rows`` and does not keep it alive."""
+    return _pack_rows(rows.data_ptr(), ID_BYTES[rows.dtype], rows.numel(), row_size)
+
+
+def pack_move(layout: Layout, compact: Tensor, rows: Tensor, row_size: int, values: Tensor) -> bytes:
+    """Rows to move between ``compact`` and ``values`` as C's ``fairfold_move``, which keeps neither alive.
+
+    Packed, not a ``ctypes.Structure`` or ten arguments: those take as long as the lookup of a few hundred short rows.
+    """
+    return _pack_move(
+        *(pack_layout(layout), REAL_BYTES[compact.dtype], compact.data_ptr(), compact.numel()),
+        *(rows.data_ptr(), ID_BYTES[rows.dtype], rows.numel(), row_size, values.data_ptr(), threads()),
+    )
+
+
+MIN_HUGE_BYTES = 8 * 2**20  # smaller vectors are left alone: the page table of so little memory stays in cache
+
+_PAGE = 2**21
+_HUGEPAGE, _COLLAPSE = 14, 25
+_MAX_ADVISED = 64
+
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+_advised: OrderedDict[tuple[int, int], None] = OrderedDict()
+
+
+def use_huge_pages_for_new(tensor: Tensor) -> None:
+    """Ask for huge pages under a vector that has just been allocated."""
+    if tensor.nbytes >= MIN_HUGE_BYTES:
+        _advise(tensor, _HUGEPAGE)
+
+
+def use_huge_pages(tensor: Tensor) -> None:
+    """Ask for huge pages under a vector in use, once for each vector."""
+    if tensor.nbytes < MIN_HUGE_BYTES:
+        return
+    key = (tensor.data_ptr(), tensor.nbytes)
+    if key in _advised:
+        return
+    _advised[key] = None
+    if len(_advised) > _MAX_ADVISED:
+        _advised.popitem(last=False)
+    _advise(tensor, _HUGEPAGE)
+    _advise(tensor, _COLLAPSE)
+
+
+def _advise(tensor: Tensor, advice: int) -> None:
+    if _libc is None:
+        return
+    start, stop = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+    first, last = -(-start // _PAGE) * _PAGE, stop // _PAGE * _PAGE
+    if last > first:  # a refusal is no error
+        _libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), advice)
+
+
+PLAIN = (Tensor, torch.nn.Parameter)
+"""Types of tensors that C may read and write."""
+
+_OK, _BAD_LAYOUT, _BAD_ROW, BAD_ARGUMENT, _NO_MEMORY, _UNSUPPORTED = range(6)
+
+
+class NotSupported(Exception):
+    """The C library cannot work on these tensors."""
+
+
+def library_for(*tensors: Tensor) -> Any:
+    """The library, if it supports these tensors: plain ones, on the CPU, one real dtype, outside of autograd."""
+    loaded = library()
+    dtype = tensors[0].dtype
+    if loaded is None or dtype not in REAL_BYTES:
+        raise NotSupported
+    for tensor in tensors:
+        if type(tensor) not in PLAIN or not tensor.is_cpu or tensor.dtype is not dtype:
+            raise NotSupported
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise NotSupported
+    return loaded
+
+
+def call(
+    function: Any, *arguments: Any, layout: Layout | None = None, rows: Tensor | None = None, row_size: int = 1
+) -> None:
+    """Call a function of the library, tensors as pointers, and raise the error that it returns."""
+    code = function(*(each.data_ptr() if isinstance(each, Tensor) else each for each in arguments))
+    check_result(code, layout, rows, row_size)
+
+
+def check_result(code: int, layout: Layout | None = None, rows: Tensor | None = None, row_size: int = 1) -> None:
+    """Raise the error of a call's result code, :class:`NotSupported` among them."""
+    if code == _OK:
+        return
+    if code == _UNSUPPORTED:
+        raise NotSupported
+    if code == _BAD_ROW and layout is not None and rows is not None:
+        raise bad_rows(layout, rows, row_size)
+    if code == _NO_MEMORY:
+        raise MemoryError("no memory for the kernel's scratch space")
+    needed = "vectors of the layout's sizes, and positions within them"
+    raise InvalidVector(f"tensors that do not fit {layout or 'each other'}", needed, "Check their shapes.")
