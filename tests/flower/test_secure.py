@@ -22,6 +22,7 @@ from fairfold.flower.preparation import default_privacy
 from fairfold.flower.protocol import FACTS, SECURE, VERSION
 from fairfold.flower.secure_aggregation import SecureRound
 from fairfold.privacy.fixed_point import MeasuredUpdate
+from fairfold.privacy.ledger import remember_privacy, served_privacy
 from fairfold.privacy.secure.client import SecureClient
 from fairfold.privacy.secure.folder import ROUND
 from fairfold.privacy.secure.masking import FixedPointVector
@@ -252,6 +253,37 @@ def test_a_device_refuses_smaller_cohorts_and_plain_questions_in_its_own_log(
     plain.run(num_rounds=1)
     assert "a request for a reply without masks" in caplog.text
     assert plain.strategy.progress.rejections.counts == {"the device failed": 2}
+
+
+@pytest.mark.parametrize("case", ["gradient", "co_occurrence"])
+def test_what_a_device_said_under_masks_it_does_not_say_in_plain(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Enrolled for anything, 12 of 12 devices answered a secure run and then a plain one."""
+    federation(case, tmp_path, capacities="1x").run(num_rounds=1)
+    first, *others = sorted(tmp_path.rglob("privacy"))
+    assert len(others) == USERS - 1
+    assert first.read_text().startswith("secure ")
+    for path in others:  # their owners allow it again
+        path.unlink()
+    plain = settings_of(case, capacities="1x").with_changes({"privacy.level": "plain"})
+    caplog.clear()
+    nodes = in_process(data(case=case), plain, USERS, tmp_path)
+    nodes.run(num_rounds=1)
+    assert "a request for a reply without masks; needed: secure sums alone (privacy='secure')" in caplog.text
+    assert nodes.strategy.progress.rejections.counts["the device failed"] >= 1
+    assert list(tmp_path.rglob("privacy")) == [first]
+
+
+@pytest.mark.parametrize("content", ["", "plain", "secure 00000000\n", "none 3ba1f23c\n"])
+def test_a_damaged_file_of_the_level_served_is_refused(content: str, tmp_path: Path) -> None:
+    assert served_privacy(tmp_path) == "plain"
+    remember_privacy(tmp_path, "private")
+    remember_privacy(tmp_path, "secure")
+    assert served_privacy(tmp_path) == "private", "the highest counts"
+    (tmp_path / "privacy").write_text(content)
+    with pytest.raises(InvalidState, match="Remove the file"):
+        served_privacy(tmp_path)
 
 
 def test_a_server_that_goes_on_from_an_older_checkpoint_asks_in_a_new_sum(tmp_path: Path) -> None:

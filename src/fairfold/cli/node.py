@@ -16,6 +16,10 @@ from fairfold.cli.server import Json, require_flower
 
 WAIT_TIMEOUT = 60.0  # seconds to wait for a server that does not listen yet
 DEFAULT = Path("~/.local/state/fairfold/node")
+LYING_SERVER = (
+    "Without --roster this device takes the server's word on who else takes part: a lying server could invent all "
+    "others, and read this device's data from one sum (docs/privacy.md). A roster comes from somebody else than it."
+)
 node = typer.Typer(
     help="Run a device of a fleet: enrol it, start it, show its status, recommend.", no_args_is_help=True
 )
@@ -86,6 +90,8 @@ def enrol(
     items = register(made, Token.parse(token), WAIT_TIMEOUT)
     next_step = "" if begin else f" Next: fairfold node start {folder}"
     console.echo(f"Enrolled with {server} (a catalogue of {items:,} items).{next_step}")
+    if made.privacy and roster is None:
+        console.echo(LYING_SERVER)
     if not app:
         try:
             LocalFile(made.data, catalogue=made.catalogue if made.catalogue.exists() else None).histories(items)
@@ -155,7 +161,10 @@ def _privacy_rows(budget: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The privacy level that this device requires, and what noisy sums have spent of its budget."""
     levels = {"plain": "none: it replies to every request", "secure": "secure sums", "private": "noisy sums"}
     cohort = f", of {budget['min cohort']:,} devices or more" if "min cohort" in budget else ""
-    yield "required privacy", levels[budget["level"]] + (cohort if budget["level"] != "plain" else "")
+    served = "" if budget["level"] == budget.get("chosen", budget["level"]) else ", as it has taken part in such before"
+    yield "required privacy", levels[budget["level"]] + (cohort if budget["level"] != "plain" else "") + served
+    if budget["level"] != "plain" and not budget.get("roster", True):
+        yield "roster", "none: a lying server could invent all other devices, and read this one's data"
     if "problem" in budget:
         yield "ε spent", f"not known: {budget['problem']}"
     elif budget["sums"] or budget["level"] == "private":

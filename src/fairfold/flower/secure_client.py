@@ -3,8 +3,10 @@
 The device's owner decides in ``--node-config``: its enrolled ``key``, the ``roster``, the smallest cohort it takes part
 in (``min-cohort``, by default 100), the least ``privacy`` (``"secure"`` refuses requests without masks, ``"private"``
 also sums without noise) and the privacy budget of its lifetime (``epsilon`` and ``delta``, by default 8 and 1e-5).
-Refusals are logged, and sent to the server with the reason. A noisy sum is entered in the client's ledger before its
-vector is sent; the invitation checks the budget, so that clients that take no part are not counted on for noise.
+A device that has taken part in a secure or noisy sum refuses less from then on, whatever it was enrolled for: a server
+that asks for the same in plain would undo it. Refusals are logged, and sent to the server with the reason. A noisy sum
+is entered in the client's ledger before its vector is sent; the invitation checks the budget, so that clients that take
+no part are not counted on for noise.
 """
 
 from __future__ import annotations
@@ -22,7 +24,17 @@ from fairfold.errors import InvalidSettings
 from fairfold.flower.client import load_device_id
 from fairfold.flower.messages import facts_in, pack_masked, pack_secure, secure_in
 from fairfold.flower.protocol import KEYS, REVEAL, SECURE, SHARES, SIGN, STATISTICS_PURPOSE, WINDOW
-from fairfold.privacy.ledger import DEFAULT_DELTA, DEFAULT_EPSILON, DEFAULT_MIN_COHORT, LEDGER, Ledger, LedgerEntry
+from fairfold.privacy.ledger import (
+    DEFAULT_DELTA,
+    DEFAULT_EPSILON,
+    DEFAULT_MIN_COHORT,
+    LEDGER,
+    LEVELS,
+    Ledger,
+    LedgerEntry,
+    remember_privacy,
+    served_privacy,
+)
 from fairfold.privacy.secure.client import SecureClient
 from fairfold.privacy.secure.folder import SecureFolder
 from fairfold.privacy.secure.keys import refuse
@@ -40,7 +52,6 @@ log = logging.getLogger("fairfold.flower")
 MaskedReply = Callable[[Callable[[int], "Encoding"], "MeasuredUpdate", int], RecordDict]
 Step = Callable[[SecureClient, bytes], bytes]
 RequestKey = tuple[str, int, int | None]  # purpose and round of a request, and its run if it names one
-LEVELS = ("plain", "secure", "private")
 
 
 def secure_folder(runtime: ClientRuntime, context: Context) -> SecureFolder:
@@ -65,6 +76,11 @@ def min_privacy(context: Context) -> str:
     if level not in LEVELS:
         raise _invalid_config("privacy", level, " or ".join(LEVELS))
     return level
+
+
+def accepted_privacy(runtime: ClientRuntime, context: Context) -> str:
+    """Return the least level that this client accepts now: its owner's choice, or the highest that it took part in."""
+    return max(min_privacy(context), served_privacy(runtime.folder(context)), key=LEVELS.index)
 
 
 def ledger(runtime: ClientRuntime, context: Context) -> Ledger:
@@ -95,7 +111,7 @@ def begin(runtime: ClientRuntime, content: RecordDict, context: Context) -> Reco
     session = parse_message(Session, invitation, None)
     if session.sigma:
         ledger(runtime, context).require(ledger_entry(session, 0))
-    elif min_privacy(context) == "private":
+    elif accepted_privacy(runtime, context) == "private":
         raise refuse("an invitation to a sum without noise", "noisy sums alone (privacy='private')")
     return pack_secure(secure_folder(runtime, context).begin(invitation))
 
@@ -122,7 +138,7 @@ def reply_session(
     """
     from fairfold.config.fleet import DifferentialPrivacy, SecurePrivacy  # other handlers need no torch
 
-    accepted, privacy = min_privacy(context), settings.privacy
+    accepted, privacy = accepted_privacy(runtime, context), settings.privacy
     if privacy.uses_secure_aggregation != (SECURE in facts_in(content)):
         raise refuse("settings and a message that contradict each other", "a secure sum, or none")
     if not isinstance(privacy, SecurePrivacy):
@@ -146,6 +162,7 @@ def reply_session(
         client.receive(message)
 
         def masked_reply(make_encoding: Callable[[int], Encoding], update: MeasuredUpdate, size: int) -> RecordDict:
+            remember_privacy(runtime.folder(context), "private" if is_noisy else "secure")
             encoding = make_encoding(len(client.cohort.members))
             vector = encoding.encode(update, size)
             if is_noisy:

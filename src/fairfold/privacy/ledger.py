@@ -14,10 +14,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fairfold.atomic_io import locked, make_private_folder, remove_temporary_files, write_atomically
-from fairfold.checksums import Damaged, parse_with_checksum, read_errors, read_limited, with_checksum
+from fairfold.checksums import (
+    Damaged,
+    line_with_checksum,
+    parse_lines,
+    parse_with_checksum,
+    read_errors,
+    read_limited,
+    with_checksum,
+)
 from fairfold.errors import InvalidState, PrivacyBudgetSpent
 from fairfold.privacy.accounting import composed_sigma, epsilon_of
 
+LEVELS = ("plain", "secure", "private")
+SERVED = "privacy"  # the file, within the client's own folder, of the highest level that it has taken part in
 LEDGER, FILE = "ledger", "ledger.json"  # folder within the client's own, and file
 FORMAT, MAX_BYTES = 2, 1 << 24
 # If the owner sets none. From exact sums of fewer clients, histories of users can be reconstructed (docs/privacy.md).
@@ -107,3 +117,21 @@ class Ledger:
         """ε of some releases; all parts of a sum cost what one of them costs."""
         sigmas = {(one.run, one.release): one.sigma for one in entries}
         return epsilon_of(composed_sigma(sigmas.values()), self.delta) if sigmas else 0.0
+
+
+def served_privacy(folder: Path) -> str:
+    """The highest level of privacy that the client whose state is in a folder has taken part in."""
+    path = folder / SERVED
+    if not path.exists():
+        return LEVELS[0]
+    with read_errors(path, InvalidState, "the highest level served", "Remove the file: it then accepts less again."):
+        words = parse_lines(read_limited(path, largest=64))
+        if len(words) != 1 or words[0] not in LEVELS:
+            raise Damaged("no level")
+        return words[0]
+
+
+def remember_privacy(folder: Path, level: str) -> None:
+    """Write down that a client takes part in a sum of a level; called before its vector is sent."""
+    if LEVELS.index(level) > LEVELS.index(served_privacy(folder)):
+        write_atomically(folder / SERVED, line_with_checksum(level).encode(), private=True)

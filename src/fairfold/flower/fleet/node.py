@@ -78,9 +78,23 @@ class NodeFolder(FleetFolder):
 
     def privacy_budget(self) -> dict[str, Any]:
         """The required privacy level, and what noisy aggregates have spent by the device's ledger."""
-        from fairfold.privacy.ledger import DEFAULT_DELTA, DEFAULT_EPSILON, DEFAULT_MIN_COHORT, LEDGER, Ledger
+        from fairfold.privacy.ledger import (
+            DEFAULT_DELTA,
+            DEFAULT_EPSILON,
+            DEFAULT_MIN_COHORT,
+            LEDGER,
+            LEVELS,
+            Ledger,
+            served_privacy,
+        )
 
-        level = {"level": self.privacy or "plain"}
+        try:
+            served = served_privacy(self.state)
+        except FairfoldError as error:  # such a device refuses every request
+            return {"level": self.privacy or LEVELS[0], "problem": str(error)}
+        chosen = self.privacy or LEVELS[0]
+        level: dict[str, Any] = {"level": max(chosen, served, key=LEVELS.index), "chosen": chosen, "served": served}
+        level["roster"] = bool(self.roster)
         epsilon, delta = self.epsilon or DEFAULT_EPSILON, self.delta or DEFAULT_DELTA
         min_cohort = self.min_cohort or DEFAULT_MIN_COHORT
         try:
