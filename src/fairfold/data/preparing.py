@@ -26,10 +26,10 @@ from fairfold.data.files import (
     no_progress,
     no_such_file,
 )
-from fairfold.data.formats import SPLIT, Options, detect_format
+from fairfold.data.formats import SPLIT, FileFormat, Options, detect_format
 from fairfold.data.images import ImageDataset, read_images, source_files
 from fairfold.data.interactions import Dataset
-from fairfold.data.tables import SPLITS, Source, SourceFile, build_table, spool_rows
+from fairfold.data.tables import SPLITS, build_table, spool_rows
 from fairfold.errors import InvalidData
 
 log = logging.getLogger("fairfold.data")
@@ -48,6 +48,34 @@ _TITLES = {
     "ratings.csv": ("movies.csv", ","),
     "BX-Book-Ratings.csv": ("BX-Books.csv", ";"),
 }
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of interactions; ``split`` is None where the publisher gives no split."""
+
+    path: Path
+    file_format: FileFormat
+    split: str | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files of one data set."""
+
+    name: str
+    files: tuple[SourceFile, ...]
+    titles: Path | None = None
+
+    @property
+    def paths(self) -> list[Path]:
+        """Paths of all files that are read."""
+        return [*(file.path for file in self.files), *([] if self.titles is None else [self.titles])]
+
+    @property
+    def published_split(self) -> bool:
+        """True if the publisher gives a split."""
+        return self.files[0].split is not None
 
 
 @dataclass(frozen=True)

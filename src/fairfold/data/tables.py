@@ -3,18 +3,21 @@
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import polars
 from numpy.typing import NDArray
 
 from fairfold.data.files import Advance
-from fairfold.data.formats import SPLIT, FileFormat, Options, empty_file
+from fairfold.data.formats import SPLIT, Options, empty_file
 from fairfold.data.parsing import read_parquet
 from fairfold.data.readers import IdCounter, read
 from fairfold.data.sampling import numpy_generator
 from fairfold.errors import InvalidData
+
+if TYPE_CHECKING:
+    from fairfold.data.preparing import Source
 
 SPLITS = ("train", "valid", "test")
 TRAIN, VALID, TEST = range(3)  # splits as numbers, the earliest first, by which overlaps are resolved
@@ -25,34 +28,6 @@ OVERLAP = "pairs in more than one split, kept in the earliest (train, valid, tes
 SINGLE = "users with one interaction, in train only"
 TEST_ONLY = "users without train interactions (the publisher's split)"
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True)
-class SourceFile:
-    """One file of interactions; ``split`` is None where the publisher gives no split."""
-
-    path: Path
-    file_format: FileFormat
-    split: str | None = None
-
-
-@dataclass(frozen=True)
-class Source:
-    """The files of one data set."""
-
-    name: str
-    files: tuple[SourceFile, ...]
-    titles: Path | None = None
-
-    @property
-    def paths(self) -> list[Path]:
-        """Paths of all files that are read."""
-        return [*(file.path for file in self.files), *([] if self.titles is None else [self.titles])]
-
-    @property
-    def published_split(self) -> bool:
-        """True if the publisher gives a split."""
-        return self.files[0].split is not None
 
 
 @dataclass(frozen=True)
@@ -70,7 +45,7 @@ class Spool:
 
 
 def spool_rows(
-    source: Source, folder: Path, options: Options, *, repairs: Counter[str], block_size: int, advance: Advance
+    source: "Source", folder: Path, options: Options, *, repairs: Counter[str], block_size: int, advance: Advance
 ) -> Spool:
     """Read a source once, block by block, and write its rows as Parquet parts."""
     rated = all(file.file_format.rating is not None for file in source.files)
