@@ -46,16 +46,27 @@ def test_leading_blocks_are_prefixes(items: int) -> None:
     assert cooccurrence.triangle_items(len(part) - 1) == items - 1
 
 
-@given(st.sets(st.integers(0, 60), min_size=1), st.integers(1, 61))
-def test_no_history_has_a_norm_above_one(history: set[int], items: int) -> None:
+@given(st.integers(1, 60_000), st.sampled_from([0.0, 0.25, 0.5, 0.7, 1.0]))
+def test_pairs_weigh_a_power_of_the_length_rounded_down(length: int, exponent: float) -> None:
+    (found,) = cooccurrence.history_weights(torch.tensor([length]), exponent).double().tolist()
+    steps = found * cooccurrence.UNIT
+    assert steps == int(steps) >= 1
+    assert found <= length**-exponent * (1 + 1e-12) < found + 1 / cooccurrence.UNIT + 1e-9
+    if exponent == 1:
+        assert steps == cooccurrence.UNIT // length  # whole numbers alone: nothing is rounded
+
+
+@given(st.sets(st.integers(0, 60), min_size=1), st.integers(1, 61), st.sampled_from([0.0, 0.5, 1.0]))
+def test_no_history_has_a_norm_above_a_power_of_its_length(history: set[int], items: int, exponent: float) -> None:
     mine = torch.tensor(sorted(history))
-    packed = pair_sums([mine], cooccurrence.history_weights(torch.tensor([len(mine)])), items)
+    packed = pair_sums([mine], cooccurrence.history_weights(torch.tensor([len(mine)]), exponent), items)
+    most = len(mine) ** (1 - exponent)
     assert cooccurrence.frobenius_norm(packed) == pytest.approx(
         float(torch.linalg.norm(cooccurrence.unpack_triangle(packed))), rel=1e-6
     )
-    assert cooccurrence.frobenius_norm(packed) <= 1 + 1e-6
+    assert cooccurrence.frobenius_norm(packed) <= most + 1e-6
     if items > int(mine[-1]):
-        assert cooccurrence.frobenius_norm(packed) == pytest.approx(1, abs=len(mine) / cooccurrence.UNIT)
+        assert cooccurrence.frobenius_norm(packed) == pytest.approx(most, abs=len(mine) / cooccurrence.UNIT)
 
 
 @pytest.mark.parametrize("cohort", [1, 3, None])

@@ -115,6 +115,7 @@ def test_longer_histories_have_a_smaller_ridge() -> None:
     """In the model that is chosen, as well: one of twice as long histories has 1/√2 of the other's λ."""
     assert solver.scaled_ridge(4.0, 75) == 4.0
     assert solver.scaled_ridge(3.0, 300) == 1.5
+    assert solver.scaled_ridge(3.0, 300, 0.5) == pytest.approx(1.5 * 75**0.5)  # larger pairs, larger λ
     assert solver.scaled_ridge(1.0, 0.0) == solver.scaled_ridge(1.0, 1.0)
     histories = [[user % 8 + place for place in range(4)] for user in range(16)]
     found = []

@@ -253,3 +253,22 @@ def test_a_norm_that_no_history_has_is_refused_dense_and_sparse() -> None:
         assert plan.algorithm.validate_update(plan, task, loud) == "a norm above that of its users"
         wrong = replace(update, sums={SUM: update.sums[SUM] * torch.nan})
         assert plan.algorithm.validate_update(plan, task, wrong) == "NaN or infinity"
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.5])
+def test_histories_weigh_what_the_settings_say_and_their_norm_is_bounded(exponent: float) -> None:
+    federation = federation_of(6, 100, "1x", history_exponent=exponent)
+    plan, clients = federation.plan, federation.clients
+    assert isinstance(plan.algorithm, CoOccurrence)
+    (task,) = plan.algorithm.tasks(plan, federation.initial(), [0])
+    head = plan.architecture.tables[ROWS][0]
+    update, _ = plan.algorithm.client_update(plan, task, clients.client(1, 0))
+    x = np.zeros(head)
+    x[[item for item in clients.train.of(1).tolist() if item < head]] = 1
+    found = cooccurrence.unpack_triangle(update.sums[SUM].to_dense()).numpy()
+    assert found == pytest.approx(np.outer(x, x) * x.sum() ** -exponent, abs=2**-16)
+    assert plan.algorithm.validate_update(plan, task, update) is None
+    largest = head ** (1 - exponent) / x.sum() ** (1 - exponent)  # as if one user had all items
+    for factor, problem in ((0.99, None), (1.02, "a norm above that of its users")):
+        other = replace(update, sums={SUM: factor * largest * update.sums[SUM]})
+        assert plan.algorithm.validate_update(plan, task, other) == problem

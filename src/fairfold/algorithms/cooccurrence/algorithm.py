@@ -49,7 +49,8 @@ from fairfold.typing import FLOAT_BYTES, Weights
 
 SOLVER = "solver"  # name of the :class:`SolverSettings` in the server's state
 # Keys that have no effect under differential privacy, where a rule decides
-TUNED_KEYS = ("min_item_users", "beta", "ridge", "support", "neighbor_weight", "popularity_weight", "tune")
+TUNED_KEYS = ("min_item_users", "beta", "ridge", "history_exponent", "support")
+TUNED_KEYS += ("neighbor_weight", "popularity_weight", "tune")
 
 
 class CoOccurrence(
@@ -61,6 +62,7 @@ class CoOccurrence(
         kind: Its name in settings.
         beta: Items weigh by the power −β of the number of their users.
         ridge: λ for histories of 75 items, added to the diagonal before the inverse (docs/beyond.md).
+        history_exponent: A history of n items weighs each of its pairs n to the power −κ: this is κ.
         support: Items with fewer users are left out of the head.
         min_item_users: Items that fewer users of one secure sum are expected to have are left out; 0 leaves out none.
         max_items: Size of the head at most: the server inverts a matrix of so many rows.
@@ -86,6 +88,7 @@ class CoOccurrence(
     kind: Literal["co_occurrence"] = "co_occurrence"
     beta: float = Field(0.15, ge=0, le=2)
     ridge: float = Field(4.0, gt=0)
+    history_exponent: float = Field(1.0, ge=0, le=1)
     support: int = Field(3, ge=1, lt=2**31)
     min_item_users: int = Field(scorer.DEFAULT_MIN_ITEM_USERS, ge=0, lt=2**31)
     max_items: int = Field(8_000, ge=1, lt=2**15)
@@ -217,6 +220,7 @@ class CoOccurrence(
             return problem
         most = update.weight * (1 + 1e-5)
         if SUM in update.sums:
+            most *= self.max_items_of(plan, task.size) ** (1 - self.history_exponent)
             most *= 2 if task.round_number else 1  # a later update retracts an earlier one: twice the norm at most
             return "a norm above that of its users" if cooccurrence.frobenius_norm(update.sums[SUM]) > most else None
         return None if tuning.is_possible(update.sums[QUALITY], most) else "reports above one per user"
@@ -255,7 +259,7 @@ class CoOccurrence(
         scaling, columns = self.tuning(plan).solver_in(state.round_number, state.algorithm_state.get(QUALITY, {}))
         if noise:
             return solver.settings_under_noise(model.head, columns, noise)
-        ridge = solver.scaled_ridge(self.ridge, model.length)
+        ridge = solver.scaled_ridge(self.ridge, model.length, self.history_exponent)
         weights = (self.neighbor_weight, model.head, self.popularity_weight)
         return scaling.apply(SolverSettings(ridge, columns, self.beta, *weights), _head_counts(plan), self.support)
 

@@ -3,8 +3,9 @@
 *Storage.* The symmetric matrix of item pairs is packed as a triangle: the pair (i, j) with i ≤ j stands at
 j(j + 1)/2 + i. So the pairs of the leading h items are the first h(h + 1)/2 numbers, and all sizes nest as prefixes.
 
-*Weights.* A user with n items weighs each of their n² pairs 1/n, rounded down to a multiple of 2⁻¹⁶. Sums of such
-numbers below 256 are exact in single precision, in any order; and no user's matrix has a norm above 1.
+*Weights.* A user with n items weighs each of their n² pairs n^−κ, with κ = 1 unless settings say otherwise, rounded
+down to a multiple of 2⁻¹⁶. Sums of such numbers below 256 are exact in single precision, in any order; and no user's
+matrix has a norm above n^(1 − κ), which is 1 by default.
 
 *Uploads.* In plain aggregation a client sends the shorter of two: all numbers, or the nonzero ones with their
 positions. Secure aggregation hides zeros: all numbers of the leading items that a client's capacity has room for.
@@ -106,9 +107,10 @@ def frobenius_norm(packed: Tensor) -> float:
     return float(max(squares, 0.0) ** 0.5)
 
 
-def history_weights(lengths: Tensor) -> Tensor:
-    """Weight of a pair in histories of these lengths: 1/n, as a multiple of the unit."""
-    return (UNIT // lengths.clamp(min=1)).clamp(min=1).to(torch.get_default_dtype()) / UNIT
+def history_weights(lengths: Tensor, exponent: float = 1.0) -> Tensor:
+    """Weight of a pair in histories of these lengths: n^−exponent, as a multiple of the unit."""
+    steps = (UNIT / lengths.clamp(min=1).double() ** exponent).floor().clamp(min=1)
+    return steps.to(torch.get_default_dtype()) / UNIT
 
 
 def owners_of(lengths: Tensor) -> Tensor:
@@ -174,22 +176,24 @@ class CoOccurrenceUpload(NamedTuple):
     weights: Tensor  # of its pairs
 
     @classmethod
-    def of(cls, items: Tensor, lengths: Tensor, most: int) -> "CoOccurrenceUpload":
+    def of(cls, items: Tensor, lengths: Tensor, most: int, exponent: float = 1.0) -> "CoOccurrenceUpload":
         """Pairs of each user's first ``most`` items, weighted by the length of the whole history."""
         begins = lengths.cumsum(0) - lengths
-        return cls(items, begins, begins + lengths.clamp(max=most), history_weights(lengths))
+        return cls(items, begins, begins + lengths.clamp(max=most), history_weights(lengths, exponent))
 
     @classmethod
-    def changes(cls, items: Tensor, lengths: Tensor, now: Tensor, before: Tensor, most: int) -> "CoOccurrenceUpload":
+    def changes(
+        cls, items: Tensor, lengths: Tensor, now: Tensor, before: Tensor, most: int, exponent: float = 1.0
+    ) -> "CoOccurrenceUpload":
         """The difference between two selections of the same histories; empty for users with the same in both."""
         user = owners_of(lengths)
         changed = torch.zeros(len(lengths), dtype=torch.bool)
         changed[user[now != before]] = True
         mine = changed[user]
-        upload = cls.of(*select_items(items, lengths, mine & now), most)
+        upload = cls.of(*select_items(items, lengths, mine & now), most, exponent)
         if not bool((mine & before).any()):
             return upload
-        return upload.minus(cls.of(*select_items(items, lengths, mine & before), most))
+        return upload.minus(cls.of(*select_items(items, lengths, mine & before), most, exponent))
 
     def minus(self, other: "CoOccurrenceUpload") -> "CoOccurrenceUpload":
         """This upload, and the retraction of another."""
@@ -233,6 +237,7 @@ class CoOccurrenceUploads(IncrementalAlgorithm, NumbersItems, SparseUpdates):
     supports_retraction: ClassVar[bool] = True
     sparse_sums: ClassVar = frozenset({SUM})
     max_items: int
+    history_exponent: float
 
     def statistics(self, settings: Any) -> dict[str, Statistic]:
         return {COUNTS: Statistic(True, UNIT if is_private(settings) else 1), USERS: Statistic(False, 1)}
@@ -283,7 +288,8 @@ class CoOccurrenceUploads(IncrementalAlgorithm, NumbersItems, SparseUpdates):
             secure = plan.settings.privacy.uses_secure_aggregation
             known = items < task.projections[ROWS].shape[0]
             limit = len(items) if secure else int(task.vectors[REQUEST][3])
-            upload = CoOccurrenceUpload.changes(items, lengths, now & known, uploaded & known, limit)
+            parts = (now & known, uploaded & known)
+            upload = CoOccurrenceUpload.changes(items, lengths, *parts, limit, self.history_exponent)
             sums = upload.dense(leading, dtype) if secure else upload.shortest(leading, dtype)
         return Update({SUM: sums}, float(len(lengths))), {SYNC_STATE: sync_states(now, dropped)[:, None]}
 

@@ -61,13 +61,14 @@ class SolverSettings(NamedTuple):
         return f"λ = {self.ridge:.3g}, β = {self.beta:.2g}, {int(self.items):,} items, {neighbors}, {popularity}"
 
 
-def scaled_ridge(ridge: float, length: float) -> float:
+def scaled_ridge(ridge: float, length: float, exponent: float = 1.0) -> float:
     """λ for histories of a mean length within the head: the longer they are, the smaller.
 
     EASE's best penalty hardly depends on the length n, in units of x xᵀ/n that is one over n. Co-occurrence sums weigh
-    users alike and not by n, and want about the square root of that.
+    users alike and not by n, and want about the square root of that. Pairs that weigh n^−exponent are larger than those
+    of 1/n by n^(1 − exponent), and so is λ.
     """
-    return ridge * sqrt(TYPICAL_LENGTH / max(length, 1.0))
+    return ridge * TYPICAL_LENGTH ** (1 - exponent) * sqrt(TYPICAL_LENGTH / max(length, 1.0))
 
 
 @dataclass(frozen=True)

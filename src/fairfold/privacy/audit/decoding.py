@@ -1,7 +1,7 @@
 """Decoding histories from exact sums of several clients, and naming users over several rounds.
 
 An item that only one member of a cohort has reveals that member's whole history: all numbers of its co-occurrence row
-are the same 1/n. What was decoded is subtracted, and reveals the next.
+are the same n^−κ (1/n by default). What was decoded is subtracted, and reveals the next.
 """
 
 from dataclasses import dataclass
@@ -32,12 +32,12 @@ def decode_histories(plan: Plan, seen: Observation, blur: float = 0.0) -> list[T
     if not can_decode(plan) or SUM not in seen.update.sums:
         return []
     read = _from_products if isinstance(plan.settings.privacy, DifferentialPrivacy) else _from_pairs
-    return read(seen.update.sums[SUM], blur)
+    return read(seen.update.sums[SUM], blur, plan.algorithm.history_exponent)
 
 
-def _from_pairs(packed: Tensor, blur: float) -> list[Tensor]:
+def _from_pairs(packed: Tensor, blur: float, exponent: float) -> list[Tensor]:
     items = min(triangle_items(len(packed)), MAX_ITEMS)
-    weights = cooccurrence.history_weights(torch.arange(1, MAX_HISTORY))
+    weights = cooccurrence.history_weights(torch.arange(1, MAX_HISTORY), exponent)
     left = unpack_triangle(packed[: triangle_size(items)].float())
     slack = 0.25 / cooccurrence.UNIT + blur
     found, tried = list[Tensor](), torch.zeros(items, dtype=torch.bool)
@@ -60,7 +60,7 @@ def _from_pairs(packed: Tensor, blur: float) -> list[Tensor]:
                 found.append(mine)
 
 
-def _from_products(packed: Tensor, blur: float) -> list[Tensor]:
+def _from_products(packed: Tensor, blur: float, _: float) -> list[Tensor]:
     """Decode sums of v vᵀ: the row of an item that only one member has is a multiple of v."""
     items, found = min(triangle_items(len(packed)), MAX_ITEMS), list[Tensor]()
     left = unpack_triangle(packed[: triangle_size(items)].double())
