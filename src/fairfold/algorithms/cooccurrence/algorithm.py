@@ -49,8 +49,9 @@ from fairfold.typing import FLOAT_BYTES, Weights
 
 SOLVER = "solver"  # name of the :class:`SolverSettings` in the server's state
 # Keys that have no effect under differential privacy, where a rule decides
-TUNED_KEYS = ("min_item_users", "beta", "ridge", "history_exponent", "support")
-TUNED_KEYS += ("neighbor_weight", "popularity_weight", "tune")
+TUNED_KEYS = (
+    "min_item_users", "beta", "ridge", "history_exponent", "support", "neighbor_weight", "popularity_weight", "tune"
+)  # fmt: skip
 
 
 class CoOccurrence(

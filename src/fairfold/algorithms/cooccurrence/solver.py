@@ -68,7 +68,8 @@ def scaled_ridge(ridge: float, length: float, exponent: float = 1.0) -> float:
     users alike and not by n, and want about the square root of that. Pairs that weigh n^−exponent are larger than those
     of 1/n by n^(1 − exponent), and so is λ.
     """
-    return ridge * TYPICAL_LENGTH ** (1 - exponent) * sqrt(TYPICAL_LENGTH / max(length, 1.0))
+    larger = float(TYPICAL_LENGTH ** (1 - exponent))
+    return ridge * larger * sqrt(TYPICAL_LENGTH / max(length, 1.0))
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def can_decode(plan: Plan) -> bool:
 
 def decode_histories(plan: Plan, seen: Observation, blur: float = 0.0) -> list[Tensor]:
     """Histories, as ascending items, that the sum of a cohort reveals; its numbers may be off by ``blur``."""
-    if not can_decode(plan) or SUM not in seen.update.sums:
+    if not isinstance(plan.algorithm, CoOccurrence) or SUM not in seen.update.sums:
         return []
     read = _from_products if isinstance(plan.settings.privacy, DifferentialPrivacy) else _from_pairs
     return read(seen.update.sums[SUM], blur, plan.algorithm.history_exponent)
