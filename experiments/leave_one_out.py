@@ -12,7 +12,7 @@ from torch import Tensor
 from fairfold.data.interactions import Interactions
 from fairfold.data.sampling import NegativeSampler, generator
 from fairfold.errors import InvalidData
-from fairfold.metrics.ranking import Scorer, user_items
+from fairfold.metrics.ranking import Scorer, ndcg, user_items
 
 DRAWN = 99
 USERS_AT_ONCE = 512
@@ -35,7 +35,7 @@ class LeaveOneOutRanks:
 
 
 def _gain(ranks: Tensor, k: int) -> Tensor:
-    return torch.where(ranks <= k, 1 / (ranks.double() + 1).log2(), 0.0)
+    return ndcg(ranks[:, None] == torch.arange(1, k + 1), torch.ones(len(ranks), dtype=torch.int64), k)
 
 
 def leave_one_out_ranks(score: Scorer, known: Interactions, wanted: Interactions, seed: int = 0) -> LeaveOneOutRanks:
