@@ -52,6 +52,8 @@ class TableFile(FrozenSettings):
     cells: dict[str, dict[str, Values]] = Field(default_factory=dict)  # what single ones add, by row and column
     paper: dict[str, dict[str, Figure]] = Field(default_factory=dict)  # its figures; text such as "N/A" for none
     rounds_of_best: dict[str, dict[str, Figure]] = Field(default_factory=dict)  # at which the paper found its best
+    deviation: float = 0.0  # that the paper states: figures closer than this agree
+    why: dict[str, str] = Field(default_factory=dict)  # why figures differ, by column; "" for all others
     baselines: bool = False  # methods without federation beside it, on the same data
     min_item_users: int = (
         0  # the same among items that so many users have, where a row asks for that: what it gets, they get

@@ -9,6 +9,9 @@ reaches (for all users, where that is known), what a device of it holds, and all
 the paper's figure, ``fedrec-audit/first: AUC`` what another table has in the row of the same name; ``baselines``
 stands for the references' own table.
 
+``<!-- compared: ranking/goodreads, general/mnist -->`` … ``<!-- end -->`` holds a line for every cell of these tables
+that the paper has, and whether ours agrees (:mod:`experiments.compare`).
+
 ``<!-- figures: beyond/ml-1m, benchmarks/results/private.csv -->`` begins a part, up to the next such comment or
 heading of the second level, whose figures (numbers of three decimals or more) have to be among those that these records
 hold. In a line of a table that begins with a row's name it is that row's figures alone. ``<!-- figures: none: why -->``
@@ -25,6 +28,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from experiments.compare import HEADING as COMPARISON_HEADING
+from experiments.compare import compared_cells
 from experiments.execute import execute_all
 from experiments.experiment import known_experiments, read_experiment
 from experiments.output import paired_differences
@@ -36,6 +41,7 @@ from fairfold.runs.units import human_bytes, human_seconds
 MADE = re.compile(
     r"(<!-- made: (?P<experiment>[\w-]+)/(?P<table>[\w-]+) \[(?P<columns>[^\]]*)\] -->\n).*?(<!-- end -->)", re.DOTALL
 )
+COMPARED = re.compile(r"(<!-- compared: (?P<tables>[^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 ELSEWHERE = re.compile(r"(?P<experiment>[\w-]+)/(?P<table>[\w-]+): (?P<column>.+)")
 PART = re.compile(r"<!-- figures: (?P<sources>.*?) -->", re.DOTALL)
 HEADING = re.compile(r"^## .*$", re.MULTILINE)
@@ -104,7 +110,13 @@ class Pages:
             beside = {column: self._beside(column) for column in columns if ELSEWHERE.fullmatch(column)}
             return found[1] + "\n".join(_lines(result_table, columns, beside)) + "\n" + found[5]
 
-        return MADE.sub(table, text)
+        def compared(found: re.Match[str]) -> str:
+            names = [name.strip() for name in found["tables"].split(",")]
+            tables = [(name, self.result_table(*name.split("/", 1))) for name in names]
+            lines = _markdown(list(COMPARISON_HEADING), [list(one.line) for one in compared_cells(tables)])
+            return found[1] + "\n".join(lines) + "\n" + found[3]
+
+        return COMPARED.sub(compared, MADE.sub(table, text))
 
     def _beside(self, column: str) -> dict[str, Entry]:
         """A column of another table, by row."""
@@ -118,7 +130,7 @@ class Pages:
     def unrecorded_figures(self, text: str) -> list[str]:
         """Figures of a page that its sources do not contain, or that have no source."""
         wrong = []
-        for sources, part in parts(APART.sub("", CODE.sub("", MADE.sub("", text)))):
+        for sources, part in parts(stated(text)):
             if sources is not None and sources.startswith(NONE):
                 continue
             held = self.held(sources or "")
@@ -168,6 +180,13 @@ class Pages:
             found.everything += [value for value in (outcome.best, outcome.last) if value is not None]
         for cell in read_experiment(experiment).cells:
             found.everything += _numbers(cell.values)
+
+
+def stated(text: str) -> str:
+    """A page without what is made from records, code, and what is told apart: its figures are to be checked."""
+    for made in (COMPARED, MADE, CODE, APART):
+        text = made.sub("", text)
+    return text
 
 
 def parts(text: str) -> Iterator[tuple[str | None, str]]:
