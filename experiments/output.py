@@ -30,6 +30,7 @@ from experiments.tables import (
 )
 from fairfold import __version__
 from fairfold.atomic_io import write_atomically
+from fairfold.cli.console import make_table
 from fairfold.runs.report import fill_template
 from fairfold.runs.units import human_seconds
 
@@ -262,9 +263,8 @@ def terminal_tables(result_table: ResultTable) -> list[Table]:
 
 
 def _table(title: str, heading: list[str], rows: list[list[str]]) -> Table:
-    table = Table(title=escape(title) or None, title_justify="left")
-    for number, cell in enumerate(heading):
-        table.add_column(escape(cell), justify="left" if number == 0 else "right")
+    first, *others = map(escape, heading)
+    table = make_table([first], others, title=escape(title) or None, title_justify="left")
     for row in rows:
         table.add_row(*map(escape, row))
     return table
