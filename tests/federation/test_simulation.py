@@ -105,6 +105,15 @@ def test_every_setting_runs(changes: dict[str, object]) -> None:
     assert 0 <= result.quality <= 1
 
 
+def test_dropout_changes_training_alone_and_is_drawn_by_the_seed() -> None:
+    def table(**changes: Any) -> torch.Tensor:
+        model = {"kind": "neumf", "factors": 4} | changes
+        return simulate(small(rounds=1, model=model, **GRADIENT)).state.full["item_network.weight"]
+
+    assert torch.equal(table(dropout=0.4), table(dropout=0.4))
+    assert not torch.equal(table(dropout=0.4), table())
+
+
 def test_bytes_are_counted_either_way() -> None:
     compact = simulate(small(rounds=1))
     assert [group.bytes_up for group in compact.groups] == [9_600, 2_400, 600]

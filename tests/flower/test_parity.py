@@ -44,6 +44,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "heterofl": STEPS | {"method": "heterofl"},
     "inconsistent": STEPS | {"method": "inconsistent", "mapping": "element"},
     "neumf": STEPS | {"model": "neumf", "local_lr": 0.02},
+    "neumf, deeper and with dropout": STEPS
+    | {"model": {"kind": "neumf", "depth": 2, "dropout": 0.3}, "local_lr": 0.02},
     "neumf-mlp": STEPS | {"model": "neumf-mlp", "rated": True, "local_lr": 0.01},
     "everything compressed": STEPS | {"model": "neumf", "compress": "all", "local_lr": 0.02, "prox": 0.1},
     "softmax with a bias": STEPS | {"objective": "softmax", "item_bias": True, "num_negatives": 3, "local_lr": 0.02},

@@ -25,10 +25,11 @@ def makers(users: int, items: int) -> list[nn.Module]:
         NeuMF(users, items, factors=4),
         NeuMFMLP(users, items, factors=5),
         MF(users, items, factors=3, item_bias=True),
+        NeuMF(users, items, factors=2, depth=3, dropout=0.5),
     ]
 
 
-@given(users=st.integers(1, 6), items=st.integers(1, 30), block=st.integers(1, 60), kind=st.integers(0, 3))
+@given(users=st.integers(1, 6), items=st.integers(1, 30), block=st.integers(1, 60), kind=st.integers(0, 4))
 @settings(deadline=None, max_examples=60)
 def test_scores_of_the_catalogue_equal_those_of_pairs(users: int, items: int, block: int, kind: int) -> None:
     torch.manual_seed(0)
@@ -46,7 +47,7 @@ def test_scores_of_the_catalogue_equal_those_of_pairs(users: int, items: int, bl
     assert torch.allclose(found, expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", range(4))
+@pytest.mark.parametrize("kind", range(5))
 def test_users_and_items_broadcast(kind: int) -> None:
     model = large(makers(5, 9)[kind]).eval()
     users, items = torch.tensor([[3], [0], [4]]), torch.tensor([[1, 2], [8, 0], [5, 5]])
@@ -72,6 +73,10 @@ def test_the_paper_sizes() -> None:
         "output.weight": (1, 16),
         "output.bias": (1,),
     }
+    deep = {name: tuple(parameter.shape) for name, parameter in NeuMF(99, 1000, 8, depth=3).named_parameters()}
+    assert [deep[f"network.{step}.weight"] for step in (1, 4, 7)] == [(32, 64), (16, 32), (8, 16)]
+    assert [deep[f"{side}_network.weight"] for side in ("user", "item")] == [(99, 32), (1000, 32)]
+    assert deep["output.weight"] == (1, 16)
     rating = NeuMFMLP(99, 1000)
     linears = [tuple(module.weight.shape) for module in rating.modules() if isinstance(module, nn.Linear)]
     assert linears == [(10, 64), (10, 10), (1, 10)]

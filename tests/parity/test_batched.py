@@ -80,6 +80,7 @@ def test_other_choices(changes: dict[str, Any]) -> None:
     {"compress": "all", "capacities": "1x-2x", "factors": 8, "mapping": "element"},
     {"prox": 0.1, "model": "mf", "compress": "all", "user_vectors": "uploaded", "factors": 8, "mapping": "element"},
     {"method": "inconsistent", "mapping": "element"},
+    {"model": {"kind": "neumf", "depth": 3, "factors": 2}},
     {"model": "neumf-mlp", "compress": "all", "factors": 8, "mapping": "element"},
 ])  # fmt: skip
 def test_choices_that_change_what_a_device_trains(changes: dict[str, Any], optimizer: str) -> None:

@@ -61,11 +61,13 @@ class GradientAlgorithm(AveragingAlgorithm, LocalSgd):
         compacts = {name: vector.clone().requires_grad_() for name, vector in task.vectors.items()}
         own = {name: vector.clone().requires_grad_() for name, vector in client.local_state.items()}
         optimizer = self.optimizer([*compacts.values(), *own.values()])
-        for batch in client.clients.training.batches(client.number, client.generator):
-            loss = self.local_loss(batch, task, compacts, own, client)
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+        batches = client.clients.training.batches(client.number, client.generator)
+        with plan.architecture.dropout(client.generator):
+            for batch in batches:
+                loss = self.local_loss(batch, task, compacts, own, client)
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
         weight = self.weight(client.num_samples)  # pᵢ
         learned = {name: tensor.detach() for name, tensor in compacts.items()}
         if not self.sends_weights:

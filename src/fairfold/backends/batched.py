@@ -84,8 +84,8 @@ def batched(clients: Clients, scheduled: Scheduled, separate: Separate) -> Updat
 def supports_batched_training(plan: Plan) -> bool:
     """Whether local training is gradient steps that the programs of this package can take.
 
-    Excluded are custom models, which need not work under ``vmap``, and FedProx where tables are products: the norm of a
-    product is no sum over its factors.
+    Excluded are custom models, which need not work under ``vmap``, dropout, whose draws are a client's own, and FedProx
+    where tables are products: the norm of a product is no sum over its factors.
     """
     algorithm = plan.algorithm
     if not isinstance(algorithm, GradientAlgorithm) or not algorithm.has_standard_training:
@@ -93,7 +93,8 @@ def supports_batched_training(plan: Plan) -> bool:
     if isinstance(algorithm, TrainsImages):
         return not algorithm.prox
     projections = [each for assignment in plan.assignments(0) for each in (assignment.projections or {}).values()]
-    if plan.settings.model.is_custom or not all(isinstance(each, Coordinatewise | LowRank) for each in projections):
+    model = plan.settings.model
+    if model.is_custom or model.dropout or not all(isinstance(each, Coordinatewise | LowRank) for each in projections):
         return False
     return not algorithm.prox or all(projection.linear for projection in projections)
 

@@ -32,6 +32,8 @@ def _model_problem(settings: "Settings") -> str | None:
     if (settings.data.kind == "images") != images:
         wanted = "name images, e.g. --data mnist" if images else "use model.kind='mlp' or 'lenet'"
         return f"data of kind {settings.data.kind!r} {with_model}: {wanted}"
+    if settings.model.dropout and isinstance(settings.algorithm, Centralized):
+        return "model.dropout where all data is in one place: it is clients that draw what they drop; use 0"
     return None
 
 
@@ -59,9 +61,10 @@ def _subspace_problem(settings: "Settings") -> str | None:
             return "subspace.compress='model' is for models of images: use 'tables' or 'all'"
         if method.start == "subspace" and not settings.model.reads_images:
             return "subspace.start='subspace' is for models of images: tables start small anyway"
-    if counts_rows and settings.model.kind not in ("mf", "neumf"):
+    if counts_rows and (settings.model.kind not in ("mf", "neumf") or settings.model.depth > 1):
         counted = "subspace.support and subspace.reference_factors count rows of model.factors numbers"
-        return f"{counted}: use model.kind='mf' or 'neumf', not {settings.model.kind!r}"
+        deep = f" with model.depth={settings.model.depth}" if settings.model.depth > 1 else ""
+        return f"{counted}: use model.kind='mf' or 'neumf' with model.depth=1, not {settings.model.kind!r}{deep}"
     return None
 
 

@@ -192,6 +192,9 @@ class ModelSettings(FrozenSettings):
             of a registered model, or a recommender of your own by where it can be imported from
             (``"package.module:Class"``, see :class:`fairfold.models.Recommender`).
         factors: d, numbers per item in each of its tables.
+        depth: Layers of NeuMF's network, each half as wide as what it reads; its tables are that much wider.
+        dropout: Share of the inputs of each of NeuMF's layers that a training step leaves out. With it, clients train
+            in plain PyTorch, one after the other.
         item_bias: One more number per item, added to its score and 0 at first. Devices of all capacities hold it whole,
             beside their tables: n numbers more to hold, receive and send. Of a capacity in bytes the table gets what
             that leaves, a share such as 16x is one of the table.
@@ -200,6 +203,8 @@ class ModelSettings(FrozenSettings):
 
     kind: str = "mf"
     factors: int = Field(8, ge=1, lt=2**31)
+    depth: int = Field(1, ge=1, le=8)
+    dropout: float = Field(0.0, ge=0, lt=1)
     item_bias: bool = False
     ratings: bool = False
 
@@ -215,6 +220,8 @@ class ModelSettings(FrozenSettings):
     def is_inactive(self, key: str) -> bool:
         if key == "factors":
             return self.reads_images
+        if key in ("depth", "dropout"):
+            return self.kind != "neumf"
         if key == "item_bias":
             return self.kind != "mf"
         return key == "ratings" and not self.is_custom

@@ -7,8 +7,8 @@ On one machine that simulates all clients, users' tables may lie in memory-mappe
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -128,7 +128,7 @@ class Architecture:
         self._settings, self.items, self.users = settings, items, users
         with shapes_only():
             model = self._make()
-        self._combine = _Combine(model).eval()  # no dropout: all randomness of a round comes from its seed
+        self._combine = _Combine(model).eval()  # dropout is for training alone, see below
         self.form = model.form
         shapes = {name: tuple(tensor.shape) for name, tensor in self._combine.model.named_parameters()}
         self.user_vectors = {name: shape[1] for name, shape in shapes.items() if _is_table(name, "user")}
@@ -142,7 +142,8 @@ class Architecture:
         chosen = self._settings.model
         if chosen.kind == "mf":
             return MF(self.users, self.items, chosen.factors, spread=SPREAD, item_bias=chosen.item_bias)
-        kinds: dict[str, Any] = {"neumf": NeuMF, "neumf-mlp": NeuMFMLP} | registered("model")
+        neumf = partial(NeuMF, depth=chosen.depth, dropout=chosen.dropout)
+        kinds: dict[str, Any] = {"neumf": neumf, "neumf-mlp": NeuMFMLP} | registered("model")
         make = kinds.get(chosen.kind) or partial(load_recommender, chosen.kind)
         model: Recommender = make(self.users, self.items, chosen.factors)
         return model
@@ -186,6 +187,20 @@ class Architecture:
         weights = {f"model.{name}": dense[name].view(shape) for name, shape in self.dense.items()}
         scores: Tensor = functional_call(self._combine, weights, (tuple(users), tuple(items)))
         return scores
+
+    @contextmanager
+    def dropout(self, generator: torch.Generator) -> Iterator[None]:
+        """Drop inputs of layers inside, as the model's settings say; what is dropped follows from the generator."""
+        if not self._settings.model.dropout:
+            yield
+            return
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
+            self._combine.train()
+            try:
+                yield
+            finally:
+                self._combine.eval()
 
     def model_of(self, shared: Weights, local_state: Weights) -> nn.Module:
         """The whole model, for evaluation: the server's tensors (or recovered ones) and every user's vectors."""

@@ -43,24 +43,29 @@ class NeuMF(Recommender):
     """Neural matrix factorisation (He et al. 2017): two tables a side, one for each branch.
 
     The *product* branch multiplies a user's and an item's vector element by element. The *network* branch puts two
-    other vectors through a layer. One linear layer turns both results into a score.
+    other vectors through ``depth`` layers, each half as wide as what it reads, the last one of ``factors`` units. One
+    linear layer turns both results into a score. The paper has one layer and no dropout.
     """
 
-    def __init__(self, num_users: int, num_items: int, factors: int = 8) -> None:
+    def __init__(self, num_users: int, num_items: int, factors: int = 8, depth: int = 1, dropout: float = 0.0) -> None:
         super().__init__(num_users, num_items)
-        self.factors = factors
+        self.factors, self.depth = factors, depth
+        wide = factors << (depth - 1)
         self.user_product, self.item_product = nn.Embedding(num_users, factors), nn.Embedding(num_items, factors)
-        self.user_network, self.item_network = nn.Embedding(num_users, factors), nn.Embedding(num_items, factors)
-        # Nothing, as in the paper, where He et al. have dropout: the layer is called network.1, as theirs is.
-        self.network = nn.Sequential(nn.Identity(), nn.Linear(2 * factors, factors), nn.ReLU())
+        self.user_network, self.item_network = nn.Embedding(num_users, wide), nn.Embedding(num_items, wide)
+        # Three steps per layer, as in He et al.'s published code, so that weights have the names that theirs have
+        widths = [wide >> layer for layer in range(depth)]
+        steps = [(nn.Dropout(dropout), nn.Linear(2 * width, width), nn.ReLU()) for width in widths]
+        self.network = nn.Sequential(*(step for layer in steps for step in layer))
         self.output = nn.Linear(2 * factors, 1)
         self._start()
 
     @property
     def form(self) -> ModelForm:
         """The form of the scores, for native training."""
-        size = self.factors
-        return ModelForm(product=size, user=size, item=size, layers=(size,), output=True)
+        wide = self.item_network.embedding_dim
+        layers = tuple(wide >> layer for layer in range(self.depth))
+        return ModelForm(product=self.factors, user=wide, item=wide, layers=layers, output=True)
 
     def _start(self) -> None:
         """Initialize as He et al.'s published code does."""
@@ -81,9 +86,12 @@ class NeuMF(Recommender):
     def score_block(self, users: Tensor, items: Tensor) -> Tensor:
         """Scores of every user with every item, [users, items], without gradients.
 
-        The product branch is a matrix product with the output's weights on the user's side; the network's layer is
-        affine, so its halves are computed once each and added, unit by unit: no more than the result itself is held.
+        The product branch is a matrix product with the output's weights on the user's side; a single layer of the
+        network is affine, so its halves are computed once each and added, unit by unit: no more than the result itself
+        is held.
         """
+        if self.depth > 1:
+            return super().score_block(users, items)
         user_product, user_network = self.embed_users(users)
         item_product, item_network = self.embed_items(items)
         weight, bias = weight_and_bias(self.output, 2 * self.factors)
