@@ -48,7 +48,7 @@ def test_a_method_brings_the_algorithm_and_what_it_averages() -> None:
 def test_a_size_that_a_method_cannot_serve_names_sizes_that_it_can(tmp_path: Path) -> None:
     words = ["train", "--method", "fedhm", *SMALL, "--out", str(tmp_path / "run")]
     refused = fails(*words, "--capacities", "1x-64x")
-    assert "Use --capacities 1x-4x, or --method fair." in " ".join(refused.split())
+    assert "Use --capacities 1x-4x (federate: --nodes 1x,4x), or --method fair." in " ".join(refused.split())
     assert "closed_form" not in refused
     works(*words, "--capacities", "1x-4x")
 
@@ -89,3 +89,26 @@ def test_a_plugin_file_needs_a_name_of_its_own(name: str, tmp_path: Path) -> Non
     (tmp_path / name).write_text("x = 1\n")
     with pytest.raises(InvalidSettings, match=r"Rename the file|Name a file"):
         plugins.load_files([tmp_path / name])
+
+
+def test_a_fleet_of_a_method_has_the_sizes_that_it_serves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without --nodes; with nodes that it cannot serve, the error names an option that the command has."""
+    from fairfold.errors import InvalidState
+    from fairfold.flower.fleet.local_fleet import LocalFleet
+
+    def stop(self: LocalFleet, _data: object) -> None:
+        raise InvalidState("-".join(map(str, self.capacities)), "nothing", "Stop here.")
+
+    out = ["--out", str(tmp_path / "fleet")]
+    refused = fails("federate", "--method", "heterofl", "--nodes", "1x,64x", *out)
+    assert "federate: --nodes 1x,4x" in " ".join(refused.split())
+    monkeypatch.setattr(LocalFleet, "prepare", stop)
+    assert "1x-4x;" in fails("federate", "--method", "heterofl", *out)
+    assert "1x-4x-16x;" in fails("federate", "--recipe", "fair", *out)
+    assert "1x-4x-16x-64x;" in fails("federate", *out)
+
+
+@pytest.mark.parametrize("command", [["recommend", "run"], ["export", "run", "--capacity", "1x"],
+                                     ["server", "init", "fleet", "--host", "a.example", "--items", "9"]])  # fmt: skip
+def test_commands_take_a_plugin(command: list[str], tmp_path: Path) -> None:
+    assert "missing.py" in fails(*command, "--plugin", str(tmp_path / "missing.py"))

@@ -97,9 +97,12 @@ def test_the_commands_serve_what_was_trained(fleet: tuple[Nodes, Path], tmp_path
     rated = nodes.world.clients.train.ratings is not None
     history = tmp_path / "history"
     history.write_text("#3 4\n#7 2\n" if rated else "#3\n#7\n")
-    for capacity in ([], ["--capacity", "16x"]):
-        assert "Left out: the 2 items" in works("recommend", str(place / "run"), "--history", str(history), *capacity)
-    assert "node recommend" in fails("recommend", str(place / "run"), "--user", "1").replace("\n", " ")
+    for capacity in ([], ["--capacity", "16x"]):  # the run is found in the folder of its server
+        assert "Left out: the 2 items" in works("recommend", str(place), "--history", str(history), *capacity)
+    refused = " ".join(fails("recommend", str(place / "run"), "--user", "1").split())
+    assert "`fairfold node recommend DEVICE --user 1`" in refused
+    assert "--history 1,5,9`" in refused
+    assert "is not the folder of a device" in fails("node", "recommend", str(place / "elsewhere"))
     (tmp_path / "mine.csv").write_text("user,item,rating\n")
     assert "holds no interactions" in fails("node", "recommend", str(tmp_path))
     (tmp_path / "mine.csv").write_text("user,item,rating\n1,9999,3\n")

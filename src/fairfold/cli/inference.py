@@ -7,8 +7,9 @@ import typer
 from rich.markup import escape
 
 from fairfold.cli.console import Terminal, make_table
+from fairfold.cli.options import Plugin
 
-Run = Annotated[Path, typer.Argument(help="Folder of a run.")]
+Run = Annotated[Path, typer.Argument(help="Folder of a run, or of a fleet.")]
 Newest = Annotated[
     bool, typer.Option("--newest", help="Refuse a damaged newest checkpoint instead of taking an older one.")
 ]
@@ -19,6 +20,7 @@ def export(
     capacity: Annotated[str, typer.Option(help="Size of the device: 16x, 1/16 or 40MB, also one that did not train.")],
     out: Annotated[Path | None, typer.Option(help="File to write. Default: RUN/device-CAPACITY.safetensors.")] = None,
     newest: Newest = False,
+    plugin: Plugin = None,  # noqa: ARG001 (its callback loads it)
 ) -> None:
     """Write the model of a device to a file, and print its quality on the test set.
 
@@ -75,6 +77,7 @@ def recommend(
         str | None, typer.Option(help="Use the model of a device of this size (16x, 40MB). Default: the server's.")
     ] = None,
     newest: Newest = False,
+    plugin: Plugin = None,  # noqa: ARG001 (its callback loads it)
 ) -> None:
     """Recommend items to a user of the data, or to a new one by their items. Items that the user has are left out.
 
@@ -98,7 +101,9 @@ def recommend(
     new = None if history is None else loaded.history(history)
     if user is not None and loaded.settings.data.kind == "devices":
         given = f"--user {user}, whose data is on a device"
-        raise InvalidSettings(given, "--history", "Give the items, or ask on the device: `fairfold node recommend`.")
+        here = f"`fairfold recommend {run} --history 1,5,9`"
+        on_device = f"on the device, whose folder is DEVICE: `fairfold node recommend DEVICE --user {user}`"
+        raise InvalidSettings(given, "--history", f"Give the items: {here}; or ask {on_device}.")
     number = 0 if user is None else find_user(data, user)
     best = top_items(loaded, [number], top, new=new, capacity=size)
     history_size = best.history_sizes[0]

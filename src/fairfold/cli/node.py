@@ -193,8 +193,12 @@ def node_recommend(
     catalogue = folder / "catalogue.txt"
     if data is None and (folder / NodeFolder.FILE).is_file():
         data = Path(NodeFolder.open(folder).data)
+    if not (state / MODEL_FILE).is_file() and not (folder / NodeFolder.FILE).is_file():
+        remedy = "`fairfold node enrol` makes one; `fairfold federate --out trial` makes trial/nodes/0 and others."
+        raise InvalidSettings(f"{folder}, which is not the folder of a device", "one that enrolled", remedy)
     if data is None:
-        raise InvalidSettings(f"{folder}, which does not name its data", "--data", "Name the device's file.")
+        remedy = f"Name the device's file: `fairfold node recommend {folder} --data FILE`."
+        raise InvalidSettings(f"{folder}, which does not name its data", "--data", remedy)
     names = catalogue.read_text(encoding="utf-8").splitlines() if catalogue.is_file() else None
     source = LocalFile(data, catalogue=catalogue if names is not None else None)
     model = read_model(state)

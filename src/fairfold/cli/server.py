@@ -58,6 +58,7 @@ def init(
         str | None, typer.Option(help="Sizes of devices that are served. Default: 1x-4x-16x.")
     ] = None,
     recipe: Recipe = None,
+    plugin: Plugin = None,  # noqa: ARG001 (its callback loads it)
     change: Change = None,
 ) -> None:
     """Make a server: certificates, an authority of its own, settings and the catalogue, in one folder.
@@ -219,12 +220,18 @@ def _table(status: dict[str, Any]) -> Any:
 
 ROUNDS = 5
 """Rounds of ``fairfold federate`` where none are given."""
+NODES = "1x,4x,16x,64x"
+"""Its nodes where neither they nor a recipe or method are given."""
 
 
 def federate(
     nodes: Annotated[
-        str, typer.Option(help='What each device can hold: "1x,4x*3,16x" (three of 4x), or in bytes "1MB,200kB".')
-    ] = "1x,4x,16x,64x",
+        str | None,
+        typer.Option(
+            help='What each device can hold: "1x,4x*3,16x" (three of 4x), or in bytes "1MB,200kB". '
+            'Default: "1x,4x,16x,64x", or what the recipe or method serves.'
+        ),
+    ] = None,
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Number of rounds. Default: 5, or 1 where a run is private.")
     ] = None,
@@ -268,6 +275,8 @@ def federate(
     folder = out or Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-federation"
     if folder.exists() and any(folder.iterdir()):
         raise InvalidSettings(f"--out {folder}", "a new or empty folder", "Name another, or remove it.")
+    if nodes is None:
+        nodes = settings.fleet.capacities.replace("-", ",") if recipe or method else NODES
     local_fleet, loaded = make_local_fleet(settings, nodes, folder, half=half)
     asked = any(key.startswith("privacy") for key in changes)
     local_fleet.settings, notes = default_privacy(local_fleet.settings, len(local_fleet.capacities), asked=asked)
@@ -297,6 +306,9 @@ def federate(
     console.echo(
         f"Everything is in {folder}: `fairfold server status {folder}/server`. A real fleet: docs/first-fleet.md."
     )
+    rated = settings.predicts_ratings
+    there = f"`fairfold recommend {folder} --history {'FILE' if rated else '1,5,9'}`"
+    console.echo(f"Recommend on a device: `fairfold node recommend {folder}/nodes/0 --user 0`; on the server: {there}.")
 
 
 def _warnings(settings: "Settings", data: "Dataset", quality: float | None) -> list[str]:

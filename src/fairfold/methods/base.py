@@ -142,6 +142,7 @@ class Method(FrozenSettings):
 def unsupported_capacity(method: str, capacity: Capacity, reason: str, smallest: int | None = None) -> InvalidCapacity:
     """The error for a capacity that a method cannot serve; ``smallest``x is the last that it can, where known."""
     needed = f"a capacity it can serve (N/A: {reason})"
-    sizes = "-".join(["1x", *(f"{size}x" for size in (4, 2) if smallest is not None and size <= smallest)][:2])
-    remedy = "Use method='fair'." if smallest is None else f"Use --capacities {sizes}, or --method fair."
+    sizes = ["1x", *(f"{size}x" for size in (4, 2) if smallest is not None and size <= smallest)][:2]
+    asked = f"--capacities {'-'.join(sizes)} (federate: --nodes {','.join(sizes)})"
+    remedy = "Use method='fair'." if smallest is None else f"Use {asked}, or --method fair."
     return InvalidCapacity(f"method={method!r} at {capacity}", needed, remedy)

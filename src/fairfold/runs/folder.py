@@ -203,6 +203,12 @@ def settings_with_checksum(settings: Settings) -> bytes:
     return f"# fairfold run, format {FORMAT}, sha256 {hashlib.sha256(text).hexdigest()}\n".encode() + text
 
 
+def run_of(folder: Path) -> Path:
+    """The run in a folder: the folder itself, or what a server or `fairfold federate` wrote inside it."""
+    inside = (folder / "server" / "run", folder / "run")
+    return next((path for path in inside if (path / SETTINGS).is_file()), folder)
+
+
 def require_run(folder: Path) -> None:
     """Refuse a folder that holds no run."""
     if not (folder / SETTINGS).is_file():

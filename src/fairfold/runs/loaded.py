@@ -28,7 +28,7 @@ from fairfold.federation.simulation import Progress
 from fairfold.metrics.ranking import Scorer
 from fairfold.runs import checkpoint
 from fairfold.runs.data import federation_without_clients, load_run_data, read_item_names
-from fairfold.runs.folder import RunFolder, require_run
+from fairfold.runs.folder import RunFolder, require_run, run_of
 from fairfold.subspace.projection import Assignment
 from fairfold.typing import Weights
 
@@ -115,7 +115,11 @@ class LoadedRun:
 
 
 def load_run(path: Path, echo: checkpoint.Echo = lambda _: None, *, newest: bool = False) -> LoadedRun:
-    """Load a run from its folder; with ``newest`` refused, else with a message, if newer checkpoints are damaged."""
+    """Load a run from its folder, or a fleet's run from the fleet's.
+
+    With ``newest`` refused, else with a message, if newer checkpoints are damaged.
+    """
+    path = run_of(path)
     require_run(path)
     found = checkpoint.load_newest(RunFolder(path).checkpoints, echo, newest_only=newest)
     settings = read_settings(found.settings)
