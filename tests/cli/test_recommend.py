@@ -50,7 +50,7 @@ def test_recommend_without_ids_takes_numbers(tmp_path: Path) -> None:
     run(small(**GRADIENT), tmp_path / "run")
     assert "user #11" in works("recommend", str(tmp_path / "run"), "--user", "11")
     assert "#0 to #11" in fails("recommend", str(tmp_path / "run"), "--user", "12")
-    assert "settings.toml" in fails("recommend", str(tmp_path), "--user", "1")
+    assert "settings.toml" in fails("recommend", str(tmp_path / "none"), "--user", "1")
 
 
 @pytest.mark.parametrize(
