@@ -3,6 +3,7 @@
 from typing import Any, get_args
 
 import pytest
+from annotated_types import Le
 from pydantic.fields import FieldInfo
 
 from fairfold.config import Settings, read_settings
@@ -42,7 +43,7 @@ def other_than_default(field: FieldInfo) -> Any:
         return field.default is not True
     if isinstance(field.default, float) or float in get_args(field.annotation):
         return 0.25
-    return 13
+    return min([13, *(int(str(bound.le)) for bound in field.metadata if isinstance(bound, Le))])
 
 
 ALL = [(table, kind, key) for table, kinds in KINDS.items() for kind, of in kinds.items() for key in of.model_fields]

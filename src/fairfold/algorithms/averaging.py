@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fairfold.config.tables import FrozenSettings
-from fairfold.federation.algorithm import Algorithm
+from fairfold.federation.algorithm import Algorithm, WeighsUsers
 from fairfold.federation.plan import Plan
 from fairfold.federation.updates import Aggregate, State
 from fairfold.subspace.projection import Hashed, SizeSum, sums_of
@@ -46,7 +46,7 @@ class ServerOptimizer(FrozenSettings):
         return float(samples**power)
 
 
-class AveragingAlgorithm(Algorithm, ServerOptimizer):
+class AveragingAlgorithm(Algorithm, ServerOptimizer, WeighsUsers):
     """An algorithm whose server averages models, or takes steps along the mean of their changes."""
 
     @property

@@ -140,10 +140,6 @@ class Algorithm(FrozenSettings):
                 return "values out of range"
         return None
 
-    def max_user_weight(self, plan: "Plan") -> float:
-        """The most that one user may weigh in a sum."""
-        return 1.0
-
     @abstractmethod
     def server_update(self, plan: "Plan", state: State, aggregate: Aggregate) -> State:
         """The server's next state from the sums of a round. It may modify the state in place."""
@@ -298,6 +294,14 @@ class DeviceScoring(Capability):
     def num_candidates(self, plan: "Plan", task: ClientTask, top: int) -> int:
         """How many leading items contain anybody's best ``top``: all, unless the others are never ranked first."""
         return plan.public.num_items
+
+
+class WeighsUsers(Capability):
+    """Users of an update may weigh more than one another."""
+
+    def max_user_weight(self, plan: "Plan") -> float:
+        """The most that one user may weigh in a sum."""
+        return 1.0
 
 
 class FoldsIn(Capability):

@@ -265,7 +265,7 @@ def _try_again(strategy: FairStrategy, number: int) -> None:
         logs = "See run.log and the devices' own logs; then go on from the last checkpoint (resume)."
         remedy = f"{logs} fleet.network.max_failed_rounds is how often a round is tried."
         raise InvalidState(given, "devices that reply", remedy)
-    time.sleep(min(2.0 ** (strategy.attempt - 1), MAX_PAUSE, strategy.round_timeout))
+    time.sleep(min(2.0 ** min(strategy.attempt - 1, 10), MAX_PAUSE, strategy.round_timeout))
 
 
 def _evaluate_on_server(result: Result, evaluate: Evaluate | None, number: int, arrays: ArrayRecord) -> None:

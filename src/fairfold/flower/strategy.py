@@ -22,7 +22,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fairfold.config import Settings
 from fairfold.errors import InvalidSettings
-from fairfold.federation.algorithm import RemembersUpdates
+from fairfold.federation.algorithm import RemembersUpdates, WeighsUsers
 from fairfold.federation.architecture import ImageShape
 from fairfold.federation.evaluation import Quality
 from fairfold.federation.plan import Plan
@@ -179,7 +179,7 @@ class FairStrategy(Strategy):
     @property
     def max_weight(self) -> float:
         """The most one node may weigh, by its users and the catalogue."""
-        return self.max_users * self.plan.algorithm.max_user_weight(self.plan)
+        return self.max_users * WeighsUsers.of(self.plan.algorithm).max_user_weight(self.plan)
 
     def waits_for_all(self) -> bool:
         """Return whether the replies to all tasks are awaited: in synchronous runs, and at the end."""

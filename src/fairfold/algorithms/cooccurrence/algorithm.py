@@ -221,7 +221,7 @@ class CoOccurrence(
             return problem
         most = update.weight * (1 + 1e-5)
         if SUM in update.sums:
-            most *= self.max_items_of(plan, task.size) ** (1 - self.history_exponent)
+            most *= cooccurrence.triangle_items(task.context[SUM].size) ** (1 - self.history_exponent)
             most *= 2 if task.round_number else 1  # a later update retracts an earlier one: twice the norm at most
             return "a norm above that of its users" if cooccurrence.frobenius_norm(update.sums[SUM]) > most else None
         return None if tuning.is_possible(update.sums[QUALITY], most) else "reports above one per user"
