@@ -6,7 +6,7 @@ STAMP := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run env lint types test test-all test-oldest test-others test-faults fuzz bench reproduce docs wheel format notes clean
+.PHONY: help run env lint types test test-all test-oldest test-others test-faults fuzz bench reproduce docs wheel release format notes clean
 
 help:  ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -88,11 +88,26 @@ wheel: $(STAMP)  ## a wheel in dist for all Linux machines with glibc 2.28 or ne
 	  --plat manylinux_2_28_$$(uname -m) --wheel-dir dist $(WHEEL)/fairfold-*.whl
 	@ls -l dist
 
+# As whoever installs it finds it: an environment with nothing of this one, and the sources out of reach.
+RELEASE := build/release
+NOTES ?= Unreleased
+release: wheel  ## the wheel and sources of a release: checked, installed in a bare environment, README typed there, notes beside (NOTES=0.1.0)
+	@$(BIN)/python -c 'import twine' 2> /dev/null || $(BIN)/python -m pip install --quiet twine
+	$(BIN)/python -m twine check --strict dist/fairfold-*
+	@if $(BIN)/python -m pip index versions fairfold 2> /dev/null; then echo "fairfold: these versions are on PyPI; is the project ours?"; \
+	  else echo "fairfold: no version is on PyPI as this machine sees it"; fi
+	rm -rf $(RELEASE) && $(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet --constraint constraints.txt \
+	  "$$(ls -t dist/fairfold-*.whl | head -1)[flower,notebook]" pytest pytest-timeout hypothesis
+	$(RELEASE)/bin/python -c 'import fairfold; assert "site-packages" in fairfold.__file__, fairfold.__file__'
+	$(RELEASE)/bin/python -m pytest -m '' tests/test_blocks.py -k README
+	@$(MAKE) --no-print-directory -s notes NOTES='$(NOTES)' > dist/notes.md
+	@ls -l dist
+
 format: $(STAMP)  ## rewrite files in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-NOTES ?= Unreleased
 notes:  ## the changelog's part of a version, as the notes of its release (NOTES=0.1.0)
 	@awk -v part='## $(NOTES)' '/^## /{on = index($$0, part) == 1; next} on' CHANGELOG.md | grep . || \
 	  { echo "CHANGELOG.md has no part '## $(NOTES)'." >&2; exit 1; }
