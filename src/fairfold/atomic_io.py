@@ -14,6 +14,8 @@ CHUNK_BYTES = 8 << 20
 """Bytes written at a time."""
 
 TEMPORARY = ".tmp"
+NEW_FILE = os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+"""Flags that open a file only where there is none, and no link: another account may write to the same folder."""
 
 
 class Disk:
@@ -21,7 +23,7 @@ class Disk:
 
     def create(self, path: Path) -> int:
         """Open a new file and return its descriptor."""
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0), 0o666)
+        return os.open(path, os.O_WRONLY | NEW_FILE, 0o666)
 
     def write(self, descriptor: int, piece: memoryview) -> int:
         """Write some bytes and return how many were taken."""
@@ -43,6 +45,11 @@ class Disk:
 disk = Disk()
 
 
+def temporary_path(path: Path) -> Path:
+    """A new name beside a file that nobody can foresee."""
+    return path.with_name(f".{path.name}.{os.urandom(8).hex()}{TEMPORARY}")
+
+
 def write_atomically(
     path: Path, content: bytes | Iterable[bytes | memoryview], needed: int | None = None, *, private: bool = False
 ) -> None:
@@ -56,7 +63,7 @@ def write_atomically(
     """
     if isinstance(content, bytes):
         needed, content = len(content), (content,)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+    temporary = temporary_path(path)
     with write_errors(path, needed):
         try:
             descriptor = disk.create(temporary)

@@ -1,11 +1,14 @@
 """A device's own file: CSV or SQLite, one person's or a family's, items by number or by name."""
 
 import sqlite3
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from fairfold.data.formats import detect_format
+from fairfold.data.readers import read
 from fairfold.errors import InvalidData
 from fairfold.flower.local_data import LocalData, LocalFile
 
@@ -89,3 +92,17 @@ def test_a_missing_file_and_a_missing_table(tmp_path: Path) -> None:
     write_database(tmp_path / "mine.db", [("anna", 1, 1.0)])
     with pytest.raises(InvalidData, match="my ratings"):
         LocalFile(tmp_path / "mine.db", table="other").load(5)
+
+
+@pytest.mark.parametrize("space", [" ", "\u00a0", "\u3000"])
+def test_ids_are_the_same_for_a_device_and_for_a_run_of_the_whole_file(space: str, tmp_path: Path) -> None:
+    """``a`` and ``a `` were two items for `train`, and one for a node."""
+    path, catalogue = tmp_path / "rows.csv", tmp_path / "catalogue"
+    rows = [("u", "a"), ("u ", "b"), ("v", f"a{space}"), (f"{space}v", f"{space}c")]
+    path.write_text("user,item\n" + "".join(f"{user},{item}\n" for user, item in rows))
+    catalogue.write_text("a\nb\nc\n")
+    assert LocalFile(path, catalogue=catalogue).histories(3) == {"u": [0, 1], "v": [0, 2]}
+    frames = read(path, detect_format(path), repairs=Counter())
+    assert {tuple(row) for frame in frames for row in frame.select("user", "item").rows()} == {
+        ("u", "a"), ("u", "b"), ("v", "a"), ("v", "c")
+    }  # fmt: skip

@@ -136,3 +136,19 @@ def test_metrics_have_a_line_a_round_and_the_log_every_rejection(tmp_path: Path)
     assert "left out: NaN or infinity" in text
     assert "all 4 rounds are done" in text
     assert logging.getLogger("fairfold").handlers == before
+
+
+def test_a_link_that_somebody_planted_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Temporary names were those of the process's number, and opened whatever was there."""
+    other, path = tmp_path / "other", tmp_path / "file"
+    other.write_text("mine")
+    assert files.temporary_path(path) != files.temporary_path(path)
+    monkeypatch.setattr("os.urandom", bytes)
+    for plant in (Path.symlink_to, Path.hardlink_to):
+        plant(files.temporary_path(path), other)
+        with pytest.raises(CannotWrite, match="File exists"):
+            files.write_atomically(path, b"new")
+        assert other.read_text() == "mine"
+        files.temporary_path(path).unlink(missing_ok=True)
+    files.write_atomically(path, b"new")
+    assert path.read_bytes() == b"new"

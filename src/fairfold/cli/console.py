@@ -10,14 +10,16 @@ import inspect
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
+from unicodedata import category
 
 import click
 import typer
 from rich.console import Console
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
@@ -26,19 +28,35 @@ from fairfold.cli.start import on_signals
 from fairfold.errors import FairfoldError
 
 
-class Terminal(Console):
-    """A rich console that does not wrap lines in a file or a pipe."""
+def printable(text: str) -> str:
+    """Text in which what a terminal would obey (ESC, U+202E and the like) is written as an escape."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        letter.encode("unicode_escape").decode() if letter != "\n" and category(letter) in HIDDEN else letter
+        for letter in text
+    )
 
-    def __init__(self) -> None:
-        super().__init__()
+
+class Terminal(Console):
+    """A rich console that does not wrap lines in a file or a pipe, and obeys nothing in names of items and users."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr)
         if not self.is_terminal:
             self.width = 140
+
+    def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+        return super()._render_buffer(
+            part if part.control else Segment(printable(part.text), part.style) for part in buffer
+        )
 
     def echo(self, text: str) -> None:
         """Print a line without markup and without wrapping it."""
         self.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
+HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # control, format and surrogate characters, and line separators
 FAILED = 2
 INTERRUPTED = 130
 CLOSED_PIPE = 141
@@ -107,7 +125,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def _print(message: Text) -> None:
     with contextlib.suppress(OSError):  # the error stream may be closed as well
-        Console(stderr=True).print(message, soft_wrap=True)
+        Terminal(stderr=True).print(message, soft_wrap=True)
 
 
 def _discard_output() -> None:

@@ -136,6 +136,7 @@ def _clean(frame: polars.DataFrame, file_format: FileFormat, repairs: Counter[st
     for role in ("user", "item"):
         missing = frame[role].is_null()
         if frame.schema[role] == polars.String:
+            frame = frame.with_columns(polars.col(role).str.strip_chars())  # as a device does: "a" and "a " are one
             missing |= frame[role] == ""
         if missing.any():
             repairs[NO_ID] += int(missing.sum())

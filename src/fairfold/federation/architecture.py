@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
-from fairfold.atomic_io import TEMPORARY
+from fairfold.atomic_io import NEW_FILE, temporary_path
 from fairfold.errors import CannotWrite, InvalidSettings
 from fairfold.federation.algorithm import RemembersUpdates
 from fairfold.federation.plugins import registered
@@ -49,7 +49,7 @@ class Storage:
         size = prod(shape) * dtype.itemsize
         if self.folder is None or self.choice == "memory" or (self.choice == "auto" and not _is_large(size)):
             return torch.empty(shape, dtype=dtype)
-        path = self.folder / f".{name}.{os.getpid()}{TEMPORARY}"
+        path = temporary_path(self.folder / name)
         try:
             _reserve(path, size)
             table = torch.from_file(str(path), shared=True, size=prod(shape), dtype=dtype).view(shape)
@@ -64,7 +64,7 @@ class Storage:
 
 def _reserve(path: Path, size: int) -> None:
     """Create a file with all its blocks allocated: with holes, writes to the mapping would crash on a full disk."""
-    with path.open("w+b") as file:
+    with os.fdopen(os.open(path, os.O_RDWR | NEW_FILE, 0o600), "w+b") as file:
         if hasattr(os, "posix_fallocate") and size:
             os.posix_fallocate(file.fileno(), 0, size)
         else:

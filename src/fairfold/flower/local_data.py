@@ -154,7 +154,7 @@ class LocalFile:
                     number = None if rating is None else float(rating)
                 except ValueError:
                     raise InvalidData(f"{path}: rating {rating!r}", "a number", "Correct the file.") from None
-                yield str(user), str(item).strip(), number
+                yield str(user).strip(), str(item).strip(), number
         except (OSError, UnicodeDecodeError, csv.Error, sqlite3.Error) as error:
             raise InvalidData(f"{path}: {error}", "a CSV or SQLite file", "Check the file.") from None
 

@@ -52,6 +52,20 @@ def _require_integers(*tensors: Tensor) -> None:
     _require(*(type(tensor) in PLAIN and tensor.is_cpu and tensor.dtype in ID_BYTES for tensor in tensors))
 
 
+def _ids(*tensors: Tensor) -> list[Tensor]:
+    """Lists of ids as C reads them: contiguous, of 64 bits."""
+    _require_integers(*tensors)
+    _require(*(tensor.dim() == 1 for tensor in tensors))
+    return [tensor.long().contiguous() for tensor in tensors]
+
+
+def _require_lengths(*tensors: Tensor) -> None:
+    """Refuse lists of different lengths, of which C is told one."""
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    if any(shape != shapes[0] for shape in shapes):
+        raise InvalidVector(f"tensors of shapes {shapes}", "lists of one length", "Check their shapes.")
+
+
 def _require(*conditions: bool) -> None:
     if not all(conditions):
         raise NotSupported
@@ -285,9 +299,8 @@ def train_client(
 
 def pair_sums(items: Tensor, begins: Tensor, ends: Tensor, weights: Tensor, max_items: int) -> Tensor:
     """The packed co-occurrence matrix of weighted histories."""
-    loaded = library_for(weights)
-    items, begins, ends = (each.long().contiguous() for each in (items, begins, ends))
-    weights = weights.contiguous()
+    loaded, (items, begins, ends), weights = library_for(weights), _ids(items, begins, ends), weights.contiguous()
+    _require_lengths(begins, ends, weights)
     total = torch.zeros(max_items * (max_items + 1) // 2, dtype=weights.dtype)
     call(
         loaded.fairfold_pair_sums, items, len(items), begins, ends, len(weights),
@@ -299,7 +312,9 @@ def pair_sums(items: Tensor, begins: Tensor, ends: Tensor, weights: Tensor, max_
 def packed_products(table: PackedRows, ids: Tensor, vectors: Tensor) -> Tensor:
     """Products of vectors with chosen rows, [vectors, rows]."""
     loaded, packed = library_for(vectors), _packed_table(table, vectors)
-    ids, vectors = ids.contiguous(), vectors.contiguous()
+    (ids,), vectors = _ids(ids), vectors.contiguous()
+    if vectors.shape != (len(vectors), table.columns):
+        raise InvalidVector(f"vectors of shape {tuple(vectors.shape)}", f"{table.columns} columns", "Check the shapes.")
     out = vectors.new_empty(len(vectors), len(ids))
     call(loaded.fairfold_packed_products, packed, ids, len(ids), vectors, len(vectors), out, threads())
     return out
@@ -308,13 +323,15 @@ def packed_products(table: PackedRows, ids: Tensor, vectors: Tensor) -> Tensor:
 def packed_sum(table: PackedRows, ids: Tensor, factors: Tensor) -> Tensor:
     """The sum of chosen rows, each times its factor."""
     loaded, packed = library_for(factors), _packed_table(table, factors)
-    ids, factors = ids.contiguous(), factors.contiguous()
+    (ids,), factors = _ids(ids), factors.contiguous()
+    _require_lengths(ids, factors)
     out = factors.new_zeros(table.columns)
     call(loaded.fairfold_packed_sum, packed, ids, len(ids), factors, out)
     return out
 
 
 def _packed_table(table: PackedRows, operand: Tensor) -> bytes:
-    if operand.dtype is not torch.float32 or not table.columns or not table.content.is_contiguous():
-        raise NotSupported
+    content = table.content
+    _require(operand.dtype is torch.float32, operand.dim() > 0, table.columns > 0)
+    _require(type(content) is Tensor, content.is_cpu, content.dtype is torch.uint8, content.is_contiguous())
     return _pack_table(table.content.data_ptr(), table.content.numel(), table.rows, table.columns, table.bits)
