@@ -13,7 +13,8 @@ COUNTS = {
         "users": 99, "items": 359_014, "items_in_train": 281_241, "train": 482_745, "test": 206_869,
     },
     "goodreads-interactions-200k": {"users": 438, "items": 99_301, "interactions": 200_000, "rated": 97_037},
-    "book-crossing": {"users": 105_283, "items": 340_556, "interactions": 1_149_780, "rated": 433_671},
+    # The file has 340,556 strings, of which three are others with a space around them.
+    "book-crossing": {"users": 105_283, "items": 340_553, "interactions": 1_149_780, "rated": 433_671},
     "ml-100k": {"users": 943, "items": 1_682, "interactions": 100_000},
     "ml-1m": {"users": 6_040, "items": 3_706, "train": 994_169, "test": 6_040},
     "gowalla": {"users": 29_858, "items": 40_981, "train": 719_081, "valid": 91_047, "test": 217_242},
