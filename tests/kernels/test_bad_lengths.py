@@ -56,7 +56,9 @@ def spoiled(tensor: Tensor, chance: random.Random) -> Tensor:
     """A tensor of another length, dtype, rank or stride, or with other numbers."""
     kind = chance.randrange(7)
     if kind == 0:
-        return tensor[: chance.randrange(len(tensor) + 1)]
+        return tensor[
+            : chance.randrange(len(tensor) + 1)
+        ].clone()  # of its own memory: nothing good lies beyond its end
     if kind == 1:
         return tensor.to(chance.choice(DTYPES))
     if kind == 2:
@@ -64,7 +66,7 @@ def spoiled(tensor: Tensor, chance: random.Random) -> Tensor:
     if kind == 3:
         return torch.cat([tensor, tensor])[:: chance.choice([1, 2, 3])]
     if kind == 4:
-        return tensor[..., : chance.randrange(tensor.shape[-1] + 1)]
+        return tensor[..., : chance.randrange(tensor.shape[-1] + 1)].clone()
     if kind == 5:
         return torch.empty_like(tensor, device="meta")
     return tensor + chance.choice([-(10**6), -1, 1, 3, 10**6])
