@@ -116,7 +116,8 @@ def kinds() -> dict[str, Kind]:
         lambda: _copied(asked), lambda content: _nothing(unpack_statistics_request(content))
     )
     found["statistics"] = Kind(
-        lambda: _copied(statistics_record), lambda content: _nothing(unpack_statistics(content, settings, window))
+        lambda: _copied(statistics_record),
+        lambda content: _nothing(unpack_statistics(content, settings, ITEMS, window, 1e4)),
     )
     place = torch.randperm(ITEMS, generator=torch.Generator().manual_seed(1))
     numbering = pack_numbering(7, place, window, ratings=True)

@@ -87,7 +87,7 @@ class ClosedForm(AveragingAlgorithm, BatchedUpdates, DeviceScoring):
         found = super().statistics(settings)
         if not self.takes_newton_steps:
             return found
-        return {**found, COUNTS: Statistic(per_item=True, steps=1), POPULATION: Statistic(per_item=False, steps=1)}
+        return {**found, COUNTS: Statistic(per_item=True, steps=1), POPULATION: Statistic(False, 1, True)}
 
     def client_statistics(self, settings: Any, histories: Interactions, items: range) -> Update:
         found = super().client_statistics(settings, histories, items)

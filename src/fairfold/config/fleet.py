@@ -108,7 +108,8 @@ class NetworkSettings(FrozenSettings):
         round_timeout: Seconds that devices have for a task.
         join_timeout: Seconds that a new device has to report its capacity.
         max_failed_rounds: A round without any update does not count and is tried again. After this many in a row the
-            run ends with an error, and can be resumed; None never ends it.
+            run ends with an error, or with the last good model where what devices sent allows no other, and can be
+            resumed; None never ends it.
         push_model: Send every device the final model of its size, so that it can recommend on its own.
     """
 

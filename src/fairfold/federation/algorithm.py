@@ -48,6 +48,7 @@ class Statistic(NamedTuple):
 
     per_item: bool  # a number per item; else three numbers
     steps: int | None = None  # fixed-point steps per 1, where every user's numbers are multiples of a step
+    counts_users: bool = False  # its first number is that of users
 
 
 class Algorithm(FrozenSettings):

@@ -171,12 +171,12 @@ class Nodes:
             client_id = id_in(facts, "name")
             partition_id = number_in(facts, "number", 2**31 - 1, -1)
         except FairfoldError as error:
-            self._leave_out(node, error.given)
+            self.leave_out(node, error.given)
             return
         other = self._node_of.get(client_id, node)
         if not can_train(model, self.settings):
             trained = "fairfold's own models" if model is None else ascii(model)
-            self._leave_out(node, f"it trains {trained}, and this run is of {self.settings.model.kind!r}")
+            self.leave_out(node, f"it trains {trained}, and this run is of {self.settings.model.kind!r}")
         elif other != node and other in self._connected and other in self.usable:
             # Not both can be that client; its own old connection may not have ended yet.
             self._postpone(node, SAME_ID)
@@ -194,7 +194,7 @@ class Nodes:
         self._unanswered[node] = (attempts + 1, self._lookups)
         self._remove(node, reason, note=attempts == 0)
 
-    def _leave_out(self, node: int, reason: str) -> None:
+    def leave_out(self, node: int, reason: str) -> None:
         """Leave a node out for the rest of the run."""
         reason = self.left_out[node] = reason[:200]
         log.warning("node %d left out: %s", node, reason)
@@ -236,7 +236,7 @@ class Nodes:
         size = self.plan.size_for(node.capacity)
         if size is None:
             method = self.settings.subspace.method
-            self._leave_out(node.node_id, f"it can hold {node.capacity}, which is less than any size of {method}")
+            self.leave_out(node.node_id, f"it can hold {node.capacity}, which is less than any size of {method}")
             return
         size = self._merged_sizes.get(size, size)
         acknowledged = self.acknowledged_sizes.get(node.client_id, size)

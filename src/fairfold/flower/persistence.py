@@ -151,11 +151,11 @@ class RunRecorder:
         if self._folder is not None:
             events.append(self._folder.path, [event])
 
-    def finish(self, progress: Progress, nodes: Nodes) -> None:
-        """Write the closing table and the model."""
+    def finish(self, progress: Progress, nodes: Nodes, ended: str = "") -> None:
+        """Write the closing table and the model; ``ended`` is why the run ended before its last round, if it did."""
         self.save_checkpoint(progress)
         if self._folder is not None:
-            stopped = stop_reason(progress.history, self.plan.settings) or "stopped"
+            stopped = ended or stop_reason(progress.history, self.plan.settings) or "stopped"
             result = self._result(progress, nodes)
             self._folder.finish(result, time.monotonic() - self._started, stopped, self._facts)
 

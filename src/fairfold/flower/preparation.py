@@ -84,8 +84,9 @@ def initial_plan(settings: Settings, num_items: int, image_shape: ImageShape | N
 
 
 def collect_statistics(
-    network_state: NetworkState, settings: Settings, num_items: int, nodes: list[Node], grid: Grid, timeout: float
-) -> str:
+    network_state: NetworkState, settings: Settings, num_items: int, nodes: list[Node], grid: Grid, timeout: float,
+    max_users: float,
+) -> str:  # fmt: skip
     """Sum the statistics of all nodes, and number the items by them; return why that failed, or nothing."""
     log.info("asking %d nodes for statistics before the first round", len(nodes))
     nodes, statistics = list(nodes), network_state.statistics
@@ -95,7 +96,7 @@ def collect_statistics(
         if settings.privacy.uses_secure_aggregation:
             updates, reason = secure_statistics(grid, settings, num_items, window, nodes, network_state.run, timeout)
         else:
-            updates, reason = _plain_statistics(grid, settings, num_items, window, nodes, timeout), ""
+            updates, reason = _plain_statistics(grid, settings, num_items, window, nodes, timeout, max_users), ""
         received = 0
         for update in updates:
             received += 1
@@ -121,13 +122,13 @@ def collect_statistics(
 
 
 def _plain_statistics(
-    grid: Grid, settings: Settings, num_items: int, window: range, nodes: list[Node], timeout: float
+    grid: Grid, settings: Settings, num_items: int, window: range, nodes: list[Node], timeout: float, max_users: float
 ) -> Iterator[Update]:
     """Yield each client's statistics of a window; drop nodes with invalid ones from ``nodes``."""
     request = pack_statistics_request(settings, num_items, window)
     for node, content in ask_all(grid, [node.node_id for node in nodes], STATISTICS, request, timeout):
         try:
-            yield unpack_statistics(content, settings, window)
+            yield unpack_statistics(content, settings, num_items, window, max_users)
         except InvalidMessage as error:
             log.warning("node %d left out of the statistics: %s", node, error.given)
             nodes[:] = [other for other in nodes if other.node_id != node]

@@ -1,8 +1,4 @@
-"""The rounds of a network: their loop, the state of the open one, and the filter of usable replies.
-
-The loop is Flower's, except that a round without any usable update does not count. It is tried again with other nodes
-after a growing pause, and the log tells why; so slow clients, or a night without any, cost time and not rounds.
-"""
+"""A round of a network: the state of the open one, the filter of usable replies, and the server's step."""
 
 from __future__ import annotations
 
@@ -14,16 +10,23 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
 
-from fairfold.errors import InvalidMessage, InvalidState
+from fairfold.errors import InvalidMessage
 from fairfold.federation.aggregation import fixed_point_encoding, from_weighted_change
 from fairfold.federation.evaluation import Quality, RoundReport
 from fairfold.federation.plan import Plan
 from fairfold.federation.randomness import Rejections
-from fairfold.federation.updates import ClientTask, State, Update
+from fairfold.federation.server_step import (
+    CULPRIT,
+    STEP_FAILED,
+    Contribution,
+    StepFailed,
+    checked_server_update,
+    step_without_culprits,
+)
+from fairfold.federation.updates import Aggregate, ClientTask, State, Update
 from fairfold.flower.grid import PendingReplies, one_line
 from fairfold.flower.nodes import Node, Nodes
 from fairfold.flower.secure_aggregation import SecureRound, quality_encoding
@@ -38,10 +41,8 @@ if TYPE_CHECKING:
 OTHER_SIZE = "its capacity is smaller than at its last update, which stays until the next run"
 NO_NUMBERING = "it did not receive the numbers of its items, or could not read its own"
 NO_STATISTICS = "the statistics before the first round are lost"
-MAX_PAUSE = 60.0  # seconds before a round is tried again
 UNKNOWN_NODE = -1
 log = logging.getLogger("fairfold.flower")
-Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]
 QualitySum = tuple[float, int]  # sum of a metric over some users, and their number
 
 
@@ -76,11 +77,20 @@ class OpenRound:
     node_qualities: dict[int, QualitySum] = field(default_factory=dict)
     secure: SecureRound | None = None  # where updates are masked
     statistics_error: str = ""  # why there are no statistics before the first round
+    dropped: str = ""  # why no model follows from the updates
 
     def reject(self, node: int, reason: str) -> None:
         """Leave a node out of the round, and count the reason."""
         self.rejections.note(self.number, node, reason)
         self.left_out[node] = reason
+
+    def drop(self, reason: str) -> None:
+        """Use none of the updates, since no model follows from their sums; under masks nobody can be named."""
+        unnamed = ", and under masks nobody can be named" if self.secure is not None else ""
+        self.dropped = f"no model follows from the sums ({reason}){unnamed}"
+        self.left_out |= dict.fromkeys(self.used, STEP_FAILED)
+        self.rejections.counts[STEP_FAILED] += 1
+        self.used.clear()
 
     def with_updatable_size(self, cohort: list[Node], nodes: Nodes) -> list[Node]:
         """Return the nodes of a cohort that can change their acknowledged update; leave the others out."""
@@ -135,6 +145,8 @@ class OpenRound:
         """Return why the round has no usable update."""
         if self.statistics_error:
             return f"the statistics before it are lost: {self.statistics_error}"
+        if self.dropped:
+            return self.dropped
         if not self.bytes_down and not self.left_out:
             return "no node is there that takes part"
         reasons = Counter(self.left_out.values()).most_common()
@@ -153,6 +165,7 @@ class OpenRound:
             "used": self.used, "left_out": self.left_out, "down": self.bytes_down, "up": self.bytes_up,
             "held": held, "at": round(time.time(), 3), "phases": phases,
         }  # fmt: skip
+        event |= {"dropped": self.dropped} if self.dropped else {}
         return event | ({"staleness": self.staleness} if self.staleness else {})
 
     # -- secure aggregation --------------------------------------------------------------------------------------------
@@ -214,66 +227,6 @@ def tasks_for(plan: Plan, cohort: list[Node], state: State) -> Iterator[tuple[in
             yield key, replace(task, vectors={name: vector.clone() for name, vector in task.vectors.items()})
 
 
-# -- the loop ----------------------------------------------------------------------------------------------------------
-
-
-def run_rounds(strategy: FairStrategy, grid: Grid, arrays: ArrayRecord, evaluate: Evaluate | None) -> Result:
-    """Run all rounds up to the last one; raise where too many in a row fail, after which a run can be resumed."""
-    strategy.summary()
-    result = Result()
-    number, before = 0, strategy.progress.state.round_number
-    _evaluate_on_server(result, evaluate, number, arrays)
-    while before + number < strategy.last_round:
-        messages = strategy.configure_train(number + 1, arrays, ConfigRecord(), grid)
-        new, metrics = strategy.aggregate_train(number + 1, _exchange(strategy, messages))
-        if strategy.progress.state.round_number == before + number:
-            _try_again(strategy, before + number + 1)
-            continue
-        strategy.attempt = 0
-        number += 1
-        if new is not None:
-            result.arrays = arrays = new
-        if metrics is not None:
-            result.train_metrics_clientapp[number] = metrics
-        messages = strategy.configure_evaluate(number, arrays, ConfigRecord(), grid)
-        quality = strategy.aggregate_evaluate(number, _exchange(strategy, messages))
-        if quality is not None:
-            result.evaluate_metrics_clientapp[number] = quality
-        _evaluate_on_server(result, evaluate, number, arrays)
-    return result
-
-
-def _exchange(strategy: FairStrategy, messages: Iterable[Message]) -> Iterator[Message]:
-    """Send tasks, and yield the replies; in asynchronous runs those to earlier tasks as well."""
-    assert strategy.streaming is not None
-    opened = strategy.open_round
-    if strategy.waits_for_all():
-        return strategy.streaming.exchange(messages, opened.replies, strategy.round_timeout)
-    seconds = strategy.settings.fleet.asynchronous.step_seconds
-    is_due = partial(opened.is_step_due, float("inf") if seconds is None else time.monotonic() + seconds)
-    return strategy.streaming.exchange(messages, opened.replies, strategy.round_timeout, is_due)
-
-
-def _try_again(strategy: FairStrategy, number: int) -> None:
-    """Log why a round failed, and wait; raise after too many attempts."""
-    strategy.attempt += 1
-    reason = strategy.open_round.why_failed()
-    max_attempts = strategy.settings.fleet.network.max_failed_rounds
-    log.warning("round %d: no usable update (%s): it does not count, and is tried again", number, reason)
-    if max_attempts is not None and strategy.attempt >= max_attempts:
-        given = f"round {number}, tried {max_attempts} times without a usable update ({reason})"
-        logs = "See run.log and the devices' own logs; then go on from the last checkpoint (resume)."
-        remedy = f"{logs} fleet.network.max_failed_rounds is how often a round is tried."
-        raise InvalidState(given, "devices that reply", remedy)
-    time.sleep(min(2.0 ** min(strategy.attempt - 1, 10), MAX_PAUSE, strategy.round_timeout))
-
-
-def _evaluate_on_server(result: Result, evaluate: Evaluate | None, number: int, arrays: ArrayRecord) -> None:
-    metrics = None if evaluate is None else evaluate(number, arrays)
-    if metrics is not None:
-        result.evaluate_metrics_serverapp[number] = metrics
-
-
 def usable_replies(
     strategy: FairStrategy, replies: Iterable[Message], *, trained: bool
 ) -> Iterator[tuple[Node, TaskRequest, Reply]]:
@@ -301,7 +254,7 @@ def usable_replies(
             continue
         if reply is not None:
             yield pending.node, pending.request, reply
-            if strategy.has_enough():
+            if _has_enough(strategy):
                 return
 
 
@@ -332,3 +285,37 @@ def _read_reply(strategy: FairStrategy, message: Message, pending: PendingTask, 
 def _refuse(problem: str | None) -> None:
     if problem is not None:
         raise InvalidMessage(problem, "a usable update", "The client is left out of the round.")
+
+
+def _has_enough(strategy: FairStrategy) -> bool:
+    """Whether an asynchronous step has as many updates as ``buffer_size``."""
+    buffer_size = strategy.settings.fleet.asynchronous.buffer_size
+    received = max(len(strategy.open_round.used), len(strategy.open_round.node_qualities))
+    return buffer_size is not None and received >= buffer_size and not strategy.waits_for_all()
+
+
+def take_step(strategy: FairStrategy, aggregate: Aggregate, kept: list[Contribution[Node]]) -> State | None:
+    """Take the server's step, without clients that make it fail; None, and the state as it was, where that fails.
+
+    ``kept``: the updates one by one, after a step has failed; their senders are left out of the rest of the run.
+    """
+    opened, plan, state = strategy.open_round, strategy.plan, strategy.progress.state
+    culprits: list[Node] = []
+    try:
+        after = checked_server_update(plan, state, aggregate)
+    except StepFailed as error:
+        try:
+            if not kept:
+                raise
+            after, culprits = step_without_culprits(plan, state, kept)
+        except StepFailed as again:
+            strategy.step_failed = True
+            opened.drop(str(again))
+            return None
+        log.debug("without some clients: %s", error)
+    for node in culprits:
+        opened.used.remove(node.node_id)
+        opened.reject(node.node_id, CULPRIT)
+        strategy.nodes.leave_out(node.node_id, CULPRIT)
+    strategy.step_failed = False
+    return after

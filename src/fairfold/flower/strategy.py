@@ -28,6 +28,7 @@ from fairfold.federation.evaluation import Quality
 from fairfold.federation.plan import Plan
 from fairfold.federation.randomness import Rejections
 from fairfold.federation.scheduling import count_staleness
+from fairfold.federation.server_step import Contribution
 from fairfold.federation.simulation import Progress
 from fairfold.federation.updates import Aggregate, PublicStatistics, State
 from fairfold.flower import preparation
@@ -36,7 +37,8 @@ from fairfold.flower.grid import StreamingGrid
 from fairfold.flower.nodes import Node, Nodes
 from fairfold.flower.persistence import NetworkState, RunRecorder
 from fairfold.flower.protocol import new_id
-from fairfold.flower.rounds import NO_STATISTICS, OpenRound, PendingTask, run_rounds, tasks_for, usable_replies
+from fairfold.flower.round_loop import run_rounds
+from fairfold.flower.rounds import NO_STATISTICS, OpenRound, PendingTask, take_step, tasks_for, usable_replies
 from fairfold.flower.wire import NO_UPDATE, TaskRequest, for_node, pack_request
 from fairfold.runs.data import with_device_data
 from fairfold.typing import Weights
@@ -109,6 +111,8 @@ class FairStrategy(Strategy):
         self.numbered_nodes: set[int] = set()  # nodes that have received the numbers of their items
         self.start_quality: Quality | None = None
         self.attempt = 0  # failed attempts at the open round
+        self.step_failed = False  # then the updates of the next attempt are kept one by one, where they are seen
+        self.ended = ""  # why the run ended before its last round
         self._initial_tensors: Weights | None = None
         self.last_round = self.settings.run.rounds
         self._arrays_each_round = False
@@ -154,10 +158,10 @@ class FairStrategy(Strategy):
             first = self._full_arrays() if self._arrays_each_round else ArrayRecord()
             result = run_rounds(self, streaming, first, evaluate_fn)
             if self.nodes.plan is not None:
-                self._recorder.finish(self.progress, self.nodes)
+                self._recorder.finish(self.progress, self.nodes, self.ended)
             if self.settings.fleet.network.push_model and 0 < rounds <= self.progress.state.round_number:
                 push_models(self, streaming)
-        if not left:
+        if not left or self.ended:
             result.arrays = self._full_arrays()
         return result
 
@@ -185,12 +189,6 @@ class FairStrategy(Strategy):
         """Return whether the replies to all tasks are awaited: in synchronous runs, and at the end."""
         return self.settings.fleet.asynchronous.is_synchronous or self.progress.state.round_number == self.last_round
 
-    def has_enough(self) -> bool:
-        """Return whether an asynchronous step has as many updates as ``buffer_size``."""
-        buffer_size = self.settings.fleet.asynchronous.buffer_size
-        received = max(len(self.open_round.used), len(self.open_round.node_qualities))
-        return buffer_size is not None and received >= buffer_size and not self.waits_for_all()
-
     # -- training ------------------------------------------------------------------------------------------------------
 
     def configure_train(
@@ -215,7 +213,7 @@ class FairStrategy(Strategy):
         if not present:
             return False
         failure = preparation.collect_statistics(
-            self.network_state, self.settings, self.num_items, present, grid, self.round_timeout
+            self.network_state, self.settings, self.num_items, present, grid, self.round_timeout, self.max_users
         )
         if failure:
             self.open_round.statistics_error = failure
@@ -269,10 +267,15 @@ class FairStrategy(Strategy):
         if self.nodes.plan is None:  # no node has come yet, or the statistics are lost: there is no model
             self._recorder.record_round(opened)
             return None, None
+        kept: list[Contribution[Node]] = []  # after a failed step, to find out whose update it was
+        accepted: list[tuple[Node, TaskRequest]] = []
         for node, request, reply in usable_replies(self, replies, trained=True):
             assert reply.update is not None  # checked by usable_replies
+            if self.step_failed:
+                kept.append(Contribution(node, request.task, reply.update))
             aggregate.add(request.task, reply.update, alone=self.plan.method.per_client)
-            self._acknowledge(node, request)
+            accepted.append((node, request))
+            opened.used.append(node.node_id)
             opened.add_quality(node, reply.quality)
         opened.expire(everybody=asynchronous.is_synchronous)
         self._training_round = opened
@@ -281,12 +284,16 @@ class FairStrategy(Strategy):
             network_state.staleness = staleness
         for task, update in opened.unmasked_updates(self.plan):
             aggregate.add(task, update)
-        for node in () if opened.secure is None else opened.secure.survivors:
-            self._acknowledge(node, opened.requests[self._key(node)])
-        if not opened.used:  # no usable update, or a secure aggregate is lost: the round does not count
+        survivors = () if opened.secure is None else opened.secure.survivors
+        accepted += [(node, opened.requests[self._key(node)]) for node in survivors]
+        opened.used += [node.node_id for node in survivors]
+        state = take_step(self, aggregate, kept) if opened.used else None
+        if state is None:  # no usable update, a secure aggregate is lost, or no model follows: it does not count
             self._recorder.record_round(opened)
             return None, None
-        state = self.plan.algorithm.server_update(self.plan, self.progress.state, aggregate)
+        for node, request in accepted:
+            if node.node_id in opened.used:
+                self._acknowledge(node, request)
         self.progress.state = network_state.save_in(state)
         self.start_quality = self.start_quality or opened.quality(len(self.plan.capacities))
         opened.end_phase("step")
@@ -303,7 +310,6 @@ class FairStrategy(Strategy):
         self.network_state.acknowledged[node.client_id] = request.update_id
         self.network_state.sizes[node.client_id] = request.task.size
         node.rounds += 1
-        self.open_round.used.append(node.node_id)
 
     # -- evaluation by the clients -------------------------------------------------------------------------------------
 

@@ -36,6 +36,7 @@ MAX_ITEMS = 2**32
 MAX_TABLE_ROWS = 4_096
 # A task is refused beyond so many numbers per user, numbers in layers, and samples (with negatives) per user and round.
 MAX_USER_NUMBERS, MAX_DENSE_NUMBERS, MAX_SAMPLES = 1 << 16, 1 << 24, 1 << 24
+MAX_PER_USER = 1e12  # the largest number of a user in statistics, of however small a catalogue
 REQUEST_IDS = ("run", "update_id", "acknowledged_id", "numbering")
 NO_UPDATE = 0  # the id of no update: the server has acknowledged none of this client's
 
@@ -291,14 +292,22 @@ def pack_statistics(statistics: Update) -> RecordDict:
     return RecordDict({ARRAYS: pack(statistics.sums, half=False)[0], FACTS: facts})
 
 
-def unpack_statistics(content: RecordDict, settings: Settings, window: range) -> Update:
-    """Unpack a client's statistics on the server; refuse missing sums, other lengths and impossible counts."""
-    weight = _weight(facts_in(content), 2**31)
+def unpack_statistics(
+    content: RecordDict, settings: Settings, num_items: int, window: range, max_users: float
+) -> Update:
+    """Unpack a client's statistics on the server; refuse missing sums, other lengths and impossible numbers."""
+    weight = _weight(facts_in(content), max_users)
     lengths = statistics_lengths(settings, window)
     sums = unpack(content.get(ARRAYS), [1.0] * len(lengths), lengths, half=False, dtype=FLOAT64)
     counts = sums.get(COUNTS)
     if counts is not None and not bool(((counts >= 0) & (counts <= weight)).all()):
         raise invalid_message("counts out of range", "at most one per user")
+    for name, statistic in settings.algorithm.statistics(settings).items():
+        if statistic.counts_users and name in sums and not 0 <= float(sums[name][0]) <= weight:
+            raise invalid_message("a number of users out of range", "at most its weight")
+    most = weight * max(float(num_items) ** 2, MAX_PER_USER)  # pairs of items are the most that a user has
+    if any(float(vector.abs().max()) > most for vector in sums.values()):
+        raise invalid_message("statistics out of range", f"at most {most:g}")
     return Update(sums, weight)
 
 

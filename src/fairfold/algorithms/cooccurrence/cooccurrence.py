@@ -240,7 +240,7 @@ class CoOccurrenceUploads(IncrementalAlgorithm, NumbersItems, SparseUpdates):
     history_exponent: float
 
     def statistics(self, settings: Any) -> dict[str, Statistic]:
-        return {COUNTS: Statistic(True, UNIT if is_private(settings) else 1), USERS: Statistic(False, 1)}
+        return {COUNTS: Statistic(True, UNIT if is_private(settings) else 1), USERS: Statistic(False, 1, True)}
 
     def client_statistics(self, settings: Any, histories: Interactions, items: range) -> Update:
         private = is_private(settings)
