@@ -46,6 +46,8 @@ LAYERS: list[tuple[set[str], str]] = [
     ({"runs"}, "run folders, checkpoints, reports, exports, trackers, the watch page"),
     ({"estimator"}, "`fit`, `load`, `recommend`"),
     ({"privacy.audit"}, "attacks on what the server of a run could see"),
+    ({"flower.protocol", "flower.local_data"}, "constants of messages, and a device's own file"),
+    ({"device"}, "a small device in plain Python: no torch, no Flower, no numpy"),
     ({"flower"}, "the same rounds over a network; `flower.fleet`: server, node, gateway, enrolment"),
     ({"cli"}, "commands"),
     ({"__main__"}, "`python -m fairfold`"),

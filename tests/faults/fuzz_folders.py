@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # so that it runs as a progr
 import torch
 from torch import Tensor
 
+from fairfold.device.store import load_device_id
 from fairfold.errors import FairfoldError
-from fairfold.flower.client import load_device_id
 from fairfold.flower.client_store import ClientState, ClientStore, RememberedUpdate
 from fairfold.runs import checkpoint
 from fairfold.runs.device_model import DeviceModel, device_model, read_device_model, write_device_model

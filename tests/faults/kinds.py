@@ -16,11 +16,11 @@ from fairfold.config import Settings
 from fairfold.config.files import DEFAULT_RECIPE, load_settings
 from fairfold.data import Dataset
 from fairfold.data.images import ImageDataset
+from fairfold.device.store import load_device_id
 from fairfold.errors import FairfoldError, InvalidSettings
 from fairfold.federation.evaluation import Result
 from fairfold.federation.federation import Federation, load_federation
 from fairfold.federation.updates import State
-from fairfold.flower.client import load_device_id
 from fairfold.flower.client_store import FILE, ClientState, ClientStore, RememberedUpdate
 from fairfold.runs import checkpoint, train
 from fairfold.runs.folder import RunFolder

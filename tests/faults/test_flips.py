@@ -11,8 +11,8 @@ from experiments.records import Outcome, Records, new_record
 from fairfold.checksums import Damaged, line_with_checksum, parse_lines
 from fairfold.data import load, load_images, prepare
 from fairfold.data.store import write_images, write_manifest
+from fairfold.device.store import load_device_id
 from fairfold.errors import FairfoldError
-from fairfold.flower.client import load_device_id
 from fairfold.flower.client_store import ClientState, ClientStore, RememberedUpdate
 from fairfold.runs import baselines as references
 from fairfold.runs import checkpoint

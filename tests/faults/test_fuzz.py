@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fairfold.device.store import load_device_id
 from fairfold.errors import FairfoldError, InvalidState
-from fairfold.flower.client import load_device_id
 from tests.faults import fuzz_data, fuzz_folders
 
 CORPUS = Path(__file__).parent / "corpus"

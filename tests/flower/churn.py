@@ -34,8 +34,8 @@ from typing import Any
 
 import torch
 
+from fairfold.device.store import load_device_id
 from fairfold.errors import CannotWrite, InvalidState
-from fairfold.flower.client import load_device_id
 from fairfold.flower.client_store import ClientStore
 from fairfold.flower.fleet.local_fleet import LocalFleet, make_local_fleet
 from fairfold.flower.fleet.node import NodeFolder

@@ -19,9 +19,9 @@ from fairfold.algorithms.cooccurrence.cooccurrence import (
 from fairfold.algorithms.cooccurrence.scorer import ROWS
 from fairfold.config import Settings
 from fairfold.config.tables import SyntheticData
+from fairfold.device.store import load_device_id
 from fairfold.federation.plan import Plan
 from fairfold.federation.updates import PublicStatistics
-from fairfold.flower.client import load_device_id
 from fairfold.flower.client_store import ClientState, ClientStore
 from fairfold.flower.fleet.local_fleet import LocalFleet
 from fairfold.flower.fleet.processes import stop_on_exit

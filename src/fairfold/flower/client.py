@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fairfold.atomic_io import make_private_folder, write_atomically
-from fairfold.checksums import Damaged, line_with_checksum, parse_lines, read_errors, read_limited
+from fairfold.device.store import load_device_id
 from fairfold.errors import InvalidSettings, InvalidState, RequestRefused
 from fairfold.flower import protocol
-from fairfold.flower.protocol import FACTS, HEX_ID, VERSION, new_id
+from fairfold.flower.protocol import FACTS, VERSION
 
 if TYPE_CHECKING:
     from fairfold.flower.local_data import LocalData, LocalFile, LocalImages
@@ -124,19 +123,3 @@ def _partition_id(context: Context) -> int:
     """A node's number in a simulation; -1 for a real device."""
     number = context.node_config.get("partition-id", -1)
     return number if isinstance(number, int) else -1
-
-
-def load_device_id(folder: Path) -> int:
-    """The random id of the device whose state is in a folder, created on first use."""
-    path = folder / "name"
-    with read_errors(path, InvalidState, "the device's name", "Remove the file: it gets a new one."):
-        if not path.exists():
-            device_id = new_id()
-            make_private_folder(folder)
-            # With a checksum: with another id, the device's earlier updates would be counted beside its new ones.
-            write_atomically(path, line_with_checksum(f"{device_id:x}").encode())
-            return device_id
-        digits = parse_lines(read_limited(path, largest=64))
-        if len(digits) != 1 or not HEX_ID.fullmatch(digits[0]):
-            raise Damaged("no name")
-        return int(digits[0], 16)

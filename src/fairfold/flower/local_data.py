@@ -114,6 +114,15 @@ class LocalFile:
 
     def load(self, num_items: int, *, ratings: bool = False) -> LocalData:
         """Read the file for a catalogue of a given size."""
+        rows, held_out, numbers = self.read(num_items, ratings=ratings)
+        names = sorted({row[0] for row in rows})
+        users = {name: number for number, name in enumerate(names)}
+        train = _interactions(rows, users, numbers, num_items)
+        test = _interactions(held_out, users, numbers, num_items) if held_out else None
+        return LocalData(train, test, user_ids=names)
+
+    def read(self, num_items: int, *, ratings: bool = False) -> tuple[list[Row], list[Row], dict[str, int]]:
+        """Rows to train on, held-out rows of the same users, and the number of every item; without torch."""
         rows = list(self._rows(Path(self.path), ratings))
         held_out = [] if self.test is None else list(self._rows(Path(self.test), ratings))
         if self.test is None and self.holdout > 0:
@@ -121,13 +130,9 @@ class LocalFile:
             rows = [row for row in rows if _uniform(row) >= self.holdout]
         if not rows:
             raise InvalidData(f"{self.path}, which holds no interactions", "at least one", "Check the file.")
-        names = sorted({row[0] for row in rows})
-        users = {name: number for number, name in enumerate(names)}
+        users = {row[0] for row in rows}
         held_out = [row for row in held_out if row[0] in users]  # users without history have no recommendations yet
-        numbers = self._item_numbers(rows + held_out, num_items)
-        train = _interactions(rows, users, numbers, num_items)
-        test = _interactions(held_out, users, numbers, num_items) if held_out else None
-        return LocalData(train, test, user_ids=names)
+        return rows, held_out, self._item_numbers(rows + held_out, num_items)
 
     def require_readable(self) -> None:
         """Refuse a file of another kind, or without the column of the item; it may be empty yet."""

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from flwr.app import Context, RecordDict
 
+from fairfold.device.store import load_device_id
 from fairfold.errors import InvalidSettings
-from fairfold.flower.client import load_device_id
 from fairfold.flower.messages import facts_in, pack_masked, pack_secure, secure_in
 from fairfold.flower.protocol import KEYS, REVEAL, SECURE, SHARES, SIGN, STATISTICS_PURPOSE, WINDOW
 from fairfold.privacy.ledger import (

@@ -250,13 +250,13 @@ def test_a_larger_fleet_is_asked_to_wait_longer_and_a_device_understands(tmp_pat
     response = asyncio.run(PollCache().respond(asked_for(5), database.state))
     assert PullMessagesResponse.FromString(response or b"").reconnect.reconnect == 10
     link = NodeConnection.__new__(NodeConnection)
-    link._call = lambda _name, _body: response or b""  # type: ignore[method-assign,assignment]
+    link.call = lambda _name, _body: response or b""  # type: ignore[method-assign,assignment]
     assert link.pull(5) is None
     assert (link.poll_interval, link.heartbeat_interval) == (10.0, 30.0)
-    link._call = lambda _name, _body: b""  # type: ignore[method-assign,assignment]
+    link.call = lambda _name, _body: b""  # type: ignore[method-assign,assignment]
     assert link.pull(5) is None
     assert link.poll_interval == 0.0, "a SuperLink without a gate"
-    link._call = lambda _name, _body: b"\x0a\x04\x08\xff\xff\x03"  # type: ignore[method-assign,assignment]
+    link.call = lambda _name, _body: b"\x0a\x04\x08\xff\xff\x03"  # type: ignore[method-assign,assignment]
     assert link.pull(5) is None
     assert (link.poll_interval, link.heartbeat_interval) == (120.0, 300.0), "no server sends a device to sleep"
 

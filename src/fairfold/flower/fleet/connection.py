@@ -150,20 +150,20 @@ class NodeConnection(ServerConnection):
     def activate(self) -> int:
         """Connect this node; returns its id."""
         request = _bytes_field(1, self._public) + b"\x11" + struct.pack("<d", self.heartbeat_interval)
-        return _first_number(self._call("activate-node", request))
+        return _first_number(self.call("activate-node", request))
 
     def deactivate(self, node: int) -> None:
         """Disconnect this node, so that it may connect again at once."""
-        self._call("deactivate-node", b"\x08" + _varint(node))
+        self.call("deactivate-node", b"\x08" + _varint(node))
 
     def send_heartbeat(self, node: int) -> bool:
         """Send a heartbeat; False if the server no longer holds this node's connection."""
         request = _bytes_field(1, b"\x08" + _varint(node)) + b"\x11" + struct.pack("<d", self.heartbeat_interval)
-        return _first_number(self._call("send-node-heartbeat", request)) == 1
+        return _first_number(self.call("send-node-heartbeat", request)) == 1
 
     def pull(self, node: int) -> bytes | None:
         """Poll for the next message: Flower's serialized ``PullMessagesResponse``, or None."""
-        response = self._call("pull-messages", _bytes_field(1, b"\x08" + _varint(node)))
+        response = self.call("pull-messages", _bytes_field(1, b"\x08" + _varint(node)))
         if any(field == 2 for field, _ in message_fields(response)):
             return response
         # The gateway puts the seconds until the next poll into Flower's first field, `reconnect`.
@@ -171,7 +171,8 @@ class NodeConnection(ServerConnection):
         self.poll_interval = float(min(_first_number(response[2:]), MAX_POLL_SECONDS)) if has_interval else 0.0
         return None
 
-    def _call(self, name: str, body: bytes) -> bytes:
+    def call(self, name: str, body: bytes) -> bytes:
+        """Send a signed request to one of Flower's endpoints, and return the body of the response."""
         now = datetime.now(UTC).isoformat()
         signature = self._key.sign(now.encode(), ECDSA(hashes.SHA256()))
         headers = dict.fromkeys(("content-type", "accept"), "application/protobuf") | {"flwr-timestamp": now}

@@ -1,13 +1,15 @@
 """The long-lived process of a node: ``python -m fairfold.flower.fleet.node_loop FOLDER``.
 
-It maintains the connection to the server (:mod:`.connection`) and starts a worker (:mod:`.worker`) for messages, which
-ends when it had none for a while. Neither torch nor Flower is imported here: an idle node needs little memory.
+It maintains the connection to the server (:mod:`.connection`) and replies to messages of the default algorithm itself
+(:mod:`fairfold.device`). For others it starts a worker (:mod:`.worker`), which ends when it had none for a while.
+Neither torch nor Flower is imported here: such a node needs little memory.
 """
 
 import contextlib
 import json
 import os
 import random
+import resource
 import select
 import signal
 import subprocess
@@ -30,6 +32,7 @@ MAX_RETRY_SECONDS, MAX_TRANSIENT_RETRY_SECONDS = 300.0, 20.0
 REPLY_GRACE_SECONDS = 60.0  # beyond a message's deadline, after which a worker that has not replied is ended
 TRANSIENT = ("early", "unreachable", "busy", "broken", "lost")  # refusals that pass by themselves
 CONNECTED_STILL = ("unreachable", "busy", "broken")  # refusals after which the node need not be activated again
+RETRY_PAUSES = (1.0, 2.0, 4.0, 8.0)  # seconds before a request of a reply that the network lost is sent again
 OPEN_MESSAGE = "open"  # file of the message being worked on; found at the start, the process was killed meanwhile
 
 
@@ -80,6 +83,14 @@ class WorkerProcess:
             self._process.wait()
 
 
+def peak_memory() -> int:
+    """The most bytes of memory that this process has held."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):  # the system's own count includes the parent's
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM")))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 @dataclass
 class NodeLoop:
     """Connects a node, sends heartbeats, polls for messages, and reconnects after failures."""
@@ -94,6 +105,8 @@ class NodeLoop:
 
     def __post_init__(self) -> None:
         self.open_message = self.node.folder / OPEN_MESSAGE
+        # Custom apps and models, and what an owner requires of privacy, are the worker's.
+        self.is_small = not (self.node.app or self.node.model or self.node.privacy)
 
     def run(self) -> None:
         """Serve until interrupted."""
@@ -143,11 +156,49 @@ class NodeLoop:
             elif (message := connection.pull(node_id)) is not None:
                 with contextlib.suppress(Exception):  # a full disk is no reason not to work
                     write_atomically(self.open_message, message)
-                self._submit(message, WORK)
+                if not (self.is_small and self._reply(connection, message)):
+                    self._submit(message, WORK)
             else:
                 idle = max(IDLE_POLL_SECONDS, connection.poll_interval * random.uniform(0.8, 1.2))
                 worked_recently = time.monotonic() - self.last_work < WORKER_IDLE_SECONDS
                 time.sleep(BUSY_POLL_SECONDS if worked_recently else idle)
+
+    def _reply(self, connection: NodeConnection, message: bytes) -> bool:
+        """Reply to a message in this process; False where it needs the worker."""
+        from fairfold.device.exchange import reply_to
+        from fairfold.device.tasks import SmallDevice
+        from fairfold.flower.local_data import LocalFile
+
+        node, next_heartbeat = self.node, time.monotonic() + connection.heartbeat_interval / 2
+
+        def tick() -> None:
+            nonlocal next_heartbeat
+            if time.monotonic() > next_heartbeat and self.node_id is not None:
+                connection.send_heartbeat(self.node_id)
+                next_heartbeat = time.monotonic() + connection.heartbeat_interval / 2
+
+        catalogue = node.catalogue if node.catalogue.exists() else None
+        file = LocalFile(node.data, test=node.test or None, holdout=node.holdout, catalogue=catalogue)
+        started = time.monotonic()
+
+        def call(name: str, body: bytes) -> bytes:
+            for pause in RETRY_PAUSES:
+                try:
+                    return connection.call(name, body)
+                except RefusedByServer as refused:
+                    if refused.kind not in CONNECTED_STILL:
+                        raise
+                time.sleep(pause)
+            return connection.call(name, body)
+
+        problem = reply_to(call, message, SmallDevice(file, node.capacity, node.state, tick))
+        if problem is None:
+            return False
+        self._forget_message()
+        self.last_work = time.monotonic()
+        last = {"seconds": self.last_work - started, "peak": peak_memory(), "at": time.time()}
+        self._report("connected", problem or "replied", last=last, **{"failures" if problem else "replies": 1})
+        return True
 
     def _submit(self, message: bytes, kind: int) -> None:
         self.worker = self.worker or WorkerProcess(self.node.folder)

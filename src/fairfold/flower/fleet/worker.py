@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import queue
-import resource
 import sys
 import threading
 import time
@@ -40,7 +39,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from fairfold.errors import InvalidSettings
 from fairfold.flower.fleet.connection import parse_address, read_key
 from fairfold.flower.fleet.node import NodeFolder
-from fairfold.flower.fleet.node_loop import WORK
+from fairfold.flower.fleet.node_loop import WORK, peak_memory
 
 MAX_TRIES = 5  # of a request that the network lost
 log = logging.getLogger("fairfold.flower")
@@ -96,8 +95,7 @@ class Worker:
         else:
             reply, problem = self._run_app(self._fetch(tree, node, metadata.run_id))
         self._send(reply, node, metadata.run_id, time.monotonic() - started)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-        events.write(done=True, seconds=time.monotonic() - started, problem=problem, peak=peak)
+        events.write(done=True, seconds=time.monotonic() - started, problem=problem, peak=peak_memory())
 
     def _retried(self, call: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return partial(self._retry.invoke, call)

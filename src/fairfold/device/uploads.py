@@ -1,0 +1,145 @@
+"""What a device computes of its users' histories for the default algorithm: co-occurrence uploads and reports.
+
+``algorithms.cooccurrence`` in plain Python; sums are of multiples of 2⁻¹⁶, exact in any order, so that both give the
+same bits.
+"""
+
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import isqrt
+from typing import Any
+
+from fairfold.device.model import DeviceModel
+from fairfold.device.records import float32
+
+UNIT = 1 << 16  # fixed-point steps per 1 of a co-occurrence weight
+HELD_OUT_SHARE, SHORTEST_HISTORY = 0.1, 3
+DROPPED, NEW, UPLOADED, RETRACT = -1, 0, 1, 2  # sync states of an item of a history
+REPORT_SIZE = 4
+MASK = 0xFFFFFFFF
+
+
+def scatter(value: int) -> int:
+    """A hash of an integer to 32 bits."""
+    found = value & MASK
+    for _ in range(2):
+        found = ((found >> 16 ^ found) * 0x45D9F3B) & MASK
+    return found >> 16 ^ found
+
+
+def triangle_size(items: int) -> int:
+    """Number of elements of the packed triangle over some items."""
+    return items * (items + 1) // 2
+
+
+def triangle_items(size: int) -> int:
+    """The most items whose packed triangle has at most this many elements."""
+    return (isqrt(8 * size + 1) - 1) // 2
+
+
+@dataclass
+class UserHistory:
+    """All items that a user has or had in this run, ascending, with the sync state of each."""
+
+    items: list[int]
+    states: list[int]
+    default_quality: float = 0.0  # 1 + the quality of the first candidate, 0 if not measured
+    held_out: list[int] = field(default_factory=list)  # for evaluation alone
+
+    def mark_lost(self, current: set[int]) -> None:
+        """Update the sync states by the items that the user still has."""
+        for place, item in enumerate(self.items):
+            uploaded = self.states[place] > NEW
+            if item in current:
+                self.states[place] = UPLOADED if uploaded else NEW
+            else:
+                self.states[place] = RETRACT if uploaded else DROPPED
+
+    def present(self) -> list[tuple[int, bool]]:
+        """The items that the user still has, and whether the server's sum holds them."""
+        found = zip(self.items, self.states, strict=True)
+        return [(item, state > NEW) for item, state in found if state in (NEW, UPLOADED)]
+
+
+def held_out_items(items: Sequence[int]) -> set[int]:
+    """The tenth of a history that is not uploaded while candidates are tried; none of fewer than three items."""
+    if len(items) < SHORTEST_HISTORY:
+        return set()
+    count = max(1, round(float32(len(items) * float32(HELD_OUT_SHARE))))
+    total = scatter(sum(items))
+    order = sorted(items, key=lambda item: scatter(item * 2_654_435_761 + total))
+    return set(order[:count])
+
+
+def pair_weight(length: int) -> float:
+    """Weight of a pair in a history of some length: 1/n, as a multiple of the unit."""
+    return max(1, UNIT // max(1, length)) / UNIT
+
+
+def upload(users: Sequence[UserHistory], *, head: int, leading: int, share: float, most: int) -> dict[str, Any]:
+    """The change of the users' co-occurrences, whose sync states are brought up to date.
+
+    Dense, or where that takes fewer bytes the nonzero values with their positions.
+    """
+    added, retracted = list[tuple[list[int], float]](), list[tuple[list[int], float]]()
+    for user in users:
+        held_out = held_out_items(user.items) if share < 1 else set()
+        before = [item for item, state in zip(user.items, user.states, strict=True) if state > NEW and item < head]
+        for place, item in enumerate(user.items):
+            state = user.states[place]
+            if state == NEW and item not in held_out:
+                user.states[place] = UPLOADED
+            elif state == RETRACT:
+                user.states[place] = DROPPED
+        now = [item for item, state in zip(user.items, user.states, strict=True) if state > NEW and item < head]
+        if now != before:
+            added.append((now[:most], pair_weight(len(now))))
+            retracted.append((before[:most], -pair_weight(len(before))))
+    return pack_pairs(added + retracted, leading)
+
+
+def pack_pairs(histories: Sequence[tuple[list[int], float]], leading: int) -> dict[str, Any]:
+    """The packed sum of pairs of weighted histories over the leading items."""
+    cut = [([item for item in items if item < leading], weight) for items, weight in histories]
+    is_dense = 2 * sum(triangle_size(len(items)) for items, _ in cut) >= triangle_size(leading)
+    dense = array("f", bytes(4 * triangle_size(leading) if is_dense else 0))  # exact: multiples of the unit below 256
+    sparse = dict[int, float]()
+    for items, weight in cut:
+        for place, column in enumerate(items):
+            first = triangle_size(column)
+            for row in items[: place + 1]:
+                if is_dense:
+                    dense[first + row] += weight
+                else:
+                    sparse[first + row] = sparse.get(first + row, 0.0) + weight
+    if is_dense:
+        return {"sum": dense}
+    places = sorted(sparse)
+    return {"sum.indices": array("i", places), "sum": array("f", [sparse[place] for place in places])}
+
+
+def report(
+    users: Sequence[UserHistory], model: DeviceModel, *, is_default: bool, share: float, catalogue: int, top: int,
+    tick: Callable[[], None],
+) -> dict[str, Any]:  # fmt: skip
+    """The sum of the users' reports on a candidate; the default's quality is remembered in their histories."""
+    reporting = list[tuple[UserHistory, list[int], list[int]]]()
+    for user in users:
+        present = user.present()
+        given = [item for item, uploaded in present if uploaded]
+        held_out = [item for item, uploaded in present if not uploaded]
+        chance = scatter(sum(item for item, _ in present) * 7 + len(present))
+        if given and held_out and chance < share * 2**32 and (is_default or user.default_quality > 0):
+            reporting.append((user, given, held_out))
+    longest = max((len(given) for _, given, _ in reporting), default=0)
+    total = [0] * REPORT_SIZE
+    for user, given, held_out in reporting:
+        tick()
+        quality = model.ndcg(given, held_out, catalogue, top, longest)
+        better = 0.0 if is_default else quality - (user.default_quality - 1)
+        if is_default:
+            user.default_quality = float32(1 + float32(quality))
+        numbers = (1.0, quality, better, better**2)
+        total = [so_far + round(number * UNIT) for so_far, number in zip(total, numbers, strict=True)]
+    return {"quality": array("f", [number / UNIT for number in total])}
