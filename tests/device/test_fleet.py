@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from fairfold.flower.device_model import recommend
+from fairfold.flower.device_model import read_model
 from fairfold.flower.fleet.local_fleet import make_local_fleet
 from tests.support.settings import make_settings
 
@@ -21,6 +21,6 @@ def test_a_default_fleet_needs_no_torch_on_devices(tmp_path: Path) -> None:
         assert status["replies"] >= 4
         assert status["failures"] == 0
         assert 0 < status["last"]["peak"] < LARGEST_BYTES  # torch alone would take more than 200 MB
-        model, best = recommend(fleet.node(number) / "state", [0, 1, 2])
+        model = read_model(fleet.node(number) / "state")
         assert model.round_number == 2
-        assert best
+        assert model.recommend([0, 1, 2], 10)

@@ -9,6 +9,7 @@ import json
 import random
 from copy import deepcopy
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -16,12 +17,16 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
+from fairfold.config import Settings
+from fairfold.config.files import load_settings
 from fairfold.device.records import pack_records, parse_records
 from fairfold.device.store import DeviceStore
 from fairfold.device.tasks import NeedsWorker, SmallDevice
 from fairfold.flower import FairStrategy, InProcessGrid, LocalFile, make_client_app
 from fairfold.flower.client_store import ClientStore
+from fairfold.flower.device_model import MODEL_FILE
 from fairfold.flower.wire import client_settings
+from fairfold.privacy.ledger import remember_privacy
 from tests.support.settings import make_settings
 
 ITEMS, USERS = 60, 24
@@ -73,8 +78,11 @@ class Twins:
             self.compare(device, deepcopy(message), deepcopy(reply))  # objects that were packed cannot be copied
             self.compared.append(message.metadata.message_type)
             self.compare_states(state, device.folder)
+            if message.metadata.message_type == "query.model":
+                assert (device.folder / MODEL_FILE).read_bytes() == (state / MODEL_FILE).read_bytes()
         except NeedsWorker:
             self.left.append(message.metadata.message_type)
+            copytree(state, device.folder, dirs_exist_ok=True)  # on a device the two share one folder
         except Exception as error:
             self.problems.append(f"{message.metadata.message_type}: {error!r}"[:2000])
         return reply
@@ -114,9 +122,9 @@ class Twins:
             assert all(mine[name].equal(theirs[name]) for name in mine), (mine, theirs)
 
 
-def run(twins: Twins, rounds: int, **keys: Any) -> FairStrategy:
+def run(twins: Twins, rounds: int, base: Settings | None = None, **keys: Any) -> FairStrategy:
     grid = InProcessGrid(twins.app(), [{"device": number} for number in range(len(twins.files))])
-    settings = make_settings(rounds=rounds, evaluate_every=1, clients_per_round=None, **keys)
+    settings = make_settings(base, rounds=rounds, evaluate_every=1, clients_per_round=None, **keys)
     strategy = FairStrategy(settings, ITEMS)
     strategy.start(grid, num_rounds=rounds)
     return strategy
@@ -131,8 +139,19 @@ def test_every_reply_of_a_run_has_the_worker_s_bits(tmp_path: Path, per_device: 
     assert not twins.problems
     assert not twins.left
     kinds = set(twins.compared)
-    assert {"query.capacity", "query.statistics", "train"} <= kinds
+    assert {"query.capacity", "query.statistics", "train", "query.model"} <= kinds
     assert twins.compared.count("train") >= 10 * len(files)
+
+
+@pytest.mark.parametrize("recipe", ["paper", "fair"])
+def test_fair_is_trained_by_the_worker_and_its_model_stored_by_either(tmp_path: Path, recipe: str) -> None:
+    files = write_files(tmp_path, 4, per_device=1)[:6]
+    twins = Twins(tmp_path, files, ["1x", "4x", "16x"] * 2)
+    run(twins, 2, load_settings(None, {}, recipe), capacities="1x-4x-16x")
+    assert not twins.problems
+    assert "train" in twins.left
+    assert "train" not in twins.compared
+    assert twins.compared.count("query.model") == len(files)
 
 
 @pytest.mark.parametrize("keys", [{"algorithm": "gradient"}, {"privacy": "secure"}])
@@ -143,3 +162,13 @@ def test_other_algorithms_and_secure_sums_are_left_to_the_worker(tmp_path: Path,
         with pytest.raises(NeedsWorker):
             device.reply(kind, {"fairfold": facts})
     assert not (tmp_path / "state").exists()  # nothing has changed
+
+
+def test_a_device_that_has_taken_part_in_secure_sums_replies_to_no_plain_request(tmp_path: Path) -> None:
+    device = SmallDevice(LocalFile(tmp_path / "mine.csv"), "4x", tmp_path / "state")
+    device.folder.mkdir()
+    remember_privacy(device.folder, "secure")
+    facts = {"version": 9, "settings": json.dumps(client_settings(make_settings()))}
+    for kind in ("train", "evaluate", "query.statistics"):
+        with pytest.raises(NeedsWorker):  # which refuses it, with the reason
+            device.reply(kind, {"fairfold": facts})

@@ -32,6 +32,7 @@ from fairfold.flower.protocol import (
     STATISTICS,
     VERSION,
 )
+from fairfold.privacy.ledger import served_privacy
 
 TRAIN, EVALUATE = "train", "evaluate"
 SYNC_STATE, DEFAULT_QUALITY, SUM, QUALITY, REQUEST = "sync_state", "default_quality", "sum", "quality", "request"
@@ -97,7 +98,7 @@ class SmallDevice:
         return {FACTS: {"version": VERSION, "capacity": self.capacity, "number": -1, "name": name}}
 
     def _statistics(self, facts: dict[str, Any], _records: Records) -> Reply:
-        require_default(facts, table_in(facts, "settings"))
+        self._require_default(facts, table_in(facts, "settings"))
         num_items, window = window_in(facts)
         train, _ = self._histories(num_items)
         counts = array("d", bytes(8 * len(window)))
@@ -178,7 +179,7 @@ class SmallDevice:
 
     def _task(self, facts: dict[str, Any], records: Records, *, evaluate: bool) -> Task:
         settings = table_in(facts, "settings")
-        require_default(facts, settings)
+        self._require_default(facts, settings)
         projections, context = table_in(facts, "projections"), table_in(facts, "context")
         num_items = number_in(facts, "items", MAX_ITEMS, 1)
         names = {ROWS, PAIRS, POPULARITY}
@@ -207,6 +208,13 @@ class SmallDevice:
         if evaluate or QUALITY in context:
             model = DeviceModel(coded, projections, float(settings["algorithm"]["pair_weight"]))
         return Task(model, projections, context, numbers, num_items, int(settings["run"]["top"]))
+
+    def _require_default(self, facts: dict[str, Any], settings: dict[str, Any]) -> None:
+        """Leave everything but plain sums of the default algorithm to the worker, and what it has to refuse."""
+        algorithm, privacy = settings["algorithm"]["kind"], settings["privacy"]["level"]
+        is_plain = privacy == served_privacy(self.folder) == "plain" and SECURE not in facts
+        if algorithm != "co_occurrence" or not is_plain or "image_shape" in facts:
+            raise NeedsWorker(f"{algorithm}, {privacy}")
 
     def _require_room(self, size: int, full: int) -> None:
         amount = _AMOUNT.fullmatch(self.capacity.strip())
@@ -269,13 +277,6 @@ class SmallDevice:
                 self.tick()
                 found.append(task.model.ndcg(user.items, user.held_out, task.num_items, top, len(user.items)))
         return {"quality": float(sum(found)), "evaluated": len(found)} if found else {}
-
-
-def require_default(facts: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Leave everything but plain sums of the default algorithm to the worker."""
-    algorithm, privacy = settings["algorithm"]["kind"], settings["privacy"]["level"]
-    if algorithm != "co_occurrence" or privacy != "plain" or SECURE in facts or "image_shape" in facts:
-        raise NeedsWorker(f"{algorithm}, {privacy}")
 
 
 def _stored_users(state: DeviceState) -> dict[str, UserHistory]:
