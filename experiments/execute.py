@@ -179,7 +179,7 @@ def _described(cell: Cell) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run_job(job: Job, tell: ReportProgress) -> Outcome:
+def run_job(job: Job, report: ReportProgress) -> Outcome:
     """Run one cell and save it, also if the method cannot serve it; a cell without data is tried again next time.
 
     An unforeseen error costs this cell and no other: it is reported, and the cell is run again next time.
@@ -187,7 +187,7 @@ def run_job(job: Job, tell: ReportProgress) -> Outcome:
     cell, kind = job.cell, KINDS[job.cell.kind]
     broken = job.folder.with_name(f"{job.folder.name}.traceback.txt")
     try:
-        outcome = kind.run(cell.values, cell.seed, job.folder, tell, job.tried)
+        outcome = kind.run(cell.values, cell.seed, job.folder, report, job.tried)
     except InvalidData as error:
         return Outcome("no data", str(error))
     except FairfoldError:

@@ -49,7 +49,7 @@ MEASURES = ("HR@10 of 100", "NDCG@10 of 100", "HR@10", "NDCG@10")
 class FedRecSettings:
     """Settings of one cell."""
 
-    method: str  # a rival, "ours", or what needs no federation
+    method: str  # a baseline, "ours", or what needs no federation
     data: str = "ml-100k"
     outside: Literal["train", "all ratings"] = "train"  # negatives: from outside the training set, or of the test too
     capacities: str = "1x"
@@ -90,7 +90,7 @@ def _name(trial: dict[str, float]) -> str:
     return ", ".join(f"{key} {value:g}" for key, value in trial.items())
 
 
-def tried(given: FedRecSettings, tell: ReportProgress) -> list[tuple[float, float]]:
+def tried(given: FedRecSettings, report: ReportProgress) -> list[tuple[float, float]]:
     """Run a trial: NDCG@10 of the item before the newest among all items, by number of rounds."""
     data, found = leave_newest_out(given.data), list[tuple[float, float]]()
     assert data.valid is not None
@@ -98,7 +98,7 @@ def tried(given: FedRecSettings, tell: ReportProgress) -> list[tuple[float, floa
 
     def after(done: int, scorer: Callable[[], Scorer]) -> None:
         rounds_done.append(done)
-        tell(done, given.rounds)
+        report(done, given.rounds)
         if done % given.check_every == 0 or done == given.rounds:
             found.append((float(done), float(leave_one_out_ranks(scorer(), data.train, held, 0).gains()[1].mean())))
 
@@ -108,7 +108,7 @@ def tried(given: FedRecSettings, tell: ReportProgress) -> list[tuple[float, floa
 
 
 def measured(
-    given: FedRecSettings, seed: int, found: dict[str, tuple[float, float]], tell: ReportProgress
+    given: FedRecSettings, seed: int, found: dict[str, tuple[float, float]], report: ReportProgress
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Run a cell: facts, and values by user; ``found`` has rounds and value of every trial."""
     data = leave_newest_out(given.data)
@@ -122,7 +122,7 @@ def measured(
     else:
         first = max(given.combined, key=lambda trial: found.get(_name(trial), (0, 0.0))[1])  # where nothing was tried
         rounds = int(found.get(_name(first), (given.rounds, 0.0))[0])
-        score, cost = _trained(given, final, first, seed, rounds, lambda done, _: tell(min(done, rounds), rounds))
+        score, cost = _trained(given, final, first, seed, rounds, lambda done, _: report(min(done, rounds), rounds))
         chosen, reached = first | ({"rounds": rounds} if found else {}), dict(found)
     values, errors, by_user = _summary(leave_one_out_ranks(score, final.train, final.test, seed))
     facts = {"measures": values | cost, "errors": errors, "chosen": chosen, "tried on held-out items": reached}
@@ -243,7 +243,9 @@ def _counter(given: FedRecSettings, data: Dataset, rounds: int, seed: int) -> Sc
     """Score an item by how rarely it was drawn as a negative of the user, without learning anything."""
     outside = _joined(data.train, data.test) if given.outside == "all ratings" else data.train
     random = numpy.random.default_rng([seed, 7])
-    draws = rounds * min(given.clients, data.num_users) / data.num_users * 5 * 4  # as the rivals draw: steps, negatives
+    draws = (
+        rounds * min(given.clients, data.num_users) / data.num_users * 5 * 4
+    )  # as the baselines draw: steps, negatives
     drawn = torch.zeros(data.num_users, data.num_items)
     for user in range(data.num_users):
         others = torch.ones(data.num_items, dtype=torch.bool)

@@ -28,12 +28,12 @@ AUC, OTHERS, FOUND = "AUC", "AUC by another's answer", "history found"
 class FedRecAuditSettings:
     """Settings of one cell."""
 
-    method: str  # a rival, or "ours"
+    method: str  # a baseline, or "ours"
     data: str = "ml-100k"
     capacities: str = "1x"
     rounds: int = 5  # before the answer
     clients: int = 200  # in each of them
-    cohort: int = 1  # answers that the server hears as one sum
+    cohort: int = 1  # updates that the server sees as one sum
     targets: int = 60  # users who are attacked
 
     def __post_init__(self) -> None:

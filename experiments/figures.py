@@ -1,6 +1,6 @@
 """Plots of a result table: our figures beside the paper's, and curves over rounds.
 
-Of the latter there is one plot where a few lines can be told apart, else one per row or per column of the table.
+Of the latter there is one plot where a few lines can be distinguished, else one per row or per column of the table.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _compared(result_table: ResultTable, done: list[Entry]) -> Figure:
 
 
 def _curves(result_table: ResultTable, done: list[Entry]) -> Figure | None:
-    """Means over the seeds; None where there is nothing to draw, or more than could be told apart."""
+    """Means over the seeds; None where there is nothing to draw, or more than could be distinguished."""
     panels = _panels(done)
     lines = list(dict.fromkeys(name for _, own in panels for name, _ in own))
     if not done or len(lines) > MOST_LINES or len(panels) > MOST_PANELS:

@@ -183,7 +183,7 @@ class Pages:
 
 
 def stated(text: str) -> str:
-    """A page without what is made from records, code, and what is told apart: its figures are to be checked."""
+    """A page without what is made from records, code, and what is set apart: its figures are to be checked."""
     for made in (COMPARED, MADE, CODE, APART):
         text = made.sub("", text)
     return text

@@ -1,8 +1,8 @@
 """Search for settings as in the paper: every value in a short run, the best one is taken.
 
-The paper does not say on which data it chose. Here a share of each user's *training* data is held out to judge, so the
-test set is never looked at. The record is written; what was chosen is then stated in the experiment's file, where it
-can be read.
+The paper does not say on which data it chose. Here a share of each user's *training* data is held out to validate, so
+the test set is never looked at. The record is written; what was chosen is then stated in the experiment's file, where
+it can be read.
 """
 
 import csv

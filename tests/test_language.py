@@ -8,7 +8,7 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,11 @@ KEYS = {
 }  # fmt: skip
 """Settings keys that were renamed."""
 
+PROSE = re.compile(
+    r"\b(told|tells?|hears?|heard|spoken|speaks?|surveys?|summands?|rivals?|visits|whoever|riddles?)\b", re.IGNORECASE
+)
+"""Words of the former language, which comments, docstrings, messages and pages do without."""
+
 RIDDLES = ("See the base class", "The same for", "The same,", "The same as", "Of a ", "Whoever ", "Whose ", "Who ")
 """How a first line may not begin: it has to be read alone."""
 
@@ -180,6 +185,7 @@ def test_no_retired_word_is_a_term_of_a_page(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     terms = {term for code in re.findall(r"`([^`\n]+)`", text) for term in re.findall(r"[A-Za-z_]\w*", code)}
     assert not terms & (NAMES.keys() | {"summand", "survey", "people", "hearing", "spoken"})
+    assert not {word[0] for word in PROSE.finditer(re.sub(r"`[^`\n]+`", "", text))}
     assert not {f"{table}.{key}" for table in TABLES for key in KEYS} & set(re.findall(r"[a-z_]+\.[a-z_]+", text))
 
 
@@ -213,6 +219,60 @@ def test_every_first_line_can_be_read_alone() -> None:
             elif text.startswith(RIDDLES) or len(text.splitlines()[0].split()) < 2:
                 found.append(f"{where}: {text.splitlines()[0]}")
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("path", library(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_comments_and_messages_speak_the_same_language(path: Path) -> None:
+    with tokenize.open(path) as file:
+        tokens = list(tokenize.generate_tokens(file.readline))
+    kinds = (tokenize.STRING, tokenize.COMMENT)
+    found = [
+        f"{token.start[0]}: {word[0]}"
+        for token in tokens
+        if token.type in kinds
+        for word in PROSE.finditer(token.string)
+    ]
+    assert not found
+
+
+def trees(folders: Sequence[str]) -> Iterator[tuple[Path, ast.AST]]:
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield path.relative_to(ROOT), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def test_every_public_class_has_a_name_of_its_own() -> None:
+    places: dict[str, list[str]] = {}
+    for path, tree in trees(["src"]):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(path))
+    twins = {name: where for name, where in places.items() if len(where) > 1}
+    assert twins.keys() <= {"DeviceModel", "RememberedUpdate"}, twins
+
+
+def test_no_assignment_sets_four_names_to_unlike_values() -> None:
+    found = []
+    for path, tree in trees(["src", "experiments"]):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple) and len(node.value.elts) > 3:
+                names = isinstance(node.targets[0], ast.Tuple)
+                plain = (ast.Constant, ast.Attribute, ast.UnaryOp)
+                alike = all(isinstance(value, plain) for value in node.value.elts)
+                found += [f"{path}:{node.lineno}"] if names and not alike else []
+    assert not found
+
+
+def test_signatures_are_formatted() -> None:
+    """``# fmt: skip`` is for tables; kernels of Triton, whose parameters are tables, stand in rows as well."""
+    found = []
+    for path, tree in trees(["src"]):
+        lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+        for node in ast.walk(tree) if "gpu" not in path.parts else ():
+            if isinstance(node, ast.FunctionDef):
+                head = lines[node.lineno - 1 : node.body[0].lineno - 1]
+                found += [f"{path}:{node.lineno} {node.name}" for line in head if "# fmt: skip" in line]
+    assert not found
 
 
 def test_files_stay_small() -> None:

@@ -1,8 +1,8 @@
 """FedNCF: matrix factorisation and a perceptron side by side (NeuMF); its layers are averaged beside the item table.
 
 (Perifanis and Efraimidis, *Federated Neural Collaborative Filtering*, 2022.) Item vectors and layers are averaged
-apart there, since a device speaks of few items and of all layers. Here both go by a server step, and that of layers is
-smaller by a factor.
+apart there, since a device's update is about few items and about all layers. Here both go by a server step, and that of
+layers is smaller by a factor.
 """
 
 from dataclasses import replace

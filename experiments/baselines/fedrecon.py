@@ -2,7 +2,7 @@
 
 (Singhal et al., *Federated Reconstruction: Partially Local Federated Learning*, NeurIPS 2021.) One half of a user's
 items, with the negatives drawn for them, fits the vector to the item table as it came; the other half moves the table.
-The halves change places from round to round. Whoever asks for recommendations rebuilds the vector from all items.
+The halves change places from round to round. For recommendations a device rebuilds the vector from all items.
 """
 
 from collections.abc import Sequence

@@ -47,7 +47,8 @@ class BaselineArchitecture(Architecture):
     """An item table, vectors of the users' own, and layers."""
 
     def __init__(self, items: int, users: int, factors: int, user_vectors: dict[str, int], dense: Shapes) -> None:
-        self.items, self.users, self.user_vectors, self.dense = items, users, user_vectors, dense
+        self.items, self.users = items, users
+        self.user_vectors, self.dense = user_vectors, dense
         self.tables, self.user_tables = {ITEM: (items, factors)}, {}
 
     def initial(self, generator: torch.Generator, storage: Storage | None = None) -> tuple[Weights, Weights]:

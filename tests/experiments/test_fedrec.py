@@ -48,7 +48,7 @@ def small(seed: int = 0) -> Dataset:
     return Dataset("small", part(2, lengths), part(0, one), user_ids=ids[:USERS], item_ids=ids, valid=part(1, one))
 
 
-def world_of(kind: str, data: Dataset, capacities: str = "1x", **keys: float) -> Federation:
+def baseline_federation(kind: str, data: Dataset, capacities: str = "1x", **keys: float) -> Federation:
     """A federation of a rival."""
     subspace = "heterofl" if kind == "hetefedrec" else "fedavg"
     return Federation.of(
@@ -90,18 +90,18 @@ SIZES = [
 def test_many_clients_at_once_are_what_each_says_alone(kind: str, capacities: str) -> None:
     data = small()
     keys = {"server_optimizer": "sgd", "server_lr": 1.0}  # Adam would magnify the last digit
-    alone, together = (world_of(kind, data, capacities, **keys) for _ in range(2))  # type: ignore[arg-type]
+    alone, together = (baseline_federation(kind, data, capacities, **keys) for _ in range(2))  # type: ignore[arg-type]
     one, other = after(alone, sequential), after(together, batched)
     for name, vector in one.full.items():
         torch.testing.assert_close(other.full[name], vector, rtol=1e-4, atol=1e-6)
-        assert not torch.equal(vector, world_of(kind, data, capacities).initial().full[name])
+        assert not torch.equal(vector, baseline_federation(kind, data, capacities).initial().full[name])
     for name, mine in alone.clients.local_state.items():
         torch.testing.assert_close(together.clients.local_state[name], mine, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "capacities"), SIZES)
 def test_everybody_gets_finite_scores_of_all_items(kind: str, capacities: str) -> None:
-    world = world_of(kind, small(), capacities)
+    world = baseline_federation(kind, small(), capacities)
     scores = fedrec._by_size(world, after(world, batched))(torch.tensor([0, 5, 11]))
     assert scores.shape == (3, ITEMS)
     assert bool(scores.isfinite().all())
@@ -111,7 +111,7 @@ def test_everybody_gets_finite_scores_of_all_items(kind: str, capacities: str) -
 def test_fedmf_is_gradient_descent_on_the_logistic_loss() -> None:
     """Against a loop of torch.optim over one user's samples."""
     data = small()
-    world = world_of("fedmf", data, local_epochs=2, local_lr=0.5, item_lr=0.1)
+    world = baseline_federation("fedmf", data, local_epochs=2, local_lr=0.5, item_lr=0.1)
     state, user = world.initial(), 3
     algorithm = world.plan.algorithm
     assert isinstance(algorithm, FedMF)
@@ -137,7 +137,7 @@ def test_fedncf_is_a_product_beside_a_perceptron_whose_layers_go_slower() -> Non
     """Scores and one device's steps against modules of torch, and the server's step against plain arithmetic."""
     data = small()
     keys = {"server_optimizer": "sgd", "server_lr": 0.5}
-    world = world_of("fedncf", data, local_epochs=2, local_lr=0.5, item_lr=0.1, layers=0.2, **keys)  # type: ignore[arg-type]
+    world = baseline_federation("fedncf", data, local_epochs=2, local_lr=0.5, item_lr=0.1, layers=0.2, **keys)  # type: ignore[arg-type]
     state, user, algorithm = world.initial(), 3, world.plan.algorithm
     assert isinstance(algorithm, FedNCF)
     layers = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 2), torch.nn.Linear(2, 1)]
@@ -180,7 +180,7 @@ def test_fedncf_is_a_product_beside_a_perceptron_whose_layers_go_slower() -> Non
 
 
 def test_what_colr_sends_spans_as_many_directions_as_its_rank() -> None:
-    world = world_of("colr", small(), rank=2, server_optimizer="sgd", server_lr=1.0)  # type: ignore[arg-type]
+    world = baseline_federation("colr", small(), rank=2, server_optimizer="sgd", server_lr=1.0)  # type: ignore[arg-type]
     before = world.initial().full["item"]
     change = (after(world, batched, rounds=1).full["item"] - before).view(ITEMS, 4)
     assert int(torch.linalg.matrix_rank(change, rtol=1e-4)) == 2
@@ -188,14 +188,14 @@ def test_what_colr_sends_spans_as_many_directions_as_its_rank() -> None:
 
 
 def test_small_devices_of_hetefedrec_move_their_columns_alone() -> None:
-    world = world_of("hetefedrec", small(), "4x", server_optimizer="sgd", distil=0.0)  # type: ignore[arg-type]
+    world = baseline_federation("hetefedrec", small(), "4x", server_optimizer="sgd", distil=0.0)  # type: ignore[arg-type]
     before = world.initial().full["item"].view(ITEMS, 4)
     moved = (after(world, batched, rounds=1).full["item"].view(ITEMS, 4) - before).abs().sum(0) > 0
     assert moved.tolist() == [True, False, False, False]
 
 
 def test_a_device_of_lightfr_receives_signs_and_moves_numbers() -> None:
-    world = world_of("lightfr", small())
+    world = baseline_federation("lightfr", small())
     (task,) = world.plan.algorithm.tasks(world.plan, world.initial(), [0])
     assert set(task.vectors["item"].tolist()) == {-1.0, 1.0}
     assert world.plan.algorithm.traffic(world.plan, 0) == (ITEMS * 4 // 8, ITEMS * 4 * 4)
@@ -208,7 +208,7 @@ def test_a_device_of_lightfr_receives_signs_and_moves_numbers() -> None:
 def test_fedrecon_needs_nothing_of_the_user_but_their_items() -> None:
     data, found = small(), []
     for spread in (0.0, 5.0):
-        world = world_of("fedrecon", data, server_optimizer="sgd")  # type: ignore[arg-type]
+        world = baseline_federation("fedrecon", data, server_optimizer="sgd")  # type: ignore[arg-type]
         state = world.initial()
         world.clients.local_state["user"].fill_(spread)
         found.append(run_round(state, world.sampler, world.clients, Rejections(), batched).full["item"])
@@ -218,7 +218,7 @@ def test_fedrecon_needs_nothing_of_the_user_but_their_items() -> None:
 def test_negatives_from_outside_all_ratings_never_name_the_test_item() -> None:
     data = small()
     for outside, named in ((data.train, True), (fedrec._joined(data.train, data.test), False)):
-        world = world_of("fedmf", data, local_epochs=200)
+        world = baseline_federation("fedmf", data, local_epochs=200)
         world.clients.outside = outside
         drawn = torch.cat([of.items[0] for of in world.plan.algorithm.draw(world.clients, [0], 0, torch.device("cpu"))])  # type: ignore[attr-defined]
         assert bool((drawn == data.test.of(0)).any()) == named

@@ -82,7 +82,7 @@ QUICK = ["ratings, faults", "closed form by counts", "gradient", "asynchronous",
 """Of each kind of sum one."""
 
 
-def settings_of(case: str) -> Settings:
+def case_settings(case: str) -> Settings:
     if case in TABLES:
         tables = TABLES[case]
         return Settings(**tables | {"fleet": {"capacities": "1x-2x"} | tables.get("fleet", {})})
@@ -95,7 +95,7 @@ def data_of(settings: Settings) -> Dataset | ImageDataset:
 
 def outcome(case: str, ranks: Ranks = ONE, device: str = "auto") -> dict[str, Any]:
     """All that is left of a run."""
-    settings = settings_of(case).with_changes({"run.device": device})
+    settings = case_settings(case).with_changes({"run.device": device})
     checkpoints = list[Any]()
 
     def watch(report: Any, progress: Any) -> None:

@@ -53,12 +53,12 @@ def chosen(
     return read_settings(tables)
 
 
-def world_of(settings: Settings) -> Federation:
+def asynchronous_federation(settings: Settings) -> Federation:
     return Federation.of(settings, tiny_data(3, 20, 60, ratings=settings.predicts_ratings))
 
 
 def after(settings: Settings, backend: Backend = sequential) -> tuple[State, Federation, Rejections, list[State]]:
-    federation, rejections, states = world_of(settings), Rejections(), list[State]()
+    federation, rejections, states = asynchronous_federation(settings), Rejections(), list[State]()
     state = federation.initial()
     for _ in range(settings.run.rounds):
         state = run_round(state, federation.sampler, federation.clients, rejections, backend)
@@ -189,7 +189,7 @@ def test_updates_to_tasks_of_different_rounds_are_different_sums() -> None:
 
 
 def test_a_judgement_counts_for_what_was_tried_when_it_was_asked_for() -> None:
-    federation = world_of(chosen("co_occurrence", rounds=9))
+    federation = asynchronous_federation(chosen("co_occurrence", rounds=9))
     algorithm, state = federation.plan.algorithm, federation.initial()
     assert isinstance(algorithm, CoOccurrence)
     first = algorithm.tuning(federation.plan).schedule.first
@@ -234,4 +234,4 @@ def test_what_has_no_effect_or_does_not_go_together_is_refused(tables: dict[str,
 
 def test_asynchronous_simulations_need_a_latency() -> None:
     with pytest.raises(InvalidSettings, match=r"fleet\.latency\.median_seconds"):
-        world_of(chosen("ratings", PACE))
+        asynchronous_federation(chosen("ratings", PACE))

@@ -21,7 +21,7 @@ from fairfold.privacy.secure.client import SecureClient
 from fairfold.privacy.secure.masking import FixedPointVector
 from fairfold.runs.events import read_events
 from tests.flower.test_secure import data as secure_data
-from tests.flower.test_secure import settings_of as secure_settings
+from tests.flower.test_secure import secure_settings
 from tests.flower.test_strategy import facts
 from tests.support.federations import tiny_data
 from tests.support.nodes import Nodes, in_process
@@ -31,7 +31,7 @@ NODES, USERS, ITEMS = 10, 20, 30
 Change = Callable[[Message], None]
 
 
-def settings_of(**keys: Any) -> Settings:
+def plain_settings(**keys: Any) -> Settings:
     base: dict[str, Any] = {"rounds": 3, "capacities": "1x-2x", "clients_per_round": None, "evaluate_every": 3}
     return make_settings(**base | {"algorithm": {"kind": "co_occurrence", "support": 1, "tune": False}} | keys)
 
@@ -82,7 +82,7 @@ def test_a_plain_run_names_and_leaves_out_the_culprit(
     first_round: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The model is that of the same fleet without the device, where it was hostile from the start."""
-    nodes = fleet(settings_of(), tmp_path, {"train": NotPositiveDefinite(first_round)}, folder=tmp_path / "run")
+    nodes = fleet(plain_settings(), tmp_path, {"train": NotPositiveDefinite(first_round)}, folder=tmp_path / "run")
     with caplog.at_level(logging.WARNING, "fairfold"):
         state = nodes.run()
     strategy = nodes.strategy
@@ -98,7 +98,7 @@ def test_a_plain_run_names_and_leaves_out_the_culprit(
                        *((number, True) for number in range(first_round, 4))]  # fmt: skip
     assert [NODES in event["used"] for event in rounds] == [False] * 4 if first_round == 1 else [True] + [False] * 3
     if first_round == 1:
-        others = fleet(settings_of(), tmp_path / "others", {})
+        others = fleet(plain_settings(), tmp_path / "others", {})
         others.grid.fault = lambda _round, node: "drop" if node == NODES - 1 else None
         for name, tensor in others.run().full.items():
             torch.testing.assert_close(state.full[name], tensor)
@@ -146,7 +146,7 @@ def test_every_recipe_finds_the_culprit(recipe: str | None, tmp_path: Path, monk
 def test_weights_at_every_bound_end_no_run(algorithm: str, weight: float, tmp_path: Path) -> None:
     """Every tensor at its largest, with the weight at a bound: whatever is accepted, all rounds are run."""
     size = {"kind": algorithm} | ({"support": 1} if algorithm == "co_occurrence" else {})
-    settings = settings_of(algorithm=size, rounds=2)
+    settings = plain_settings(algorithm=size, rounds=2)
 
     def largest(reply: Message) -> None:
         facts(reply)["weight"] = weight
@@ -169,9 +169,9 @@ def test_huge_statistics_are_left_out(name: str, value: float, tmp_path: Path) -
         assert name in arrays
         arrays[name] = Array(numpy.full_like(arrays[name].numpy(), value))
 
-    nodes = fleet(settings_of(), tmp_path, {STATISTICS: huge})
+    nodes = fleet(plain_settings(), tmp_path, {STATISTICS: huge})
     assert nodes.run().round_number == 3
-    honest = fleet(settings_of(), tmp_path / "honest", {})
+    honest = fleet(plain_settings(), tmp_path / "honest", {})
     honest.run()
     found, expected = (of.strategy.network_state.statistics[name] for of in (nodes, honest))
     assert bool((found <= expected).all())

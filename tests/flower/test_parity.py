@@ -79,7 +79,7 @@ SMALL_SCHEMES = {"fedhm": "1x-2x", "heterofl": "1x-4x", "full_trn": "1x-2x", "in
 MEMORABLE = ("ratings", "co_occurrence", "fair", "mlp")
 
 
-def world_of(name: str, scheme: str, *, faults: bool, **changes: Any) -> tuple[Any, Any]:
+def parity_case(name: str, scheme: str, *, faults: bool, **changes: Any) -> tuple[Any, Any]:
     """Data and settings."""
     keys: dict[str, Any] = {
         "factors": 4,
@@ -100,7 +100,7 @@ def world_of(name: str, scheme: str, *, faults: bool, **changes: Any) -> tuple[A
 
 def check(name: str, scheme: str, folder: Path, *, faults: bool, **changes: Any) -> dict[str, int]:
     """Run both; one user a node. Returns who was left out in the simulator."""
-    data, settings = world_of(name, scheme, faults=faults, **changes)
+    data, settings = parity_case(name, scheme, faults=faults, **changes)
     expected, world, rejections = simulated(data, settings, as_devices if amplifies(name) else sequential)
     nodes = in_process(data, settings, world.clients.num_clients, folder, evaluate=False)
     nodes.run()
@@ -143,7 +143,7 @@ def test_some_clients_drawn_as_in_the_simulator(name: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["fair", "fair by changes", "closed_form", "neumf", "ratings", "ratings streamed"])
 def test_a_node_with_several_users_sends_the_sum_of_their_updates(name: str, tmp_path: Path) -> None:
-    data, settings = world_of(name, "1x-4x", faults=False)
+    data, settings = parity_case(name, "1x-4x", faults=False)
     expected, world, rejections = simulated(data, settings, batched)
     nodes = in_process(data, settings, 4, tmp_path, evaluate=False)  # two users each
     nodes.run()
@@ -154,7 +154,7 @@ def test_a_node_with_several_users_sends_the_sum_of_their_updates(name: str, tmp
 def test_every_shape_that_is_tried_goes_over_flower(tmp_path: Path) -> None:
     """Rows without columns among them."""
     name, scheme, changes = "co_occurrence", "1x-16x", {"rounds": 13, "evaluate_every": 13}
-    plan: Any = simulated(*world_of(name, scheme, faults=False))[1].plan
+    plan: Any = simulated(*parity_case(name, scheme, faults=False))[1].plan
     tried = [split for splits in plan.algorithm.tuning(plan).splits for split in splits[:11]]
     assert {split.columns == 0 for split in tried} == {False, True}
     assert check(name, scheme, tmp_path, faults=False, **changes) == {}
@@ -176,7 +176,7 @@ def test_sums_validation_and_models_are_the_simulator_s_to_the_last_bit(nodes: i
 
 def test_images_of_a_device_with_its_own_order(tmp_path: Path) -> None:
     """With chance a device draws its own order; the run goes on, and learns."""
-    data, settings = world_of("mlp", "1x-4x", faults=False, shuffle=True, rounds=4, evaluate_every=4)
+    data, settings = parity_case("mlp", "1x-4x", faults=False, shuffle=True, rounds=4, evaluate_every=4)
     assert isinstance(data, ImageDataset)
     nodes = in_process(data, settings, 8, tmp_path)
     nodes.run()
@@ -189,7 +189,7 @@ def test_images_of_a_device_with_its_own_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["closed_form", "fair", "neumf", "closed_form by counts", "softmax with a bias"])
 def test_qualities_that_clients_measure_are_those_of_the_simulator(name: str, tmp_path: Path) -> None:
     """Before and after, for every size: no device sees another's test items, and none realises the table."""
-    _, settings = world_of(name, "1x-2x-4x", faults=False, top=5, evaluate_every=3)
+    _, settings = parity_case(name, "1x-2x-4x", faults=False, top=5, evaluate_every=3)
     data = SyntheticDataset(users=12, items=40, interactions_per_user=14).dataset()
     nodes = in_process(data, settings, 6, tmp_path)
     evaluator, world = Evaluator(nodes.world, {}), nodes.world
@@ -210,7 +210,7 @@ def test_qualities_that_clients_measure_are_those_of_the_simulator(name: str, tm
 @pytest.mark.parametrize("name", ["ratings", "ratings streamed"])
 def test_half_precision_loses_nothing_of_sums_that_remember(name: str, tmp_path: Path) -> None:
     """What devices receive is rounded; their updates are not, so the sums are those of each last update."""
-    data, settings = world_of(name, "1x-4x", faults=False, rounds=4)
+    data, settings = parity_case(name, "1x-4x", faults=False, rounds=4)
     whole = in_process(data, settings, USERS, tmp_path / "whole", evaluate=False)
     half = in_process(data, settings, USERS, tmp_path / "half", evaluate=False, half=True)
     expected, found = whole.run(), half.run()

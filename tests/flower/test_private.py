@@ -40,7 +40,7 @@ SUMS = {"counts": "statistics", "sum": "train"}
 """For what each sum is asked."""
 
 
-def settings_of(epsilon: float = 8.0, smallest: int = 3, capacities: str = "1x-4x", tries: int = 1) -> Settings:
+def private_settings(epsilon: float = 8.0, smallest: int = 3, capacities: str = "1x-4x", tries: int = 1) -> Settings:
     return Settings(
         algorithm={"kind": "co_occurrence"},
         fleet={"capacities": capacities, "clients_per_round": None, "network": {"max_failed_rounds": tries}},
@@ -51,7 +51,7 @@ def settings_of(epsilon: float = 8.0, smallest: int = 3, capacities: str = "1x-4
 def federation(folder: Path, **options: Any) -> Nodes:
     more = {key: options.pop(key) for key in ("epsilon", "smallest", "capacities", "tries") if key in options}
     options |= {"folder": options.pop("run_folder")} if "run_folder" in options else {}
-    nodes = in_process(data(USERS), settings_of(**more), USERS, folder, **options)
+    nodes = in_process(data(USERS), private_settings(**more), USERS, folder, **options)
     for context in nodes.grid.contexts.values():
         context.node_config |= {"privacy": "private", "epsilon": 8}
     nodes.start = {}  # who takes part decides how many items are correlated
@@ -114,7 +114,7 @@ def test_the_sums_are_those_of_the_simulation_with_the_devices_noise(
         state = nodes.run()
     for module in (aggregation, numbering):
         monkeypatch.setattr(module, "add_aggregate_noise", noted.add_aggregate_noise)
-    expected, world, _ = simulated(data(USERS), settings_of(), as_devices)
+    expected, world, _ = simulated(data(USERS), private_settings(), as_devices)
     assert_same(state.algorithm_state["sum"], expected.algorithm_state["sum"])
     assert numpy.array_equal(
         state.algorithm_state["statistics"]["counts"].numpy(), world.plan.public.statistics["counts"].numpy()
@@ -124,7 +124,7 @@ def test_the_sums_are_those_of_the_simulation_with_the_devices_noise(
     assert not any(message.metadata.message_type == "evaluate" for message in messages)  # a quality would cost more
     assert nodes.strategy.progress.history[-1].quality is None
     # Noise is that of the owners of each segment, enough of it if three in ten of these leave.
-    settings, steps = settings_of(), 1 << 16
+    settings, steps = private_settings(), 1 << 16
     assert {(purpose, owners) for purpose, owners, _ in noted.shares} == {
         ("statistics", 10),
         ("train", 10),
@@ -373,7 +373,7 @@ def test_a_session_with_other_noise_than_its_settings_is_refused(
 
 
 def test_a_device_that_wants_noise_takes_part_in_no_exact_sum(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    exact = settings_of().with_changes({"privacy.level": "secure", "privacy.min_cohort": 3})
+    exact = private_settings().with_changes({"privacy.level": "secure", "privacy.min_cohort": 3})
     nodes = in_process(data(USERS), exact, USERS, tmp_path)
     for context in nodes.grid.contexts.values():
         context.node_config["privacy"] = "private"
@@ -383,9 +383,9 @@ def test_a_device_that_wants_noise_takes_part_in_no_exact_sum(tmp_path: Path, ca
 
 
 def test_statistics_that_are_not_released_with_noise_are_not_sent() -> None:
-    assert noise_multiplier(settings_of(), ["counts", "users"]) > noise_multiplier(settings_of(), ["sum"])
+    assert noise_multiplier(private_settings(), ["counts", "users"]) > noise_multiplier(private_settings(), ["sum"])
     with pytest.raises(RequestRefused, match="'quality' in a sum with noise"):
-        noise_multiplier(settings_of(), ["quality"])
+        noise_multiplier(private_settings(), ["quality"])
 
 
 def test_qualities_are_not_asked_for_and_refused_where_they_are(
@@ -410,7 +410,7 @@ def test_an_update_larger_than_the_noise_allows_is_not_sent(
 
 def test_noise_of_a_server_is_not_for_networks() -> None:
     with pytest.raises(InvalidSettings, match=r"privacy\.noise='server'"):
-        refuse_simulation_only(settings_of().with_changes({"privacy.noise": "server"}))
+        refuse_simulation_only(private_settings().with_changes({"privacy.noise": "server"}))
 
 
 @pytest.mark.parametrize(("key", "given"), [("epsilon", 0), ("epsilon", "much"), ("delta", 1.0), ("privacy", "some")])

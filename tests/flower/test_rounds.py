@@ -16,7 +16,7 @@ from fairfold.errors import InvalidSettings, InvalidState
 from fairfold.flower.strategy import FairStrategy
 from fairfold.runs import events as node_log
 from fairfold.runs.events import participants, read_events
-from tests.flower.test_strategy import ITEMS, made, raises, settings_of
+from tests.flower.test_strategy import ITEMS, made, network_settings, raises
 from tests.support.federations import tiny_data
 from tests.support.nodes import Nodes, in_process
 from tests.support.settings import make_settings
@@ -55,11 +55,11 @@ def test_a_round_without_updates_does_not_count_and_logs_why(tmp_path: Path, cap
         tried += second
         return second and tried <= 12  # all six, twice
 
-    nodes = made(settings_of(), tmp_path / "devices", folder=tmp_path / "run", **QUERIES)
+    nodes = made(network_settings(), tmp_path / "devices", folder=tmp_path / "run", **QUERIES)
     failing(nodes, fails)
     with caplog.at_level(logging.WARNING, "fairfold"):
         nodes.run()
-    unbroken = made(settings_of(), tmp_path / "others", **QUERIES)
+    unbroken = made(network_settings(), tmp_path / "others", **QUERIES)
     unbroken.run()
     for name, vector in unbroken.strategy.progress.state.full.items():
         torch.testing.assert_close(nodes.strategy.progress.state.full[name], vector)
@@ -74,7 +74,7 @@ def test_a_round_without_updates_does_not_count_and_logs_why(tmp_path: Path, cap
 
 
 def test_a_run_without_updates_ends_and_can_be_resumed(tmp_path: Path) -> None:
-    settings = settings_of(network={"max_failed_rounds": 3})
+    settings = network_settings(network={"max_failed_rounds": 3})
     nodes = made(settings, tmp_path / "devices", folder=tmp_path / "run", **QUERIES)
     true = nodes.grid.app
     failing(nodes, lambda _node, message: message.metadata.message_type == "train" and message.metadata.group_id > "1")
@@ -89,7 +89,7 @@ def test_a_run_without_updates_ends_and_can_be_resumed(tmp_path: Path) -> None:
 
 
 def test_a_run_without_nodes_ends_with_the_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    nodes = made(settings_of(network={"max_failed_rounds": 2}), tmp_path, wait_timeout=0.0)
+    nodes = made(network_settings(network={"max_failed_rounds": 2}), tmp_path, wait_timeout=0.0)
     nodes.grid.contexts.clear()
     with pytest.raises(InvalidState, match="no node is there that takes part"):
         nodes.run()
@@ -97,7 +97,7 @@ def test_a_run_without_nodes_ends_with_the_reason(tmp_path: Path, caplog: pytest
 
 
 def test_only_the_cohort_is_asked_for_capacities_and_once(tmp_path: Path) -> None:
-    settings = settings_of(clients_per_round=2, rounds=3, network={"push_model": False})
+    settings = network_settings(clients_per_round=2, rounds=3, network={"push_model": False})
     nodes = made(settings, tmp_path / "devices", folder=tmp_path / "run", **QUERIES)
     sent = asked(nodes)
     nodes.run()
@@ -114,7 +114,7 @@ def test_only_the_cohort_is_asked_for_capacities_and_once(tmp_path: Path) -> Non
 
 
 def test_a_device_that_changed_its_size_is_asked_again(tmp_path: Path) -> None:
-    nodes = made(settings_of(rounds=3), tmp_path / "devices", folder=tmp_path / "run", **QUERIES)
+    nodes = made(network_settings(rounds=3), tmp_path / "devices", folder=tmp_path / "run", **QUERIES)
     nodes.grid.contexts[1].node_config["capacity"] = "1x"
     true = nodes.grid.app
 
@@ -134,7 +134,7 @@ def test_what_came_is_counted_whether_it_can_be_used_or_not(tmp_path: Path) -> N
     sizes = []
     for spoiled in (False, True):
         place = tmp_path / str(spoiled)
-        nodes = made(settings_of(rounds=1), place / "devices", folder=place / "run", **QUERIES)
+        nodes = made(network_settings(rounds=1), place / "devices", folder=place / "run", **QUERIES)
         nodes.grid.fault = lambda _round, node, bad=spoiled: "nan" if bad and node == 2 else None  # type: ignore[misc]
         nodes.run()
         sizes.append(nodes.strategy.progress.history[0].bytes_up)
@@ -145,7 +145,7 @@ def test_what_came_is_counted_whether_it_can_be_used_or_not(tmp_path: Path) -> N
 
 
 def test_what_is_known_of_nodes_is_appended_to_and_not_written_anew(tmp_path: Path) -> None:
-    nodes = made(settings_of(clients_per_round=2), tmp_path / "devices", folder=tmp_path / "run", **QUERIES)
+    nodes = made(network_settings(clients_per_round=2), tmp_path / "devices", folder=tmp_path / "run", **QUERIES)
     path, seen, places = tmp_path / "run" / node_log.NODES, [b""], set[int]()
 
     def look(_message: Message) -> None:
@@ -164,7 +164,7 @@ def test_what_is_known_of_nodes_is_appended_to_and_not_written_anew(tmp_path: Pa
 def test_damaged_events_are_logged_and_a_run_goes_on_without_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings, folder = settings_of(rounds=2), tmp_path / "run"
+    settings, folder = network_settings(rounds=2), tmp_path / "run"
     nodes = made(settings, tmp_path / "devices", folder=folder, **QUERIES)
     nodes.run()
     path = folder / node_log.NODES
@@ -205,7 +205,7 @@ class ManyNodes:
 
 
 def test_looking_who_is_connected_takes_a_tenth_of_the_time_at_most(tmp_path: Path) -> None:
-    nodes = in_process(tiny_data(0, 12, ITEMS), settings_of(clients_per_round=2, rounds=8), 6, tmp_path, **QUERIES)
+    nodes = in_process(tiny_data(0, 12, ITEMS), network_settings(clients_per_round=2, rounds=8), 6, tmp_path, **QUERIES)
     grid = ManyNodes(nodes.grid, 6)
     began = time.monotonic()
     nodes.strategy.start(grid)  # type: ignore[arg-type]
@@ -213,9 +213,9 @@ def test_looking_who_is_connected_takes_a_tenth_of_the_time_at_most(tmp_path: Pa
 
 
 def test_what_a_server_waits_may_change_when_a_run_goes_on(tmp_path: Path) -> None:
-    nodes = made(settings_of(rounds=1), tmp_path / "devices", folder=tmp_path / "run")
+    nodes = made(network_settings(rounds=1), tmp_path / "devices", folder=tmp_path / "run")
     nodes.run()
-    other = settings_of(rounds=1, network={"wait_timeout": 5, "round_timeout": 7, "min_nodes": 2})
+    other = network_settings(rounds=1, network={"wait_timeout": 5, "round_timeout": 7, "min_nodes": 2})
     again = FairStrategy(other, ITEMS, folder=tmp_path / "run", resume=True)
     assert (again.wait_timeout, again.round_timeout, again.min_nodes) == (5, 7, 2)
     assert make_settings().plain()["fleet"].keys().isdisjoint({"network", "faults"}), "not where nobody changed it"

@@ -42,7 +42,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 
 
-def settings_of(case: str, smallest: int = 3, capacities: str = "1x-2x", rounds: int = 2) -> Settings:
+def secure_settings(case: str, smallest: int = 3, capacities: str = "1x-2x", rounds: int = 2) -> Settings:
     model = {} if case == "co_occurrence" else {"model": {"kind": "mf", "factors": 3}}
     return Settings(
         **ALGORITHMS[case],
@@ -62,7 +62,7 @@ def data(users: int = USERS, case: str = "") -> Dataset:
 def federation(case: str, devices: Path, **options: Any) -> Nodes:
     more = {key: options.pop(key) for key in ("smallest", "capacities", "rounds") if key in options}
     users, tries = options.pop("users", USERS), options.pop("tries", None)
-    settings = settings_of(case, **more).with_changes({"fleet.network.max_failed_rounds": tries})
+    settings = secure_settings(case, **more).with_changes({"fleet.network.max_failed_rounds": tries})
     return in_process(data(users, case), settings, users, devices, **options)
 
 
@@ -71,7 +71,7 @@ def test_the_sums_are_those_of_the_simulation(case: str, tmp_path: Path) -> None
     messages: list[Message] = []
     nodes = federation(case, tmp_path, inspect=messages.append)
     state = nodes.run()
-    expected, _, _ = simulated(data(case=case), settings_of(case), as_devices)
+    expected, _, _ = simulated(data(case=case), secure_settings(case), as_devices)
     assert_same(state.full, expected.full)
     assert not nodes.strategy.progress.rejections.counts
     assert nodes.strategy.progress.history[-1].num_clients == USERS
@@ -183,7 +183,7 @@ def test_a_sum_that_is_lost_does_not_count_and_is_tried_again(
     assert strategy.progress.rejections.counts == {"a secure sum that is lost": lost} | failed
     assert f"round 1: no usable update (8 were asked: {lost} × a secure sum that is lost" in caplog.text
     if case == "co_occurrence":  # as if nothing had happened; with gradients users' own vectors have gone on
-        expected, _, _ = simulated(data(), settings_of(case, smallest=8, capacities="1x"), as_devices)
+        expected, _, _ = simulated(data(), secure_settings(case, smallest=8, capacities="1x"), as_devices)
         assert_same(state.full, expected.full)
 
 
@@ -194,7 +194,7 @@ def test_lost_statistics_do_not_count_and_are_asked_for_again(
     state = nodes.run()
     assert [(report.round_number, report.num_clients) for report in nodes.strategy.progress.history] == [(1, 8), (2, 8)]
     assert "round 1: no usable update (the statistics before it are lost: 7 of 8 devices left;" in caplog.text
-    expected, _, _ = simulated(data(), settings_of("co_occurrence", smallest=8, capacities="1x"), as_devices)
+    expected, _, _ = simulated(data(), secure_settings("co_occurrence", smallest=8, capacities="1x"), as_devices)
     assert_same(state.full, expected.full)
 
 
@@ -213,7 +213,7 @@ def test_after_some_tries_of_statistics_the_run_ends_and_can_be_resumed(
     again = federation("co_occurrence", tmp_path / "devices", resume=True, **options)
     state = again.run()
     assert [(report.round_number, report.num_clients) for report in again.strategy.progress.history] == [(1, 8), (2, 8)]
-    expected, _, _ = simulated(data(), settings_of("co_occurrence", smallest=8, capacities="1x"), as_devices)
+    expected, _, _ = simulated(data(), secure_settings("co_occurrence", smallest=8, capacities="1x"), as_devices)
     assert_same(state.full, expected.full)
 
 
@@ -233,7 +233,7 @@ def test_statistics_are_not_summed_twice(tmp_path: Path, monkeypatch: pytest.Mon
     app.spared = 8  # all answer of the first window
     state = nodes.run()
     assert asked == [0, 10, 10, 20]
-    expected, _, _ = simulated(data(), settings_of("co_occurrence", smallest=8, capacities="1x"), as_devices)
+    expected, _, _ = simulated(data(), secure_settings("co_occurrence", smallest=8, capacities="1x"), as_devices)
     assert_same(state.full, expected.full)
 
 
@@ -248,7 +248,9 @@ def test_a_device_refuses_smaller_cohorts_and_plain_questions_in_its_own_log(
     nodes.run(num_rounds=1)
     assert "a cohort of 8 devices; needed: at least 9" in caplog.text
     assert nodes.strategy.progress.rejections.counts == {"no keys or shares": 2}  # in training, and when judging
-    plain = in_process(data(), settings_of("gradient").with_changes({"privacy.level": "plain"}), USERS, tmp_path / "2")
+    plain = in_process(
+        data(), secure_settings("gradient").with_changes({"privacy.level": "plain"}), USERS, tmp_path / "2"
+    )
     plain.grid.contexts[1].node_config["privacy"] = "secure"
     plain.run(num_rounds=1)
     assert "a request for a reply without masks" in caplog.text
@@ -266,7 +268,7 @@ def test_what_a_device_said_under_masks_it_does_not_say_in_plain(
     assert first.read_text().startswith("secure ")
     for path in others:  # their owners allow it again
         path.unlink()
-    plain = settings_of(case, capacities="1x").with_changes({"privacy.level": "plain"})
+    plain = secure_settings(case, capacities="1x").with_changes({"privacy.level": "plain"})
     caplog.clear()
     nodes = in_process(data(case=case), plain, USERS, tmp_path)
     nodes.run(num_rounds=1)
@@ -361,7 +363,7 @@ def test_a_sum_that_is_not_that_of_the_question_is_refused(
 
 
 def test_default_privacy() -> None:
-    plain = settings_of("gradient").with_changes({"privacy.level": "plain"})
+    plain = secure_settings("gradient").with_changes({"privacy.level": "plain"})
     found, notes = default_privacy(plain, 99, asked=False)
     assert not found.privacy.uses_secure_aggregation
     assert "99 devices are too few" in notes[0]
@@ -369,17 +371,17 @@ def test_default_privacy() -> None:
     assert found.privacy.uses_secure_aggregation
     assert "since 100 devices take part" in notes[0]
     assert not default_privacy(plain, 100, asked=True)[0].privacy.uses_secure_aggregation
-    found, notes = default_privacy(settings_of("gradient"), 12, asked=True)
+    found, notes = default_privacy(secure_settings("gradient"), 12, asked=True)
     assert "below the usual 100" in notes[1]
     with pytest.raises(InvalidSettings, match=r"2 devices with privacy\.min_cohort=3"):
-        default_privacy(settings_of("gradient"), 2, asked=True)
-    fedhm = settings_of("paper").with_changes({"privacy.level": "plain", "subspace.method": "fedhm"})
+        default_privacy(secure_settings("gradient"), 2, asked=True)
+    fedhm = secure_settings("paper").with_changes({"privacy.level": "plain", "subspace.method": "fedhm"})
     found, notes = default_privacy(fedhm, 200, asked=False)
     assert "plain, since secure aggregation does not go" in notes[0]
 
 
 def test_a_fleet_chooses_privacy_for_each_run_without_a_setting(tmp_path: Path) -> None:
-    plain = settings_of("gradient").with_changes({"privacy.level": "plain"})
+    plain = secure_settings("gradient").with_changes({"privacy.level": "plain"})
     open_ = ServerFolder.create(tmp_path / "open", plain, "localhost", port=9, items=30, privacy=False)
     assert not open_.has_privacy_settings()
     for devices, level in ((99, "plain"), (100, "secure"), (4, "plain")):

@@ -28,7 +28,7 @@ from tests.support.settings import make_settings
 USERS, ITEMS = 12, 40
 
 
-def settings_of(**changes: Any) -> Settings:
+def network_settings(**changes: Any) -> Settings:
     base: dict[str, Any] = {"rounds": 4, "clients_per_round": None, "capacities": "1x-2x-4x", "evaluate_every": 4}
     return tiny_settings(
         **base | {"algorithm": "closed_form", "aggregation": "delta", "server_optimizer": "sgd"} | changes
@@ -108,7 +108,7 @@ def test_an_invalid_reply_is_left_out_with_its_reason(
     fault: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     apply_fault, reason = FAULTS[fault]
-    settings = settings_of(rounds=2, evaluate_every=10)
+    settings = network_settings(rounds=2, evaluate_every=10)
 
     def spoiled(node: int, message: Message, reply: Message) -> Message:
         if node != 2 or message.metadata.message_type != "train":
@@ -147,7 +147,7 @@ def test_nothing_in_a_message_becomes_a_path(tmp_path: Path) -> None:
         return reply
 
     (tmp_path / "server").mkdir()
-    strategy, _ = run(settings_of(rounds=2), tmp_path / "devices", spoiled, folder=tmp_path / "server" / "run")
+    strategy, _ = run(network_settings(rounds=2), tmp_path / "devices", spoiled, folder=tmp_path / "server" / "run")
     assert len(strategy.nodes.left_out) == 1
     assert sum(strategy.progress.rejections.counts.values()) >= 4
     assert sorted(path.name for path in tmp_path.iterdir()) == ["devices", "server"]
@@ -156,7 +156,7 @@ def test_nothing_in_a_message_becomes_a_path(tmp_path: Path) -> None:
 
 
 def test_unsolicited_and_repeated_replies_are_ignored(tmp_path: Path) -> None:
-    nodes = made(settings_of(), tmp_path, evaluate=False)
+    nodes = made(network_settings(), tmp_path, evaluate=False)
     strategy, grid = nodes.strategy, nodes.grid
     messages = list(strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid))
     replies = list(grid.send_and_receive(messages))
@@ -168,7 +168,7 @@ def test_unsolicited_and_repeated_replies_are_ignored(tmp_path: Path) -> None:
 
 
 def test_a_node_that_joins_late_takes_part(tmp_path: Path) -> None:
-    nodes = made(settings_of(evaluate_every=1), tmp_path)
+    nodes = made(network_settings(evaluate_every=1), tmp_path)
     strategy, grid = nodes.strategy, nodes.grid
     late = grid.contexts.pop(6)
     strategy.start(grid, num_rounds=2)
@@ -180,7 +180,7 @@ def test_a_node_that_joins_late_takes_part(tmp_path: Path) -> None:
 
 
 def test_capacities_are_served_by_the_largest_size_that_fits(tmp_path: Path) -> None:
-    settings = settings_of(capacities="1x-4x-16x", factors=8, mapping="element")
+    settings = network_settings(capacities="1x-4x-16x", factors=8, mapping="element")
     plan = Plan.of(settings, PublicStatistics(1000))
     assert [plan.size_for(Capacity.parse(text)) for text in ("1x", "2x", "4x", "5x", "16x", "17x")] == [
         0, 1, 1, 2, 2, None,
@@ -188,7 +188,7 @@ def test_capacities_are_served_by_the_largest_size_that_fits(tmp_path: Path) -> 
     sizes = [held.size() * 4 for held in plan.assignments(0)]
     assert [plan.size_for(Capacity.parse(f"{size}B")) for size in sizes] == [0, 1, 2]
     assert [plan.size_for(Capacity.parse(f"{size - 1}B")) for size in sizes] == [1, 2, None]
-    whole = Plan.of(settings_of(method="fedavg", capacities="1x-4x"), PublicStatistics(1000))
+    whole = Plan.of(network_settings(method="fedavg", capacities="1x-4x"), PublicStatistics(1000))
     assert whole.size_for(Capacity.parse("1x")) == 0
     assert whole.size_for(Capacity.parse("2x")) is None, "a device does not hold what it cannot"
 
@@ -206,14 +206,14 @@ def test_a_node_without_a_usable_capacity_is_left_out(
         return reply
 
     with caplog.at_level(logging.WARNING, "fairfold"):
-        strategy, _ = run(settings_of(rounds=1), tmp_path, spoiled)
+        strategy, _ = run(network_settings(rounds=1), tmp_path, spoiled)
     assert strategy.progress.history[-1].num_clients == 5
     assert "node 3 left out:" in caplog.text
     assert max(len(reason) for reason in strategy.nodes.left_out.values()) <= 200
 
 
 def test_a_device_refuses_more_than_it_can_hold(tmp_path: Path) -> None:
-    nodes = made(settings_of(rounds=1), tmp_path)
+    nodes = made(network_settings(rounds=1), tmp_path)
     strategy, grid = nodes.strategy, nodes.grid
     strategy.nodes.connected(grid)
     strategy.nodes.usable[6].size = 0  # a server that does not keep to what it was told
@@ -238,7 +238,7 @@ def test_settings_that_cannot_be_served_are_refused() -> None:
 
 
 def test_a_run_is_recorded_and_resumed(tmp_path: Path) -> None:
-    settings = settings_of(server_optimizer="adam", server_lr=0.1)
+    settings = network_settings(server_optimizer="adam", server_lr=0.1)
     unbroken, _ = run(settings, tmp_path / "a")
     nodes = made(settings, tmp_path / "b", folder=tmp_path / "run")
     grid = nodes.grid
@@ -272,7 +272,7 @@ def test_a_run_is_recorded_and_resumed(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "result.json").read_text())["rounds"] == 4
     assert (tmp_path / "run" / "run.log").read_text().count("updates used") == 4
     with pytest.raises(InvalidCheckpoint, match="factors"):
-        FairStrategy(settings_of(server_optimizer="adam", server_lr=0.1, factors=4), ITEMS,
+        FairStrategy(network_settings(server_optimizer="adam", server_lr=0.1, factors=4), ITEMS,
                      folder=tmp_path / "run", resume=True)  # fmt: skip
     with pytest.raises(InvalidSettings, match="new or empty"):
         FairStrategy(settings, ITEMS, folder=tmp_path / "run")
@@ -292,7 +292,7 @@ def test_a_run_whose_shapes_follow_from_statistics_is_resumed(tmp_path: Path) ->
 def test_a_server_reports_damaged_checkpoints_and_does_not_start_anew_over_them(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings, folder = settings_of(), tmp_path / "run"
+    settings, folder = network_settings(), tmp_path / "run"
     made(settings, tmp_path / "devices", folder=folder).run()
     newest, before = sorted((folder / "checkpoints").glob("*.json"), reverse=True)
     newest.write_bytes(b"{}")
@@ -307,8 +307,8 @@ def test_a_server_reports_damaged_checkpoints_and_does_not_start_anew_over_them(
 
 
 def test_half_precision_moves_half_the_bytes_to_nearly_the_same_end(tmp_path: Path) -> None:
-    whole, _ = run(settings_of(), tmp_path / "a")
-    half, _ = run(settings_of(), tmp_path / "b", half=True)
+    whole, _ = run(network_settings(), tmp_path / "a")
+    half, _ = run(network_settings(), tmp_path / "b", half=True)
     assert [report.bytes_down for report in half.progress.history] == [
         report.bytes_down // 2 for report in whole.progress.history
     ]

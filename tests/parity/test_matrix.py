@@ -101,13 +101,13 @@ def expected(case: str, scheme: str, faults: str) -> Outcome:
 
 
 @cache
-def world_of(case: str, scheme: str) -> Federation:
+def matrix_federation(case: str, scheme: str) -> Federation:
     with precision():
         return Federation.of(settings_for(case, scheme), data_for(case))
 
 
 def skip_unless_served(runner: str, case: str, scheme: str) -> None:
-    if not RUNNERS[runner].serves(world_of(case, scheme)):
+    if not RUNNERS[runner].serves(matrix_federation(case, scheme)):
         pytest.skip(f"not for {runner}")
 
 

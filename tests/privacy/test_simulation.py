@@ -38,7 +38,7 @@ TOLERANCES = {"co_occurrence": (0, 0), "ratings": (2e-3, 1e-3)}
 """The numbers of one lie on the grid of the words; those of the other are said in steps of 1/128."""
 
 
-def world_of(case: str, level: Any, capacities: str = "1x-2x", **more: Any) -> Federation:
+def private_federation(case: str, level: Any, capacities: str = "1x-2x", **more: Any) -> Federation:
     tables = ALGORITHMS[case] | {
         "fleet": {"capacities": capacities, "clients_per_round": None, **more},
         "privacy": level,
@@ -62,7 +62,7 @@ def secure(least: int = 4, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("case", list(ALGORITHMS))
 def test_sums_of_words_are_those_of_answers_up_to_rounding(case: str) -> None:
     sizes = "1x" if case == "co_occurrence" else "1x-2x"  # where answers are seen, its small devices speak of more
-    plain, words = (states(world_of(case, level, sizes), sequential) for level in ("plain", secure()))
+    plain, words = (states(private_federation(case, level, sizes), sequential) for level in ("plain", secure()))
     for name, vector in plain.full.items():
         if name == "regression":  # a regression on facts that hardly differ here: rounding turns it, and no row with it
             continue
@@ -165,7 +165,7 @@ def test_the_survey_of_ratings_fits_into_words(devices: int) -> None:
 
 @pytest.mark.parametrize("case", ["co_occurrence", "gradient", "ratings"])
 def test_all_backends_give_the_same_words(case: str) -> None:
-    first, second = (states(world_of(case, secure()), backend) for backend in (sequential, batched))
+    first, second = (states(private_federation(case, secure()), backend) for backend in (sequential, batched))
     for name, vector in first.full.items():
         assert torch.allclose(vector, second.full[name], rtol=1e-5, atol=1e-6), name
     if case == "co_occurrence":
@@ -174,7 +174,7 @@ def test_all_backends_give_the_same_words(case: str) -> None:
 
 
 def test_a_sum_of_too_few_devices_is_not_opened_and_nobody_keeps_its_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    world, rejections = world_of("co_occurrence", secure(13), faults={"drop": 0.5}), Rejections()
+    world, rejections = private_federation("co_occurrence", secure(13), faults={"drop": 0.5}), Rejections()
     monkeypatch.setattr(type(world.sampler), "faults", lambda *_: dict.fromkeys(range(12), "drop"))
     state = states(world, batched, 1, rejections)
     assert rejections.counts == {"no update in time": 12, "a sum of fewer than 13 clients": 12}
@@ -184,7 +184,7 @@ def test_a_sum_of_too_few_devices_is_not_opened_and_nobody_keeps_its_word(monkey
 
 def test_fewer_devices_than_the_minimum_are_refused_at_once() -> None:
     with pytest.raises(InvalidSettings, match=f"{USERS} of {USERS} devices per round with privacy.min_cohort=100"):
-        world_of("co_occurrence", "secure")
+        private_federation("co_occurrence", "secure")
     with pytest.raises(InvalidSettings, match="60 of 120 devices per round"):  # nobody wrote the 60
         Federation.of(
             Settings(algorithm="closed_form", fleet={"capacities": "1x"}, privacy="secure"), tiny_data(3, 120, 30)
@@ -219,17 +219,19 @@ def test_a_thin_size_steps_down_until_it_is_hidden() -> None:
     assert merge_small_groups(sizes, [0, 1, 2], 5).bincount().tolist() == [0, 7, 9]
     assert merge_small_groups(sizes, [0, 1, 2], 8).bincount().tolist() == [0, 0, 16]
     assert merge_small_groups(sizes, [2, 1, 0], 10).bincount(minlength=3).tolist() == [3, 13, 0]
-    assert world_of("co_occurrence", secure(), "1x-2x-4x", shares=(1, 1, 1)).sampler.size.bincount().tolist() == [
+    assert private_federation(
+        "co_occurrence", secure(), "1x-2x-4x", shares=(1, 1, 1)
+    ).sampler.size.bincount().tolist() == [
         8,
         8,
         8,
     ]
-    thin = world_of("co_occurrence", secure(), "1x-2x-4x", shares=(1, 11, 12))
+    thin = private_federation("co_occurrence", secure(), "1x-2x-4x", shares=(1, 11, 12))
     assert thin.sampler.size.bincount().tolist() == [0, 12, 12]
 
 
 def test_a_few_clipped_numbers_stay_at_the_bound() -> None:
-    world = world_of("gradient", secure(clip=1e-6))
+    world = private_federation("gradient", secure(clip=1e-6))
     before = world.initial().full
     after = states(world, sequential, 1).full
     assert all((after[name] - before[name]).abs().max() <= 1.1e-6 for name in before)
@@ -241,10 +243,10 @@ def test_a_lowered_minimum_is_told() -> None:
 
 
 def test_a_cohort_is_heard_through_words() -> None:
-    world = world_of("co_occurrence", secure())
+    world = private_federation("co_occurrence", secure())
     assert isinstance(SecureAggregator(world.clients, {0: 5}).separate_clients([1, 2], {2: "drop"}), dict)
     assert SecureAggregator(world.clients, {0: 5}).separate_clients([1, 2], {2: "drop"}) == {2: "drop"}
-    others = world_of("gradient", secure())
+    others = private_federation("gradient", secure())
     assert SecureAggregator(others.clients, {0: 5}).separate_clients([1, 2], {2: "drop"}) == {1: "", 2: "drop"}
 
 

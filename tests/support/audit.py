@@ -23,7 +23,7 @@ def clients(ratings: bool = False, users: int = USERS) -> Dataset:
     return Dataset("people", train, train)
 
 
-def settings_of(kind: str, level: str = "plain", **changes: Any) -> Settings:
+def audited_settings(kind: str, level: str = "plain", **changes: Any) -> Settings:
     """An algorithm at a level; sums of as many as a round asks, unless changed."""
     tables: dict[str, Any] = {
         "algorithm": {"kind": kind},

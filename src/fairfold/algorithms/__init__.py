@@ -2,12 +2,21 @@
 
 from fairfold.algorithms.closed_form import ClosedForm
 from fairfold.algorithms.cooccurrence.algorithm import CoOccurrence
-from fairfold.algorithms.gradient import Central, Gradient, Images
+from fairfold.algorithms.gradient import Central, Gradient, ImageGradient
 from fairfold.algorithms.ratings import BayesianRatings
 from fairfold.federation.algorithm import Algorithm
 
 ALGORITHMS: tuple[type[Algorithm], ...] = (
-    Gradient, ClosedForm, BayesianRatings, Images, Central, CoOccurrence
+    Gradient, ClosedForm, BayesianRatings, ImageGradient, Central, CoOccurrence
 )  # fmt: skip
 
-__all__ = ["ALGORITHMS", "Algorithm", "BayesianRatings", "Central", "ClosedForm", "CoOccurrence", "Gradient", "Images"]
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "BayesianRatings",
+    "Central",
+    "ClosedForm",
+    "CoOccurrence",
+    "Gradient",
+    "ImageGradient",
+]

@@ -54,8 +54,9 @@ class GradientAlgorithm(AveragingAlgorithm, LocalSgd):
     @property
     def has_standard_training(self) -> bool:
         """Whether local training is just that of this class, so that a batched backend may compute it."""
-        parts = ("client_update", "local_loss", "optimizer")
-        return all(getattr(type(self), part) is getattr(GradientAlgorithm, part) for part in parts)
+        own, base = type(self), GradientAlgorithm
+        same_loop = own.client_update is base.client_update
+        return same_loop and own.local_loss is base.local_loss and own.optimizer is base.optimizer
 
     def client_update(self, plan: Plan, task: ClientTask, client: Client) -> tuple[Update, Weights]:
         compacts = {name: vector.clone().requires_grad_() for name, vector in task.vectors.items()}
@@ -169,7 +170,7 @@ def distance(compacts: Weights, received: Weights, projections: dict[str, Projec
     return total
 
 
-class Images(GradientAlgorithm, TrainsImages):
+class ImageGradient(GradientAlgorithm, TrainsImages):
     """Image networks trained by gradient steps; defaults are those of the paper's experiment."""
 
     DEFAULTS: ClassVar = {

@@ -1,7 +1,7 @@
 """Algorithms with incremental sums: a client sends the change of its contribution since it last took part.
 
-So the server's sums hold everybody's latest contribution, whoever was sampled. Rows are folded whole (no signs, a row
-per chunk), so that folding commutes with matrices, and all of the server's algebra happens in the compact space.
+So the server's sums hold the latest contribution of every client, sampled or not. Rows are folded whole (no signs, a
+row per chunk), so that folding commutes with matrices, and all of the server's algebra happens in the compact space.
 """
 
 from abc import abstractmethod

@@ -150,9 +150,15 @@ def audit(
 
 
 def run_audit(
-    console: Terminal, folder: Path, users: int = 60, rounds: int = 12, seed: int = 0, data: str | None = None, *,
+    console: Terminal,
+    folder: Path,
+    users: int = 60,
+    rounds: int = 12,
+    seed: int = 0,
+    data: str | None = None,
+    *,
     compare: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Attack the run in a folder, and print the figures."""
     from fairfold.privacy.audit.auditor import Auditor, load_for_replay
 

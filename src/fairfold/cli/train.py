@@ -143,9 +143,15 @@ def train(
         try:
             with share_errors(ranks):
                 finished = run(
-                    settings, out, resume=resume, checkpoint_every=checkpoint_every, callbacks=callbacks,
-                    echo=console.echo, more_baselines=baselines, ranks=ranks,
-                )  # fmt: skip
+                    settings,
+                    out,
+                    resume=resume,
+                    checkpoint_every=checkpoint_every,
+                    callbacks=callbacks,
+                    echo=console.echo,
+                    more_baselines=baselines,
+                    ranks=ranks,
+                )
         except KeyboardInterrupt:
             for folder in folders:
                 console.echo(f"Go on with: fairfold train --out {folder} --resume")

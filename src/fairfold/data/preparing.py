@@ -262,7 +262,7 @@ def find_source(path: Path, options: Options | None = None) -> Source:
         folder, name, found = path, path.resolve().name, _files_of(path)
     elif path.is_file():
         folder, name, found = path.parent, path.name.split(".")[0], [(None, path)]
-        if name in ("ratings", "u", "train"):  # the folder's name is more telling
+        if name in ("ratings", "u", "train"):  # the folder's name is more specific
             name = folder.name
     else:
         given = f"{path} is neither a file nor a folder"

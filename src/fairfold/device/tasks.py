@@ -160,9 +160,14 @@ class SmallDevice:
         if QUALITY in task.context:
             assert model is not None
             sums = uploads.report(
-                list(users.values()), model, is_default=candidate == 0, share=reporting, catalogue=task.num_items,
-                top=task.top, tick=self.tick,
-            )  # fmt: skip
+                list(users.values()),
+                model,
+                is_default=candidate == 0,
+                share=reporting,
+                catalogue=task.num_items,
+                top=task.top,
+                tick=self.tick,
+            )
         else:
             head, leading = task.projections[ROWS]["shape"][0], uploads.triangle_items(task.context[SUM]["kept"][0])
             sums = uploads.upload(list(users.values()), head=head, leading=leading, share=share, most=int(most))

@@ -120,9 +120,15 @@ def pack_pairs(histories: Sequence[tuple[list[int], float]], leading: int) -> di
 
 
 def report(
-    users: Sequence[UserHistory], model: DeviceModel, *, is_default: bool, share: float, catalogue: int, top: int,
+    users: Sequence[UserHistory],
+    model: DeviceModel,
+    *,
+    is_default: bool,
+    share: float,
+    catalogue: int,
+    top: int,
     tick: Callable[[], None],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The sum of the users' reports on a candidate; the default's quality is remembered in their histories."""
     reporting = list[tuple[UserHistory, list[int], list[int]]]()
     for user in users:

@@ -28,6 +28,7 @@ from fairfold.runs.device_model import DeviceModel, device_model, device_quality
 from fairfold.runs.loaded import item_name
 from fairfold.runs.units import human_bytes
 from fairfold.subspace import Capacity
+from fairfold.subspace.packed import QuantizedPairs
 
 if TYPE_CHECKING:
     from fairfold.estimator.model import Model
@@ -139,7 +140,8 @@ def from_pretrained(folder: str | Path) -> Pretrained:
         raise InvalidCheckpoint(f"{place}: {kind}, format {version}", f"{KIND}, format {FORMAT}", "Update fairfold.")
     device, _ = read_device_model(place / WEIGHTS)
     known = device.projections.get(PAIRS)
-    if known is None or getattr(known, "items", 0) > len(items) or (titles is not None and len(titles) != len(items)):
+    titled = titles is None or len(titles) == len(items)
+    if not isinstance(known, QuantizedPairs) or known.items > len(items) or not titled:
         raise InvalidCheckpoint(f"{place}: {len(items)} items", "the names of the model's items", "Fetch it again.")
     return Pretrained(device, items, titles, config | {"pair_weight": weight})
 

@@ -290,9 +290,19 @@ def load(path: str | Path) -> Model:
     data = run.interactions
     server = stored["server"]
     result = Result(
-        run.settings, stored["metric"], run.progress.state, run.progress.local_state, run.progress.history,
-        [GroupReport(**group) for group in stored["groups"]], server["quality"], server["baselines"], data.num_users,
-        stored["rejections"], data.counted, stored["notes"], stored["privacy"],
+        run.settings,
+        stored["metric"],
+        run.progress.state,
+        run.progress.local_state,
+        run.progress.history,
+        [GroupReport(**group) for group in stored["groups"]],
+        server["quality"],
+        server["baselines"],
+        data.num_users,
+        stored["rejections"],
+        data.counted,
+        stored["notes"],
+        stored["privacy"],
         {name: (of[0], of[1]) for name, of in server["differences"].items()},
-    )  # fmt: skip
+    )
     return Model(run, result, has_integer_ids(data), data, (), stored["seconds"])

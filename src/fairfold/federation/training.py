@@ -268,6 +268,17 @@ class LocalOptimizer:
             values.addcdiv_(slope, moments[0].sqrt().add_(1e-10), value=-self._lr)
         else:
             torch._fused_adam_(  # what torch.optim.Adam(fused=True) calls, here on a part of a vector
-                [values], [slope], [moments[0]], [moments[1]], [], [self._count],
-                lr=self._lr, beta1=0.9, beta2=0.999, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False,
-            )  # fmt: skip
+                [values],
+                [slope],
+                [moments[0]],
+                [moments[1]],
+                [],
+                [self._count],
+                lr=self._lr,
+                beta1=0.9,
+                beta2=0.999,
+                weight_decay=0.0,
+                eps=1e-8,
+                amsgrad=False,
+                maximize=False,
+            )

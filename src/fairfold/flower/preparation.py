@@ -84,9 +84,14 @@ def initial_plan(settings: Settings, num_items: int, image_shape: ImageShape | N
 
 
 def collect_statistics(
-    network_state: NetworkState, settings: Settings, num_items: int, nodes: list[Node], grid: Grid, timeout: float,
+    network_state: NetworkState,
+    settings: Settings,
+    num_items: int,
+    nodes: list[Node],
+    grid: Grid,
+    timeout: float,
     max_users: float,
-) -> str:  # fmt: skip
+) -> str:
     """Sum the statistics of all nodes, and number the items by them; return why that failed, or nothing."""
     log.info("asking %d nodes for statistics before the first round", len(nodes))
     nodes, statistics = list(nodes), network_state.statistics

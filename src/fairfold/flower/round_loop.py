@@ -1,7 +1,7 @@
 """The loop over the rounds of a network.
 
 It is Flower's, except that a round without any usable update does not count. It is tried again with other nodes
-after a growing pause, and the log tells why; so slow clients, or a night without any, cost time and not rounds.
+after a growing pause, and the log has the reason; so slow clients, or a night without any, cost time and not rounds.
 """
 
 from __future__ import annotations

@@ -268,7 +268,7 @@ def _read_reply(strategy: FairStrategy, message: Message, pending: PendingTask, 
     if trained and not asynchronous.is_synchronous:
         staleness = strategy.progress.state.round_number - request.task.round_number
         opened.staleness[node.node_id] = staleness
-        # The sums keep the client's acknowledged update, as its next task will tell it.
+        # The sums keep the client's acknowledged update, which its next task names.
         _refuse(asynchronous.staleness_problem(staleness, depends_on_model=plan.algorithm.depends_on_model))
     if opened.secure is not None:
         opened.bytes_up[node.node_id] = opened.secure.receive(node, message.content)

@@ -124,23 +124,19 @@ BLOCK_PAIRS, TIMES_ON_GPU = 1 << 18, 4
 
 def scorer(model: nn.Module) -> Scorer:
     """A function from user ids to their scores of all items, made block by block in evaluation mode."""
-    if not hasattr(model, "score_block"):
-        given, needed = (
-            f"{type(model).__name__}, which cannot rank a catalogue",
-            "a model with score_block(users, items)",
-        )
-        raise InvalidSettings(given, needed, "Use MF or NeuMF, or give your model this method.")
-    ranker: Any = model
+    if not isinstance(model, Recommender):
+        given = f"{type(model).__name__}, which cannot rank a catalogue"
+        raise InvalidSettings(given, "a fairfold.models.Recommender", "Use MF or NeuMF, or derive your model from it.")
 
     def score(users: Tensor) -> Tensor:
         with _evaluating(model) as device:
             users = users.to(device)
             pairs = BLOCK_PAIRS if users.is_cpu else BLOCK_PAIRS * TIMES_ON_GPU
             step = max(1, pairs // max(1, len(users)))
-            scores = torch.empty(len(users), ranker.num_items, device=device)
-            for start in range(0, ranker.num_items, step):
-                items = torch.arange(start, min(start + step, ranker.num_items), device=device)
-                scores[:, start : start + step] = ranker.score_block(users, items)
+            scores = torch.empty(len(users), model.num_items, device=device)
+            for start in range(0, model.num_items, step):
+                items = torch.arange(start, min(start + step, model.num_items), device=device)
+                scores[:, start : start + step] = model.score_block(users, items)
             return scores
 
     return score

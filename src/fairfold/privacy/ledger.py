@@ -51,7 +51,9 @@ class Ledger:
     """The ledger of one client: all releases of its lifetime together may cost (``epsilon``, ``delta``)."""
 
     def __init__(self, folder: Path, epsilon: float, delta: float, min_cohort: int) -> None:
-        self.folder, self.epsilon, self.delta, self.min_cohort = folder, epsilon, delta, min_cohort
+        self.folder = folder
+        self.epsilon, self.delta = epsilon, delta
+        self.min_cohort = min_cohort
 
     def entries(self) -> list[LedgerEntry]:
         """All releases so far; an error if the file is damaged."""

@@ -84,7 +84,8 @@ class Subspace:
             given, remedy = f"{tail // chunk} hashed blocks", "Hash longer chunks (mapping='chunk')."
             raise InvalidSubspace(given, f"at most {MAX_BLOCKS}", remedy)
         self.full_size, self.size, self.is_full = full_size, size, tail == 0
-        self.seed, self.mapping, self.chunk, self.head, self.sign = seed, mapping, chunk, head, bool(sign)
+        self.seed, self.sign = seed, bool(sign)
+        self.mapping, self.chunk, self.head = mapping, chunk, head
         self.layout = Layout(full_size, head, tail, chunk, expand_seed(seed), bool(sign))
 
     def __eq__(self, other: object) -> bool:

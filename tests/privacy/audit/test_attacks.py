@@ -24,7 +24,7 @@ from fairfold.privacy.audit.membership import (
 )
 from fairfold.privacy.audit.reconstruction import UpdateReader, vector_error
 from fairfold.privacy.audit.replay import Observation, ReplayedClients
-from tests.support.audit import EACH, clients, devices_of, settings_of
+from tests.support.audit import EACH, audited_settings, clients, devices_of
 
 EXACT = ["co_occurrence", "ratings", "closed_form"]
 
@@ -60,28 +60,28 @@ def add_aggregate_noise(devices: ReplayedClients, sigma: float, monkeypatch: pyt
 
 @pytest.mark.parametrize("kind", EXACT)
 def test_one_answer_of_a_full_device_is_its_history(kind: str) -> None:
-    devices, _ = devices_of(settings_of(kind))
+    devices, _ = devices_of(audited_settings(kind))
     found = attack_updates(devices, UpdateReader(devices), list(range(10)), source(), nothing)
     assert all(target.auc == 1 and target.precision == 1 for target in found if target.inside)
 
 
 @pytest.mark.parametrize("objective", ["bpr", "squared"])
 def test_gradient_steps_give_most_of_a_history_away(objective: str) -> None:
-    devices, _ = devices_of(settings_of("gradient", **{"algorithm.objective": objective}))
+    devices, _ = devices_of(audited_settings("gradient", **{"algorithm.objective": objective}))
     found = attack_updates(devices, UpdateReader(devices), list(range(20)), source(), nothing)
     assert Figure.of([target.auc for target in found if target.inside]).low > 0.8
 
 
 @pytest.mark.parametrize("kind", ["closed_form", "ratings", "gradient"])
 def test_vectors_that_are_not_sent_are_solved_for(kind: str) -> None:
-    devices, _ = devices_of(settings_of(kind))
+    devices, _ = devices_of(audited_settings(kind))
     plan = devices.sampler.plan
     errors = [vector_error(plan, seen, secret) for seen, secret in devices.updates_and_secrets(list(range(10)))]
     assert all(error is not None and error < (0.05 if kind == "gradient" else 1e-4) for error in errors)
 
 
 def test_another_vector_is_not_taken_for_the_users_own() -> None:
-    devices, _ = devices_of(settings_of("closed_form"))
+    devices, _ = devices_of(audited_settings("closed_form"))
     updates = list(devices.updates_and_secrets([0, 1]))
     error = vector_error(devices.sampler.plan, updates[0][0], updates[1][1])
     assert error is not None
@@ -89,7 +89,7 @@ def test_another_vector_is_not_taken_for_the_users_own() -> None:
 
 
 def test_an_answer_of_unknown_form_is_read_by_devices_of_one_item() -> None:
-    devices, _ = devices_of(settings_of("closed_form"))
+    devices, _ = devices_of(audited_settings("closed_form"))
     reader = UpdateReader(devices)
     (seen,) = devices.updates([3])
     unknown = Observation(seen.task, Update({"mine": seen.update.sums["item.weight"]}, 1.0))
@@ -112,7 +112,7 @@ def test_an_answer_of_unknown_form_is_read_by_devices_of_one_item() -> None:
 
 @pytest.mark.parametrize("level", ["plain", "secure"])
 def test_exact_sums_of_few_devices_are_read(level: str) -> None:
-    devices, data = devices_of(settings_of("co_occurrence", level))
+    devices, data = devices_of(audited_settings("co_occurrence", level))
     members = list(range(5))
     (seen,) = devices.sums(members)
     read = score_decoding(decode_histories(devices.sampler.plan, seen), {user: data.train.of(user) for user in members})
@@ -121,7 +121,7 @@ def test_exact_sums_of_few_devices_are_read(level: str) -> None:
 
 
 def test_nothing_is_read_from_sums_with_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices, data = devices_of(settings_of("co_occurrence", "secure"))
+    devices, data = devices_of(audited_settings("co_occurrence", "secure"))
     add_aggregate_noise(devices, 0.5, monkeypatch)
     members = list(range(5))
     (seen,) = devices.sums(members)
@@ -130,7 +130,7 @@ def test_nothing_is_read_from_sums_with_noise(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_histories_show_less_in_larger_sums_and_nothing_under_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices, _ = devices_of(settings_of("co_occurrence", "secure"))
+    devices, _ = devices_of(audited_settings("co_occurrence", "secure"))
     reader = UpdateReader(devices)
     few, many = (
         Figure.of([one.auc for one in attack_sums(devices, reader, size, 50, source(), nothing) if one.inside])
@@ -145,7 +145,7 @@ def test_histories_show_less_in_larger_sums_and_nothing_under_noise(monkeypatch:
 
 
 def test_who_knows_much_is_stopped_by_noise_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices, _ = devices_of(settings_of("co_occurrence", "secure"))
+    devices, _ = devices_of(audited_settings("co_occurrence", "secure"))
     reader = UpdateReader(devices)
 
     def attacked() -> list[Figure]:
@@ -162,7 +162,7 @@ def test_who_knows_much_is_stopped_by_noise_alone(monkeypatch: pytest.MonkeyPatc
 def test_the_strongest_attacker_has_the_advantage_that_theory_gives(
     sigma: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    devices, _ = devices_of(settings_of("co_occurrence", "secure"))
+    devices, _ = devices_of(audited_settings("co_occurrence", "secure"))
     add_aggregate_noise(devices, sigma, monkeypatch)
     hits = [hit for seed in range(8) for hit in infer_by_difference(devices, 10, 50, source(seed), nothing)]
     found, expected = Figure.of(hits), gaussian_advantage(sigma)
@@ -179,7 +179,7 @@ def test_no_advantage_is_above_its_bound() -> None:
 
 def test_users_are_named_by_who_was_there_every_time() -> None:
     """Devices that say all of their pairs in every round, as where they begin anew: a sum names its members in time."""
-    devices, data = devices_of(settings_of("co_occurrence", "secure"))
+    devices, data = devices_of(audited_settings("co_occurrence", "secure"))
     tracks = HistoryTracks()
     for number in range(12):
         cohort = devices.sampler.cohort(number).tolist()
@@ -224,7 +224,7 @@ def test_what_comes_from_neither_finds_both_equally() -> None:
 
 def test_who_was_not_there_is_not_found() -> None:
     """One answer, and sums: of the same users, the answer of another and a sum without them say nothing."""
-    devices, _ = devices_of(settings_of("co_occurrence", "secure"))
+    devices, _ = devices_of(audited_settings("co_occurrence", "secure"))
     reader = UpdateReader(devices)
     updates = attack_updates(devices, reader, list(range(40)), source(), nothing)
     for targets in (updates, attack_sums(devices, reader, 5, 50, source(), nothing)):
@@ -234,13 +234,15 @@ def test_who_was_not_there_is_not_found() -> None:
 
 
 def test_where_everybody_is_in_the_sum_some_are_left_out_to_compare_with() -> None:
-    settings = settings_of("co_occurrence", "secure", **{"fleet.clients_per_round": None, "privacy.min_cohort": 60})
+    settings = audited_settings(
+        "co_occurrence", "secure", **{"fleet.clients_per_round": None, "privacy.min_cohort": 60}
+    )
     found = {one.attack: one for one in Auditor(settings, clients(), users=10, rounds=1).audit(compare=False).findings}
     assert found[findings.RANKED].users == found[findings.OTHERS].users == 10
 
 
 def test_asking_does_not_change_what_devices_would_say() -> None:
-    devices, _ = devices_of(settings_of("co_occurrence", "secure"))
+    devices, _ = devices_of(audited_settings("co_occurrence", "secure"))
     first, again = (devices.sums(list(range(10)))[0].update.sums for _ in range(2))
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert any(bool(of.any()) for of in first.values())
@@ -249,7 +251,7 @@ def test_asking_does_not_change_what_devices_would_say() -> None:
 def test_an_audit_tells_the_levels_apart() -> None:
     by_level: dict[str, Audit] = {}
     for level in ("plain", "secure"):
-        settings = settings_of("co_occurrence", level)
+        settings = audited_settings("co_occurrence", level)
         by_level[level] = Auditor(settings, clients(), users=10, rounds=2).audit(compare=level == "plain")
     plain, secure = by_level.values()
     own = {(one.attack, one.group): one for one in plain.findings if one.own}
@@ -272,7 +274,7 @@ def test_what_was_not_measured_is_no_figure() -> None:
 
 def test_noise_is_drawn_anew_for_every_sum() -> None:
     """A simulation's noise follows from its seed and round: who sums twice in a round must not find it twice."""
-    devices, _ = devices_of(settings_of("co_occurrence", "private"))
+    devices, _ = devices_of(audited_settings("co_occurrence", "private"))
     first, again = (devices.sums(list(range(50)))[0].update.sums["sum"] for _ in range(2))
     exact = devices.exact_sums(list(range(50)))[0].update.sums["sum"]
     both = torch.stack([(first - exact).double(), (again - exact).double()])
@@ -281,7 +283,7 @@ def test_noise_is_drawn_anew_for_every_sum() -> None:
 
 
 def test_noise_that_is_missing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = settings_of("co_occurrence", "private", **{"privacy.epsilon": 2.0})
+    settings = audited_settings("co_occurrence", "private", **{"privacy.epsilon": 2.0})
     auditor = Auditor(settings, clients(), users=40, rounds=1)
     hidden = auditor.audit(compare=False)
     assert len(hidden.notes) == 1

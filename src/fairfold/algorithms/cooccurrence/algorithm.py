@@ -132,9 +132,15 @@ class CoOccurrence(
                 head = whole = gram.num_items_under_noise(users, actual_noise_std(settings, SUM, users), head)
         length = 0.0 if counts is None else float(counts[:head].sum()) / max(users, 1)
         architecture = CoOccurrenceArchitecture(
-            public.num_items, public.num_users, head, settings.model.factors, users, length,
-            self.neighbor_weight > 0 and not private, whole,
-        )  # fmt: skip
+            public.num_items,
+            public.num_users,
+            head,
+            settings.model.factors,
+            users,
+            length,
+            self.neighbor_weight > 0 and not private,
+            whole,
+        )
         architecture.min_support = self.support
         return architecture
 
@@ -207,9 +213,16 @@ class CoOccurrence(
         _, candidate, share, _ = task.vectors[REQUEST].tolist()
         double = replace(task, vectors={name: vector.double() for name, vector in task.vectors.items()})
         report, after = tuning.validate(
-            self.task_scorer(double), mine, counts, cooccurrence.is_uploaded(states[present]), before,
-            is_default=candidate == 0, share=share, catalogue=plan.public.num_items, top=plan.settings.run.top,
-        )  # fmt: skip
+            self.task_scorer(double),
+            mine,
+            counts,
+            cooccurrence.is_uploaded(states[present]),
+            before,
+            is_default=candidate == 0,
+            share=share,
+            catalogue=plan.public.num_items,
+            top=plan.settings.run.top,
+        )
         return Update({QUALITY: report.to(task.vectors[ROWS].dtype)}, float(len(lengths))), {DEFAULT_QUALITY: after}
 
     def update_shapes(self, plan: Plan, task: ClientTask) -> dict[str, int]:

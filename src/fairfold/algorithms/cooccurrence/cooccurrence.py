@@ -41,7 +41,7 @@ SUM = "sum"  # name of the co-occurrence sum, in updates and in the server's sta
 REQUEST = "request"
 USERS = "users"  # name of the statistic of users, items and pairs
 ITEM_SHARES = "item_shares"  # name of each item's share of interactions, sent under differential privacy
-SYNC_STATE = "sync_state"  # name of the local state that says, for each sample, what the server's sum holds of it
+SYNC_STATE = "sync_state"  # name of the local state: for each sample, what the server's sum holds of it
 
 
 class SyncState(IntEnum):

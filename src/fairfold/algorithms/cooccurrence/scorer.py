@@ -50,9 +50,16 @@ class CoOccurrenceArchitecture(Architecture):
     """
 
     def __init__(
-        self, items: int, users: int, head: int, factors: int, num_known_users: int = 1, length: float = 1.0,
-        neighbors: bool = True, whole: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        items: int,
+        users: int,
+        head: int,
+        factors: int,
+        num_known_users: int = 1,
+        length: float = 1.0,
+        neighbors: bool = True,
+        whole: int = 0,
+    ) -> None:
         self.items, self.users, self.head = items, users, head
         self.num_known_users, self.length, self.whole = num_known_users, length, whole or head
         self.tables = {ROWS: (head, min(factors, head) + FACTORS)}
@@ -101,9 +108,13 @@ class CoOccurrenceScorer:
     """
 
     def __init__(
-        self, rows: Tensor | PackedRows, pairs: Tensor, pair_weight: float, neighbors: Tensor | None = None,
+        self,
+        rows: Tensor | PackedRows,
+        pairs: Tensor,
+        pair_weight: float,
+        neighbors: Tensor | None = None,
         popularity: Tensor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if isinstance(rows, Tensor):
             factors = rows[:, :FACTORS]
             self.rows: Tensor | PackedRows = rows[:, FACTORS:]

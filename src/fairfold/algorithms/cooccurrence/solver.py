@@ -11,7 +11,7 @@ So N⁻¹ = Δ⁻¹ (D G D + λI) Δ⁻¹, known without an inverse, has the eig
 1/(1 − s) there: the wanted ones are the largest, and far apart. A block Krylov space of few products finds them.
 
 *Precision.* Single precision gives S to 1e-6. Double precision is for small matrices, where it costs nothing, and for
-sums so large against λ that two items which always occur together could not be told apart.
+sums so large against λ that two items which always occur together could not be distinguished.
 
 *Differential privacy.* λ is twice the edge of the noise (:mod:`fairfold.privacy.gram`) and β is 0.3.
 """
@@ -31,7 +31,7 @@ from fairfold.subspace.packed import FACTORS
 from fairfold.typing import Weights
 
 SMALL_MATRIX = 1_500  # items up to which all is done in double precision
-MAX_SINGLE_RATIO = 2.0**11  # the largest number of D G D over λ up to which single precision tells items apart
+MAX_SINGLE_RATIO = 2.0**11  # the largest number of D G D over λ up to which single precision distinguishes items
 TYPICAL_LENGTH = 75.0  # length of a history for which λ is what the settings say
 # Directions multiplied at a time, size of a Krylov space against the number of eigenpairs, and restarts at most
 KRYLOV_BLOCK, KRYLOV_FACTOR, MAX_RESTARTS = 32, 3, 40

@@ -51,9 +51,13 @@ class SolverScaling(NamedTuple):
         """The default scaled, for items with these counts."""
         items = num_supported(counts, self.support * support) if self.support > 1 else default.items
         return SolverSettings(
-            self.ridge * default.ridge, default.columns, self.beta * default.beta,
-            self.neighbor_weight * default.neighbor_weight, items, self.popularity_weight * default.popularity_weight,
-        )  # fmt: skip
+            self.ridge * default.ridge,
+            default.columns,
+            self.beta * default.beta,
+            self.neighbor_weight * default.neighbor_weight,
+            items,
+            self.popularity_weight * default.popularity_weight,
+        )
 
 
 SOLVER_CANDIDATES = (
@@ -215,9 +219,13 @@ class Tuning:
         return scaling, min(self.columns, max(split.columns for split in splits))
 
     def notes(
-        self, round_number: int, reports: Mapping[str, Tensor], solver: SolverSettings, names: list[str],
+        self,
+        round_number: int,
+        reports: Mapping[str, Tensor],
+        solver: SolverSettings,
+        names: list[str],
         held: Sequence[Mapping[str, Projection]],
-    ) -> list[str]:  # fmt: skip
+    ) -> list[str]:
         """Sentences on what was chosen, once tuning has ended; or on why nothing can be."""
         if held[0][ROWS].shape[0] < 2:
             return ["No two items have enough support to be related: everybody is served in the order of popularity."]
@@ -272,9 +280,17 @@ def training_mask(items: Tensor, lengths: Tensor) -> Tensor:
 
 
 def validate(
-    model: CoOccurrenceScorer, items: Tensor, lengths: Tensor, uploaded: Tensor, default_quality: Tensor, *,
-    is_default: bool, share: float, catalogue: int, top: int,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    model: CoOccurrenceScorer,
+    items: Tensor,
+    lengths: Tensor,
+    uploaded: Tensor,
+    default_quality: Tensor,
+    *,
+    is_default: bool,
+    share: float,
+    catalogue: int,
+    top: int,
+) -> tuple[Tensor, Tensor]:
     """The sum of some users' reports on a candidate, and their new local state: 1 + the default's quality.
 
     ``uploaded`` says which items of the concatenated histories the server's sum holds; ``default_quality`` is the local

@@ -1,6 +1,6 @@
 """Runs one of Flower's programs with the server's secret in its requests: ``python -m fairfold.flower.fleet.control``.
 
-Flower's endpoints for runs and keys ask for no credentials, and whoever starts a run runs code as the server. So the
+Flower's endpoints for runs and keys ask for no credentials, and to start a run is to run code as the server. So the
 gateway accepts such a request only with the secret of the server's folder, which only the server's account can read.
 """
 

@@ -197,7 +197,8 @@ def pairwise_kernel(
         inside = share > 0
         p, u, i = tl.arange(0, product_lanes), tl.arange(0, user_lanes), tl.arange(0, item_lanes)
         unit = tl.arange(0, unit_lanes)
-        has_p, has_u, has_i, has_unit = p < product, u < user, i < item, unit < units
+        has_p, has_u, has_i = p < product, u < user, i < item
+        has_unit = unit < units
         # A client's line of ``fixed``: its vectors, weights and biases of the layer, weights and bias of the output.
         start = client * used
         layer = start + product + user
@@ -246,7 +247,8 @@ def pairwise_kernel(
                 slope = share / (width - 1) / (1 + tl.exp(own_score - score))
                 first -= slope
             else:
-                row, numbers_p, numbers_i, before, slope = own_row, own_p, own_i, own_units, first
+                row, numbers_p, numbers_i = own_row, own_p, own_i
+                before, slope = own_units, first
             product_sums += tl.sum(slope[:, None] * numbers_p, 0)
             back = slope[:, None] * weights[None, :] + decay[:, None] * numbers_p
             add(gradient, rows, row_signs, row + p[None, :], in_product, back)

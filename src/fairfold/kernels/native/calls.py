@@ -60,7 +60,7 @@ def _ids(*tensors: Tensor) -> list[Tensor]:
 
 
 def _require_lengths(*tensors: Tensor) -> None:
-    """Refuse lists of different lengths, of which C is told one."""
+    """Refuse lists of different lengths: C takes one length for all."""
     shapes = [tuple(tensor.shape) for tensor in tensors]
     if any(shape != shapes[0] for shape in shapes):
         raise InvalidVector(f"tensors of shapes {shapes}", "lists of one length", "Check their shapes.")
@@ -72,7 +72,7 @@ def _require(*conditions: bool) -> None:
 
 
 def mark_changed(*tensors: Tensor) -> None:
-    """Tell autograd that tensors were written to."""
+    """Mark tensors as modified in place, for autograd."""
     for tensor in tensors:
         if not tensor.is_inference():
             torch.autograd.graph.increment_version(tensor)

@@ -182,7 +182,8 @@ class Auditor:
 
     def _decoding_findings(self, view: View, replay: ReplayedClients, advance: Advance) -> list[Finding]:
         """Decode histories from sums; over the cohorts of several rounds, name their users."""
-        shares, wrong, tracks, present = list[float](), 0, HistoryTracks(), set[int]()
+        shares, wrong = list[float](), 0
+        tracks, present = HistoryTracks(), set[int]()
         everybody = view.cohort >= len(replay.sampler.participants)
         rounds = 1 if everybody else min(self.rounds, view.settings.run.rounds)
         for number in range(rounds):

@@ -51,9 +51,16 @@ class Finding:
 
     @classmethod
     def of(
-        cls, seen: str, attack: str, figure: Figure, chance: float | None, *,
-        group: str = "all", note: str = "", own: bool = True,
-    ) -> "Finding":  # fmt: skip
+        cls,
+        seen: str,
+        attack: str,
+        figure: Figure,
+        chance: float | None,
+        *,
+        group: str = "all",
+        note: str = "",
+        own: bool = True,
+    ) -> "Finding":
         """Build a finding from a figure over users."""
         return cls(seen, attack, group, figure.value, figure.low, figure.high, figure.num_targets, chance, note, own)
 
