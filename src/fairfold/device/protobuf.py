@@ -78,7 +78,7 @@ def _invalid() -> InvalidMessage:
 
 
 def pack_config(facts: dict[str, Any]) -> bytes:
-    """A record of configuration, in the order of its keys; values are bool, int, float, str or lists of float."""
+    """A record of configuration, in the order of its keys; values are bool, int, float, text, bytes, lists of float."""
     return b"".join(
         bytes_field(1, bytes_field(1, key.encode()) + bytes_field(2, _pack_value(value)))
         for key, value in facts.items()
@@ -94,6 +94,8 @@ def _pack_value(value: Any) -> bytes:
         return varint(1 << 3 | DOUBLE) + struct.pack("<d", value)
     if isinstance(value, str):
         return bytes_field(5, value.encode())
+    if isinstance(value, bytes):
+        return bytes_field(6, value)
     numbers = struct.pack(f"<{len(value)}d", *value)
     return bytes_field(DOUBLE_LIST, bytes_field(1, numbers)) if numbers else bytes_field(BOOL_LIST, b"")
 
