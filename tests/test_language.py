@@ -92,7 +92,6 @@ NAMES = {
     "open_books": "collect_statistics",
     "sealed_values": "with_checksum",
     "write_sealed": "write_checked_tensors",
-    "seal_of": "stored_checksum",
 }
 """Identifiers that were renamed, and what to."""
 
@@ -248,7 +247,7 @@ def test_every_public_class_has_a_name_of_its_own() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(str(path))
     twins = {name: where for name, where in places.items() if len(where) > 1}
-    assert twins.keys() <= {"DeviceModel", "RememberedUpdate"}, twins
+    assert twins.keys() <= {"DeviceModel"}, twins
 
 
 def test_no_assignment_sets_four_names_to_unlike_values() -> None:

@@ -1,4 +1,4 @@
-"""A device's state file, in plain Python: the same file as ``fairfold.flower.client_store`` reads and writes.
+"""A device's state file, in plain Python; the worker reads and writes it by ``fairfold.flower.client_store``.
 
 So a device may go on where the worker ended, and the other way round. The file is replaced as a whole or not at all.
 """
@@ -7,9 +7,10 @@ import hashlib
 import json
 import secrets
 from array import array
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from fairfold.atomic_io import locked, make_private_folder, remove_temporary_files, write_atomically
 from fairfold.checksums import (
@@ -58,7 +59,7 @@ def parse_tables(content: bytes) -> tuple[Tables, dict[str, str], str]:
         start, end = (8 + length + offset for offset in entry["data_offsets"])
         tables[name] = list(entry["shape"]), array(_CODES[entry["dtype"]], content[start:end])
     if checksum is None or _checksum(tables, metadata) != checksum:
-        raise Damaged("another checksum than it says, or none")
+        raise Damaged(f"another checksum than it says, or none, and of format {metadata.get('format')!r}")
     return tables, metadata, checksum
 
 
@@ -75,23 +76,24 @@ class RememberedUpdate:
     """What a device remembers of an update: its id, 0 before the first, and the local state after it."""
 
     update_id: int = 0
-    local_state: Tables = field(default_factory=dict)
+    local_state: dict[str, Any] = field(default_factory=dict)  # tables; tensors where torch trains
 
 
 @dataclass(frozen=True)
 class DeviceState:
     """The stored state of a device."""
 
-    acknowledged: RememberedUpdate = RememberedUpdate()
-    pending: RememberedUpdate | None = None
-    user_names: list[str] = field(default_factory=list)
-    run: int = 0
-    history: Tables = field(default_factory=dict)
-    secret: int = field(default_factory=lambda: secrets.randbelow(2**62))  # kept for the worker's random draws
-    numbering: int = 0
-    item_numbers: dict[int, int] = field(default_factory=dict)
+    acknowledged: RememberedUpdate = RememberedUpdate()  # by the server; where it remembers none, the newest
+    pending: RememberedUpdate | None = None  # sent last, and not known to be acknowledged
+    user_names: list[str] = field(default_factory=list)  # in the order of the rows
+    run: int = 0  # id of the run of these updates
+    history: dict[str, Any] = field(default_factory=dict)  # the interactions that the updates are about
+    # Seed of the worker's random draws: the drawn negatives would reveal which items a user does not have.
+    secret: int = field(default_factory=lambda: secrets.randbelow(2**62))
+    numbering: int = 0  # id of the numbering of the items
+    item_numbers: dict[int, int] = field(default_factory=dict)  # of the device's own items
 
-    def reconcile(self, run: int, acknowledged_id: int) -> "DeviceState":
+    def reconcile(self, run: int, acknowledged_id: int) -> Self:
         """Return the state with the update that the server has acknowledged; refuse one that is no longer stored."""
         if run != self.run and not acknowledged_id:
             return replace(self, acknowledged=RememberedUpdate(), pending=None, user_names=[], run=run, history={})
@@ -116,7 +118,7 @@ class DeviceStore:
         self._seen = NO_FILE
         if not self.path.exists():
             return DeviceState()
-        with read_errors(self.path, InvalidState, "what this device saved", START_ANEW):
+        with self.read_errors():
             tables, metadata, self._seen = parse_tables(read_limited(self.path))
             if metadata.get("format") != FORMAT:
                 raise Damaged(f"of format {metadata.get('format')!r}, and not {FORMAT}")
@@ -160,8 +162,12 @@ class DeviceStore:
     def _stored_checksum(self) -> str:
         if not self.path.exists():
             return NO_FILE
-        with read_errors(self.path, InvalidState, "what this device saved", START_ANEW):
+        with self.read_errors():
             return parse_tables(read_limited(self.path))[2]
+
+    def read_errors(self) -> AbstractContextManager[None]:
+        """Turn errors of reading the file into one that says what to do."""
+        return read_errors(self.path, InvalidState, "what this device saved", START_ANEW)
 
 
 def _under(key: str, tables: Tables) -> Tables:

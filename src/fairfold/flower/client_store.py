@@ -1,4 +1,4 @@
-"""What a client stores on its disk: a secret, its users' local state, and its last two updates.
+"""A device's state as tensors, for what torch trains: the file that :mod:`fairfold.device.store` describes and checks.
 
 The file is replaced as a whole or not at all. What a client would remember of its update (the *pending* one) is written
 before the update is sent. The next task names the update that the server has acknowledged: the pending one, or the one
@@ -6,63 +6,31 @@ before where the reply was lost, late or refused, or the server resumed from an 
 same time, the one that ends last finds another file than it began with, and is never answered.
 """
 
-import json
-import secrets
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from array import array
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from fairfold.atomic_io import locked, make_private_folder, remove_temporary_files
-from fairfold.checksums import Damaged, parse_json_object, read_errors
+from fairfold.checksums import Damaged
 from fairfold.data import Interactions
-from fairfold.errors import InvalidState
+from fairfold.device.store import FILE, DeviceState, DeviceStore, RememberedUpdate, Table
 from fairfold.flower.local_data import LocalData
-from fairfold.runs.tensors import CHECKSUM_KEY, read_checked_tensors, stored_checksum, write_checked_tensors
 from fairfold.typing import Weights
 
-FORMAT = 5
-FILE = "local_state.safetensors"
-NUMBERS = ("run", "secret", "numbering")  # stored in hexadecimal digits
-NO_FILE = "no file"  # in place of a checksum
-START_ANEW = "Remove the file to let the device start anew."
+__all__ = ["FILE", "ClientState", "ClientStore", "RememberedUpdate", "fixed_history", "merged_history"]
+
+_CODES = {torch.float32: "f", torch.float64: "d", torch.int32: "i", torch.int64: "q", torch.uint8: "B"}
+_DTYPES = {code: dtype for dtype, code in _CODES.items()}
+State = TypeVar("State", bound=DeviceState)
 
 
-@dataclass(frozen=True)
-class RememberedUpdate:
-    """What a client remembers of an update: its id, 0 before the first, and the users' local state after it."""
-
-    update_id: int = 0
-    local_state: Weights = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ClientState:
-    """The stored state of a client."""
-
-    acknowledged: RememberedUpdate = RememberedUpdate()  # by the server; where it remembers none, the newest
-    pending: RememberedUpdate | None = None  # sent last, and not known to be acknowledged
-    user_names: list[str] = field(default_factory=list)  # in the order of the rows
-    run: int = 0  # id of the run of these updates
-    history: Weights = field(default_factory=dict)  # the interactions that the updates are about
-    # Seed of the random draws: the drawn negatives would reveal which items a user does not have.
-    secret: int = field(default_factory=lambda: secrets.randbelow(2**62))
-    numbering: int = 0  # id of the numbering of the items
-    item_numbers: dict[int, int] = field(default_factory=dict)  # of the client's own items
-
-    def reconcile(self, run: int, acknowledged_id: int) -> "ClientState":
-        """Return the state with the update that the server has acknowledged; refuse one that is no longer stored."""
-        if run != self.run and not acknowledged_id:
-            return replace(self, acknowledged=RememberedUpdate(), pending=None, user_names=[], run=run, history={})
-        if run == self.run and self.pending is not None and acknowledged_id == self.pending.update_id:
-            return replace(self, acknowledged=self.pending, pending=None)
-        if run == self.run and acknowledged_id == self.acknowledged.update_id:
-            return replace(self, pending=None)
-        missing = "an update this device no longer has" if run == self.run else "a run this device does not know"
-        needed = "one of its last two updates in this run"
-        raise InvalidState(f"a task that builds on {missing}", needed, "It takes part again in the next run.")
+class ClientState(DeviceState):
+    """The stored state of a client, whose tables are tensors."""
 
     def local_state_of(self, user_names: list[str], initial: Weights) -> Weights:
         """Return the local state of some users, in their order; that of ``initial`` for new users."""
@@ -81,70 +49,43 @@ class ClientStore:
     """The folder of one client's state, private to its owner."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._seen: str | None = None
+        self._stored = DeviceStore(folder)
 
     def load(self) -> ClientState:
         """Return the state that was saved last, or a new one with a secret of its own."""
-        path = self.folder / FILE
-        self._seen = NO_FILE
-        if not path.exists():
-            return ClientState()
-        tensors, metadata = read_checked_tensors(path, START_ANEW, InvalidState, FORMAT)
-        with _reading(path):
-            facts = parse_json_object(metadata["facts"])
-            known = [key for key in ("acknowledged", "pending") if facts[key] is not None]
-            updates = {key: RememberedUpdate(int(facts[key], 16), _under(key, tensors)) for key in known}
-            state = ClientState(
-                updates["acknowledged"],
-                updates.get("pending"),
-                [str(name) for name in facts["user_names"]],
-                history=_under("history", tensors),
-                item_numbers={int(item): int(number) for item, number in facts["item_numbers"].items()},
-                **{key: int(facts[key], 16) for key in NUMBERS},
-            )
-            stored = [rows for update in updates.values() for rows in update.local_state.values()]
-            if not all(bool(torch.isfinite(rows).all()) for rows in stored):
-                raise Damaged("NaN or infinity")
-        self._seen = metadata[CHECKSUM_KEY]
-        return state
+        state = ClientState(**vars(self._stored.load()))
+        with self._stored.read_errors():
+            return _converted(state, _tensor)
 
     def save(self, state: ClientState) -> None:
         """Replace the saved state; refuse if another process has done so since this one loaded it."""
-        make_private_folder(self.folder)
-        remove_temporary_files(self.folder)
-        tables = {"acknowledged": state.acknowledged.local_state, "history": state.history}
-        if state.pending is not None:
-            tables["pending"] = state.pending.local_state
-        tensors = {f"{key}/{name}": rows.contiguous() for key, table in tables.items() for name, rows in table.items()}
-        facts = {
-            "acknowledged": f"{state.acknowledged.update_id:x}",
-            "pending": None if state.pending is None else f"{state.pending.update_id:x}",
-            "user_names": state.user_names,
-            **{key: f"{getattr(state, key):x}" for key in NUMBERS},
-            "item_numbers": state.item_numbers,
-        }
-        with locked(self.folder):
-            if self._seen is not None and self._seen != self._stored_checksum():
-                given = "another task that this device has completed meanwhile"
-                raise InvalidState(given, "one at a time", "The server asks again.")
-            metadata = {"format": str(FORMAT), "facts": json.dumps(facts)}
-            self._seen = write_checked_tensors(self.folder / FILE, tensors, metadata, private=True)["checksum"]
-
-    def _stored_checksum(self) -> str:
-        path = self.folder / FILE
-        if not path.exists():
-            return NO_FILE
-        with _reading(path):
-            return stored_checksum(path)
+        self._stored.save(_converted(state, _table))
 
 
-def _under(key: str, tensors: Weights) -> Weights:
-    return {name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.startswith(f"{key}/")}
+def _tensor(table: Table) -> Tensor:
+    shape, numbers = table
+    if prod(shape) != len(numbers):
+        raise Damaged("a shape of another length")
+    tensor = torch.frombuffer(numbers, dtype=_DTYPES[numbers.typecode]) if len(numbers) else torch.empty(0)
+    if not bool(torch.isfinite(tensor).all()):
+        raise Damaged("NaN or infinity")
+    return tensor.to(_DTYPES[numbers.typecode]).view(shape)
 
 
-def _reading(path: Path) -> AbstractContextManager[None]:
-    return read_errors(path, InvalidState, "what this device saved", START_ANEW)
+def _table(tensor: Tensor) -> Table:
+    numbers = tensor.detach().contiguous().view(-1)
+    return list(tensor.shape), array(_CODES[tensor.dtype], numbers.numpy().tobytes())
+
+
+def _converted(state: State, convert: Callable[[Any], Any]) -> State:
+    """The state with other tables."""
+
+    def of_update(update: RememberedUpdate) -> RememberedUpdate:
+        return replace(update, local_state={name: convert(table) for name, table in update.local_state.items()})
+
+    pending = None if state.pending is None else of_update(state.pending)
+    history = {name: convert(table) for name, table in state.history.items()}
+    return replace(state, acknowledged=of_update(state.acknowledged), pending=pending, history=history)
 
 
 def _history_of(interactions: Interactions) -> Weights:

@@ -1,14 +1,13 @@
-"""Parts of messages that are not tensors, read with type and range checks; messages of secure aggregation. No torch."""
+"""Messages as Flower's records: their facts, with the version of the protocol, and secure aggregation. No torch."""
 
 from typing import Any
 
 import numpy
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from fairfold.errors import InvalidMessage
-from fairfold.flower.protocol import FACTS, HEX_ID, SECURE, VERSION
+from fairfold.device.facts import invalid_message
+from fairfold.flower.protocol import FACTS, SECURE, VERSION
 
-MAX_TEXT = 1 << 16
 MAX_SECURE_MESSAGE = 1 << 26  # bytes of a message that is no vector: enough for a cohort of 100,000 clients
 
 
@@ -33,35 +32,6 @@ def with_facts(content: RecordDict, **facts: Any) -> RecordDict:
     copy = content.copy()
     copy[FACTS] = ConfigRecord(dict(facts_in(content)) | facts)
     return copy
-
-
-def text_in(facts: ConfigRecord, key: str, longest: int = MAX_TEXT) -> str:
-    """Read a text of bounded length."""
-    text = facts.get(key)
-    if not isinstance(text, str) or len(text) > longest:
-        raise invalid_message(f"no readable {key}", f"a text of at most {longest} characters")
-    return text
-
-
-def number_in(facts: ConfigRecord, key: str, most: int, least: int = 0) -> int:
-    """Read an integer within bounds."""
-    number = facts.get(key)
-    if type(number) is not int or not least <= number <= most:
-        raise invalid_message(f"no {key} in range", f"a number from {least} to {most}")
-    return number
-
-
-def id_in(facts: ConfigRecord, key: str) -> int:
-    """Read the id of an update, a run or a client, written in hexadecimal digits."""
-    text = facts.get(key)
-    if not isinstance(text, str) or not HEX_ID.fullmatch(text):
-        raise invalid_message(f"no {key}", "sixteen hexadecimal digits")
-    return int(text, 16)
-
-
-def invalid_message(given: str, needed: str) -> InvalidMessage:
-    """Return the error for a message that does not follow the protocol."""
-    return InvalidMessage(given, needed, "Both sides must run the same fairfold.")
 
 
 # -- secure aggregation ------------------------------------------------------------------------------------------------

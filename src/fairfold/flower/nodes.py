@@ -16,12 +16,13 @@ from flwr.serverapp import Grid
 
 from fairfold.config import Settings
 from fairfold.config.fleet import SecurePrivacy
+from fairfold.device.facts import id_in, number_in, text_in
 from fairfold.errors import FairfoldError
 from fairfold.federation.aggregation import merge_small_groups, merged_groups_notes
 from fairfold.federation.plan import Plan
 from fairfold.federation.randomness import sample_cohort
 from fairfold.flower.grid import ask_all
-from fairfold.flower.messages import facts_in, id_in, make_facts, number_in, text_in
+from fairfold.flower.messages import facts_in, make_facts
 from fairfold.flower.protocol import CAPACITY, FACTS
 from fairfold.flower.wire import can_train
 from fairfold.runs.events import JOINED, LEFT_OUT, Event

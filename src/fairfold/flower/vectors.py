@@ -9,7 +9,7 @@ import numpy
 import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 
-from fairfold.flower.messages import invalid_message
+from fairfold.device.facts import invalid_message
 from fairfold.typing import Weights
 
 FLOAT16, FLOAT32, FLOAT64 = "float16", "float32", "float64"

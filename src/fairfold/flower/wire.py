@@ -16,14 +16,15 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from fairfold.checksums import PARSE_ERRORS, parse_json_object
+from fairfold.checksums import PARSE_ERRORS
 from fairfold.config import Settings, read_settings
+from fairfold.device.facts import MAX_ITEMS, id_in, invalid_message, number_in, table_in, window_in
 from fairfold.errors import FairfoldError, InvalidMessage
 from fairfold.federation.algorithm import COUNTS, RemembersUpdates, SparseUpdates
 from fairfold.federation.architecture import Architecture, ImageShape
 from fairfold.federation.training import LocalSgd, RankingSgd
 from fairfold.federation.updates import ClientTask, Update
-from fairfold.flower.messages import facts_in, id_in, invalid_message, make_facts, number_in, text_in, with_facts
+from fairfold.flower.messages import facts_in, make_facts, with_facts
 from fairfold.flower.protocol import ARRAYS, CODED, FACTS, SECURE, WINDOW
 from fairfold.flower.vectors import FLOAT64, INT64, UINT8, pack, unpack
 from fairfold.subspace.projection import Projection, describe_projection, make_projection
@@ -32,8 +33,6 @@ SERVER_TABLES = ("data", "fleet")  # settings that are not sent to clients
 SERVER_RUN_KEYS = (
     "rounds", "evaluate_every", "patience", "threshold", "backend", "device", "user_storage", "log_format",
 )  # fmt: skip
-MAX_ITEMS = 2**32
-MAX_TABLE_ROWS = 4_096
 # A task is refused beyond so many numbers per user, numbers in layers, and samples (with negatives) per user and round.
 MAX_USER_NUMBERS, MAX_DENSE_NUMBERS, MAX_SAMPLES = 1 << 16, 1 << 24, 1 << 24
 MAX_PER_USER = 1e12  # the largest number of a user in statistics, of however small a catalogue
@@ -127,9 +126,9 @@ def unpack_request(content: RecordDict) -> TaskRequest:
     if type(half) is not bool or type(evaluate) is not bool:
         raise invalid_message("a task without its precision", "what FairStrategy sends")
     with _refuse_unreadable():
-        settings = read_settings(_table(facts, "settings"))
+        settings = read_settings(table_in(facts, "settings"))
         projections, context = _projections(facts, "projections"), _projections(facts, "context")
-        unprojected = _table(facts, "unprojected")
+        unprojected = table_in(facts, "unprojected")
         if not all(type(length) is int and 0 <= length <= MAX_ITEMS for length in unprojected.values()):
             raise ValueError("invalid lengths")
         coded = _coded(projections)
@@ -160,15 +159,8 @@ def _refuse_unreadable() -> Iterator[None]:
         raise invalid_message(f"a task that cannot be read ({str(error)[:200]})", "what FairStrategy sends") from None
 
 
-def _table(facts: ConfigRecord, key: str) -> dict[str, Any]:
-    table = parse_json_object(text_in(facts, key))
-    if len(table) > MAX_TABLE_ROWS:
-        raise ValueError(f"a table of {len(table)} rows")
-    return table
-
-
 def _projections(facts: ConfigRecord, key: str) -> dict[str, Projection]:
-    return {name: make_projection(of) for name, of in _table(facts, key).items()}
+    return {name: make_projection(of) for name, of in table_in(facts, key).items()}
 
 
 def _image_shape(facts: ConfigRecord) -> ImageShape | None:
@@ -270,14 +262,8 @@ def unpack_statistics_request(content: RecordDict) -> tuple[Settings, int, range
     """Unpack a request for statistics on the client: settings, number of items, window of items."""
     facts = facts_in(content)
     with _refuse_unreadable():
-        settings = read_settings(_table(facts, "settings"))
-    return settings, *_window(facts)
-
-
-def _window(facts: ConfigRecord) -> tuple[int, range]:
-    num_items = number_in(facts, "items", MAX_ITEMS, 1)
-    start = number_in(facts, "start", num_items - 1)
-    return num_items, range(start, number_in(facts, "stop", min(num_items, start + WINDOW), start + 1))
+        settings = read_settings(table_in(facts, "settings"))
+    return settings, *window_in(facts)
 
 
 def statistics_lengths(settings: Settings, window: range) -> dict[str, int]:
@@ -333,7 +319,7 @@ def pack_numbering(numbering: int, numbers: Tensor, window: range, *, ratings: b
 def unpack_numbering(content: RecordDict) -> Numbering:
     """Unpack and check the numbers of a window of items, on the client."""
     facts = facts_in(content)
-    num_items, window = _window(facts)
+    num_items, window = window_in(facts)
     numbers = unpack(content.get(ARRAYS), [1.0], {"numbers": len(window)}, half=False, dtype=INT64)["numbers"]
     if int(numbers.min()) < 0 or int(numbers.max()) >= num_items:
         raise invalid_message("numbers beyond the catalogue", f"numbers from 0 to {num_items - 1}")

@@ -23,9 +23,7 @@ _DTYPES = {
 }  # fmt: skip
 
 
-def write_tensors(
-    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, private: bool = False
-) -> dict[str, Any]:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
     """Write tensors as a safetensors file, atomically, and return its size and SHA-256."""
     header = _header(tensors, metadata)
     size = len(header) + sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
@@ -41,7 +39,7 @@ def write_tensors(
                 checksum.update(content[start : start + CHUNK_BYTES])
                 yield content[start : start + CHUNK_BYTES]
 
-    write_atomically(path, pieces(), size, private=private)
+    write_atomically(path, pieces(), size)
     return {"file": path.name, "bytes": size, "sha256": checksum.hexdigest()}
 
 
@@ -78,13 +76,9 @@ def open_tensors(path: Path) -> Iterator[Any]:
         raise OSError(str(error)) from None  # the library raises RuntimeError for errors of the system
 
 
-def write_checked_tensors(
-    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], *, private: bool = False
-) -> dict[str, Any]:
+def write_checked_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Any]:
     """Write tensors with a checksum in the metadata, for :func:`read_checked_tensors`."""
-    digest = _checksum(tensors, metadata)
-    written = write_tensors(path, tensors, dict(metadata) | {CHECKSUM_KEY: digest}, private=private)
-    return written | {"checksum": digest}
+    return write_tensors(path, tensors, dict(metadata) | {CHECKSUM_KEY: _checksum(tensors, metadata)})
 
 
 def checked_tensor_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
@@ -109,12 +103,6 @@ def read_checked_tensors(
         if other:
             raise error(f"{path}, {other}", f"format {version}", remedy)
     return tensors, metadata
-
-
-def stored_checksum(path: Path) -> str:
-    """Read the checksum in the metadata of a file, without verifying it."""
-    with open_tensors(path) as opened:
-        return str((opened.metadata() or {}).get(CHECKSUM_KEY))
 
 
 def _checksum(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:

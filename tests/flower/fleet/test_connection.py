@@ -17,6 +17,7 @@ from flwr.proto.fleet_pb2 import (
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
 from flwr.proto.message_pb2 import Message as MessageProto
 
+from fairfold.device.protobuf import parse_fields
 from fairfold.errors import InvalidSettings
 from fairfold.flower.fleet import connection, superlink
 from fairfold.flower.fleet.connection import (
@@ -24,7 +25,6 @@ from fairfold.flower.fleet.connection import (
     NodeConnection,
     RefusedByServer,
     ServerConnection,
-    message_fields,
     parse_address,
 )
 from fairfold.flower.fleet.credentials import (
@@ -110,13 +110,11 @@ def test_refused_certificates_have_different_messages() -> None:
 def test_what_is_no_message_is_refused() -> None:
     for content in (b"\x08", b"\x12\x05a", b"\xff" * 20, b"\x0b", b"\x09abc"):
         with pytest.raises(RefusedByServer):
-            list(message_fields(content))
-    assert list(message_fields(b"\x08\x96\x01\x12\x02ab\x19" + bytes(8) + b"\x25" + bytes(4))) == [
-        (1, 150),
-        (2, 2),
-        (3, 0),
-        (4, 0),
-    ]
+            connection._first_number(content)
+    content = b"\x08\x96\x01\x12\x02ab\x19" + bytes(8) + b"\x25" + bytes(4)
+    assert parse_fields(content) == {1: [150], 2: [b"ab"], 3: [bytes(8)], 4: [bytes(4)]}
+    assert connection._first_number(content) == 150
+    assert connection._first_number(b"") == 0
 
 
 def test_addresses() -> None:

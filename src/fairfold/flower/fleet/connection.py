@@ -1,12 +1,11 @@
 """HTTPS connections of a node to its server: signed requests, and why a request was refused.
 
-An idle node should need little memory, so nothing of Flower is imported: the four short messages that it needs are
-encoded and decoded below. A node that has work leaves that to Flower's own client (:mod:`.worker`).
+An idle node should need little memory, so nothing of Flower is imported: the short messages that it needs are encoded
+by :mod:`fairfold.device.protobuf`. The worker leaves that to Flower's own client (:mod:`.worker`).
 """
 
 import http.client
 import ssl
-import struct
 import time
 from base64 import b64encode
 from collections.abc import Iterator
@@ -20,7 +19,8 @@ from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePri
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
 
 from fairfold.checksums import parse_json_object
-from fairfold.errors import InvalidSettings, InvalidState
+from fairfold.device.protobuf import Fields, bytes_field, double_field, number_field, parse_fields
+from fairfold.errors import InvalidMessage, InvalidSettings, InvalidState
 
 FLEET_API = "/v1/fleet/"  # Flower's endpoints for nodes
 API_PREFIX = "/v1/fairfold/"  # the gateway's own endpoints (:mod:`.enrolment`)
@@ -149,26 +149,28 @@ class NodeConnection(ServerConnection):
 
     def activate(self) -> int:
         """Connect this node; returns its id."""
-        request = _bytes_field(1, self._public) + b"\x11" + struct.pack("<d", self.heartbeat_interval)
+        request = bytes_field(1, self._public) + double_field(2, self.heartbeat_interval)
         return _first_number(self.call("activate-node", request))
 
     def deactivate(self, node: int) -> None:
         """Disconnect this node, so that it may connect again at once."""
-        self.call("deactivate-node", b"\x08" + _varint(node))
+        self.call("deactivate-node", number_field(1, node))
 
     def send_heartbeat(self, node: int) -> bool:
         """Send a heartbeat; False if the server no longer holds this node's connection."""
-        request = _bytes_field(1, b"\x08" + _varint(node)) + b"\x11" + struct.pack("<d", self.heartbeat_interval)
+        request = bytes_field(1, number_field(1, node)) + double_field(2, self.heartbeat_interval)
         return _first_number(self.call("send-node-heartbeat", request)) == 1
 
     def pull(self, node: int) -> bytes | None:
         """Poll for the next message: Flower's serialized ``PullMessagesResponse``, or None."""
-        response = self.call("pull-messages", _bytes_field(1, b"\x08" + _varint(node)))
-        if any(field == 2 for field, _ in message_fields(response)):
+        response = self.call("pull-messages", bytes_field(1, number_field(1, node)))
+        fields = _fields(response)
+        if 2 in fields:
             return response
         # The gateway puts the seconds until the next poll into Flower's first field, `reconnect`.
-        has_interval = response[:1] == b"\x0a"
-        self.poll_interval = float(min(_first_number(response[2:]), MAX_POLL_SECONDS)) if has_interval else 0.0
+        interval = fields.get(1, [b""])[0]
+        seconds = _first_number(interval) if isinstance(interval, bytes) else 0
+        self.poll_interval = float(min(seconds, MAX_POLL_SECONDS))
         return None
 
     def call(self, name: str, body: bytes) -> bytes:
@@ -224,43 +226,15 @@ def _one_line(text: object) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in str(text)[:300])
 
 
-def _varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number > 127:
-        encoded.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*encoded, number])
-
-
-def _bytes_field(field: int, content: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(content)) + content
-
-
-def message_fields(content: bytes) -> Iterator[tuple[int, int]]:
-    """The fields of a protobuf message: number, and value (the length where the value is bytes)."""
-    place = 0
-
-    def read_varint() -> int:
-        nonlocal place
-        value = shift = 0
-        while True:
-            if place >= len(content) or shift > 63:
-                raise RefusedByServer("broken", "the server sends what is no message")
-            byte = content[place]
-            value |= (byte & 127) << shift
-            place, shift = place + 1, shift + 7
-            if byte < 128:
-                return value
-
-    while place < len(content):
-        tag = read_varint()
-        value = read_varint() if tag & 7 in (0, 2) else 0
-        place += {0: 0, 1: 8, 2: value, 5: 4}.get(tag & 7, len(content))
-        if place > len(content):
-            raise RefusedByServer("broken", "the server sends what is no message")
-        yield tag >> 3, value
+def _fields(content: bytes) -> Fields:
+    """The fields of one of the server's messages."""
+    try:
+        return parse_fields(content)
+    except InvalidMessage:
+        raise RefusedByServer("broken", "the server sends what is no message") from None
 
 
 def _first_number(content: bytes) -> int:
     """The value of a message's first field; 0, which protobuf does not send, if it is absent."""
-    return next((value for field, value in message_fields(content) if field == 1), 0)
+    first = _fields(content).get(1, [0])[0]
+    return first if isinstance(first, int) else 0
